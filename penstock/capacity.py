@@ -1,0 +1,47 @@
+"""What one replica can take: measured points of arrival rate against p95, and the highest rate within an objective."""
+
+from __future__ import annotations
+
+from pydantic import BaseModel, ConfigDict, Field
+
+
+class CapacityPoint(BaseModel):
+    """One measurement with arrivals at random (Poisson) at a fixed mean rate, through the real HTTP server."""
+
+    model_config = ConfigDict(frozen=True)
+
+    arrivals_per_second: float = Field(gt=0)
+    completed_per_second: float = Field(ge=0)
+    p50_milliseconds: float = Field(ge=0)
+    p95_milliseconds: float = Field(ge=0)
+    p99_milliseconds: float = Field(ge=0)
+    refused_share: float = Field(default=0.0, ge=0, le=1)
+    """The share of requests answered with 429 or not at all."""
+    samples: int = Field(ge=0)
+
+
+class CapacityCurve(BaseModel):
+    """Points of one replica by rising arrival rate, for the workload that the endpoint states."""
+
+    model_config = ConfigDict(frozen=True)
+
+    points: tuple[CapacityPoint, ...] = ()
+
+    def rate_within(self, p95_milliseconds: float) -> float | None:
+        """The highest arrival rate (requests/s) whose p95 stays within the objective; None without such a point.
+
+        Walks up from the lowest rate and stops at the first point that misses, interpolating linearly between the last
+        good and the first bad point. A later point that happens to be good again does not count: it is noise.
+        """
+        best: float | None = None
+        last: CapacityPoint | None = None
+        for point in sorted(self.points, key=lambda point: point.arrivals_per_second):
+            good = point.p95_milliseconds <= p95_milliseconds and point.refused_share == 0
+            if not good:
+                if last is not None and point.refused_share == 0:
+                    rise = point.p95_milliseconds - last.p95_milliseconds
+                    share = (p95_milliseconds - last.p95_milliseconds) / rise if rise > 0 else 0.0
+                    best = last.arrivals_per_second + share * (point.arrivals_per_second - last.arrivals_per_second)
+                break
+            best, last = point.arrivals_per_second, point
+        return best

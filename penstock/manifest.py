@@ -1,0 +1,206 @@
+"""The artefact's `manifest.json`: what was made, from what, for which machine, with which evidence.
+
+An artefact is a folder:
+
+    manifest.json                this
+    report.html                  the evidence for people
+    model/<recipe slug>/         model.onnx, or model.xml and model.bin
+    tokenizer.json, config.json, modules.json, 1_Pooling/config.json ... as the model brought them
+"""
+
+from __future__ import annotations
+
+from enum import StrEnum
+from pathlib import Path, PurePosixPath
+
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
+
+from penstock.capacity import CapacityCurve
+from penstock.errors import ArtefactError
+from penstock.hardware import CpuIdentity
+from penstock.recipe import Plan, Recipe
+from penstock.tasks import Head, TaskName
+
+MANIFEST_NAME = "manifest.json"
+SCHEMA_VERSION = 1
+
+
+class Frozen(BaseModel):
+    """A value: no unknown fields, no changes."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+
+class Axes(StrEnum):
+    """How an output of the graph divides among the rows of a batch."""
+
+    ROW = "row"
+    """[batch, ...]: one entry a row."""
+    TOKENS = "tokens"
+    """[batch, tokens, ...]: one entry a token; padding is cut off."""
+    MASKS = "masks"
+    """[masks, ...]: one entry for every mask token of the batch, row by row in order."""
+
+
+GRAPH_OUTPUTS: dict[Head, dict[str, Axes]] = {
+    Head.ENCODER: {"last_hidden_state": Axes.TOKENS},
+    Head.SEQUENCE: {"logits": Axes.ROW},
+    Head.TOKEN: {"logits": Axes.TOKENS},
+    Head.SPAN: {"start_logits": Axes.TOKENS, "end_logits": Axes.TOKENS},
+    Head.MASKED_LM: {"logits": Axes.MASKS},
+}
+"""Outputs of the graphs that we build. A model's own ONNX file may differ (masked-lm: TOKENS); its GraphIO says so."""
+
+
+class GraphIO(Frozen):
+    """Inputs and outputs of the graph. Inputs are int64 [batch, tokens], a subset of
+    `input_ids`, `attention_mask` (1 real, 0 padding), `token_type_ids`. Outputs are float32."""
+
+    inputs: tuple[str, ...]
+    outputs: dict[str, Axes]
+
+
+class ModelFacts(Frozen):
+    """The model that was optimised."""
+
+    source: str
+    """As the endpoint states it, such as `hf://org/name@revision`."""
+    digest: str
+    """sha256 over names and contents of the files that matter: weights, configuration, tokenizer."""
+    architecture: str
+    """Such as `BertModel`."""
+    head: Head
+    parameters: int = Field(ge=0)
+    max_tokens: int = Field(ge=1)
+
+
+class ServedModel(Frozen):
+    """A graph in the artefact that can be served, with the plan that fits it."""
+
+    path: str
+    """Relative to the artefact: `model/<slug>/model.onnx` or `.xml`."""
+    io: GraphIO
+    plan: Plan
+
+
+class LatencyPoint(Frozen):
+    """In-process time of one forward pass at batch 1 with the plan's widest threads."""
+
+    tokens: int = Field(ge=1)
+    p50_milliseconds: float = Field(ge=0)
+    minimum_milliseconds: float = Field(ge=0)
+    spread: float = Field(default=0.0, ge=0)
+    """Interquartile range over median: the noise of the measurement."""
+
+
+class Outcome(StrEnum):
+    """What became of a candidate."""
+
+    CHOSEN = "chosen"
+    SLOWER = "slower"
+    """Within the accuracy budget, but not the best for the objective."""
+    REJECTED = "rejected"
+    """Outside the accuracy budget."""
+    FAILED = "failed"
+    """Could not be built or run: crashed, refused, or ran out of time."""
+    SKIPPED = "skipped"
+    """Not tried; the reason says why."""
+    TEACHER = "teacher"
+    """The fp32 graph that the others are judged by."""
+
+
+class Metric(Frozen):
+    """One measured agreement with the teacher and the budget it was held against."""
+
+    name: str
+    """Such as `min_cosine`, `argmax_agreement`, `batch_invariance`."""
+    value: float
+    lower: float | None = None
+    """Lower end of the 95 % confidence interval, where the metric is a mean or a share."""
+    budget: float
+    higher_is_better: bool = True
+    passed: bool
+
+
+class Verdict(Frozen):
+    """What the guard found."""
+
+    passed: bool
+    reason: str
+    """One sentence, such as `min_cosine 0.944 is under the budget of 0.985`."""
+    metrics: tuple[Metric, ...] = ()
+    texts: int = Field(default=0, ge=0)
+    batching: str = ""
+    """The widest `penstock.recipe.Batching` in which answers stay the same."""
+
+
+class CandidateFacts(Frozen):
+    """One candidate: what it was, how it was judged, how fast it ran."""
+
+    recipe: Recipe
+    outcome: Outcome
+    reason: str
+    verdict: Verdict | None = None
+    latency: tuple[LatencyPoint, ...] = ()
+    fused_nodes: dict[str, int] = Field(default_factory=dict)
+    build_seconds: float = 0.0
+    size_bytes: int = 0
+
+
+class GemmShare(Frozen):
+    """How much of the machine's measured matrix-product ceiling the chosen plan reaches at one length."""
+
+    tokens: int
+    ceiling_gops: float
+    """Measured on this machine at these threads and the chosen precision, 10^9 operations per second."""
+    reached_gops: float
+    share: float
+
+
+class Manifest(Frozen):
+    """The whole of `manifest.json`."""
+
+    schema_version: int = SCHEMA_VERSION
+    key: str
+    """The optimisation key, hexadecimal sha256."""
+    created: str
+    """ISO 8601, UTC."""
+    toolchain: dict[str, str]
+    """Versions of the libraries that made or will run the model."""
+    model: ModelFacts
+    task: TaskName
+    cpu: CpuIdentity
+    cores: int = Field(ge=1)
+    objective: str
+    chosen: ServedModel
+    baseline: ServedModel
+    """The fp32 plan: served while the search runs, and the fall-back."""
+    candidates: tuple[CandidateFacts, ...]
+    capacity: CapacityCurve = CapacityCurve()
+    gemm: tuple[GemmShare, ...] = ()
+    speed_up: dict[int, float] = Field(default_factory=dict)
+    """fp32 teacher time over chosen time, by tokens."""
+    noise: float = 0.0
+    """Relative spread of repeated measurements: gains below it promote nothing."""
+    files: dict[str, str]
+    """sha256 of every file of the artefact but the manifest and the report, by relative path."""
+
+    @classmethod
+    def load(cls, artefact: Path) -> Manifest:
+        """Read the manifest of an artefact folder; ArtefactError when it is missing or not valid."""
+        path = artefact / MANIFEST_NAME
+        try:
+            manifest = cls.model_validate_json(path.read_bytes())
+        except FileNotFoundError:
+            raise ArtefactError(f"{artefact} has no {MANIFEST_NAME}", remedy="Run penstock optimize again") from None
+        except ValidationError as error:
+            where = ".".join(str(part) for part in error.errors()[0]["loc"])
+            raise ArtefactError(
+                f"{path} is not a manifest that this version reads ({where}: {error.errors()[0]['msg']})",
+                remedy="Run penstock optimize again with this version",
+            ) from error
+        for name in manifest.files:
+            pure = PurePosixPath(name)
+            if pure.is_absolute() or ".." in pure.parts:
+                raise ArtefactError(f"{path} names {name}, which is outside the artefact", remedy="Make it again")
+        return manifest

@@ -1,0 +1,83 @@
+"""What is served (a recipe) and how (a plan): values that the optimiser chooses and the runtime obeys."""
+
+from __future__ import annotations
+
+from enum import StrEnum
+
+from pydantic import BaseModel, ConfigDict, Field
+
+
+class EngineName(StrEnum):
+    """The library that runs the graph."""
+
+    ONNXRUNTIME = "onnxruntime"
+    OPENVINO = "openvino"
+
+
+class Precision(StrEnum):
+    """The arithmetic of the linear layers."""
+
+    FP32 = "fp32"
+    BF16 = "bf16"
+    INT8_DYNAMIC = "int8-dynamic"
+    """Weights int8 ahead of time, activations scaled once per run over the whole tensor: depends on the batch."""
+    INT8_STATIC = "int8-static"
+    """Weights and activations scaled ahead of time from calibration texts."""
+    INT8_ROWWISE = "int8-rowwise"
+    """Weights int8 ahead of time, activations scaled per row (token) or group at run time: independent of the batch."""
+
+
+class Batching(StrEnum):
+    """Which rows may share a run without changing each other's answers. The guard proves it; the batcher obeys."""
+
+    SINGLE = "single"
+    """One row a run, always."""
+    EQUAL_LENGTH = "equal-length"
+    """Rows of exactly the same length, so that nothing is padded."""
+    PADDED = "padded"
+    """Rows of near-equal length, padded to the longest within the plan's padding limit."""
+
+
+class Recipe(BaseModel):
+    """Engine, precision and options: one way to make and run the model."""
+
+    model_config = ConfigDict(frozen=True)
+
+    engine: EngineName
+    precision: Precision
+    options: tuple[str, ...] = ()
+    """Named choices within the precision, sorted, such as `per-channel`, `reduced-range`, `smooth-quant`."""
+
+    @property
+    def name(self) -> str:
+        """The name in tables and reports, such as `onnxruntime int8-dynamic per-channel reduced-range`."""
+        return " ".join((self.engine.value, self.precision.value, *self.options))
+
+    @property
+    def slug(self) -> str:
+        """The name as a folder name."""
+        return self.name.replace(" ", "-")
+
+
+class Plan(BaseModel):
+    """A recipe and how to run it on this many cores."""
+
+    model_config = ConfigDict(frozen=True)
+
+    recipe: Recipe
+    streams: int = Field(ge=1)
+    """How many runs may be under way at once: one worker thread each."""
+    threads_per_stream: int = Field(ge=1)
+    batching: Batching = Batching.SINGLE
+    max_batch_rows: int = Field(default=1, ge=1)
+    max_batch_tokens: int = Field(default=512, ge=1)
+    """Padded tokens of one batch; a single longer row still runs, alone."""
+    max_padding_share: float = Field(default=0.0, ge=0.0, lt=1.0)
+    """The largest share of padding tokens in a batch (`Batching.PADDED` only)."""
+    wide_from_tokens: int | None = Field(default=None, ge=1)
+    """A lone row at least this long runs on all the cores at once; None: never."""
+
+    @property
+    def summary(self) -> str:
+        """The plan in a table cell, such as `openvino int8-static, 2x1 threads`."""
+        return f"{self.recipe.name}, {self.streams}x{self.threads_per_stream} threads"

@@ -1,0 +1,44 @@
+"""The names of the tasks, as the `task` field of a ModelEndpoint takes them (the same words as the HF tasks)."""
+
+from __future__ import annotations
+
+from enum import StrEnum
+
+
+class TaskName(StrEnum):
+    """What an endpoint does with a text."""
+
+    FEATURE_EXTRACTION = "feature-extraction"
+    SENTENCE_SIMILARITY = "sentence-similarity"
+    TEXT_RANKING = "text-ranking"
+    TEXT_CLASSIFICATION = "text-classification"
+    TOKEN_CLASSIFICATION = "token-classification"  # noqa: S105 - not a password
+    QUESTION_ANSWERING = "question-answering"
+    FILL_MASK = "fill-mask"
+    ZERO_SHOT_CLASSIFICATION = "zero-shot-classification"
+
+
+class Head(StrEnum):
+    """What the graph computes on top of the encoder: decides its outputs.
+
+    `GRAPH_OUTPUTS` of `penstock.manifest` gives their names and axes.
+    """
+
+    ENCODER = "encoder"
+    SEQUENCE = "sequence-classification"
+    TOKEN = "token-classification"  # noqa: S105 - not a password
+    SPAN = "question-answering"
+    MASKED_LM = "masked-lm"
+
+
+HEAD_OF_TASK = {
+    TaskName.FEATURE_EXTRACTION: Head.ENCODER,
+    TaskName.SENTENCE_SIMILARITY: Head.ENCODER,
+    TaskName.TEXT_RANKING: Head.SEQUENCE,
+    TaskName.TEXT_CLASSIFICATION: Head.SEQUENCE,
+    TaskName.TOKEN_CLASSIFICATION: Head.TOKEN,
+    TaskName.QUESTION_ANSWERING: Head.SPAN,
+    TaskName.FILL_MASK: Head.MASKED_LM,
+    TaskName.ZERO_SHOT_CLASSIFICATION: Head.SEQUENCE,
+}
+"""The head that a task needs."""

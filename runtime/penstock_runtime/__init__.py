@@ -1,0 +1,1 @@
+"""Serves one artefact for one task over HTTP. Imports `penstock` and never the optimiser."""

@@ -1,0 +1,69 @@
+"""What an engine is. Knows nothing of tasks, HTTP or queues."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Protocol
+
+from penstock.manifest import GraphIO
+from penstock.recipe import Recipe
+from penstock_runtime.rows import Batch, Outputs
+
+
+@dataclass(frozen=True)
+class Threads:
+    """How many runs may be under way at once, and how many threads each has. Set explicitly in every engine."""
+
+    streams: int
+    per_stream: int
+
+
+@dataclass(frozen=True)
+class EngineFacts:
+    """What the engine really does, read back from it where it tells."""
+
+    engine: str
+    version: str
+    threads: Threads
+    precision: str
+    """The arithmetic in use, such as `f32`, `bf16`, `i8`."""
+    fused_nodes: dict[str, int] = field(default_factory=dict)
+    """Counts by operator type of fused nodes in the optimised graph; empty where the engine does not tell."""
+
+
+class Engine(Protocol):
+    """A loaded graph."""
+
+    @property
+    def facts(self) -> EngineFacts:
+        """What it does."""
+        ...
+
+    def run(self, batch: Batch) -> Outputs:
+        """Run the graph once; blocks, releases the GIL. Up to `threads.streams` threads may call it at once.
+
+        Returns the graph's outputs for the whole padded batch, float32, each its own memory
+        (not reused by the next run).
+        Raises InferenceFailed when the library does.
+        """
+        ...
+
+    def run_wide(self, batch: Batch) -> Outputs:
+        """Like `run`, with all of streams x per_stream threads for this one batch; only one caller at a time."""
+        ...
+
+    def close(self) -> None:
+        """Free the graph. No run may be under way."""
+        ...
+
+
+class EngineLoader(Protocol):
+    """`penstock_runtime.engines.load.load_engine` has this signature."""
+
+    def __call__(self, path: Path, io: GraphIO, recipe: Recipe, threads: Threads, *, wide: bool = False) -> Engine:
+        """Load the graph at `path` (`.onnx` or `.xml`); `wide` prepares `run_wide`.
+
+        ArtefactError when it does not load.
+        """
+        ...

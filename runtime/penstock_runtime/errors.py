@@ -1,0 +1,97 @@
+"""What can go wrong with a request, as one table from which HTTP answers, documentation and tests are made.
+
+RequestError                  error_type, status, field, remedy
+├── InvalidInput              422 validation
+├── MalformedBody             400 malformed
+├── BodyTooLarge              413 too_large
+├── UnsupportedRoute          404 not_found
+├── Overloaded                429 overloaded (retry_after_seconds)
+├── DeadlineExceeded          504 deadline
+├── ClientGone                499 cancelled (never sent: nobody is there)
+├── NotReady                  503 not_ready
+└── InferenceFailed           500 inference
+"""
+
+from __future__ import annotations
+
+from typing import ClassVar
+
+
+class RequestError(Exception):
+    """One request cannot be answered; the class decides the status, the instance says what, where and what to do."""
+
+    status: ClassVar[int] = 500
+    error_type: ClassVar[str] = "internal"
+
+    def __init__(self, message: str, *, field: str = "", remedy: str = "") -> None:
+        super().__init__(message)
+        self.message = message
+        self.field = field
+        self.remedy = remedy
+
+
+class InvalidInput(RequestError):
+    """The body is JSON, but a field is missing, of the wrong type, out of range or unknown."""
+
+    status = 422
+    error_type = "validation"
+
+
+class MalformedBody(RequestError):
+    """The body is not JSON, or not UTF-8."""
+
+    status = 400
+    error_type = "malformed"
+
+
+class BodyTooLarge(RequestError):
+    """The body is over the limit."""
+
+    status = 413
+    error_type = "too_large"
+
+
+class UnsupportedRoute(RequestError):
+    """There is no such route, or this endpoint's task does not have it."""
+
+    status = 404
+    error_type = "not_found"
+
+
+class Overloaded(RequestError):
+    """The queue is full: try again after `retry_after_seconds`."""
+
+    status = 429
+    error_type = "overloaded"
+
+    def __init__(self, message: str, *, retry_after_seconds: int = 1) -> None:
+        super().__init__(message, remedy=f"Try again in {retry_after_seconds} s, or add replicas")
+        self.retry_after_seconds = retry_after_seconds
+
+
+class DeadlineExceeded(RequestError):
+    """The request waited longer than its deadline and was dropped before it ran."""
+
+    status = 504
+    error_type = "deadline"
+
+
+class ClientGone(RequestError):
+    """The client closed the connection before its request ran."""
+
+    status = 499
+    error_type = "cancelled"
+
+
+class NotReady(RequestError):
+    """The model is still loading, or the server is draining."""
+
+    status = 503
+    error_type = "not_ready"
+
+
+class InferenceFailed(RequestError):
+    """The engine failed on this request; the log has the details."""
+
+    status = 500
+    error_type = "inference"

@@ -1,0 +1,40 @@
+"""The unit of work between tasks, batching and engines: one token sequence through the model once."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+Float = NDArray[np.float32]
+Int = NDArray[np.int64]
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Row:
+    """One sequence, special tokens included, no padding."""
+
+    ids: list[int]
+    type_ids: list[int] | None = None
+    """Token types (segments); None: all zero."""
+
+    @property
+    def length(self) -> int:
+        """Tokens."""
+        return len(self.ids)
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Batch:
+    """Rows side by side, as an engine takes them. All arrays int64 [batch, tokens]."""
+
+    input_ids: Int
+    attention_mask: Int
+    """1 for a token, 0 for padding (always on the right)."""
+    token_type_ids: Int
+
+
+Outputs = Mapping[str, Float]
+"""Of a whole batch, or of one row with neither batch axis nor padding (see `penstock.manifest.Axes`)."""

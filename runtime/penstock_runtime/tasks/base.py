@@ -1,0 +1,55 @@
+"""What a task is. Knows tokenizer and shapes of answers; knows nothing of engines, queues or HTTP."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+from penstock.tasks import TaskName
+from penstock_runtime.rows import Outputs, Row
+
+
+@dataclass(slots=True)
+class Prepared:
+    """A request after tokenising: its rows, and whatever the task wants to remember until `assemble`."""
+
+    rows: list[Row]
+    memo: Any
+    """The task's own: parsed inputs, parameters, offsets."""
+    truncated: int = 0
+    """How many rows were cut to the model's maximum."""
+
+    @property
+    def tokens(self) -> int:
+        """Tokens that will be computed, special ones included."""
+        return sum(row.length for row in self.rows)
+
+
+class Task(Protocol):
+    """One task of one model. All methods are pure functions of their arguments and thread-safe."""
+
+    @property
+    def name(self) -> TaskName:
+        """Which task."""
+        ...
+
+    def parse(self, inputs: Any, parameters: Mapping[str, Any]) -> Any:
+        """Check `inputs` and `parameters` of the HF shape and return the parsed request (opaque to the caller).
+
+        InvalidInput names the field and the remedy: unknown parameters, wrong types, empty input, lone surrogates,
+        NaN, too many items. Cheap: no tokenising.
+        """
+        ...
+
+    def prepare(self, request: Any) -> Prepared:
+        """Tokenise: one row or many (a batch; N labels of a zero-shot; windows of a long context)."""
+        ...
+
+    def reduce(self, row: Row, outputs: Outputs) -> Any:
+        """Boil one row's outputs down to what `assemble` needs (pooling, softmax). Runs in the worker thread."""
+        ...
+
+    def assemble(self, prepared: Prepared, reduced: Sequence[Any]) -> Any:
+        """The answer in the HF shape: dicts, lists, strings, floats and float32 arrays (orjson writes those)."""
+        ...
