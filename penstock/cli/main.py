@@ -1,0 +1,74 @@
+"""`penstock`: the group of commands, and how errors reach a person.
+
+A PenstockError is printed as `error: what and where. What to do next` with exit status 1; a wrong flag is click's
+business (status 2); anything else is a defect and shows its traceback.
+"""
+
+from __future__ import annotations
+
+import importlib
+import sys
+from collections.abc import Sequence
+from typing import Any
+
+import click
+
+from penstock import __version__
+from penstock.errors import PenstockError
+
+COMMANDS = {
+    "serve": "penstock.cli.serve",
+    "optimize": "penstock.cli.optimize",
+    "bench": "penstock.cli.bench",
+    "host": "penstock.cli.host",
+}
+"""Command -> module with a click command `command`. Imported on use: `penstock --help` must not load engines."""
+
+
+class LazyGroup(click.Group):
+    """Loads a command's module when it is asked for."""
+
+    def list_commands(self, ctx: click.Context) -> list[str]:
+        """All commands, in the order of a user's work."""
+        return list(COMMANDS)
+
+    def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
+        """The command of that name, or None."""
+        if cmd_name not in COMMANDS:
+            return None
+        command = importlib.import_module(COMMANDS[cmd_name]).command
+        assert isinstance(command, click.Command)  # noqa: S101 - a defect of ours, seen by the first test
+        return command
+
+    def invoke(self, ctx: click.Context) -> Any:
+        """Run the command; errors that a user can put right become one sentence."""
+        try:
+            return super().invoke(ctx)
+        except PenstockError as error:
+            click.echo(f"{click.style('error:', fg='red', bold=True)} {error}", err=True)
+            ctx.exit(1)
+
+
+@click.group(
+    cls=LazyGroup,
+    context_settings={
+        "help_option_names": ["-h", "--help"],
+        "max_content_width": 100,
+        "auto_envvar_prefix": "PENSTOCK",
+    },
+)
+@click.version_option(__version__, prog_name="penstock")
+def cli() -> None:
+    """Optimised model endpoints: optimise a model for this machine, prove its answers, serve it.
+
+    Each flag can be given as an environment variable too: `--port` of `serve` is PENSTOCK_SERVE_PORT.
+    """
+
+
+def main(arguments: Sequence[str] | None = None) -> None:
+    """Entry point of the `penstock` script."""
+    cli(args=arguments)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,76 @@
+"""The layers hold, and the source roots shadow nothing."""
+
+import operator
+import subprocess
+import sys
+import tomllib
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[2]
+
+HEAVY = {
+    "onnxruntime": {
+        "runtime/penstock_runtime/engines/onnxruntime.py",
+        "runtime/penstock_optimizer/quantise/",
+        "runtime/penstock_optimizer/export/",
+    },
+    "openvino": {"runtime/penstock_runtime/engines/openvino.py", "runtime/penstock_optimizer/quantise/"},
+    "nncf": {"runtime/penstock_optimizer/quantise/"},
+    "torch": {"runtime/penstock_optimizer/export/", "benchmarks/"},
+}
+"""Where each heavy library may be imported: one place each (a quantiser is tied to its engine's library)."""
+
+
+def test_import_contracts_hold() -> None:
+    result = subprocess.run(
+        [Path(sys.executable).with_name("lint-imports"), "--no-logo"],
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+
+    assert result.returncode == 0, result.stdout + result.stderr
+
+
+def test_standard_library_operator_is_not_shadowed() -> None:
+    assert not (ROOT / "operator" / "__init__.py").exists()
+    assert operator.itemgetter(1)("ab") == "b"
+
+
+def test_wheel_has_only_our_packages() -> None:
+    wheel = tomllib.loads((ROOT / "pyproject.toml").read_text())["tool"]["hatch"]["build"]["targets"]["wheel"]
+
+    assert all(Path(package).name.startswith("penstock") for package in wheel["packages"])
+
+
+@pytest.mark.parametrize("library", HEAVY)
+def test_heavy_library_is_imported_in_its_place_only(library: str) -> None:
+    lines = subprocess.run(
+        ["git", "grep", "-nE", rf"^\s*(import {library}\b|from {library}\b)", "--", "penstock", "runtime", "operator"],
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+        check=False,
+    ).stdout.splitlines()
+    allowed = HEAVY[library]
+
+    strays = [line for line in lines if not any(line.startswith(place) for place in allowed)]
+
+    assert strays == []
+
+
+def test_contract_package_imports_only_light_libraries() -> None:
+    heavy = "numpy onnx onnxruntime openvino nncf torch transformers tokenizers uvicorn matplotlib"
+    code = (
+        "import sys, pkgutil, importlib, penstock\n"
+        "for m in pkgutil.walk_packages(penstock.__path__, 'penstock.'):\n"
+        "    importlib.import_module(m.name)\n"
+        f"print(sorted(set('{heavy}'.split()) & set(sys.modules)))"
+    )
+
+    result = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+
+    assert result.stdout.strip() == "[]"
