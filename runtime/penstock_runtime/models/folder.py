@@ -1,27 +1,55 @@
-"""A model folder on disk, read and checked. (Signature agreed; see the methods.)"""
+"""A model folder on disk, read and checked: what the model's own files say about it.
+
+Read-only: nothing is loaded into an engine, no code of the model is run, no pickle is opened. Where folders come from
+is the business of `penstock_runtime.models.sources`.
+"""
 
 from __future__ import annotations
 
+import hashlib
+import os
 from collections.abc import Mapping
 from dataclasses import dataclass
-from enum import StrEnum
 from functools import cached_property
 from pathlib import Path
 from typing import Any
 
+from penstock.errors import CorruptModel, ModelAccessDenied, ModelNotFound, UnsafeModel, UnsupportedModel
+from penstock_runtime.models import safety
+from penstock_runtime.models.graph import check_graph, graph_data
+from penstock_runtime.models.json_files import read_object, read_optional
+from penstock_runtime.models.limits import position_limit, tokenizer_limit
+from penstock_runtime.models.sentence import Pooling, SentenceModules
+from penstock_runtime.models.tensors import TensorInfo, check_shards, shard_files
 
-class Pooling(StrEnum):
-    """How token vectors become one (`1_Pooling/config.json`)."""
+__all__ = ["ModelFolder", "Pooling"]
 
-    CLS = "cls"
-    MEAN = "mean"
-    MAX = "max"
-    LAST = "last"
+LONGEST_WITHOUT_A_LIMIT = 512
+"""Tokens, for models with relative positions whose files state no limit: what such encoders were trained with."""
+
+MOST_LABELS = 1_000_000
+"""More than any head has: a damaged count must not fill the memory."""
+
+TOKENIZER_FILES = (
+    "tokenizer.json",
+    "tokenizer_config.json",
+    "special_tokens_map.json",
+    "added_tokens.json",
+    "vocab.txt",
+    "vocab.json",
+    "merges.txt",
+    "sentencepiece.bpe.model",
+    "spiece.model",
+    "spm.model",
+    "tokenizer.model",
+)
+MODEL_FILES = ("config.json", "modules.json", "config_sentence_transformers.json")
+"""With the tokenizer's files, the weights and the modules' own `config.json`: all that decides an answer."""
 
 
 @dataclass(frozen=True)
 class ModelFolder:
-    """What a model's own files say."""
+    """What a model's own files say. Make it with `open`."""
 
     path: Path
     config: Mapping[str, Any]
@@ -29,51 +57,225 @@ class ModelFolder:
 
     @classmethod
     def open(cls, path: Path) -> ModelFolder:
-        """Read and check a folder. UnsafeModel for pickled weights only, or remote code; CorruptModel for missing or
-        truncated files; each error names the file."""
-        raise NotImplementedError
+        """Read and check a folder; each error names the file.
+
+        ModelNotFound when there is no such folder. UnsafeModel for pickled weights only, remote code, or links that
+        leave the folder. CorruptModel for missing, truncated or contradictory files. UnsupportedModel for folders
+        that hold something else, such as an adapter. ModelAccessDenied for files that this process may not read.
+        """
+        try:
+            return cls._open(path)
+        except PermissionError as error:
+            raise ModelAccessDenied(
+                f"{error.filename or path} may not be read by this process (user {os.getuid()})",
+                remedy="Give it read access to the whole folder",
+            ) from error
+        except OSError as error:
+            raise CorruptModel(
+                f"{error.filename or path}: {error.strerror}", remedy="Check the volume that holds the model"
+            ) from error
+
+    @classmethod
+    def _open(cls, path: Path) -> ModelFolder:
+        if not path.is_dir():
+            kind = "a file, not a folder" if path.exists() else "not there"
+            raise ModelNotFound(f"{path} is {kind}", remedy="Give the folder that holds the model's config.json")
+        folder = cls(path=path, config=_read_config(path))
+        safety.check_links(path)
+        safety.check_code(path, folder.config, has_graph=folder.onnx is not None)
+        if folder.onnx is None and not folder.safetensors:
+            raise _no_weights(path)
+        if folder.onnx is not None:
+            check_graph(folder.onnx)
+        check_shards(path, folder.safetensors)
+        for name in ("tokenizer.json", "tokenizer_config.json", "special_tokens_map.json"):
+            read_optional(path, name)
+        _ = folder.labels, folder.max_tokens, folder._sentence
+        return folder
 
     @cached_property
     def model_type(self) -> str:
-        """Such as `bert`."""
-        raise NotImplementedError
+        """Such as `bert`; empty when config.json does not say."""
+        return _text(self.config.get("model_type"))
 
     @cached_property
     def architecture(self) -> str:
-        """First entry of `architectures`, such as `BertForSequenceClassification`."""
-        raise NotImplementedError
+        """First entry of `architectures`, such as `BertForSequenceClassification`; empty when it does not say."""
+        architectures = self.config.get("architectures")
+        return _text(architectures[0]) if isinstance(architectures, list) and architectures else ""
 
     @cached_property
     def labels(self) -> tuple[str, ...]:
-        """`id2label` in order of ids."""
-        raise NotImplementedError
+        """`id2label` in order of ids; `LABEL_0`, ... when config.json only counts them (two when it does not)."""
+        return _labels(self.path, self.config)
+
+    @property
+    def num_labels(self) -> int:
+        """How many labels a classification head has."""
+        return len(self.labels)
+
+    @property
+    def problem_type(self) -> str | None:
+        """`regression`, `single_label_classification` or `multi_label_classification`, where config.json says."""
+        return _text(self.config.get("problem_type")) or None
 
     @cached_property
     def max_tokens(self) -> int:
-        """The longest sequence, special tokens included: position table less its offset, and the tokenizer's or
-        sentence-transformers' own limit where lower."""
-        raise NotImplementedError
+        """The longest sequence, special tokens included.
+
+        The position table less its offset, and below that sentence-transformers' `max_seq_length`, or else the
+        tokenizer's `model_max_length` (the order that sentence-transformers itself follows).
+        """
+        table = position_limit(self.path, self.config)
+        own = self._sentence.max_tokens or tokenizer_limit(self.path)
+        known = [limit for limit in (table, own) if limit is not None]
+        return min(known, default=LONGEST_WITHOUT_A_LIMIT)
 
     @cached_property
     def pooling(self) -> Pooling | None:
-        """From sentence-transformers' modules; None when the folder is a plain transformers model."""
-        raise NotImplementedError
+        """From sentence-transformers' modules; None when the folder is a plain transformers model.
+
+        UnsupportedModel names a module or a combination of poolings that is not served here.
+        """
+        return self._sentence.pooling()
 
     @cached_property
     def normalize(self) -> bool:
-        """True when sentence-transformers' modules end in Normalize."""
-        raise NotImplementedError
+        """True when sentence-transformers' modules end in Normalize. UnsupportedModel as `pooling`."""
+        return self._sentence.normalize()
+
+    @property
+    def lower_case(self) -> bool:
+        """True when sentence-transformers lowers the text's case before tokenising."""
+        return self._sentence.lower_case
+
+    @property
+    def prompts(self) -> Mapping[str, str]:
+        """Named prefixes from `config_sentence_transformers.json`, such as `{"query": "query: "}`."""
+        return self._sentence.prompts
+
+    @property
+    def default_prompt(self) -> str:
+        """The prefix that sentence-transformers puts before every text unless told otherwise; mostly empty."""
+        return self._sentence.default_prompt
 
     @cached_property
     def safetensors(self) -> tuple[Path, ...]:
-        """Weight files in shard order; empty when there are none."""
-        raise NotImplementedError
+        """Weight files in shard order; empty when there are none, or when only the model's own code can read them."""
+        return () if safety.remote_code(self.config) else shard_files(self.path)
+
+    @cached_property
+    def tensors(self) -> Mapping[str, TensorInfo]:
+        """Every tensor of the safetensors files by name: dtype, shape, file. Headers only, no weights are read."""
+        return check_shards(self.path, self.safetensors)
 
     @cached_property
     def onnx(self) -> Path | None:
         """The model's own graph: `model.onnx` or `onnx/model.onnx`."""
-        raise NotImplementedError
+        for name in ("model.onnx", "onnx/model.onnx"):
+            if (self.path / name).is_file():
+                return self.path / name
+        return None
+
+    @cached_property
+    def tokenizer(self) -> Path:
+        """`tokenizer.json`; CorruptModel says how to make it when the folder has only a slow tokenizer's files."""
+        path = self.path / "tokenizer.json"
+        if path.is_file():
+            return path
+        slow = [name for name in TOKENIZER_FILES if (self.path / name).is_file()]
+        found = f"only {', '.join(slow)}" if slow else "no tokenizer at all"
+        raise CorruptModel(
+            f"{self.path} has no tokenizer.json ({found})",
+            remedy=(
+                'Write one with python -c "from transformers import AutoTokenizer as T; '
+                f"T.from_pretrained('{self.path}').save_pretrained('{self.path}')\" (docs/models.md#tokenizer)"
+            ),
+        )
+
+    @cached_property
+    def files(self) -> tuple[Path, ...]:
+        """The files that decide an answer: configuration, tokenizer, modules, weights. By relative name, sorted."""
+        chosen = [self.path / name for name in (*MODEL_FILES, *TOKENIZER_FILES)]
+        chosen += self._sentence.files
+        chosen += self.safetensors
+        if len(self.safetensors) > 1:
+            chosen.append(self.path / "model.safetensors.index.json")
+        if self.onnx is not None:
+            chosen += [self.onnx, *graph_data(self.onnx)]
+        present = {path for path in chosen if path.is_file()}
+        return tuple(sorted(present, key=lambda path: path.relative_to(self.path).as_posix()))
 
     def digest(self) -> str:
-        """sha256 over names and contents of the files that matter."""
-        raise NotImplementedError
+        """sha256 (hexadecimal) over relative names and contents of `files`: the same wherever the folder lies."""
+        whole = hashlib.sha256()
+        for path in self.files:
+            with path.open("rb") as file:
+                content = hashlib.file_digest(file, "sha256").hexdigest()
+            whole.update(f"{path.relative_to(self.path).as_posix()}\0{content}\n".encode())
+        return whole.hexdigest()
+
+    @cached_property
+    def _sentence(self) -> SentenceModules:
+        return SentenceModules.read(self.path)
+
+
+def _read_config(path: Path) -> dict[str, Any]:
+    if (path / "config.json").is_file():
+        return read_object(path, "config.json")
+    nested = sorted(child.parent.name for child in path.glob("*/config.json") if shard_files(child.parent))
+    if nested and (path / "modules.json").is_file():
+        raise UnsupportedModel(
+            f"{path} keeps its transformer in the folder {nested[0]}, as old sentence-transformers did",
+            remedy="Load and save it once with sentence-transformers 5, which puts it at the top (docs/models.md)",
+        )
+    if (path / "adapter_config.json").is_file():
+        raise _adapter(path)
+    hint = f"; did you mean its folder {nested[0]}?" if nested else ""
+    raise CorruptModel(
+        f"{path} has no config.json{hint}", remedy="Give a folder as transformers' save_pretrained writes it"
+    )
+
+
+def _no_weights(path: Path) -> CorruptModel | UnsafeModel | UnsupportedModel:
+    if (path / "adapter_config.json").is_file():
+        return _adapter(path)
+    pickles = safety.pickled_weights(path)
+    if pickles:
+        return safety.unsafe_pickle(path, pickles)
+    return CorruptModel(
+        f"{path} holds no weights: neither model.safetensors (or its index) nor model.onnx",
+        remedy="Fetch the model again, or save it with save_pretrained(..., safe_serialization=True)",
+    )
+
+
+def _adapter(path: Path) -> UnsupportedModel:
+    return UnsupportedModel(
+        f"{path} is an adapter (adapter_config.json), not a whole model",
+        remedy="Merge it into its base model with peft's merge_and_unload() and save the result",
+    )
+
+
+def _labels(path: Path, config: Mapping[str, Any]) -> tuple[str, ...]:
+    table = config.get("id2label")
+    if table is None:
+        count = config.get("num_labels", 2)
+        if not isinstance(count, int) or isinstance(count, bool) or not 1 <= count <= MOST_LABELS:
+            raise CorruptModel(
+                f"{path}/config.json: num_labels is {count!r}", remedy=f"Make it a number from 1 to {MOST_LABELS}"
+            )
+        return tuple(f"LABEL_{index}" for index in range(count))
+    try:
+        names = {int(index): str(name) for index, name in table.items()}
+    except (AttributeError, TypeError, ValueError):
+        names = {}
+    if not names or sorted(names) != list(range(len(names))):
+        raise CorruptModel(
+            f"{path}/config.json: id2label does not number its labels 0, 1, 2, ...",
+            remedy="Give every output of the head one label",
+        )
+    return tuple(names[index] for index in range(len(names)))
+
+
+def _text(value: object) -> str:
+    return value if isinstance(value, str) else ""

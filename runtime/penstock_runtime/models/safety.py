@@ -1,0 +1,78 @@
+"""What a model folder may not do: bring pickles, bring code, or reach outside itself."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+from typing import Any
+
+from penstock.errors import UnsafeModel
+
+PICKLED = (".bin", ".pt", ".pth", ".ckpt", ".pkl", ".pickle", ".joblib")
+"""Endings of weights that torch or joblib unpickle: loading them can run anything."""
+OTHER_WEIGHTS = (".h5", ".msgpack", ".ot", ".tflite", ".keras", ".gguf")
+"""Weights of other frameworks. Not all can run code (Keras' can), none is read here."""
+
+
+def pickled_weights(folder: Path) -> list[str]:
+    """Names of the weights in the folder that are not read here, unsafe ones first."""
+    names = sorted(path.name for path in folder.iterdir() if path.is_file())
+    unsafe = [name for name in names if name.endswith(PICKLED) and not name.startswith("training_args")]
+    return unsafe or [name for name in names if name.endswith(OTHER_WEIGHTS)]
+
+
+def unsafe_pickle(folder: Path, names: Iterable[str]) -> UnsafeModel:
+    """The refusal of a folder that has no weights but these."""
+    names = list(names)
+    if any(name.endswith(PICKLED) for name in names):
+        why = "which is a pickle and can run code when loaded"
+    else:
+        why = "which is not read here, because such files can carry code"
+    return UnsafeModel(
+        f"{folder} holds {names[0]}, {why}",
+        remedy="Convert it to safetensors (docs/models.md#safetensors) and try again",
+    )
+
+
+def remote_code(config: Mapping[str, Any]) -> list[str]:
+    """The classes that `auto_map` of config.json wants from the model's own Python files; empty for most models."""
+    table = config.get("auto_map")
+    if not table:
+        return []
+    values = table.values() if isinstance(table, dict) else [table]
+    return sorted({str(name) for value in values for name in (value if isinstance(value, list) else [value]) if name})
+
+
+def check_code(folder: Path, config: Mapping[str, Any], *, has_graph: bool) -> None:
+    """UnsafeModel when the model can only be run by code that it brings.
+
+    A model that also brings an ONNX graph needs none of that code: the graph alone is offered then.
+    """
+    wanted = remote_code(config)
+    if wanted and not has_graph:
+        raise UnsafeModel(
+            f"{folder}/config.json wants code of the model's own (auto_map: {wanted[0]})",
+            remedy="Code that comes with a model is never run here: export it to ONNX where you trust it and put "
+            "model.onnx into the folder (docs/models.md#remote-code)",
+        )
+
+
+def check_links(folder: Path) -> None:
+    """UnsafeModel for symbolic links that leave the folder, except into `blobs` beside `snapshots`, as in the hub's
+    cache."""
+    root = Path(os.path.realpath(folder))
+    allowed = [root]
+    if root.parent.name == "snapshots":
+        allowed.append(root.parent.parent / "blobs")
+    for parent, folders, files in os.walk(root):
+        links = [path for name in (*folders, *files) if (path := Path(parent, name)).is_symlink()]
+        folders[:] = [name for name in folders if not name.startswith(".")]  # .git, .cache: never read
+        for path in links:
+            # realpath rather than Path.resolve, which fails on loops.
+            target = Path(os.path.realpath(path))
+            if not any(target.is_relative_to(place) for place in allowed):
+                raise UnsafeModel(
+                    f"{folder / path.relative_to(root)} is a link to {target}, outside the model's folder",
+                    remedy="Copy the file into the folder instead",
+                )

@@ -1,0 +1,191 @@
+"""What sentence-transformers puts around a transformer: pooling, normalisation, prompts, limits."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from enum import StrEnum
+from pathlib import Path, PurePosixPath
+from typing import Any
+
+from penstock.errors import CorruptModel, UnsafeModel, UnsupportedModel
+from penstock_runtime.models.json_files import positive_number, read_list, read_object, read_optional
+
+
+class Pooling(StrEnum):
+    """How token vectors become one (`1_Pooling/config.json`)."""
+
+    CLS = "cls"
+    MEAN = "mean"
+    MAX = "max"
+    LAST = "last"
+
+
+_SERVED = {"cls": Pooling.CLS, "mean": Pooling.MEAN, "max": Pooling.MAX, "lasttoken": Pooling.LAST}
+_LEGACY_KEYS = {
+    "pooling_mode_cls_token": "cls",
+    "pooling_mode_max_tokens": "max",
+    "pooling_mode_mean_tokens": "mean",
+    "pooling_mode_mean_sqrt_len_tokens": "mean_sqrt_len_tokens",
+    "pooling_mode_weightedmean_tokens": "weightedmean",
+    "pooling_mode_lasttoken": "lasttoken",
+}
+"""One flag for each pooling, as sentence-transformers wrote until version 5.4 (and in that order when several)."""
+
+_IDLE_WHEN_SERVING = "Dropout"
+_LIMIT_FILES = (
+    "sentence_bert_config.json",
+    "sentence_roberta_config.json",
+    "sentence_distilbert_config.json",
+    "sentence_camembert_config.json",
+    "sentence_albert_config.json",
+    "sentence_xlm-roberta_config.json",
+    "sentence_xlnet_config.json",
+)
+"""The names that sentence-transformers looks for, in its order."""
+
+
+@dataclass(frozen=True)
+class Module:
+    """One entry of `modules.json`."""
+
+    kind: str
+    """The class name, such as `Pooling`."""
+    folder: str
+    """Relative to the model folder; empty for the top."""
+
+
+@dataclass(frozen=True)
+class SentenceModules:
+    """The modules of a model folder in order; empty for a plain transformers model."""
+
+    path: Path
+    modules: tuple[Module, ...] = ()
+    max_tokens: int | None = None
+    """`max_seq_length`."""
+    lower_case: bool = False
+    prompts: Mapping[str, str] = field(default_factory=dict)
+    default_prompt: str = ""
+    files: tuple[Path, ...] = ()
+    """The files that were read, `modules.json` and `config_sentence_transformers.json` apart."""
+
+    @classmethod
+    def read(cls, path: Path) -> SentenceModules:
+        """Read the files; CorruptModel when one is not what it should be, UnsafeModel for a module with own code."""
+        modules = tuple(_module(path, entry) for entry in read_list(path, "modules.json"))
+        limit_file = next((name for name in _LIMIT_FILES if (path / name).is_file()), None)
+        limits = read_object(path, limit_file) if limit_file else {}
+        prompts, default_prompt = _prompts(path)
+        files = [path / limit_file] if limit_file else []
+        for module in modules:
+            if module.folder and (path / module.folder / "config.json").is_file():
+                _ = read_object(path / module.folder, "config.json")
+                files.append(path / module.folder / "config.json")
+        return cls(
+            path=path,
+            modules=modules,
+            max_tokens=positive_number(path / (limit_file or ""), limits, "max_seq_length"),
+            lower_case=limits.get("do_lower_case") is True,
+            prompts=prompts,
+            default_prompt=default_prompt,
+            files=tuple(files),
+        )
+
+    def pooling(self) -> Pooling | None:
+        """The pooling; None for a plain model. UnsupportedModel names what is not served."""
+        steps = self._steps()
+        if steps is None:
+            return None
+        pooling = [module for module in steps if module.kind == "Pooling"]
+        if len(pooling) != 1:
+            raise UnsupportedModel(
+                f"{self.path}/modules.json has {len(pooling)} Pooling modules",
+                remedy="Serve a model with exactly one",
+            )
+        origin = self.path / pooling[0].folder / "config.json"
+        values = read_optional(origin.parent, origin.name)
+        modes = _modes(origin, values)
+        if values.get("include_prompt") is False and any(self.prompts.values()):
+            raise UnsupportedModel(
+                f"{origin} leaves the prompt out of the pooling (include_prompt: false)",
+                remedy="Serve a model that pools over the whole text",
+            )
+        if len(modes) == 1 and modes[0] in _SERVED:
+            return _SERVED[modes[0]]
+        raise UnsupportedModel(
+            f"{origin} asks for {' + '.join(modes)} pooling",
+            remedy=f"Served are {', '.join(_SERVED)}, one of them at a time",
+        )
+
+    def normalize(self) -> bool:
+        """True when a Normalize module comes last. UnsupportedModel as `pooling`."""
+        steps = self._steps()
+        return bool(steps) and steps is not None and steps[-1].kind == "Normalize"
+
+    def _steps(self) -> list[Module] | None:
+        """What follows the transformer, without what does nothing when serving; None for a plain model."""
+        if not self.modules:
+            return None
+        first, *rest = self.modules
+        if first.kind != "Transformer" or first.folder:
+            where = f" in the folder {first.folder}" if first.folder else ""
+            raise UnsupportedModel(
+                f"{self.path}/modules.json starts with a {first.kind}{where}, not with a Transformer at the top",
+                remedy="Serve a model whose first module is a Transformer; save an old one again with "
+                "sentence-transformers 5 (docs/models.md)",
+            )
+        steps = [module for module in rest if module.kind != _IDLE_WHEN_SERVING]
+        for module in steps:
+            if module.kind not in {"Pooling", "Normalize"}:
+                raise UnsupportedModel(
+                    f"{self.path}/modules.json has a {module.kind} module ({module.folder or 'at the top'})",
+                    remedy="Served are Transformer, Pooling and Normalize; export the whole model to ONNX otherwise",
+                )
+        if any(module.kind == "Normalize" for module in steps[:-1]):
+            raise UnsupportedModel(
+                f"{self.path}/modules.json normalises before its last module", remedy="Put Normalize last"
+            )
+        return steps
+
+
+def _module(path: Path, entry: dict[str, Any]) -> Module:
+    kind, folder = entry.get("type"), entry.get("path", "")
+    if not isinstance(kind, str) or not isinstance(folder, str):
+        raise CorruptModel(f"{path}/modules.json: an entry has no type or path", remedy="Fetch the model again")
+    pure = PurePosixPath(folder)
+    if pure.is_absolute() or ".." in pure.parts:
+        raise UnsafeModel(
+            f"{path}/modules.json points to {folder}, outside the folder", remedy="Use a model from a source you trust"
+        )
+    package, _, name = kind.rpartition(".")
+    if package.partition(".")[0] != "sentence_transformers":
+        raise UnsafeModel(
+            f"{path}/modules.json wants the class {kind}, which is code of the model's own",
+            remedy="Code that comes with a model is never run here: use a model built of sentence-transformers' own "
+            "modules",
+        )
+    return Module(kind=name, folder="" if folder in {"", "."} else pure.as_posix())
+
+
+def _modes(origin: Path, values: dict[str, Any]) -> list[str]:
+    """The names of the poolings that are asked for, as sentence-transformers 5 reads old and new files."""
+    new = values.get("pooling_mode")
+    if new is None:
+        # No flag at all means the mean: that is also what sentence-transformers makes of such a file.
+        return [mode for key, mode in _LEGACY_KEYS.items() if values.get(key) is True] or ["mean"]
+    modes = [new] if isinstance(new, str) else new
+    if not isinstance(modes, list) or not modes or not all(isinstance(mode, str) for mode in modes):
+        raise CorruptModel(f"{origin}: pooling_mode is {new!r}", remedy="Fetch the model again")
+    return modes
+
+
+def _prompts(path: Path) -> tuple[dict[str, str], str]:
+    name = "config_sentence_transformers.json"
+    values = read_optional(path, name)
+    prompts = values.get("prompts") or {}
+    if not isinstance(prompts, dict) or not all(isinstance(text, str) for text in prompts.values()):
+        raise CorruptModel(f"{path / name}: prompts is not a table of texts", remedy="Fetch the model again")
+    default = values.get("default_prompt_name")
+    if default is not None and default not in prompts:
+        raise CorruptModel(f"{path / name}: default_prompt_name {default!r} is not among its prompts", remedy="Add it")
+    return prompts, prompts[default] if default is not None else ""

@@ -1,0 +1,148 @@
+"""Safetensors files: which there are, and whether their headers fit their contents. Weights are not read.
+
+The layout is 8 bytes of length (little-endian), a JSON header of that length, then the tensors end to end.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path, PurePosixPath
+from typing import Any
+
+from penstock.errors import CorruptModel, UnsafeModel
+from penstock_runtime.models.json_files import check_pointer, read_object
+
+SINGLE = "model.safetensors"
+INDEX = "model.safetensors.index.json"
+LONGEST_HEADER = 100_000_000
+"""Bytes; the limit of the format's own library."""
+
+BITS = {
+    "BOOL": 8, "U8": 8, "I8": 8, "F8_E5M2": 8, "F8_E4M3": 8, "F8_E8M0": 8, "F6_E2M3": 6, "F6_E3M2": 6, "F4": 4,
+    "I16": 16, "U16": 16, "F16": 16, "BF16": 16, "I32": 32, "U32": 32, "F32": 32,
+    "I64": 64, "U64": 64, "F64": 64, "C64": 64,
+}  # fmt: skip
+
+
+@dataclass(frozen=True)
+class TensorInfo:
+    """One tensor of a safetensors file."""
+
+    dtype: str
+    """As the format names it, such as `F32`."""
+    shape: tuple[int, ...]
+    file: Path
+
+    @property
+    def parameters(self) -> int:
+        """Elements."""
+        return math.prod(self.shape)
+
+
+def shard_files(folder: Path) -> tuple[Path, ...]:
+    """The weight files in shard order: the single file, or those of the index; empty when there are none.
+
+    CorruptModel for an index that is not one, UnsafeModel for one that points outside the folder.
+    """
+    if (folder / SINGLE).is_file():
+        return (folder / SINGLE,)
+    if not (folder / INDEX).is_file():
+        return ()
+    names = sorted(set(_weight_map(folder).values()))
+    for name in names:
+        pure = PurePosixPath(name)
+        if pure.is_absolute() or ".." in pure.parts or pure.suffix != ".safetensors":
+            raise UnsafeModel(
+                f"{folder / INDEX} names {name!r}, which is not a safetensors file of this folder",
+                remedy="Use a model from a source you trust",
+            )
+    return tuple(folder / name for name in names)
+
+
+def check_shards(folder: Path, shards: Sequence[Path]) -> Mapping[str, TensorInfo]:
+    """Check every file and return all tensors by name; CorruptModel names the file and what does not fit."""
+    tensors: dict[str, TensorInfo] = {}
+    for number, shard in enumerate(shards, start=1):
+        if not shard.is_file():
+            raise CorruptModel(
+                f"{folder} lacks {shard.name}, part {number} of {len(shards)} that {INDEX} names",
+                remedy="Fetch the model again",
+            )
+        tensors.update(read_header(shard))
+    if len(shards) > 1:
+        for name, shard_name in _weight_map(folder).items():
+            if name not in tensors or tensors[name].file.name != PurePosixPath(shard_name).name:
+                raise CorruptModel(
+                    f"{folder / shard_name} lacks the tensor {name} that {INDEX} places there",
+                    remedy="Fetch the model again",
+                )
+    return tensors
+
+
+def read_header(path: Path) -> dict[str, TensorInfo]:
+    """The tensors of one file, after checking that they fill it exactly; CorruptModel says what does not fit."""
+    check_pointer(path)
+    size = path.stat().st_size
+    with path.open("rb") as file:
+        length = int.from_bytes(file.read(8), "little")
+        if size < 8 or length > LONGEST_HEADER or 8 + length > size:
+            raise _corrupt(path, f"its header of {length} bytes does not fit into {size} bytes")
+        raw = file.read(length)
+    try:
+        header = json.loads(raw)
+    except (ValueError, RecursionError) as error:
+        raise _corrupt(path, "its header is not JSON") from error
+    if not isinstance(header, dict):
+        raise _corrupt(path, "its header is not a JSON object")
+    spans: list[tuple[int, int, str]] = []
+    tensors: dict[str, TensorInfo] = {}
+    for name, entry in header.items():
+        if name == "__metadata__":
+            continue
+        tensor, begin, end = _entry(path, name, entry)
+        tensors[name] = tensor
+        spans.append((begin, end, name))
+    _check_spans(path, spans, size - 8 - length)
+    return tensors
+
+
+def _check_spans(path: Path, spans: list[tuple[int, int, str]], available: int) -> None:
+    position = 0
+    for begin, end, name in sorted(spans):
+        if begin != position:
+            raise _corrupt(path, f"tensor {name} starts at byte {begin} instead of {position}")
+        position = end
+    if position > available:
+        raise _corrupt(path, f"it is truncated: {position:,} bytes of tensors promised, {available:,} there")
+    if position < available:
+        raise _corrupt(path, f"{available - position:,} bytes follow its last tensor")
+
+
+def _entry(path: Path, name: str, entry: Any) -> tuple[TensorInfo, int, int]:
+    try:
+        dtype, shape, (begin, end) = entry["dtype"], entry["shape"], entry["data_offsets"]
+    except (KeyError, TypeError, ValueError) as error:
+        raise _corrupt(path, f"tensor {name} has no dtype, shape and data_offsets") from error
+    whole = [begin, end, *shape] if isinstance(shape, list) else [None]
+    if not all(type(value) is int and value >= 0 for value in whole) or end < begin:
+        raise _corrupt(path, f"tensor {name} has shape {shape!r} at {begin!r}..{end!r}")
+    bits = BITS.get(dtype) if isinstance(dtype, str) else None
+    if bits is None:
+        raise _corrupt(path, f"tensor {name} has the unknown dtype {dtype!r}")
+    if math.prod(shape) * bits != (end - begin) * 8:
+        raise _corrupt(path, f"tensor {name} of shape {shape} and dtype {dtype} does not take {end - begin} bytes")
+    return TensorInfo(dtype=dtype, shape=tuple(shape), file=path), begin, end
+
+
+def _weight_map(folder: Path) -> dict[str, str]:
+    table = read_object(folder, INDEX).get("weight_map")
+    if not isinstance(table, dict) or not table or not all(isinstance(name, str) for name in table.values()):
+        raise CorruptModel(f"{folder / INDEX} has no weight_map", remedy="Fetch the model again")
+    return table
+
+
+def _corrupt(path: Path, what: str) -> CorruptModel:
+    return CorruptModel(f"{path} is not a whole safetensors file: {what}", remedy="Fetch the model again")
