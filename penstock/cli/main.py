@@ -7,7 +7,6 @@ business (status 2); anything else is a defect and shows its traceback.
 from __future__ import annotations
 
 import importlib
-import sys
 from collections.abc import Sequence
 from typing import Any
 
@@ -28,11 +27,11 @@ COMMANDS = {
 class LazyGroup(click.Group):
     """Loads a command's module when it is asked for."""
 
-    def list_commands(self, ctx: click.Context) -> list[str]:
+    def list_commands(self, ctx: click.Context) -> list[str]:  # noqa: ARG002 - click's signature
         """All commands, in the order of a user's work."""
         return list(COMMANDS)
 
-    def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
+    def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:  # noqa: ARG002 - click's signature
         """The command of that name, or None."""
         if cmd_name not in COMMANDS:
             return None
@@ -71,4 +70,4 @@ def main(arguments: Sequence[str] | None = None) -> None:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    main()
