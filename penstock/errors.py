@@ -8,6 +8,7 @@
     │   ├── UnsafeModel           pickled weights, or a model that needs its own code run
     │   ├── CorruptModel          a file is missing, truncated or does not fit the others
     │   └── UnsupportedModel      an architecture or a task that no path here can take
+    ├── SettingError              a setting of a process is wrong (field)
     ├── ArtefactError             an artefact is incomplete or altered, or was made for another machine
     ├── HostError                 this machine cannot do it (memory, cores, instruction set)
     └── OptimizationError         no candidate may be served
@@ -33,6 +34,14 @@ class PenstockError(Exception):
 
 class SpecError(PenstockError):
     """The endpoint file is wrong; `field` is the dotted path, such as `spec.scaling.minReplicas`."""
+
+    def __init__(self, message: str, *, field: str = "", remedy: str = "") -> None:
+        super().__init__(message, remedy=remedy)
+        self.field = field
+
+
+class SettingError(PenstockError):
+    """A flag or environment variable is wrong; `field` names it, such as `PENSTOCK_PORT`."""
 
     def __init__(self, message: str, *, field: str = "", remedy: str = "") -> None:
         super().__init__(message, remedy=remedy)

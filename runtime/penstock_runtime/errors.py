@@ -3,12 +3,18 @@
 RequestError                  error_type, status, field, remedy
 ├── InvalidInput              422 validation
 ├── MalformedBody             400 malformed
-├── BodyTooLarge              413 too_large
+├── MalformedRequest          400 bad_request (HTTP itself)
+├── Unauthorized              401 unauthorized
 ├── UnsupportedRoute          404 not_found
+├── MethodNotAllowed          405 method (allow)
+├── RequestTimeout            408 timeout
+├── BodyTooLarge              413 too_large
+├── UnsupportedMediaType      415 media_type
+├── HeadersTooLarge           431 headers_too_large
 ├── Overloaded                429 overloaded (retry_after_seconds)
 ├── DeadlineExceeded          504 deadline
 ├── ClientGone                499 cancelled (never sent: nobody is there)
-├── NotReady                  503 not_ready
+├── NotReady                  503 not_ready (retry_after_seconds)
 └── InferenceFailed           500 inference
 """
 
@@ -51,6 +57,52 @@ class BodyTooLarge(RequestError):
     error_type = "too_large"
 
 
+class MalformedRequest(RequestError):
+    """What arrived is not an HTTP/1.1 request; the connection is closed."""
+
+    status = 400
+    error_type = "bad_request"
+
+
+class Unauthorized(RequestError):
+    """The endpoint wants a bearer token, or another one."""
+
+    status = 401
+    error_type = "unauthorized"
+
+
+class MethodNotAllowed(RequestError):
+    """The route exists, but not with this method."""
+
+    status = 405
+    error_type = "method"
+
+    def __init__(self, message: str, *, allow: tuple[str, ...]) -> None:
+        super().__init__(message, remedy=f"Use {' or '.join(allow)}")
+        self.allow = allow
+
+
+class RequestTimeout(RequestError):
+    """The client took too long to send its headers or its body; the connection is closed."""
+
+    status = 408
+    error_type = "timeout"
+
+
+class UnsupportedMediaType(RequestError):
+    """The body's content type or encoding is not one that is read here."""
+
+    status = 415
+    error_type = "media_type"
+
+
+class HeadersTooLarge(RequestError):
+    """The request line and headers are over the limit; the connection is closed."""
+
+    status = 431
+    error_type = "headers_too_large"
+
+
 class UnsupportedRoute(RequestError):
     """There is no such route, or this endpoint's task does not have it."""
 
@@ -88,6 +140,10 @@ class NotReady(RequestError):
 
     status = 503
     error_type = "not_ready"
+
+    def __init__(self, message: str, *, retry_after_seconds: int = 1, remedy: str = "") -> None:
+        super().__init__(message, remedy=remedy or f"Try again in {retry_after_seconds} s")
+        self.retry_after_seconds = retry_after_seconds
 
 
 class InferenceFailed(RequestError):

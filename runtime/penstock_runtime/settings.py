@@ -1,0 +1,362 @@
+"""Everything about a serving process that can be set, and the one source of its flags, variables and documentation.
+
+A setting is a field of one of the groups below. Its name gives the flag (`--drain-limit-seconds`) and the environment
+variable (`PENSTOCK_DRAIN_LIMIT_SECONDS`); its description gives unit and reason. The command line, docs/settings.md and
+the tests are made from `SETTINGS`. What belongs to the model (plan, batching, limits of the endpoint) is not here: it
+comes with the artefact and the ModelEndpoint.
+"""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal, Self, get_args, get_origin
+
+from pydantic import BaseModel, ConfigDict, Field, SecretStr, ValidationError, field_validator, model_validator
+
+from penstock.errors import SettingError
+
+PREFIX = "PENSTOCK_"
+
+
+class Group(BaseModel):
+    """A concern. Frozen: settings are read once, at start."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid", validate_default=True)
+
+
+def _setting(default: Any, description: str, *, unit: str = "", **constraints: Any) -> Any:
+    return Field(default, description=description, json_schema_extra={"unit": unit}, **constraints)
+
+
+class HttpSettings(Group):
+    """The listening socket and its connections."""
+
+    host: str = _setting(
+        "127.0.0.1",
+        "Address to listen on. Loopback unless told otherwise, so that trying it out exposes nothing; the container "
+        "image sets 0.0.0.0.",
+        min_length=1,
+    )
+    port: int = _setting(8080, "Port to listen on; 0 takes a free one and logs it.", ge=0, le=65535)
+    backlog: int = _setting(
+        1024, "Connections that the kernel holds while they wait to be accepted.", unit="connections", ge=1
+    )
+    max_connections: int = _setting(
+        4096,
+        "Open connections; one more is answered with 503. Each costs some 10 KB and a file descriptor.",
+        unit="connections",
+        ge=1,
+    )
+    max_header_bytes: int = _setting(
+        32_768, "Request line and headers together; more is answered with 431.", unit="bytes", ge=1024
+    )
+    max_pipelined: int = _setting(
+        16,
+        "Requests of one connection that may wait behind the one being answered; then reading pauses.",
+        unit="requests",
+        ge=1,
+    )
+    header_timeout_seconds: float = _setting(
+        10.0, "From a request's first byte to the end of its headers; later is answered with 408.", unit="s", gt=0
+    )
+    body_timeout_seconds: float = _setting(
+        30.0, "From the end of the headers to the end of the body; later is answered with 408.", unit="s", gt=0
+    )
+    write_timeout_seconds: float = _setting(
+        30.0, "A client that reads nothing of its answer for this long is cut off.", unit="s", gt=0
+    )
+    idle_timeout_seconds: float = _setting(
+        75.0,
+        "A connection without a request is closed after this. Over the 60 s of common load balancers, so that they "
+        "close first and never send into a closing connection.",
+        unit="s",
+        gt=0,
+    )
+
+
+class LimitSettings(Group):
+    """What one request may be. Limits in tokens belong to the model."""
+
+    max_body_bytes: int = _setting(
+        2_000_000,
+        "Longer bodies are answered with 413 without being read. 2 MB holds some 500 pages of text.",
+        unit="bytes",
+        ge=1024,
+    )
+    max_inputs: int = _setting(
+        1024,
+        "Texts (or pairs, or documents) in one request; more is answered with 422. Keeps one request from filling the "
+        "queue on its own.",
+        unit="texts",
+        ge=1,
+    )
+
+
+class QueueSettings(Group):
+    """What waits for a core."""
+
+    max_queue_rows: int = _setting(
+        1024,
+        "Sequences that may wait; a request that does not fit is answered with 429, single or batch alike.",
+        unit="sequences",
+        ge=1,
+    )
+    max_queue_tokens: int = _setting(
+        131_072,
+        "Tokens that may wait; bounds the waiting time whatever the lengths.",
+        unit="tokens",
+        ge=1,
+    )
+    deadline_seconds: float = _setting(
+        30.0,
+        "A request that has not started by then is answered with 504: nobody waits for it any more. A client sets a "
+        "shorter one with the header x-deadline-ms.",
+        unit="s",
+        gt=0,
+    )
+
+
+class CacheSettings(Group):
+    """What is remembered between requests."""
+
+    answer_cache_bytes: int = _setting(
+        0,
+        "Memory for whole answers by content hash; 0 turns it off. Off by default: it hides the model's speed, and "
+        "texts stay in memory.",
+        unit="bytes",
+        ge=0,
+    )
+
+
+class DrainSettings(Group):
+    """How the process ends on SIGTERM or SIGINT."""
+
+    drain_delay_seconds: float = _setting(
+        0.0,
+        "Go on accepting for this long after the signal, with readiness already false: the time that endpoints and "
+        "load balancers need to notice. The operator sets 5.",
+        unit="s",
+        ge=0,
+    )
+    drain_idle_seconds: float = _setting(
+        0.5,
+        "Keep idle connections open for this long after accepting ends, so that a request already under way on one is "
+        "still answered (with `connection: close`).",
+        unit="s",
+        ge=0,
+    )
+    drain_limit_seconds: float = _setting(
+        25.0,
+        "Exit by then, whatever is unfinished. Under Kubernetes' default grace period of 30 s.",
+        unit="s",
+        gt=0,
+    )
+
+    @model_validator(mode="after")
+    def _ordered(self) -> Self:
+        if self.drain_delay_seconds + self.drain_idle_seconds >= self.drain_limit_seconds:
+            raise ValueError(
+                f"drain_delay_seconds {self.drain_delay_seconds:g} and drain_idle_seconds {self.drain_idle_seconds:g} "
+                f"leave nothing of drain_limit_seconds {self.drain_limit_seconds:g}: raise the limit"
+            )
+        return self
+
+
+class AccessSettings(Group):
+    """Who may ask."""
+
+    auth_token: SecretStr | None = _setting(
+        None,
+        "Bearer token that every request but health, readiness, metrics and the static pages must bring. None: open. "
+        "Prefer auth_token_file: a flag is visible in the process list.",
+    )
+    auth_token_file: Path | None = _setting(
+        None, "File with one accepted bearer token a line (several while a token is being replaced), read at start."
+    )
+    cors_origins: tuple[str, ...] = _setting(
+        (), "Origins whose pages may call this endpoint from a browser, comma-separated; `*` is any. Empty: off."
+    )
+
+    @field_validator("auth_token")
+    @classmethod
+    def _token(cls, value: SecretStr | None) -> SecretStr | None:
+        if value is not None and not value.get_secret_value().strip():
+            raise ValueError("is empty: leave it out to serve without a token")
+        return value
+
+    @field_validator("cors_origins")
+    @classmethod
+    def _origins(cls, value: tuple[str, ...]) -> tuple[str, ...]:
+        for origin in value:
+            if origin != "*" and ("://" not in origin or origin.endswith("/")):
+                raise ValueError(f"{origin!r} is not an origin: write it like https://app.example.com")
+        return value
+
+    def tokens(self) -> tuple[bytes, ...]:
+        """All accepted tokens; SettingError when the file cannot be read or holds none."""
+        found = [] if self.auth_token is None else [self.auth_token.get_secret_value().strip()]
+        if self.auth_token_file is not None:
+            try:
+                lines = self.auth_token_file.read_text(encoding="utf-8").splitlines()
+            except (OSError, UnicodeDecodeError) as error:
+                raise SettingError(
+                    f"{PREFIX}AUTH_TOKEN_FILE: {self.auth_token_file} cannot be read ({error})",
+                    field=f"{PREFIX}AUTH_TOKEN_FILE",
+                    remedy="Mount the secret there, or leave the setting out",
+                ) from error
+            in_file = [line.strip() for line in lines if line.strip()]
+            if not in_file:
+                raise SettingError(
+                    f"{PREFIX}AUTH_TOKEN_FILE: {self.auth_token_file} holds no token",
+                    field=f"{PREFIX}AUTH_TOKEN_FILE",
+                    remedy="Write one token a line, or leave the setting out",
+                )
+            found.extend(in_file)
+        return tuple(token.encode() for token in found)
+
+
+class LogSettings(Group):
+    """What is written to standard error."""
+
+    log_level: Literal["debug", "info", "warning", "error"] = _setting("info", "Least severity that is logged.")
+    access_log: bool = _setting(
+        False,
+        "One line for each request. Off: metrics tell the same for less. Lines are collected and written once a second, "
+        "so that requests do not wait for them.",
+    )
+
+
+class ObservationSettings(Group):
+    """What the metrics are measured against."""
+
+    objective_p95_milliseconds: float | None = _setting(
+        None,
+        "The latency objective: becomes a bucket boundary of the duration histogram, so that the share of good requests "
+        "is exact. None: default boundaries only.",
+        unit="ms",
+        gt=0,
+    )
+
+
+class Settings(Group):
+    """All of them, by concern."""
+
+    http: HttpSettings = HttpSettings()
+    limits: LimitSettings = LimitSettings()
+    queue: QueueSettings = QueueSettings()
+    caches: CacheSettings = CacheSettings()
+    drain: DrainSettings = DrainSettings()
+    access: AccessSettings = AccessSettings()
+    log: LogSettings = LogSettings()
+    observation: ObservationSettings = ObservationSettings()
+
+    @classmethod
+    def load(cls, environment: Mapping[str, str], flags: Mapping[str, Any] | None = None) -> Settings:
+        """Settings from flags (by name, such as `port`; None is "not given") over environment over defaults.
+
+        SettingError names the variable or flag, the value and what to write instead; also for `PENSTOCK_` variables
+        that look like a mistyped setting.
+        """
+        given: dict[str, dict[str, Any]] = {group: {} for group in cls.model_fields}
+        origin: dict[str, str] = {}
+        by_name = {setting.name: setting for setting in SETTINGS}
+        for setting in SETTINGS:
+            text = environment.get(setting.variable)
+            if text is not None:
+                given[setting.group][setting.name] = setting.parse(text)
+                origin[setting.name] = setting.variable
+        for name, value in (flags or {}).items():
+            if value is not None:
+                setting = by_name[name]
+                given[setting.group][name] = setting.parse(value) if isinstance(value, str) else value
+                origin[name] = setting.flag
+        _refuse_near_misses(environment, [setting.variable for setting in SETTINGS])
+        try:
+            return cls.model_validate(given)
+        except ValidationError as error:
+            raise _setting_error(error, origin, by_name) from error
+
+
+@dataclass(frozen=True)
+class Setting:
+    """One setting, described."""
+
+    name: str
+    group: str
+    annotation: Any
+    default: Any
+    unit: str
+    description: str
+
+    @property
+    def variable(self) -> str:
+        """The environment variable."""
+        return PREFIX + self.name.upper()
+
+    @property
+    def flag(self) -> str:
+        """The command-line flag."""
+        return "--" + self.name.replace("_", "-")
+
+    @property
+    def is_list(self) -> bool:
+        """True for comma-separated values."""
+        return get_origin(self.annotation) is tuple
+
+    @property
+    def is_optional(self) -> bool:
+        """True when None means "not set"."""
+        return type(None) in get_args(self.annotation)
+
+    def parse(self, text: str) -> Any:
+        """The text of a variable as what pydantic takes: lists split at commas, empty as None where that is allowed."""
+        if self.is_list:
+            return tuple(part.strip() for part in text.split(",") if part.strip())
+        if self.is_optional and not text.strip():
+            return None
+        return text
+
+
+def _describe() -> Iterable[Setting]:
+    for group, group_field in Settings.model_fields.items():
+        model = group_field.annotation
+        assert isinstance(model, type)  # noqa: S101 - narrows for mypy: every field of Settings is a Group
+        assert issubclass(model, Group)  # noqa: S101
+        for name, field in model.model_fields.items():
+            extra = field.json_schema_extra
+            unit = str(extra["unit"]) if isinstance(extra, dict) else ""
+            yield Setting(name, group, field.annotation, field.default, unit, field.description or "")
+
+
+SETTINGS: tuple[Setting, ...] = tuple(_describe())
+"""Every setting, in the order of the groups."""
+
+
+def _refuse_near_misses(environment: Mapping[str, str], known: list[str]) -> None:
+    """A variable one or two letters off a setting is a typo whose default would surprise; others are none of ours."""
+    for variable in environment:
+        if variable.startswith(PREFIX) and variable not in known:
+            close = difflib.get_close_matches(variable, known, n=1, cutoff=0.93)
+            if close:
+                raise SettingError(
+                    f"{variable} is not a setting", field=variable, remedy=f"Did you mean {close[0]}?"
+                )
+
+
+def _setting_error(error: ValidationError, origin: Mapping[str, str], by_name: Mapping[str, Setting]) -> SettingError:
+    first = error.errors()[0]
+    name = str(first["loc"][1]) if len(first["loc"]) > 1 else ""
+    message = first["msg"].removeprefix("Value error, ")
+    if name not in by_name:
+        return SettingError(message, remedy="docs/settings.md lists the settings")
+    key = origin.get(name, by_name[name].variable)
+    given = "(hidden)" if name == "auth_token" else repr(first["input"])
+    unit = f" in {by_name[name].unit}" if by_name[name].unit else ""
+    return SettingError(
+        f"{key} is {given}: {message[0].lower()}{message[1:]}",
+        field=key,
+        remedy=f"Give a value{unit} that fits; the default is {by_name[name].default!r}",
+    )
