@@ -1,0 +1,291 @@
+"""What a request may hold: one declaration gives both the check, with friendly errors, and the JSON Schema.
+
+Kinds are values that check one JSON value (`parse`) and describe it (`schema`). What `schema` allows, `parse` takes,
+lone surrogates apart (JSON Schema has no word for them). `parse` raises nothing but InvalidInput.
+"""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Protocol
+
+from penstock_runtime.errors import InvalidInput
+
+JsonSchema = dict[str, Any]
+
+
+class Kind(Protocol):
+    """One kind of JSON value."""
+
+    @property
+    def words(self) -> str:
+        """What it is, for messages: `a text`."""
+        ...
+
+    @property
+    def python(self) -> type:
+        """What the JSON value is in Python."""
+        ...
+
+    def parse(self, value: Any, where: str) -> Any:
+        """The checked value; `where` is its path for the error."""
+        ...
+
+    def schema(self) -> JsonSchema:
+        """Its JSON Schema."""
+        ...
+
+
+def json_words(value: Any) -> str:
+    """What a JSON value is, for messages."""
+    if value is None:
+        return "null"
+    if isinstance(value, bool):
+        return "true" if value else "false"
+    if isinstance(value, int | float):
+        return f"the number {value!r}" if len(repr(value)) <= 24 else "a number"
+    names = {str: "a text", list: "a list", tuple: "a list", dict: "an object"}
+    return next((name for kind, name in names.items() if isinstance(value, kind)), f"a {type(value).__name__}")
+
+
+def near(name: str, known: Sequence[str]) -> str:
+    """A hint for a name that is not known: the nearest one, or all."""
+    close = difflib.get_close_matches(name[:100], known, n=1, cutoff=0.6)
+    return f"Did you mean {close[0]!r}?" if close else f"Known here: {', '.join(known) or 'none'}"
+
+
+def _wrong(kind: Kind, value: Any, where: str) -> InvalidInput:
+    return InvalidInput(f"{where} must be {kind.words}, not {json_words(value)}", field=where, remedy=f"Send {kind.words}")
+
+
+@dataclass(frozen=True)
+class Text:
+    """A text that is not empty and can be written as UTF-8."""
+
+    words: str = "a text"
+    python: type = str
+    description: str = ""
+
+    def parse(self, value: Any, where: str) -> str:
+        """The text."""
+        if not isinstance(value, str):
+            raise _wrong(self, value, where)
+        if not value:
+            raise InvalidInput(f"{where} is empty", field=where, remedy="Send a text with at least one character")
+        if not value.isascii():
+            try:
+                value.encode()
+            except UnicodeEncodeError as error:
+                raise InvalidInput(
+                    f"{where} has half a surrogate pair at character {error.start}, which is no character",
+                    field=where,
+                    remedy="Cut texts between characters, not inside a \\uD83D\\uDE00 pair",
+                ) from error
+        return value
+
+    def schema(self) -> JsonSchema:
+        """A string of at least one character."""
+        described = {"description": self.description} if self.description else {}
+        return {"type": "string", "minLength": 1, **described}
+
+
+@dataclass(frozen=True)
+class Boolean:
+    """true or false."""
+
+    words: str = "true or false"
+    python: type = bool
+
+    def parse(self, value: Any, where: str) -> bool:
+        """The truth value."""
+        if not isinstance(value, bool):
+            raise _wrong(self, value, where)
+        return value
+
+    def schema(self) -> JsonSchema:
+        """A boolean."""
+        return {"type": "boolean"}
+
+
+@dataclass(frozen=True)
+class Integer:
+    """A whole number within limits (both included)."""
+
+    minimum: int
+    maximum: int
+    python: type = int
+
+    @property
+    def words(self) -> str:
+        """With the limits."""
+        return f"a whole number from {self.minimum} to {self.maximum}"
+
+    def parse(self, value: Any, where: str) -> int:
+        """The number; 3.0 counts as whole, as it does in JSON Schema."""
+        if isinstance(value, float) and value.is_integer():
+            value = int(value)
+        if isinstance(value, bool) or not isinstance(value, int) or not self.minimum <= value <= self.maximum:
+            raise _wrong(self, value, where)
+        return int(value)
+
+    def schema(self) -> JsonSchema:
+        """An integer with its limits."""
+        return {"type": "integer", "minimum": self.minimum, "maximum": self.maximum}
+
+
+@dataclass(frozen=True)
+class Choice:
+    """One of some words; `any_case` takes them in capitals as well and gives the spelling here."""
+
+    options: tuple[str, ...]
+    any_case: bool = False
+    python: type = str
+
+    @property
+    def words(self) -> str:
+        """All options."""
+        return f"one of {', '.join(self.options)}"
+
+    def parse(self, value: Any, where: str) -> str:
+        """The option."""
+        if not isinstance(value, str):
+            raise _wrong(self, value, where)
+        given = value.lower() if self.any_case else value
+        if given not in self.options:
+            raise InvalidInput(
+                f"{where} must be {self.words}, not {value[:100]!r}", field=where, remedy=near(given, self.options)
+            )
+        return given
+
+    def schema(self) -> JsonSchema:
+        """An enumeration."""
+        capitals = [option.capitalize() for option in self.options] if self.any_case else []
+        return {"type": "string", "enum": [*self.options, *capitals]}
+
+
+@dataclass(frozen=True)
+class ListOf:
+    """A list of one kind with a limit on its length."""
+
+    item: Kind
+    at_most: int
+    at_least: int = 1
+    words: str = "a list of texts"
+    python: type = list
+
+    def parse(self, value: Any, where: str) -> list[Any]:
+        """The checked items."""
+        if not isinstance(value, list | tuple):
+            raise _wrong(self, value, where)
+        if len(value) < self.at_least:
+            found = "is empty" if not value else f"has {len(value)} entries"
+            raise InvalidInput(f"{where} {found}", field=where, remedy=f"Send {self.at_least} or more")
+        if len(value) > self.at_most:
+            raise InvalidInput(
+                f"{where} has {len(value)} entries; at most {self.at_most} fit into one request",
+                field=where,
+                remedy="Split it over several requests",
+            )
+        return [self.item.parse(entry, f"{where}[{index}]") for index, entry in enumerate(value)]
+
+    def schema(self) -> JsonSchema:
+        """An array with its limits."""
+        return {"type": "array", "items": self.item.schema(), "minItems": self.at_least, "maxItems": self.at_most}
+
+
+@dataclass(frozen=True)
+class Object:
+    """An object with known fields only; optional ones may be absent or null and then have their default."""
+
+    required: Mapping[str, Kind]
+    optional: Mapping[str, tuple[Kind, Any]] = field(default_factory=dict)
+    """Kind and default of each."""
+    notes: Mapping[str, str] = field(default_factory=dict)
+    """A sentence for the schema about each field."""
+    words: str = "an object"
+    python: type = dict
+
+    def parse(self, value: Any, where: str) -> dict[str, Any]:
+        """All fields, defaults filled in."""
+        if not isinstance(value, Mapping):
+            raise _wrong(self, value, where)
+        known = [*self.required, *self.optional]
+        for name in value:
+            if name not in known:
+                path = f"{where}.{str(name)[:100]}"
+                raise InvalidInput(f"{path}: there is no such field", field=path, remedy=near(str(name), known))
+        parsed = {}
+        for name, kind in self.required.items():
+            if name not in value:
+                path = f"{where}.{name}"
+                raise InvalidInput(f"{path} is missing", field=path, remedy=f"Add {kind.words}")
+            parsed[name] = kind.parse(value[name], f"{where}.{name}")
+        for name, (kind, default) in self.optional.items():
+            given = value.get(name)
+            parsed[name] = default if given is None else kind.parse(given, f"{where}.{name}")
+        return parsed
+
+    def schema(self) -> JsonSchema:
+        """An object without further fields; optional ones are nullable."""
+        properties: JsonSchema = {}
+        for name, kind in self.required.items():
+            properties[name] = kind.schema() | self._note(name)
+        for name, (kind, default) in self.optional.items():
+            properties[name] = _nullable(kind.schema()) | self._note(name) | {"default": default}
+        required = {"required": list(self.required)} if self.required else {}
+        return {"type": "object", "properties": properties, **required, "additionalProperties": False}
+
+    def _note(self, name: str) -> JsonSchema:
+        return {"description": self.notes[name]} if name in self.notes else {}
+
+
+@dataclass(frozen=True)
+class Either:
+    """One of several kinds, told apart by what they are in JSON."""
+
+    kinds: tuple[Kind, ...]
+    python: type = object
+
+    @property
+    def words(self) -> str:
+        """All of them."""
+        return " or ".join(kind.words for kind in self.kinds)
+
+    def parse(self, value: Any, where: str) -> Any:
+        """As the kind that fits."""
+        for kind in self.kinds:
+            if isinstance(value, kind.python) and isinstance(value, bool) == (kind.python is bool):
+                return kind.parse(value, where)
+        raise _wrong(self, value, where)
+
+    def schema(self) -> JsonSchema:
+        """One of theirs."""
+        return {"anyOf": [kind.schema() for kind in self.kinds]}
+
+
+def parameters(value: Any, kinds: Object) -> dict[str, Any]:
+    """The `parameters` of a request; null and absent are the same as none."""
+    return kinds.parse({} if value is None else value, "parameters")
+
+
+def request(inputs: Kind, parameter_kinds: Object, *, examples: Sequence[JsonSchema], about: str) -> JsonSchema:
+    """The schema of a whole request body."""
+    required = ["inputs", "parameters"] if parameter_kinds.required else ["inputs"]
+    schema = parameter_kinds.schema()
+    return {
+        "type": "object",
+        "description": about,
+        "properties": {"inputs": inputs.schema(), "parameters": schema if parameter_kinds.required else _nullable(schema)},
+        "required": required,
+        "additionalProperties": False,
+        "examples": list(examples),
+    }
+
+
+def _nullable(schema: JsonSchema) -> JsonSchema:
+    if "anyOf" in schema:
+        return schema | {"anyOf": [*schema["anyOf"], {"type": "null"}]}
+    wider = schema | {"type": [schema["type"], "null"]}
+    return wider | {"enum": [*schema["enum"], None]} if "enum" in schema else wider

@@ -1,0 +1,147 @@
+"""`tokenizer.json` into the library's object, put right by `tokenizer_config.json` where the two disagree.
+
+The object is never changed once `open_backend` has returned it.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from tokenizers import Tokenizer as Backend
+from tokenizers import normalizers, pre_tokenizers, processors
+
+from penstock.errors import CorruptModel
+
+SPECIAL_NAMES: dict[str, tuple[str, ...]] = {
+    "cls_token": ("[CLS]", "<s>"),
+    "sep_token": ("[SEP]", "</s>"),
+    "pad_token": ("[PAD]", "<pad>"),
+    "unk_token": ("[UNK]", "<unk>"),
+    "mask_token": ("[MASK]", "<mask>"),
+}
+"""Roles of special tokens, and their usual spelling for folders that do not state one."""
+
+WITHOUT_TYPE_IDS = frozenset({
+    "bart", "barthez", "bigbird", "camembert", "distilbert", "dpr", "layoutlmv3", "led", "longformer", "mbart",
+    "mpnet", "nystromformer", "reformer", "roberta", "t5", "xlmroberta",
+})  # fmt: skip
+"""Tokenizer families whose models are never given token types by transformers (`model_input_names` of the class)."""
+
+
+def open_backend(path: Path, config: Mapping[str, Any], *, lower_case: bool) -> Any:
+    """The library's tokenizer without truncation and padding; `config` is tokenizer_config.json.
+
+    `lower_case` puts a lower-casing step before the normaliser unless it has one, as sentence-transformers does.
+    CorruptModel when the file is not one that the library reads.
+    """
+    # Each worker thread owns a core: the library's own thread pool would take those of its neighbours.
+    os.environ["TOKENIZERS_PARALLELISM"] = "false"
+    try:
+        backend = Backend.from_buffer(path.read_bytes())
+    except Exception as error:  # the library raises plain Exception, whatever is wrong
+        raise CorruptModel(
+            f"{path} is not a tokenizer that tokenizers reads: {error}", remedy="Fetch the model again"
+        ) from error
+    backend.no_truncation()
+    backend.no_padding()
+    _match_normalizer(backend, config)
+    _match_prefix_space(backend, config)
+    if lower_case and not _lowers(_state(backend.normalizer)):
+        first = normalizers.Lowercase()
+        backend.normalizer = (
+            first if backend.normalizer is None else normalizers.Sequence([first, backend.normalizer])
+        )
+    return backend
+
+
+def special_tokens(backend: Any, *files: Mapping[str, Any]) -> dict[str, int]:
+    """Ids of the special tokens by role (`cls_token`, ...), from the first of `files` that states them.
+
+    Tokens that tokenizer.json has in its vocabulary only are registered, so that a text may contain them.
+    """
+    found: dict[str, int] = {}
+    for role, usual in SPECIAL_NAMES.items():
+        stated = [name for file in files if (name := _content(file.get(role))) is not None]
+        for name in (*stated, *usual):
+            number = backend.token_to_id(name)
+            if number is not None:
+                found[role] = number
+                break
+    known = backend.get_added_tokens_decoder()
+    missing = [backend.id_to_token(number) for number in found.values() if number not in known]
+    if missing:
+        backend.add_special_tokens(missing)
+    return found
+
+
+def uses_type_ids(config: Mapping[str, Any], tokenizer_config: Mapping[str, Any]) -> bool:
+    """Whether the model is given token types: by the tokenizer's own list, else its family, and if there are two."""
+    names = tokenizer_config.get("model_input_names")
+    if isinstance(names, list):
+        stated = "token_type_ids" in names
+    else:
+        family = re.sub(r"tokenizer(fast)?$", "", str(tokenizer_config.get("tokenizer_class") or "").lower())
+        family = family if family not in {"", "pretrained"} else str(config.get("model_type") or "").lower()
+        stated = re.sub(r"[^a-z0-9]", "", family) not in WITHOUT_TYPE_IDS
+    types = config.get("type_vocab_size")
+    return stated and not (isinstance(types, int) and types < 2)
+
+
+def _match_normalizer(backend: Any, config: Mapping[str, Any]) -> None:
+    """BERT's normaliser as tokenizer_config.json has it, where it says otherwise than tokenizer.json."""
+    state = _state(backend.normalizer)
+    if state.get("type") != "BertNormalizer":
+        return
+    keys = {"lowercase": "do_lower_case", "strip_accents": "strip_accents", "handle_chinese_chars": "tokenize_chinese_chars"}
+    wanted = {own: config[key] for own, key in keys.items() if isinstance(config.get(key), bool)}
+    if any(state.get(own) != value for own, value in wanted.items()):
+        options = {own: value for own, value in (state | wanted).items() if own != "type"}
+        backend.normalizer = normalizers.BertNormalizer(**options)
+
+
+def _match_prefix_space(backend: Any, config: Mapping[str, Any]) -> None:
+    """Byte-level BPE: whether the first word gets a space before it, as tokenizer_config.json has it."""
+    wanted = config.get("add_prefix_space")
+    if not isinstance(wanted, bool):
+        return
+    state = _state(backend.pre_tokenizer)
+    if state.get("type") == "ByteLevel" and state["add_prefix_space"] != wanted:
+        options = {key: value for key, value in state.items() if key not in {"type", "trim_offsets"}}
+        backend.pre_tokenizer = pre_tokenizers.ByteLevel(**(options | {"add_prefix_space": wanted}))
+    state = _state(backend.post_processor)
+    if state.get("type") == "RobertaProcessing" and state["add_prefix_space"] != wanted:
+        backend.post_processor = processors.RobertaProcessing(
+            sep=tuple(state["sep"]),
+            cls=tuple(state["cls"]),
+            trim_offsets=state["trim_offsets"],
+            add_prefix_space=wanted,
+        )
+
+
+def _state(component: Any) -> dict[str, Any]:
+    """A component's part of tokenizer.json; empty when there is no such component, or one written in Python."""
+    if component is None:
+        return {}
+    try:
+        state = json.loads(component.__getstate__())
+    except Exception:  # the library's plain Exception for components that cannot be serialised
+        return {}
+    return state if isinstance(state, dict) else {}
+
+
+def _lowers(state: Mapping[str, Any]) -> bool:
+    if state.get("type") == "Sequence":
+        return any(_lowers(step) for step in state.get("normalizers", ()))
+    return state.get("type") == "Lowercase" or bool(state.get("lowercase"))
+
+
+def _content(value: object) -> str | None:
+    """A special token as the two ways of writing it: a text, or an object with its content."""
+    if isinstance(value, Mapping):
+        value = value.get("content")
+    return value if isinstance(value, str) else None
