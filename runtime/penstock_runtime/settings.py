@@ -53,12 +53,6 @@ class HttpSettings(Group):
     max_header_bytes: int = _setting(
         32_768, "Request line and headers together; more is answered with 431.", unit="bytes", ge=1024
     )
-    max_pipelined: int = _setting(
-        16,
-        "Requests of one connection that may wait behind the one being answered; then reading pauses.",
-        unit="requests",
-        ge=1,
-    )
     header_timeout_seconds: float = _setting(
         10.0, "From a request's first byte to the end of its headers; later is answered with 408.", unit="s", gt=0
     )
@@ -341,9 +335,7 @@ def _refuse_near_misses(environment: Mapping[str, str], known: list[str]) -> Non
         if variable.startswith(PREFIX) and variable not in known:
             close = difflib.get_close_matches(variable, known, n=1, cutoff=0.93)
             if close:
-                raise SettingError(
-                    f"{variable} is not a setting", field=variable, remedy=f"Did you mean {close[0]}?"
-                )
+                raise SettingError(f"{variable} is not a setting", field=variable, remedy=f"Did you mean {close[0]}?")
 
 
 def _setting_error(error: ValidationError, origin: Mapping[str, str], by_name: Mapping[str, Setting]) -> SettingError:

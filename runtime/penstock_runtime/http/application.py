@@ -1,0 +1,160 @@
+"""From a request to its response: what is refused at the door, what an exception becomes, what is counted."""
+
+from __future__ import annotations
+
+import asyncio
+import hmac
+import logging
+import time
+from collections.abc import Awaitable, Coroutine
+from typing import Any
+
+from penstock_runtime.errors import ClientGone, RequestError, Unauthorized
+from penstock_runtime.http.connection import too_large
+from penstock_runtime.http.message import Request, Response
+from penstock_runtime.http.replies import error_response
+from penstock_runtime.http.routes import Dialect, Router, allowed
+from penstock_runtime.metrics import Metrics
+from penstock_runtime.settings import Settings
+
+logger = logging.getLogger("penstock.http")
+
+UNKNOWN = "(unknown)"
+"""The route label of requests that fit none: a client's paths must not become label values."""
+
+
+class Application:
+    """Answers requests with the handlers of a router."""
+
+    def __init__(self, router: Router, settings: Settings, metrics: Metrics) -> None:
+        self.router = router
+        self.metrics = metrics
+        self.body_limit = settings.limits.max_body_bytes
+        self._tokens = settings.access.tokens()
+        self._origins = frozenset(settings.access.cors_origins)
+        self.access_lines: list[str] | None = [] if settings.log.access_log else None
+        """Lines for the access log; the server writes them out now and then."""
+
+    # At the door
+
+    def admit(self, request: Request, body_bytes: int | None) -> None:
+        """Find the route, check token and length. RequestError refuses the request before its body is read."""
+        if request.method == "OPTIONS":
+            return
+        self.router.resolve(request)
+        if self._tokens:
+            self._check_token(request)
+        if body_bytes is not None and body_bytes > self.body_limit:
+            raise too_large(self.body_limit)
+
+    def _check_token(self, request: Request) -> None:
+        if request.route is not None and request.route.public:
+            return
+        scheme, _, given = request.headers.get(b"authorization", b"").partition(b" ")
+        given = given.strip()
+        if scheme.lower() != b"bearer" or not given:
+            raise Unauthorized("this endpoint wants a token", remedy="Send the header authorization: Bearer <token>")
+        # Every token is compared, in constant time: how long it takes says nothing about which one came close.
+        if not any([hmac.compare_digest(given, token) for token in self._tokens]):  # noqa: C419
+            raise Unauthorized("this is not a token of this endpoint", remedy="Ask the endpoint's owner for one")
+
+    # Answers
+
+    def answer(self, request: Request) -> Response | Coroutine[Any, Any, Response]:
+        """The response, or a coroutine that gives it. Never raises, but for cancellation."""
+        self.metrics.in_flight += 1
+        route = request.route
+        if route is None:
+            return self._finish(request, self._options(request))
+        try:
+            result = route.handler(request)
+        except Exception as error:
+            return self._finish(request, self._failed(request, error))
+        if isinstance(result, Response):
+            return self._finish(request, result)
+        return self._await(request, result)
+
+    async def _await(self, request: Request, result: Awaitable[Response]) -> Response:
+        try:
+            response = await result
+        except asyncio.CancelledError:
+            self._finish(request, Response(status=ClientGone.status))
+            raise
+        except Exception as error:
+            response = self._failed(request, error)
+        return self._finish(request, response)
+
+    def refuse(self, request: Request | None, error: RequestError) -> Response:
+        """The response to a request that is not answered: refused at the door, or not HTTP at all."""
+        self.metrics.in_flight += 1
+        request = request or Request("", "")
+        request.received = request.received or time.perf_counter()
+        return self._finish(request, self._error(request, error))
+
+    def _finish(self, request: Request, response: Response) -> Response:
+        """Count an answer; every request passes here once."""
+        route = request.route
+        seconds = time.perf_counter() - request.received
+        metrics = self.metrics
+        metrics.in_flight -= 1
+        label = UNKNOWN if route is None else route.path
+        metrics.finished(label, response.status, seconds, inference=route is not None and route.inference)
+        if self._origins:
+            response.headers += self._cors(request)
+        if self.access_lines is not None:
+            self.access_lines.append(
+                f"{request.method} {request.path} {response.status} {seconds * 1000:.3f}ms "
+                f"{len(request.body)}B>{len(response.body)}B {request.identifier.decode('ascii')}"
+            )
+        return response
+
+    def _failed(self, request: Request, error: Exception) -> Response:
+        if isinstance(error, RequestError):
+            if error.status >= 500:
+                logger.warning("%s: %s", request.identifier.decode("ascii"), error.message)
+            return self._error(request, error)
+        identifier = request.identifier.decode("ascii")
+        logger.error("request %s failed", identifier, exc_info=error)
+        return self._error(
+            request,
+            RequestError(
+                "the server failed on this request",
+                remedy=f"Its log has the details under the request id {identifier}",
+            ),
+        )
+
+    def _error(self, request: Request, error: RequestError) -> Response:
+        self.metrics.refused(error.error_type)
+        route = request.route
+        return error_response(error, self._dialect(request.path) if route is None else route.dialect)
+
+    @staticmethod
+    def _dialect(path: str) -> Dialect:
+        """For paths that have no route: OpenAI's clients ask below /v1."""
+        return Dialect.OPENAI if path.startswith("/v1/") and path != "/v1/rerank" else Dialect.PENSTOCK
+
+    def _options(self, request: Request) -> Response:
+        methods, _ = self.router.methods(request.path)
+        names = allowed(methods) if methods else ("GET", "HEAD", "OPTIONS", "POST")
+        headers = b"allow: %b\r\n" % ", ".join(names).encode()
+        if self._origins and b"access-control-request-method" in request.headers:
+            headers += (
+                b"access-control-allow-methods: %b\r\n"
+                b"access-control-allow-headers: authorization, content-type, x-deadline-ms, x-request-id\r\n"
+                b"access-control-max-age: 600\r\n" % ", ".join(names).encode()
+            )
+        return Response(status=204, headers=headers)
+
+    def _cors(self, request: Request) -> bytes:
+        origin = request.headers.get(b"origin", b"")
+        if "*" in self._origins:
+            allow = b"*"
+        elif origin.decode("latin-1") in self._origins:
+            allow = origin
+        else:
+            return b"vary: origin\r\n"
+        return (
+            b"access-control-allow-origin: %b\r\nvary: origin\r\n"
+            b"access-control-expose-headers: x-compute-time, x-compute-tokens, x-inference-time, x-queue-time, "
+            b"x-request-id, x-tokenization-time, x-truncated\r\n" % allow
+        )

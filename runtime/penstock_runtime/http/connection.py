@@ -1,0 +1,433 @@
+"""HTTP/1.1 on one socket: requests in, responses out, in order. Knows nothing of routes or models.
+
+llhttp (through httptools) parses. This class keeps the limits and the deadlines, answers one request at a time (further
+ones of a pipelining client wait), and tells the application when the client has gone. Deadlines are checked by the
+acceptor's sweep, so that a request costs no timer.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections import deque
+from collections.abc import Coroutine
+from enum import Enum
+from typing import TYPE_CHECKING, Any, Protocol, cast
+
+import httptools
+
+from penstock_runtime.errors import (
+    BodyTooLarge,
+    HeadersTooLarge,
+    MalformedRequest,
+    NotReady,
+    RequestError,
+    RequestTimeout,
+)
+from penstock_runtime.http.message import Request, Response, encode
+
+if TYPE_CHECKING:
+    from penstock_runtime.http.acceptor import Acceptor
+
+LINGER_SECONDS = 2.0
+"""After an early refusal the rest of a body is read and dropped for so long: closing at once would reset the connection,
+and the client would lose the answer that explains it."""
+LINGER_BYTES = 64 * 2**20
+IDENTIFIER_LIMIT = 128
+
+
+class Answers(Protocol):
+    """The application, as a connection sees it."""
+
+    def admit(self, request: Request, body_bytes: int | None) -> None:
+        """Judge a request by its headers (None: length unknown); raise RequestError to refuse it."""
+        ...
+
+    def answer(self, request: Request) -> Response | Coroutine[Any, Any, Response]:
+        """The response. Never raises; a coroutine may be cancelled when the client goes."""
+        ...
+
+    def refuse(self, request: Request | None, error: RequestError) -> Response:
+        """The response to a request that is not answered; None when it could not even be read."""
+        ...
+
+    @property
+    def body_limit(self) -> int:
+        """Bytes."""
+        ...
+
+
+class Phase(Enum):
+    """What a connection waits for: decides what its deadline means."""
+
+    IDLE = "idle"
+    HEAD = "head"
+    BODY = "body"
+    ANSWER = "answer"
+    LINGER = "linger"
+    """Refused and answered; whatever still comes is dropped."""
+
+
+class Connection(asyncio.Protocol):
+    """One client."""
+
+    __slots__ = (
+        "_body",
+        "_body_bytes",
+        "_head_bytes",
+        "_lingered",
+        "_paused",
+        "_replay",
+        "_url",
+        "acceptor",
+        "active",
+        "deadline",
+        "parser",
+        "pending",
+        "phase",
+        "request",
+        "task",
+        "transport",
+        "writable",
+    )
+
+    def __init__(self, acceptor: Acceptor) -> None:
+        self.acceptor = acceptor
+        self.transport: asyncio.Transport | None = None
+        self.parser: httptools.HttpRequestParser | None = None
+        self.phase = Phase.IDLE
+        self.deadline = 0.0
+        """When the phase must be over, in the loop's time."""
+        self.request: Request | None = None
+        """Being read."""
+        self.active: Request | None = None
+        """Being answered."""
+        self.task: asyncio.Task[None] | None = None
+        self.pending: deque[Request] = deque()
+        self.writable = True
+        self._url = b""
+        self._head_bytes = 0
+        self._body: list[bytes] = []
+        self._body_bytes = 0
+        self._paused = False
+        self._replay = False
+        self._lingered = 0
+
+    # The socket's side
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        """A client has connected."""
+        self.transport = cast(
+            "asyncio.Transport", transport
+        )  # what stream protocols are given; uvloop's is its own class
+        self.parser = httptools.HttpRequestParser(self)
+        settings = self.acceptor.settings
+        self.deadline = self.acceptor.loop.time() + settings.header_timeout_seconds
+        if not self.acceptor.admit(self):
+            error = NotReady(f"{settings.max_connections} connections are open already")
+            self._refuse_and_close(None, error)
+
+    def data_received(self, data: bytes) -> None:
+        """Bytes have arrived."""
+        if self.phase is Phase.LINGER:
+            self._lingered += len(data)
+            if self._lingered > LINGER_BYTES and self.transport is not None:
+                self.transport.abort()
+            return
+        was_head = self.phase is Phase.HEAD
+        self._feed(data)
+        if was_head and self.phase is Phase.HEAD:
+            # Header names and values are counted when they are whole; this bounds one that never ends.
+            self._head_bytes += len(data)
+            if self._head_bytes > self.acceptor.settings.max_header_bytes:
+                self._refuse_headers()
+
+    def _feed(self, data: bytes) -> None:
+        parser = self.parser
+        if parser is None:
+            return
+        try:
+            parser.feed_data(data)
+        except httptools.HttpParserUpgrade as upgrade:
+            self._ignore_upgrade(data[upgrade.args[0] :])
+        except httptools.HttpParserError as error:
+            if self.phase is not Phase.LINGER:
+                self._refuse_and_close(
+                    self.request, MalformedRequest(f"this is not HTTP/1.1: {error}", remedy="Speak HTTP/1.1, not TLS")
+                )
+
+    def eof_received(self) -> bool:
+        """The client has closed its side. Clients that cancel look like this too, so the request ends (docs/http.md)."""
+        return False
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        """The socket is closed: whatever is under way is not waited for any more."""
+        _ = exc
+        self.acceptor.forget(self)
+        if self.task is not None:
+            self.task.cancel()
+        self.pending.clear()
+        self.parser = None
+        self.request = None
+        self.transport = None
+
+    def pause_writing(self) -> None:
+        """The client does not read as fast as it is answered."""
+        self.writable = False
+        self.deadline = self.acceptor.loop.time() + self.acceptor.settings.write_timeout_seconds
+
+    def resume_writing(self) -> None:
+        """It does again."""
+        self.writable = True
+        if self.active is None and self.phase is not Phase.LINGER:
+            self._next()
+
+    # The parser's side
+
+    def on_message_begin(self) -> None:
+        """A request starts."""
+        if self._replay or self.phase is Phase.LINGER:
+            return
+        self.request = Request()
+        self._url = b""
+        self._head_bytes = 0
+        if self.active is None:
+            self.phase = Phase.HEAD
+            self.deadline = self.acceptor.loop.time() + self.acceptor.settings.header_timeout_seconds
+
+    def on_url(self, url: bytes) -> None:
+        """A piece of the request's target."""
+        if not self._replay:
+            self._url += url
+            self._head_bytes += len(url)
+
+    def on_header(self, name: bytes, value: bytes) -> None:
+        """One header (also trailers of a chunked body, which are ignored)."""
+        request = self.request
+        if request is None or self._replay or request.route is not None or request.refusal is not None:
+            return
+        self._head_bytes += len(name) + len(value) + 4
+        name = name.lower()
+        known = request.headers.get(name)
+        request.headers[name] = value if known is None else known + b", " + value
+
+    def on_headers_complete(self) -> None:
+        """The headers are whole: judge them before the body is read."""
+        request, parser = self.request, self.parser
+        if request is None or parser is None or self._replay or self.phase is Phase.LINGER:
+            return
+        settings = self.acceptor.settings
+        if self._head_bytes > settings.max_header_bytes:
+            self._refuse_headers()
+            return
+        request.method = parser.get_method().decode("ascii")
+        request.keep_alive = parser.should_keep_alive()
+        _set_target(request, self._url)
+        headers = request.headers
+        identifier = headers.get(b"x-request-id", b"")
+        request.identifier = (
+            identifier
+            if 0 < len(identifier) <= IDENTIFIER_LIMIT and identifier.isascii()
+            else self.acceptor.new_identifier()
+        )
+        self._body = []
+        self._body_bytes = 0
+        length = headers.get(b"content-length")
+        chunked = b"transfer-encoding" in headers
+        expected = None if chunked else int(length or 0)
+        try:
+            self.acceptor.application.admit(request, expected)
+        except RequestError as error:
+            request.refusal = error
+            if isinstance(error, BodyTooLarge) or b"expect" in headers:
+                self._refuse_and_close(request, error)
+                return
+        if expected != 0 and self.active is None:
+            self._await_body(request)
+
+    def _await_body(self, request: Request) -> None:
+        self.phase = Phase.BODY
+        self.deadline = self.acceptor.loop.time() + self.acceptor.settings.body_timeout_seconds
+        if request.headers.get(b"expect", b"").lower() == b"100-continue" and self.transport is not None:
+            self.transport.write(b"HTTP/1.1 100 Continue\r\n\r\n")
+
+    def on_body(self, body: bytes) -> None:
+        """A piece of the body."""
+        request = self.request
+        if request is None:
+            return
+        self._body_bytes += len(body)
+        limit = self.acceptor.application.body_limit
+        if self._body_bytes > limit:
+            self._refuse_and_close(request, too_large(limit))
+        elif request.refusal is None:
+            self._body.append(body)
+
+    def on_message_complete(self) -> None:
+        """The request is whole."""
+        request, parser = self.request, self.parser
+        if request is None or parser is None or self.phase is Phase.LINGER:
+            return
+        if (
+            not self._replay
+            and parser.should_upgrade()
+            and (self._expects_body(request) or request.method == "CONNECT")
+        ):
+            return  # its body follows: see _ignore_upgrade
+        self._replay = False
+        self.request = None
+        body = self._body
+        request.body = body[0] if len(body) == 1 else b"".join(body)
+        self._body = []
+        request.received = time.perf_counter()
+        if self.active is not None or not self.writable:
+            # A pipelining client is read one request ahead (and whatever came in the same piece), no further.
+            self.pending.append(request)
+            if not self._paused and self.transport is not None:
+                self._paused = True
+                self.transport.pause_reading()
+        else:
+            self._start(request)
+
+    @staticmethod
+    def _expects_body(request: Request) -> bool:
+        return b"transfer-encoding" in request.headers or request.headers.get(b"content-length", b"0") != b"0"
+
+    def _ignore_upgrade(self, rest: bytes) -> None:
+        """Answer a request that offers an upgrade (Java's client offers h2c with every request) as if it had not.
+
+        llhttp stops at the headers of such a request; a second parser, given the same framing, reads the body.
+        """
+        if self.phase is Phase.LINGER or self.parser is None:
+            return
+        request = self.request
+        self.parser = httptools.HttpRequestParser(self)
+        if request is None or request.method == "CONNECT":
+            if request is not None:
+                self._refuse_and_close(request, MalformedRequest("this is not a proxy"))
+            elif rest:
+                self._feed(rest)
+            return
+        framing = b"transfer-encoding" if b"transfer-encoding" in request.headers else b"content-length"
+        self._replay = True
+        self._feed(b"POST / HTTP/1.1\r\n%b: %b\r\n\r\n%b" % (framing, request.headers[framing], rest))
+
+    # The application's side
+
+    def _start(self, request: Request) -> None:
+        self.active = request
+        self.phase = Phase.ANSWER
+        application = self.acceptor.application
+        if request.refusal is not None:
+            self._respond(request, application.refuse(request, request.refusal))
+            return
+        response = application.answer(request)
+        if isinstance(response, Response):
+            self._respond(request, response)
+        else:
+            self.task = self.acceptor.loop.create_task(self._wait(request, response))
+
+    async def _wait(self, request: Request, response: Coroutine[Any, Any, Response]) -> None:
+        self._respond(request, await response)
+
+    def _respond(self, request: Request, response: Response) -> None:
+        self.active = None
+        self.task = None
+        transport = self.transport
+        if transport is None or transport.is_closing():
+            return
+        # While draining, what the client has already sent is answered too.
+        close = not request.keep_alive or (self.acceptor.draining and not self.pending and self.request is None)
+        transport.write(
+            encode(
+                response,
+                identifier=request.identifier,
+                date=self.acceptor.date,
+                head_only=request.method == "HEAD",
+                close=close,
+            )
+        )
+        if close:
+            self.pending.clear()
+            self.parser = None
+            self.phase = Phase.LINGER
+            self.deadline = self.acceptor.loop.time() + self.acceptor.settings.write_timeout_seconds
+            transport.close()
+        elif self.writable:
+            self._next()
+
+    def _next(self) -> None:
+        """Take the next waiting request, or wait for one."""
+        if self.pending:
+            request = self.pending.popleft()
+            if not self.pending and self._paused and self.transport is not None:
+                self._paused = False
+                self.transport.resume_reading()
+            self._start(request)
+        elif self.request is None:
+            self.phase = Phase.IDLE
+            self.deadline = self.acceptor.loop.time() + self.acceptor.settings.idle_timeout_seconds
+        elif self.request.route is not None or self.request.refusal is not None:
+            self._await_body(self.request)
+        else:
+            self.phase = Phase.HEAD
+            self.deadline = self.acceptor.loop.time() + self.acceptor.settings.header_timeout_seconds
+
+    def _refuse_headers(self) -> None:
+        limit = self.acceptor.settings.max_header_bytes
+        self._refuse_and_close(
+            self.request, HeadersTooLarge(f"the headers are over {limit} bytes", remedy="Send the texts in the body")
+        )
+
+    def _refuse_and_close(self, request: Request | None, error: RequestError) -> None:
+        """Answer without reading on; the client may still be sending."""
+        transport = self.transport
+        self.request = None
+        if self.active is not None:
+            # A pipelined request went wrong behind one that is being answered: that answer is the last.
+            self.active.keep_alive = False
+            self.pending.clear()
+            self.parser = None
+            return
+        self.phase = Phase.LINGER
+        self.deadline = self.acceptor.loop.time() + LINGER_SECONDS
+        if transport is None or transport.is_closing():
+            return
+        response = self.acceptor.application.refuse(request, error)
+        identifier = b"" if request is None else request.identifier
+        transport.write(encode(response, identifier=identifier, date=self.acceptor.date, close=True))
+        transport.write_eof()
+
+    def sweep(self, now: float) -> None:
+        """Act on a deadline that has passed."""
+        transport = self.transport
+        if transport is None or now < self.deadline:
+            return
+        if not self.writable or self.phase is Phase.LINGER:
+            transport.abort()
+        elif self.phase is Phase.IDLE:
+            transport.close()
+        elif self.phase is Phase.HEAD or self.phase is Phase.BODY:
+            what = "headers" if self.phase is Phase.HEAD else "body"
+            self._refuse_and_close(self.request, RequestTimeout(f"the {what} did not arrive in time"))
+
+    def close_if_idle(self) -> bool:
+        """Close when no request is under way or being read; false when one is."""
+        if self.phase is Phase.IDLE and self.transport is not None:
+            self.transport.close()
+            return True
+        return self.transport is None
+
+
+def _set_target(request: Request, target: bytes) -> None:
+    """Path and query of origin-form and absolute-form targets."""
+    text = target.decode("latin-1")
+    if not text.startswith("/") and "://" in text:
+        text = "/" + text.split("://", 1)[1].partition("/")[2]
+    text = text.partition("#")[0]
+    request.path, _, request.query = text.partition("?")
+
+
+def too_large(limit: int) -> BodyTooLarge:
+    """What a body over the limit is answered with."""
+    return BodyTooLarge(f"the body is over {limit} bytes", remedy="Send fewer or shorter texts in one request")
