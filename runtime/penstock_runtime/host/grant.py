@@ -140,7 +140,7 @@ def _findings(
     if shared:
         pairs = ", ".join(spoken(allowed.intersection(core.cpus)) for core in shared[:4])
         more = ", ..." if len(shared) > 4 else ""
-        findings.append(f"SMT siblings share a core (CPUs {pairs}{more}): one thread on each of {_cores(len(chosen))}")
+        findings.append(f"SMT siblings share a core (CPUs {pairs}{more}): using one on each")
     nodes = {core.node for core in chosen}
     if len(nodes) > 1:
         findings.append(f"the cores span {len(nodes)} NUMA nodes ({spoken(nodes)})")

@@ -58,7 +58,7 @@ def size(count: int) -> str:
     """Bytes for people, rounded to three figures: `1.25 GiB`."""
     value = float(count)
     for unit in ("B", "KiB", "MiB", "GiB"):
-        if value < 1000:
+        if value < 999.5:  # rounds to 999 at most
             return f"{value:.3g} {unit}"
         value /= 1024
     return f"{value:.3g} TiB"

@@ -74,10 +74,10 @@ def _cache(root: Path, cpu: int, online: Sequence[int]) -> int:
 
 def _nodes(root: Path) -> dict[int, int]:
     """NUMA node by CPU; empty where the kernel knows of none."""
-    nodes = read_cpus(root, "/sys/devices/system/node/online") or ()
-    return {
-        cpu: node for node in nodes for cpu in read_cpus(root, f"/sys/devices/system/node/node{node}/cpulist") or ()
-    }
+    folder = "/sys/devices/system/node"
+    names = sorted(path.name for path in (root / folder.lstrip("/")).glob("node*"))
+    nodes = {name: node for name in names if (node := number(name.removeprefix("node"))) is not None}
+    return {cpu: node for name, node in nodes.items() for cpu in read_cpus(root, f"{folder}/{name}/cpulist") or ()}
 
 
 def _slow(root: Path, online: Sequence[int]) -> set[int]:

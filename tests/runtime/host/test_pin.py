@@ -1,0 +1,56 @@
+"""Keeping this process on its cores, on the real kernel (in a child: the test run itself stays where it is)."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+
+import pytest
+
+from penstock.errors import HostError
+from penstock_runtime.host import pin_process, read_host
+
+CHILD = """
+import os, threading
+from penstock_runtime.host import pin_process, read_host
+stop, started, ids = threading.Event(), threading.Event(), []
+def work():
+    ids.append(threading.get_native_id()); started.set(); stop.wait()
+early = threading.Thread(target=work); early.start(); started.wait()
+cpu = min(os.sched_getaffinity(0))
+pin_process([cpu])
+late = []
+thread = threading.Thread(target=lambda: late.append(os.sched_getaffinity(0))); thread.start(); thread.join()
+host = read_host()
+print(os.sched_getaffinity(0) == os.sched_getaffinity(ids[0]) == late[0] == set(host.affinity) == {cpu})
+print(host.usable_cores().cpus == (cpu,))
+stop.set(); early.join()
+"""
+
+
+def test_threads_from_before_and_after_stay_on_the_cores() -> None:
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(path for path in sys.path if path)}
+    child = subprocess.run([sys.executable, "-c", CHILD], capture_output=True, text=True, env=environment, check=True)
+    assert child.stdout.split() == ["True", "True"]
+
+
+def test_a_cpu_that_is_not_there_is_a_clear_error() -> None:
+    before = os.sched_getaffinity(0)
+    with pytest.raises(HostError, match="cannot be kept on CPUs 4000"):
+        pin_process([4000])
+    assert os.sched_getaffinity(0) == before
+
+
+def test_no_cpu_at_all_is_a_clear_error() -> None:
+    with pytest.raises(HostError, match=r"cannot be kept on CPUs \(none\)"):
+        pin_process([])
+
+
+def test_this_machine_is_read_as_the_kernel_schedules_it() -> None:
+    host = read_host()
+    assert set(host.affinity) == os.sched_getaffinity(0)
+    assert set(host.allowed) <= os.sched_getaffinity(0)
+    assert 1 <= host.usable <= len(host.allowed)
+    assert host.memory.total > 0
+    assert 0 < host.memory.available <= host.memory.total
