@@ -4,6 +4,9 @@ from __future__ import annotations
 
 from pydantic import BaseModel, ConfigDict, Field
 
+KEEPS_UP = 0.9
+"""A rate of which a smaller share is answered as it comes is over the capacity, whatever its latency says yet."""
+
 
 class CapacityPoint(BaseModel):
     """One measurement with arrivals at random (Poisson) at a fixed mean rate, through the real HTTP server."""
@@ -19,6 +22,11 @@ class CapacityPoint(BaseModel):
     """The share of requests answered with 429 or not at all."""
     samples: int = Field(ge=0)
 
+    def meets(self, p95_milliseconds: float) -> bool:
+        """True when this rate is answered within the objective, without refusals and without a growing queue."""
+        within = self.p95_milliseconds <= p95_milliseconds and self.refused_share == 0
+        return within and self.completed_per_second >= KEEPS_UP * self.arrivals_per_second
+
 
 class CapacityCurve(BaseModel):
     """Points of one replica by rising arrival rate, for the workload that the endpoint states."""
@@ -26,6 +34,15 @@ class CapacityCurve(BaseModel):
     model_config = ConfigDict(frozen=True)
 
     points: tuple[CapacityPoint, ...] = ()
+    p95_objective_milliseconds: float | None = Field(default=None, gt=0)
+    """The p95 that `requests_per_second` keeps: the endpoint's, or three times that of a nearly idle replica where the
+    endpoint states none. None: nothing was measured."""
+
+    @property
+    def requests_per_second(self) -> float | None:
+        """`r_slo`: the highest arrival rate within the objective; None when not even a nearly idle replica is."""
+        limit = self.p95_objective_milliseconds
+        return None if limit is None else self.rate_within(limit)
 
     def rate_within(self, p95_milliseconds: float) -> float | None:
         """The highest arrival rate (requests/s) whose p95 stays within the objective; None without such a point.
@@ -36,11 +53,10 @@ class CapacityCurve(BaseModel):
         best: float | None = None
         last: CapacityPoint | None = None
         for point in sorted(self.points, key=lambda point: point.arrivals_per_second):
-            good = point.p95_milliseconds <= p95_milliseconds and point.refused_share == 0
-            if not good:
-                if last is not None and point.refused_share == 0:
-                    rise = point.p95_milliseconds - last.p95_milliseconds
-                    share = (p95_milliseconds - last.p95_milliseconds) / rise if rise > 0 else 0.0
+            if not point.meets(p95_milliseconds):
+                rise = point.p95_milliseconds - last.p95_milliseconds if last is not None else 0.0
+                if last is not None and point.refused_share == 0 and point.p95_milliseconds > p95_milliseconds:
+                    share = (p95_milliseconds - last.p95_milliseconds) / rise
                     best = last.arrivals_per_second + share * (point.arrivals_per_second - last.arrivals_per_second)
                 break
             best, last = point.arrivals_per_second, point

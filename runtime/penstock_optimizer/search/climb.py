@@ -1,0 +1,216 @@
+"""Stage 2: hill-climbing from the plan that experience suggests, one axis at a time, against measured noise.
+
+A challenger is measured right after and right before the incumbent (a pair), and promoted only when it is better by
+more than the pairs scatter. One pair is enough to drop a challenger that is clearly worse; a promising one gets more.
+Promotions on a later criterion (more rows/s at equal latency) may not add up to a loss on the first one: they are held
+against the last plan that won by the first criterion.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Protocol
+
+from penstock.recipe import Plan
+from penstock_optimizer.search.goal import Comparison, Goal, Pair, Ranking, Sample
+from penstock_optimizer.search.space import Limits, neighbours
+from penstock_optimizer.search.trials import Match, Trials
+
+CLEARLY_WORSE = 0.10
+"""A loss above this on the first criterion drops a challenger after one pair."""
+CLEARLY_BETTER = 0.25
+"""A gain above this on the first criterion needs only two pairs."""
+PAIRS = 3
+MOST_PAIRS = 5
+"""For a challenger whose gain is near its noise."""
+
+
+class MeasurementFailed(Exception):
+    """A plan could not be measured: crashed, timed out, or gave an error."""
+
+
+class Measure(Protocol):
+    """Measures one plan once."""
+
+    def __call__(self, plan: Plan) -> Sample:
+        """Raises MeasurementFailed when the plan cannot run."""
+        ...
+
+
+@dataclass(frozen=True)
+class Step:
+    """One challenge, for the report and the log."""
+
+    challenger: Plan
+    incumbent: Plan
+    comparison: Comparison | None
+    """None: the challenger failed."""
+    promoted: bool
+    reason: str
+
+
+@dataclass(frozen=True)
+class Climbed:
+    """Where the climb ended."""
+
+    plan: Plan
+    sample: Sample
+    """Median of the winner's samples."""
+    steps: tuple[Step, ...]
+    finished: bool
+    """False: the time was up before all neighbours were tried."""
+    noise: float
+    """Median scatter of the pairs, relative: smaller gains promoted nothing."""
+
+
+class Climber:
+    """Runs matches between plans and keeps the incumbent."""
+
+    def __init__(
+        self,
+        goal: Goal,
+        measure: Measure,
+        *,
+        trials: Trials | None = None,
+        time_left: Callable[[], bool] = lambda: True,
+        on_step: Callable[[Step], None] = lambda _: None,
+    ) -> None:
+        self._goal = goal
+        self._measure = measure
+        self._trials = trials if trials is not None else Trials()
+        self._time_left = time_left
+        self._on_step = on_step
+        self._steps: list[Step] = []
+        self._failed: set[Plan] = set()
+
+    def challenge(self, challenger: Plan, incumbent: Plan) -> Comparison | None:
+        """Measure pairs until it is clear who is better, or that it does not matter; None when the challenger fails."""
+        pairs = [match.pair for match in self._trials.between(challenger, incumbent)]
+        while len(pairs) < MOST_PAIRS and not self._settled(pairs):
+            try:
+                sample = self._measure(challenger)
+            except MeasurementFailed:
+                self._failed.add(challenger)
+                return None
+            match = Match(
+                challenger=challenger,
+                incumbent=incumbent,
+                challenger_sample=sample,
+                incumbent_sample=self._measure(incumbent),
+            )
+            self._trials.add(match)
+            pairs.append(match.pair)
+        return self._goal.compare(pairs)
+
+    def _settled(self, pairs: Sequence[Pair]) -> bool:
+        if not pairs:
+            return False
+        found = self._goal.compare(pairs)
+        if found.by_first and found.gain < -CLEARLY_WORSE:
+            return True
+        if found.by_first and found.gain > CLEARLY_BETTER and len(pairs) > 1:
+            return True
+        if len(pairs) < PAIRS:
+            return not self._time_left()
+        near = abs(found.gain) < 2 * found.noise and found.ranking is Ranking.BETTER
+        return not near or not self._time_left()
+
+    def best_of(self, plans: Sequence[Plan]) -> Plan:
+        """The winner of the plans in order: each must beat the best so far beyond the noise.
+
+        Give the plan that is to win a draw first. Plans that fail are passed over.
+        """
+        best = plans[0]
+        for plan in plans[1:]:
+            if not self._time_left():
+                break
+            if self._promote(plan, best, anchor=best) is not None:
+                best = plan
+        return best
+
+    def search(self, starts: Sequence[Plan], limits: Callable[[Plan], Limits]) -> Climbed:
+        """The best of the first plans, then uphill from there; at the end held once more against the first of `starts`
+        (the fp32 teacher), which is returned where the winner turns out no better.
+
+        Raises MeasurementFailed when the incumbent itself stops working.
+        """
+        climbed = self.climb(self.best_of(starts), limits)
+        teacher = starts[0]
+        if climbed.plan == teacher:
+            return climbed
+        final = self.challenge(climbed.plan, teacher)
+        if final is not None and final.ranking is Ranking.BETTER:
+            return climbed
+        reason = "could not be measured again" if final is None else _reason(final)
+        step = Step(climbed.plan, teacher, final, promoted=False, reason=f"against the fp32 plan: {reason}")
+        self._steps.append(step)
+        self._on_step(step)
+        return Climbed(teacher, self._sample_of(teacher), tuple(self._steps), climbed.finished, self.noise)
+
+    def climb(self, start: Plan, limits: Callable[[Plan], Limits]) -> Climbed:
+        """Walk from `start` to a plan that no neighbour beats, or until the time is up.
+
+        `limits` gives the limits of a plan's recipe. Raises MeasurementFailed when the incumbent cannot be measured.
+        """
+        incumbent = anchor = start
+        tried = {start}
+        finished = True
+        moved = True
+        while moved and finished:
+            moved = False
+            for neighbour in neighbours(incumbent, limits(incumbent)):
+                if neighbour in tried or neighbour in self._failed:
+                    continue
+                if not self._time_left():
+                    finished = False
+                    break
+                tried.add(neighbour)
+                comparison = self._promote(neighbour, incumbent, anchor=anchor)
+                if comparison is not None:
+                    anchor = neighbour if comparison.by_first else anchor
+                    incumbent = neighbour
+                    moved = True
+                    break
+        return Climbed(incumbent, self._sample_of(incumbent), tuple(self._steps), finished, self.noise)
+
+    @property
+    def noise(self) -> float:
+        """Median scatter of the comparisons so far."""
+        scatter = sorted(step.comparison.noise for step in self._steps if step.comparison is not None)
+        return scatter[len(scatter) // 2] if scatter else 0.0
+
+    def _promote(self, challenger: Plan, incumbent: Plan, *, anchor: Plan) -> Comparison | None:
+        """The comparison when the challenger takes over, else None; either way a step is recorded."""
+        comparison = self.challenge(challenger, incumbent)
+        promoted = comparison is not None and comparison.ranking is Ranking.BETTER
+        if comparison is None:
+            reason = "could not be measured"
+        else:
+            reason = _reason(comparison)
+            if promoted and not comparison.by_first and anchor != incumbent and self._lost_ground(challenger, anchor):
+                promoted = False
+                reason = f"{reason}, but slower than an earlier plan by the first criterion"
+        step = Step(challenger, incumbent, comparison, promoted, reason)
+        self._steps.append(step)
+        self._on_step(step)
+        return comparison if promoted else None
+
+    def _lost_ground(self, challenger: Plan, anchor: Plan) -> bool:
+        comparison = self.challenge(challenger, anchor)
+        return comparison is None or (comparison.by_first and comparison.ranking is Ranking.WORSE)
+
+    def _sample_of(self, plan: Plan) -> Sample:
+        samples = self._trials.samples(plan)
+        if not samples:
+            return self._measure(plan)
+        ordered = sorted(samples, key=lambda sample: self._goal.criteria[0].cost(sample, self._goal))
+        return ordered[len(ordered) // 2]
+
+
+def _reason(comparison: Comparison) -> str:
+    """One clause, such as `12 % better by rows/s (noise 3 %)`."""
+    if comparison.ranking is Ranking.SAME:
+        return f"no difference beyond the noise ({comparison.noise:.0%})"
+    word = "better" if comparison.ranking is Ranking.BETTER else "worse"
+    return f"{abs(comparison.gain):.0%} {word} by {comparison.criterion} (noise {comparison.noise:.0%})"

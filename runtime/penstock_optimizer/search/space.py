@@ -1,0 +1,118 @@
+"""The plans of a recipe on some cores: where the climb starts, and what lies one step away. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import TypeVar
+
+from penstock.recipe import Batching, Plan, Recipe
+
+T = TypeVar("T")
+
+BATCH_ROWS = (1, 2, 4, 8, 16, 32)
+BATCH_TOKENS = (128, 256, 512, 1024, 2048)
+PADDING_SHARES = (0.05, 0.15, 0.25)
+_ORDER = tuple(Batching)
+
+
+@dataclass(frozen=True)
+class Limits:
+    """What a plan of one recipe may use."""
+
+    cores: int
+    batching: Batching
+    """The widest that the guard proved."""
+    lengths: tuple[int, ...]
+    """Measured lengths, rising: the steps of `wide_from_tokens`."""
+
+
+def splits(cores: int) -> tuple[tuple[int, int], ...]:
+    """(streams, threads per stream) that use all the cores, most streams first.
+
+    A prime number of cores above three also gets the splits that leave one core to the HTTP front end.
+    """
+    found = [(streams, cores // streams) for streams in range(cores, 0, -1) if cores % streams == 0]
+    if cores > 3 and len(found) == 2:
+        rest = cores - 1
+        found += [(streams, rest // streams) for streams in range(rest, 0, -1) if rest % streams == 0]
+    return tuple(sorted(found, key=lambda split: -split[0]))
+
+
+def first_plan(recipe: Recipe, limits: Limits, *, wide_from_tokens: int | None = None) -> Plan:
+    """One thread per core, near-equal lengths together as far as the guard allows, all cores for a lone long row:
+    the plan that experience starts from."""
+    shape = {
+        Batching.SINGLE: {"max_batch_rows": 1, "max_padding_share": 0.0},
+        Batching.EQUAL_LENGTH: {"max_batch_rows": 8, "max_padding_share": 0.0},
+        Batching.PADDED: {"max_batch_rows": 8, "max_padding_share": 0.15},
+    }[limits.batching]
+    return Plan.model_validate(
+        {
+            "recipe": recipe,
+            "streams": limits.cores,
+            "threads_per_stream": 1,
+            "batching": limits.batching,
+            "max_batch_tokens": 512,
+            "wide_from_tokens": wide_from_tokens if limits.cores > 1 else None,
+            **shape,
+        }
+    )
+
+
+def neighbours(plan: Plan, limits: Limits) -> Iterator[Plan]:
+    """The plans that differ from `plan` by one step on one axis, those with the largest usual effect first."""
+    changed = {plan}
+    for candidate in _steps(plan, limits):
+        if candidate not in changed:
+            changed.add(candidate)
+            yield candidate
+
+
+def _steps(plan: Plan, limits: Limits) -> Iterator[Plan]:
+    options = splits(limits.cores)
+    for streams, threads in _beside(options, (plan.streams, plan.threads_per_stream)):
+        wide = plan.wide_from_tokens if streams > 1 else None
+        yield _with(plan, streams=streams, threads_per_stream=threads, wide_from_tokens=wide)
+    if plan.streams > 1:
+        steps: tuple[int | None, ...] = (*limits.lengths, None)
+        for wide in _beside(steps, plan.wide_from_tokens):
+            yield _with(plan, wide_from_tokens=wide)
+    allowed = _ORDER[: _ORDER.index(limits.batching) + 1]
+    for batching in _beside(allowed, plan.batching):
+        yield _rebatched(plan, batching)
+    if plan.batching is Batching.SINGLE:
+        return
+    for rows in _beside(BATCH_ROWS[1:], plan.max_batch_rows):
+        yield _with(plan, max_batch_rows=rows)
+    for tokens in _beside(BATCH_TOKENS, plan.max_batch_tokens):
+        yield _with(plan, max_batch_tokens=tokens)
+    if plan.batching is Batching.PADDED:
+        for share in _beside(PADDING_SHARES, plan.max_padding_share):
+            yield _with(plan, max_padding_share=share)
+
+
+def _rebatched(plan: Plan, batching: Batching) -> Plan:
+    match batching:
+        case Batching.SINGLE:
+            return _with(plan, batching=batching, max_batch_rows=1, max_padding_share=0.0)
+        case Batching.EQUAL_LENGTH:
+            return _with(plan, batching=batching, max_batch_rows=max(plan.max_batch_rows, 8), max_padding_share=0.0)
+        case Batching.PADDED:
+            return _with(plan, batching=batching, max_batch_rows=max(plan.max_batch_rows, 8), max_padding_share=0.15)
+
+
+def _with(plan: Plan, **changes: object) -> Plan:
+    return Plan.model_validate({**dict(plan), **changes})
+
+
+def _beside(steps: Sequence[T], value: T) -> Iterator[T]:
+    """The entries before and behind `value`; the first one where `value` is not among them."""
+    if value not in steps:
+        yield steps[0]
+        return
+    position = steps.index(value)
+    if position + 1 < len(steps):
+        yield steps[position + 1]
+    if position > 0:
+        yield steps[position - 1]

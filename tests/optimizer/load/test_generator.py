@@ -1,0 +1,231 @@
+"""The load generator, in its own process, against a real HTTP server whose behaviour is known."""
+
+from __future__ import annotations
+
+import asyncio
+import socket
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+
+import pytest
+
+from penstock_optimizer.load.process import LoadFailed, run_load
+from penstock_optimizer.load.spec import ClosedLoop, LoadResult, LoadSpec, OpenLoop, RequestBody
+
+DELAY = 0.02
+Answer = Callable[[int, float], tuple[float, bytes]]
+"""Number of the request and time since the first one -> seconds to wait, raw answer (empty: close)."""
+
+
+def ok(extra: bytes = b"") -> bytes:
+    return b"HTTP/1.1 200 OK\r\ncontent-length: 2\r\n" + extra + b"\r\n[]"
+
+
+@contextmanager
+def serving(answer: Answer) -> Iterator[str]:
+    """A server on its own thread; yields its URL."""
+    loop = asyncio.new_event_loop()
+    port = 0
+    state = {"count": 0, "first": 0.0}
+    started, stop = threading.Event(), asyncio.Event()
+
+    async def handle(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        try:
+            while True:
+                head = await reader.readuntil(b"\r\n\r\n")
+                length = int(head.lower().split(b"content-length: ")[1].split(b"\r\n")[0])
+                await reader.readexactly(length)
+                now = loop.time()
+                state["first"] = state["first"] or now
+                state["count"] += 1
+                wait, reply = answer(int(state["count"]), now - state["first"])
+                await asyncio.sleep(wait)
+                if not reply:
+                    break
+                writer.write(reply)
+                await writer.drain()
+        except (asyncio.IncompleteReadError, ConnectionError):
+            pass
+        finally:
+            writer.close()
+
+    async def main() -> None:
+        nonlocal port
+        server = await asyncio.start_server(handle, "127.0.0.1", 0)
+        port = server.sockets[0].getsockname()[1]
+        started.set()
+        await stop.wait()
+        server.close()
+        for task in asyncio.all_tasks() - {asyncio.current_task()}:
+            task.cancel()
+        await asyncio.sleep(0)
+
+    def run() -> None:
+        asyncio.set_event_loop(loop)
+        loop.run_until_complete(main())
+        loop.close()
+
+    thread = threading.Thread(target=run)
+    thread.start()
+    started.wait()
+    try:
+        yield f"http://127.0.0.1:{port}/predict?x=1"
+    finally:
+        loop.call_soon_threadsafe(stop.set)
+        thread.join()
+
+
+def load(url: str, pattern: OpenLoop | ClosedLoop, **changes: object) -> LoadResult:
+    values: dict[str, object] = {
+        "url": url,
+        "bodies": (RequestBody(body='{"inputs":"x"}', group=8), RequestBody(body='{"inputs":"y y"}', group=16)),
+        "pattern": pattern,
+        "warm_up_seconds": 0.2,
+        "seconds": 1.0,
+        "timeout_seconds": 1.0,
+    }
+    return run_load(LoadSpec.model_validate({**values, **changes}))
+
+
+def test_an_open_loop_sends_at_its_rate_and_sees_the_latency() -> None:
+    with serving(lambda *_: (DELAY, ok())) as url:
+        result = load(url, OpenLoop(arrivals_per_second=100))
+
+    assert result.offered_per_second == pytest.approx(100, rel=0.25)
+    assert set(result.statuses) == {"200"}
+    assert result.latency is not None
+    assert DELAY * 1e3 <= result.latency.p50 < DELAY * 1e3 + 15
+    assert set(result.by_group) == {8, 16}
+    assert result.send_lag_p99_milliseconds < 20
+
+
+def test_a_server_that_stalls_is_charged_for_every_request_that_would_have_come() -> None:
+    """Coordinated omission: during half a second of stall one closed client sends nothing and sees one slow answer.
+    An open loop's requests keep coming, and their latency counts from when they were due."""
+
+    def stall(_number: int, since: float) -> tuple[float, bytes]:
+        return max(0.001, 0.9 - since) if 0.4 < since < 0.9 else 0.001, ok()
+
+    with serving(stall) as url:
+        open_loop = load(url, OpenLoop(arrivals_per_second=100), max_connections=1)
+    with serving(stall) as url:
+        closed_loop = load(url, ClosedLoop(clients=1))
+
+    assert open_loop.latency is not None
+    assert closed_loop.latency is not None
+    assert open_loop.latency.p90 > 250
+    assert closed_loop.latency.p90 < 50
+
+
+def test_closed_clients_wait_for_their_answers() -> None:
+    with serving(lambda *_: (DELAY, ok())) as url:
+        result = load(url, ClosedLoop(clients=4))
+
+    assert result.completed_per_second == pytest.approx(4 / DELAY, rel=0.3)
+    assert result.completed_per_second <= 4 / DELAY
+
+
+def test_a_closed_loop_stops_after_so_many_requests() -> None:
+    with serving(lambda *_: (0.001, ok())) as url:
+        result = load(url, ClosedLoop(clients=2, requests=30), seconds=30)
+
+    assert 30 <= sum(result.statuses.values()) <= 33
+    assert result.seconds < 10
+
+
+def test_refusals_count_by_status_and_not_as_latency() -> None:
+    refusal = b'HTTP/1.1 429 Too Many Requests\r\ncontent-length: 21\r\n\r\n{"error":"overloaded"}'[:-1]
+
+    def alternate(number: int, _since: float) -> tuple[float, bytes]:
+        return (0.0, refusal) if number % 2 else (DELAY, ok())
+
+    with serving(alternate) as url:
+        result = load(url, OpenLoop(arrivals_per_second=80))
+
+    assert set(result.statuses) == {"200", "429"}
+    assert result.refused_share == pytest.approx(0.5, abs=0.15)
+    assert result.latency is not None
+    assert result.latency.minimum >= DELAY * 1e3 * 0.9
+    assert result.first_failure.startswith('429 {"error":"overload')
+
+
+def test_a_connection_that_closes_without_an_answer_is_a_lost_request() -> None:
+    with serving(lambda number, _: (0.0, b"" if number % 5 == 0 else ok())) as url:
+        result = load(url, OpenLoop(arrivals_per_second=100))
+
+    assert set(result.statuses) == {"200", "disconnected"}
+    assert 0.05 < result.refused_share < 0.4
+
+
+def test_an_answer_that_is_not_http_is_a_lost_request() -> None:
+    with serving(lambda *_: (0.0, b"SSH-2.0-nothing\r\n\r\n")) as url:
+        result = load(url, OpenLoop(arrivals_per_second=20))
+
+    assert set(result.statuses) == {"disconnected"}
+
+
+def test_an_answer_that_never_comes_times_out() -> None:
+    with serving(lambda *_: (30.0, ok())) as url:
+        result = load(url, OpenLoop(arrivals_per_second=20), timeout_seconds=0.3)
+
+    assert set(result.statuses) == {"timeout"}
+    assert result.latency is None
+
+
+@pytest.mark.parametrize("pattern", [OpenLoop(arrivals_per_second=20), ClosedLoop(clients=2)])
+def test_nobody_listening_is_counted_and_not_hidden(pattern: OpenLoop | ClosedLoop) -> None:
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+    result = load(f"http://127.0.0.1:{port}/", pattern)
+
+    assert set(result.statuses) == {"unreachable"}
+    assert result.refused_share == 1.0
+
+
+def test_a_server_that_closes_after_each_answer_is_served_with_new_connections() -> None:
+    with serving(lambda *_: (0.0, ok(b"connection: close\r\n"))) as url:
+        result = load(url, ClosedLoop(clients=2))
+
+    assert set(result.statuses) == {"200"}
+    assert result.completed_per_second > 20
+
+
+def test_header_means_and_the_use_of_a_process_are_reported() -> None:
+    import os
+
+    with serving(lambda number, _: (0.001, ok(b"X-Compute-Time: %d.5\r\n" % (number % 2)))) as url:
+        result = load(
+            url,
+            OpenLoop(arrivals_per_second=100),
+            response_headers=("x-compute-time", "x-absent"),
+            target_pid=os.getpid(),
+        )
+
+    assert result.header_means["x-compute-time"] == pytest.approx(1.0, abs=0.2)
+    assert "x-absent" not in result.header_means
+    assert result.target_cores is not None
+    assert 0 < result.target_cores < 4
+    assert result.target_rss_bytes is not None
+    assert result.target_rss_bytes > 1e6
+
+
+def test_the_load_process_runs_where_it_is_told() -> None:
+    import os
+
+    cpu = max(os.sched_getaffinity(0))
+    with serving(lambda *_: (0.0, ok())) as url:
+        result = load(url, ClosedLoop(clients=1, requests=5), cpus=(cpu,))
+
+    assert set(result.statuses) == {"200"}
+
+
+def test_a_cpu_that_does_not_exist_is_an_error_with_the_last_words() -> None:
+    with pytest.raises(LoadFailed, match="Invalid argument"):
+        load("http://127.0.0.1:9/", ClosedLoop(clients=1), cpus=(4095,))
+
+
+def test_only_plain_http_is_measured() -> None:
+    with pytest.raises(ValueError, match="pattern"):
+        load("https://example.org/", ClosedLoop(clients=1))

@@ -1,0 +1,190 @@
+"""Hill-climbing over plans, on machines that do not exist."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from penstock.endpoint import Latency, Objective, Throughput
+from penstock.recipe import Batching, Plan
+from penstock_optimizer.search.climb import Climber, MeasurementFailed
+from penstock_optimizer.search.goal import Goal, Sample
+from penstock_optimizer.search.space import Limits, first_plan
+from penstock_optimizer.search.trials import Trials
+from tests.optimizer.search.cost_model import FP32, INT8, STATIC, CostModel
+
+LENGTHS = (8, 16, 32, 64, 128, 256)
+LATENCY = Goal.of(Objective(latency=Latency(p95_milliseconds=20)))
+THROUGHPUT = Goal.of(Objective(throughput=Throughput(requests_per_second=100)))
+
+
+def limits(plan: Plan, cores: int = 4) -> Limits:
+    return Limits(cores, Batching.SINGLE if plan.recipe == INT8 else Batching.PADDED, LENGTHS)
+
+
+def start(cores: int = 4) -> list[Plan]:
+    plans = []
+    for recipe in (FP32, INT8, STATIC):
+        batching = Batching.SINGLE if recipe == INT8 else Batching.PADDED
+        plans.append(first_plan(recipe, Limits(cores, batching, LENGTHS), wide_from_tokens=64))
+    return plans
+
+
+def test_the_fastest_recipe_wins() -> None:
+    climbed = Climber(LATENCY, CostModel()).search(start(), limits)
+
+    assert climbed.plan.recipe == INT8
+    assert climbed.finished
+
+
+def test_throughput_prefers_the_recipe_that_may_be_batched() -> None:
+    climbed = Climber(THROUGHPUT, CostModel()).search(start(), limits)
+
+    assert climbed.plan.recipe == STATIC
+    assert climbed.plan.batching is Batching.PADDED
+    assert (climbed.plan.streams, climbed.plan.threads_per_stream) == (4, 1)
+
+
+def test_a_gain_within_the_noise_promotes_nothing() -> None:
+    model = CostModel(speed={FP32: 1.0, INT8: 1.03, STATIC: 1.02}, noise=0.05)
+    climbed = Climber(LATENCY, model).search(start(), limits)
+
+    assert climbed.plan.recipe == FP32
+
+
+def test_a_drifting_machine_does_not_mislead_paired_measurements() -> None:
+    """Every measurement is 2 % slower than the one before it: the later plan would always look worse."""
+    climbed = Climber(LATENCY, CostModel(drift=0.02)).search(start(), limits)
+
+    assert climbed.plan.recipe == INT8
+
+
+def test_a_plan_that_crashes_is_passed_over() -> None:
+    plans = start()
+    climbed = Climber(LATENCY, CostModel(broken=frozenset({plans[1]}))).search(plans, limits)
+
+    assert climbed.plan.recipe == STATIC
+    assert any(step.comparison is None and not step.promoted for step in climbed.steps)
+
+
+def test_a_first_plan_that_cannot_run_is_an_error_that_says_so() -> None:
+    plan = start()[0]
+    with pytest.raises(MeasurementFailed, match="killed by signal 11"):
+        Climber(LATENCY, CostModel(broken=frozenset({plan}))).climb(plan, lambda _: Limits(1, Batching.SINGLE, (8,)))
+
+
+def test_an_incumbent_that_stops_working_ends_the_climb() -> None:
+    plans = start()
+    model = CostModel()
+
+    def measure(plan: Plan) -> Sample:
+        if plan == plans[0] and len(model.measured) > 2:
+            raise MeasurementFailed("killed by signal 9")
+        return model(plan)
+
+    with pytest.raises(MeasurementFailed, match="signal 9"):
+        Climber(LATENCY, measure).search(plans, limits)
+
+
+def test_no_time_means_the_teacher() -> None:
+    climbed = Climber(LATENCY, CostModel(), time_left=lambda: False).search(start(), limits)
+
+    assert climbed.plan.recipe == FP32
+    assert not climbed.finished
+
+
+def test_when_the_time_is_up_the_best_so_far_wins() -> None:
+    model = CostModel()
+    climbed = Climber(LATENCY, model, time_left=lambda: len(model.measured) < 8).search(start(), limits)
+
+    assert climbed.plan.recipe == INT8
+    assert not climbed.finished
+    assert len(model.measured) < 16
+
+
+def test_a_climb_that_was_cut_goes_on_from_its_trials(tmp_path: Path) -> None:
+    path = tmp_path / "trials.jsonl"
+    whole = CostModel()
+    expected = Climber(LATENCY, whole).search(start(), limits)
+
+    first = CostModel()
+    Climber(LATENCY, first, trials=Trials(path), time_left=lambda: len(first.measured) < 12).search(start(), limits)
+    second = CostModel()
+    resumed = Climber(LATENCY, second, trials=Trials(path)).search(start(), limits)
+
+    assert resumed.plan == expected.plan
+    assert len(second.measured) < len(whole.measured)
+
+
+def test_gains_on_the_second_criterion_do_not_add_up_to_a_loss_on_the_first() -> None:
+    """Each step costs 4 % latency (within the tolerance) and wins rows: one may pass, a second may not."""
+    plans = start()
+    costs: dict[Plan, tuple[float, float]] = {}
+
+    def measure(plan: Plan) -> Sample:
+        steps = abs(plan.max_batch_rows.bit_length() - plans[0].max_batch_rows.bit_length())
+        costs[plan] = (10 * 1.04**steps, 100 * 1.2**steps)
+        latency, rows = costs[plan]
+        return Sample(p50_milliseconds=latency, p95_milliseconds=latency, rows_per_second=rows)
+
+    climbed = Climber(LATENCY, measure).climb(plans[0], limits)
+
+    assert costs[climbed.plan][0] <= costs[plans[0]][0] * 1.06
+    assert any("slower than an earlier plan" in step.reason for step in climbed.steps)
+
+
+@settings(max_examples=60, deadline=None)
+@given(
+    speeds=st.tuples(*[st.floats(0.3, 5.0)] * 2),
+    noise=st.floats(0.0, 0.08),
+    seed=st.integers(0, 1000),
+    cores=st.sampled_from([1, 2, 4, 6]),
+    goal=st.sampled_from([LATENCY, THROUGHPUT, Goal.of(Objective())]),
+    cut=st.integers(0, 60),
+)
+def test_the_chosen_plan_is_never_truly_slower_than_fp32_beyond_the_noise(
+    *, speeds: tuple[float, float], noise: float, seed: int, cores: int, goal: Goal, cut: int
+) -> None:
+    model = CostModel(speed={FP32: 1.0, INT8: speeds[0], STATIC: speeds[1]}, noise=noise, seed=seed)
+    plans = start(cores=cores)
+    climber = Climber(goal, model, time_left=lambda: len(model.measured) < cut + 1)
+    climbed = climber.search(plans, lambda plan: limits(plan, cores))
+
+    first = goal.criteria[0]
+    ours, teachers = (first.cost(model.true_sample(plan), goal) for plan in (climbed.plan, plans[0]))
+    assert ours <= teachers * (1.06 + 3 * noise)
+
+
+@settings(max_examples=30, deadline=None)
+@given(broken=st.sets(st.sampled_from([1, 2])), seed=st.integers(0, 100))
+def test_a_failed_plan_is_never_chosen(broken: set[int], seed: int) -> None:
+    plans = start()
+    model = CostModel(broken=frozenset(plans[index] for index in broken), seed=seed, noise=0.02)
+    climbed = Climber(LATENCY, model).search(plans, limits)
+
+    assert climbed.plan not in model.broken
+
+
+@pytest.fixture
+def torn(tmp_path: Path) -> Path:
+    path = tmp_path / "trials.jsonl"
+    Climber(LATENCY, CostModel(), trials=Trials(path)).search(start(), limits)
+    return path
+
+
+def test_a_torn_last_line_is_dropped_and_the_rest_is_kept(torn: Path) -> None:
+    complete = len(Trials(torn))
+    torn.write_text(torn.read_text() + '{"challenger": {"rec')
+
+    assert len(Trials(torn)) == complete
+    assert torn.read_text().endswith("}\n")
+
+
+def test_a_line_that_is_not_a_trial_is_an_error_that_says_what_to_do(torn: Path) -> None:
+    torn.write_text('{"plan": 1}\n' + torn.read_text())
+
+    with pytest.raises(Exception, match=r"line 1 is not a trial.*Delete"):
+        Trials(torn)

@@ -1,0 +1,66 @@
+"""The plans of some cores, and the steps between them."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from penstock.recipe import Batching
+from penstock_optimizer.search.space import Limits, first_plan, neighbours, splits
+from tests.optimizer.search.cost_model import FP32
+
+LENGTHS = (8, 16, 32, 64, 128)
+
+
+@pytest.mark.parametrize(
+    ("cores", "expected"),
+    [
+        (1, ((1, 1),)),
+        (2, ((2, 1), (1, 2))),
+        (3, ((3, 1), (1, 3))),
+        (4, ((4, 1), (2, 2), (1, 4))),
+        (5, ((5, 1), (4, 1), (2, 2), (1, 5), (1, 4))),
+        (6, ((6, 1), (3, 2), (2, 3), (1, 6))),
+    ],
+)
+def test_splits_use_all_the_cores(cores: int, expected: tuple[tuple[int, int], ...]) -> None:
+    assert splits(cores) == expected
+
+
+@given(cores=st.integers(1, 64), batching=st.sampled_from(Batching))
+def test_every_plan_within_reach_keeps_its_limits(cores: int, batching: Batching) -> None:
+    limits = Limits(cores, batching, LENGTHS)
+    order = list(Batching)
+    reached = {first_plan(FP32, limits, wide_from_tokens=64)}
+    for _ in range(2):
+        reached |= {near for plan in reached for near in neighbours(plan, limits)}
+
+    for plan in reached:
+        assert plan.streams * plan.threads_per_stream <= cores
+        assert order.index(plan.batching) <= order.index(batching)
+        assert (plan.batching is Batching.PADDED) == (plan.max_padding_share > 0)
+        assert (plan.batching is Batching.SINGLE) == (plan.max_batch_rows == 1)
+        assert plan.wide_from_tokens is None or plan.streams > 1
+
+
+def test_a_recipe_whose_answers_depend_on_the_batch_is_never_batched() -> None:
+    limits = Limits(2, Batching.SINGLE, LENGTHS)
+    plan = first_plan(FP32, limits)
+
+    assert all(near.max_batch_rows == 1 for near in [plan, *neighbours(plan, limits)])
+
+
+def test_neighbours_differ_and_exclude_the_plan_itself() -> None:
+    limits = Limits(4, Batching.PADDED, LENGTHS)
+    plan = first_plan(FP32, limits, wide_from_tokens=32)
+    near = list(neighbours(plan, limits))
+
+    assert plan not in near
+    assert len(near) == len(set(near))
+    assert {(p.streams, p.threads_per_stream) for p in near} == {(4, 1), (2, 2)}
+    assert {p.wide_from_tokens for p in near} == {16, 32, 64}
+
+
+def test_one_core_has_no_wide_runs() -> None:
+    assert first_plan(FP32, Limits(1, Batching.PADDED, LENGTHS), wide_from_tokens=32).wide_from_tokens is None

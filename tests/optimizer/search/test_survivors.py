@@ -1,0 +1,95 @@
+"""Who is measured at length, and who goes on to the plan search."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from penstock.recipe import EngineName, Precision, Recipe
+from penstock_optimizer.search.survivors import (
+    FINALIST_WITHIN,
+    Timed,
+    expected_milliseconds,
+    finalists,
+    hopeless,
+    interpolate,
+)
+from tests.optimizer.search.cost_model import FP32, INT8, STATIC
+
+OPENVINO_FP32 = Recipe(engine=EngineName.OPENVINO, precision=Precision.FP32)
+
+
+@pytest.mark.parametrize(
+    ("look", "best", "expected"),
+    [
+        ({8: 4.0, 128: 40.0}, {8: 1.0, 128: 13.0}, True),
+        ({8: 4.0, 128: 14.0}, {8: 1.0, 128: 13.0}, False),  # behind at 8 tokens only
+        ({8: 1.2}, {8: 1.0}, False),
+        ({8: 1.4}, {8: 1.0}, True),
+        ({8: 1.4}, {}, False),
+        ({8: 9.0}, {16: 1.0}, False),
+    ],
+)
+def test_hopeless_is_far_behind_at_every_length_in_common(
+    look: dict[int, float], best: dict[int, float], expected: bool
+) -> None:
+    assert hopeless(look, best) is expected
+
+
+@pytest.mark.parametrize(
+    ("tokens", "expected"), [(8, 1.0), (16, 2.0), (12, 1.5), (32, 4.0), (24, 3.0), (64, 8.0), (4, 0.5), (1, 0.125)]
+)
+def test_latency_between_and_beyond_measured_lengths(tokens: int, expected: float) -> None:
+    assert interpolate({8: 1.0, 16: 2.0, 32: 4.0}, tokens) == pytest.approx(expected)
+
+
+def test_below_the_first_length_latency_does_not_fall_under_zero() -> None:
+    assert interpolate({8: 1.0, 16: 8.0}, 2) > 0
+
+
+def test_one_measured_length_stands_for_all() -> None:
+    assert interpolate({64: 3.0}, 500) == 3.0
+
+
+latencies = st.fixed_dictionaries({tokens: st.floats(0.01, 1e3) for tokens in (8, 32, 128)})
+
+
+@given(measured=latencies, lengths=st.lists(st.integers(1, 512), min_size=1, max_size=20))
+def test_expected_latency_is_positive_and_scales_with_the_measurements(
+    measured: dict[int, float], lengths: list[int]
+) -> None:
+    once = expected_milliseconds(measured, lengths)
+    doubled = expected_milliseconds({tokens: 2 * value for tokens, value in measured.items()}, lengths)
+
+    assert once > 0
+    assert doubled == pytest.approx(2 * once)
+
+
+def test_the_teacher_comes_first_and_fp32_before_int8() -> None:
+    accepted = [Timed(INT8, {8: 1.0}), Timed(OPENVINO_FP32, {8: 1.1}), Timed(STATIC, {8: 0.9})]
+
+    assert finalists(accepted, Timed(FP32, {8: 2.0}), [8]) == [FP32, OPENVINO_FP32, STATIC, INT8]
+
+
+def test_recipes_far_from_the_best_do_not_go_on() -> None:
+    accepted = [Timed(INT8, {8: 1.0}), Timed(STATIC, {8: FINALIST_WITHIN + 0.1})]
+
+    assert finalists(accepted, Timed(FP32, {8: 2.0}), [8]) == [FP32, INT8]
+
+
+def test_without_accepted_candidates_the_teacher_is_alone() -> None:
+    assert finalists([], Timed(FP32, {8: 2.0}), [8]) == [FP32]
+
+
+@given(values=st.dictionaries(st.sampled_from([INT8, STATIC, OPENVINO_FP32]), latencies), teacher=latencies)
+def test_finalists_were_all_accepted_and_include_the_fastest(
+    values: dict[Recipe, dict[int, float]], teacher: dict[int, float]
+) -> None:
+    chosen = finalists([Timed(recipe, value) for recipe, value in values.items()], Timed(FP32, teacher), [8, 40, 200])
+
+    assert chosen[0] == FP32
+    assert set(chosen[1:]) <= set(values)
+    expected = {recipe: expected_milliseconds(value, [8, 40, 200]) for recipe, value in values.items()}
+    if expected and min(expected.values()) <= expected_milliseconds(teacher, [8, 40, 200]):
+        assert min(expected, key=lambda recipe: expected[recipe]) in chosen
