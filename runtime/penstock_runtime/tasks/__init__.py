@@ -1,1 +1,11 @@
-"""Tasks turn requests into rows and the graph's outputs into answers, equal to transformers' pipelines."""
+"""The tasks: what a request means, and what an answer looks like.
+
+`make_task` gives the task of a model folder; `penstock_runtime.tasks.base` says what a task is. Each module holds one
+task; what they share stands in fields (checks and schemas), fitting (truncation), scores, pooling, entities, spans.
+"""
+
+from penstock_runtime.tasks.base import Prepared, Task
+from penstock_runtime.tasks.factory import make_task, request_schema, response_schema
+from penstock_runtime.tasks.limits import DEFAULT_LIMITS, Limits
+
+__all__ = ["DEFAULT_LIMITS", "Limits", "Prepared", "Task", "make_task", "request_schema", "response_schema"]

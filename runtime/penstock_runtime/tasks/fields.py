@@ -45,9 +45,14 @@ def json_words(value: Any) -> str:
     if isinstance(value, bool):
         return "true" if value else "false"
     if isinstance(value, int | float):
-        return f"the number {value!r}" if len(repr(value)) <= 24 else "a number"
-    names = {str: "a text", list: "a list", tuple: "a list", dict: "an object"}
+        return f"the number {value!r}" if isinstance(value, float) or abs(value) < 10**18 else "a very large number"
+    names = {str: "a text", list: "a list", dict: "an object"}
     return next((name for kind, name in names.items() if isinstance(value, kind)), f"a {type(value).__name__}")
+
+
+def printable(name: object) -> str:
+    """A name that a client made up, as it may stand in an error: short, and with nothing that JSON cannot hold."""
+    return str(name)[:100].encode(errors="replace").decode()
 
 
 def near(name: str, known: Sequence[str]) -> str:
@@ -57,7 +62,9 @@ def near(name: str, known: Sequence[str]) -> str:
 
 
 def _wrong(kind: Kind, value: Any, where: str) -> InvalidInput:
-    return InvalidInput(f"{where} must be {kind.words}, not {json_words(value)}", field=where, remedy=f"Send {kind.words}")
+    return InvalidInput(
+        f"{where} must be {kind.words}, not {json_words(value)}", field=where, remedy=f"Send {kind.words}"
+    )
 
 
 @dataclass(frozen=True)
@@ -177,7 +184,7 @@ class ListOf:
 
     def parse(self, value: Any, where: str) -> list[Any]:
         """The checked items."""
-        if not isinstance(value, list | tuple):
+        if not isinstance(value, list):
             raise _wrong(self, value, where)
         if len(value) < self.at_least:
             found = "is empty" if not value else f"has {len(value)} entries"
@@ -214,7 +221,7 @@ class Object:
         known = [*self.required, *self.optional]
         for name in value:
             if name not in known:
-                path = f"{where}.{str(name)[:100]}"
+                path = f"{where}.{printable(name)}"
                 raise InvalidInput(f"{path}: there is no such field", field=path, remedy=near(str(name), known))
         parsed = {}
         for name, kind in self.required.items():
@@ -265,19 +272,22 @@ class Either:
         return {"anyOf": [kind.schema() for kind in self.kinds]}
 
 
-def parameters(value: Any, kinds: Object) -> dict[str, Any]:
+def parse_parameters(value: Any, kinds: Object) -> dict[str, Any]:
     """The `parameters` of a request; null and absent are the same as none."""
     return kinds.parse({} if value is None else value, "parameters")
 
 
-def request(inputs: Kind, parameter_kinds: Object, *, examples: Sequence[JsonSchema], about: str) -> JsonSchema:
+def body_schema(inputs: Kind, parameter_kinds: Object, *, examples: Sequence[JsonSchema], about: str) -> JsonSchema:
     """The schema of a whole request body."""
     required = ["inputs", "parameters"] if parameter_kinds.required else ["inputs"]
     schema = parameter_kinds.schema()
     return {
         "type": "object",
         "description": about,
-        "properties": {"inputs": inputs.schema(), "parameters": schema if parameter_kinds.required else _nullable(schema)},
+        "properties": {
+            "inputs": inputs.schema(),
+            "parameters": schema if parameter_kinds.required else _nullable(schema),
+        },
         "required": required,
         "additionalProperties": False,
         "examples": list(examples),

@@ -53,9 +53,7 @@ def open_backend(path: Path, config: Mapping[str, Any], *, lower_case: bool) -> 
     _match_prefix_space(backend, config)
     if lower_case and not _lowers(_state(backend.normalizer)):
         first = normalizers.Lowercase()
-        backend.normalizer = (
-            first if backend.normalizer is None else normalizers.Sequence([first, backend.normalizer])
-        )
+        backend.normalizer = first if backend.normalizer is None else normalizers.Sequence([first, backend.normalizer])
     return backend
 
 
@@ -97,7 +95,11 @@ def _match_normalizer(backend: Any, config: Mapping[str, Any]) -> None:
     state = _state(backend.normalizer)
     if state.get("type") != "BertNormalizer":
         return
-    keys = {"lowercase": "do_lower_case", "strip_accents": "strip_accents", "handle_chinese_chars": "tokenize_chinese_chars"}
+    keys = {
+        "lowercase": "do_lower_case",
+        "strip_accents": "strip_accents",
+        "handle_chinese_chars": "tokenize_chinese_chars",
+    }
     wanted = {own: config[key] for own, key in keys.items() if isinstance(config.get(key), bool)}
     if any(state.get(own) != value for own, value in wanted.items()):
         options = {own: value for own, value in (state | wanted).items() if own != "type"}

@@ -15,7 +15,7 @@ _PROBES = ("a", "the", "1", "一", "!")
 
 @dataclass(frozen=True, slots=True)
 class Template:
-    """`before` FIRST `after`, or `before` FIRST `between` SECOND `after`: special token ids and the type of each part."""
+    """`before` FIRST `after`, or `before` FIRST `between` SECOND `after`: special tokens, and each part's type."""
 
     before: tuple[int, ...]
     between: tuple[int, ...]

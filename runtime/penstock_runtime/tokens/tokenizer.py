@@ -31,7 +31,9 @@ class Tokenizer:
         config = {} if config is None else config
         self._backend = backend
         self._cleans_up = config.get("clean_up_tokenization_spaces") is True
-        self._longest_added = max((len(token.content) for token in backend.get_added_tokens_decoder().values()), default=0)
+        self._longest_added = max(
+            (len(token.content) for token in backend.get_added_tokens_decoder().values()), default=0
+        )
         self.single: Template = probe(backend, pair=False, type_ids=type_ids)
         self.pair: Template = probe(backend, pair=True, type_ids=type_ids)
         self.side = Side.LEFT if config.get("truncation_side") == "left" else Side.RIGHT

@@ -1,4 +1,4 @@
-"""How much of a text, or of two, stays when there is not room for all: counts only, as the `tokenizers` library does."""
+"""How much of a text, or of two, stays when there is not room for all: counts, as the tokenizers library has them."""
 
 from __future__ import annotations
 

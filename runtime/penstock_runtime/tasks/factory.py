@@ -1,0 +1,117 @@
+"""The task of a name for a model folder."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from types import ModuleType
+
+from penstock.errors import SpecError, UnsupportedModel
+from penstock.tasks import HEAD_OF_TASK, Head, TaskName
+from penstock_runtime.models.folder import ModelFolder
+from penstock_runtime.tasks import (
+    feature_extraction,
+    fill_mask,
+    question_answering,
+    sentence_similarity,
+    text_classification,
+    text_ranking,
+    token_classification,
+    zero_shot_classification,
+)
+from penstock_runtime.tasks.base import Task
+from penstock_runtime.tasks.feature_extraction import FeatureExtraction
+from penstock_runtime.tasks.fields import JsonSchema
+from penstock_runtime.tasks.fill_mask import FillMask
+from penstock_runtime.tasks.fitting import Fitter
+from penstock_runtime.tasks.limits import DEFAULT_LIMITS, Limits
+from penstock_runtime.tasks.question_answering import QuestionAnswering
+from penstock_runtime.tasks.sentence_similarity import SentenceSimilarity
+from penstock_runtime.tasks.text_classification import TextClassification
+from penstock_runtime.tasks.text_ranking import TextRanking
+from penstock_runtime.tasks.token_classification import TokenClassification
+from penstock_runtime.tasks.zero_shot_classification import ZeroShotClassification
+from penstock_runtime.tokens import Tokenizer
+
+MODULES: dict[TaskName, ModuleType] = {
+    TaskName.FEATURE_EXTRACTION: feature_extraction,
+    TaskName.SENTENCE_SIMILARITY: sentence_similarity,
+    TaskName.TEXT_RANKING: text_ranking,
+    TaskName.TEXT_CLASSIFICATION: text_classification,
+    TaskName.TOKEN_CLASSIFICATION: token_classification,
+    TaskName.QUESTION_ANSWERING: question_answering,
+    TaskName.FILL_MASK: fill_mask,
+    TaskName.ZERO_SHOT_CLASSIFICATION: zero_shot_classification,
+}
+
+_CLASSES: dict[TaskName, Callable[[Fitter, ModelFolder, Limits], Task]] = {
+    TaskName.FEATURE_EXTRACTION: FeatureExtraction,
+    TaskName.SENTENCE_SIMILARITY: SentenceSimilarity,
+    TaskName.TEXT_RANKING: TextRanking,
+    TaskName.TEXT_CLASSIFICATION: TextClassification,
+    TaskName.TOKEN_CLASSIFICATION: TokenClassification,
+    TaskName.QUESTION_ANSWERING: QuestionAnswering,
+    TaskName.FILL_MASK: FillMask,
+    TaskName.ZERO_SHOT_CLASSIFICATION: ZeroShotClassification,
+}
+
+_ARCHITECTURES: dict[Head, tuple[str, ...]] = {
+    Head.SEQUENCE: ("ForSequenceClassification",),
+    Head.TOKEN: ("ForTokenClassification",),
+    Head.SPAN: ("ForQuestionAnswering", "ForQuestionAnsweringSimple"),
+    Head.MASKED_LM: ("ForMaskedLM", "ForPreTraining", "WithLMHeadModel"),
+}
+"""What the names of architectures with each head end in. Every architecture has an encoder."""
+
+
+def make_task(
+    name: TaskName,
+    folder: ModelFolder,
+    *,
+    max_tokens: int | None = None,
+    truncate: bool = True,
+    limits: Limits = DEFAULT_LIMITS,
+) -> Task:
+    """The task `name` of the model in `folder`.
+
+    `max_tokens`: longer inputs are cut, or refused when `truncate` is false; None: the model's own limit. Requests may
+    say otherwise about cutting (`parameters.truncate`).
+
+    UnsupportedModel when the folder's model cannot do the task; SpecError when `max_tokens` is over the model's limit;
+    CorruptModel for tokenizer files that cannot be read.
+    """
+    _check_head(name, folder)
+    if max_tokens is not None and max_tokens > folder.max_tokens:
+        raise SpecError(
+            f"serving.maxInputTokens is {max_tokens}; the model's own files allow {folder.max_tokens} tokens",
+            field="spec.serving.maxInputTokens",
+            remedy=f"Set it to {folder.max_tokens} or less, or leave it out",
+        )
+    fitter = Fitter(Tokenizer.load(folder), max_tokens or folder.max_tokens, truncate=truncate)
+    return _CLASSES[name](fitter, folder, limits)
+
+
+def request_schema(name: TaskName, limits: Limits = DEFAULT_LIMITS) -> JsonSchema:
+    """JSON Schema of the task's request body, with examples."""
+    schema: JsonSchema = MODULES[name].request_schema(limits)
+    return schema
+
+
+def response_schema(name: TaskName) -> JsonSchema:
+    """JSON Schema of the task's answer, with examples."""
+    schema: JsonSchema = MODULES[name].response_schema()
+    return schema
+
+
+def _check_head(name: TaskName, folder: ModelFolder) -> None:
+    wanted = _ARCHITECTURES.get(HEAD_OF_TASK[name])
+    if wanted is None or not folder.architecture or folder.architecture.endswith(wanted):
+        return
+    fitting = [
+        task.value
+        for task, head in HEAD_OF_TASK.items()
+        if head not in _ARCHITECTURES or folder.architecture.endswith(_ARCHITECTURES[head])
+    ]
+    raise UnsupportedModel(
+        f"{folder.path} is a {folder.architecture}, which has no head for {name.value}",
+        remedy=f"It can do {', '.join(fitting)}; {name.value} needs an architecture that ends in {wanted[0]}",
+    )

@@ -1,0 +1,226 @@
+"""feature-extraction: texts to vectors, pooled and normalised as the model's own files say.
+
+A plain transformers model has no pooling: it gives a vector for each token, in the nesting of transformers' pipeline.
+Pooled vectors are always a list of vectors, also for one text (as `/embed` of text-embeddings-inference has it).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from penstock.tasks import TaskName
+from penstock_runtime.errors import InvalidInput
+from penstock_runtime.models.folder import ModelFolder, Pooling
+from penstock_runtime.rows import Float, Outputs, Row
+from penstock_runtime.tasks.base import Prepared
+from penstock_runtime.tasks.fields import (
+    Boolean,
+    Choice,
+    Either,
+    Integer,
+    JsonSchema,
+    Kind,
+    ListOf,
+    Object,
+    Text,
+    body_schema,
+    near,
+    parse_parameters,
+)
+from penstock_runtime.tasks.fitting import Fitter, Truncation
+from penstock_runtime.tasks.limits import DEFAULT_LIMITS, Limits
+from penstock_runtime.tasks.pooling import pool, shorten
+from penstock_runtime.tasks.scores import finite
+
+WIDEST = 65_536
+"""Wider than any vector: the schema's limit for `dimensions`; the model's own width is checked as well."""
+
+TRUNCATION: dict[str, tuple[Kind, Any]] = {
+    "truncate": (Boolean(), None),
+    "truncation_direction": (Choice(("left", "right"), any_case=True), None),
+}
+TRUNCATION_NOTES = {
+    "truncate": "Cut texts that are too long for the model; false refuses them. Default: the endpoint's setting.",
+    "truncation_direction": "Which end is given up. Default: the tokenizer's own, mostly right.",
+}
+PROMPT: dict[str, tuple[Kind, Any]] = {"prompt_name": (Text("the name of a prompt"), None)}
+PROMPT_NOTES = {
+    "prompt_name": "The prompt of the model (config_sentence_transformers.json) to put before each text. "
+    "Default: the model's default prompt, mostly none."
+}
+PARAMETERS = Object(
+    required={},
+    optional={
+        "normalize": (Boolean(), None),
+        "dimensions": (Integer(1, WIDEST), None),
+        "pooling": (Choice(("none", *(str(pooling) for pooling in Pooling))), None),
+        **PROMPT,
+        **TRUNCATION,
+    },
+    notes={
+        "normalize": "Make vectors of length 1. Default: as the model's own files say.",
+        "dimensions": "Keep this many first values (for models trained so); normalised again where `normalize` is on.",
+        "pooling": "How token vectors become one; none gives them all. Default: as the model's own files say.",
+        **PROMPT_NOTES,
+        **TRUNCATION_NOTES,
+    },
+)
+EXAMPLES = (
+    {"inputs": "I like you. I love you."},
+    {"inputs": ["a text", "another one"], "parameters": {"normalize": True, "truncation_direction": "Left"}},
+)
+
+
+def inputs(limits: Limits) -> Kind:
+    """A text or a list of texts."""
+    return Either((Text(), ListOf(Text(), limits.items)))
+
+
+def request_schema(limits: Limits = DEFAULT_LIMITS) -> JsonSchema:
+    """The request body. Refused beyond it: unknown prompts, too many dimensions, too long without truncate."""
+    return body_schema(inputs(limits), PARAMETERS, examples=EXAMPLES, about="Texts to vectors")
+
+
+def response_schema() -> JsonSchema:
+    """The answer: one vector for each text, or a matrix [1, tokens, width] for each text of a model without pooling."""
+    vectors = {"type": "array", "items": {"type": "array", "items": {"type": "number"}}}
+    return {
+        "description": "One vector for each text; without pooling a vector for each token of each text",
+        "anyOf": [
+            vectors,
+            {"type": "array", "items": vectors},
+            {"type": "array", "items": {"type": "array", "items": vectors}},
+        ],
+        "examples": [[[0.0354, -0.0178, 0.0563]]],
+    }
+
+
+@dataclass(frozen=True, slots=True, eq=False, kw_only=True)
+class PooledRow(Row):
+    """A row that knows what is to become of its token vectors."""
+
+    pooling: Pooling | None
+
+
+@dataclass(frozen=True, slots=True)
+class Request:
+    """A checked request."""
+
+    texts: list[str]
+    single: bool
+    """One text, not a list of them."""
+    pooling: Pooling | None
+    normalize: bool
+    dimensions: int | None
+    rule: Truncation
+
+
+@dataclass(frozen=True)
+class Embedding:
+    """What feature-extraction and sentence-similarity share: prompts, rows, pooling."""
+
+    fitter: Fitter
+    prompts: Mapping[str, str]
+    default_prompt: str
+
+    def prompt(self, name: str | None) -> str:
+        """The prefix of this name; InvalidInput when the model has none such."""
+        if name is None:
+            return self.default_prompt
+        if name not in self.prompts:
+            raise InvalidInput(
+                f"parameters.prompt_name: this model has no prompt {name[:100]!r}",
+                field="parameters.prompt_name",
+                remedy=near(name, list(self.prompts)) if self.prompts else "Leave it out: the model has no prompts",
+            )
+        return self.prompts[name]
+
+    def rows(
+        self, texts: Sequence[str], where: Sequence[str], rule: Truncation, pooling: Pooling | None
+    ) -> tuple[list[Row], int]:
+        """One row for each text and how many were cut; InvalidInput for over-long texts that may not be."""
+        rows, cut = self.fitter.singles(texts, where, rule)
+        return [PooledRow(row.ids, row.type_ids, pooling=pooling) for row in rows], cut
+
+    @staticmethod
+    def reduce(row: Row, outputs: Outputs) -> Float:
+        """[width] when the row is to be pooled, else [tokens, width]; memory of its own."""
+        vectors = outputs["last_hidden_state"]
+        pooling = row.pooling if isinstance(row, PooledRow) else None
+        return finite(np.array(vectors) if pooling is None else pool(vectors, pooling))
+
+
+class FeatureExtraction:
+    """The task."""
+
+    name = TaskName.FEATURE_EXTRACTION
+
+    def __init__(self, fitter: Fitter, folder: ModelFolder, limits: Limits = DEFAULT_LIMITS) -> None:
+        self._embedding = Embedding(fitter, folder.prompts, folder.default_prompt)
+        self._pooling = folder.pooling
+        self._normalize = folder.normalize
+        self._width = width(folder.config)
+        self._rule = fitter.rule
+        self._inputs = inputs(limits)
+
+    def parse(self, inputs: Any, parameters: Mapping[str, Any]) -> Request:
+        """See `Task`."""
+        values = parse_parameters(parameters, PARAMETERS)
+        texts = self._inputs.parse(inputs, "inputs")
+        single = isinstance(texts, str)
+        asked = values["pooling"]
+        pooling = self._pooling if asked is None else None if asked == "none" else Pooling(asked)
+        normalize = self._normalize if values["normalize"] is None else values["normalize"]
+        for name in ("normalize", "dimensions"):
+            if pooling is None and values[name]:
+                raise InvalidInput(
+                    f"parameters.{name} is for pooled vectors; this request has a vector for each token",
+                    field=f"parameters.{name}",
+                    remedy="Set parameters.pooling, for instance to mean",
+                )
+        if values["dimensions"] is not None and self._width is not None and values["dimensions"] > self._width:
+            raise InvalidInput(
+                f"parameters.dimensions is {values['dimensions']}; this model's vectors have {self._width}",
+                field="parameters.dimensions",
+                remedy=f"Ask for {self._width} or fewer",
+            )
+        prefix = self._embedding.prompt(values["prompt_name"])
+        texts = [texts] if single else texts
+        return Request(
+            texts=[prefix + text for text in texts] if prefix else texts,
+            single=single,
+            pooling=pooling,
+            normalize=normalize and pooling is not None,
+            dimensions=values["dimensions"],
+            rule=self._rule.asked(values["truncate"], values["truncation_direction"]),
+        )
+
+    def prepare(self, request: Request) -> Prepared:
+        """See `Task`."""
+        where = ["inputs"] if request.single else [f"inputs[{index}]" for index in range(len(request.texts))]
+        rows, cut = self._embedding.rows(request.texts, where, request.rule, request.pooling)
+        return Prepared(rows=rows, memo=request, truncated=cut)
+
+    def reduce(self, row: Row, outputs: Outputs) -> Float:
+        """See `Task`."""
+        return self._embedding.reduce(row, outputs)
+
+    def assemble(self, prepared: Prepared, reduced: Sequence[Float]) -> Any:
+        """float32 [texts, dimensions] when pooled; else [1, tokens, width], in a list for a list of texts."""
+        wanted: Request = prepared.memo
+        if wanted.pooling is not None:
+            return np.stack([shorten(one, wanted.dimensions, normalised=wanted.normalize) for one in reduced])
+        matrices = [matrix[np.newaxis] for matrix in reduced]
+        return matrices[0] if wanted.single else matrices
+
+
+def width(config: Mapping[str, Any]) -> int | None:
+    """How many values a vector has, by config.json; None when it does not say."""
+    for key in ("hidden_size", "dim", "d_model", "n_embd"):
+        if isinstance(config.get(key), int):
+            return int(config[key])
+    return None

@@ -1,0 +1,225 @@
+"""fill-mask: what may stand in place of a text's mask tokens."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from penstock.errors import UnsupportedModel
+from penstock.tasks import TaskName
+from penstock_runtime.errors import InvalidInput
+from penstock_runtime.models.folder import ModelFolder
+from penstock_runtime.rows import Outputs, Row
+from penstock_runtime.tasks.base import Prepared
+from penstock_runtime.tasks.fields import (
+    Boolean,
+    Either,
+    Integer,
+    JsonSchema,
+    Kind,
+    ListOf,
+    Object,
+    Text,
+    body_schema,
+    parse_parameters,
+)
+from penstock_runtime.tasks.fitting import Fitter, Truncation
+from penstock_runtime.tasks.limits import DEFAULT_LIMITS, Limits
+from penstock_runtime.tasks.scores import finite, highest, softmax
+
+EXAMPLES = (
+    {"inputs": "Paris is the [MASK] of France.", "parameters": {"top_k": 3}},
+    {"inputs": ["The goal of life is [MASK].", "A [MASK] day."], "parameters": {"targets": ["love", "rainy"]}},
+)
+
+
+def parameter_kinds(limits: Limits) -> Object:
+    """The parameters."""
+    return Object(
+        required={},
+        optional={
+            "top_k": (Integer(1, 10_000), 5),
+            "targets": (Either((Text(), ListOf(Text(), limits.items))), None),
+            "truncate": (Boolean(), None),
+        },
+        notes={
+            "top_k": "How many tokens for each mask.",
+            "targets": "Only these tokens; one that the vocabulary lacks stands for the first of its parts.",
+            "truncate": "Cut a text that is too long; false refuses it. Default: the endpoint's setting.",
+        },
+    )
+
+
+def inputs(limits: Limits) -> Kind:
+    """A text or a list of texts."""
+    return Either((Text(), ListOf(Text(), limits.items)))
+
+
+def request_schema(limits: Limits = DEFAULT_LIMITS) -> JsonSchema:
+    """The request body. Refused beyond it: texts without the model's mask token, targets without any token, too long
+    without truncate."""
+    return body_schema(
+        inputs(limits), parameter_kinds(limits), examples=EXAMPLES, about="What may stand in a mask's place"
+    )
+
+
+def response_schema() -> JsonSchema:
+    """The answer: tokens for the mask; a list for each of several masks; a list of either for a list of texts."""
+    element = {
+        "type": "object",
+        "properties": {
+            "score": {"type": "number", "minimum": 0, "maximum": 1},
+            "token": {"type": "integer"},
+            "token_str": {"type": "string"},
+            "sequence": {"type": "string"},
+        },
+        "required": ["score", "token", "token_str", "sequence"],
+    }
+    one = {"type": "array", "items": element}
+    several = {"type": "array", "items": one}
+    return {
+        "description": "Tokens for the mask, the best first; with several masks a list for each; "
+        "a list of such answers for a list of texts",
+        "anyOf": [one, several, {"type": "array", "items": several}],
+        "examples": [
+            [{"score": 0.9970, "token": 3007, "token_str": "capital", "sequence": "paris is the capital of france."}]
+        ],
+    }
+
+
+@dataclass(frozen=True, slots=True)
+class Request:
+    """A checked request."""
+
+    texts: list[str]
+    single: bool
+    top_k: int
+    targets: list[str] | None
+    rule: Truncation
+
+
+@dataclass(frozen=True, slots=True, eq=False, kw_only=True)
+class MaskRow(Row):
+    """A row with masks."""
+
+    masks: tuple[int, ...]
+    """Their positions, rising."""
+    top_k: int
+    targets: tuple[int, ...] | None
+    """The only tokens asked for."""
+
+
+Choices = list[list[tuple[float, int]]]
+"""For each mask of a row scores and tokens, the best first."""
+
+
+class FillMask:
+    """The task. Takes both forms of graph: logits of the masks only, or of all tokens."""
+
+    name = TaskName.FILL_MASK
+
+    def __init__(self, fitter: Fitter, folder: ModelFolder, limits: Limits = DEFAULT_LIMITS) -> None:
+        if fitter.tokenizer.mask_id is None:
+            raise UnsupportedModel(
+                f"{folder.tokenizer} has no mask token", remedy="State it as mask_token in tokenizer_config.json"
+            )
+        self._fitter = fitter
+        self._inputs = inputs(limits)
+        self._parameters = parameter_kinds(limits)
+
+    def parse(self, inputs: Any, parameters: Mapping[str, Any]) -> Request:
+        """See `Task`."""
+        values = parse_parameters(parameters, self._parameters)
+        texts = self._inputs.parse(inputs, "inputs")
+        targets = values["targets"]
+        return Request(
+            texts=[texts] if isinstance(texts, str) else texts,
+            single=isinstance(texts, str),
+            top_k=values["top_k"],
+            targets=[targets] if isinstance(targets, str) else targets,
+            rule=self._fitter.rule.asked(values["truncate"], None),
+        )
+
+    def prepare(self, request: Request) -> Prepared:
+        """See `Task`."""
+        where = ["inputs"] if request.single else [f"inputs[{index}]" for index in range(len(request.texts))]
+        plain, cut = self._fitter.singles(request.texts, where, request.rule)
+        targets = None if request.targets is None else self._targets(request.targets)
+        rows: list[Row] = []
+        for row, text, field in zip(plain, request.texts, where, strict=True):
+            masks = tuple(index for index, number in enumerate(row.ids) if number == self._fitter.tokenizer.mask_id)
+            if not masks:
+                raise self._no_mask(text, field)
+            rows.append(MaskRow(row.ids, row.type_ids, masks=masks, top_k=request.top_k, targets=targets))
+        return Prepared(rows=rows, memo=request, truncated=cut)
+
+    def reduce(self, row: Row, outputs: Outputs) -> Choices:
+        """The best tokens of each mask."""
+        if not isinstance(row, MaskRow):
+            raise TypeError("fill-mask needs the rows that its prepare made")
+        logits = outputs["logits"]
+        # As many rows as tokens: a graph that computes all of them (or a text that is nothing but masks).
+        scores = softmax(logits[list(row.masks)] if logits.shape[0] == row.length else logits)
+        if row.targets is not None:
+            scores = scores[:, row.targets]
+        choices = []
+        for mask in finite(scores):
+            order = highest(mask, row.top_k)
+            tokens = order if row.targets is None else [row.targets[index] for index in order]
+            choices.append(list(zip(mask[order].tolist(), tokens, strict=True)))
+        return choices
+
+    def assemble(self, prepared: Prepared, reduced: Sequence[Choices]) -> Any:
+        """See `Task`."""
+        wanted: Request = prepared.memo
+        answers = []
+        for row, choices in zip(prepared.rows, reduced, strict=True):
+            assert isinstance(row, MaskRow)  # noqa: S101 - prepare made it
+            masks = [self._answer(row, position, choice) for position, choice in zip(row.masks, choices, strict=True)]
+            answers.append(masks[0] if len(masks) == 1 else masks)
+        return answers[0] if wanted.single else answers
+
+    def _answer(self, row: MaskRow, position: int, choices: list[tuple[float, int]]) -> list[dict[str, Any]]:
+        tokenizer = self._fitter.tokenizer
+        answer = []
+        for score, token in choices:
+            ids = [*row.ids[:position], token, *row.ids[position + 1 :]]
+            sequence = tokenizer.decode(
+                [number for number in ids if number != tokenizer.pad_id],
+                # With several masks the others are to stay visible.
+                skip_special=len(row.masks) == 1,
+            )
+            token_str = tokenizer.decode([token])
+            answer.append({"score": score, "token": token, "token_str": token_str, "sequence": sequence})
+        return answer
+
+    def _targets(self, targets: list[str]) -> tuple[int, ...]:
+        """Tokens of the targets, each once."""
+        tokenizer = self._fitter.tokenizer
+        found: list[int] = []
+        for index, target in enumerate(targets):
+            number = tokenizer.id_of(target)
+            if number is None:
+                parts = tokenizer.split([target], limit=1)[0].ids
+                if not parts:
+                    raise InvalidInput(
+                        f"parameters.targets[{index}] has no token in this model's vocabulary",
+                        field=f"parameters.targets[{index}]",
+                        remedy="Leave it out",
+                    )
+                number = parts[0]
+            found.append(number)
+        return tuple(dict.fromkeys(found))
+
+    def _no_mask(self, text: str, field: str) -> InvalidInput:
+        mask = self._fitter.tokenizer.mask_token or ""
+        if mask in text:
+            return InvalidInput(
+                f"{field}: the mask {mask} is beyond the {self._fitter.max_tokens} tokens that this model takes",
+                field=field,
+                remedy="Move it nearer to the beginning, or send a shorter text",
+            )
+        return InvalidInput(
+            f"{field} has no mask {mask}", field=field, remedy=f"Put {mask} where the model is to fill in"
+        )

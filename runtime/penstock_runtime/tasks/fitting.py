@@ -1,0 +1,89 @@
+"""Texts into rows that the model can take: cut, or refused, where they are too long."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from penstock.errors import UnsupportedModel
+from penstock_runtime.errors import InvalidInput
+from penstock_runtime.rows import Row
+from penstock_runtime.tokens import Pieces, Side, Template, Tokenizer, longest_first
+
+
+@dataclass(frozen=True, slots=True)
+class Truncation:
+    """What to do with over-long texts: the endpoint's rule, or what one request asks for."""
+
+    cut: bool
+    side: Side
+
+    def asked(self, cut: bool | None, side: str | None) -> Truncation:
+        """This rule with what a request says otherwise."""
+        return Truncation(
+            cut=self.cut if cut is None else cut,
+            side=self.side if side is None else Side(side),
+        )
+
+
+class Fitter:
+    """The tokenizer with the model's limit. Immutable."""
+
+    def __init__(self, tokenizer: Tokenizer, max_tokens: int, *, truncate: bool) -> None:
+        for template in (tokenizer.single, tokenizer.pair):
+            if max_tokens <= template.specials:
+                raise UnsupportedModel(
+                    f"{max_tokens} tokens leave no room beside the {template.specials} special tokens of this model",
+                    remedy="Raise serving.maxInputTokens",
+                )
+        self.tokenizer = tokenizer
+        self.max_tokens = max_tokens
+        self.rule = Truncation(cut=truncate, side=tokenizer.side)
+
+    def room(self, template: Template) -> int:
+        """Tokens of text that a row can hold."""
+        return self.max_tokens - template.specials
+
+    def split(self, texts: Sequence[str], template: Template, side: Side, *, offsets: bool = False) -> list[Pieces]:
+        """The tokens of each text, as many as can matter for a row of this template."""
+        return self.tokenizer.split(texts, limit=self.room(template), side=side, offsets=offsets)
+
+    def singles(self, texts: Sequence[str], where: Sequence[str], rule: Truncation) -> tuple[list[Row], int]:
+        """One row for each text, and how many of them were cut. `where` names the texts in errors.
+
+        InvalidInput for the first over-long text when `rule` does not cut.
+        """
+        template = self.tokenizer.single
+        room = self.room(template)
+        rows, cut = [], 0
+        for pieces, field in zip(self.split(texts, template, rule.side), where, strict=True):
+            if len(pieces) > room:
+                self.refuse_unless(rule, pieces, template, field)
+                cut += 1
+            rows.append(template.row(pieces.keep(room, rule.side).ids))
+        return rows, cut
+
+    def pair(self, first: Pieces, second: Pieces, where: str, rule: Truncation) -> tuple[Row, bool]:
+        """One row of two texts, and whether it was cut: the longer text gives up first. InvalidInput as `singles`."""
+        template = self.tokenizer.pair
+        room = self.room(template)
+        cut = len(first) + len(second) > room
+        if cut:
+            self.refuse_unless(rule, first, template, where, second)
+            kept_first, kept_second = longest_first(len(first), len(second), room)
+            first, second = first.keep(kept_first, rule.side), second.keep(kept_second, rule.side)
+        return template.row(first.ids, second.ids), cut
+
+    def refuse_unless(
+        self, rule: Truncation, first: Pieces, template: Template, where: str, second: Pieces | None = None
+    ) -> None:
+        """InvalidInput that says how long the text is, unless `rule` allows to cut it."""
+        if rule.cut:
+            return
+        count = len(first) + template.specials + (0 if second is None else len(second))
+        exact = first.complete and (second is None or second.complete)
+        raise InvalidInput(
+            f"{where} has {'' if exact else 'more than '}{count} tokens; this model takes {self.max_tokens}",
+            field=where,
+            remedy="Send a shorter text, or set parameters.truncate to true",
+        )

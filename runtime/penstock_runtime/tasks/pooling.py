@@ -1,0 +1,38 @@
+"""Token vectors into one vector."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from penstock_runtime.models.folder import Pooling
+from penstock_runtime.rows import Float
+
+
+def pool(vectors: Float, pooling: Pooling) -> Float:
+    """[tokens, width] -> [width], in memory of its own. The row has no padding: every token counts."""
+    match pooling:
+        case Pooling.CLS:
+            first: Float = vectors[0].copy()
+            return first
+        case Pooling.LAST:
+            last: Float = vectors[-1].copy()
+            return last
+        case Pooling.MAX:
+            highest: Float = vectors.max(axis=0)
+            return highest
+        case Pooling.MEAN:
+            mean: Float = vectors.mean(axis=0)
+            return mean
+
+
+def normalise(vector: Float) -> Float:
+    """Length 1; a zero vector stays as it is."""
+    length = np.sqrt(np.dot(vector, vector))
+    scaled: Float = vector / length if length > 0 else vector
+    return scaled
+
+
+def shorten(vector: Float, dimensions: int | None, *, normalised: bool) -> Float:
+    """The first `dimensions` values (Matryoshka), of length 1 again where asked for."""
+    head = vector if dimensions is None else vector[:dimensions]
+    return normalise(head) if normalised else np.ascontiguousarray(head)

@@ -1,0 +1,107 @@
+"""sentence-similarity: how alike one sentence is to each of some others, as cosines."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from penstock.tasks import TaskName
+from penstock_runtime.models.folder import ModelFolder, Pooling
+from penstock_runtime.rows import Float, Outputs, Row
+from penstock_runtime.tasks.base import Prepared
+from penstock_runtime.tasks.feature_extraction import (
+    PROMPT,
+    PROMPT_NOTES,
+    TRUNCATION,
+    TRUNCATION_NOTES,
+    Embedding,
+)
+from penstock_runtime.tasks.fields import JsonSchema, Kind, ListOf, Object, Text, body_schema, parse_parameters
+from penstock_runtime.tasks.fitting import Fitter, Truncation
+from penstock_runtime.tasks.limits import DEFAULT_LIMITS, Limits
+from penstock_runtime.tasks.pooling import normalise
+
+PARAMETERS = Object(required={}, optional={**PROMPT, **TRUNCATION}, notes={**PROMPT_NOTES, **TRUNCATION_NOTES})
+EXAMPLES = (
+    {
+        "inputs": {
+            "source_sentence": "That is a happy person",
+            "sentences": ["That is a happy dog", "That is a very happy person", "Today is a sunny day"],
+        }
+    },
+)
+
+
+def inputs(limits: Limits) -> Kind:
+    """A sentence and those to compare it with."""
+    return Object(
+        required={"source_sentence": Text(), "sentences": ListOf(Text(), limits.items)},
+        words="an object with source_sentence and sentences",
+    )
+
+
+def request_schema(limits: Limits = DEFAULT_LIMITS) -> JsonSchema:
+    """The request body. Refused beyond it: unknown prompts, too long without truncate."""
+    return body_schema(inputs(limits), PARAMETERS, examples=EXAMPLES, about="How alike a sentence is to others")
+
+
+def response_schema() -> JsonSchema:
+    """The answer: a cosine for each sentence, in their order."""
+    return {
+        "type": "array",
+        "description": "The cosine of each sentence to the source sentence",
+        "items": {"type": "number", "minimum": -1, "maximum": 1},
+        "examples": [[0.6946, 0.9430, 0.2569]],
+    }
+
+
+@dataclass(frozen=True, slots=True)
+class Request:
+    """A checked request: the source sentence first."""
+
+    texts: list[str]
+    rule: Truncation
+
+
+class SentenceSimilarity:
+    """The task. A model without pooling of its own gets the mean, as sentence-transformers does with it."""
+
+    name = TaskName.SENTENCE_SIMILARITY
+
+    def __init__(self, fitter: Fitter, folder: ModelFolder, limits: Limits = DEFAULT_LIMITS) -> None:
+        self._embedding = Embedding(fitter, folder.prompts, folder.default_prompt)
+        self._pooling = folder.pooling or Pooling.MEAN
+        self._rule = fitter.rule
+        self._inputs = inputs(limits)
+
+    def parse(self, inputs: Any, parameters: Mapping[str, Any]) -> Request:
+        """See `Task`."""
+        values = parse_parameters(parameters, PARAMETERS)
+        given = self._inputs.parse(inputs, "inputs")
+        prefix = self._embedding.prompt(values["prompt_name"])
+        texts = [given["source_sentence"], *given["sentences"]]
+        return Request(
+            texts=[prefix + text for text in texts] if prefix else texts,
+            rule=self._rule.asked(values["truncate"], values["truncation_direction"]),
+        )
+
+    def prepare(self, request: Request) -> Prepared:
+        """See `Task`."""
+        others = [f"inputs.sentences[{index}]" for index in range(len(request.texts) - 1)]
+        rows, cut = self._embedding.rows(
+            request.texts, ["inputs.source_sentence", *others], request.rule, self._pooling
+        )
+        return Prepared(rows=rows, memo=None, truncated=cut)
+
+    def reduce(self, row: Row, outputs: Outputs) -> Float:
+        """The sentence's vector [width], length 1."""
+        return normalise(self._embedding.reduce(row, outputs))
+
+    def assemble(self, prepared: Prepared, reduced: Sequence[Float]) -> list[float]:  # noqa: ARG002 - of Task
+        """See `Task`."""
+        source, *others = reduced
+        cosines: list[float] = np.clip(np.stack(others) @ source, -1, 1).tolist()
+        return cosines

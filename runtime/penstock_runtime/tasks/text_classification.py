@@ -1,0 +1,182 @@
+"""text-classification: labels with scores for a text, or for a pair of texts.
+
+Always nested, as the hosted API answers (its client takes the first entry): a list of labels for each text.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from enum import StrEnum
+from typing import Any
+
+import numpy as np
+
+from penstock.tasks import TaskName
+from penstock_runtime.models.folder import ModelFolder
+from penstock_runtime.rows import Float, Outputs, Row
+from penstock_runtime.tasks.base import Prepared
+from penstock_runtime.tasks.feature_extraction import TRUNCATION, TRUNCATION_NOTES
+from penstock_runtime.tasks.fields import (
+    Choice,
+    Either,
+    Integer,
+    JsonSchema,
+    Kind,
+    ListOf,
+    Object,
+    Text,
+    body_schema,
+    parse_parameters,
+)
+from penstock_runtime.tasks.fitting import Fitter, Truncation
+from penstock_runtime.tasks.limits import DEFAULT_LIMITS, Limits
+from penstock_runtime.tasks.scores import descending, finite, sigmoid, softmax
+
+
+class Function(StrEnum):
+    """What turns logits into scores."""
+
+    SIGMOID = "sigmoid"
+    SOFTMAX = "softmax"
+    NONE = "none"
+
+    def apply(self, logits: Float) -> Float:
+        """Scores of the same shape."""
+        match self:
+            case Function.SIGMOID:
+                return sigmoid(logits)
+            case Function.SOFTMAX:
+                return softmax(logits)
+            case Function.NONE:
+                return logits
+
+    @classmethod
+    def of(cls, folder: ModelFolder) -> Function:
+        """As transformers chooses it: by the model's problem type, else by how many labels there are."""
+        match folder.problem_type:
+            case "regression":
+                return cls.NONE
+            case "multi_label_classification":
+                return cls.SIGMOID
+            case _:
+                return cls.SIGMOID if folder.num_labels == 1 else cls.SOFTMAX
+
+
+PARAMETERS = Object(
+    required={},
+    optional={
+        "top_k": (Integer(1, 1_000_000), None),
+        "function_to_apply": (Choice(tuple(Function)), None),
+        **TRUNCATION,
+    },
+    notes={
+        "top_k": "Only this many labels, the best first. Default: all.",
+        "function_to_apply": "What turns logits into scores. Default: none for regression, sigmoid for one label or "
+        "several true at once, else softmax.",
+        **TRUNCATION_NOTES,
+    },
+)
+EXAMPLES = (
+    {"inputs": "I like you. I love you."},
+    {"inputs": {"text": "A man plays.", "text_pair": "Somebody is playing."}, "parameters": {"top_k": 1}},
+    {"inputs": ["one text", "another"], "parameters": {"function_to_apply": "sigmoid"}},
+)
+
+
+def inputs(limits: Limits) -> Kind:
+    """A text, a pair, or a list of these."""
+    pair = Object(
+        required={"text": Text()}, optional={"text_pair": (Text(), None)}, words="an object with text and text_pair"
+    )
+    one = Either((Text(), pair))
+    return Either((*one.kinds, ListOf(one, limits.items, words="a list of these")))
+
+
+def request_schema(limits: Limits = DEFAULT_LIMITS) -> JsonSchema:
+    """The request body. Refused beyond it: too long without truncate."""
+    return body_schema(inputs(limits), PARAMETERS, examples=EXAMPLES, about="Labels for texts or pairs of texts")
+
+
+def response_schema() -> JsonSchema:
+    """The answer: for each text its labels, the best first."""
+    element = {
+        "type": "object",
+        "properties": {"label": {"type": "string"}, "score": {"type": "number"}},
+        "required": ["label", "score"],
+    }
+    return {
+        "type": "array",
+        "description": "For each text its labels, the best first (one list in a list for one text)",
+        "items": {"type": "array", "items": element},
+        "examples": [[[{"label": "joy", "score": 0.9983}, {"label": "love", "score": 0.0009}]]],
+    }
+
+
+@dataclass(frozen=True, slots=True)
+class Request:
+    """A checked request."""
+
+    texts: list[tuple[str, str | None]]
+    where: list[str]
+    """The path of each text in the request."""
+    top_k: int | None
+    function: Function
+    rule: Truncation
+
+
+class TextClassification:
+    """The task."""
+
+    name = TaskName.TEXT_CLASSIFICATION
+
+    def __init__(self, fitter: Fitter, folder: ModelFolder, limits: Limits = DEFAULT_LIMITS) -> None:
+        self._fitter = fitter
+        self._labels = folder.labels
+        self._function = Function.of(folder)
+        self._inputs = inputs(limits)
+
+    def parse(self, inputs: Any, parameters: Mapping[str, Any]) -> Request:
+        """See `Task`."""
+        values = parse_parameters(parameters, PARAMETERS)
+        given = self._inputs.parse(inputs, "inputs")
+        items = given if isinstance(given, list) else [given]
+        function = values["function_to_apply"]
+        return Request(
+            texts=[(item, None) if isinstance(item, str) else (item["text"], item["text_pair"]) for item in items],
+            where=[f"inputs[{index}]" for index in range(len(items))] if isinstance(given, list) else ["inputs"],
+            top_k=values["top_k"],
+            function=self._function if function is None else Function(function),
+            rule=self._fitter.rule.asked(values["truncate"], values["truncation_direction"]),
+        )
+
+    def prepare(self, request: Request) -> Prepared:
+        """See `Task`."""
+        fitter, rule = self._fitter, request.rule
+        paired = [index for index, (_, second) in enumerate(request.texts) if second is not None]
+        alone = [index for index, (_, second) in enumerate(request.texts) if second is None]
+        rows: dict[int, Row] = {}
+        singles, cut = fitter.singles(
+            [request.texts[index][0] for index in alone], [request.where[index] for index in alone], rule
+        )
+        rows.update(zip(alone, singles, strict=True))
+        both = [text for index in paired for text in request.texts[index] if text is not None]
+        pieces = iter(fitter.split(both, fitter.tokenizer.pair, rule.side))
+        for index in paired:
+            rows[index], was_cut = fitter.pair(next(pieces), next(pieces), request.where[index], rule)
+            cut += was_cut
+        return Prepared(rows=[rows[index] for index in range(len(request.texts))], memo=request, truncated=cut)
+
+    def reduce(self, row: Row, outputs: Outputs) -> Float:  # noqa: ARG002 - the contract of Task
+        """The logits [labels]."""
+        return finite(np.array(outputs["logits"]))
+
+    def assemble(self, prepared: Prepared, reduced: Sequence[Float]) -> list[list[dict[str, Any]]]:
+        """See `Task`."""
+        wanted: Request = prepared.memo
+        answer = []
+        for scores in map(wanted.function.apply, reduced):
+            values = scores.tolist()
+            best = descending(scores)[: wanted.top_k]
+            answer.append([{"label": self._labels[index], "score": values[index]} for index in best])
+        return answer

@@ -1,0 +1,175 @@
+"""text-ranking: how well texts answer a query, by a cross-encoder with one label.
+
+`{query, texts}` is answered in the shape of `/rerank` of text-embeddings-inference, the best first; a list of pairs
+with one score for each pair, in their order.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from penstock.errors import UnsupportedModel
+from penstock.tasks import TaskName
+from penstock_runtime.models.folder import ModelFolder
+from penstock_runtime.rows import Float, Outputs, Row
+from penstock_runtime.tasks.base import Prepared
+from penstock_runtime.tasks.feature_extraction import TRUNCATION, TRUNCATION_NOTES
+from penstock_runtime.tasks.fields import (
+    Boolean,
+    Either,
+    Integer,
+    JsonSchema,
+    Kind,
+    ListOf,
+    Object,
+    Text,
+    body_schema,
+    parse_parameters,
+)
+from penstock_runtime.tasks.fitting import Fitter, Truncation
+from penstock_runtime.tasks.limits import DEFAULT_LIMITS, Limits
+from penstock_runtime.tasks.scores import descending, finite, sigmoid
+
+PARAMETERS = Object(
+    required={},
+    optional={
+        "raw_scores": (Boolean(), False),
+        "return_text": (Boolean(), False),
+        "top_k": (Integer(1, 1_000_000), None),
+        **TRUNCATION,
+    },
+    notes={
+        "raw_scores": "Logits instead of scores from 0 to 1 (their sigmoid).",
+        "return_text": "Repeat each text beside its score (not for pairs).",
+        "top_k": "Only this many texts, the best first (not for pairs). Default: all.",
+        **TRUNCATION_NOTES,
+    },
+)
+EXAMPLES = (
+    {
+        "inputs": {
+            "query": "What is deep learning?",
+            "texts": ["Cheese is made of milk.", "A kind of machine learning."],
+        },
+        "parameters": {"return_text": True},
+    },
+    {"inputs": [["a query", "a text"], ["another query", "another text"]]},
+)
+
+
+def inputs(limits: Limits) -> Kind:
+    """A query with texts, or a list of pairs."""
+    ranking = Object(
+        required={"query": Text(), "texts": ListOf(Text(), limits.items)}, words="an object with query and texts"
+    )
+    pair = ListOf(Text(), at_most=2, at_least=2, words="a list of two texts")
+    return Either((ranking, ListOf(pair, limits.items, words="a list of pairs")))
+
+
+def request_schema(limits: Limits = DEFAULT_LIMITS) -> JsonSchema:
+    """The request body. Refused beyond it: too long without truncate."""
+    return body_schema(inputs(limits), PARAMETERS, examples=EXAMPLES, about="How well texts answer a query")
+
+
+def response_schema() -> JsonSchema:
+    """The answer: the texts by score, or the scores of the pairs."""
+    element = {
+        "type": "object",
+        "properties": {
+            "index": {"type": "integer", "minimum": 0},
+            "score": {"type": "number"},
+            "text": {"type": "string"},
+        },
+        "required": ["index", "score"],
+    }
+    return {
+        "description": "The texts, the best first; for pairs a score for each, in their order",
+        "anyOf": [{"type": "array", "items": element}, {"type": "array", "items": {"type": "number"}}],
+        "examples": [[{"index": 1, "score": 0.9976}, {"index": 0, "score": 0.0021}]],
+    }
+
+
+@dataclass(frozen=True, slots=True)
+class Request:
+    """A checked request."""
+
+    pairs: list[tuple[str, str]]
+    where: list[str]
+    ranked: bool
+    """A query with texts; else pairs."""
+    raw: bool
+    return_text: bool
+    top_k: int | None
+    rule: Truncation
+
+
+class TextRanking:
+    """The task."""
+
+    name = TaskName.TEXT_RANKING
+
+    def __init__(self, fitter: Fitter, folder: ModelFolder, limits: Limits = DEFAULT_LIMITS) -> None:
+        if folder.num_labels != 1:
+            raise UnsupportedModel(
+                f"{folder.path} has {folder.num_labels} labels; a ranking model has one, the score",
+                remedy="Use the task text-classification, which takes pairs of texts too, or a cross-encoder model",
+            )
+        self._fitter = fitter
+        self._inputs = inputs(limits)
+
+    def parse(self, inputs: Any, parameters: Mapping[str, Any]) -> Request:
+        """See `Task`."""
+        values = parse_parameters(parameters, PARAMETERS)
+        given = self._inputs.parse(inputs, "inputs")
+        ranked = isinstance(given, dict)
+        if ranked:
+            pairs = [(given["query"], text) for text in given["texts"]]
+            where = [f"inputs.texts[{index}]" for index in range(len(pairs))]
+        else:
+            pairs = [(first, second) for first, second in given]
+            where = [f"inputs[{index}]" for index in range(len(pairs))]
+        return Request(
+            pairs=pairs,
+            where=where,
+            ranked=ranked,
+            raw=values["raw_scores"],
+            return_text=values["return_text"],
+            top_k=values["top_k"],
+            rule=self._fitter.rule.asked(values["truncate"], values["truncation_direction"]),
+        )
+
+    def prepare(self, request: Request) -> Prepared:
+        """See `Task`."""
+        fitter, rule = self._fitter, request.rule
+        # Each text once, however many pairs it is in: the query of a ranking is in all of them.
+        distinct = list(dict.fromkeys(text for pair in request.pairs for text in pair))
+        pieces = dict(zip(distinct, fitter.split(distinct, fitter.tokenizer.pair, rule.side), strict=True))
+        rows, cut = [], 0
+        for (first, second), where in zip(request.pairs, request.where, strict=True):
+            row, was_cut = fitter.pair(pieces[first], pieces[second], where, rule)
+            rows.append(row)
+            cut += was_cut
+        return Prepared(rows=rows, memo=request, truncated=cut)
+
+    def reduce(self, row: Row, outputs: Outputs) -> Float:  # noqa: ARG002 - the contract of Task
+        """The logit [1]."""
+        return finite(np.array(outputs["logits"]))
+
+    def assemble(self, prepared: Prepared, reduced: Sequence[Float]) -> list[float] | list[dict[str, Any]]:
+        """See `Task`."""
+        wanted: Request = prepared.memo
+        logits = np.concatenate(reduced)
+        scores = logits if wanted.raw else sigmoid(logits)
+        values: list[float] = scores.tolist()
+        if not wanted.ranked:
+            return values
+        ranking: list[dict[str, Any]] = []
+        # By logits: in float32 the sigmoids of two good texts may both be 1.
+        for index in descending(logits)[: wanted.top_k]:
+            text = {"text": wanted.pairs[index][1]} if wanted.return_text else {}
+            ranking.append({"index": index, "score": values[index], **text})
+        return ranking

@@ -1,0 +1,251 @@
+"""token-classification: entities, parts of speech and the like, with their places in the text.
+
+A text longer than the model takes is cut, unless `stride` asks for overlapping windows over all of it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from penstock.tasks import TaskName
+from penstock_runtime.errors import InvalidInput
+from penstock_runtime.models.folder import ModelFolder
+from penstock_runtime.rows import Float, Outputs, Row
+from penstock_runtime.tasks.base import Prepared
+from penstock_runtime.tasks.entities import Aggregation, Token, entities, merge_windows
+from penstock_runtime.tasks.fields import (
+    Boolean,
+    Choice,
+    Either,
+    Integer,
+    JsonSchema,
+    Kind,
+    ListOf,
+    Object,
+    Text,
+    body_schema,
+    parse_parameters,
+)
+from penstock_runtime.tasks.fitting import Fitter
+from penstock_runtime.tasks.limits import DEFAULT_LIMITS, Limits
+from penstock_runtime.tasks.scores import finite, softmax
+from penstock_runtime.tokens import Pieces, Tokenizer, windows
+from penstock_runtime.tokens.truncation import count_windows
+
+IGNORED = ("O",)
+EXAMPLES = (
+    {
+        "inputs": "My name is Sarah Jessica Parker but you can call me Jessica",
+        "parameters": {"aggregation_strategy": "simple"},
+    },
+    {"inputs": ["one text", "another"], "parameters": {"aggregation_strategy": "first", "stride": 16}},
+)
+
+
+@dataclass(frozen=True)
+class Label(Text):
+    """A label's name; the empty text is allowed, which names none."""
+
+    words: str = "a label"
+
+    def parse(self, value: Any, where: str) -> str:
+        """The name."""
+        return "" if value == "" else super().parse(value, where)
+
+    def schema(self) -> JsonSchema:
+        """Any string."""
+        return {"type": "string"}
+
+
+def parameter_kinds(limits: Limits) -> Object:
+    """The parameters."""
+    labels = ListOf(Label(), limits.items, at_least=0, words="a list of labels")
+    return Object(
+        required={},
+        optional={
+            "aggregation_strategy": (Choice(tuple(Aggregation)), Aggregation.NONE),
+            "ignore_labels": (labels, list(IGNORED)),
+            "stride": (Integer(0, 1_000_000), None),
+            "truncate": (Boolean(), None),
+        },
+        notes={
+            "aggregation_strategy": "How tokens become entities: none gives each token, simple joins neighbours, "
+            "first, average and max give each word one label before that.",
+            "ignore_labels": "Labels to leave out.",
+            "stride": "Look at a long text in windows that share this many tokens. Needs an aggregation_strategy other "
+            "than none. Default: only the beginning of a long text.",
+            "truncate": "Without stride: cut a text that is too long; false refuses it. Default: the endpoint's "
+            "setting.",
+        },
+    )
+
+
+def inputs(limits: Limits) -> Kind:
+    """A text or a list of texts."""
+    return Either((Text(), ListOf(Text(), limits.items)))
+
+
+def request_schema(limits: Limits = DEFAULT_LIMITS) -> JsonSchema:
+    """The request body. Refused beyond it: stride without aggregation or too large for the model, too many windows,
+    too long without truncate."""
+    return body_schema(inputs(limits), parameter_kinds(limits), examples=EXAMPLES, about="Entities with their places")
+
+
+def response_schema() -> JsonSchema:
+    """The answer for one text, or a list of them for a list."""
+    element = {
+        "type": "object",
+        "properties": {
+            "entity_group": {"type": "string"},
+            "entity": {"type": "string"},
+            "score": {"type": "number", "minimum": 0, "maximum": 1},
+            "index": {"type": "integer"},
+            "word": {"type": "string"},
+            "start": {"type": "integer", "minimum": 0},
+            "end": {"type": "integer", "minimum": 0},
+        },
+        "required": ["score", "word", "start", "end"],
+    }
+    answer = {"type": "array", "items": element}
+    return {
+        "description": "The entities in order, start and end in characters; a list of such lists for a list of texts",
+        "anyOf": [answer, {"type": "array", "items": answer}],
+        "examples": [[{"entity_group": "PER", "score": 0.9985, "word": "Jessica", "start": 52, "end": 59}]],
+    }
+
+
+@dataclass(frozen=True, slots=True)
+class Request:
+    """A checked request."""
+
+    texts: list[str]
+    single: bool
+    aggregation: Aggregation
+    ignored: frozenset[str]
+    stride: int | None
+    cut: bool
+
+
+@dataclass(frozen=True, slots=True, eq=False, kw_only=True)
+class WindowRow(Row):
+    """A part of a text, or all of it."""
+
+    text: int
+    """Which of the request's texts."""
+    pieces: Pieces
+    start: int
+    """Position in the row of the window's first token."""
+
+
+class TokenClassification:
+    """The task."""
+
+    name = TaskName.TOKEN_CLASSIFICATION
+
+    def __init__(self, fitter: Fitter, folder: ModelFolder, limits: Limits = DEFAULT_LIMITS) -> None:
+        self._fitter = fitter
+        self._labels = folder.labels
+        self._limits = limits
+        self._inputs = inputs(limits)
+        self._parameters = parameter_kinds(limits)
+
+    def parse(self, inputs: Any, parameters: Mapping[str, Any]) -> Request:
+        """See `Task`."""
+        values = parse_parameters(parameters, self._parameters)
+        texts = self._inputs.parse(inputs, "inputs")
+        aggregation, stride = Aggregation(values["aggregation_strategy"]), values["stride"]
+        room = self._fitter.room(self._fitter.tokenizer.single)
+        if stride is not None and aggregation is Aggregation.NONE:
+            raise InvalidInput(
+                "parameters.stride needs entities to merge where windows overlap, and aggregation_strategy is none",
+                field="parameters.stride",
+                remedy="Set parameters.aggregation_strategy to simple, first, average or max",
+            )
+        if stride is not None and stride >= room:
+            raise InvalidInput(
+                f"parameters.stride is {stride}; windows of this model have {room} tokens",
+                field="parameters.stride",
+                remedy=f"Send less than {room}",
+            )
+        cut = values["truncate"]
+        return Request(
+            texts=[texts] if isinstance(texts, str) else texts,
+            single=isinstance(texts, str),
+            aggregation=aggregation,
+            ignored=frozenset(values["ignore_labels"]),
+            stride=stride,
+            cut=self._fitter.rule.cut if cut is None else cut,
+        )
+
+    def prepare(self, request: Request) -> Prepared:
+        """See `Task`."""
+        fitter, template = self._fitter, self._fitter.tokenizer.single
+        rule, room = fitter.rule.asked(request.cut, None), fitter.room(template)
+        # Of a text in windows no more is looked at than the limit of rows would let pass.
+        most = room if request.stride is None else room + self._limits.rows * (room - request.stride)
+        split = fitter.tokenizer.split(request.texts, limit=most, side=rule.side, offsets=True)
+        rows: list[Row] = []
+        cut = 0
+        for index, pieces in enumerate(split):
+            where = "inputs" if request.single else f"inputs[{index}]"
+            parts = [pieces]
+            if request.stride is not None:
+                if len(rows) + count_windows(len(pieces), room, request.stride) > self._limits.rows:
+                    raise InvalidInput(
+                        f"{where} goes over the limit of {self._limits.rows} windows in one request",
+                        field=where,
+                        remedy="Send less text, or a smaller stride",
+                    )
+                parts = [pieces.part(*window) for window in windows(len(pieces), room, request.stride)]
+            elif len(pieces) > room:
+                fitter.refuse_unless(rule, pieces, template, where)
+                parts = [pieces.keep(room, rule.side)]
+                cut += 1
+            for part in parts:
+                row = template.row(part.ids)
+                rows.append(WindowRow(row.ids, row.type_ids, text=index, pieces=part, start=len(template.before)))
+        return Prepared(rows=rows, memo=request, truncated=cut)
+
+    def reduce(self, row: Row, outputs: Outputs) -> Float:
+        """Scores of the window's own tokens [tokens, labels]."""
+        if not isinstance(row, WindowRow):
+            raise TypeError("token-classification needs the rows that its prepare made")
+        return finite(softmax(outputs["logits"][row.start : row.start + len(row.pieces)]))
+
+    def assemble(self, prepared: Prepared, reduced: Sequence[Float]) -> Any:
+        """See `Task`."""
+        wanted: Request = prepared.memo
+        join = self._fitter.tokenizer.join
+        found: list[list[dict[str, Any]]] = [[] for _ in wanted.texts]
+        count = [0] * len(wanted.texts)
+        for row, scores in zip(prepared.rows, reduced, strict=True):
+            assert isinstance(row, WindowRow)  # noqa: S101 - prepare made it
+            tokens = _tokens(self._fitter.tokenizer, wanted.texts[row.text], row, scores)
+            named = entities(tokens, wanted.aggregation, self._labels, join)
+            found[row.text] += [
+                entity
+                for entity in named
+                if entity.get("entity") not in wanted.ignored and entity.get("entity_group") not in wanted.ignored
+            ]
+            count[row.text] += 1
+        answers = [merge_windows(one) if parts > 1 else one for one, parts in zip(found, count, strict=True)]
+        return answers[0] if wanted.single else answers
+
+
+def _tokens(tokenizer: Tokenizer, text: str, row: WindowRow, scores: Float) -> list[Token]:
+    """The window's tokens with what the strategies need, as transformers sees words and their parts."""
+    tokens = []
+    for index, (number, (start, end)) in enumerate(zip(row.pieces.ids, row.pieces.offsets or (), strict=True)):
+        word, covered = tokenizer.token(number), text[start:end]
+        if number == tokenizer.unk_id:
+            word, is_subword = covered, False
+        elif tokenizer.continuing_prefix:
+            # A part of a word carries the prefix, so that it is longer than the text that it covers.
+            is_subword = len(word) != len(covered)
+        else:
+            # No mark of words: whatever does not follow a space continues the word before.
+            is_subword = start > 0 and " " not in text[start - 1 : start + 1]
+        tokens.append(Token(word, scores[index], start, end, row.start + index, is_subword))
+    return tokens
