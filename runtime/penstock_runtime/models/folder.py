@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import hashlib
 import os
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -20,7 +20,7 @@ from penstock_runtime.models.graph import check_graph, graph_data
 from penstock_runtime.models.json_files import read_object, read_optional
 from penstock_runtime.models.limits import position_limit, tokenizer_limit
 from penstock_runtime.models.sentence import Pooling, SentenceModules
-from penstock_runtime.models.tensors import TensorInfo, check_shards, shard_files
+from penstock_runtime.models.tensors import INDEX, SINGLE, TensorInfo, check_shards, shard_files
 
 __all__ = ["ModelFolder", "Pooling"]
 
@@ -56,15 +56,17 @@ class ModelFolder:
     """`config.json`."""
 
     @classmethod
-    def open(cls, path: Path) -> ModelFolder:
+    def open(cls, path: Path, *, weights: bool = True) -> ModelFolder:
         """Read and check a folder; each error names the file.
+
+        `weights` False is for an artefact, which keeps its graphs elsewhere: only settings are read and wanted.
 
         ModelNotFound when there is no such folder. UnsafeModel for pickled weights only, remote code, or links that
         leave the folder. CorruptModel for missing, truncated or contradictory files. UnsupportedModel for folders
         that hold something else, such as an adapter. ModelAccessDenied for files that this process may not read.
         """
         try:
-            return cls._open(path)
+            return cls._open(path, weights=weights)
         except PermissionError as error:
             raise ModelAccessDenied(
                 f"{error.filename or path} may not be read by this process (user {os.getuid()})",
@@ -76,22 +78,26 @@ class ModelFolder:
             ) from error
 
     @classmethod
-    def _open(cls, path: Path) -> ModelFolder:
+    def _open(cls, path: Path, *, weights: bool) -> ModelFolder:
         if not path.is_dir():
             kind = "a file, not a folder" if path.exists() else "not there"
             raise ModelNotFound(f"{path} is {kind}", remedy="Give the folder that holds the model's config.json")
         folder = cls(path=path, config=_read_config(path))
         safety.check_links(path)
-        safety.check_code(path, folder.config, has_graph=folder.onnx is not None)
-        if folder.onnx is None and not folder.safetensors:
-            raise _no_weights(path)
-        if folder.onnx is not None:
-            check_graph(folder.onnx)
-        check_shards(path, folder.safetensors)
+        if weights:
+            folder._check_weights()
         for name in ("tokenizer.json", "tokenizer_config.json", "special_tokens_map.json"):
             read_optional(path, name)
         _ = folder.labels, folder.max_tokens, folder._sentence
         return folder
+
+    def _check_weights(self) -> None:
+        safety.check_code(self.path, self.config, has_graph=self.onnx is not None)
+        if self.onnx is None and not self.safetensors:
+            raise _no_weights(self.path)
+        if self.onnx is not None:
+            check_graph(self.onnx)
+        _ = self.tensors
 
     @cached_property
     def model_type(self) -> str:
@@ -194,16 +200,23 @@ class ModelFolder:
         )
 
     @cached_property
-    def files(self) -> tuple[Path, ...]:
-        """The files that decide an answer: configuration, tokenizer, modules, weights. By relative name, sorted."""
+    def settings(self) -> tuple[Path, ...]:
+        """Configuration, tokenizer and modules: what an artefact takes along besides its graphs."""
         chosen = [self.path / name for name in (*MODEL_FILES, *TOKENIZER_FILES)]
-        chosen += self._sentence.files
-        chosen += self.safetensors
-        if len(self.safetensors) > 1:
-            chosen.append(self.path / "model.safetensors.index.json")
+        return self._sorted([*chosen, *self._sentence.files])
+
+    @cached_property
+    def files(self) -> tuple[Path, ...]:
+        """The files that decide an answer: settings and weights, sorted by relative name."""
+        weights = [*self.safetensors]
+        if self.safetensors and self.safetensors[0].name != SINGLE:
+            weights.append(self.path / INDEX)
         if self.onnx is not None:
-            chosen += [self.onnx, *graph_data(self.onnx)]
-        present = {path for path in chosen if path.is_file()}
+            weights += [self.onnx, *graph_data(self.onnx)]
+        return self._sorted([*self.settings, *weights])
+
+    def _sorted(self, paths: Iterable[Path]) -> tuple[Path, ...]:
+        present = {path for path in paths if path.is_file()}
         return tuple(sorted(present, key=lambda path: path.relative_to(self.path).as_posix()))
 
     def digest(self) -> str:

@@ -103,7 +103,9 @@ class SentenceModules:
                 remedy="Serve a model with exactly one",
             )
         origin = self.path / pooling[0].folder / "config.json"
-        values = read_optional(origin.parent, origin.name)
+        if not origin.is_file():
+            raise CorruptModel(f"{self.path} lacks {pooling[0].folder}/config.json", remedy="Fetch the model again")
+        values = read_object(origin.parent, origin.name)
         modes = _modes(origin, values)
         if values.get("include_prompt") is False and any(self.prompts.values()):
             raise UnsupportedModel(

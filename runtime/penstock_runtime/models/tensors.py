@@ -72,7 +72,7 @@ def check_shards(folder: Path, shards: Sequence[Path]) -> Mapping[str, TensorInf
                 remedy="Fetch the model again",
             )
         tensors.update(read_header(shard))
-    if len(shards) > 1:
+    if shards and shards[0].name != SINGLE:
         for name, shard_name in _weight_map(folder).items():
             if name not in tensors or tensors[name].file.name != PurePosixPath(shard_name).name:
                 raise CorruptModel(
