@@ -24,10 +24,16 @@ from penstock_runtime.http.service import Service
 from penstock_runtime.http.status import Phase, Status
 from penstock_runtime.metrics import Metrics
 from penstock_runtime.settings import Settings
+from penstock_runtime.tasks.limits import Limits
 
 logger = logging.getLogger("penstock.server")
 
 ACCESS_FLUSH_SECONDS = 1.0
+
+
+def task_limits(settings: Settings) -> Limits:
+    """What one request may hold, as `make_task` and the routes take it."""
+    return Limits(items=settings.limits.max_inputs, rows=settings.limits.max_rows)
 
 
 class Server:
@@ -38,7 +44,8 @@ class Server:
         self.settings = settings
         self.metrics = Metrics(status, objective_p95_milliseconds=settings.observation.objective_p95_milliseconds)
         self.service = Service(status, settings, self.metrics)
-        self.application = Application(Router(routes(self.service), status.task), settings, self.metrics)
+        table = routes(self.service, task_limits(settings))
+        self.application = Application(Router(table, status.task), settings, self.metrics)
         self._acceptor: Acceptor | None = None
         self._stop = asyncio.Event()
         self._flush: asyncio.TimerHandle | None = None
@@ -76,7 +83,7 @@ class Server:
         logger.info("listening on %s", self.url)
 
     async def serve(self, *, signals: bool = True) -> int:
-        """Serve until a signal or `stop`, then drain. Returns how many connections had to be cut off (0 is a clean end).
+        """Serve until a signal or `stop`, then drain. Returns how many connections had to be cut off (0: a clean end).
 
         `signals`: handle SIGTERM and SIGINT (main thread only); a second one ends the process at once.
         """

@@ -87,6 +87,13 @@ class LimitSettings(Group):
         unit="texts",
         ge=1,
     )
+    max_rows: int = _setting(
+        4096,
+        "Sequences that one request may turn into (windows of long contexts, labels times texts); more is answered "
+        "with 422.",
+        unit="sequences",
+        ge=1,
+    )
 
 
 class QueueSettings(Group):
@@ -218,8 +225,8 @@ class LogSettings(Group):
     log_level: Literal["debug", "info", "warning", "error"] = _setting("info", "Least severity that is logged.")
     access_log: bool = _setting(
         False,
-        "One line for each request. Off: metrics tell the same for less. Lines are collected and written once a second, "
-        "so that requests do not wait for them.",
+        "One line for each request. Off: metrics tell the same for less. Lines are collected and written once a "
+        "second, so that requests do not wait for them.",
     )
 
 
@@ -228,8 +235,8 @@ class ObservationSettings(Group):
 
     objective_p95_milliseconds: float | None = _setting(
         None,
-        "The latency objective: becomes a bucket boundary of the duration histogram, so that the share of good requests "
-        "is exact. None: default boundaries only.",
+        "The latency objective: becomes a bucket boundary of the duration histogram, so that the share of good "
+        "requests is exact. None: default boundaries only.",
         unit="ms",
         gt=0,
     )

@@ -3,24 +3,17 @@
 from __future__ import annotations
 
 import difflib
-from collections.abc import Iterable, Sequence
-from typing import Any, TypeVar
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from typing import Any
 
 import orjson
-from pydantic import BaseModel, ConfigDict, ValidationError
-from pydantic_core import ErrorDetails
 
 from penstock_runtime.errors import InvalidInput, MalformedBody, UnsupportedMediaType
 from penstock_runtime.http.message import Request
+from penstock_runtime.tasks.fields import Kind, json_words, printable
 
-Model = TypeVar("Model", bound=BaseModel)
 JSON_REMEDY = "Send JSON with the header content-type: application/json"
-
-
-class Shape(BaseModel):
-    """The body of a route: no unknown fields, no conversions (a number is not a string)."""
-
-    model_config = ConfigDict(frozen=True, extra="forbid", strict=True)
 
 
 def read_json(request: Request) -> Any:
@@ -68,43 +61,31 @@ def _check_content_type(value: bytes) -> None:
             raise UnsupportedMediaType(f"the body's charset is {charset.strip()}", remedy="Encode the body as UTF-8")
 
 
-def checked(shape: type[Model], value: Any) -> Model:
-    """`value` as `shape`; InvalidInput names the field, the problem and, for a typo, what was probably meant."""
-    if not isinstance(value, dict):
-        fields = ", ".join(f'"{name}"' for name, field in shape.model_fields.items() if field.is_required())
-        raise InvalidInput(f"the body is {kind_of(value)}, not an object", remedy=f"Send an object with {fields}")
+@contextmanager
+def fields_named(names: Mapping[str, str]) -> Iterator[None]:
+    """Tell a client of another shape about the fields that it sent: `inputs.query` is its `query`.
+
+    `names`: beginnings of the task's paths, and what to write instead; the first that fits is taken.
+    """
     try:
-        return shape.model_validate(value)
-    except ValidationError as error:
-        raise _invalid(shape, value, error.errors(include_url=False, include_context=False)) from None
+        yield
+    except InvalidInput as error:
+        for begin, instead in names.items():
+            if error.field.startswith(begin):
+                field = (instead + error.field.removeprefix(begin)).lstrip(".")
+                error.message = error.message.replace(error.field, field, 1)
+                error.field = field
+                break
+        raise
 
 
-def _invalid(shape: type[BaseModel], value: dict[str, Any], errors: Sequence[ErrorDetails]) -> InvalidInput:
-    names = [field.alias or name for name, field in shape.model_fields.items()]
-    unknown = [
-        str(error["loc"][0]) for error in errors if error["type"] == "extra_forbidden" and len(error["loc"]) == 1
-    ]
-    missing = [str(error["loc"][0]) for error in errors if error["type"] == "missing" and len(error["loc"]) == 1]
-    if missing:
-        return missing_field(missing[0], unknown)
-    if unknown:
-        return unknown_field(unknown[0], [name for name in names if name not in value], names)
-    first = errors[0]
-    name = str(first["loc"][0]) if first["loc"] else ""
-    field = shape.model_fields.get(name)
-    wanted = (field.description or "").partition(". ")[0].rstrip(".") if field is not None else ""
-    if len({error["loc"] for error in errors if error["loc"][:1] == first["loc"][:1]}) > 1:
-        # Every member of a union has complained: none of their messages is the one that helps.
-        return InvalidInput(f"'{name}' is {kind_of(value[name])}, which does not fit", field=name, remedy=_give(wanted))
-    where = ".".join(str(part) for part in first["loc"] if isinstance(part, int) or part in value or part in names)
-    message = first["msg"].removeprefix("Value error, ")
-    return InvalidInput(
-        f"'{where or name}': {message[0].lower()}{message[1:]}", field=where or name, remedy=_give(wanted)
-    )
-
-
-def _give(wanted: str) -> str:
-    return f"Give {wanted[0].lower()}{wanted[1:]}" if wanted else ""
+def checked(kind: Kind, body: Any) -> Any:
+    """The body as `kind` says; InvalidInput names the field as a client would."""
+    try:
+        return kind.parse(body, "body")
+    except InvalidInput as error:
+        error.field = error.field.removeprefix("body").lstrip(".")
+        raise
 
 
 def missing_field(name: str, unknown: Iterable[str] = ()) -> InvalidInput:
@@ -112,33 +93,23 @@ def missing_field(name: str, unknown: Iterable[str] = ()) -> InvalidInput:
     close = difflib.get_close_matches(name, list(unknown), n=1, cutoff=0.6)
     if close:
         return InvalidInput(
-            f"body has no field '{name}'; did you mean it instead of '{close[0]}'?",
+            f"body has no field '{name}'; did you mean it instead of '{printable(close[0])}'?",
             field=name,
-            remedy=f"Rename '{close[0]}' to '{name}'",
+            remedy=f"Rename '{printable(close[0])}' to '{name}'",
         )
     return InvalidInput(f"body has no field '{name}'", field=name, remedy=f"Add '{name}' (/docs has an example)")
 
 
 def unknown_field(name: str, free: Sequence[str], known: Sequence[str], *, what: str = "field") -> InvalidInput:
     """A field that does not exist. `free`: known ones that were not given, the likelier meaning of a typo."""
-    shown = name if len(name) <= 60 else name[:60] + "…"
+    shown = printable(name)
     close = difflib.get_close_matches(name, free, n=1, cutoff=0.6) or difflib.get_close_matches(name, known, n=1)
-    if close:
-        return InvalidInput(f"there is no {what} '{shown}'", field=shown, remedy=f"Did you mean '{close[0]}'?")
-    have = ", ".join(known) or "none"
-    return InvalidInput(f"there is no {what} '{shown}'", field=shown, remedy=f"Known here: {have}")
+    remedy = f"Did you mean '{close[0]}'?" if close else f"Known here: {', '.join(known) or 'none'}"
+    return InvalidInput(f"there is no {what} '{shown}'", field=shown, remedy=remedy)
 
 
-def kind_of(value: Any) -> str:
-    """A JSON value's type in words."""
-    if value is None:
-        return "null"
-    if isinstance(value, bool):
-        return "a boolean"
-    if isinstance(value, int | float):
-        return "a number"
-    if isinstance(value, str):
-        return "a string" if value else "an empty string"
-    if isinstance(value, list):
-        return "a list" if value else "an empty list"
-    return "an object"
+def not_an_object(value: Any, name: str, remedy: str) -> InvalidInput:
+    """A field (or `body`) is something else than an object."""
+    return InvalidInput(
+        f"{name} must be an object, not {json_words(value)}", field="" if name == "body" else name, remedy=remedy
+    )

@@ -30,8 +30,8 @@ if TYPE_CHECKING:
     from penstock_runtime.http.acceptor import Acceptor
 
 LINGER_SECONDS = 2.0
-"""After an early refusal the rest of a body is read and dropped for so long: closing at once would reset the connection,
-and the client would lose the answer that explains it."""
+"""After an early refusal the rest of a body is read and dropped for so long: closing at once would reset the
+connection, and the client would lose the answer that explains it."""
 LINGER_BYTES = 64 * 2**20
 IDENTIFIER_LIMIT = 128
 
@@ -157,7 +157,7 @@ class Connection(asyncio.Protocol):
                 )
 
     def eof_received(self) -> bool:
-        """The client has closed its side. Clients that cancel look like this too, so the request ends (docs/http.md)."""
+        """The client has closed its side. One that cancels looks just like this, so the request ends (docs/http.md)."""
         return False
 
     def connection_lost(self, exc: Exception | None) -> None:

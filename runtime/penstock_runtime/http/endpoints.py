@@ -2,21 +2,55 @@
 
 from __future__ import annotations
 
+from penstock_runtime.http import cohere, openai, predict, tei, v2
+from penstock_runtime.http.documents import Documents
 from penstock_runtime.http.health import Health
-from penstock_runtime.http.predict import Predict
 from penstock_runtime.http.routes import Route
 from penstock_runtime.http.service import Service
+from penstock_runtime.tasks.limits import Limits
+
+OPERATION = "Operation"
+PAGES = "Pages"
 
 
-def routes(service: Service) -> tuple[Route, ...]:
-    """All routes, those of other tasks included."""
+def routes(service: Service, limits: Limits) -> tuple[Route, ...]:
+    """All routes, those of other tasks included; the OpenAPI document describes those of this one."""
     health = Health(service)
-    predict = Predict(service, frozenset())
-    return (
-        Route("POST", "/predict", predict.pipeline, "Ask the model", "model", inference=True),
-        Route("POST", "/", predict.pipeline, "Ask the model", "model", inference=True),
-        Route("GET", "/healthz", health.alive, "Is the process alive?", "operation", public=True),
-        Route("GET", "/readyz", health.ready, "Are requests welcome?", "operation", public=True),
-        Route("GET", "/metrics", health.metrics, "Metrics for Prometheus", "operation", public=True),
-        Route("GET", "/info", health.info, "What is served, how, on what", "operation"),
-    )
+    documents = Documents(service)
+    plain = {"type": "string"}
+    table = (
+        *predict.routes(service, limits),
+        *tei.routes(service, limits),
+        *openai.routes(service, limits),
+        *cohere.routes(service, limits),
+        *v2.routes(service, health),
+        Route(
+            "GET", "/healthz", health.alive, "Is the process alive?", OPERATION, public=True,
+            content_type="text/plain", response=plain,
+        ),
+        Route(
+            "GET", "/readyz", health.ready, "Are requests welcome?", OPERATION, public=True,
+            content_type="text/plain", response=plain,
+        ),
+        Route(
+            "GET", "/metrics", health.metrics, "Metrics for Prometheus", OPERATION, public=True,
+            content_type="text/plain", response=plain,
+        ),
+        Route(
+            "GET", "/info", health.info, "What is served, how, on what, with which evidence", OPERATION,
+            response={"type": "object"},
+        ),
+        Route(
+            "GET", "/openapi.json", documents.openapi, "This document", OPERATION, response={"type": "object"},
+        ),
+        Route(
+            "GET", "/", documents.playground, "The playground", PAGES, public=True,
+            content_type="text/html", response=plain,
+        ),
+        Route(
+            "GET", "/docs", documents.reference, "The reference", PAGES, public=True,
+            content_type="text/html", response=plain,
+        ),
+    )  # fmt: skip
+    documents.routes = tuple(route for route in table if route.tasks is None or service.status.task in route.tasks)
+    return table

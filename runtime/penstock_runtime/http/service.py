@@ -5,12 +5,13 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from penstock_runtime.errors import InvalidInput, NotReady
+from penstock_runtime.errors import InvalidInput, NotReady, UnsupportedRoute
 from penstock_runtime.http.answers import Answered, Predicts
 from penstock_runtime.http.message import Request
 from penstock_runtime.http.status import Phase, Status
 from penstock_runtime.metrics import Metrics
 from penstock_runtime.settings import Settings
+from penstock_runtime.tasks.fields import printable
 
 
 class Service:
@@ -49,6 +50,13 @@ class Service:
                 remedy="Give a positive number of milliseconds",
             )
         return min(limit, milliseconds / 1000)
+
+    def require_name(self, name: str) -> None:
+        """UnsupportedRoute unless this is the endpoint's name."""
+        if name != self.status.name:
+            raise UnsupportedRoute(
+                f"there is no model {printable(name)!r} here", remedy=f"This endpoint's model is {self.status.name!r}"
+            )
 
     @property
     def ready(self) -> bool:

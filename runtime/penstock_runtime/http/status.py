@@ -1,4 +1,4 @@
-"""What the server is doing, for `/info`, `/readyz` and the metrics. Written by whoever drives it, read by the routes."""
+"""What the server is doing, for `/info`, `/readyz` and the metrics: written by its driver, read by the routes."""
 
 from __future__ import annotations
 

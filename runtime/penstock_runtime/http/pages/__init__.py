@@ -1,0 +1,1 @@
+"""The pages that a browser is given, each whole in itself."""
