@@ -282,7 +282,7 @@ def _labels(path: Path, config: Mapping[str, Any]) -> tuple[str, ...]:
         names = {int(index): str(name) for index, name in table.items()}
     except (AttributeError, TypeError, ValueError):
         names = {}
-    if not names or sorted(names) != list(range(len(names))):
+    if not names or sorted(names) != list(range(len(table))):
         raise CorruptModel(
             f"{path}/config.json: id2label does not number its labels 0, 1, 2, ...",
             remedy="Give every output of the head one label",

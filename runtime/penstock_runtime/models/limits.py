@@ -24,10 +24,11 @@ def position_limit(path: Path, config: Mapping[str, Any]) -> int | None:
     origin = path / "config.json"
     keys = ("max_position_embeddings", "n_positions")
     rows = next((n for key in keys if (n := positive_number(origin, dict(config), key)) is not None), None)
-    if rows is None or config.get("model_type") not in OFFSET_FROM_PADDING:
+    model_type = str(config.get("model_type"))
+    if rows is None or model_type not in OFFSET_FROM_PADDING:
         return rows
     # MPNet ignores pad_token_id here: its padding index is 1 in the code.
-    padding = 1 if config["model_type"] == "mpnet" else config.get("pad_token_id", 1)
+    padding = 1 if model_type == "mpnet" else config.get("pad_token_id", 1)
     usable = rows - (padding + 1) if isinstance(padding, int) else 0
     if usable < 1:
         raise CorruptModel(

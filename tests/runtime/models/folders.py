@@ -1,0 +1,96 @@
+"""Model folders made by hand: just enough files, real safetensors and ONNX, no engine."""
+
+from __future__ import annotations
+
+import json
+import pickle
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from safetensors.numpy import save_file
+
+BERT: Mapping[str, Any] = {
+    "model_type": "bert",
+    "architectures": ["BertModel"],
+    "max_position_embeddings": 64,
+    "hidden_size": 4,
+}
+TOKENIZER = '{"version": "1.0", "model": {"type": "WordLevel", "vocab": {"[UNK]": 0}, "unk_token": "[UNK]"}}'
+
+
+def write_json(path: Path, value: object) -> None:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text(json.dumps(value))
+
+
+def bare_folder(path: Path, config: Mapping[str, Any] = BERT, **more: Any) -> Path:
+    """`config.json` (with the keywords on top) and `tokenizer.json`, no weights."""
+    write_json(path / "config.json", {**config, **more})
+    (path / "tokenizer.json").write_text(TOKENIZER)
+    return path
+
+
+def model_folder(path: Path, config: Mapping[str, Any] = BERT, **more: Any) -> Path:
+    """A bare folder with a small `model.safetensors`."""
+    bare_folder(path, config, **more)
+    save_file({"a.weight": np.ones((2, 3), np.float32), "b.bias": np.zeros(5, np.float16)}, path / "model.safetensors")
+    return path
+
+
+def sharded_folder(path: Path) -> Path:
+    """A bare folder with its weights in two files and an index."""
+    bare_folder(path)
+    names = {"a.weight": "model-00001-of-00002.safetensors", "b.bias": "model-00002-of-00002.safetensors"}
+    for tensor, name in names.items():
+        save_file({tensor: np.ones((2, 3), np.float32)}, path / name)
+    write_json(path / "model.safetensors.index.json", {"metadata": {"total_size": 48}, "weight_map": names})
+    return path
+
+
+def write_onnx(path: Path) -> Path:
+    """A real ONNX file: `last_hidden_state` is the input ids as floats."""
+    import onnx
+    from onnx import TensorProto, helper
+
+    graph = helper.make_graph(
+        [helper.make_node("Cast", ["input_ids"], ["last_hidden_state"], to=TensorProto.FLOAT)],
+        "g",
+        [helper.make_tensor_value_info("input_ids", TensorProto.INT64, ["batch", "tokens"])],
+        [helper.make_tensor_value_info("last_hidden_state", TensorProto.FLOAT, ["batch", "tokens"])],
+    )
+    path.parent.mkdir(parents=True, exist_ok=True)
+    onnx.save(helper.make_model(graph), str(path))
+    return path
+
+
+def write_pickle(path: Path) -> Path:
+    """A pickle that would tell on us: loading it creates the file `path` + `.opened`."""
+
+    class Trap:
+        def __reduce__(self) -> tuple[Any, ...]:
+            return (open, (f"{path}.opened", "w"))
+
+    path.write_bytes(pickle.dumps(Trap()))
+    return path
+
+
+def sentence_folder(path: Path, pooling: Mapping[str, Any], *kinds: str) -> Path:
+    """A model folder with sentence-transformers' modules: Transformer, Pooling, then `kinds`."""
+    model_folder(path)
+    modules = ["Transformer", "Pooling", *kinds]
+    write_json(
+        path / "modules.json",
+        [
+            {
+                "idx": index,
+                "name": str(index),
+                "path": "" if kind == "Transformer" else f"{index}_{kind}",
+                "type": kind if "." in kind else f"sentence_transformers.models.{kind}",
+            }
+            for index, kind in enumerate(modules)
+        ],
+    )
+    write_json(path / "1_Pooling" / "config.json", pooling)
+    return path

@@ -1,0 +1,95 @@
+"""Safetensors headers: what the format's own library writes is read, what it would refuse is refused."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from safetensors import SafetensorError, safe_open
+from safetensors.numpy import save_file
+
+from penstock.errors import CorruptModel
+from penstock_runtime.models.tensors import read_header
+
+
+def raw(path: Path, header: Any, body: bytes = b"") -> Path:
+    text = header if isinstance(header, bytes) else json.dumps(header).encode()
+    path.write_bytes(len(text).to_bytes(8, "little") + text + body)
+    return path
+
+
+ONE = {"a": {"dtype": "F32", "shape": [2], "data_offsets": [0, 8]}}
+
+
+def test_what_the_library_writes_is_read(tmp_path: Path) -> None:
+    tensors: dict[str, np.ndarray[Any, Any]] = {
+        "w": np.zeros((3, 4), np.float32),
+        "empty": np.zeros((0, 4), np.float32),
+        "scalar": np.ones((), np.float16),
+        "ids": np.arange(5, dtype=np.int64),
+    }
+    save_file(tensors, tmp_path / "a.safetensors", metadata={"format": "pt"})
+    read = read_header(tmp_path / "a.safetensors")
+    assert {name: tensor.shape for name, tensor in read.items()} == {name: t.shape for name, t in tensors.items()}
+    assert (read["w"].dtype, read["w"].parameters, read["scalar"].parameters) == ("F32", 12, 1)
+
+
+@pytest.mark.parametrize(
+    ("header", "body", "why"),
+    [
+        (ONE, b"1234567", "truncated: 8 bytes of tensors promised, 7 there"),
+        (ONE, b"123456789", "1 bytes follow its last tensor"),
+        (b"{", b"", "header is not JSON"),
+        ([1], b"", "header is not a JSON object"),
+        ({"a": 1}, b"", "tensor a has no dtype, shape and data_offsets"),
+        ({"a": {**ONE["a"], "data_offsets": [0]}}, b"", "tensor a has no dtype, shape and data_offsets"),
+        ({"a": {**ONE["a"], "shape": [-2]}}, b"12345678", r"tensor a has shape \[-2\]"),
+        ({"a": {**ONE["a"], "shape": "x"}}, b"12345678", "tensor a has shape 'x'"),
+        ({"a": {**ONE["a"], "shape": [True, 2]}}, b"12345678", "tensor a has shape"),
+        ({"a": {**ONE["a"], "data_offsets": [8, 0]}}, b"12345678", "tensor a has shape"),
+        ({"a": {**ONE["a"], "dtype": "Q9"}}, b"12345678", "unknown dtype 'Q9'"),
+        ({"a": {**ONE["a"], "dtype": ["F32"]}}, b"12345678", "unknown dtype"),
+        ({"a": {**ONE["a"], "shape": [3]}}, b"12345678", "does not take 8 bytes"),
+        ({"a": {**ONE["a"], "data_offsets": [8, 16]}}, b"1" * 16, "starts at byte 8 instead of 0"),
+        ({**ONE, "b": ONE["a"]}, b"12345678", "tensor b starts at byte 0 instead of 8"),
+    ],
+)
+def test_what_does_not_fit_is_told(header: Any, body: bytes, why: str, tmp_path: Path) -> None:
+    path = raw(tmp_path / "a.safetensors", header, body)
+    with pytest.raises(CorruptModel, match=why):
+        read_header(path)
+    with pytest.raises(SafetensorError):
+        safe_open(path, framework="np")
+
+
+@pytest.mark.parametrize("content", [b"", b"1234567", b"\xff" * 8, (100).to_bytes(8, "little") + b"{}"])
+def test_a_file_without_room_for_its_header_is_told(content: bytes, tmp_path: Path) -> None:
+    (tmp_path / "a.safetensors").write_bytes(content)
+    with pytest.raises(CorruptModel, match=r"a.safetensors"):
+        read_header(tmp_path / "a.safetensors")
+
+
+@given(st.data())
+def test_every_cut_and_every_changed_length_is_noticed_as_the_library_does(data: st.DataObject) -> None:
+    with TemporaryDirectory() as folder:
+        path = Path(folder, "a.safetensors")
+        save_file({"w": np.zeros((3, 4), np.float32), "b": np.zeros(7, np.int8)}, path)
+        whole = bytearray(path.read_bytes())
+        if data.draw(st.booleans()):
+            path.write_bytes(whole[: data.draw(st.integers(0, len(whole) - 1))])
+        else:
+            whole[data.draw(st.integers(0, len(whole) - 56))] = data.draw(st.integers(0, 255))
+            path.write_bytes(whole)
+        try:
+            read_header(path)
+        except CorruptModel:
+            return
+        # Whatever we accept, the library accepts: engines and builders read the file with it.
+        with safe_open(path, framework="np") as file:
+            assert list(file.keys()) is not None
