@@ -5,23 +5,31 @@
     ├── ModelError                the model cannot be used
     │   ├── ModelNotFound         no such folder, repository, revision or package
     │   ├── ModelAccessDenied     the source wants (other) credentials
+    │   ├── ModelUnavailable      the source does not answer at the moment (temporary)
     │   ├── UnsafeModel           pickled weights, or a model that needs its own code run
     │   ├── CorruptModel          a file is missing, truncated or does not fit the others
     │   └── UnsupportedModel      an architecture or a task that no path here can take
     ├── SettingError              a setting of a process is wrong (field)
+    ├── MissingPackage            an optional package is needed and not installed
     ├── ArtefactError             an artefact is incomplete or altered, or was made for another machine
     ├── HostError                 this machine cannot do it (memory, cores, instruction set)
     └── OptimizationError         no candidate may be served
 
+`temporary` tells what may pass by itself (try again later) from what somebody has to put right first.
 Each carries a remedy: one sentence that says what to do next. The command line prints `error: message. remedy`.
 Request errors of the HTTP server are another tree: `penstock_runtime.errors`.
 """
 
 from __future__ import annotations
 
+from typing import ClassVar
+
 
 class PenstockError(Exception):
     """Something that the caller can put right: `message` says what and where, `remedy` what to do next."""
+
+    temporary: ClassVar[bool] = False
+    """True when the same call may well succeed later without anybody's doing."""
 
     def __init__(self, message: str, *, remedy: str = "") -> None:
         super().__init__(message)
@@ -60,6 +68,12 @@ class ModelAccessDenied(ModelError):
     """The source wants credentials, or other ones."""
 
 
+class ModelUnavailable(ModelError):
+    """The source does not answer, is overloaded, or broke off: trying again later may help."""
+
+    temporary = True
+
+
 class UnsafeModel(ModelError):
     """The weights are pickled, or the model wants its own code to be run: both can run anything."""
 
@@ -70,6 +84,10 @@ class CorruptModel(ModelError):
 
 class UnsupportedModel(ModelError):
     """An architecture, or a task of it, that no path here can take."""
+
+
+class MissingPackage(PenstockError):
+    """An optional package is needed for this and not installed; the remedy has the command that installs it."""
 
 
 class ArtefactError(PenstockError):
