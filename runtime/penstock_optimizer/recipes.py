@@ -1,0 +1,105 @@
+"""The recipes worth trying on a processor, in the order of promise, and those left out with the reason. Pure.
+
+The order matters twice: the search may run out of time, and a recipe that is judged early lets later, hopeless ones
+be cut short. docs/decisions/recipes.md has the measurements that it follows.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterator
+from dataclasses import dataclass
+
+from penstock.hardware import Isa
+from penstock.recipe import EngineName, Precision, Recipe
+
+PER_CHANNEL = "per-channel"
+"""A scale for each output channel of a weight instead of one for the whole matrix."""
+REDUCED_RANGE = "reduced-range"
+"""Weights of 7 bits: without VNNI, sums of two 8-bit products saturate at 16 bits."""
+SMOOTH = "smooth"
+"""Outlier channels of the activations are scaled down and the weights up (SmoothQuant): the same product, a better
+grid."""
+FP32_ATTENTION = "fp32-attention"
+"""OpenVINO: the two products within the attention stay in floating point; only products with weights are int8."""
+SYMMETRIC = "symmetric"
+"""Weights without a zero point."""
+
+TEACHER = Recipe(engine=EngineName.ONNXRUNTIME, precision=Precision.FP32)
+"""The fp32 graph that the others are judged by, and the fall-back."""
+
+
+@dataclass(frozen=True)
+class Skipped:
+    """A recipe that is not tried."""
+
+    recipe: Recipe
+    reason: str
+    """One sentence, such as `this processor has no native bf16: it would be emulated`."""
+
+
+@dataclass(frozen=True)
+class Candidates:
+    """What to try, the most promising first, and what not."""
+
+    recipes: tuple[Recipe, ...]
+    skipped: tuple[Skipped, ...] = ()
+
+
+def candidate_recipes(isa: Isa, engines: Collection[EngineName], precisions: Collection[Precision]) -> Candidates:
+    """The recipes for this instruction set within the endpoint's `engines` and `precisions`.
+
+    The teacher is always the first recipe, whatever is allowed: the others are judged by it.
+    """
+    tried: list[Recipe] = [TEACHER]
+    skipped: list[Skipped] = []
+    for recipe in _by_promise(isa):
+        reason = _why_not(recipe, isa, engines, precisions)
+        if reason is None:
+            tried.append(recipe)
+        else:
+            skipped.append(Skipped(recipe, reason))
+    return Candidates(tuple(tried), tuple(skipped))
+
+
+def _by_promise(isa: Isa) -> Iterator[Recipe]:
+    """All recipes besides the teacher. With VNNI or AMX OpenVINO's int8 leads; without, ONNX Runtime's does."""
+    openvino = (*_openvino_int8(isa), _recipe(EngineName.OPENVINO, Precision.BF16))
+    onnxruntime = tuple(_onnxruntime_int8(isa))
+    yield from (*openvino, *onnxruntime) if isa.has_int8_dot else (*onnxruntime, *openvino)
+    yield _recipe(EngineName.OPENVINO, Precision.FP32)
+    # What a user gets without asking for more: in the report as the yardstick of accuracy, hardly ever within budget.
+    yield _recipe(EngineName.ONNXRUNTIME, Precision.INT8_DYNAMIC)
+
+
+def _openvino_int8(isa: Isa) -> Iterator[Recipe]:
+    fix = () if isa.has_int8_dot else (REDUCED_RANGE,)
+    yield _recipe(EngineName.OPENVINO, Precision.INT8_STATIC, FP32_ATTENTION, SMOOTH, *fix)
+    yield _recipe(EngineName.OPENVINO, Precision.INT8_STATIC, SMOOTH, *fix)
+    yield _recipe(EngineName.OPENVINO, Precision.INT8_ROWWISE, SYMMETRIC)
+
+
+def _onnxruntime_int8(isa: Isa) -> Iterator[Recipe]:
+    fix = () if isa.has_int8_dot else (REDUCED_RANGE,)
+    yield _recipe(EngineName.ONNXRUNTIME, Precision.INT8_DYNAMIC, PER_CHANNEL, SMOOTH, *fix)
+    yield _recipe(EngineName.ONNXRUNTIME, Precision.INT8_STATIC, PER_CHANNEL, SMOOTH, *fix)
+    yield _recipe(EngineName.ONNXRUNTIME, Precision.INT8_DYNAMIC, PER_CHANNEL, *fix)
+
+
+def _why_not(
+    recipe: Recipe, isa: Isa, engines: Collection[EngineName], precisions: Collection[Precision]
+) -> str | None:
+    if recipe.engine not in engines:
+        return f"optimization.engines leaves {recipe.engine.value} out"
+    if recipe.precision not in precisions:
+        return f"optimization.precisions leaves {recipe.precision.value} out"
+    if recipe.precision is Precision.BF16 and not isa.has_bf16:
+        return f"{isa.value} has no native bf16: it would be emulated, slower than fp32"
+    if recipe.engine is EngineName.OPENVINO and recipe.precision is not Precision.FP32 and isa is Isa.NEON:
+        return "OpenVINO runs quantised graphs in floating point on Arm: nothing to gain"
+    if recipe.precision is Precision.INT8_ROWWISE and not isa.has_int8_dot:
+        return f"{isa.value} has no 8-bit dot product: OpenVINO quantises activations at run time only with one"
+    return None
+
+
+def _recipe(engine: EngineName, precision: Precision, *options: str) -> Recipe:
+    return Recipe(engine=engine, precision=precision, options=tuple(sorted(options)))
