@@ -1,0 +1,322 @@
+"""Servers for the tests: the real server and the real tasks around a model that is made of arithmetic.
+
+`serving(task)` runs one in a thread and gives its URL. `Model` answers as a model of random weights would, at once;
+`Gate` holds its requests until the test lets them go.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import socket
+import threading
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import uvloop
+from penstock_runtime.http.status import Status
+from penstock_runtime.models.folder import ModelFolder
+from penstock_runtime.rows import Outputs, Row
+from penstock_runtime.server import Server, task_limits
+from penstock_runtime.settings import Settings
+from penstock_runtime.tasks import Task, make_task
+from tokenizers import Tokenizer, models, normalizers, pre_tokenizers, processors
+
+from penstock.tasks import HEAD_OF_TASK, Head, TaskName
+
+WIDTH = 16
+WORDS = (
+    "i like you love a text of some words paris is the capital france my name clara and live in berkeley what where "
+    "that happy person dog very sunny day today deep learning cheese machine kind urgent phone problem good bad this "
+    "example . , ? !"
+).split()
+ARCHITECTURES = {
+    Head.ENCODER: "BertModel",
+    Head.SEQUENCE: "BertForSequenceClassification",
+    Head.TOKEN: "BertForTokenClassification",
+    Head.SPAN: "BertForQuestionAnswering",
+    Head.MASKED_LM: "BertForMaskedLM",
+}
+LABELS = {
+    TaskName.TEXT_CLASSIFICATION: ("joy", "love", "anger"),
+    TaskName.TOKEN_CLASSIFICATION: ("O", "B-PER", "I-PER", "B-LOC", "I-LOC"),
+    TaskName.ZERO_SHOT_CLASSIFICATION: ("contradiction", "neutral", "entailment"),
+    TaskName.TEXT_RANKING: ("relevance",),
+}
+REQUESTS: dict[TaskName, dict[str, Any]] = {
+    TaskName.FEATURE_EXTRACTION: {"inputs": "i like you"},
+    TaskName.SENTENCE_SIMILARITY: {
+        "inputs": {"source_sentence": "that is a happy person", "sentences": ["a happy dog", "a very happy person"]}
+    },
+    TaskName.TEXT_RANKING: {"inputs": {"query": "what is deep learning ?", "texts": ["cheese", "machine learning"]}},
+    TaskName.TEXT_CLASSIFICATION: {"inputs": "i like you"},
+    TaskName.TOKEN_CLASSIFICATION: {"inputs": "my name is clara and i live in berkeley"},
+    TaskName.QUESTION_ANSWERING: {
+        "inputs": {"question": "what is my name ?", "context": "my name is clara and i live in berkeley"}
+    },
+    TaskName.FILL_MASK: {"inputs": "paris is the [MASK] of france"},
+    TaskName.ZERO_SHOT_CLASSIFICATION: {
+        "inputs": "i have a problem with my phone",
+        "parameters": {"candidate_labels": ["urgent", "phone"]},
+    },
+}
+"""A good request for each task."""
+
+
+def write_folder(path: Path, task: TaskName) -> Path:
+    """Configuration and tokenizer of a small BERT; no weights are needed."""
+    path.mkdir(parents=True, exist_ok=True)
+    specials = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]"]
+    vocabulary = {word: index for index, word in enumerate((*specials, *dict.fromkeys(WORDS)))}
+    tokenizer = Tokenizer(models.WordPiece(vocabulary, unk_token="[UNK]"))
+    tokenizer.add_special_tokens(specials)
+    tokenizer.normalizer = normalizers.BertNormalizer(lowercase=True)
+    tokenizer.pre_tokenizer = pre_tokenizers.BertPreTokenizer()
+    tokenizer.post_processor = processors.BertProcessing(("[SEP]", 3), ("[CLS]", 2))
+    tokenizer.save(str(path / "tokenizer.json"))
+    names = {"unk": "[UNK]", "pad": "[PAD]", "cls": "[CLS]", "sep": "[SEP]", "mask": "[MASK]"}
+    (path / "tokenizer_config.json").write_text(
+        json.dumps({"model_max_length": 64, **{f"{name}_token": text for name, text in names.items()}})
+    )
+    labels = LABELS.get(task, ("LABEL_0", "LABEL_1"))
+    (path / "config.json").write_text(
+        json.dumps(
+            {
+                "model_type": "bert",
+                "architectures": [ARCHITECTURES[HEAD_OF_TASK[task]]],
+                "hidden_size": WIDTH,
+                "max_position_embeddings": 64,
+                "vocab_size": len(vocabulary),
+                "id2label": {str(index): label for index, label in enumerate(labels)},
+                "label2id": {label: index for index, label in enumerate(labels)},
+            }
+        )
+    )
+    if task in {TaskName.FEATURE_EXTRACTION, TaskName.SENTENCE_SIMILARITY}:
+        modules = [("", "Transformer"), ("1_Pooling", "Pooling"), ("2_Normalize", "Normalize")]
+        (path / "modules.json").write_text(
+            json.dumps(
+                [
+                    {"idx": index, "name": str(index), "path": where, "type": f"sentence_transformers.models.{kind}"}
+                    for index, (where, kind) in enumerate(modules)
+                ]
+            )
+        )
+        (path / "1_Pooling").mkdir(exist_ok=True)
+        (path / "1_Pooling" / "config.json").write_text(
+            json.dumps({"word_embedding_dimension": WIDTH, "pooling_mode_mean_tokens": True})
+        )
+    return path
+
+
+@dataclass(slots=True)
+class Timings:
+    queue_milliseconds: float = 0.125
+    tokenization_milliseconds: float = 0.25
+    inference_milliseconds: float = 0.5
+    compute_milliseconds: float = 1.0
+
+
+@dataclass(slots=True)
+class Answer:
+    value: Any
+    tokens: int
+    truncated: int = 0
+    timings: Timings = field(default_factory=Timings)
+
+
+class Model:
+    """A predictor whose forward pass is arithmetic on token ids."""
+
+    def __init__(self, task: Task, labels: int, vocabulary: int) -> None:
+        self.task = task
+        self._head = HEAD_OF_TASK[task.name]
+        self._labels = labels
+        self._vocabulary = vocabulary
+        self.deadlines: list[float | None] = []
+        """That requests came with."""
+
+    async def predict(
+        self, inputs: Any, parameters: Mapping[str, Any], *, deadline_seconds: float | None = None
+    ) -> Answer:
+        self.deadlines.append(deadline_seconds)
+        prepared = self.task.prepare(self.task.parse(inputs, parameters))
+        reduced = [self.task.reduce(row, self._run(row)) for row in prepared.rows]
+        return Answer(self.task.assemble(prepared, reduced), prepared.tokens, prepared.truncated)
+
+    async def drain(self) -> None:
+        return
+
+    def facts(self) -> dict[str, Any]:
+        return {"engine": "arithmetic"}
+
+    def _run(self, row: Row) -> Outputs:
+        ids = np.asarray(row.ids, dtype=np.float32)[:, None]
+
+        def values(width: int) -> np.ndarray[Any, np.dtype[np.float32]]:
+            return np.sin(ids * np.arange(1, width + 1, dtype=np.float32)).astype(np.float32)
+
+        match self._head:
+            case Head.ENCODER:
+                return {"last_hidden_state": values(WIDTH)}
+            case Head.SEQUENCE:
+                return {"logits": values(self._labels).sum(axis=0)}
+            case Head.TOKEN:
+                return {"logits": values(self._labels)}
+            case Head.SPAN:
+                return {"start_logits": values(2)[:, 0], "end_logits": values(2)[:, 1]}
+            case Head.MASKED_LM:
+                return {"logits": values(self._vocabulary)[[i for i, one in enumerate(row.ids) if one == 4]]}
+
+
+def make_model(path: Path, task: TaskName, settings: Settings | None = None) -> Model:
+    """A model for the task, with its files below `path`."""
+    folder = ModelFolder.open(write_folder(path, task), weights=False)
+    made = make_task(task, folder, limits=task_limits(settings or Settings()))
+    return Model(made, labels=len(LABELS.get(task, (0, 0))), vocabulary=folder.config["vocab_size"])
+
+
+class Gate:
+    """A predictor that holds every request until it is opened; counts what came, was answered, was cancelled."""
+
+    def __init__(self) -> None:
+        self.loop: asyncio.AbstractEventLoop | None = None
+        self._open = asyncio.Event()
+        self._changed = threading.Condition()
+        self.counts = {"waiting": 0, "answered": 0, "cancelled": 0}
+        self.error: Exception | None = None
+        """Raised instead of an answer."""
+
+    async def predict(
+        self, inputs: Any, parameters: Mapping[str, Any], *, deadline_seconds: float | None = None
+    ) -> Answer:
+        self.loop = asyncio.get_running_loop()
+        self._count("waiting", 1)
+        try:
+            await self._open.wait()
+        except asyncio.CancelledError:
+            self._count("waiting", -1)
+            self._count("cancelled", 1)
+            raise
+        self._count("waiting", -1)
+        if self.error is not None:
+            raise self.error
+        self._count("answered", 1)
+        return Answer([[0.5]], 3)
+
+    async def drain(self) -> None:
+        return
+
+    def facts(self) -> dict[str, Any]:
+        return {}
+
+    def open(self) -> None:
+        """Let everything through, from any thread."""
+        if self.loop is None:
+            self._open.set()
+        else:
+            self.loop.call_soon_threadsafe(self._open.set)
+
+    def wait_for(self, name: str, count: int, seconds: float = 10.0) -> None:
+        """Until a count is reached."""
+        with self._changed:
+            reached = self._changed.wait_for(lambda: self.counts[name] >= count, seconds)
+        assert reached, f"{name} is {self.counts[name]}, not {count}"
+
+    def _count(self, name: str, by: int) -> None:
+        with self._changed:
+            self.counts[name] += by
+            self._changed.notify_all()
+
+
+@dataclass
+class Endpoint:
+    """A server in a thread."""
+
+    server: Server
+    loop: asyncio.AbstractEventLoop
+    thread: threading.Thread
+    model: Any
+    cut: list[int]
+    """What `serve` returned, when it has."""
+
+    @property
+    def url(self) -> str:
+        return self.server.url
+
+    def stop(self) -> None:
+        """As a signal would."""
+        self.loop.call_soon_threadsafe(self.server.stop)
+
+    def connect(self) -> socket.socket:
+        """A raw connection."""
+        return socket.create_connection(("127.0.0.1", self.server.port), timeout=10)
+
+
+@contextmanager
+def serving(model: Any, task: TaskName = TaskName.FEATURE_EXTRACTION, **flags: Any) -> Iterator[Endpoint]:
+    """A server on a free port in a thread of its own; it is drained at the end."""
+    settings = Settings.load({}, {"port": 0, "drain_idle_seconds": 0.0, "drain_limit_seconds": 5.0, **flags})
+    started = threading.Event()
+    made: list[Any] = []
+    cut: list[int] = []
+
+    async def main() -> None:
+        server = Server(Status("emotion", task), settings, model)
+        await server.start()
+        made.extend((server, asyncio.get_running_loop()))
+        started.set()
+        cut.append(await server.serve(signals=False))
+
+    def run() -> None:
+        try:
+            uvloop.run(main())
+        finally:
+            started.set()
+
+    thread = threading.Thread(target=run, name="server")
+    thread.start()
+    assert started.wait(10)
+    endpoint = Endpoint(made[0], made[1], thread, model, cut)
+    try:
+        yield endpoint
+    finally:
+        if thread.is_alive():
+            endpoint.stop()
+        thread.join(15)
+        assert not thread.is_alive(), "the server did not end"
+
+
+def exchange(endpoint: Endpoint, data: bytes, *, answers: int = 1) -> list[bytes]:
+    """Send bytes on a new connection and read that many answers, whole."""
+    with endpoint.connect() as client:
+        client.sendall(data)
+        return [read_answer(client) for _ in range(answers)]
+
+
+def read_answer(client: socket.socket) -> bytes:
+    """One answer with a content length (or none), byte by byte so that the next one stays in the socket."""
+    head = b""
+    while not head.endswith(b"\r\n\r\n"):
+        byte = client.recv(1)
+        if not byte:
+            return head
+        head += byte
+    length = int(head.lower().partition(b"content-length: ")[2].partition(b"\r\n")[0] or 0)
+    body = b""
+    while len(body) < length:
+        piece = client.recv(length - len(body))
+        if not piece:
+            break
+        body += piece
+    return head + body
+
+
+def post(path: str, body: bytes, *headers: str) -> bytes:
+    """The bytes of a POST."""
+    lines = [f"POST {path} HTTP/1.1", "host: x", f"content-length: {len(body)}", *headers]
+    return ("\r\n".join(lines) + "\r\n\r\n").encode() + body
