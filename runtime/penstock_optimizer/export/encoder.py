@@ -1,0 +1,146 @@
+"""What an encoder of the BERT kind is, as values: the form that every family is read into and every graph is made from.
+
+All of them are the same machine: embeddings, then layers of attention and feed-forward network, each followed by a
+residual sum and a normalisation ("post-norm"). The families differ in names, in how positions are counted, and in
+what stands on top.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from enum import StrEnum
+
+from penstock_runtime.rows import Float
+
+
+class Activation(StrEnum):
+    """What a graph can compute between two linear layers; transformers' names map to these in `activations`."""
+
+    GELU = "gelu"
+    """x / 2 * (1 + erf(x / sqrt 2))."""
+    GELU_TANH = "gelu-tanh"
+    """The approximation with tanh (`gelu_new`, `gelu_pytorch_tanh`)."""
+    GELU_SIGMOID = "gelu-sigmoid"
+    """x * sigmoid(1.702 x) (`quick_gelu`)."""
+    SILU = "silu"
+    RELU = "relu"
+    RELU_SQUARED = "relu-squared"
+    TANH = "tanh"
+    SIGMOID = "sigmoid"
+    LINEAR = "linear"
+
+
+@dataclass(frozen=True, eq=False)
+class Dense:
+    """y = x W^T + b, weights as torch stores them."""
+
+    weight: Float
+    """[out, in]"""
+    bias: Float
+    """[out]"""
+
+
+@dataclass(frozen=True, eq=False)
+class Norm:
+    """Layer normalisation over the last axis."""
+
+    weight: Float
+    bias: Float
+    epsilon: float
+
+
+class Positions(StrEnum):
+    """How a token's row in the position table is found."""
+
+    INDEX = "index"
+    """Its index in the sequence."""
+    CUMULATIVE = "cumulative"
+    """Padding id plus the count of tokens so far that are not padding; padding itself has the padding id."""
+
+
+@dataclass(frozen=True, eq=False)
+class Embeddings:
+    """Sum of word, position and type vectors, normalised, and projected where the hidden size is another."""
+
+    words: Float
+    """[vocabulary, width]"""
+    positions: Float
+    """[positions, width]"""
+    types: Float | None
+    """[types, width]; None when the model has none."""
+    norm: Norm
+    position_kind: Positions
+    padding_id: int
+    """Only for cumulative positions."""
+    projection: Dense | None = None
+    """[hidden, width]"""
+
+
+@dataclass(frozen=True, eq=False)
+class Layer:
+    """Attention, norm, feed-forward, norm. A layer object may stand several times in an encoder (ALBERT)."""
+
+    query: Dense
+    key: Dense
+    value: Dense
+    output: Dense
+    attention_norm: Norm
+    up: Dense
+    down: Dense
+    output_norm: Norm
+
+
+@dataclass(frozen=True, eq=False)
+class Encoder:
+    """The model without a head."""
+
+    embeddings: Embeddings
+    layers: tuple[Layer, ...]
+    heads: int
+    activation: Activation
+    distance_bias: Float | None = None
+    """[1, heads, positions, positions]: added to the attention scores of a query (third axis) and a key (fourth),
+    the same in all layers (MPNet)."""
+
+    @property
+    def hidden(self) -> int:
+        """Width of the hidden states."""
+        return int(self.layers[0].query.weight.shape[1])
+
+
+@dataclass(frozen=True, eq=False)
+class Classifier:
+    """From the first token's hidden state: dense, activation, dense."""
+
+    dense: Dense
+    activation: Activation
+    out: Dense
+
+
+@dataclass(frozen=True, eq=False)
+class TokenClassifier:
+    """One linear layer on every token."""
+
+    out: Dense
+
+
+@dataclass(frozen=True, eq=False)
+class SpanClassifier:
+    """One linear layer on every token, with two outputs: start and end."""
+
+    out: Dense
+
+
+@dataclass(frozen=True, eq=False)
+class MaskFiller:
+    """Dense, activation, norm, then the product with the (often shared) word vectors; for the mask tokens only."""
+
+    dense: Dense
+    activation: Activation
+    norm: Norm
+    out: Dense
+    mask_id: int
+
+
+Top = Classifier | TokenClassifier | SpanClassifier | MaskFiller | None
+"""What stands on the encoder; None: nothing."""

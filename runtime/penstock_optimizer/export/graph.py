@@ -1,0 +1,151 @@
+"""Writes an ONNX graph node by node. Knows ONNX; knows nothing of models."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Iterable, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+from onnx import TensorProto, helper
+
+OPSET = 17
+"""The first with LayerNormalization; both engines read it, and quantisers know its operators."""
+IR_VERSION = 8
+"""The one that belongs to opset 17."""
+MICROSOFT = "com.microsoft"
+"""The domain of ONNX Runtime's fused operators; OpenVINO reads those used here."""
+SINGLE_FILE_BYTES = 1_500_000_000
+"""Larger weights stand in `model.onnx.data` beside the graph: protobuf ends at 2 GB."""
+
+Make = Callable[[], NDArray[Any]]
+
+_ELEMENT = {
+    np.dtype(np.float32): TensorProto.FLOAT,
+    np.dtype(np.int64): TensorProto.INT64,
+    np.dtype(np.int32): TensorProto.INT32,
+}
+
+
+class Graph:
+    """A graph under construction. Values are named by strings; nodes by their output, in the order of writing."""
+
+    def __init__(self, name: str) -> None:
+        self.name = name
+        self._nodes: list[Any] = []
+        self._inputs: list[Any] = []
+        self._outputs: list[Any] = []
+        self._typed: list[Any] = []
+        self._constants: dict[str, NDArray[Any]] = {}
+        self._by_identity: dict[tuple[str, tuple[int, ...]], str] = {}
+        self._literals: dict[tuple[str, tuple[int, ...], bytes], str] = {}
+        self._alive: list[NDArray[Any]] = []
+        self._names: Counter[str] = Counter()
+
+    def input(self, name: str, shape: Sequence[str | int]) -> str:
+        """Declare an int64 input; strings are free axes."""
+        self._inputs.append(helper.make_tensor_value_info(name, TensorProto.INT64, list(shape)))
+        return name
+
+    def output(self, name: str, value: str, shape: Sequence[str | int]) -> None:
+        """Declare a float32 output that is `value`."""
+        self._nodes.append(helper.make_node("Identity", [value], [name], name=f"{name}/Identity"))
+        self._outputs.append(helper.make_tensor_value_info(name, TensorProto.FLOAT, list(shape)))
+
+    def node(self, operator: str, inputs: Sequence[str], name: str, *, domain: str = "", **attributes: Any) -> str:
+        """Append a node with one output, which is returned. An empty input is one left out."""
+        unique = self._unique(name)
+        self._nodes.append(helper.make_node(operator, list(inputs), [unique], name=unique, domain=domain, **attributes))
+        if (
+            domain == MICROSOFT or operator == "MatMul"
+        ):  # onnx cannot infer the former's; quantize_dynamic asks for both
+            self._typed.append(helper.make_tensor_value_info(unique, TensorProto.FLOAT, None))
+        return unique
+
+    def split(self, value: str, parts: int, axis: int, name: str) -> list[str]:
+        """Split into equal parts along an axis."""
+        unique = self._unique(name)
+        outputs = [f"{unique}:{index}" for index in range(parts)]
+        self._nodes.append(helper.make_node("Split", [value], outputs, name=unique, axis=axis))
+        return outputs
+
+    def constant(self, array: NDArray[Any], name: str) -> str:
+        """An initializer; the same array object is written once, under its first name."""
+        return self.derived([array], "", name, lambda: array)
+
+    def derived(self, sources: Sequence[NDArray[Any]], role: str, name: str, make: Make) -> str:
+        """An initializer made from `sources` (such as a transpose): once for the same arrays in the same role."""
+        key = (role, tuple(id(source) for source in sources))
+        if key not in self._by_identity:
+            unique = self._unique(name)
+            self._constants[unique] = make()
+            self._alive.extend(sources)  # an id is only worth something while its object lives
+            self._by_identity[key] = unique
+        return self._by_identity[key]
+
+    def integers(self, values: Sequence[int] | int, name: str) -> str:
+        """An int64 initializer: a scalar or a vector. Equal values are written once."""
+        return self._literal(np.asarray(values, np.int64), name)
+
+    def number(self, value: float, name: str) -> str:
+        """A float32 scalar initializer. Equal values are written once."""
+        return self._literal(np.asarray(value, np.float32), name)
+
+    def _literal(self, array: NDArray[Any], name: str) -> str:
+        key = (array.dtype.str, array.shape, array.tobytes())
+        if key not in self._literals:
+            self._literals[key] = unique = self._unique(name)
+            self._constants[unique] = array
+        return self._literals[key]
+
+    def count(self, operators: Iterable[str]) -> dict[str, int]:
+        """How many nodes there are of each of these operators, those that occur."""
+        counts = Counter(node.op_type for node in self._nodes)
+        return {operator: counts[operator] for operator in operators if counts[operator]}
+
+    def save(self, path: Path) -> None:
+        """Write the graph, its weights within the file or, when they are large, beside it as `<name>.data`."""
+        graph = helper.make_graph(self._nodes, self.name, self._inputs, self._outputs, value_info=self._typed)
+        model = helper.make_model(
+            graph,
+            opset_imports=[helper.make_opsetid("", OPSET), helper.make_opsetid(MICROSOFT, 1)],
+            ir_version=IR_VERSION,
+            producer_name="penstock",
+        )
+        total = sum(array.nbytes for array in self._constants.values())
+        beside = path.with_name(f"{path.name}.data") if total > SINGLE_FILE_BYTES else None
+        if beside is None:
+            graph_proto = model.graph
+            for name, array in self._constants.items():
+                graph_proto.initializer.append(
+                    TensorProto(
+                        name=name,
+                        data_type=_ELEMENT[array.dtype],
+                        dims=array.shape,
+                        raw_data=np.ascontiguousarray(array).tobytes(),
+                    )
+                )
+        else:
+            self._write_beside(beside, model.graph)
+        path.write_bytes(model.SerializeToString())
+
+    def _write_beside(self, path: Path, graph: Any) -> None:
+        with path.open("wb") as stream:
+            for name, array in self._constants.items():
+                tensor = graph.initializer.add(name=name, data_type=_ELEMENT[array.dtype], dims=array.shape)
+                if array.nbytes < 1024:  # shapes and indices: shape inference wants to see them
+                    tensor.raw_data = np.ascontiguousarray(array).tobytes()
+                    continue
+                stream.write(bytes(-stream.tell() % 4096))  # pages can then be mapped
+                tensor.data_location = TensorProto.EXTERNAL
+                facts = {"location": path.name, "offset": str(stream.tell()), "length": str(array.nbytes)}
+                for key, value in facts.items():
+                    tensor.external_data.add(key=key, value=value)
+                np.ascontiguousarray(array).tofile(stream)
+
+    def _unique(self, name: str) -> str:
+        self._names[name] += 1
+        count = self._names[name]
+        return name if count == 1 else f"{name}.{count}"

@@ -1,0 +1,107 @@
+"""Tiny models of every family with random weights, as transformers makes and saves them."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+import transformers
+
+from penstock.tasks import Head
+from penstock_runtime.models.folder import ModelFolder
+
+MASK_ID = 5
+PAD_ID = 1
+VOCABULARY = 61
+AUTO_CLASS = {
+    Head.ENCODER: "AutoModel",
+    Head.SEQUENCE: "AutoModelForSequenceClassification",
+    Head.TOKEN: "AutoModelForTokenClassification",
+    Head.SPAN: "AutoModelForQuestionAnswering",
+    Head.MASKED_LM: "AutoModelForMaskedLM",
+}
+SMALL: Mapping[str, Any] = {
+    "vocab_size": VOCABULARY,
+    "hidden_size": 24,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 3,
+    "intermediate_size": 40,
+    "max_position_embeddings": 40,
+    "num_labels": 3,
+}
+FAMILIES: Mapping[str, Mapping[str, Any]] = {
+    "BertConfig": SMALL,
+    "ErnieConfig": SMALL,
+    "RobertaConfig": {**SMALL, "type_vocab_size": 1},
+    "XLMRobertaConfig": {**SMALL, "type_vocab_size": 1},
+    "CamembertConfig": {**SMALL, "type_vocab_size": 1},
+    "Data2VecTextConfig": {**SMALL, "type_vocab_size": 1},
+    "DistilBertConfig": {
+        "vocab_size": VOCABULARY,
+        "dim": 24,
+        "n_layers": 2,
+        "n_heads": 3,
+        "hidden_dim": 40,
+        "max_position_embeddings": 40,
+        "num_labels": 3,
+    },
+    "MPNetConfig": SMALL,
+    "ElectraConfig": {**SMALL, "embedding_size": 16},
+    "AlbertConfig": {**SMALL, "num_hidden_layers": 3, "embedding_size": 16},
+}
+"""Configuration class to the fields of the smallest model that has all that the family has."""
+
+
+@dataclass(frozen=True)
+class Made:
+    """A model of transformers on disk and in memory."""
+
+    path: Path
+    model: Any
+    head: Head
+
+    @property
+    def folder(self) -> ModelFolder:
+        """The folder, opened anew."""
+        return ModelFolder.open(self.path)
+
+    def rewrite_config(self, **changes: Any) -> None:
+        """Change config.json; None removes a field."""
+        path = self.path / "config.json"
+        config = {**json.loads(path.read_text()), **changes}
+        path.write_text(json.dumps({key: value for key, value in config.items() if value is not None}))
+
+
+def make(path: Path, config_class: str, head: Head, *, seed: int = 0, shard: str = "5GB", **fields: Any) -> Made:
+    """A model with random weights, saved to `path`."""
+    if head is Head.SPAN:
+        fields["num_labels"] = 2  # start and end
+    config = getattr(transformers, config_class)(**fields)
+    model = getattr(transformers, AUTO_CLASS[head]).from_config(config, attn_implementation="eager").eval()
+    shake(model, seed)
+    model.save_pretrained(path, max_shard_size=shard)
+    write_tokenizer(path)
+    return Made(path, model, head)
+
+
+def shake(model: Any, seed: int) -> None:
+    """Random weights that every part of a graph shows in: transformers starts norms at 1 and biases at 0."""
+    generator = torch.Generator().manual_seed(seed)
+    with torch.no_grad():
+        for parameter in model.parameters():
+            noise = torch.randn(parameter.shape, generator=generator)
+            if parameter.dim() > 1:
+                parameter.copy_(noise * parameter.shape[-1] ** -0.5)
+            else:
+                parameter.mul_(1 + 0.2 * noise).add_(0.2 * torch.randn(parameter.shape, generator=generator))
+
+
+def write_tokenizer(path: Path, mask_id: int = MASK_ID) -> None:
+    """As little of a tokenizer as names the mask token."""
+    mask = {"id": mask_id, "content": "<mask>", "special": True}
+    (path / "tokenizer.json").write_text(json.dumps({"added_tokens": [mask], "model": {"type": "WordLevel"}}))
+    (path / "tokenizer_config.json").write_text(json.dumps({"mask_token": "<mask>"}))
