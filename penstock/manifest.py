@@ -157,6 +157,16 @@ class GemmShare(Frozen):
     share: float
 
 
+class PlanTrial(Frozen):
+    """One challenge of the plan search."""
+
+    plan: Plan
+    against: Plan
+    promoted: bool
+    reason: str
+    """One clause, such as `12 % better by rows/s (noise 3 %)`."""
+
+
 class Manifest(Frozen):
     """The whole of `manifest.json`."""
 
@@ -182,6 +192,19 @@ class Manifest(Frozen):
     """fp32 teacher time over chosen time, by tokens."""
     noise: float = 0.0
     """Relative spread of repeated measurements: gains below it promote nothing."""
+    workload: str = ""
+    """The lengths that plans and capacity were measured with, such as `median 44 tokens, p95 187, longest 512`."""
+    trials: tuple[PlanTrial, ...] = ()
+    """The plan search, in order."""
+    findings: tuple[str, ...] = ()
+    """What a reader should know before trusting the figures: shared cores, noise, nothing fused, time that ran out."""
+    serving_rss_bytes: int | None = None
+    """Resident memory of the serving process under the load of the capacity curve."""
+    seconds: float = 0.0
+    """What the optimisation took."""
+    budget_seconds: float = 0.0
+    cut_short: bool = False
+    """True when the time budget left something untried: a larger budget goes on from here."""
     files: dict[str, str]
     """sha256 of every file of the artefact but the manifest and the report, by relative path."""
 

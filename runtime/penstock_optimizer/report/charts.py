@@ -1,0 +1,243 @@
+"""The charts, as inline SVG: colours and fonts come from the page's CSS, so that they follow its theme."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from html import escape
+
+from penstock.capacity import CapacityCurve
+from penstock.manifest import GemmShare
+from penstock_optimizer.report.scales import (
+    Scale,
+    linear_scale,
+    linear_ticks,
+    log_scale,
+    log_ticks,
+    short,
+)
+
+WIDTH, HEIGHT = 440.0, 300.0
+"""Units are about pixels on a phone; wider screens scale the drawing up."""
+LEFT, RIGHT, TOP, BOTTOM = 50.0, 14.0, 28.0, 40.0
+LABEL_GAP = 30.0
+"""Tick labels on the horizontal axis nearer than this are left out."""
+SHAPES = 6
+"""Marker shapes, so that series differ without colour."""
+FINEST_LOSS = 1e-5
+"""Agreement closer to 1 than this is drawn here: beyond, float32 itself differs between engines."""
+
+
+@dataclass(frozen=True)
+class Series:
+    """One candidate on the charts."""
+
+    name: str
+    style: int
+    """Number of its colour and shape."""
+    latency: Mapping[int, float]
+    """Tokens -> median milliseconds."""
+    emphasis: str
+    """CSS class: `chosen`, `teacher`, `other` or `out` (rejected, failed)."""
+    speed_up: float | None = None
+    agreement: float | None = None
+
+
+def marker(style: int, x: float, y: float, *, size: float = 4.0, classes: str = "", title: str = "") -> str:
+    """A small shape, centred."""
+    s = size
+    points = {
+        1: [(-s, -s), (s, -s), (s, s), (-s, s)],
+        2: [(0, -s * 1.35), (s * 1.35, 0), (0, s * 1.35), (-s * 1.35, 0)],
+        3: [(0, -s * 1.3), (s * 1.2, s), (-s * 1.2, s)],
+        4: [(0, s * 1.3), (s * 1.2, -s), (-s * 1.2, -s)],
+        5: [(-s * 1.3, 0), (-s * 0.6, -s * 1.15), (s * 0.6, -s * 1.15), (s * 1.3, 0), (s * 0.6, s * 1.15),
+            (-s * 0.6, s * 1.15)],
+    }  # fmt: skip
+    label = f"<title>{escape(title)}</title>" if title else ""
+    attributes = f'class="mark s{style} {classes}"'
+    shape = points.get(style % SHAPES)
+    if shape is None:
+        return f'<circle {attributes} cx="{x:.1f}" cy="{y:.1f}" r="{s * 1.1:.1f}">{label}</circle>'
+    corners = " ".join(f"{x + dx:.1f},{y + dy:.1f}" for dx, dy in shape)
+    return f'<polygon {attributes} points="{corners}">{label}</polygon>'
+
+
+def swatch(series: Series) -> str:
+    """A line with the series' marker, for the legend."""
+    return (
+        f'<svg class="swatch" viewBox="0 0 26 12" aria-hidden="true"><line class="line s{series.style} '
+        f'{series.emphasis}" x1="1" y1="6" x2="25" y2="6"/>{marker(series.style, 13, 6, classes=series.emphasis)}</svg>'
+    )
+
+
+def latency_chart(series: Sequence[Series]) -> str:
+    """Median latency by length, both logarithmic; empty when nothing was measured."""
+    drawn = [one for one in series if one.latency]
+    if not drawn:
+        return ""
+    tokens = sorted({length for one in drawn for length in one.latency})
+    x = log_scale([float(length) for length in tokens], LEFT, WIDTH - RIGHT)
+    y = log_scale([value for one in drawn for value in one.latency.values()], HEIGHT - BOTTOM, TOP)
+    parts = [_y_axis(y, log_ticks(y.low, y.high), "median ms"), _x_axis(x, tokens, "tokens")]
+    # The ones that matter are drawn last, on top.
+    order = {"out": 0, "other": 1, "teacher": 2, "chosen": 3}
+    for one in sorted(drawn, key=lambda one: order[one.emphasis]):
+        points = [(x(length), y(one.latency[length])) for length in sorted(one.latency)]
+        path = " ".join(f"{px:.1f},{py:.1f}" for px, py in points)
+        parts.append(f'<polyline class="line s{one.style} {one.emphasis}" points="{path}"/>')
+        for length, (px, py) in zip(sorted(one.latency), points, strict=True):
+            title = f"{one.name}: {short(one.latency[length])} ms at {length} tokens"
+            parts.append(marker(one.style, px, py, size=3.0, classes=one.emphasis, title=title))
+    return _svg("Latency by length for each candidate", parts)
+
+
+def agreement_chart(series: Sequence[Series], *, metric: str, budget: float | None) -> str:
+    """Agreement with fp32 against speed-up. The vertical axis is logarithmic in the distance from perfect agreement."""
+    drawn = [one for one in series if one.speed_up and one.agreement is not None]
+    if not drawn:
+        return ""
+    losses = [max(1 - (one.agreement or 0.0), FINEST_LOSS) for one in drawn]
+    if budget is not None and budget < 1:
+        losses.append(1 - budget)
+    speeds = [one.speed_up or 1.0 for one in drawn]
+    x = linear_scale(min(0.9, *speeds) * 0.93, max(1.2, *speeds) * 1.05, LEFT, WIDTH - RIGHT)
+    y = log_scale(losses, TOP, HEIGHT - BOTTOM, margin=0.1)
+    ticks = [tick for tick in (10.0**power for power in range(-5, 1)) if y.low <= tick <= y.high]
+    if len(ticks) < 2:
+        ticks = log_ticks(y.low, y.high, most=6)
+    parts = [_y_axis(y, ticks, f"{metric.replace('_', ' ')} to fp32", label=_one_minus)]
+    parts.append(
+        _x_axis(x, linear_ticks(x.low, x.high, most=8), "times as fast as fp32", label=lambda value: f"{short(value)}×")
+    )
+    if budget is not None and budget < 1:
+        at = y(1 - budget)
+        parts.append(
+            f'<rect class="forbidden" x="{LEFT}" y="{at:.1f}" width="{WIDTH - LEFT - RIGHT}" '
+            f'height="{max(HEIGHT - BOTTOM - at, 0):.1f}"/>'
+            f'<line class="limit" x1="{LEFT}" x2="{WIDTH - RIGHT}" y1="{at:.1f}" y2="{at:.1f}"/>'
+            f'<text class="limit-label" x="{LEFT + 6}" y="{at + 13:.1f}">under the budget of {budget:g}</text>'
+        )
+    for one in drawn:
+        agreement, speed_up = one.agreement or 0.0, one.speed_up or 1.0
+        title = f"{one.name}: {metric.replace('_', ' ')} {agreement:.4f}, {speed_up:.2f} times fp32"
+        at = y(max(1 - agreement, FINEST_LOSS))
+        parts.append(marker(one.style, x(speed_up), at, size=5.5, classes=one.emphasis, title=title))
+    return _svg("Agreement with fp32 against speed", parts)
+
+
+def capacity_chart(curve: CapacityCurve) -> str:
+    """p50 and p95 by arrival rate, with the objective and the rate within it."""
+    points = [point for point in curve.points if point.samples]
+    if len(points) < 2:
+        return ""
+    limit = curve.p95_objective_milliseconds
+    values = [max(value, 0.01) for point in points for value in (point.p50_milliseconds, point.p95_milliseconds)]
+    # An overloaded point is drawn at the upper edge: its value says how long the measurement was, not the server.
+    ceiling = max(limit * 4, *(point.p50_milliseconds for point in points[:-1])) if limit else max(values)
+    highest = max(min(max(values), ceiling), limit or 0.0)
+    x = linear_scale(0, max(point.arrivals_per_second for point in points) * 1.04, LEFT, WIDTH - RIGHT)
+    y = log_scale([min(values), highest], HEIGHT - BOTTOM, TOP, margin=0.08)
+    parts = [_y_axis(y, log_ticks(y.low, y.high), "ms"), _x_axis(x, linear_ticks(x.low, x.high), "requests/s")]
+    if limit is not None:
+        at = y(limit)
+        parts.append(
+            f'<line class="limit" x1="{LEFT}" x2="{WIDTH - RIGHT}" y1="{at:.1f}" y2="{at:.1f}"/>'
+            f'<text class="limit-label" x="{LEFT + 6}" y="{at - 5:.1f}">p95 objective {short(limit)} ms</text>'
+        )
+    rate = curve.requests_per_second
+    if rate is not None:
+        at = x(rate)
+        anchor = "end" if at > WIDTH / 2 else "start"
+        shift = -5 if anchor == "end" else 5
+        parts.append(
+            f'<line class="reached" x1="{at:.1f}" x2="{at:.1f}" y1="{TOP}" y2="{HEIGHT - BOTTOM}"/>'
+            f'<text class="reached-label" text-anchor="{anchor}" x="{at + shift:.1f}" '
+            f'y="{HEIGHT - BOTTOM - 8:.1f}">{short(rate)}/s</text>'
+        )
+    curves = (
+        ("p50", "teacher", [point.p50_milliseconds for point in points]),
+        ("p95", "chosen", [point.p95_milliseconds for point in points]),
+    )
+    rates = [point.arrivals_per_second for point in points]
+    for style, (label, emphasis, heights) in enumerate(curves):
+        path = " ".join(f"{x(at):.1f},{y(height):.1f}" for at, height in zip(rates, heights, strict=True))
+        parts.append(f'<polyline class="line s{style} {emphasis}" points="{path}"/>')
+        for point, height in zip(points, heights, strict=True):
+            refused = f", {point.refused_share:.0%} refused" if point.refused_share else ""
+            title = f"{label} {short(height)} ms at {short(point.arrivals_per_second)} requests/s{refused}"
+            parts.append(marker(style, x(point.arrivals_per_second), y(height), size=3, classes=emphasis, title=title))
+        parts.append(
+            f'<text class="series-label {emphasis}" text-anchor="end" x="{x(rates[0]) - 7:.1f}" '
+            f'y="{y(heights[0]) + 4:.1f}">{label}</text>'
+        )
+    return _svg("Latency of one replica by arrival rate", parts)
+
+
+def gemm_chart(shares: Sequence[GemmShare]) -> str:
+    """The share of the measured matrix-product ceiling at each length, as bars."""
+    if not shares:
+        return ""
+    x_step = (WIDTH - LEFT - RIGHT) / len(shares)
+    y = linear_scale(0, max(1.0, *(one.share for one in shares)), HEIGHT - BOTTOM, TOP)
+    parts = [_y_axis(y, linear_ticks(0, y.high), "share of the ceiling", label=lambda value: f"{value:.0%}")]
+    for index, one in enumerate(shares):
+        left = LEFT + index * x_step + x_step * 0.18
+        top = y(one.share)
+        title = f"{one.tokens} tokens: {short(one.reached_gops)} of {short(one.ceiling_gops)} GOP/s"
+        parts.append(
+            f'<rect class="bar" x="{left:.1f}" y="{top:.1f}" width="{x_step * 0.64:.1f}" '
+            f'height="{HEIGHT - BOTTOM - top:.1f}"><title>{escape(title)}</title></rect>'
+            f'<text class="bar-label" text-anchor="middle" x="{left + x_step * 0.32:.1f}" y="{top - 4:.1f}">'
+            f"{one.share:.0%}</text>"
+            f'<text class="tick" text-anchor="middle" x="{left + x_step * 0.32:.1f}" y="{HEIGHT - BOTTOM + 15}">'
+            f"{one.tokens}</text>"
+        )
+    parts.append(_x_name("tokens"))
+    return _svg("Share of the matrix-product ceiling by length", parts)
+
+
+def _one_minus(loss: float) -> str:
+    """`0.99` for 0.01: agreement as people know it, with as many digits as it needs."""
+    digits = max(1, -math.floor(math.log10(loss) + 1e-9))
+    return f"{1 - loss:.{digits}f}"
+
+
+def _svg(title: str, parts: Sequence[str]) -> str:
+    return (
+        f'<svg class="chart" viewBox="0 0 {WIDTH:g} {HEIGHT:g}" role="img" aria-label="{escape(title)}">'
+        f"{''.join(parts)}</svg>"
+    )
+
+
+def _y_axis(scale: Scale, ticks: Sequence[float], name: str, *, label: Callable[[float], str] = short) -> str:
+    lines = "".join(
+        f'<line class="grid" x1="{LEFT}" x2="{WIDTH - RIGHT}" y1="{scale(tick):.1f}" y2="{scale(tick):.1f}"/>'
+        f'<text class="tick" text-anchor="end" x="{LEFT - 6}" y="{scale(tick) + 4:.1f}">{escape(label(tick))}</text>'
+        for tick in ticks
+    )
+    return f'{lines}<text class="axis" x="0" y="12">{escape(name)}</text>'
+
+
+def _x_axis(scale: Scale, ticks: Sequence[float], name: str, *, label: Callable[[float], str] = short) -> str:
+    parts = []
+    free_from = -math.inf
+    # From the right, so that the longest length keeps its label.
+    for tick in sorted(ticks, reverse=True):
+        at = scale(tick)
+        parts.append(f'<line class="grid" x1="{at:.1f}" x2="{at:.1f}" y1="{TOP}" y2="{HEIGHT - BOTTOM}"/>')
+        if -at >= free_from:
+            free_from = -at + LABEL_GAP
+            parts.append(
+                f'<text class="tick" text-anchor="middle" x="{at:.1f}" y="{HEIGHT - BOTTOM + 15}">'
+                f"{escape(label(tick))}</text>"
+            )
+    return "".join(parts) + _x_name(name)
+
+
+def _x_name(name: str) -> str:
+    return (
+        f'<text class="axis" text-anchor="middle" x="{(LEFT + WIDTH - RIGHT) / 2:.0f}" y="{HEIGHT - 6}">'
+        f"{escape(name)}</text>"
+    )

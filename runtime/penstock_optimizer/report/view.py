@@ -1,0 +1,276 @@
+"""What the report says, in words and rows: everything that the template prints. Pure, from the manifest alone."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from penstock.manifest import CandidateFacts, Manifest, Metric, Outcome
+from penstock.recipe import Plan
+from penstock_optimizer.report.charts import Series
+from penstock_optimizer.report.scales import short
+
+HEADLINE_LENGTHS = (32, 128)
+"""The lengths whose speed-up stands at the top, as far as they were measured."""
+TABLE_LENGTHS = (8, 32, 128, 512)
+OUTCOME_WORDS = {
+    Outcome.CHOSEN: "chosen",
+    Outcome.TEACHER: "fp32, the judge",
+    Outcome.SLOWER: "slower",
+    Outcome.REJECTED: "rejected",
+    Outcome.FAILED: "failed",
+    Outcome.SKIPPED: "not tried",
+}
+
+
+@dataclass(frozen=True)
+class Tile:
+    """One figure at the top of the page."""
+
+    figure: str
+    meaning: str
+
+
+@dataclass(frozen=True)
+class LengthRow:
+    """One length: the fp32 teacher against the chosen plan. Milliseconds."""
+
+    tokens: int
+    teacher: str
+    chosen: str
+    speed_up: str
+    share: str
+    """Of the matrix-product ceiling; empty when unknown."""
+
+
+@dataclass(frozen=True)
+class CandidateRow:
+    """One line of the table of candidates."""
+
+    name: str
+    style: int
+    outcome: str
+    word: str
+    reason: str
+    metrics: tuple[tuple[str, bool], ...]
+    """Wording and whether it passed."""
+    latency: tuple[str, ...]
+    """Milliseconds at the table's lengths; `-` where not measured."""
+    facts: str
+    """Batching, fused nodes, size, build time."""
+
+
+@dataclass(frozen=True)
+class PlanRow:
+    """One step of the plan search."""
+
+    plan: str
+    promoted: bool
+    reason: str
+
+
+def lengths_shown(manifest: Manifest) -> tuple[int, ...]:
+    """The lengths of the candidates' table: the usual ones, as far as they were measured, else a spread of those."""
+    measured = sorted({point.tokens for one in manifest.candidates for point in one.latency})
+    usual = tuple(length for length in TABLE_LENGTHS if length in measured)
+    if len(usual) >= 3 or len(measured) <= len(usual):
+        return usual
+    # A model with a lower limit: its own longest length stands for 512.
+    return tuple(sorted({*usual, measured[-1]}))
+
+
+def of_outcome(manifest: Manifest, outcome: Outcome) -> CandidateFacts | None:
+    """The first candidate with this outcome."""
+    return next((one for one in manifest.candidates if one.outcome is outcome), None)
+
+
+def chosen_candidate(manifest: Manifest) -> CandidateFacts | None:
+    """The candidate that is served; the teacher when nothing beat it."""
+    return of_outcome(manifest, Outcome.CHOSEN) or of_outcome(manifest, Outcome.TEACHER)
+
+
+def teacher_candidate(manifest: Manifest) -> CandidateFacts | None:
+    """The fp32 graph, also when it was chosen itself."""
+    baseline = manifest.baseline.plan.recipe
+    return next((one for one in manifest.candidates if one.recipe == baseline), None)
+
+
+def milliseconds(candidate: CandidateFacts | None) -> dict[int, float]:
+    """Median latency by tokens."""
+    return {point.tokens: point.p50_milliseconds for point in candidate.latency} if candidate else {}
+
+
+def main_metric(manifest: Manifest) -> Metric | None:
+    """The metric that the agreement chart shows: the first that the guard held the chosen candidate (or else any
+    other) against, among those where 1 is perfect."""
+    first = chosen_candidate(manifest)
+    for candidate in (*([first] if first else []), *manifest.candidates):
+        for metric in candidate.verdict.metrics if candidate.verdict else ():
+            if metric.higher_is_better and metric.budget <= 1:
+                return metric
+    return None
+
+
+def agreement(candidate: CandidateFacts, metric: Metric | None) -> float | None:
+    """The candidate's value of the main metric; 1 for the teacher itself."""
+    if metric is None:
+        return None
+    if candidate.verdict is None:
+        return 1.0 if candidate.outcome is Outcome.TEACHER else None
+    return next((one.value for one in candidate.verdict.metrics if one.name == metric.name), None)
+
+
+def typical_speed_up(candidate: CandidateFacts, teacher: CandidateFacts | None) -> float | None:
+    """Geometric mean over the lengths that both were measured at."""
+    ours, theirs = milliseconds(candidate), milliseconds(teacher)
+    common = [theirs[tokens] / ours[tokens] for tokens in ours.keys() & theirs.keys() if ours[tokens] > 0]
+    if not common:
+        return None
+    product = 1.0
+    for ratio in common:
+        product *= ratio
+    return float(product ** (1 / len(common)))
+
+
+def series(manifest: Manifest) -> list[Series]:
+    """The candidates as the charts draw them, in the order of the table."""
+    teacher = teacher_candidate(manifest)
+    metric = main_metric(manifest)
+    emphasis = {Outcome.CHOSEN: "chosen", Outcome.TEACHER: "teacher", Outcome.SLOWER: "other"}
+    return [
+        Series(
+            name=one.recipe.name,
+            style=position,
+            latency=milliseconds(one),
+            emphasis=emphasis.get(one.outcome, "out"),
+            speed_up=typical_speed_up(one, teacher),
+            agreement=agreement(one, metric),
+        )
+        for position, one in enumerate(manifest.candidates)
+    ]
+
+
+def headline(manifest: Manifest) -> str:
+    """What was chosen, in one sentence."""
+    plan = manifest.chosen.plan
+    cpu = manifest.cpu.model_name
+    cores = f"{manifest.cores} core{'s' if manifest.cores > 1 else ''}"
+    where = f"on {cores} of {cpu} ({manifest.cpu.isa.value})"
+    if plan.recipe == manifest.baseline.plan.recipe:
+        return f"The fp32 graph itself is served {where}: no candidate beat it within the accuracy budget."
+    return f"{plan.recipe.name} is served {where}."
+
+
+def why(manifest: Manifest) -> str:
+    """The reason of the choice, and how the others fared."""
+    chosen = chosen_candidate(manifest)
+    counts = {
+        word: sum(one.outcome is outcome for one in manifest.candidates)
+        for outcome, word in (
+            (Outcome.SLOWER, "slower"),
+            (Outcome.REJECTED, "outside the accuracy budget"),
+            (Outcome.FAILED, "failed"),
+            (Outcome.SKIPPED, "not tried"),
+        )
+    }
+    others = ", ".join(f"{count} {word}" for word, count in counts.items() if count)
+    reason = (chosen.reason if chosen else "").rstrip(".")
+    sentence = f"{reason[:1].upper()}{reason[1:]}." if reason else ""
+    return f"{sentence} Of the other candidates: {others}." if others else sentence
+
+
+def tiles(manifest: Manifest) -> list[Tile]:
+    """The figures at the top."""
+    found: list[Tile] = []
+    lengths = [length for length in HEADLINE_LENGTHS if length in manifest.speed_up] or sorted(manifest.speed_up)[-1:]
+    found += [Tile(f"{manifest.speed_up[length]:.1f}×", f"as fast as fp32 at {length} tokens") for length in lengths]
+    metric, chosen = main_metric(manifest), chosen_candidate(manifest)
+    value = agreement(chosen, metric) if chosen else None
+    if metric is not None and value is not None:
+        found.append(Tile(f"{value:.4f}", f"{metric.name.replace('_', ' ')} to fp32 (budget {metric.budget:g})"))
+    rate = manifest.capacity.requests_per_second
+    limit = manifest.capacity.p95_objective_milliseconds
+    if rate is not None and limit is not None:
+        found.append(Tile(f"{short(rate)}/s", f"requests within p95 {short(limit)} ms, one replica over HTTP"))
+    return found
+
+
+def length_rows(manifest: Manifest) -> list[LengthRow]:
+    """fp32 against the chosen candidate, by length."""
+    teacher, chosen = milliseconds(teacher_candidate(manifest)), milliseconds(chosen_candidate(manifest))
+    shares = {one.tokens: one.share for one in manifest.gemm}
+    return [
+        LengthRow(
+            tokens=tokens,
+            teacher=short(teacher[tokens]),
+            chosen=short(chosen[tokens]),
+            speed_up=f"{teacher[tokens] / chosen[tokens]:.2f}×",
+            share=f"{shares[tokens]:.0%}" if tokens in shares else "",
+        )
+        for tokens in sorted(teacher.keys() & chosen.keys())
+        if chosen[tokens] > 0
+    ]
+
+
+def candidate_rows(manifest: Manifest, lengths: Sequence[int]) -> list[CandidateRow]:
+    """All candidates, in the order in which they were tried."""
+    rows = []
+    for position, one in enumerate(manifest.candidates):
+        measured = milliseconds(one)
+        verdict = one.verdict
+        rows.append(
+            CandidateRow(
+                name=one.recipe.name,
+                style=position,
+                outcome=one.outcome.value,
+                word=OUTCOME_WORDS[one.outcome],
+                reason=one.reason,
+                metrics=tuple(
+                    (f"{metric.name.replace('_', ' ')} {metric.value:.4g} ({_bound(metric)})", metric.passed)
+                    for metric in (verdict.metrics if verdict else ())
+                ),
+                latency=tuple(short(measured[tokens]) if tokens in measured else "-" for tokens in lengths),
+                facts=_facts(one),
+            )
+        )
+    return rows
+
+
+def plan_rows(manifest: Manifest) -> list[PlanRow]:
+    """The plan search, step by step."""
+    return [PlanRow(plan_text(trial.plan), trial.promoted, trial.reason) for trial in manifest.trials]
+
+
+def plan_text(plan: Plan) -> str:
+    """A plan in full, such as `openvino int8-static, 2x1 threads, padded up to 8 rows / 512 tokens / 15 % padding,
+    all cores from 64 tokens`."""
+    parts = [plan.summary]
+    if plan.max_batch_rows > 1:
+        padding = f" / {plan.max_padding_share:.0%} padding" if plan.max_padding_share else ""
+        parts.append(
+            f"{plan.batching.value} up to {plan.max_batch_rows} rows / {plan.max_batch_tokens} tokens{padding}"
+        )
+    else:
+        parts.append("one row a run")
+    if plan.wide_from_tokens is not None and plan.streams > 1:
+        parts.append(f"all cores from {plan.wide_from_tokens} tokens")
+    return ", ".join(parts)
+
+
+def _bound(metric: Metric) -> str:
+    return f"{'at least' if metric.higher_is_better else 'at most'} {metric.budget:g}"
+
+
+def _facts(candidate: CandidateFacts) -> str:
+    parts = []
+    if candidate.verdict is not None and candidate.verdict.batching:
+        parts.append(f"batching {candidate.verdict.batching}")
+    if candidate.verdict is not None and candidate.verdict.texts:
+        parts.append(f"judged on {candidate.verdict.texts} texts")
+    if candidate.fused_nodes:
+        parts.append("fused " + ", ".join(f"{count} {name}" for name, count in sorted(candidate.fused_nodes.items())))
+    if candidate.size_bytes:
+        parts.append(f"{candidate.size_bytes / 1e6:.1f} MB")
+    if candidate.build_seconds:
+        parts.append(f"built in {candidate.build_seconds:.1f} s")
+    return " · ".join(parts)

@@ -1,0 +1,228 @@
+"""The report: what it says, and that a real browser shows it without asking anyone for anything."""
+
+from __future__ import annotations
+
+import html
+import re
+import shutil
+import subprocess
+import threading
+import xml.etree.ElementTree as ET
+from collections.abc import Iterator
+from contextlib import contextmanager
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+
+import pytest
+
+from penstock.capacity import CapacityCurve
+from penstock.manifest import CandidateFacts, Manifest, Outcome
+from penstock_optimizer.report import render_report
+from penstock_optimizer.report.charts import agreement_chart, capacity_chart, gemm_chart, latency_chart
+from penstock_optimizer.report.view import headline, plan_text, series, tiles, why
+from tests.optimizer.report.sample import FP32, FP32_PLAN, PLAN, sample_manifest
+
+CHROMIUM = next(
+    (path for name in ("chromium", "chromium-browser", "google-chrome") if (path := shutil.which(name))), ""
+)
+
+
+def changed(**changes: object) -> Manifest:
+    return Manifest.model_validate({**dict(sample_manifest()), **changes})
+
+
+def bare() -> Manifest:
+    """A manifest of mode Off: the fp32 graph, nothing measured."""
+    sample = sample_manifest()
+    teacher = sample.candidates[0].model_copy(update={"outcome": Outcome.CHOSEN, "latency": ()})
+    return changed(
+        candidates=(teacher,),
+        chosen=sample.baseline,
+        capacity=CapacityCurve(),
+        gemm=(),
+        speed_up={},
+        trials=(),
+        findings=(),
+    )
+
+
+def test_the_first_lines_say_what_was_chosen_and_why() -> None:
+    manifest = sample_manifest()
+
+    assert headline(manifest) == (
+        "onnxruntime int8-dynamic per-channel reduced-range is served on 2 cores of "
+        "AMD EPYC 7763 64-Core Processor (avx2)."
+    )
+    assert why(manifest) == (
+        "Fastest within the accuracy budget: lone latency 1.8 times that of fp32. "
+        "Of the other candidates: 3 slower, 1 outside the accuracy budget, 1 failed, 1 not tried."
+    )
+    assert [(tile.figure, tile.meaning) for tile in tiles(manifest)] == [
+        ("2.1×", "as fast as fp32 at 32 tokens"),
+        ("2.1×", "as fast as fp32 at 128 tokens"),
+        ("0.9901", "min cosine to fp32 (budget 0.985)"),
+        ("84.9/s", "requests within p95 50 ms, one replica over HTTP"),
+    ]
+
+
+def test_fp32_as_the_winner_is_said_plainly() -> None:
+    assert "no candidate beat it within the accuracy budget" in headline(changed(chosen=sample_manifest().baseline))
+
+
+@pytest.mark.parametrize(
+    ("plan", "expected"),
+    [
+        (
+            PLAN,
+            "onnxruntime int8-dynamic per-channel reduced-range, 2x1 threads, one row a run, all cores from 64 tokens",
+        ),
+        (FP32_PLAN, "onnxruntime fp32, 2x1 threads, padded up to 8 rows / 512 tokens / 15% padding"),
+    ],
+)
+def test_a_plan_in_words(plan: object, expected: str) -> None:
+    assert plan_text(plan) == expected  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("manifest", [sample_manifest(), bare()], ids=["full", "bare"])
+def test_every_chart_is_well_formed_and_loads_nothing(manifest: Manifest) -> None:
+    page = render_report(manifest)
+
+    for chart in re.findall(r"<svg.*?</svg>", page, flags=re.DOTALL):
+        ET.fromstring(chart)
+    assert not re.search(r"(?:src|href)=[\"'](?!data:)", page)
+    assert "url(" not in page
+    assert "@import" not in page
+    assert "<script" not in page
+
+
+def test_every_candidate_stands_in_the_page_with_its_reason() -> None:
+    manifest = sample_manifest()
+    page = render_report(manifest)
+
+    for candidate in manifest.candidates:
+        assert html.escape(candidate.recipe.name) in page
+        assert html.escape(candidate.reason, quote=False).replace("'", "&#39;") in page
+
+
+def test_what_comes_from_outside_is_escaped() -> None:
+    sample = sample_manifest()
+    nasty = "<script>alert(1)</script>"
+    candidates = [one.model_copy(update={"reason": nasty}) for one in sample.candidates]
+    page = render_report(
+        changed(
+            model=sample.model.model_copy(update={"source": nasty}),
+            cpu=sample.cpu.model_copy(update={"model_name": nasty}),
+            findings=(nasty,),
+            candidates=tuple(candidates),
+        )
+    )
+
+    assert nasty not in page
+    assert page.count(html.escape(nasty)) >= 4
+
+
+def test_charts_without_data_are_left_out() -> None:
+    manifest = bare()
+
+    assert latency_chart(series(manifest)) == ""
+    assert agreement_chart(series(manifest), metric="min_cosine", budget=0.985) == ""
+    assert capacity_chart(manifest.capacity) == ""
+    assert gemm_chart(()) == ""
+    assert "<h2>What one replica takes</h2>" not in render_report(manifest)
+
+
+def test_a_rejected_candidate_is_drawn_under_the_budget() -> None:
+    manifest = sample_manifest()
+    chart = ET.fromstring(agreement_chart(series(manifest), metric="min_cosine", budget=0.985))
+    limit = next(line for line in chart.iter("line") if line.get("class") == "limit")
+    heights: dict[str, float] = {}
+    for shape in chart.iter():
+        title = shape.find("title")
+        if title is None or title.text is None:
+            continue
+        corners = [pair.split(",") for pair in (shape.get("points") or "").split()]
+        y = float(shape.get("cy") or sum(float(pair[1]) for pair in corners) / max(len(corners), 1))
+        heights[title.text.split(":")[0]] = y
+
+    rejected = {one.recipe.name for one in manifest.candidates if one.outcome is Outcome.REJECTED}
+    assert {name for name, y in heights.items() if y > float(limit.get("y1") or 0)} == rejected
+    assert FP32.name in heights
+
+
+# In a real browser
+
+
+@contextmanager
+def site(page: str) -> Iterator[tuple[str, list[str]]]:
+    """Serve a page under a policy that forbids it to load anything; yields its URL and the paths asked for."""
+    asked: list[str] = []
+
+    class Handler(BaseHTTPRequestHandler):
+        def do_GET(self) -> None:
+            asked.append(self.path)
+            body = page.encode()
+            self.send_response(200)
+            self.send_header("content-type", "text/html; charset=utf-8")
+            self.send_header("content-length", str(len(body)))
+            policy = "default-src 'none'; style-src 'unsafe-inline'; img-src data:"
+            self.send_header("content-security-policy", policy)
+            self.end_headers()
+            self.wfile.write(body)
+
+        def log_message(self, *_: object) -> None:
+            return
+
+    server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
+    thread = threading.Thread(target=server.serve_forever)
+    thread.start()
+    try:
+        yield f"http://127.0.0.1:{server.server_port}/report.html", asked
+    finally:
+        server.shutdown()
+        thread.join()
+        server.server_close()
+
+
+def browse(page: str, profile: Path) -> tuple[str, list[str], list[str]]:
+    """The document as the browser has it, what it said on its console, and what it asked the server for."""
+    with site(page) as (url, asked):
+        done = subprocess.run(
+            [
+                CHROMIUM, "--headless", "--no-sandbox", "--disable-gpu", "--disable-dev-shm-usage",
+                "--disable-background-networking", f"--user-data-dir={profile}", "--enable-logging=stderr",
+                "--window-size=390,800", "--dump-dom", url,
+            ],
+            capture_output=True, text=True, timeout=120, check=True,
+        )  # fmt: skip
+    return done.stdout, [line for line in done.stderr.splitlines() if "CONSOLE" in line], asked
+
+
+needs_chromium = pytest.mark.skipif(not CHROMIUM, reason="no Chromium here: apt-get install chromium")
+
+
+@needs_chromium
+def test_a_real_browser_shows_the_report_without_errors_or_requests(tmp_path: Path) -> None:
+    document, console, asked = browse(render_report(sample_manifest()), tmp_path)
+
+    assert console == []
+    assert asked == ["/report.html"]
+    text = re.sub(r"<[^>]+>", " ", document)
+    for expected in ("84.9/s", "0.9901", "2.08×", "killed by signal 11 (SIGSEGV)", "min cosine 0.9071", "212 MB"):
+        assert expected in html.unescape(text)
+
+
+@needs_chromium
+def test_the_browser_test_would_see_an_error_and_a_request(tmp_path: Path) -> None:
+    page = render_report(sample_manifest()).replace("</body>", '<img src="/spy.png"><script>boom()</script></body>')
+    _, console, asked = browse(page, tmp_path)
+
+    assert len(console) == 2
+    assert asked == ["/report.html"]
+
+
+def test_no_candidate_measured_still_makes_a_page() -> None:
+    sample = sample_manifest()
+    failed = CandidateFacts(recipe=PLAN.recipe, outcome=Outcome.FAILED, reason="killed by signal 9 (SIGKILL)")
+    page = render_report(changed(candidates=(sample.candidates[0].model_copy(update={"latency": ()}), failed)))
+
+    assert "killed by signal 9" in page
