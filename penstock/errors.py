@@ -69,9 +69,16 @@ class ModelAccessDenied(ModelError):
 
 
 class ModelUnavailable(ModelError):
-    """The source does not answer, is overloaded, or broke off: trying again later may help."""
+    """The source does not answer, is overloaded, or broke off: trying again later may help.
+
+    `retry_after_seconds` is what the source itself asked for; None when it did not say.
+    """
 
     temporary = True
+
+    def __init__(self, message: str, *, remedy: str = "", retry_after_seconds: float | None = None) -> None:
+        super().__init__(message, remedy=remedy)
+        self.retry_after_seconds = retry_after_seconds
 
 
 class UnsafeModel(ModelError):

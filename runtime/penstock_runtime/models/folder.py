@@ -14,7 +14,7 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
-from penstock.errors import CorruptModel, ModelAccessDenied, ModelNotFound, UnsafeModel, UnsupportedModel
+from penstock.errors import CorruptModel, ModelAccessDenied, ModelNotFound, UnsupportedModel
 from penstock_runtime.models import safety
 from penstock_runtime.models.graph import check_graph, graph_data
 from penstock_runtime.models.json_files import read_object, read_optional
@@ -94,7 +94,7 @@ class ModelFolder:
     def _check_weights(self) -> None:
         safety.check_code(self.path, self.config, has_graph=self.onnx is not None)
         if self.onnx is None and not self.safetensors:
-            raise _no_weights(self.path)
+            raise safety.no_weights(self.path, _names(self.path))
         if self.onnx is not None:
             check_graph(self.onnx)
         _ = self.tensors
@@ -243,29 +243,10 @@ def _read_config(path: Path) -> dict[str, Any]:
             remedy="Load and save it once with sentence-transformers 5, which puts it at the top (docs/models.md)",
         )
     if (path / "adapter_config.json").is_file():
-        raise _adapter(path)
+        raise safety.no_weights(path, _names(path))
     hint = f"; did you mean its folder {nested[0]}?" if nested else ""
     raise CorruptModel(
         f"{path} has no config.json{hint}", remedy="Give a folder as transformers' save_pretrained writes it"
-    )
-
-
-def _no_weights(path: Path) -> CorruptModel | UnsafeModel | UnsupportedModel:
-    if (path / "adapter_config.json").is_file():
-        return _adapter(path)
-    pickles = safety.pickled_weights(path)
-    if pickles:
-        return safety.unsafe_pickle(path, pickles)
-    return CorruptModel(
-        f"{path} holds no weights: neither model.safetensors (or its index) nor model.onnx",
-        remedy="Fetch the model again, or save it with save_pretrained(..., safe_serialization=True)",
-    )
-
-
-def _adapter(path: Path) -> UnsupportedModel:
-    return UnsupportedModel(
-        f"{path} is an adapter (adapter_config.json), not a whole model",
-        remedy="Merge it into its base model with peft's merge_and_unload() and save the result",
     )
 
 
@@ -288,6 +269,10 @@ def _labels(path: Path, config: Mapping[str, Any]) -> tuple[str, ...]:
             remedy="Give every output of the head one label",
         )
     return tuple(names[index] for index in range(len(names)))
+
+
+def _names(path: Path) -> list[str]:
+    return [child.name for child in path.iterdir() if child.is_file()]
 
 
 def _text(value: object) -> str:

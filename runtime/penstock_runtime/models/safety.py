@@ -7,7 +7,7 @@ from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
-from penstock.errors import UnsafeModel
+from penstock.errors import CorruptModel, UnsafeModel, UnsupportedModel
 
 PICKLED = (".bin", ".pt", ".pth", ".ckpt", ".pkl", ".pickle", ".joblib")
 """Endings of weights that torch or joblib unpickle: loading them can run anything."""
@@ -15,22 +15,33 @@ OTHER_WEIGHTS = (".h5", ".msgpack", ".ot", ".tflite", ".keras", ".gguf")
 """Weights of other frameworks. Not all can run code (Keras' can), none is read here."""
 
 
-def pickled_weights(folder: Path) -> list[str]:
-    """Names of the weights in the folder that are not read here, unsafe ones first."""
-    names = sorted(path.name for path in folder.iterdir() if path.is_file())
+def unread_weights(names: Iterable[str]) -> list[str]:
+    """Those of a folder's file names that hold weights which are not read here; only the unsafe ones if there are."""
+    names = sorted(name for name in names if "/" not in name)
     unsafe = [name for name in names if name.endswith(PICKLED) and not name.startswith("training_args")]
     return unsafe or [name for name in names if name.endswith(OTHER_WEIGHTS)]
 
 
-def unsafe_pickle(folder: Path, names: Iterable[str]) -> UnsafeModel:
-    """The refusal of a folder that has no weights but these."""
-    names = list(names)
-    if any(name.endswith(PICKLED) for name in names):
+def no_weights(origin: Path | str, names: Iterable[str]) -> CorruptModel | UnsafeModel | UnsupportedModel:
+    """The refusal of a folder without safetensors or ONNX, by what its files (`names`) are instead."""
+    names = set(names)
+    if "adapter_config.json" in names:
+        return UnsupportedModel(
+            f"{origin} is an adapter (adapter_config.json), not a whole model",
+            remedy="Merge it into its base model with peft's merge_and_unload() and save the result",
+        )
+    unread = unread_weights(names)
+    if not unread:
+        return CorruptModel(
+            f"{origin} holds no weights: neither model.safetensors (or its index) nor model.onnx",
+            remedy="Fetch the model again, or save it with save_pretrained(..., safe_serialization=True)",
+        )
+    if unread[0].endswith(PICKLED):
         why = "which is a pickle and can run code when loaded"
     else:
         why = "which is not read here, because such files can carry code"
     return UnsafeModel(
-        f"{folder} holds {names[0]}, {why}",
+        f"{origin} holds {unread[0]}, {why}",
         remedy="Convert it to safetensors (docs/models.md#safetensors) and try again",
     )
 
@@ -44,7 +55,7 @@ def remote_code(config: Mapping[str, Any]) -> list[str]:
     return sorted({str(name) for value in values for name in (value if isinstance(value, list) else [value]) if name})
 
 
-def check_code(folder: Path, config: Mapping[str, Any], *, has_graph: bool) -> None:
+def check_code(origin: Path | str, config: Mapping[str, Any], *, has_graph: bool) -> None:
     """UnsafeModel when the model can only be run by code that it brings.
 
     A model that also brings an ONNX graph needs none of that code: the graph alone is offered then.
@@ -52,7 +63,7 @@ def check_code(folder: Path, config: Mapping[str, Any], *, has_graph: bool) -> N
     wanted = remote_code(config)
     if wanted and not has_graph:
         raise UnsafeModel(
-            f"{folder}/config.json wants code of the model's own (auto_map: {wanted[0]})",
+            f"{origin}/config.json wants code of the model's own (auto_map: {wanted[0]})",
             remedy="Code that comes with a model is never run here: export it to ONNX where you trust it and put "
             "model.onnx into the folder (docs/models.md#remote-code)",
         )

@@ -33,7 +33,7 @@ _LEGACY_KEYS = {
 """One flag for each pooling, as sentence-transformers wrote until version 5.4 (and in that order when several)."""
 
 _IDLE_WHEN_SERVING = "Dropout"
-_LIMIT_FILES = (
+LIMIT_FILES = (
     "sentence_bert_config.json",
     "sentence_roberta_config.json",
     "sentence_distilbert_config.json",
@@ -73,7 +73,7 @@ class SentenceModules:
     def read(cls, path: Path) -> SentenceModules:
         """Read the files; CorruptModel when one is not what it should be, UnsafeModel for a module with own code."""
         modules = tuple(_module(path, entry) for entry in read_list(path, "modules.json"))
-        limit_file = next((name for name in _LIMIT_FILES if (path / name).is_file()), None)
+        limit_file = next((name for name in LIMIT_FILES if (path / name).is_file()), None)
         limits = read_object(path, limit_file) if limit_file else {}
         prompts, default_prompt = _prompts(path)
         files = [path / limit_file] if limit_file else []

@@ -1,0 +1,272 @@
+"""`s3://`, `gs://` and `az://` sources, through fsspec.
+
+A model lands in a folder named by what was listed (names, sizes, entity tags), so a changed model gets a new folder
+and an unchanged one is fetched once. Files arrive under another name and the folder is renamed when all are there:
+whoever finds it finds it whole. What a broken fetch left behind is taken up where it ended.
+"""
+
+from __future__ import annotations
+
+import errno
+import fcntl
+import hashlib
+import json
+import re
+import shutil
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from typing import Any, Protocol
+
+from penstock.errors import (
+    HostError,
+    MissingPackage,
+    ModelAccessDenied,
+    ModelError,
+    ModelNotFound,
+    ModelUnavailable,
+    PenstockError,
+)
+from penstock.source import ModelSource, Scheme
+from penstock_runtime.models import safety
+from penstock_runtime.models.progress import OnProgress, Progress
+from penstock_runtime.models.retries import Retries
+from penstock_runtime.models.selection import GRAPHS, choose_files
+
+CHUNK_BYTES = 16 * 2**20
+"""Fetched at once: what is lost at most when a connection breaks, and held in memory."""
+
+_PACKAGES = {Scheme.S3: "s3fs", Scheme.GS: "gcsfs", Scheme.AZ: "adlfs"}
+_OPTIONS: Mapping[Scheme, Mapping[str, Any]] = {
+    # Retries are ours (they resume); botocore's own would multiply them.
+    Scheme.S3: {"config_kwargs": {"connect_timeout": 10, "read_timeout": 60, "retries": {"max_attempts": 1}}},
+    Scheme.GS: {},
+    Scheme.AZ: {"anon": False},
+}
+_VERSION_KEYS = (
+    "ETag",
+    "etag",
+    "md5Hash",
+    "content_settings",
+    "generation",
+    "LastModified",
+    "last_modified",
+    "mtime",
+    "created",
+)
+"""What the stores call the version of an object, most telling first."""
+_DENIED = {
+    "ClientAuthenticationError", "CredentialRetrievalError", "CredentialUnavailableError", "DefaultCredentialsError",
+    "NoAuthTokenError", "NoCredentialsError", "PartialCredentialsError", "ProfileNotFound", "RefreshError",
+    "TokenRetrievalError", "UnauthorizedSSOTokenError",
+}  # fmt: skip
+"""Errors of botocore, google-auth and azure-identity that mean missing or wrong credentials."""
+_LIBRARIES = {"aiobotocore", "aiohttp", "azure", "botocore", "fsspec", "gcsfs", "google", "s3fs", "adlfs", "urllib3"}
+_FULL_DISK = {errno.ENOSPC, errno.EDQUOT}
+
+
+class FileSystem(Protocol):
+    """The part of an fsspec file system that is used."""
+
+    def find(self, path: str, maxdepth: int | None = None, *, detail: bool = False) -> Any:
+        """All files below `path`, as a dict of their facts by full name when `detail`."""
+        ...
+
+    def cat_file(self, path: str, start: int | None = None, end: int | None = None) -> bytes:
+        """The bytes from `start` up to `end`."""
+        ...
+
+    def invalidate_cache(self, path: str | None = None) -> None:
+        """Forget listings."""
+        ...
+
+
+@dataclass(frozen=True)
+class _Object:
+    path: str
+    """The full name in the store."""
+    size: int
+    version: str
+
+
+@dataclass(frozen=True)
+class ObjectFetch:
+    """One fetch of one prefix."""
+
+    source: ModelSource
+    filesystem: FileSystem
+    cache: Path
+    graph: bool
+    retries: Retries
+    report: OnProgress
+
+    def run(self) -> Path:
+        """Fetch and return the folder. ModelUnavailable when the objects keep changing meanwhile."""
+        for _ in range(self.retries.attempts):
+            folder = self._once()
+            if folder is not None:
+                return folder
+        raise ModelUnavailable(
+            f"{self.source} changes while it is fetched, again and again", remedy="Wait until its upload has ended"
+        )
+
+    def _once(self) -> Path | None:
+        """Fetch what is listed now; None when it changed meanwhile."""
+        wanted = self._wanted()
+        key = self._key(wanted)
+        folder = self.cache / "objects" / key
+        if folder.is_dir():
+            return folder
+        folder.parent.mkdir(parents=True, exist_ok=True)
+        with _locked(folder.with_suffix(".lock")), self._translated():
+            if folder.is_dir():  # another process was faster
+                return folder
+            unfinished = folder.with_suffix(".partial")
+            self._fetch_all(wanted, unfinished)
+            # Objects are fetched in pieces: one that was replaced meanwhile would be pieced together of two.
+            if self._key(self._wanted()) != key:
+                shutil.rmtree(unfinished)
+                return None
+            unfinished.rename(folder)
+        return folder
+
+    def _list(self) -> dict[str, _Object]:
+        with self._translated():
+            self.filesystem.invalidate_cache()
+            prefix = self.source.location.rstrip("/")
+            # Two levels hold all that is ever fetched; a bucket may hold millions further down.
+            found = self.filesystem.find(prefix, maxdepth=2, detail=True)
+        objects = {
+            path.strip("/").removeprefix(f"{prefix}/"): _Object(path, int(facts.get("size") or 0), _version(facts))
+            for path, facts in found.items()
+            if facts.get("type") == "file"
+        }
+        if not objects:
+            raise ModelNotFound(f"{self.source}: there is nothing under this name", remedy="Check bucket and path")
+        return objects
+
+    def _wanted(self) -> dict[str, _Object]:
+        """What is to be fetched of what is there, by relative name."""
+        objects = self.retries.run(self._list)
+        graph = self.graph
+        if "config.json" in objects:
+            config = self.retries.run(lambda: self._config(objects["config.json"]))
+            safety.check_code(str(self.source), config, has_graph=any(name in objects for name in GRAPHS))
+            graph = graph or bool(safety.remote_code(config))
+        return {name: objects[name] for name in choose_files(str(self.source), objects, graph=graph)}
+
+    def _config(self, found: _Object) -> Mapping[str, Any]:
+        """`config.json`, to see early whether the model wants its own code; damage is told when the folder is read."""
+        with self._translated():
+            content = self.filesystem.cat_file(found.path)
+        try:
+            value = json.loads(content)
+        except (ValueError, RecursionError):
+            return {}
+        return value if isinstance(value, dict) else {}
+
+    def _key(self, wanted: Mapping[str, _Object]) -> str:
+        listed = sorted((name, found.size, found.version) for name, found in wanted.items())
+        return hashlib.sha256(json.dumps([str(self.source), listed]).encode()).hexdigest()
+
+    def _fetch_all(self, wanted: Mapping[str, _Object], folder: Path) -> None:
+        total, done = sum(found.size for found in wanted.values()), 0
+        for name, found in wanted.items():
+            target = folder / name
+            target.parent.mkdir(parents=True, exist_ok=True)
+            with target.open("ab") as file:
+                position = file.tell()
+                if position > found.size:
+                    file.truncate(position := 0)
+                while position < found.size:
+                    self.report(Progress(str(self.source), name, done + position, total))
+                    chunk = self.retries.run(partial(self._chunk, found, position))
+                    file.write(chunk)
+                    position += len(chunk)
+            done += found.size
+            self.report(Progress(str(self.source), name, done, total))
+
+    def _chunk(self, found: _Object, start: int) -> bytes:
+        with self._translated():
+            chunk = self.filesystem.cat_file(found.path, start=start, end=min(start + CHUNK_BYTES, found.size))
+        if not chunk:
+            raise ModelUnavailable(f"{self.source}: {found.path} ends before its size", remedy="Try again later")
+        return chunk
+
+    @contextmanager
+    def _translated(self) -> Iterator[None]:
+        try:
+            yield
+        except PenstockError:
+            raise
+        except Exception as error:  # each store raises its own library's errors
+            known = object_error(error, self.source)
+            if known is None:
+                raise
+            raise known from error
+
+
+def open_filesystem(source: ModelSource) -> FileSystem:
+    """The store of a source, with the credentials that its own library finds (environment, files, workload identity).
+
+    MissingPackage says what to install.
+    """
+    package = _PACKAGES[source.scheme]
+    try:
+        import fsspec
+
+        filesystem: FileSystem = fsspec.filesystem(
+            source.scheme.value, skip_instance_cache=True, **_OPTIONS[source.scheme]
+        )
+    except ImportError as error:
+        raise MissingPackage(
+            f"{source.scheme.value}:// sources need the package {package}", remedy=f"Run pip install {package}"
+        ) from error
+    except Exception as error:  # some stores look for credentials already here
+        known = object_error(error, source)
+        if known is None:
+            raise
+        raise known from error
+    return filesystem
+
+
+def object_error(error: Exception, source: ModelSource) -> PenstockError | None:
+    """What an error of a store's library means; None for one that is not theirs."""
+    names = {kind.__name__ for kind in type(error).__mro__}
+    if isinstance(error, FileNotFoundError) or "ResourceNotFoundError" in names:
+        return ModelNotFound(f"{source}: there is nothing under this name", remedy="Check bucket and path")
+    if isinstance(error, PermissionError) or names & _DENIED or getattr(error, "code", None) in {401, 403}:
+        return ModelAccessDenied(
+            f"{source}: the store refuses access ({_first_line(error)})",
+            remedy="Give credentials that may list and read it (docs/models.md#object-stores)",
+        )
+    if isinstance(error, OSError) and error.errno in _FULL_DISK:
+        return HostError(f"no space left in the cache for {source}", remedy="Free space there, or set another cache")
+    if isinstance(error, ValueError) and not names & {"ClientError", "BotoCoreError"}:
+        return ModelError(f"{source}: {_first_line(error)}", remedy="Check the store's settings (docs/models.md)")
+    packages = {kind.__module__.partition(".")[0] for kind in type(error).__mro__}
+    if isinstance(error, OSError | TimeoutError) or packages & _LIBRARIES:
+        return ModelUnavailable(
+            f"{source}: the store does not deliver ({_first_line(error)})",
+            remedy="Check its address and the connection, and try again later",
+        )
+    return None
+
+
+def _version(facts: Mapping[str, Any]) -> str:
+    return next((str(facts[key]) for key in _VERSION_KEYS if facts.get(key)), "")
+
+
+def _first_line(error: Exception) -> str:
+    text = next(iter(str(error).strip().splitlines()), "") or type(error).__name__
+    return re.sub(r"\s+", " ", text)[:200]
+
+
+@contextmanager
+def _locked(path: Path) -> Iterator[None]:
+    """One fetch at a time on this machine; the kernel lets go when a process dies."""
+    with path.open("w") as file:
+        fcntl.flock(file, fcntl.LOCK_EX)
+        yield
