@@ -41,7 +41,10 @@ def malformed(body: bytes, error: orjson.JSONDecodeError) -> MalformedBody:
         return MalformedBody("the body is empty", remedy='Send JSON such as {"inputs": "some text"}')
     reason = error.msg.split(": line", 1)[0]
     remedy = JSON_REMEDY
-    if "surrogate" in reason and "UTF-8" not in reason:
+    if reason in {"depth limit exceeded", "failed to allocate memory"}:
+        # The second is what orjson says of brackets that are never closed: its buffer is sized by the body's length.
+        reason = "it is nested too deeply"
+    elif "surrogate" in reason and "UTF-8" not in reason:
         remedy = "Send characters outside the basic plane as a pair of escapes, or as UTF-8"
     elif "UTF-8" in reason:
         remedy = "Encode the body as UTF-8"

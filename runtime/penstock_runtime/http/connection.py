@@ -191,7 +191,7 @@ class Connection(asyncio.Protocol):
         self.request = Request()
         self._url = b""
         self._head_bytes = 0
-        if self.active is None:
+        if self.active is None and self.writable:
             self.phase = Phase.HEAD
             self.deadline = self.acceptor.loop.time() + self.acceptor.settings.header_timeout_seconds
 
@@ -224,6 +224,8 @@ class Connection(asyncio.Protocol):
         request.keep_alive = parser.should_keep_alive()
         _set_target(request, self._url)
         headers = request.headers
+        if request.keep_alive and headers.get(b"connection", b"").lower() == b"keep-alive":
+            request.keep_alive_by_header = parser.get_http_version() == "1.0"
         identifier = headers.get(b"x-request-id", b"")
         request.identifier = (
             identifier
@@ -242,7 +244,7 @@ class Connection(asyncio.Protocol):
             if isinstance(error, BodyTooLarge) or b"expect" in headers:
                 self._refuse_and_close(request, error)
                 return
-        if expected != 0 and self.active is None:
+        if expected != 0 and self.active is None and self.writable:
             self._await_body(request)
 
     def _await_body(self, request: Request) -> None:
@@ -344,7 +346,7 @@ class Connection(asyncio.Protocol):
                 identifier=request.identifier,
                 date=self.acceptor.date,
                 head_only=request.method == "HEAD",
-                close=close,
+                connection=b"close" if close else b"keep-alive" if request.keep_alive_by_header else b"",
             )
         )
         if close:
@@ -395,7 +397,7 @@ class Connection(asyncio.Protocol):
             return
         response = self.acceptor.application.refuse(request, error)
         identifier = b"" if request is None else request.identifier
-        transport.write(encode(response, identifier=identifier, date=self.acceptor.date, close=True))
+        transport.write(encode(response, identifier=identifier, date=self.acceptor.date, connection=b"close"))
         transport.write_eof()
 
     def sweep(self, now: float) -> None:

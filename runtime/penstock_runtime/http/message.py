@@ -21,6 +21,7 @@ class Request:
         "headers",
         "identifier",
         "keep_alive",
+        "keep_alive_by_header",
         "method",
         "parameters",
         "path",
@@ -40,6 +41,9 @@ class Request:
         self.identifier = b""
         """x-request-id: the client's, or one of ours."""
         self.keep_alive = True
+        """The connection may be used again."""
+        self.keep_alive_by_header = False
+        """HTTP/1.0 and a header that asks for it: the answer says so, too."""
         self.received = 0.0
         """When the last byte arrived, `time.perf_counter` seconds."""
         self.route: Route | None = None
@@ -65,9 +69,13 @@ class Response:
 
 
 def encode(
-    response: Response, *, identifier: bytes = b"", date: bytes = b"", head_only: bool = False, close: bool = False
+    response: Response, *, identifier: bytes = b"", date: bytes = b"", head_only: bool = False, connection: bytes = b""
 ) -> bytes:
-    """The bytes on the wire. `head_only`: what HEAD asks for, the length of the body without the body."""
+    """The bytes on the wire.
+
+    `head_only`: what HEAD asks for, the length of the body without the body. `connection`: `close`, `keep-alive` or
+    nothing, which means to keep it.
+    """
     status = response.status
     parts = [STATUS_LINES[status]]
     if status not in {204, 304}:
@@ -75,7 +83,9 @@ def encode(
     parts.append(response.headers)
     if identifier:
         parts.append(b"x-request-id: %b\r\n" % identifier)
-    parts.append(b"connection: close\r\ndate: %b\r\n\r\n" % date if close else b"date: %b\r\n\r\n" % date)
+    if connection:
+        parts.append(b"connection: %b\r\n" % connection)
+    parts.append(b"date: %b\r\n\r\n" % date)
     if not head_only and status not in {204, 304}:
         parts.append(response.body)
     return b"".join(parts)

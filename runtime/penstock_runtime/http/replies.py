@@ -12,8 +12,8 @@ from penstock_runtime.http.answers import Answered
 from penstock_runtime.http.message import Response
 from penstock_runtime.http.routes import Dialect
 
-OPENAI_TYPES = {400: "invalid_request_error", 401: "authentication_error", 404: "not_found_error", 413: "invalid_request_error",
-                415: "invalid_request_error", 422: "invalid_request_error", 429: "rate_limit_error"}  # fmt: skip
+OPENAI_TYPES = {401: "authentication_error", 404: "not_found_error", 429: "rate_limit_error"}
+"""By status; other 4xx are `invalid_request_error`, 5xx `server_error`."""
 
 
 def dumps(value: Any) -> bytes:

@@ -6,9 +6,9 @@ from collections.abc import Callable, Iterator
 from contextlib import ExitStack
 
 import pytest
-from tests.runtime.http.serving import Endpoint, make_model, serving
 
 from penstock.tasks import TaskName
+from tests.runtime.http.serving import Endpoint, make_model, serving
 
 
 @pytest.fixture(scope="session")

@@ -18,22 +18,22 @@ from typing import Any
 
 import numpy as np
 import uvloop
+from tokenizers import Tokenizer, models, normalizers, pre_tokenizers, processors
+
+from penstock.tasks import HEAD_OF_TASK, Head, TaskName
 from penstock_runtime.http.status import Status
 from penstock_runtime.models.folder import ModelFolder
 from penstock_runtime.rows import Outputs, Row
 from penstock_runtime.server import Server, task_limits
 from penstock_runtime.settings import Settings
 from penstock_runtime.tasks import Task, make_task
-from tokenizers import Tokenizer, models, normalizers, pre_tokenizers, processors
-
-from penstock.tasks import HEAD_OF_TASK, Head, TaskName
 
 WIDTH = 16
-WORDS = (
-    "i like you love a text of some words paris is the capital france my name clara and live in berkeley what where "
-    "that happy person dog very sunny day today deep learning cheese machine kind urgent phone problem good bad this "
-    "example . , ? !"
-).split()
+WORDS = """
+    i like you love a text of some words paris is the capital france my name clara and live in berkeley what where that
+    happy person dog very sunny day today deep learning cheese machine kind urgent phone problem good bad this example
+    have with . , ? !
+"""
 ARCHITECTURES = {
     Head.ENCODER: "BertModel",
     Head.SEQUENCE: "BertForSequenceClassification",
@@ -71,7 +71,7 @@ def write_folder(path: Path, task: TaskName) -> Path:
     """Configuration and tokenizer of a small BERT; no weights are needed."""
     path.mkdir(parents=True, exist_ok=True)
     specials = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]"]
-    vocabulary = {word: index for index, word in enumerate((*specials, *dict.fromkeys(WORDS)))}
+    vocabulary = {word: index for index, word in enumerate((*specials, *dict.fromkeys(WORDS.split())))}
     tokenizer = Tokenizer(models.WordPiece(vocabulary, unk_token="[UNK]"))
     tokenizer.add_special_tokens(specials)
     tokenizer.normalizer = normalizers.BertNormalizer(lowercase=True)

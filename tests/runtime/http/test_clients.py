@@ -12,10 +12,10 @@ import openai
 import pytest
 import tritonclient.http as triton
 from huggingface_hub import InferenceClient
-from tests.runtime.http.serving import REQUESTS, WIDTH, Endpoint
 from tritonclient.utils import InferenceServerException
 
 from penstock.tasks import TaskName
+from tests.runtime.http.serving import REQUESTS, WIDTH, Endpoint
 
 EndpointOf = Callable[[TaskName], Endpoint]
 
@@ -102,7 +102,7 @@ class TestOpenAI:
         with self.client(endpoint) as client:
             answer = client.embeddings.create(model="emotion", input=["i like you", "a text"], **more)
 
-        vectors = [one.embedding for one in answer.data]
+        vectors: list[Any] = [one.embedding for one in answer.data]
         if encoding_format == "base64":
             vectors = [np.frombuffer(base64.b64decode(str(one)), dtype="<f4") for one in vectors]
         np.testing.assert_allclose(vectors, predict(endpoint, {"inputs": ["i like you", "a text"]}), atol=1e-6)

@@ -1,0 +1,349 @@
+"""HTTP/1.1 on real sockets: framing, order, limits, deadlines, clients that behave oddly or leave."""
+
+from __future__ import annotations
+
+import json
+import socket
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+
+from tests.runtime.http.serving import Endpoint, Gate, exchange, post, read_answer, serving
+
+GOOD = b'{"inputs": "a text"}'
+
+
+@pytest.fixture(scope="module")
+def endpoint() -> Iterator[Endpoint]:
+    """Answers at once."""
+    gate = Gate()
+    gate.open()
+    with serving(gate, max_body_bytes=2000, max_header_bytes=2048) as running:
+        yield running
+
+
+def status(answer: bytes) -> int:
+    return int(answer.split(b" ", 2)[1])
+
+
+def error_type(answer: bytes) -> str:
+    return str(json.loads(answer.partition(b"\r\n\r\n")[2])["error_type"])
+
+
+def header(answer: bytes, name: bytes) -> bytes | None:
+    head = answer.partition(b"\r\n\r\n")[0]
+    for line in head.split(b"\r\n")[1:]:
+        key, _, value = line.partition(b": ")
+        if key == name:
+            return value
+    return None
+
+
+def is_closed(client: socket.socket) -> bool:
+    return client.recv(1) == b""
+
+
+class TestFraming:
+    """Where requests begin and end."""
+
+    def test_a_body_may_arrive_byte_by_byte(self, endpoint: Endpoint) -> None:
+        with endpoint.connect() as client:
+            for byte in post("/predict", GOOD):
+                client.send(bytes([byte]))
+            answer = read_answer(client)
+
+        assert status(answer) == 200
+
+    def test_a_chunked_body_is_put_together(self, endpoint: Endpoint) -> None:
+        head = b"POST /predict HTTP/1.1\r\nhost: x\r\ntransfer-encoding: chunked\r\n\r\n"
+        chunks = b"".join(b"%x\r\n%b\r\n" % (len(part), part) for part in (GOOD[:3], GOOD[3:10], GOOD[10:]))
+
+        (answer,) = exchange(endpoint, head + chunks + b"0\r\nx-trailer: ignored\r\n\r\n")
+
+        assert status(answer) == 200
+
+    def test_pipelined_requests_are_answered_in_order(self, endpoint: Endpoint) -> None:
+        requests = b"".join(post("/predict", GOOD, f"x-request-id: {number}") for number in range(40))
+
+        answers = exchange(endpoint, requests, answers=40)
+
+        assert [header(answer, b"x-request-id") for answer in answers] == [b"%d" % number for number in range(40)]
+
+    def test_a_pipelined_request_behind_a_slow_one_waits(self) -> None:
+        gate = Gate()
+        with serving(gate) as endpoint, endpoint.connect() as client:
+            client.sendall(post("/predict", GOOD) + b"GET /healthz HTTP/1.1\r\nhost: x\r\n\r\n")
+            gate.wait_for("waiting", 1)
+            gate.open()
+
+            assert b"[[0.5]]" in read_answer(client)
+            assert read_answer(client).endswith(b"ok\n")
+
+    def test_a_body_sent_ahead_of_a_slow_answer_is_read(self) -> None:
+        gate = Gate()
+        with serving(gate) as endpoint, endpoint.connect() as client:
+            second = post("/predict", GOOD, "x-request-id: second")
+            client.sendall(post("/predict", GOOD) + second[:-5])
+            gate.wait_for("waiting", 1)
+            gate.open()
+            assert b"[[0.5]]" in read_answer(client)
+            client.sendall(second[-5:])
+
+            assert header(read_answer(client), b"x-request-id") == b"second"
+
+    def test_a_connection_is_kept_for_the_next_request(self, endpoint: Endpoint) -> None:
+        with endpoint.connect() as client:
+            for _ in range(3):
+                client.sendall(post("/predict", GOOD))
+                assert status(read_answer(client)) == 200
+
+    @pytest.mark.parametrize("headers", [("connection: close",), ("Connection: Close",)])
+    def test_a_connection_is_closed_when_asked_for(self, endpoint: Endpoint, headers: tuple[str, ...]) -> None:
+        with endpoint.connect() as client:
+            client.sendall(post("/predict", GOOD, *headers))
+            answer = read_answer(client)
+
+            assert header(answer, b"connection") == b"close"
+            assert is_closed(client)
+
+    def test_http_1_0_is_closed_unless_it_asks_to_be_kept(self, endpoint: Endpoint) -> None:
+        with endpoint.connect() as client:
+            client.sendall(b"GET /healthz HTTP/1.0\r\nconnection: keep-alive\r\n\r\n")
+            assert header(read_answer(client), b"connection") == b"keep-alive"
+            client.sendall(b"GET /healthz HTTP/1.0\r\n\r\n")
+            assert header(read_answer(client), b"connection") == b"close"
+            assert is_closed(client)
+
+    def test_head_has_the_length_and_no_body(self, endpoint: Endpoint) -> None:
+        with endpoint.connect() as client:
+            client.sendall(b"HEAD /healthz HTTP/1.1\r\nhost: x\r\n\r\nGET /healthz HTTP/1.1\r\nhost: x\r\n\r\n")
+            both = b""
+            while not both.endswith(b"ok\n"):
+                both += client.recv(1000)
+
+        assert both.count(b"content-length: 3\r\n") == 2
+        assert both.count(b"ok\n") == 1
+
+    def test_expect_100_continue_is_answered_before_the_body(self, endpoint: Endpoint) -> None:
+        whole = post("/predict", GOOD, "expect: 100-continue")
+        head = whole[: -len(GOOD)]
+        with endpoint.connect() as client:
+            client.sendall(head)
+            assert read_answer(client) == b"HTTP/1.1 100 Continue\r\n\r\n"
+            client.sendall(GOOD)
+
+            assert status(read_answer(client)) == 200
+
+    def test_expect_100_continue_is_refused_without_the_body(self, endpoint: Endpoint) -> None:
+        head = b"POST /predict HTTP/1.1\r\nhost: x\r\nexpect: 100-continue\r\ncontent-length: 9000000\r\n\r\n"
+
+        (answer,) = exchange(endpoint, head)
+
+        assert status(answer) == 413
+
+    @pytest.mark.parametrize("framing", ["content-length", "chunked"])
+    def test_an_offered_upgrade_is_ignored(self, endpoint: Endpoint, framing: str) -> None:
+        offer = ("connection: Upgrade, HTTP2-Settings", "upgrade: h2c", "http2-settings: AAEAAEAAAAIAAAABAAMAAABk")
+        whole = post("/predict", GOOD, *offer)
+        if framing == "chunked":
+            whole = whole.replace(b"content-length: %d" % len(GOOD), b"transfer-encoding: chunked")
+            whole = whole.replace(GOOD, b"%x\r\n%b\r\n0\r\n\r\n" % (len(GOOD), GOOD))
+
+        answers = exchange(endpoint, whole + b"GET /healthz HTTP/1.1\r\nhost: x\r\n\r\n", answers=2)
+
+        assert [status(answer) for answer in answers] == [200, 200]
+
+    def test_an_offered_upgrade_without_a_body_is_ignored(self, endpoint: Endpoint) -> None:
+        get = b"GET /healthz HTTP/1.1\r\nhost: x\r\nconnection: upgrade\r\nupgrade: h2c\r\n\r\n"
+
+        answers = exchange(endpoint, get + get, answers=2)
+
+        assert [status(answer) for answer in answers] == [200, 200]
+
+    def test_an_absolute_target_is_a_path(self, endpoint: Endpoint) -> None:
+        (answer,) = exchange(endpoint, b"GET http://example.org/healthz?x=1 HTTP/1.1\r\nhost: example.org\r\n\r\n")
+
+        assert status(answer) == 200
+
+
+class TestLimits:
+    """What is refused for its size or form, without being read."""
+
+    def test_a_declared_body_over_the_limit_is_refused_at_once(self, endpoint: Endpoint) -> None:
+        with endpoint.connect() as client:
+            client.sendall(b"POST /predict HTTP/1.1\r\nhost: x\r\ncontent-length: 10000000\r\n\r\n")
+            answer = read_answer(client)
+
+            assert status(answer) == 413
+            assert error_type(answer) == "too_large"
+            assert is_closed(client)
+
+    def test_a_client_that_sends_all_of_it_first_still_gets_the_answer(self, endpoint: Endpoint) -> None:
+        (answer,) = exchange(endpoint, post("/predict", b"x" * 10_000_000))
+
+        assert status(answer) == 413
+
+    def test_a_chunked_body_is_refused_when_it_grows_over_the_limit(self, endpoint: Endpoint) -> None:
+        head = b"POST /predict HTTP/1.1\r\nhost: x\r\ntransfer-encoding: chunked\r\n\r\n"
+
+        (answer,) = exchange(endpoint, head + b"3e8\r\n%b\r\n" % (b"x" * 1000) * 3)
+
+        assert status(answer) == 413
+
+    def test_a_small_body_of_a_refused_request_keeps_the_connection(self, endpoint: Endpoint) -> None:
+        answers = exchange(endpoint, post("/nowhere", GOOD) + post("/predict", GOOD), answers=2)
+
+        assert [status(answer) for answer in answers] == [404, 200]
+
+    @pytest.mark.parametrize(
+        "head",
+        [
+            b"GET /healthz HTTP/1.1\r\nx-large: " + b"x" * 5000 + b"\r\n\r\n",
+            b"GET /healthz HTTP/1.1\r\n" + b"x-many: 1\r\n" * 500 + b"\r\n",
+            b"GET /" + b"x" * 5000 + b" HTTP/1.1\r\n\r\n",
+            b"GET /healthz HTTP/1.1\r\nx-endless: " + b"x" * 200_000,
+        ],
+        ids=["one large header", "many headers", "a long target", "a header without end"],
+    )
+    def test_headers_over_the_limit(self, endpoint: Endpoint, head: bytes) -> None:
+        with endpoint.connect() as client:
+            # In pieces: a request line or header that never ends must be noticed before it does.
+            for start in range(0, len(head), 1024):
+                client.sendall(head[start : start + 1024])
+            answer = read_answer(client)
+
+        assert status(answer) == 431
+        assert header(answer, b"connection") == b"close"
+
+    @pytest.mark.parametrize(
+        "data",
+        [
+            b"\x16\x03\x01\x02\x00\x01\x00\x01\xfc\x03\x03",
+            b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n",
+            b"nonsense\r\n\r\n",
+            b"GET / HTTP/9.9\r\n\r\n",
+            b"POST /predict HTTP/1.1\r\ncontent-length: -1\r\n\r\n",
+            b"POST /predict HTTP/1.1\r\ncontent-length: 5\r\ncontent-length: 6\r\n\r\nabcdef",
+            b"POST /predict HTTP/1.1\r\ncontent-length: 5\r\ntransfer-encoding: chunked\r\n\r\n0\r\n\r\n",
+            b"GET /healthz HTTP/1.1\r\nbad header: x\r\n\r\n",
+            b"CONNECT example.org:443 HTTP/1.1\r\nhost: example.org:443\r\n\r\n",
+        ],
+        ids=["TLS", "HTTP/2", "nonsense", "version", "negative", "two lengths", "smuggling", "header", "CONNECT"],
+    )
+    def test_what_is_not_http_is_refused_and_closed(self, endpoint: Endpoint, data: bytes) -> None:
+        with endpoint.connect() as client:
+            client.sendall(data)
+            answer = read_answer(client)
+
+            assert status(answer) in {400, 405}
+            client.shutdown(socket.SHUT_WR)
+            assert is_closed(client)
+
+    def test_nonsense_behind_a_request_does_not_spoil_its_answer(self) -> None:
+        gate = Gate()
+        with serving(gate) as endpoint, endpoint.connect() as client:
+            client.sendall(post("/predict", GOOD) + b"nonsense\r\n\r\n")
+            gate.wait_for("waiting", 1)
+            gate.open()
+            answer = read_answer(client)
+
+            assert status(answer) == 200
+            assert header(answer, b"connection") == b"close"
+            assert is_closed(client)
+
+    def test_too_many_connections_are_told_so(self) -> None:
+        gate = Gate()
+        with serving(gate, max_connections=1) as endpoint, endpoint.connect() as first:
+            first.sendall(b"GET /healthz HTTP/1.1\r\nhost: x\r\n\r\n")
+            assert status(read_answer(first)) == 200
+            with endpoint.connect() as second:
+                answer = read_answer(second)
+
+            assert status(answer) == 503
+            assert header(answer, b"retry-after") == b"1"
+            first.sendall(b"GET /healthz HTTP/1.1\r\nhost: x\r\n\r\n")
+            assert status(read_answer(first)) == 200
+
+
+class TestDeadlines:
+    """Clients that are too slow."""
+
+    @pytest.mark.parametrize(
+        ("sent", "setting"),
+        [
+            (b"GET /healthz HT", "header_timeout_seconds"),
+            (post("/predict", GOOD)[:-4], "body_timeout_seconds"),
+        ],
+        ids=["headers", "body"],
+    )
+    def test_a_request_that_does_not_end_is_told_so(self, sent: bytes, setting: str) -> None:
+        flags: Any = {setting: 0.1}
+        with serving(Gate(), **flags) as endpoint, endpoint.connect() as client:
+            client.sendall(sent)
+            answer = read_answer(client)
+
+            assert status(answer) == 408
+            assert error_type(answer) == "timeout"
+            client.shutdown(socket.SHUT_WR)
+            assert is_closed(client)
+
+    def test_an_idle_connection_is_closed_without_a_word(self) -> None:
+        with serving(Gate(), idle_timeout_seconds=0.1) as endpoint, endpoint.connect() as client:
+            client.sendall(b"GET /healthz HTTP/1.1\r\nhost: x\r\n\r\n")
+            read_answer(client)
+
+            assert is_closed(client)
+
+    def test_a_connection_that_sends_nothing_is_closed_without_a_word(self) -> None:
+        with serving(Gate(), header_timeout_seconds=0.1) as endpoint, endpoint.connect() as client:
+            assert is_closed(client)
+
+    def test_an_answer_may_take_longer_than_any_of_these(self) -> None:
+        gate = Gate()
+        short: Any = {"header_timeout_seconds": 0.1, "body_timeout_seconds": 0.1, "idle_timeout_seconds": 0.1}
+        with serving(gate, **short) as endpoint, endpoint.connect() as client, endpoint.connect() as idle:
+            client.sendall(post("/predict", GOOD))
+            gate.wait_for("waiting", 1)
+            assert is_closed(idle)  # the sweep has been by
+            gate.open()
+
+            assert status(read_answer(client)) == 200
+
+    def test_a_client_that_does_not_read_is_cut_off(self) -> None:
+        with serving(Gate(), write_timeout_seconds=0.1) as endpoint, endpoint.connect() as client:
+            client.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
+            client.settimeout(5)
+            requests = b"GET /openapi.json HTTP/1.1\r\nhost: x\r\n\r\n" * 1_000_000
+
+            with pytest.raises((ConnectionResetError, BrokenPipeError)):
+                client.sendall(requests)
+
+
+class TestClientsThatLeave:
+    """Work that nobody waits for is not done."""
+
+    def test_a_closed_connection_cancels_its_request(self) -> None:
+        gate = Gate()
+        with serving(gate) as endpoint:
+            with endpoint.connect() as client:
+                client.sendall(post("/predict", GOOD))
+                gate.wait_for("waiting", 1)
+            gate.wait_for("cancelled", 1)
+            gate.open()
+            counted = exchange(endpoint, b"GET /metrics HTTP/1.1\r\nhost: x\r\n\r\n")[0]
+
+        assert b'penstock_requests_total{code="499",route="/predict"} 1.0' in counted
+        assert b"penstock_in_flight_requests 1.0" in counted  # this one
+
+    def test_a_reset_connection_cancels_its_request(self) -> None:
+        gate = Gate()
+        with serving(gate) as endpoint:
+            client = endpoint.connect()
+            client.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, b"\x01\x00\x00\x00\x00\x00\x00\x00")
+            client.sendall(post("/predict", GOOD))
+            gate.wait_for("waiting", 1)
+            client.close()
+
+            gate.wait_for("cancelled", 1)
+            gate.open()
