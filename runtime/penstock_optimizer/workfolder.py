@@ -1,0 +1,111 @@
+"""The folder of an optimisation under way: built candidates, what is known of them, trials and logs.
+
+    <store>/<key>.lock            held while an optimisation runs
+    <store>/<key>.work/
+        export/<flavour>/         the fp32 graphs
+        candidates/<slug>/        the built graph, as it goes into the artefact
+        candidates/<slug>.json    what is known of it (CandidateRecord)
+        trials.jsonl              the plan search
+        logs/<slug>.log           what libraries printed
+
+An interrupted optimisation reads it and goes on; a finished one deletes it.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import shutil
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+
+from pydantic import BaseModel, ConfigDict, ValidationError
+
+from penstock.manifest import CandidateFacts, GraphIO
+from penstock.recipe import Recipe
+from penstock_optimizer.artefact import digests
+
+
+class CandidateRecord(BaseModel):
+    """One candidate on disk."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    facts: CandidateFacts
+    graph: str = ""
+    """File name of the graph within the candidate's folder; empty when none was built."""
+    io: GraphIO | None = None
+    files: dict[str, str] = {}
+    """sha256 of the built files, by relative path."""
+
+
+@dataclass(frozen=True)
+class WorkFolder:
+    """Paths and records."""
+
+    path: Path
+
+    @property
+    def trials(self) -> Path:
+        """The plan search's memory."""
+        return self.path / "trials.jsonl"
+
+    def export(self, flavour: str) -> Path:
+        """The folder of an exported fp32 graph."""
+        return self.path / "export" / flavour
+
+    def candidate(self, recipe: Recipe) -> Path:
+        """The folder of a built candidate."""
+        return self.path / "candidates" / recipe.slug
+
+    def log(self, name: str) -> Path:
+        """A log file, its folder made."""
+        folder = self.path / "logs"
+        folder.mkdir(parents=True, exist_ok=True)
+        return folder / f"{name}.log"
+
+    def save(self, record: CandidateRecord) -> None:
+        """Remember a candidate, atomically."""
+        path = self._record(record.facts.recipe)
+        path.parent.mkdir(parents=True, exist_ok=True)
+        draft = path.with_suffix(".tmp")
+        draft.write_text(record.model_dump_json(indent=1), encoding="utf-8")
+        draft.replace(path)
+
+    def load(self, recipe: Recipe) -> CandidateRecord | None:
+        """What is known of a candidate; None when nothing is, when it is of another version, or when its files are
+        not those that were built."""
+        path = self._record(recipe)
+        try:
+            record = CandidateRecord.model_validate_json(path.read_bytes())
+        except (FileNotFoundError, ValidationError):
+            return None
+        if record.facts.recipe != recipe:
+            return None
+        if record.graph and digests(self.candidate(recipe)) != record.files:
+            return None
+        return record
+
+    def remove(self) -> None:
+        """Delete all of it."""
+        shutil.rmtree(self.path, ignore_errors=True)
+
+    def _record(self, recipe: Recipe) -> Path:
+        return self.path / "candidates" / f"{recipe.slug}.json"
+
+
+@contextmanager
+def locked(path: Path, *, waiting: Callable[[], None]) -> Iterator[None]:
+    """Hold the lock file `path` alone; calls `waiting` once when another process has it, and then waits.
+
+    The kernel lets go of it when its holder ends, however it ends.
+    """
+    path.parent.mkdir(parents=True, exist_ok=True)
+    with path.open("a") as file:
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            waiting()
+            fcntl.flock(file, fcntl.LOCK_EX)
+        yield
