@@ -1,13 +1,12 @@
 """`hf://` sources, through huggingface_hub and its cache.
 
 The library downloads, resumes and lays out its cache; what to fetch, when to try again, what an answer means and
-whether a cached copy is whole is decided here. Works with versions from 0.30 on, those built on httpx included.
+whether a cached copy is whole is decided here. Works with versions from 0.30 up to 2.
 """
 
 from __future__ import annotations
 
 import errno
-import json
 import os
 import re
 from collections.abc import Callable, Mapping
@@ -27,6 +26,7 @@ from penstock.errors import (
 )
 from penstock.source import ModelSource
 from penstock_runtime.models import safety
+from penstock_runtime.models.hub_records import Records
 from penstock_runtime.models.json_files import read_object
 from penstock_runtime.models.progress import OnProgress, Progress
 from penstock_runtime.models.retries import Retries
@@ -37,6 +37,8 @@ T = TypeVar("T")
 COMMIT = re.compile(r"[0-9a-f]{40}")
 TIMEOUT_SECONDS = 15.0
 """For an answer to begin. HF_HUB_DOWNLOAD_TIMEOUT sets how long a download may stall (10 s)."""
+_LIBRARIES = {"huggingface_hub", "requests", "urllib3", "httpx", "httpcore", "httpx2", "httpcore2"}
+"""The hub's library and the HTTP libraries that its versions 0, 1 and 2 stand on."""
 _FULL_DISK = {errno.ENOSPC, errno.EDQUOT}
 
 
@@ -63,19 +65,21 @@ class HubFetch:
     def run(self) -> Path:
         """Fetch and return the snapshot's folder; a whole cached copy is used when the hub cannot be reached."""
         revision = self.source.revision or "main"
-        pinned = self._complete(revision) if COMMIT.fullmatch(revision) else None
+        pinned = self._records.whole(revision) if COMMIT.fullmatch(revision) else None
         if pinned is not None:
             return pinned
         try:
             listing = self.retries.run(lambda: self._translated(lambda: self._list(revision)))
         except ModelUnavailable as error:
-            cached = self._complete(self._cached_commit(revision))
+            cached = self._records.whole(self._records.commit_of(revision))
             if cached is None:
                 raise
             note = f"{error.message}: using the cached revision {cached.name[:12]}"
             self.report(Progress(str(self.source), "", 0, 0, note))
             return cached
-        return self._download(listing)
+        folder = self._download(listing)
+        self._records.point(revision, listing.commit)
+        return folder
 
     def _list(self, revision: str) -> _Listing:
         api = _hub().HfApi(endpoint=_endpoint(), token=self.token)
@@ -102,7 +106,7 @@ class HubFetch:
         if folder is None:
             raise CorruptModel(f"{self.source} has no config.json", remedy="Check the name of the repository")
         self.report(Progress(str(self.source), names[-1], done, total))
-        self._remember(listing.commit, folder, names)
+        self._records.remember(listing.commit, folder, names)
         return folder
 
     def _file(self, listing: _Listing, name: str) -> Path:
@@ -121,45 +125,16 @@ class HubFetch:
 
         return self.retries.run(lambda: self._translated(download))
 
-    # What is cached whole: the library keeps no record of it, and would serve half a snapshot offline.
-
     @property
     def _hub_cache(self) -> Path:
         if "HF_HUB_CACHE" in os.environ:
             return Path(os.environ["HF_HUB_CACHE"])
         return Path(os.environ["HF_HOME"]) / "hub" if "HF_HOME" in os.environ else self.cache / "hub"
 
-    def _record(self, commit: str) -> Path:
+    @property
+    def _records(self) -> Records:
         name = self.source.location.replace("/", "--") + ("--graph" if self.graph else "")
-        return self.cache / "hub-complete" / name / f"{commit}.json"
-
-    def _remember(self, commit: str, folder: Path, names: list[str]) -> None:
-        record = self._record(commit)
-        record.parent.mkdir(parents=True, exist_ok=True)
-        content = {"folder": str(folder), "sizes": {name: (folder / name).stat().st_size for name in names}}
-        unfinished = record.with_suffix(f".{os.getpid()}")
-        unfinished.write_text(json.dumps(content), encoding="utf-8")
-        unfinished.replace(record)
-
-    def _complete(self, commit: str | None) -> Path | None:
-        """The folder of a snapshot that was fetched whole and still is."""
-        if commit is None:
-            return None
-        try:
-            content = json.loads(self._record(commit).read_text(encoding="utf-8"))
-            folder = Path(content["folder"])
-            whole = all((folder / name).stat().st_size == size for name, size in content["sizes"].items())
-        except (OSError, ValueError, KeyError, TypeError, AttributeError):
-            return None
-        return folder if whole else None
-
-    def _cached_commit(self, revision: str) -> str | None:
-        """What a branch or tag meant last."""
-        reference = self._hub_cache / f"models--{self.source.location.replace('/', '--')}" / "refs" / revision
-        try:
-            return reference.read_text(encoding="utf-8").strip()
-        except OSError:
-            return None
+        return Records(self.cache / "hub-complete" / name)
 
     def _translated(self, action: Callable[[], T]) -> T:
         """Run an action of the library with its errors told as ours; a defect passes through as it is."""
@@ -210,7 +185,7 @@ def hub_error(error: Exception, source: ModelSource, *, has_token: bool) -> Pens
     if isinstance(status, int) and status not in {408, 429} and status < 500:
         return ModelError(f"{source}: the hub answered with HTTP {status}", remedy="Check HF_ENDPOINT and the name")
     package = type(error).__module__.partition(".")[0]
-    if isinstance(error, OSError) or package in {"httpx", "httpcore", "requests", "urllib3", "huggingface_hub"}:
+    if isinstance(error, OSError) or package in _LIBRARIES:
         what = f"HTTP {status}" if status is not None else _last_line(error)
         return ModelUnavailable(
             f"{source}: the hub at {_endpoint() or 'huggingface.co'} does not deliver ({what})",

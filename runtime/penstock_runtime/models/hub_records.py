@@ -1,0 +1,53 @@
+"""Which snapshots of the hub were fetched whole, and what a branch meant last.
+
+huggingface_hub keeps no record of the former and would hand out half a snapshot offline; the latter it only writes
+when it picks the files itself.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Iterable
+from dataclasses import dataclass
+from pathlib import Path
+from urllib.parse import quote
+
+
+@dataclass(frozen=True)
+class Records:
+    """The records of one repository (and one choice of files)."""
+
+    folder: Path
+
+    def remember(self, commit: str, snapshot: Path, names: Iterable[str]) -> None:
+        """Note that the snapshot has these files, whole."""
+        sizes = {name: (snapshot / name).stat().st_size for name in names}
+        self._write(f"{commit}.json", json.dumps({"folder": str(snapshot), "sizes": sizes}))
+
+    def whole(self, commit: str | None) -> Path | None:
+        """The folder of a snapshot that was fetched whole and still is."""
+        try:
+            content = json.loads((self.folder / f"{commit}.json").read_text(encoding="utf-8"))
+            snapshot = Path(content["folder"])
+            whole = all((snapshot / name).stat().st_size == size for name, size in content["sizes"].items())
+        except (OSError, ValueError, KeyError, TypeError, AttributeError):
+            return None
+        return snapshot if whole else None
+
+    def point(self, revision: str, commit: str) -> None:
+        """Note which commit a branch or tag means now."""
+        self._write(f"{quote(revision, safe='')}.commit", commit)
+
+    def commit_of(self, revision: str) -> str | None:
+        """The commit that the branch or tag meant last; the commit itself for one."""
+        try:
+            return (self.folder / f"{quote(revision, safe='')}.commit").read_text(encoding="utf-8")
+        except OSError:
+            return None
+
+    def _write(self, name: str, text: str) -> None:
+        self.folder.mkdir(parents=True, exist_ok=True)
+        unfinished = self.folder / f"{name}.{os.getpid()}"
+        unfinished.write_text(text, encoding="utf-8")
+        unfinished.replace(self.folder / name)
