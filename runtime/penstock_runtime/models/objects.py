@@ -33,7 +33,7 @@ from penstock.source import ModelSource, Scheme
 from penstock_runtime.models import safety
 from penstock_runtime.models.progress import OnProgress, Progress
 from penstock_runtime.models.retries import Retries
-from penstock_runtime.models.selection import GRAPHS, choose_files
+from penstock_runtime.models.selection import FOLDER, GRAPHS, choose_files
 
 CHUNK_BYTES = 16 * 2**20
 """Fetched at once: what is lost at most when a connection breaks, and held in memory."""
@@ -70,8 +70,8 @@ _FULL_DISK = {errno.ENOSPC, errno.EDQUOT}
 class FileSystem(Protocol):
     """The part of an fsspec file system that is used."""
 
-    def find(self, path: str, maxdepth: int | None = None, *, detail: bool = False) -> Any:
-        """All files below `path`, as a dict of their facts by full name when `detail`."""
+    def ls(self, path: str, detail: bool = True) -> Any:
+        """The entries of a folder, as dicts with at least `name` (in full), `type` and `size`."""
         ...
 
     def cat_file(self, path: str, start: int | None = None, end: int | None = None) -> bytes:
@@ -133,17 +133,22 @@ class ObjectFetch:
         return folder
 
     def _list(self) -> dict[str, _Object]:
+        """The files of the folder, and those of its folders that may matter, by relative name."""
+        prefix = self.source.location.rstrip("/")
         with self._translated():
             self.filesystem.invalidate_cache()
-            prefix = self.source.location.rstrip("/")
-            # Two levels hold all that is ever fetched; a bucket may hold millions further down.
-            found = self.filesystem.find(prefix, maxdepth=2, detail=True)
+            # Not `find` or `walk`: s3fs passes over errors there, and refused access would look like an empty folder.
+            found = self.filesystem.ls(prefix, detail=True)
+            folders = [facts["name"] for facts in found if facts.get("type") == "directory"]
+            for folder in folders:
+                if FOLDER.fullmatch(_relative(folder, prefix)):
+                    found = [*found, *self.filesystem.ls(folder, detail=True)]
         objects = {
-            path.strip("/").removeprefix(f"{prefix}/"): _Object(path, int(facts.get("size") or 0), _version(facts))
-            for path, facts in found.items()
+            _relative(facts["name"], prefix): _Object(facts["name"], int(facts.get("size") or 0), _version(facts))
+            for facts in found
             if facts.get("type") == "file"
         }
-        if not objects:
+        if not any(objects):
             raise ModelNotFound(f"{self.source}: there is nothing under this name", remedy="Check bucket and path")
         return objects
 
@@ -235,17 +240,21 @@ def open_filesystem(source: ModelSource) -> FileSystem:
 def object_error(error: Exception, source: ModelSource) -> PenstockError | None:
     """What an error of a store's library means; None for one that is not theirs."""
     names = {kind.__name__ for kind in type(error).__mro__}
+    status = _status(error)
     if isinstance(error, FileNotFoundError) or "ResourceNotFoundError" in names:
         return ModelNotFound(f"{source}: there is nothing under this name", remedy="Check bucket and path")
-    if isinstance(error, PermissionError) or names & _DENIED or getattr(error, "code", None) in {401, 403}:
+    if isinstance(error, PermissionError) or names & _DENIED or status in {401, 403}:
         return ModelAccessDenied(
             f"{source}: the store refuses access ({_first_line(error)})",
             remedy="Give credentials that may list and read it (docs/models.md#object-stores)",
         )
     if isinstance(error, OSError) and error.errno in _FULL_DISK:
         return HostError(f"no space left in the cache for {source}", remedy="Free space there, or set another cache")
-    if isinstance(error, ValueError) and not names & {"ClientError", "BotoCoreError"}:
-        return ModelError(f"{source}: {_first_line(error)}", remedy="Check the store's settings (docs/models.md)")
+    if isinstance(error, ValueError) or (status is not None and 400 <= status < 500 and status not in {408, 429}):
+        return ModelError(
+            f"{source}: the store cannot answer ({_first_line(error)})",
+            remedy="Check its address, its settings and the credentials (docs/models.md#object-stores)",
+        )
     packages = {kind.__module__.partition(".")[0] for kind in type(error).__mro__}
     if isinstance(error, OSError | TimeoutError) or packages & _LIBRARIES:
         return ModelUnavailable(
@@ -253,6 +262,21 @@ def object_error(error: Exception, source: ModelSource) -> PenstockError | None:
             remedy="Check its address and the connection, and try again later",
         )
     return None
+
+
+def _status(error: BaseException) -> int | None:
+    """The HTTP status behind an error: s3fs keeps botocore's error as the cause, others have an attribute."""
+    response = getattr(error.__cause__, "response", None)
+    if isinstance(response, dict):
+        value = response.get("ResponseMetadata", {}).get("HTTPStatusCode")
+    else:
+        value = getattr(error, "status_code", None) or getattr(error, "status", None) or getattr(error, "code", None)
+    return value if isinstance(value, int) else None
+
+
+def _relative(path: str, prefix: str) -> str:
+    """A name below the prefix; empty for the prefix itself, which some stores list as a folder's own entry."""
+    return path.strip("/").removeprefix(prefix).strip("/")
 
 
 def _version(facts: Mapping[str, Any]) -> str:

@@ -11,6 +11,8 @@ from penstock_runtime.models.sentence import LIMIT_FILES
 from penstock_runtime.models.tensors import INDEX, SINGLE
 
 GRAPHS = ("model.onnx", "onnx/model.onnx")
+FOLDER = re.compile(r"onnx|[0-9]+_\w+")
+"""The folders of a model that may hold something to fetch."""
 _SETTINGS = frozenset({*MODEL_FILES, *TOKENIZER_FILES, *LIMIT_FILES})
 _MODULE = re.compile(r"[0-9]+_\w+/config\.json")
 _SHARD = re.compile(r"[\w.-]+\.safetensors")

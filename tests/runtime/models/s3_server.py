@@ -1,0 +1,97 @@
+"""A real S3 server for the tests: versitygw, built once from its Go module and kept in ~/.cache/penstock/bin."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import socket
+import subprocess
+import tempfile
+import time
+from collections.abc import Iterator
+from contextlib import closing, contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+
+VERSION = "v1.8.0"
+MODULE = "github.com/versity/versitygw/cmd/versitygw"
+ACCESS_KEY, SECRET_KEY = "penstock-test", "penstock-test-secret"
+START_SECONDS = 30
+
+
+@dataclass(frozen=True)
+class S3:
+    """A running server; buckets are folders below `root`."""
+
+    url: str
+    root: Path
+
+    def environment(self) -> dict[str, str]:
+        """What AWS's own libraries read."""
+        return {
+            "AWS_ENDPOINT_URL": self.url,
+            "AWS_ACCESS_KEY_ID": ACCESS_KEY,
+            "AWS_SECRET_ACCESS_KEY": SECRET_KEY,
+            "AWS_REGION": "us-east-1",
+            "AWS_DEFAULT_REGION": "us-east-1",
+            "AWS_EC2_METADATA_DISABLED": "true",
+        }
+
+
+def versitygw() -> Path:
+    """The server's binary, building it (3 CPU minutes) when it is not cached; a failed build is a failed test."""
+    binary = Path.home() / ".cache" / "penstock" / "bin" / f"versitygw-{VERSION}"
+    if binary.is_file():
+        return binary
+    if shutil.which("go") is None:
+        pytest.skip(f"no Go here to build versitygw {VERSION}, the S3 server of these tests")
+    binary.parent.mkdir(parents=True, exist_ok=True)
+    with tempfile.TemporaryDirectory(dir=binary.parent) as folder:
+        build = subprocess.run(
+            ["go", "install", "-ldflags=-s", f"{MODULE}@{VERSION}"],
+            env={**os.environ, "GOBIN": folder},
+            capture_output=True,
+            text=True,
+            check=False,
+        )
+        if build.returncode != 0:
+            pytest.fail(f"versitygw {VERSION} could not be built:\n{build.stderr[-2000:]}")
+        Path(folder, "versitygw").replace(binary)
+    return binary
+
+
+@contextmanager
+def running_s3(root: Path) -> Iterator[S3]:
+    """Serve the folders in `root` as buckets on a free loopback port until the block ends."""
+    with closing(socket.socket()) as probe:
+        probe.bind(("127.0.0.1", 0))
+        port = probe.getsockname()[1]
+    log = root.parent / "versitygw.log"
+    with log.open("wb") as output:
+        process = subprocess.Popen(
+            [versitygw(), "--port", f"127.0.0.1:{port}", "posix", str(root)],
+            env={**os.environ, "ROOT_ACCESS_KEY": ACCESS_KEY, "ROOT_SECRET_KEY": SECRET_KEY},
+            stdout=output,
+            stderr=subprocess.STDOUT,
+        )
+        try:
+            _wait_for_port(port, process, log)
+            yield S3(f"http://127.0.0.1:{port}", root)
+        finally:
+            process.terminate()
+            process.wait(timeout=START_SECONDS)
+
+
+def _wait_for_port(port: int, process: subprocess.Popen[bytes], log: Path) -> None:
+    """The server has no other sign of being ready than that it answers."""
+    deadline = time.monotonic() + START_SECONDS
+    while time.monotonic() < deadline:
+        if process.poll() is not None:
+            break
+        with closing(socket.socket()) as probe:
+            if probe.connect_ex(("127.0.0.1", port)) == 0:
+                return
+        time.sleep(0.05)
+    pytest.fail(f"versitygw did not start:\n{log.read_text()[-2000:]}")

@@ -1,0 +1,285 @@
+"""Fetching from object stores: resuming, atomicity, changes on the way, and what errors mean. In memory."""
+
+from __future__ import annotations
+
+import fcntl
+import sys
+import threading
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+from uuid import uuid4
+
+import pytest
+
+from penstock.errors import (
+    HostError,
+    MissingPackage,
+    ModelAccessDenied,
+    ModelError,
+    ModelNotFound,
+    ModelUnavailable,
+    UnsafeModel,
+)
+from penstock.source import ModelSource
+from penstock_runtime.models import objects
+from penstock_runtime.models.folder import ModelFolder
+from penstock_runtime.models.objects import ObjectFetch, object_error, open_filesystem
+from penstock_runtime.models.progress import Progress, ignore
+from penstock_runtime.models.retries import Retries
+from tests.runtime.models.folders import bare_folder, model_folder, write_onnx, write_pickle
+
+fsspec = pytest.importorskip("fsspec")
+
+ONCE = Retries(attempts=1, sleep=lambda _: None)
+THRICE = Retries(attempts=3, sleep=lambda _: None)
+
+
+class Store:
+    """fsspec's memory file system under a prefix of its own, with faults on demand."""
+
+    def __init__(self) -> None:
+        self.files = fsspec.filesystem("memory")
+        self.prefix = f"bucket-{uuid4().hex}/model"
+        self.reads: list[tuple[str, int]] = []
+        self.before_read: Callable[[str, int], None] = lambda _name, _start: None
+
+    @property
+    def source(self) -> ModelSource:
+        return ModelSource.parse(f"s3://{self.prefix}")
+
+    def upload(self, folder: Path) -> Store:
+        for path in folder.rglob("*"):
+            if path.is_file():
+                self.files.pipe_file(f"/{self.prefix}/{path.relative_to(folder).as_posix()}", path.read_bytes())
+        return self
+
+    def fetch(self, cache: Path, retries: Retries = ONCE, **options: Any) -> ModelFolder:
+        report = options.get("report", ignore)
+        fetch = ObjectFetch(self.source, self, cache, options.get("graph", False), retries, report)
+        return ModelFolder.open(fetch.run())
+
+    # The part of fsspec's interface that is used.
+
+    def ls(self, path: str, detail: bool = True) -> Any:
+        return self.files.ls(path, detail=detail)
+
+    def cat_file(self, path: str, start: int | None = None, end: int | None = None) -> bytes:
+        name = path.rpartition("/")[2]
+        self.before_read(name, start or 0)
+        self.reads.append((name, start or 0))
+        content: bytes = self.files.cat_file(path, start=start, end=end)
+        return content
+
+    def invalidate_cache(self, path: str | None = None) -> None:
+        self.files.invalidate_cache(path)
+
+
+@pytest.fixture
+def store() -> Store:
+    return Store()
+
+
+@pytest.fixture
+def small_chunks(monkeypatch: pytest.MonkeyPatch) -> int:
+    monkeypatch.setattr(objects, "CHUNK_BYTES", 64)
+    return 64
+
+
+def fail(times: int, error: Exception, *, name: str, start: int) -> Callable[[str, int], None]:
+    left = [times]
+
+    def fault(read: str, position: int) -> None:
+        if read == name and position >= start and left[0] > 0:
+            left[0] -= 1
+            raise error
+
+    return fault
+
+
+def test_files_arrive_in_chunks_and_are_put_together(store: Store, small_chunks: int, tmp_path: Path) -> None:
+    original = model_folder(tmp_path / "original")
+    folder = store.upload(original).fetch(tmp_path / "cache")
+    assert folder.digest() == ModelFolder.open(original).digest()
+    assert len([name for name, _ in store.reads if name == "model.safetensors"]) > 1
+
+
+def test_a_broken_connection_costs_one_chunk(store: Store, small_chunks: int, tmp_path: Path) -> None:
+    store.upload(model_folder(tmp_path / "original"))
+    store.before_read = fail(2, ConnectionResetError("reset"), name="model.safetensors", start=64)
+    store.fetch(tmp_path / "cache", THRICE)
+    starts = [start for name, start in store.reads if name == "model.safetensors"]
+    assert starts == sorted(set(starts))
+
+
+def test_a_fetch_that_was_given_up_is_taken_up_where_it_ended(store: Store, small_chunks: int, tmp_path: Path) -> None:
+    original = model_folder(tmp_path / "original")
+    store.upload(original)
+    store.before_read = fail(1, ConnectionResetError("reset"), name="model.safetensors", start=128)
+    with pytest.raises(ModelUnavailable):
+        store.fetch(tmp_path / "cache")
+    assert [path.suffix for path in (tmp_path / "cache" / "objects").iterdir() if path.is_dir()] == [".partial"]
+    store.reads.clear()
+    folder = store.fetch(tmp_path / "cache")
+    assert next(start for name, start in store.reads if name == "model.safetensors") == 128
+    assert ("tokenizer.json", 0) not in store.reads
+    assert folder.digest() == ModelFolder.open(original).digest()
+
+
+def test_what_is_too_long_is_fetched_again(store: Store, small_chunks: int, tmp_path: Path) -> None:
+    store.upload(model_folder(tmp_path / "original"))
+    store.before_read = fail(1, ConnectionResetError("reset"), name="tokenizer.json", start=0)
+    with pytest.raises(ModelUnavailable):
+        store.fetch(tmp_path / "cache")
+    (partial,) = (tmp_path / "cache" / "objects").glob("*.partial")
+    (partial / "config.json").write_bytes(b"x" * 10_000)
+    assert store.fetch(tmp_path / "cache").model_type == "bert"
+
+
+def test_an_object_replaced_on_the_way_starts_anew(store: Store, tmp_path: Path) -> None:
+    store.upload(model_folder(tmp_path / "original"))
+    changed = [False]
+
+    def change(name: str, _: int) -> None:
+        if name == "model.safetensors" and not changed[0]:
+            changed[0] = True
+            store.upload(model_folder(tmp_path / "original", num_labels=7))
+
+    store.before_read = change
+    assert store.fetch(tmp_path / "cache", THRICE).num_labels == 7
+    assert not list((tmp_path / "cache" / "objects").glob("*.partial"))
+
+
+def test_a_store_that_keeps_changing_is_temporary(store: Store, tmp_path: Path) -> None:
+    store.upload(model_folder(tmp_path / "original"))
+    labels = iter(range(3, 100))
+
+    def change(name: str, _: int) -> None:
+        if name == "model.safetensors":
+            store.upload(model_folder(tmp_path / "original", num_labels=next(labels)))
+
+    store.before_read = change
+    with pytest.raises(ModelUnavailable, match="changes while it is fetched"):
+        store.fetch(tmp_path / "cache", THRICE)
+
+
+def test_an_object_shorter_than_listed_is_temporary(store: Store, tmp_path: Path) -> None:
+    store.upload(model_folder(tmp_path / "original"))
+
+    class Short(Store):
+        def cat_file(self, path: str, start: int | None = None, end: int | None = None) -> bytes:
+            return b"" if path.endswith("tokenizer.json") else super().cat_file(path, start, end)
+
+    store.__class__ = Short
+    with pytest.raises(ModelUnavailable, match=r"tokenizer\.json ends before its size"):
+        store.fetch(tmp_path / "cache")
+
+
+def test_two_processes_fetch_once(store: Store, tmp_path: Path) -> None:
+    """The second waits for the first; here the lock is held by hand until the folder is there."""
+    store.upload(model_folder(tmp_path / "original"))
+    first = store.fetch(tmp_path / "cache")
+    hidden = first.path.with_suffix(".hidden")
+    first.path.rename(hidden)
+    store.reads.clear()
+    done: list[ModelFolder] = []
+    with first.path.with_suffix(".lock").open("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        thread = threading.Thread(target=lambda: done.append(store.fetch(tmp_path / "cache")))
+        thread.start()
+        hidden.rename(first.path)
+    thread.join()
+    assert done[0].path == first.path
+    assert [name for name, _ in store.reads if name != "config.json"] == []
+
+
+def test_code_of_the_models_own_is_refused_before_the_weights(store: Store, tmp_path: Path) -> None:
+    store.upload(model_folder(tmp_path / "original", auto_map={"AutoModel": "m.M"}))
+    with pytest.raises(UnsafeModel, match="code of the model's own"):
+        store.fetch(tmp_path / "cache")
+    assert {name for name, _ in store.reads} == {"config.json"}
+
+
+def test_code_of_the_models_own_with_a_graph_fetches_the_graph(store: Store, tmp_path: Path) -> None:
+    write_onnx(model_folder(tmp_path / "original", auto_map={"AutoModel": "m.M"}) / "onnx" / "model.onnx")
+    assert store.upload(tmp_path / "original").fetch(tmp_path / "cache").onnx is not None
+
+
+def test_a_graph_comes_with_its_data(store: Store, tmp_path: Path) -> None:
+    graph = write_onnx(bare_folder(tmp_path / "original") / "onnx" / "model.onnx")
+    (graph.parent / "model.onnx_data").write_bytes(b"weights")
+    (graph.parent / "model_quantized.onnx").write_bytes(b"other")
+    folder = store.upload(tmp_path / "original").fetch(tmp_path / "cache")
+    assert sorted(path.name for path in (folder.path / "onnx").iterdir()) == ["model.onnx", "model.onnx_data"]
+
+
+@pytest.mark.parametrize("config", ["{", "[]", "null"])
+def test_a_damaged_config_is_told_when_the_folder_is_read(config: str, store: Store, tmp_path: Path) -> None:
+    (model_folder(tmp_path / "original") / "config.json").write_text(config)
+    with pytest.raises(ModelError, match=r"config\.json"):
+        store.upload(tmp_path / "original").fetch(tmp_path / "cache")
+
+
+def test_pickles_and_nothing_at_all_are_refused(store: Store, tmp_path: Path) -> None:
+    with pytest.raises(ModelNotFound, match="there is nothing under this name"):
+        store.fetch(tmp_path / "cache")
+    write_pickle(bare_folder(tmp_path / "original") / "pytorch_model.bin")
+    with pytest.raises(UnsafeModel, match=r"holds pytorch_model\.bin"):
+        store.upload(tmp_path / "original").fetch(tmp_path / "cache")
+
+
+def test_progress_counts_up_to_the_whole(store: Store, small_chunks: int, tmp_path: Path) -> None:
+    seen: list[Progress] = []
+    store.upload(model_folder(tmp_path / "original")).fetch(tmp_path / "cache", report=seen.append)
+    done = [step.bytes_done for step in seen]
+    assert done == sorted(done)
+    assert done[-1] == seen[-1].bytes_total
+
+
+class TestErrors:
+    SOURCE = ModelSource.parse("gs://bucket/model")
+
+    def named(self, name: str, module: str, **facts: Any) -> Exception:
+        error: Exception = type(name, (Exception,), {"__module__": module, **facts})("what went wrong\nin detail")
+        return error
+
+    def test_are_told_apart_by_what_the_stores_libraries_raise(self) -> None:
+        cases: list[tuple[Exception, type[Exception]]] = [
+            (FileNotFoundError("x"), ModelNotFound),
+            (self.named("ResourceNotFoundError", "azure.core.exceptions"), ModelNotFound),
+            (PermissionError("Access Denied"), ModelAccessDenied),
+            (self.named("NoCredentialsError", "botocore.exceptions"), ModelAccessDenied),
+            (self.named("DefaultCredentialsError", "google.auth.exceptions"), ModelAccessDenied),
+            (self.named("ClientAuthenticationError", "azure.core.exceptions"), ModelAccessDenied),
+            (self.named("HttpError", "gcsfs.retry", code=403), ModelAccessDenied),
+            (self.named("HttpError", "gcsfs.retry", code=503), ModelUnavailable),
+            (self.named("HttpError", "gcsfs.retry", code=429), ModelUnavailable),
+            (self.named("HttpError", "gcsfs.retry", code=400), ModelError),
+            (self.named("EndpointConnectionError", "botocore.exceptions"), ModelUnavailable),
+            (self.named("ClientConnectorError", "aiohttp.client_exceptions"), ModelUnavailable),
+            (TimeoutError(), ModelUnavailable),
+            (ConnectionResetError("reset"), ModelUnavailable),
+            (OSError(28, "No space left on device"), HostError),
+            (ValueError("Invalid endpoint"), ModelError),
+        ]
+        for error, expected in cases:
+            known = object_error(error, self.SOURCE)
+            assert known is not None, error
+            assert type(known) is expected, error
+            assert known.remedy
+            assert "\n" not in str(known)
+
+    def test_a_defect_of_ours_is_not_hidden(self, store: Store, tmp_path: Path) -> None:
+        assert object_error(TypeError("x"), self.SOURCE) is None
+        store.upload(model_folder(tmp_path / "original"))
+        store.before_read = fail(1, TypeError("x"), name="config.json", start=0)
+        with pytest.raises(TypeError):
+            store.fetch(tmp_path / "cache")
+
+
+@pytest.mark.parametrize(("url", "package"), [("gs://b/m", "gcsfs"), ("az://c/m", "adlfs"), ("s3://b/m", "s3fs")])
+def test_a_missing_package_says_how_to_install_it(url: str, package: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, package, None)
+    monkeypatch.setattr(sys.modules["fsspec.registry"], "_registry", {})  # forget what was imported before
+    with pytest.raises(MissingPackage, match=f"Run pip install {package}"):
+        open_filesystem(ModelSource.parse(url))
