@@ -64,6 +64,10 @@ test-all: system check ## The tests that take much longer, too
 coverage: $(VENV)/.test ## Coverage of the pure core
 	@$(BIN)/python -m pytest -m "not extended" --cov --cov-report=term-missing:skip-covered
 
+.PHONY: docs
+docs: $(VENV)/.test ## Write the parts of docs/ that come from the code
+	@$(BIN)/python tools/make_docs.py
+
 .PHONY: lock
 lock: | $(UV) ## Choose newest versions again and write constraints.txt
 	@$(UV) pip compile --quiet --universal --python-version 3.11 --all-extras --group test \

@@ -1,0 +1,142 @@
+"""How a running optimisation looks: a bar while it works, the table of candidates when they are judged.
+
+Takes the events of `penstock_optimizer.progress`, whether from this process or as JSON lines from another one.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Mapping, Sequence
+from types import TracebackType
+from typing import Any, Self
+
+from rich.live import Live
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
+from rich.table import Table
+
+from penstock.cli.screen import NAME_WIDTH, bytes_text, console, fact
+from penstock.manifest import CandidateFacts, Manifest, Outcome
+from penstock_optimizer.progress import Progress as Event
+from penstock_optimizer.progress import Stage
+
+TABLE_TOKENS = (8, 32, 128, 512)
+_STYLE = {Outcome.CHOSEN: "bold green", Outcome.REJECTED: "red", Outcome.FAILED: "red", Outcome.SKIPPED: "dim"}
+PLAIN_SECONDS = 10.0
+"""Without a terminal, a line at most this often: logs stay readable, and show that something goes on."""
+
+
+class OptimizationView:
+    """Shows events. Use as a context manager: it owns the bottom lines of the terminal meanwhile."""
+
+    def __init__(self) -> None:
+        self._bar = Progress(
+            TextColumn(f"[dim]{{task.description:<{NAME_WIDTH - 1}}}"),
+            BarColumn(bar_width=28),
+            MofNCompleteColumn(),
+            TimeElapsedColumn(),
+            TextColumn("{task.fields[message]}", markup=False),
+            console=console,
+            transient=True,
+        )
+        self._task = self._bar.add_task("optimise", total=None, message="")
+        self._live: Live | None = None
+        self._printed = 0.0
+
+    def __enter__(self) -> Self:
+        if console.is_terminal:
+            self._bar.start()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._bar.stop()
+
+    def __call__(self, event: Event) -> None:
+        """Show one event."""
+        if event.stage is Stage.EXPORT and event.done == event.total:
+            fact("export", event.message)
+        self._bar.update(
+            self._task,
+            description=event.stage.value,
+            completed=event.step,
+            total=event.steps or None,
+            message=event.message,
+        )
+        now = time.monotonic()
+        if not console.is_terminal and (now - self._printed > PLAIN_SECONDS or event.stage is Stage.DONE):
+            self._printed = now
+            fact(event.stage.value, f"{event.step}/{event.steps}  {event.message}")
+
+
+def event_from_json(value: Mapping[str, Any]) -> Event:
+    """An event from its JSON line; unknown fields of a newer optimiser are left out."""
+    return Event(
+        stage=Stage(value["stage"]),
+        done=value["done"],
+        total=value["total"],
+        message=value["message"],
+        facts=value.get("facts", {}),
+        step=value.get("step", 0),
+        steps=value.get("steps", 0),
+    )
+
+
+def candidates_table(candidates: Sequence[CandidateFacts]) -> Table:
+    """One row a candidate: agreement, time by length, verdict."""
+    table = Table(box=None, padding=(0, 2, 0, 0), pad_edge=False, header_style="dim")
+    table.add_column("  recipe", no_wrap=True)
+    table.add_column("agrees", justify="right")
+    measured = {point.tokens for candidate in candidates for point in candidate.latency}
+    lengths = [tokens for tokens in TABLE_TOKENS if tokens in measured] or sorted(measured)[:4]
+    table.add_column(f"p50 ms at {' / '.join(map(str, lengths))}", justify="right", no_wrap=True)
+    table.add_column("verdict")
+    for candidate in sorted(candidates, key=_rank):
+        style = _STYLE.get(candidate.outcome, "")
+        table.add_row(
+            f"  {candidate.recipe.name}", _agreement(candidate), _times(candidate, lengths),
+            f"{candidate.outcome.value}: {candidate.reason}", style=style,
+        )  # fmt: skip
+    return table
+
+
+def _rank(candidate: CandidateFacts) -> tuple[int, float]:
+    order = [Outcome.CHOSEN, Outcome.SLOWER, Outcome.TEACHER, Outcome.REJECTED, Outcome.FAILED, Outcome.SKIPPED]
+    middle = candidate.latency[len(candidate.latency) // 2].p50_milliseconds if candidate.latency else 0.0
+    return order.index(candidate.outcome), middle
+
+
+def _agreement(candidate: CandidateFacts) -> str:
+    if candidate.outcome is Outcome.TEACHER:
+        return "teacher"
+    if candidate.verdict is None or not candidate.verdict.metrics:
+        return ""
+    return f"{candidate.verdict.metrics[0].value:.3f}"
+
+
+def _times(candidate: CandidateFacts, lengths: Sequence[int]) -> str:
+    times = {point.tokens: point.p50_milliseconds for point in candidate.latency}
+    return " / ".join(f"{times[tokens]:.3g}" if tokens in times else "-" for tokens in lengths) if times else ""
+
+
+def show_result(manifest: Manifest, *, p95_objective_milliseconds: float | None) -> None:
+    """The chosen plan with its evidence, in a few lines."""
+    console.print(candidates_table(manifest.candidates))
+    chosen = next((c for c in manifest.candidates if c.outcome is Outcome.CHOSEN), None)
+    fact("plan", manifest.chosen.plan.summary, style="bold green")
+    if manifest.speed_up:
+        gains = ", ".join(f"{gain:.1f}x at {tokens}" for tokens, gain in sorted(manifest.speed_up.items()))
+        fact("speed-up", f"over fp32 on the same cores: {gains} tokens")
+    if chosen is not None and chosen.verdict is not None:
+        fact("accuracy", chosen.verdict.reason)
+    if p95_objective_milliseconds is not None:
+        rate = manifest.capacity.rate_within(p95_objective_milliseconds)
+        if rate is not None:
+            fact(
+                "capacity",
+                f"p95 stays under {p95_objective_milliseconds:g} ms up to {rate:.0f} requests/s ({manifest.workload})",
+            )
+    if manifest.serving_rss_bytes:
+        fact("memory", f"{bytes_text(manifest.serving_rss_bytes)} resident while serving")
+    for finding in manifest.findings:
+        fact("note", finding)
