@@ -80,7 +80,7 @@ def inputs(limits: Limits) -> Kind:
 
 
 def request_schema(limits: Limits = DEFAULT_LIMITS) -> JsonSchema:
-    """The request body. Refused beyond it: a context without words, a question or a stride that leaves no room for
+    """The request body. Refused beyond it: a question or a stride that leaves no room for
     context, too many windows, a max_seq_len over the model's limit."""
     return body_schema(
         inputs(limits), PARAMETERS, examples=EXAMPLES, about="The part of a context that answers a question"
@@ -199,10 +199,6 @@ class QuestionAnswering:
         cut = 0
         for index, (question, context) in enumerate(zip(questions, contexts, strict=True)):
             prefix = "inputs" if request.single else f"inputs[{index}]"
-            if not context.ids:
-                raise InvalidInput(
-                    f"{prefix}.context has no words", field=f"{prefix}.context", remedy="Send a text to search"
-                )
             asked = self._question(question, request)
             cut += len(asked) < len(question)
             ranges = self._windows(len(asked), len(context), request, prefix, taken=len(rows))
@@ -236,6 +232,9 @@ class QuestionAnswering:
         others = None if row.cls_id is None else np.asarray(row.ids) == row.cls_id
         found = best_spans(start, end, context, others, count=row.candidates, longest=row.longest)
         answers = [Answer(score, *_characters(row, first, last)) for score, first, last in found.spans]
+        if not row.context.ids:
+            # Nothing but white space to look at: the empty answer, in which nobody believes.
+            answers = [Answer(0.0, 0, 0)]
         return WindowAnswers(answers, found.null_score)
 
     def assemble(self, prepared: Prepared, reduced: Sequence[WindowAnswers]) -> Any:

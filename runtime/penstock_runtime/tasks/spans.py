@@ -43,6 +43,8 @@ def best_spans(
     null_score = float(begins[0] * ends[0])
     begins, ends = begins[context], ends[context]
     tokens = begins.size
+    if tokens == 0:
+        return Found(spans=[], null_score=null_score)
     width = min(longest, tokens)
     # Row i holds the ends i, i + 1, ... of spans from i: as many columns as a span may have tokens.
     reachable = np.lib.stride_tricks.sliding_window_view(np.pad(ends, (0, width - 1), constant_values=-1.0), width)
