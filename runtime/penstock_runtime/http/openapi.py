@@ -78,7 +78,10 @@ OPENAI_ERROR: JsonSchema = {
 def document(routes: Iterable[Route], *, name: str, task: TaskName, wants_token: bool) -> dict[str, Any]:
     """The whole document, OpenAPI 3.1."""
     paths: dict[str, dict[str, Any]] = {}
+    tags: list[str] = []
     for route in routes:
+        if route.tag not in tags:
+            tags.append(route.tag)
         paths.setdefault(route.path, {})[route.method.lower()] = _operation(route, name, wants_token=wants_token)
     components: dict[str, Any] = {"schemas": {"Error": ERROR, "OpenAIError": OPENAI_ERROR}}
     if wants_token:
@@ -90,6 +93,7 @@ def document(routes: Iterable[Route], *, name: str, task: TaskName, wants_token:
             "version": __version__,
             "description": f"A Penstock endpoint for {task.value}. Times in headers are milliseconds.",
         },
+        "tags": [{"name": tag} for tag in tags],
         "paths": paths,
         "components": components,
     }
