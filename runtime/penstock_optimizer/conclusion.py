@@ -1,0 +1,126 @@
+"""What is said of each candidate at the end, and what a reader should know before trusting the figures. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+from penstock.manifest import CandidateFacts, Outcome, PlanTrial
+from penstock.recipe import Plan, Recipe
+from penstock_optimizer.search.climb import Step
+from penstock_optimizer.search.survivors import expected_milliseconds
+
+NOISY = 0.15
+"""A scatter of repeated measurements above this makes small differences meaningless."""
+WITHIN_BUDGET = "within the accuracy budget"
+
+
+def milliseconds(facts: CandidateFacts) -> dict[int, float]:
+    """Median latency by tokens."""
+    return {point.tokens: point.p50_milliseconds for point in facts.latency}
+
+
+def conclude(
+    candidates: Sequence[CandidateFacts],
+    *,
+    chosen: Recipe,
+    teacher: Recipe,
+    expected: Sequence[int],
+    steps: Sequence[Step],
+) -> tuple[CandidateFacts, ...]:
+    """The candidates with their final outcomes and reasons. `expected`: lengths that the latency is weighed over."""
+    by_recipe = {one.recipe: one for one in candidates}
+    return tuple(
+        _concluded(one, by_recipe, chosen=chosen, teacher=teacher, expected=expected, steps=steps) for one in candidates
+    )
+
+
+def _concluded(
+    facts: CandidateFacts,
+    by_recipe: Mapping[Recipe, CandidateFacts],
+    *,
+    chosen: Recipe,
+    teacher: Recipe,
+    expected: Sequence[int],
+    steps: Sequence[Step],
+) -> CandidateFacts:
+    if facts.recipe == chosen:
+        gain = _ratio(by_recipe.get(teacher), facts, expected)
+        if facts.recipe == teacher:
+            reason = "no candidate within the accuracy budget beats fp32 beyond the noise"
+        elif gain is None:
+            reason = f"best for the objective {WITHIN_BUDGET}"
+        else:
+            reason = f"best for the objective {WITHIN_BUDGET}: {gain:.1f} times as fast as fp32 over the workload"
+        return facts.model_copy(update={"outcome": Outcome.CHOSEN, "reason": reason})
+    if facts.outcome is not Outcome.SLOWER or facts.reason != WITHIN_BUDGET:
+        return facts
+    slower = _ratio(facts, by_recipe.get(chosen), expected)
+    lost = next(
+        (step for step in reversed(steps) if step.challenger.recipe == facts.recipe and not step.promoted), None
+    )
+    if slower is not None and slower > 1.05:
+        reason = f"{slower:.2f} times the latency of the chosen recipe over the workload"
+    elif lost is not None:
+        reason = f"{lost.reason}, against {lost.incumbent.recipe.name}"
+    else:
+        reason = "beaten in the plan search"
+    return facts.model_copy(update={"reason": reason})
+
+
+def _ratio(slow: CandidateFacts | None, fast: CandidateFacts | None, expected: Sequence[int]) -> float | None:
+    """Expected latency of the one over that of the other; None when either was not measured."""
+    if slow is None or fast is None or not slow.latency or not fast.latency:
+        return None
+    return expected_milliseconds(milliseconds(slow), expected) / expected_milliseconds(milliseconds(fast), expected)
+
+
+def speed_up(teacher: CandidateFacts, chosen: CandidateFacts) -> dict[int, float]:
+    """fp32 time over chosen time, by tokens."""
+    slow, fast = milliseconds(teacher), milliseconds(chosen)
+    return {tokens: slow[tokens] / fast[tokens] for tokens in sorted(slow.keys() & fast.keys()) if fast[tokens] > 0}
+
+
+def plan_trials(steps: Sequence[Step]) -> tuple[PlanTrial, ...]:
+    """The plan search as the manifest keeps it."""
+    return tuple(
+        PlanTrial(plan=step.challenger, against=step.incumbent, promoted=step.promoted, reason=step.reason)
+        for step in steps
+    )
+
+
+def findings(
+    *,
+    candidates: Sequence[CandidateFacts],
+    teacher: Recipe,
+    plan: Plan,
+    noise: float,
+    skipped_for_time: int,
+    search_finished: bool,
+    shared_cpus: bool,
+    host: Sequence[str],
+) -> tuple[str, ...]:
+    """What a reader should know, the weightiest first."""
+    found = []
+    if skipped_for_time:
+        found.append(
+            f"The time budget ended before {skipped_for_time} candidate{'s' if skipped_for_time > 1 else ''} "
+            "had a turn: a larger one goes on from here."
+        )
+    if not search_finished:
+        found.append("The time budget ended the plan search before all neighbours of the plan were tried.")
+    if noise > NOISY:
+        found.append(
+            f"Repeated measurements differed by {noise:.0%}: something else ran on this machine, or its clock moved. "
+            "Differences below that are not to be trusted."
+        )
+    first = next((one for one in candidates if one.recipe == teacher), None)
+    if first is not None and not first.fused_nodes:
+        found.append("Nothing was fused in the fp32 graph: this architecture runs node by node, slower than it could.")
+    if plan.recipe == teacher and any(one.outcome is Outcome.REJECTED for one in candidates):
+        found.append("Faster candidates were rejected for their answers: see the accuracy budget (docs/guard.md).")
+    if shared_cpus:
+        found.append(
+            "The load generator shared the cores with the server, since there were no others: "
+            "its own work is in the latencies of the capacity curve."
+        )
+    return (*found, *host)

@@ -1,0 +1,132 @@
+"""Stage 2, with processes: the plan search over the finalists of stage 1."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+from penstock.errors import OptimizationError
+from penstock.manifest import Outcome
+from penstock.recipe import Plan, Recipe
+from penstock_optimizer.budget import Budget
+from penstock_optimizer.isolation import WorkerFailed
+from penstock_optimizer.lab import Lab
+from penstock_optimizer.search.climb import Climbed, Climber, MeasurementFailed, Step
+from penstock_optimizer.search.goal import Goal, Sample
+from penstock_optimizer.search.space import Limits, first_plan
+from penstock_optimizer.search.survivors import finalists
+from penstock_optimizer.search.trials import Trials
+from penstock_optimizer.tryout import Entrant, TryOut
+
+SAMPLE_SECONDS = 60.0
+"""One measurement of a plan takes a few seconds; a process that takes this long hangs."""
+MOST_REOPENED = 2
+"""How often a finalist's process is started again after it died on some plan."""
+UNMEASURED_WIDE_FROM = 64
+
+
+@dataclass
+class Planner:
+    """Finds the plan."""
+
+    tryout: TryOut
+    lab: Lab
+    budget: Budget
+    goal: Goal
+    cores: int
+    lengths: Sequence[int]
+    """Measured lengths, rising."""
+    expected: Sequence[int]
+    """A sample of the workload's lengths."""
+    may_serve: Callable[[Recipe], bool]
+    """False for the teacher when the endpoint allows neither its engine nor its precision: then it is served only
+    where there is nothing else."""
+    on_step: Callable[[Step], None]
+
+    def __post_init__(self) -> None:
+        self._reopened: dict[Recipe, int] = {}
+        self._last_reason: dict[Recipe, str] = {}
+        self._limits: dict[Recipe, Limits] = {}
+        self._wide: dict[Recipe, int | None] = {}
+
+    def search(self, trials: Trials) -> Climbed:
+        """The plan for the goal. OptimizationError when not even the teacher can be measured."""
+        timed = self.tryout.timed()
+        teacher = next((one for one in timed if one.recipe == self.tryout.teacher.recipe), None)
+        if teacher is None:
+            raise OptimizationError(
+                "the fp32 graph could not be measured within the time budget",
+                remedy="Raise spec.optimization.budgetSeconds",
+            )
+        recipes = finalists([one for one in timed if one is not teacher], teacher, self.expected)
+        if not self.may_serve(teacher.recipe) and len(recipes) > 1:
+            recipes.remove(teacher.recipe)
+        for entrant in self.tryout.entrants:
+            if entrant.recipe not in recipes:
+                entrant.close()
+        while True:
+            starts = self._starts(recipes)
+            climber = Climber(
+                self.goal,
+                self._measure,
+                trials=trials,
+                time_left=self.budget.plans_deadline(),
+                on_step=self.on_step,
+            )
+            try:
+                return climber.search(starts, lambda plan: self._limits[plan.recipe])
+            except MeasurementFailed as failure:
+                broken = self._broken(recipes)
+                entrant = self._entrant(broken)
+                entrant.close()
+                entrant.settle(Outcome.FAILED, f"{failure} while its plans were measured")
+                recipes.remove(broken)
+                if not recipes:
+                    raise OptimizationError(
+                        f"no plan could be measured: {failure}", remedy="See the log of the optimisation"
+                    ) from failure
+
+    def _starts(self, recipes: Sequence[Recipe]) -> list[Plan]:
+        plans = []
+        for recipe in recipes:
+            entrant = self._entrant(recipe)
+            limits = Limits(self.cores, entrant.batching, tuple(self.lengths))
+            self._limits[recipe] = limits
+            if recipe not in self._wide:
+                self._wide[recipe] = self._wide_from(entrant)
+            plans.append(first_plan(recipe, limits, wide_from_tokens=self._wide[recipe]))
+        return plans
+
+    def _wide_from(self, entrant: Entrant) -> int | None:
+        if self.cores == 1 or entrant.session is None:
+            return None
+        limit = max(min(SAMPLE_SECONDS, self.budget.left_for_capacity()), 1.0)
+        try:
+            return entrant.session.wide_from(self.lengths, timeout_seconds=limit)
+        except WorkerFailed:
+            # The search will find out whether its plans run.
+            entrant.close()
+            return UNMEASURED_WIDE_FROM
+
+    def _measure(self, plan: Plan) -> Sample:
+        entrant = self._entrant(plan.recipe)
+        if entrant.session is None:
+            again = self._reopened.get(plan.recipe, 0)
+            if again >= MOST_REOPENED or entrant.built is None:
+                raise MeasurementFailed(self._last_reason.get(plan.recipe, "its process ended"))
+            self._reopened[plan.recipe] = again + 1
+            entrant.session = self.lab.open(plan.recipe, built=entrant.built)
+        limit = max(min(SAMPLE_SECONDS, self.budget.left_for_capacity()), 1.0)
+        try:
+            return entrant.session.sample(plan, timeout_seconds=limit)
+        except WorkerFailed as failure:
+            entrant.close()
+            self._last_reason[plan.recipe] = failure.reason
+            raise MeasurementFailed(failure.reason) from failure
+
+    def _broken(self, recipes: Sequence[Recipe]) -> Recipe:
+        """The recipe whose process is gone: the incumbent's, since a challenger's failure does not end the climb."""
+        return next((recipe for recipe in recipes if self._entrant(recipe).session is None), recipes[0])
+
+    def _entrant(self, recipe: Recipe) -> Entrant:
+        return next(one for one in self.tryout.entrants if one.recipe == recipe)

@@ -1,0 +1,272 @@
+"""Stage 1, with processes: builds each candidate, has a first look, asks the guard, and measures the promising ones in
+turns. What becomes of a candidate is a record; nothing that a candidate does ends the stage."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+
+from penstock.manifest import CandidateFacts, LatencyPoint, Outcome, Verdict
+from penstock.recipe import Batching, Recipe
+from penstock_optimizer.artefact import digests
+from penstock_optimizer.budget import KILL_SECONDS, Budget
+from penstock_optimizer.isolation import Failure, WorkerFailed
+from penstock_optimizer.lab import BuiltFacts, Lab, Session
+from penstock_optimizer.load.summary import median, relative_spread
+from penstock_optimizer.search.survivors import Timed, hopeless
+from penstock_optimizer.workfolder import CandidateRecord, WorkFolder
+
+ROUNDS = 3
+"""Interleaved rounds of measuring at length."""
+LOOK_SECONDS = 0.05
+MEASURE_SECONDS = 0.25
+"""For each length and round."""
+MOST_OPEN = 6
+"""Processes that wait for being measured; each holds a model."""
+LEAST_SECONDS = 3.0
+"""A candidate is not begun with less time than this: it could not even start."""
+OUT_OF_TIME = "the time budget was spent before its turn"
+
+
+@dataclass
+class Entrant:
+    """A candidate on its way."""
+
+    recipe: Recipe
+    facts: CandidateFacts
+    built: BuiltFacts | None = None
+    session: Session | None = None
+    milliseconds: dict[int, list[float]] = field(default_factory=dict)
+
+    @property
+    def medians(self) -> dict[int, float]:
+        """Median milliseconds by tokens."""
+        return {tokens: median(values) for tokens, values in self.milliseconds.items() if values}
+
+    @property
+    def accepted(self) -> bool:
+        """True when the guard lets it serve and it can run."""
+        return self.facts.outcome in {Outcome.TEACHER, Outcome.SLOWER, Outcome.CHOSEN}
+
+    @property
+    def batching(self) -> Batching:
+        """The widest batching that the guard proved."""
+        verdict = self.facts.verdict
+        return Batching(verdict.batching) if verdict is not None and verdict.batching else Batching.SINGLE
+
+    def settle(self, outcome: Outcome, reason: str) -> None:
+        """Say what became of it."""
+        self.facts = self.facts.model_copy(update={"outcome": outcome, "reason": reason})
+
+    def close(self) -> None:
+        """End its process."""
+        if self.session is not None:
+            self.session.close()
+            self.session = None
+
+
+class TryOut:
+    """Runs the stage. `close` ends all processes."""
+
+    def __init__(
+        self,
+        lab: Lab,
+        work: WorkFolder,
+        budget: Budget,
+        *,
+        lengths: Sequence[int],
+        on_settled: Callable[[Entrant], None] = lambda _: None,
+    ) -> None:
+        self._lab = lab
+        self._work = work
+        self._budget = budget
+        self._lengths = tuple(lengths)
+        self._on_settled = on_settled
+        self.entrants: list[Entrant] = []
+
+    def close(self) -> None:
+        """End all processes."""
+        for entrant in self.entrants:
+            entrant.close()
+
+    @property
+    def teacher(self) -> Entrant:
+        """The first entrant."""
+        return self.entrants[0]
+
+    def enter(self, recipe: Recipe, *, teacher: bool = False) -> Entrant:
+        """Try one candidate: from disk where it is known, else built, looked at and judged.
+
+        The teacher comes first, and its failure is the caller's: WorkerFailed.
+        """
+        entrant = Entrant(recipe, CandidateFacts(recipe=recipe, outcome=Outcome.SKIPPED, reason=OUT_OF_TIME))
+        self.entrants.append(entrant)
+        known = self._work.load(recipe)
+        try:
+            if known is not None:
+                self._recall(entrant, known)
+            elif teacher or self._left() > LEAST_SECONDS:
+                self._try(entrant, teacher=teacher)
+        except WorkerFailed as failure:
+            entrant.close()
+            if teacher:
+                raise
+            entrant.settle(Outcome.FAILED, failure.reason)
+            # What ran out of time may succeed with more of it: only what really failed is remembered.
+            if failure.failure is not Failure.TIMED_OUT:
+                self._remember(entrant)
+        self._on_settled(entrant)
+        self._make_room()
+        return entrant
+
+    def skip(self, recipe: Recipe, reason: str) -> None:
+        """Put a candidate on record that is not tried."""
+        self.entrants.append(Entrant(recipe, CandidateFacts(recipe=recipe, outcome=Outcome.SKIPPED, reason=reason)))
+        self._on_settled(self.entrants[-1])
+
+    def measure(self, *, on_round: Callable[[int], None] = lambda _: None) -> None:
+        """Measure what is still open at length, in turns, so that drifts of the machine hit all alike."""
+        for number in range(ROUNDS):
+            for entrant in [one for one in self.entrants if one.session is not None]:
+                left = self._budget.left_for_plans() - KILL_SECONDS
+                if left < LEAST_SECONDS and (number or entrant is not self.teacher):
+                    break
+                self._measure_once(entrant, max(left, LEAST_SECONDS), first=number == 0)
+            on_round(number + 1)
+        for entrant in self.entrants:
+            if entrant.milliseconds:
+                entrant.facts = entrant.facts.model_copy(update={"latency": points(entrant.milliseconds)})
+
+    def timed(self) -> list[Timed]:
+        """The accepted entrants that were measured at length and still run, the teacher included."""
+        return [
+            Timed(one.recipe, one.medians)
+            for one in self.entrants
+            if one.accepted and one.session is not None and set(self._lengths) <= one.medians.keys()
+        ]
+
+    def _measure_once(self, entrant: Entrant, left: float, *, first: bool) -> None:
+        assert entrant.session is not None  # noqa: S101 - only open ones are asked
+        try:
+            times = entrant.session.time(self._lengths, seconds=MEASURE_SECONDS, timeout_seconds=left)
+        except WorkerFailed as failure:
+            entrant.close()
+            if entrant is self.teacher:
+                raise
+            entrant.settle(Outcome.FAILED, f"{failure.reason} while it was measured")
+            self._on_settled(entrant)
+            return
+        if first:
+            # The first look was warm-up.
+            entrant.milliseconds = {}
+        for tokens, values in times.items():
+            entrant.milliseconds.setdefault(tokens, []).extend(values)
+
+    def _left(self) -> float:
+        return self._budget.left_for_candidates() - KILL_SECONDS
+
+    def _try(self, entrant: Entrant, *, teacher: bool) -> None:
+        entrant.session = session = self._lab.open(entrant.recipe)
+        entrant.built = built = session.build(timeout_seconds=self._limit(teacher=teacher))
+        entrant.facts = entrant.facts.model_copy(
+            update={
+                "fused_nodes": built.fused_nodes,
+                "build_seconds": built.seconds,
+                "size_bytes": built.size_bytes,
+            }
+        )
+        look = session.time(self._look_lengths, seconds=LOOK_SECONDS, timeout_seconds=self._limit(teacher=teacher))
+        entrant.milliseconds = {tokens: list(values) for tokens, values in look.items()}
+        entrant.facts = entrant.facts.model_copy(update={"latency": points(entrant.milliseconds)})
+        verdict = session.judge(timeout_seconds=self._limit(teacher=teacher))
+        self._decide(entrant, verdict, teacher=teacher)
+        self._remember(entrant)
+
+    def _recall(self, entrant: Entrant, known: CandidateRecord) -> None:
+        """Take up a candidate from disk: verdicts stay, times are measured again with all the others."""
+        entrant.facts = known.facts
+        entrant.milliseconds = {point.tokens: [point.p50_milliseconds] for point in known.facts.latency}
+        if known.io is not None and known.graph:
+            entrant.built = BuiltFacts(
+                graph=known.graph,
+                io=known.io,
+                fused_nodes=known.facts.fused_nodes,
+                size_bytes=known.facts.size_bytes,
+                seconds=known.facts.build_seconds,
+            )
+        if entrant.accepted and entrant.built is not None:
+            teacher = entrant is self.teacher
+            if teacher or not hopeless(entrant.medians, self._best()):
+                entrant.session = self._lab.open(entrant.recipe, built=entrant.built)
+
+    def _decide(self, entrant: Entrant, verdict: Verdict, *, teacher: bool) -> None:
+        entrant.facts = entrant.facts.model_copy(update={"verdict": verdict})
+        if teacher:
+            entrant.settle(Outcome.TEACHER, "the fp32 graph that the others are judged by")
+        elif not verdict.passed:
+            entrant.settle(Outcome.REJECTED, verdict.reason)
+            entrant.close()
+        elif hopeless(entrant.medians, best := self._best()):
+            factor = min(entrant.medians[tokens] / best[tokens] for tokens in entrant.medians.keys() & best.keys())
+            entrant.settle(Outcome.SLOWER, f"at first sight at least {factor:.1f} times as slow as the best so far")
+            entrant.close()
+        else:
+            entrant.settle(Outcome.SLOWER, "within the accuracy budget")
+
+    def _best(self) -> Mapping[int, float]:
+        """The first look at the entrant that is the fastest so far among those that may serve."""
+        open_ones = [one for one in self.entrants if one.accepted and one.session is not None and one.milliseconds]
+        if not open_ones:
+            return {}
+        return min(open_ones, key=lambda one: sum(one.medians.values())).medians
+
+    def _make_room(self) -> None:
+        """Close the slowest process when there are too many; the teacher stays."""
+        open_ones = [one for one in self.entrants[1:] if one.session is not None and one.milliseconds]
+        while len(open_ones) >= MOST_OPEN:
+            slowest = max(open_ones, key=lambda one: sum(one.medians.values()))
+            slowest.close()
+            slowest.settle(Outcome.SLOWER, f"slower at first sight than {MOST_OPEN - 1} others")
+            open_ones.remove(slowest)
+
+    @property
+    def _look_lengths(self) -> tuple[int, ...]:
+        """Three of the lengths: a short, a middling and a long one, the longest left out as it would take longest."""
+        last = max(len(self._lengths) - 2, 0)
+        return tuple(dict.fromkeys(self._lengths[position] for position in (0, last // 2, last)))
+
+    def _limit(self, *, teacher: bool) -> float:
+        """The teacher may use the time of the candidates' and the plans' stages: without it there is nothing."""
+        left = self._budget.left_for_capacity() if teacher else self._left()
+        return max(left, 0.1)
+
+    def _remember(self, entrant: Entrant) -> None:
+        built = entrant.built
+        folder = self._work.candidate(entrant.recipe)
+        files: dict[str, str] = {}
+        if built is not None:
+            with contextlib.suppress(OSError):
+                files = digests(folder)
+        self._work.save(
+            CandidateRecord(
+                facts=entrant.facts,
+                graph=built.graph if built else "",
+                io=built.io if built else None,
+                files=files,
+            )
+        )
+
+
+def points(milliseconds: Mapping[int, Sequence[float]]) -> tuple[LatencyPoint, ...]:
+    """Median, minimum and spread at each length."""
+    return tuple(
+        LatencyPoint(
+            tokens=tokens,
+            p50_milliseconds=median(values),
+            minimum_milliseconds=min(values),
+            spread=relative_spread(values),
+        )
+        for tokens, values in sorted(milliseconds.items())
+        if values
+    )

@@ -1,0 +1,133 @@
+"""A lab without processes: candidates behave as a script says, on a clock that only moves when they work."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from penstock.manifest import Metric, Verdict
+from penstock.recipe import Batching, Plan, Precision, Recipe
+from penstock_optimizer.isolation import Failure, WorkerFailed
+from penstock_optimizer.lab import BuiltFacts
+from penstock_optimizer.search.goal import Sample
+from tests.optimizer.report.sample import IO
+from tests.optimizer.search.cost_model import FP32, CostModel
+
+
+class Clock:
+    """Seconds that pass when somebody says so."""
+
+    def __init__(self) -> None:
+        self.now = 0.0
+
+    def __call__(self) -> float:
+        return self.now
+
+
+@dataclass
+class Script:
+    """How a candidate behaves."""
+
+    speed: float = 1.0
+    cosine: float = 0.999
+    batching: Batching = Batching.PADDED
+    build_seconds: float = 1.0
+    fails: dict[str, WorkerFailed] = field(default_factory=dict)
+    """By method."""
+    fails_after: int = 0
+    """How many calls of a failing method succeed first."""
+
+
+def crash(number: int = 11) -> WorkerFailed:
+    return WorkerFailed(Failure.DIED, f"killed by signal {number}")
+
+
+@dataclass
+class FakeLab:
+    """Opens fake sessions, and keeps count."""
+
+    folder: Callable[[Recipe], Path]
+    scripts: dict[Recipe, Script]
+    clock: Clock = field(default_factory=Clock)
+    calls: list[tuple[str, Recipe]] = field(default_factory=list)
+    open_now: int = 0
+    most_open: int = 0
+
+    def __post_init__(self) -> None:
+        self.model = CostModel(speed={recipe: script.speed for recipe, script in self.scripts.items()})
+
+    def open(self, recipe: Recipe, *, built: BuiltFacts | None = None) -> FakeSession:
+        self.open_now += 1
+        self.most_open = max(self.most_open, self.open_now)
+        return FakeSession(self, recipe)
+
+    def ceiling(self, precision: Precision, *, timeout_seconds: float) -> float:
+        self.calls.append((f"ceiling {precision.value}", FP32))
+        return 500.0
+
+    def count(self, method: str, recipe: Recipe | None = None) -> int:
+        return sum(name == method and (recipe is None or recipe == of) for name, of in self.calls)
+
+
+@dataclass
+class FakeSession:
+    """One candidate."""
+
+    lab: FakeLab
+    recipe: Recipe
+    closed: bool = False
+
+    @property
+    def script(self) -> Script:
+        return self.lab.scripts[self.recipe]
+
+    def _call(self, method: str, seconds: float, timeout_seconds: float) -> None:
+        assert not self.closed, "a closed session was used"
+        assert timeout_seconds > 0
+        before = self.lab.count(method, self.recipe)
+        self.lab.calls.append((method, self.recipe))
+        if seconds > timeout_seconds:
+            self.lab.clock.now += timeout_seconds
+            raise WorkerFailed(Failure.TIMED_OUT, f"{method} did not end within {timeout_seconds:.0f} s")
+        self.lab.clock.now += seconds
+        if method in self.script.fails and before >= self.script.fails_after:
+            raise self.script.fails[method]
+
+    def build(self, *, timeout_seconds: float) -> BuiltFacts:
+        self._call("build", self.script.build_seconds, timeout_seconds)
+        graph = self.lab.folder(self.recipe) / "model.onnx"
+        graph.parent.mkdir(parents=True, exist_ok=True)
+        graph.write_text(self.recipe.name)
+        return BuiltFacts(
+            graph=graph.name, io=IO, fused_nodes={"Attention": 6}, size_bytes=7, seconds=self.script.build_seconds
+        )
+
+    def judge(self, *, timeout_seconds: float) -> Verdict:
+        self._call("judge", 1.0, timeout_seconds)
+        passed = self.script.cosine >= 0.985
+        metric = Metric(name="min_cosine", value=self.script.cosine, budget=0.985, passed=passed)
+        return Verdict(
+            passed=passed,
+            reason=f"min_cosine {self.script.cosine} {'is fine' if passed else 'is under the budget of 0.985'}",
+            metrics=(metric,),
+            texts=100,
+            batching=self.script.batching.value,
+        )
+
+    def time(self, lengths: Sequence[int], *, seconds: float, timeout_seconds: float) -> dict[int, list[float]]:
+        self._call("time", seconds * len(lengths), timeout_seconds)
+        return {tokens: [tokens / 8 / self.script.speed] * 3 for tokens in lengths}
+
+    def wide_from(self, lengths: Sequence[int], *, timeout_seconds: float) -> int | None:
+        self._call("wide_from", 1.0, timeout_seconds)
+        return next((tokens for tokens in lengths if tokens >= 64), None)
+
+    def sample(self, plan: Plan, *, timeout_seconds: float) -> Sample:
+        self._call("sample", 2.0, timeout_seconds)
+        return self.lab.model(plan)
+
+    def close(self) -> None:
+        if not self.closed:
+            self.closed = True
+            self.lab.open_now -= 1

@@ -1,0 +1,173 @@
+"""Stage 1: what becomes of candidates that are slow, wrong, broken, or too late."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from penstock.manifest import Outcome
+from penstock.recipe import Batching, EngineName, Precision, Recipe
+from penstock_optimizer.budget import Budget
+from penstock_optimizer.isolation import Failure, WorkerFailed
+from penstock_optimizer.tryout import MOST_OPEN, OUT_OF_TIME, ROUNDS, Entrant, TryOut
+from penstock_optimizer.workfolder import WorkFolder
+from tests.optimizer.measure.fake_lab import FakeLab, Script, crash
+from tests.optimizer.search.cost_model import FP32, INT8, STATIC
+
+LENGTHS = (8, 32, 128, 512)
+
+
+def stage(
+    tmp_path: Path, scripts: dict[Recipe, Script], *, seconds: float = 600
+) -> tuple[TryOut, FakeLab, list[Entrant]]:
+    work = WorkFolder(tmp_path / "work")
+    lab = FakeLab(work.candidate, {FP32: Script(), **scripts})
+    settled: list[Entrant] = []
+    tryout = TryOut(lab, work, Budget(seconds, lab.clock), lengths=LENGTHS, on_settled=settled.append)
+    return tryout, lab, settled
+
+
+def run(tryout: TryOut, scripts: dict[Recipe, Script]) -> dict[Recipe, Entrant]:
+    tryout.enter(FP32, teacher=True)
+    for recipe in scripts:
+        tryout.enter(recipe)
+    tryout.measure()
+    tryout.close()
+    return {entrant.recipe: entrant for entrant in tryout.entrants}
+
+
+@pytest.mark.parametrize(
+    ("script", "outcome", "reason"),
+    [
+        (Script(speed=2), Outcome.SLOWER, "within the accuracy budget"),
+        (Script(speed=0.5), Outcome.SLOWER, "at first sight at least 2.0 times as slow as the best so far"),
+        (Script(cosine=0.944), Outcome.REJECTED, "min_cosine 0.944 is under the budget of 0.985"),
+        (Script(fails={"build": crash()}), Outcome.FAILED, "killed by signal 11"),
+        (Script(fails={"time": crash(9)}), Outcome.FAILED, "killed by signal 9"),
+        (Script(fails={"judge": crash()}), Outcome.FAILED, "killed by signal 11"),
+        (Script(fails={"time": crash()}, fails_after=1), Outcome.FAILED, "killed by signal 11 while it was measured"),
+        (
+            Script(fails={"build": WorkerFailed(Failure.RAISED, "RuntimeError: no kernel")}),
+            Outcome.FAILED,
+            "RuntimeError: no kernel",
+        ),
+    ],
+)
+def test_each_outcome_has_its_reason(tmp_path: Path, script: Script, outcome: Outcome, reason: str) -> None:
+    tryout, lab, settled = stage(tmp_path, {INT8: script})
+    found = run(tryout, {INT8: script})
+
+    assert (found[INT8].facts.outcome, found[INT8].facts.reason) == (outcome, reason)
+    assert found[FP32].facts.outcome is Outcome.TEACHER
+    assert lab.open_now == 0
+    assert found[INT8] in settled
+
+
+def test_survivors_are_measured_at_length_in_turns(tmp_path: Path) -> None:
+    scripts = {INT8: Script(speed=2), STATIC: Script(speed=1.8)}
+    tryout, lab, _ = stage(tmp_path, scripts)
+    run(tryout, scripts)
+
+    order = [recipe for method, recipe in lab.calls if method == "time"][3:]
+    assert order == [FP32, INT8, STATIC] * ROUNDS
+
+
+def test_a_candidate_that_is_slow_at_first_sight_is_not_measured_at_length(tmp_path: Path) -> None:
+    scripts = {INT8: Script(speed=2), STATIC: Script(speed=0.7)}
+    tryout, lab, _ = stage(tmp_path, scripts)
+    found = run(tryout, scripts)
+
+    assert lab.count("time", STATIC) == 1
+    assert [point.tokens for point in found[STATIC].facts.latency] == [8, 32, 128]
+    assert [point.tokens for point in found[INT8].facts.latency] == list(LENGTHS)
+
+
+def test_only_candidates_that_may_serve_and_were_measured_go_on(tmp_path: Path) -> None:
+    scripts = {INT8: Script(cosine=0.9, speed=5), STATIC: Script(speed=1.8)}
+    tryout, _, _ = stage(tmp_path, scripts)
+    tryout.enter(FP32, teacher=True)
+    for recipe in scripts:
+        tryout.enter(recipe)
+    tryout.measure()
+
+    assert [timed.recipe for timed in tryout.timed()] == [FP32, STATIC]
+    tryout.close()
+
+
+def test_a_candidate_that_takes_too_long_is_ended_and_the_later_ones_are_skipped(tmp_path: Path) -> None:
+    scripts = {INT8: Script(build_seconds=1e6), STATIC: Script()}
+    tryout, lab, _ = stage(tmp_path, scripts, seconds=60)
+    found = run(tryout, scripts)
+
+    assert found[INT8].facts.outcome is Outcome.FAILED
+    assert "did not end within" in found[INT8].facts.reason
+    assert (found[STATIC].facts.outcome, found[STATIC].facts.reason) == (Outcome.SKIPPED, OUT_OF_TIME)
+    assert lab.clock.now < 60
+    assert found[FP32].facts.latency
+
+
+def test_a_teacher_that_fails_is_the_callers_business(tmp_path: Path) -> None:
+    tryout, lab, _ = stage(tmp_path, {FP32: Script(fails={"build": crash()})})
+    with pytest.raises(WorkerFailed, match="signal 11"):
+        tryout.enter(FP32, teacher=True)
+
+    assert lab.open_now == 0
+
+
+def test_no_more_processes_wait_than_the_memory_is_good_for(tmp_path: Path) -> None:
+    recipes = [
+        Recipe(engine=EngineName.OPENVINO, precision=Precision.INT8_STATIC, options=(f"option{index}",))
+        for index in range(10)
+    ]
+    scripts = {recipe: Script(speed=1 + index / 100) for index, recipe in enumerate(recipes)}
+    tryout, lab, _ = stage(tmp_path, scripts)
+    found = run(tryout, scripts)
+
+    assert lab.most_open <= MOST_OPEN + 1
+    assert lab.open_now == 0
+    # The fastest are the ones that stayed.
+    assert all(len(found[recipe].facts.latency) == len(LENGTHS) for recipe in recipes[-3:])
+    assert found[recipes[0]].facts.reason == "slower at first sight than 5 others"
+
+
+# Going on after an interruption
+
+
+def test_settled_candidates_are_not_built_or_judged_again(tmp_path: Path) -> None:
+    scripts = {INT8: Script(speed=2), STATIC: Script(cosine=0.9)}
+    broken = Recipe(engine=EngineName.OPENVINO, precision=Precision.BF16)
+    scripts[broken] = Script(fails={"build": crash()})
+    first, _, _ = stage(tmp_path, scripts)
+    before = run(first, scripts)
+    second, lab, _ = stage(tmp_path, scripts)
+    after = run(second, scripts)
+
+    assert {recipe: one.facts.outcome for recipe, one in after.items()} == {
+        recipe: one.facts.outcome for recipe, one in before.items()
+    }
+    assert lab.count("build") == lab.count("judge") == 0
+    # Times are of this run: all are measured together again.
+    assert lab.count("time", INT8) == ROUNDS
+    assert after[INT8].built == before[INT8].built
+    assert after[INT8].batching is Batching.PADDED
+
+
+def test_a_candidate_whose_files_changed_is_built_again(tmp_path: Path) -> None:
+    scripts = {INT8: Script(speed=2)}
+    first, _, _ = stage(tmp_path, scripts)
+    run(first, scripts)
+    (WorkFolder(tmp_path / "work").candidate(INT8) / "model.onnx").write_text("damaged")
+    second, lab, _ = stage(tmp_path, scripts)
+    run(second, scripts)
+
+    assert lab.count("build", INT8) == 1
+
+
+def test_a_candidate_that_ran_out_of_time_is_tried_again_with_more_of_it(tmp_path: Path) -> None:
+    scripts = {INT8: Script(speed=2, build_seconds=100)}
+    first, _, _ = stage(tmp_path, scripts, seconds=60)
+    assert run(first, scripts)[INT8].facts.outcome is Outcome.FAILED
+    second, _, _ = stage(tmp_path, scripts, seconds=600)
+
+    assert run(second, scripts)[INT8].facts.outcome is Outcome.SLOWER
