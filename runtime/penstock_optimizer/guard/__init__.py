@@ -1,0 +1,23 @@
+"""The guard: are a candidate's answers still right, and do they stay so in company? Without labels.
+
+The fp32 graph is the teacher. `teach` runs the judging requests through it once; `guard_candidate` runs them through
+a candidate, by the very tasks and engines that serve, and returns the verdict with its evidence.
+"""
+
+from penstock_optimizer.guard.invariance import Forward, Invariance, measure_invariance
+from penstock_optimizer.guard.judge import judge
+from penstock_optimizer.guard.runner import Teacher, guard_candidate, prepare, teach
+from penstock_optimizer.guard.sample import Observed, Sample
+
+__all__ = [
+    "Forward",
+    "Invariance",
+    "Observed",
+    "Sample",
+    "Teacher",
+    "guard_candidate",
+    "judge",
+    "measure_invariance",
+    "prepare",
+    "teach",
+]

@@ -1,0 +1,113 @@
+"""How near two answers, or two sets of them, are to each other. Pure functions of numbers; no budgets here.
+
+1 means the same everywhere, unless the name says that it is a distance.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Mapping, Sequence
+
+import numpy as np
+from numpy.typing import NDArray
+
+from penstock_runtime.rows import Float
+
+Vector = NDArray[np.float64]
+SMALLEST_PROBABILITY = 1e-7
+"""Probabilities below count as this: float32 has no more to say, and logarithms want to stay finite."""
+
+
+def cosines(expected: Sequence[Float], actual: Sequence[Float]) -> Vector:
+    """The cosine of each pair of vectors (flattened); two zero vectors are the same, one alone is not: 1 and 0."""
+    result = np.empty(len(expected))
+    for index, (one, other) in enumerate(zip(expected, actual, strict=True)):
+        a, b = np.ravel(one).astype(np.float64), np.ravel(other).astype(np.float64)
+        lengths = np.linalg.norm(a) * np.linalg.norm(b)
+        result[index] = a @ b / lengths if lengths > 0 else float(not a.any() and not b.any())
+    return np.clip(result, -1.0, 1.0)
+
+
+def neighbour_overlap(expected: Sequence[Float], actual: Sequence[Float], count: int) -> Vector:
+    """For each text the share of its `count` nearest others (by cosine) that are the same in both sets of vectors.
+
+    Fewer texts than that: all others, of which the overlap is 1.
+    """
+    before, after = _nearest(expected, count), _nearest(actual, count)
+    return np.array([len(set(a) & set(b)) / max(len(a), 1) for a, b in zip(before, after, strict=True)])
+
+
+def _nearest(vectors: Sequence[Float], count: int) -> list[list[int]]:
+    matrix = np.stack([np.ravel(vector) for vector in vectors]).astype(np.float64)
+    norms = np.linalg.norm(matrix, axis=1, keepdims=True)
+    matrix /= np.where(norms > 0, norms, 1.0)
+    likeness = matrix @ matrix.T
+    np.fill_diagonal(likeness, -np.inf)
+    order = np.argsort(-likeness, axis=1, kind="stable")
+    kept: list[list[int]] = order[:, : min(count, len(vectors) - 1)].tolist()
+    return kept
+
+
+def divergence(expected: Mapping[str, float], actual: Mapping[str, float]) -> float:
+    """Kullback-Leibler divergence of two distributions over the same labels, in nats. A distance: 0 is the same."""
+    p = np.array([max(expected[label], SMALLEST_PROBABILITY) for label in expected])
+    q = np.array([max(actual.get(label, 0.0), SMALLEST_PROBABILITY) for label in expected])
+    p, q = p / p.sum(), q / q.sum()
+    return max(0.0, float(np.sum(p * np.log(p / q))))
+
+
+def best_and_margin(scores: Mapping[str, float]) -> tuple[str, float]:
+    """The label with the highest score (the first of equals by name) and its lead over the second; 1 for one label."""
+    order = sorted(scores, key=lambda label: (-scores[label], label))
+    return order[0], scores[order[0]] - scores[order[1]] if len(order) > 1 else 1.0
+
+
+def kendall_tau(expected: Sequence[float], actual: Sequence[float]) -> float:
+    """Kendall's tau-b of two lists of scores for the same things: 1 the same order, -1 the reverse. Equal scores on
+    both sides are no disagreement; fewer than two things, or nothing but equals in both, are the same order."""
+    a, b = np.asarray(expected, np.float64), np.asarray(actual, np.float64)
+    if a.size < 2:
+        return 1.0
+    upper = np.triu_indices(a.size, k=1)
+    x = np.sign(a[:, None] - a[None, :])[upper]
+    y = np.sign(b[:, None] - b[None, :])[upper]
+    scale = float(np.sqrt(np.sum(x * x) * np.sum(y * y)))
+    if scale == 0:
+        return float(not x.any() and not y.any())
+    return float(np.sum(x * y)) / scale
+
+
+Span = tuple[int, int, str]
+"""Start, end, label."""
+
+
+def entities(labels: Sequence[str]) -> set[Span]:
+    """Runs of tokens with the same label, `B-` and `I-` left aside (`B-` starts anew), without `O`."""
+    found: set[Span] = set()
+    start, current = 0, "O"
+    for index, label in enumerate([*labels, "O"]):
+        kind = label.removeprefix("B-").removeprefix("I-")
+        if kind != current or label.startswith("B-"):
+            if current != "O":
+                found.add((start, index, current))
+            start, current = index, kind
+    return found
+
+
+def f1(expected: set[Span], actual: set[Span]) -> tuple[int, int]:
+    """Twice the hits, and the sum of both sizes: their quotient is F1, sums over texts give the micro average."""
+    return 2 * len(expected & actual), len(expected) + len(actual)
+
+
+def overlap(expected: Sequence[int], actual: Sequence[int]) -> float:
+    """The share of `expected` that is in `actual` as well; 1 when nothing is expected."""
+    return len(set(expected) & set(actual)) / len(set(expected)) if expected else 1.0
+
+
+def character_f1(expected: tuple[int, int], actual: tuple[int, int]) -> float:
+    """How far two spans of characters overlap: 1 the same, 0 apart; two empty ones are the same."""
+    if expected == actual:
+        return 1.0
+    common = min(expected[1], actual[1]) - max(expected[0], actual[0])
+    sizes = Counter(expected=expected[1] - expected[0], actual=actual[1] - actual[0])
+    return 2 * max(common, 0) / max(sum(sizes.values()), 1)

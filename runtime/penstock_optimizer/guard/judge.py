@@ -1,0 +1,296 @@
+"""The verdict: answers of a candidate against those of the fp32 teacher, by task. Pure.
+
+No labels are needed: the teacher is right by definition. docs/guard.md gives the reason for each metric and budget.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from penstock.endpoint import AccuracyBudget
+from penstock.manifest import Metric, Verdict
+from penstock.tasks import TaskName
+from penstock_optimizer.guard import agreement
+from penstock_optimizer.guard.sample import Observed
+from penstock_optimizer.guard.statistics import bootstrap_lower, wilson_lower
+
+MIN_COSINE = 0.985
+"""Embeddings: the lowest cosine of any text."""
+NEIGHBOURS = 10
+MIN_NEIGHBOUR_OVERLAP = 0.80
+"""Embeddings: the mean share of the ten nearest texts that stay."""
+MAX_SIMILARITY_CHANGE = 0.05
+"""Similarity: the largest change of any, on the scale from -1 to 1."""
+MIN_AGREEMENT = {
+    TaskName.SENTENCE_SIMILARITY: 0.95,
+    TaskName.TEXT_RANKING: 0.95,
+    TaskName.TEXT_CLASSIFICATION: 0.97,
+    TaskName.TOKEN_CLASSIFICATION: 0.97,
+    TaskName.QUESTION_ANSWERING: 0.90,
+    TaskName.FILL_MASK: 0.90,
+    TaskName.ZERO_SHOT_CLASSIFICATION: 0.95,
+}
+"""The share of answers that stay, where the endpoint does not say."""
+DRAW = 0.02
+"""Two labels whose scores the teacher has this near to each other: either of them is its answer."""
+MAX_DIVERGENCE = 0.02
+"""Classification: mean Kullback-Leibler divergence, nats."""
+MAX_FLIPPED_MARGIN = 0.005
+"""Classification: mean over all texts of the lead that the teacher's label had where it lost."""
+MIN_TAU = 0.90
+"""Ranking: mean Kendall tau."""
+MIN_ENTITY_F1 = 0.95
+MIN_SPAN_F1 = 0.93
+MIN_TOP_K_OVERLAP = 0.85
+"""Fill-mask: the mean share of the best tokens that stay among the best."""
+FEW = 60
+"""Samples: with fewer, the verdict says so."""
+
+
+@dataclass(frozen=True)
+class _Case:
+    """What the metrics of a task are made from."""
+
+    teacher: Sequence[Observed]
+    candidate: Sequence[Observed]
+    agreement: float
+    cosine: float
+
+    def answers(self) -> list[tuple[Any, Any]]:
+        return [(a.answer, b.answer) for a, b in zip(self.teacher, self.candidate, strict=True)]
+
+
+def judge(
+    task: TaskName, teacher: Sequence[Observed], candidate: Sequence[Observed], budget: AccuracyBudget
+) -> Verdict:
+    """Hold a candidate's answers against the teacher's, sample by sample.
+
+    Fails closed: no samples, another number of answers, or a value that is not finite are not accepted.
+    """
+    if not teacher:
+        return Verdict(passed=False, reason="there was nothing to judge with: no samples")
+    if len(teacher) != len(candidate):
+        return Verdict(
+            passed=False, reason=f"{len(candidate)} answers for {len(teacher)} samples", texts=len(candidate)
+        )
+    broken = sum(not finite(observed.answer) for observed in candidate)
+    if broken:
+        return Verdict(passed=False, reason=f"{broken} answers hold NaN or infinity", texts=len(candidate))
+    case = _Case(
+        teacher,
+        candidate,
+        agreement=budget.min_agreement if budget.min_agreement is not None else MIN_AGREEMENT.get(task, 0.0),
+        cosine=budget.min_cosine if budget.min_cosine is not None else MIN_COSINE,
+    )
+    metrics = _METRICS[task](case)
+    return Verdict(
+        passed=all(metric.passed for metric in metrics),
+        reason=explain(metrics, len(teacher)),
+        metrics=metrics,
+        texts=len(teacher),
+    )
+
+
+def explain(metrics: Sequence[Metric], texts: int) -> str:
+    """One sentence: what is outside the budget, or how far inside the worst metric is; and doubts, if any."""
+    failed = [metric for metric in metrics if not metric.passed]
+    if failed:
+        return " and ".join(
+            f"{metric.name} {_digits(metric)} is {'under' if metric.higher_is_better else 'over'} "
+            f"the budget of {metric.budget:g}"
+            for metric in failed
+        )
+    doubtful = [m for m in metrics if m.lower is not None and m.higher_is_better and m.lower < m.budget]
+    sentence = ", ".join(f"{metric.name} {_digits(metric)}" for metric in metrics[:2]) or "nothing measured"
+    if texts < FEW and doubtful:
+        worst = min(doubtful, key=lambda metric: metric.budget - (metric.lower or 0.0))
+        sentence += f"; on {texts} texts only: {worst.name} may be as low as {worst.lower:.3f}"
+    return sentence
+
+
+def _digits(metric: Metric) -> str:
+    """Three decimals, or as many as it takes not to look equal to the budget."""
+    for decimals in (3, 4, 5, 6):
+        text = f"{metric.value:.{decimals}f}"
+        if float(text) != metric.budget or metric.value == metric.budget:
+            return text
+    return f"{metric.value:g}"
+
+
+def finite(answer: Any) -> bool:
+    """True when no number anywhere in an answer is NaN or infinite."""
+    match answer:
+        case float():
+            return math.isfinite(answer)
+        case np.ndarray() | np.floating():
+            return bool(np.all(np.isfinite(answer)))
+        case dict():
+            return all(finite(value) for value in answer.values())
+        case list() | tuple():
+            return all(finite(value) for value in answer)
+        case _:
+            return True
+
+
+def _least(name: str, value: float, budget: float, lower: float | None = None) -> Metric:
+    return Metric(name=name, value=value, lower=lower, budget=budget, passed=bool(value >= budget))
+
+
+def _most(name: str, value: float, budget: float) -> Metric:
+    return Metric(name=name, value=value, budget=budget, higher_is_better=False, passed=bool(value <= budget))
+
+
+def _share(name: str, hits: Sequence[bool], budget: float) -> Metric:
+    successes = sum(hits)
+    return _least(name, successes / len(hits), budget, wilson_lower(successes, len(hits)))
+
+
+def _mean(name: str, values: Sequence[float], budget: float) -> Metric:
+    return _least(name, float(np.mean(values)), budget, bootstrap_lower(values))
+
+
+def _embeddings(case: _Case) -> tuple[Metric, ...]:
+    """One vector a text, or the matrix of its token vectors."""
+    before = [np.asarray(one) for observed in case.teacher for one in observed.reduced]
+    after = [np.asarray(one) for observed in case.candidate for one in observed.reduced]
+    cosines = agreement.cosines(before, after)
+    metrics = [
+        _least("min_cosine", float(cosines.min()), case.cosine),
+        _least("p1_cosine", float(np.percentile(cosines, 1)), case.cosine),
+        _mean("mean_cosine", cosines.tolist(), case.cosine),
+    ]
+    if len({vector.shape for vector in before}) == 1:  # pooled
+        kept = agreement.neighbour_overlap(before, after, NEIGHBOURS)
+        metrics.append(_mean("neighbour_overlap", kept.tolist(), MIN_NEIGHBOUR_OVERLAP))
+    return tuple(metrics)
+
+
+def _similarity(case: _Case) -> tuple[Metric, ...]:
+    changes = [abs(a - b) for before, after in case.answers() for a, b in zip(before, after, strict=True)]
+    top = [_same_top(before, after) for before, after in case.answers()]
+    return (
+        *_embeddings(case)[:1],
+        _most("max_similarity_change", max(changes), MAX_SIMILARITY_CHANGE),
+        _share("top1_agreement", top, case.agreement),
+    )
+
+
+def _same_top(before: Sequence[float], after: Sequence[float]) -> bool:
+    """The candidate's best is the teacher's best, or in a draw with it."""
+    return before[int(np.argmax(after))] >= max(before) - DRAW
+
+
+def _classification(case: _Case) -> tuple[Metric, ...]:
+    pairs = [
+        ({entry["label"]: entry["score"] for entry in one}, {entry["label"]: entry["score"] for entry in other})
+        for before, after in case.answers()
+        for one, other in zip(_nested(before), _nested(after), strict=True)
+    ]
+    if all(len(before) == 1 for before, _ in pairs):
+        return _one_score(case, [(next(iter(a.values())), next(iter(b.values()))) for a, b in pairs])
+    return _distributions(pairs, case.agreement)
+
+
+def _nested(answer: Any) -> list[Any]:
+    """The list of labels for each text: one text's answer may come without the outer list."""
+    return [answer] if answer and isinstance(answer[0], dict) else list(answer)
+
+
+def _distributions(pairs: Sequence[tuple[dict[str, float], dict[str, float]]], budget: float) -> tuple[Metric, ...]:
+    hits, flipped, divergences = [], [], []
+    for before, after in pairs:
+        (label, _), (other, _) = agreement.best_and_margin(before), agreement.best_and_margin(after)
+        lead = before[label] - before.get(other, 0.0)
+        hits.append(lead <= DRAW)
+        flipped.append(lead)
+        divergences.append(agreement.divergence(before, after))
+    return (
+        _share("argmax_agreement", hits, budget),
+        _most("mean_divergence", float(np.mean(divergences)), MAX_DIVERGENCE),
+        _most("flipped_margin", float(np.mean(flipped)), MAX_FLIPPED_MARGIN),
+    )
+
+
+def _one_score(case: _Case, pairs: Sequence[tuple[float, float]]) -> tuple[Metric, ...]:
+    """A single score a text (regression, or yes and no): its change in units of its own spread, and the order."""
+    before, after = np.array([a for a, _ in pairs]), np.array([b for _, b in pairs])
+    spread = float(before.std()) or 1.0
+    changes = np.abs(after - before)
+    hits = (changes <= np.maximum(0.2 * spread, DRAW)).tolist()
+    return (
+        _share("score_agreement", hits, case.agreement),
+        _least("kendall_tau", agreement.kendall_tau(before.tolist(), after.tolist()), MIN_TAU),
+    )
+
+
+def _tokens(case: _Case) -> tuple[Metric, ...]:
+    hits: list[bool] = []
+    found, total = [], []
+    for before, after in case.answers():
+        labels = [[entry["entity"] for entry in answer] for answer in (before, after)]
+        hits += [a == b for a, b in zip(*labels, strict=True)]
+        twice, sizes = agreement.f1(agreement.entities(labels[0]), agreement.entities(labels[1]))
+        found.append(float(twice))
+        total.append(float(sizes))
+    metrics = [_share("token_agreement", hits or [True], case.agreement)]
+    if sum(total):
+        shares = [a / b if b else 0.0 for a, b in zip(found, total, strict=True)]
+        value = sum(found) / sum(total)
+        metrics.append(_least("entity_f1", value, min(MIN_ENTITY_F1, case.agreement), bootstrap_lower(shares, total)))
+    return tuple(metrics)
+
+
+def _ranking(case: _Case) -> tuple[Metric, ...]:
+    taus, top = [], []
+    for before, after in case.answers():
+        first, second = ({entry["index"]: entry["score"] for entry in answer} for answer in (before, after))
+        order = sorted(first)
+        taus.append(agreement.kendall_tau([first[i] for i in order], [second[i] for i in order]))
+        top.append(_same_top([first[i] for i in order], [second[i] for i in order]))
+    return (
+        _share("top1_agreement", top, case.agreement),
+        _mean("kendall_tau", taus, MIN_TAU),
+    )
+
+
+def _spans(case: _Case) -> tuple[Metric, ...]:
+    hits, overlaps = [], []
+    for before, after in case.answers():
+        one, other = (before["start"], before["end"]), (after["start"], after["end"])
+        hits.append(one == other)
+        overlaps.append(agreement.character_f1(one, other))
+    return (_share("span_match", hits, case.agreement), _mean("span_f1", overlaps, MIN_SPAN_F1))
+
+
+def _masks(case: _Case) -> tuple[Metric, ...]:
+    hits, overlaps = [], []
+    for before, after in case.answers():
+        one, other = ([entry["token"] for entry in answer] for answer in (before, after))
+        scores = {entry["token"]: entry["score"] for entry in before}
+        hits.append(one[:1] == other[:1] or scores.get(other[0], 0.0) >= before[0]["score"] - DRAW)
+        overlaps.append(agreement.overlap(one, other))
+    return (_share("top1_agreement", hits, case.agreement), _mean("top_k_overlap", overlaps, MIN_TOP_K_OVERLAP))
+
+
+def _zero_shot(case: _Case) -> tuple[Metric, ...]:
+    pairs = [
+        tuple(dict(zip(answer["labels"], answer["scores"], strict=True)) for answer in both) for both in case.answers()
+    ]
+    return _distributions([(before, after) for before, after in pairs], case.agreement)
+
+
+_METRICS: dict[TaskName, Callable[[_Case], tuple[Metric, ...]]] = {
+    TaskName.FEATURE_EXTRACTION: _embeddings,
+    TaskName.SENTENCE_SIMILARITY: _similarity,
+    TaskName.TEXT_RANKING: _ranking,
+    TaskName.TEXT_CLASSIFICATION: _classification,
+    TaskName.TOKEN_CLASSIFICATION: _tokens,
+    TaskName.QUESTION_ANSWERING: _spans,
+    TaskName.FILL_MASK: _masks,
+    TaskName.ZERO_SHOT_CLASSIFICATION: _zero_shot,
+}
