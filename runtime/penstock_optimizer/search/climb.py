@@ -2,7 +2,7 @@
 
 A challenger is measured right after and right before the incumbent (a pair), and promoted only when it is better by
 more than the pairs scatter. One pair is enough to drop a challenger that is clearly worse; a promising one gets more.
-Promotions on a later criterion (more rows/s at equal latency) may not add up to a loss on the first one: they are held
+Promotions on a later criterion (more requests, equal latency) may not add up to a loss on the first one: each is held
 against the last plan that won by the first criterion.
 """
 
@@ -209,7 +209,7 @@ class Climber:
 
 
 def _reason(comparison: Comparison) -> str:
-    """One clause, such as `12 % better by rows/s (noise 3 %)`."""
+    """One clause, such as `12 % better by requests/s (noise 3 %)`."""
     if comparison.ranking is Ranking.SAME:
         return f"no difference beyond the noise ({comparison.noise:.0%})"
     word = "better" if comparison.ranking is Ranking.BETTER else "worse"

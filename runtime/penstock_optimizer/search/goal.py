@@ -2,11 +2,11 @@
 
 | objective | first | then |
 |---|---|---|
-| latency, or none | lone latency | rows/s |
-| throughput | rows/s | lone latency |
-| both | p95 at the asked rate within the asked latency | rows/s, lone latency |
+| latency, or none | lone latency | requests/s |
+| throughput | requests/s | lone latency |
+| both | p95 at the asked rate within the asked latency | requests/s, lone latency |
 
-Lone latency is the geometric mean of p50 and p95 of rows that find the engine idle, over the workload's length mix:
+Lone latency is the geometric mean of p50 and p95 of requests that find the engine idle, over the workload's length mix:
 p50 alone would ignore the long requests, p95 alone the many short ones.
 """
 
@@ -34,12 +34,12 @@ class Sample(BaseModel):
     model_config = ConfigDict(frozen=True, extra="forbid")
 
     p50_milliseconds: float = Field(gt=0)
-    """Of rows that come one at a time."""
+    """Of requests that come one at a time."""
     p95_milliseconds: float = Field(gt=0)
-    rows_per_second: float = Field(gt=0)
-    """With more rows waiting than can run."""
+    requests_per_second: float = Field(gt=0)
+    """With more requests waiting than can run."""
     loaded_p95_milliseconds: float | None = Field(default=None, gt=0)
-    """With rows arriving at random at the asked rate; only where the objective asks for latency and throughput."""
+    """With requests arriving at random at the asked rate; only where the objective asks for latency and throughput."""
 
     @property
     def lone_milliseconds(self) -> float:
@@ -91,8 +91,8 @@ class Criterion:
         match self.name:
             case "lone latency":
                 return sample.lone_milliseconds
-            case "rows/s":
-                return 1.0 / sample.rows_per_second
+            case "requests/s":
+                return 1.0 / sample.requests_per_second
             case "p95 over the limit":
                 loaded = sample.loaded_p95_milliseconds or sample.p95_milliseconds
                 return max(1.0, loaded / goal.p95_milliseconds) if goal.p95_milliseconds else 1.0
@@ -112,7 +112,7 @@ class Goal:
     def of(cls, objective: Objective) -> Goal:
         """The criteria of an endpoint's objective."""
         latency = Criterion("lone latency", NEAR_LATENCY)
-        rate = Criterion("rows/s", NOISE_FLOOR)
+        rate = Criterion("requests/s", NOISE_FLOOR)
         p95 = objective.latency.p95_milliseconds if objective.latency else None
         asked = objective.throughput.requests_per_second if objective.throughput else None
         if p95 is not None and asked is not None:

@@ -42,7 +42,9 @@ class CostModel:
         if plan.batching is Batching.PADDED:
             # Best near 15 % padding and 8 rows.
             rows *= 1.2 - abs(plan.max_padding_share - 0.15) - 0.01 * abs(plan.max_batch_rows - 8)
-        return Sample(p50_milliseconds=p50, p95_milliseconds=p95, rows_per_second=rows, loaded_p95_milliseconds=p95 * 2)
+        return Sample(
+            p50_milliseconds=p50, p95_milliseconds=p95, requests_per_second=rows, loaded_p95_milliseconds=p95 * 2
+        )
 
     def __call__(self, plan: Plan) -> Sample:
         """One noisy measurement."""
@@ -58,6 +60,6 @@ class CostModel:
         return Sample(
             p50_milliseconds=true.p50_milliseconds * factor() * slow,
             p95_milliseconds=true.p95_milliseconds * factor() * slow,
-            rows_per_second=true.rows_per_second / factor() / slow,
+            requests_per_second=true.requests_per_second / factor() / slow,
             loaded_p95_milliseconds=(true.loaded_p95_milliseconds or 1.0) * factor() * slow,
         )

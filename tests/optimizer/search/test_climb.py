@@ -128,7 +128,7 @@ def test_gains_on_the_second_criterion_do_not_add_up_to_a_loss_on_the_first() ->
         steps = abs(plan.max_batch_rows.bit_length() - plans[0].max_batch_rows.bit_length())
         costs[plan] = (10 * 1.04**steps, 100 * 1.2**steps)
         latency, rows = costs[plan]
-        return Sample(p50_milliseconds=latency, p95_milliseconds=latency, rows_per_second=rows)
+        return Sample(p50_milliseconds=latency, p95_milliseconds=latency, requests_per_second=rows)
 
     climbed = Climber(LATENCY, measure).climb(plans[0], limits)
 

@@ -15,7 +15,7 @@ BOTH = Objective(latency=Latency(p95_milliseconds=20), throughput=Throughput(req
 
 
 def sample(p50: float = 5, p95: float = 10, rows: float = 100, loaded: float | None = None) -> Sample:
-    return Sample(p50_milliseconds=p50, p95_milliseconds=p95, rows_per_second=rows, loaded_p95_milliseconds=loaded)
+    return Sample(p50_milliseconds=p50, p95_milliseconds=p95, requests_per_second=rows, loaded_p95_milliseconds=loaded)
 
 
 @pytest.mark.parametrize(
@@ -23,16 +23,16 @@ def sample(p50: float = 5, p95: float = 10, rows: float = 100, loaded: float | N
     [
         (LATENCY, sample(p95=8), sample(), Ranking.BETTER, "lone latency"),
         (LATENCY, sample(p95=8, rows=10), sample(), Ranking.BETTER, "lone latency"),
-        (LATENCY, sample(p95=9.8, rows=120), sample(), Ranking.BETTER, "rows/s"),
-        (LATENCY, sample(p95=10.2, rows=120), sample(), Ranking.BETTER, "rows/s"),
+        (LATENCY, sample(p95=9.8, rows=120), sample(), Ranking.BETTER, "requests/s"),
+        (LATENCY, sample(p95=10.2, rows=120), sample(), Ranking.BETTER, "requests/s"),
         (LATENCY, sample(p95=13, rows=500), sample(), Ranking.WORSE, "lone latency"),
         (LATENCY, sample(rows=101), sample(), Ranking.SAME, "lone latency"),
         (Objective(), sample(p50=4, p95=8), sample(), Ranking.BETTER, "lone latency"),
-        (THROUGHPUT, sample(p95=50, rows=120), sample(), Ranking.BETTER, "rows/s"),
+        (THROUGHPUT, sample(p95=50, rows=120), sample(), Ranking.BETTER, "requests/s"),
         (THROUGHPUT, sample(p95=5), sample(), Ranking.BETTER, "lone latency"),
-        (THROUGHPUT, sample(p95=5, rows=80), sample(), Ranking.WORSE, "rows/s"),
+        (THROUGHPUT, sample(p95=5, rows=80), sample(), Ranking.WORSE, "requests/s"),
         # Both within the limit: the rate decides, however much closer to the limit the faster one is.
-        (BOTH, sample(rows=120, loaded=19), sample(loaded=11), Ranking.BETTER, "rows/s"),
+        (BOTH, sample(rows=120, loaded=19), sample(loaded=11), Ranking.BETTER, "requests/s"),
         (BOTH, sample(rows=900, loaded=30), sample(loaded=11), Ranking.WORSE, "p95 over the limit"),
         (BOTH, sample(rows=90, loaded=19), sample(loaded=40), Ranking.BETTER, "p95 over the limit"),
         (BOTH, sample(rows=90, loaded=30), sample(loaded=40), Ranking.BETTER, "p95 over the limit"),
@@ -66,7 +66,7 @@ samples = st.builds(
     Sample,
     p50_milliseconds=positive,
     p95_milliseconds=positive,
-    rows_per_second=positive,
+    requests_per_second=positive,
     loaded_p95_milliseconds=positive,
 )
 
@@ -92,7 +92,7 @@ def test_whoever_is_faster_at_everything_is_never_ranked_worse(
     faster = Sample(
         p50_milliseconds=base.p50_milliseconds / factor,
         p95_milliseconds=base.p95_milliseconds / factor,
-        rows_per_second=base.rows_per_second * factor,
+        requests_per_second=base.requests_per_second * factor,
     )
 
     assert Goal.of(objective).compare([Pair(faster, base)]).ranking is Ranking.BETTER

@@ -1,0 +1,169 @@
+"""Measures an engine and a plan in process: single runs by length, lone requests, requests at saturation.
+
+What is measured is the code that serves: tokenising, batching, forward pass and assembling; only HTTP is left out.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import gc
+import time
+from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+from penstock_optimizer.load.arrivals import poisson_arrivals
+from penstock_optimizer.load.summary import median, quantile
+from penstock_optimizer.search.goal import Sample
+
+LEAST_RUNS = 3
+MOST_RUNS = 60
+CLEARLY_FASTER = 0.97
+"""All cores must beat one by this much before a lone row is run on all of them."""
+
+LONE_SECONDS = 0.4
+MOST_LONE_SECONDS = 6.0
+SATURATION_SECONDS = 0.7
+MOST_SATURATION_SECONDS = 6.0
+LOADED_SECONDS = 2.0
+OUTSTANDING = 32
+"""Requests under way at saturation: as many clients as the mixed-traffic benchmark has."""
+
+
+class Predicts(Protocol):
+    """The part of the predictor that is measured."""
+
+    async def predict(self, inputs: Any, parameters: Mapping[str, Any]) -> Any:
+        """The answer."""
+        ...
+
+
+@dataclass(frozen=True)
+class Request:
+    """A request as the predictor takes it."""
+
+    inputs: Any
+    parameters: Mapping[str, Any]
+
+
+@contextmanager
+def no_collection() -> Iterator[None]:
+    """Keep the garbage collector out of what is timed."""
+    gc.collect()
+    enabled = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if enabled:
+            gc.enable()
+
+
+def time_runs(
+    run: Callable[[], object], seconds: float, *, clock: Callable[[], float] = time.perf_counter
+) -> list[float]:
+    """Milliseconds of single runs: after one that is not counted, for about `seconds`, at least three of them."""
+    run()
+    times: list[float] = []
+    with no_collection():
+        end = clock() + seconds
+        while len(times) < MOST_RUNS and (len(times) < LEAST_RUNS or clock() < end):
+            begin = clock()
+            run()
+            times.append((clock() - begin) * 1e3)
+    return times
+
+
+def wide_from(lengths: Sequence[int], narrow: Callable[[int], float], wide: Callable[[int], float]) -> int | None:
+    """The shortest length from which on `wide` (milliseconds on all cores) is clearly faster than `narrow` (on one);
+    None when that is never so. One length where it is not, among longer ones where it is, counts as noise only if it
+    is not the longest."""
+    gains = [wide(tokens) < CLEARLY_FASTER * narrow(tokens) for tokens in lengths]
+    if not gains or not gains[-1]:
+        return None
+    # Split where most of the shorter ones do not gain and most of the longer ones do.
+    best = min(range(len(gains)), key=lambda cut: sum(gains[:cut]) + gains[cut:].count(False))
+    return lengths[best]
+
+
+async def sample_plan(predictor: Predicts, requests: Sequence[Request], *, rate: float | None = None) -> Sample:
+    """Measure a plan with requests of the workload's mix: each in turn alone, then many at once, and where `rate`
+    (requests/s) is given, arriving at random at that rate."""
+    for request in requests[:4]:
+        await predictor.predict(request.inputs, request.parameters)
+    with no_collection():
+        p50, p95, mean = await lone_latency(predictor, requests)
+        rows = await saturation(predictor, requests, expected_seconds=mean)
+        loaded = await loaded_p95(predictor, requests, rate) if rate is not None else None
+    return Sample(p50_milliseconds=p50, p95_milliseconds=p95, requests_per_second=rows, loaded_p95_milliseconds=loaded)
+
+
+async def lone_latency(predictor: Predicts, requests: Sequence[Request]) -> tuple[float, float, float]:
+    """p50 and p95 in milliseconds over the mix, and the mean in seconds, one request at a time.
+
+    Whole rounds over the mix, so that every measurement has the same lengths; each request counts with its median
+    over the rounds, so that one disturbance is not the tail.
+    """
+    times: list[list[float]] = [[] for _ in requests]
+    begin = time.perf_counter()
+    rounds = 0
+    while rounds == 0 or (time.perf_counter() - begin < LONE_SECONDS and rounds < MOST_RUNS):
+        for index, request in enumerate(requests):
+            start = time.perf_counter()
+            await predictor.predict(request.inputs, request.parameters)
+            times[index].append(time.perf_counter() - start)
+            if rounds == 0 and time.perf_counter() - begin > MOST_LONE_SECONDS:
+                break
+        rounds += 1
+        if time.perf_counter() - begin > MOST_LONE_SECONDS:
+            break
+    medians = sorted(median(values) for values in times if values)
+    return quantile(medians, 0.5) * 1e3, quantile(medians, 0.95) * 1e3, sum(medians) / len(medians)
+
+
+async def saturation(predictor: Predicts, requests: Sequence[Request], *, expected_seconds: float) -> float:
+    """Requests a second with many under way at all times: a fixed amount of work, whole rounds over the mix.
+
+    `expected_seconds`: of a lone request, to choose the amount.
+    """
+    round_seconds = max(expected_seconds * len(requests), 1e-6)
+    rounds = max(1, min(round(SATURATION_SECONDS / round_seconds), 50))
+    share = min(1.0, MOST_SATURATION_SECONDS / (round_seconds * rounds))
+    todo = [request for _ in range(rounds) for request in requests][
+        : max(OUTSTANDING, round(len(requests) * rounds * share))
+    ]
+    waiting = iter(todo)
+
+    async def client() -> None:
+        for request in waiting:
+            await predictor.predict(request.inputs, request.parameters)
+
+    begin = time.perf_counter()
+    async with asyncio.TaskGroup() as group:
+        for _ in range(OUTSTANDING):
+            group.create_task(client())
+    return len(todo) / (time.perf_counter() - begin)
+
+
+async def loaded_p95(predictor: Predicts, requests: Sequence[Request], rate: float) -> float:
+    """p95 in milliseconds with requests arriving at random at `rate` a second, counted from when each was due."""
+    seconds = max(LOADED_SECONDS, min(40 / rate, 3 * LOADED_SECONDS))
+    arrivals = poisson_arrivals(rate, seconds, seed=0)
+    loop = asyncio.get_running_loop()
+    begin = loop.time()
+    latencies: list[float] = []
+
+    async def one(request: Request, due: float) -> None:
+        await predictor.predict(request.inputs, request.parameters)
+        latencies.append(loop.time() - due)
+
+    tasks: list[Awaitable[None]] = []
+    for index, at in enumerate(arrivals):
+        delay = begin + at - loop.time()
+        if delay > 0:
+            await asyncio.sleep(delay)
+        request = requests[index % len(requests)]
+        tasks.append(loop.create_task(one(request, begin + at)))
+    await asyncio.gather(*tasks)
+    return quantile(sorted(latencies), 0.95) * 1e3
