@@ -222,7 +222,9 @@ class AccessSettings(Group):
 class LogSettings(Group):
     """What is written to standard error."""
 
-    log_level: Literal["debug", "info", "warning", "error"] = _setting("info", "Least severity that is logged.")
+    log_level: Literal["debug", "info", "warning", "error"] = _setting(
+        "info", "Least severity of the messages that are logged."
+    )
     access_log: bool = _setting(
         False,
         "One line for each request. Off: metrics tell the same for less. Lines are collected and written once a "
@@ -308,15 +310,16 @@ class Setting:
         return get_origin(self.annotation) is tuple
 
     @property
-    def is_optional(self) -> bool:
-        """True when None means "not set"."""
-        return type(None) in get_args(self.annotation)
+    def empty_is_none(self) -> bool:
+        """True when an empty text means "not set". Not for secrets: a secret that came out empty must not open up."""
+        members = get_args(self.annotation)
+        return type(None) in members and not {SecretStr, Path}.intersection(members)
 
     def parse(self, text: str) -> Any:
-        """The text of a variable as what pydantic takes: lists split at commas, empty as None where that is allowed."""
+        """The text of a variable as what pydantic takes: lists split at commas, empty as None where that is meant."""
         if self.is_list:
             return tuple(part.strip() for part in text.split(",") if part.strip())
-        if self.is_optional and not text.strip():
+        if self.empty_is_none and not text.strip():
             return None
         return text
 

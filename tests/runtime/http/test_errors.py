@@ -364,7 +364,7 @@ class TestAccess:
 
 
 def test_every_error_has_a_status_and_a_type_of_its_own_kind() -> None:
-    kinds = [RequestError, *RequestError.__subclasses__()]
+    kinds: list[type[RequestError]] = [RequestError, *RequestError.__subclasses__()]
 
     assert len({kind.error_type for kind in kinds}) == len(kinds)
     assert all(400 <= kind.status <= 599 for kind in kinds)
