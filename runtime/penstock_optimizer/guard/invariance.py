@@ -11,11 +11,14 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
 
 import numpy as np
 
-from penstock.manifest import Metric
+from penstock.manifest import GraphIO, Metric
 from penstock.recipe import Batching
+from penstock_runtime.batching.rectangle import run_rows
+from penstock_runtime.engines.base import Engine
 from penstock_runtime.rows import Outputs, Row
 
 Forward = Callable[[Sequence[Row]], Sequence[Outputs]]
@@ -29,6 +32,11 @@ GROUPS = 12
 SPREAD = 0.25
 """Padded groups: the longest row is at most this much longer than the shortest (or by `NEAR_TOKENS`)."""
 NEAR_TOKENS = 4
+
+
+def forward_of(engine: Engine, io: GraphIO) -> Forward:
+    """An engine's forward, by the code that serves."""
+    return partial(run_rows, engine, io)
 
 
 def equal_length_groups(rows: Sequence[Row]) -> list[list[Row]]:

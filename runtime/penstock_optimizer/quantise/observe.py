@@ -11,15 +11,14 @@ import onnx
 import onnxruntime as ort
 
 from penstock_optimizer.quantise.linear import Range
+from penstock_runtime.batching.rectangle import stack
+from penstock_runtime.engines.graph_inputs import feed as graph_feed
 from penstock_runtime.rows import Float, Row
 
 
 def feed(row: Row, inputs: Sequence[str]) -> dict[str, Any]:
     """One row as a batch of one: int64 [1, tokens] for each of the graph's inputs."""
-    ids = np.asarray([row.ids], np.int64)
-    types = np.zeros_like(ids) if row.type_ids is None else np.asarray([row.type_ids], np.int64)
-    everything = {"input_ids": ids, "attention_mask": np.ones_like(ids), "token_type_ids": types}
-    return {name: everything[name] for name in inputs}
+    return dict(graph_feed(stack([row]), inputs))
 
 
 def session(path: Path, threads: int) -> Any:
