@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import Protocol, runtime_checkable
 
 import numpy as np
 from numpy.typing import NDArray
@@ -24,6 +25,16 @@ class Row:
     def length(self) -> int:
         """Tokens."""
         return len(self.ids)
+
+
+@runtime_checkable
+class Masked(Protocol):
+    """A row that knows its mask tokens: what a graph with `Axes.MASKS` outputs wants."""
+
+    @property
+    def masks(self) -> tuple[int, ...]:
+        """Their positions, rising."""
+        ...
 
 
 @dataclass(frozen=True, slots=True, eq=False)

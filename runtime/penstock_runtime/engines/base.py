@@ -30,6 +30,8 @@ class EngineFacts:
     """The arithmetic in use, such as `f32`, `bf16`, `i8`."""
     fused_nodes: dict[str, int] = field(default_factory=dict)
     """Counts by operator type of fused nodes in the optimised graph; empty where the engine does not tell."""
+    weight_copies: int = 1
+    """How many times the weights are in memory: 2 where `run_wide` needs a compiled model of its own."""
 
 
 class Engine(Protocol):

@@ -1,0 +1,157 @@
+"""One loaded model at work: requests of an event loop on one side, worker threads on the other.
+
+All state of a request belongs to the loop's thread; workers only put outcomes into a box and ring once.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import math
+from collections import deque
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from time import perf_counter
+from typing import Any
+
+from penstock_runtime.batching.waiting import Waiting
+from penstock_runtime.batching.workers import Outcome, Workers, deadline_exceeded
+from penstock_runtime.errors import RequestError
+from penstock_runtime.rows import Row
+
+
+@dataclass(frozen=True, slots=True)
+class Ran:
+    """A request's rows, run. Milliseconds of wall time; together they make up the time from arrival to the last row."""
+
+    reduced: list[Any]
+    """In the order of the rows."""
+    queue_milliseconds: float
+    """While none of its rows ran."""
+    inference_milliseconds: float
+    """While at least one did."""
+
+
+@dataclass(slots=True, eq=False)
+class _Call:
+    """One request's rows on their way."""
+
+    done: asyncio.Future[None]
+    arrived: float
+    reduced: list[Any]
+    missing: int
+    entries: list[Waiting] = field(default_factory=list)
+    spans: list[tuple[float, float]] = field(default_factory=list)
+
+
+class Lane:
+    """Runs rows. Made anywhere; used from one event loop; closed once."""
+
+    def __init__(self) -> None:
+        self._workers: Workers | None = None
+        self._loop: asyncio.AbstractEventLoop | None = None
+        self._box: deque[Outcome] = deque()
+        self._rung = False
+        self._timer: asyncio.TimerHandle | None = None
+        self._timer_at = math.inf
+
+    def open(self, workers: Workers) -> None:
+        """Use these workers, whose `deliver` is this lane's."""
+        self._workers = workers
+
+    @property
+    def workers(self) -> Workers:
+        """The threads behind it."""
+        assert self._workers is not None  # noqa: S101 - Lane and Workers refer to each other: opened right after
+        return self._workers
+
+    async def run(self, rows: Sequence[Row], *, arrived: float, deadline: float) -> Ran:
+        """Run rows, together with whoever else waits as far as the plan allows.
+
+        `arrived` and `deadline` (infinite: none) are on the clock of `perf_counter`. A request whose waiter is
+        cancelled costs nothing any more, but for rows that run already.
+        Overloaded, InvalidInput (too big for the queue), DeadlineExceeded, InferenceFailed; whatever `reduce` raises.
+        """
+        loop = self._loop
+        if loop is None:
+            loop = self._loop = asyncio.get_running_loop()
+        call = _Call(loop.create_future(), arrived, [None] * len(rows), len(rows))
+        if not rows:
+            return Ran([], 0.0, 0.0)
+        # Entries reach workers before this line is done, their outcomes only after: the box is emptied by the loop.
+        call.entries = self.workers.push(rows, call, arrived=arrived, deadline=deadline)
+        if deadline < self._timer_at:
+            self._set_timer(deadline)
+        try:
+            await call.done
+        except BaseException:
+            self.workers.discard(call.entries)
+            raise
+        ended = max(end for _, end in call.spans)
+        inference = _covered(call.spans)
+        return Ran(call.reduced, max(0.0, ended - arrived - inference) * 1e3, inference * 1e3)
+
+    def deliver(self, outcome: Outcome) -> None:
+        """From any thread: hand outcomes to the loop, which is woken once for all that come until it looks."""
+        self._box.append(outcome)
+        if not self._rung:
+            self._rung = True
+            assert self._loop is not None  # noqa: S101 - run() has set it before anything could be delivered
+            with contextlib.suppress(RuntimeError):  # the loop is closed: nobody waits for an answer any more
+                self._loop.call_soon_threadsafe(self._collect)
+
+    async def close(self) -> None:
+        """Run what waits, then end the threads. No `run` may be under way or follow."""
+        if self._timer is not None:
+            self._timer.cancel()
+        await asyncio.to_thread(self.workers.stop)
+
+    def _collect(self) -> None:
+        # Before the box is emptied: what comes in between rings again, for nothing at worst.
+        self._rung = False
+        while self._box:
+            outcome = self._box.popleft()
+            for entry, value in zip(outcome.rows, outcome.values, strict=True):
+                self._settle(entry, value, outcome)
+
+    def _settle(self, entry: Waiting, value: Any, outcome: Outcome) -> None:
+        call: _Call = entry.owner
+        if call.done.done():
+            return  # cancelled, or another of its rows has failed
+        if isinstance(value, RequestError):
+            call.done.set_exception(value)
+            return
+        call.reduced[entry.index] = value
+        call.spans.append((outcome.started, outcome.ended))
+        call.missing -= 1
+        if call.missing == 0:
+            call.done.set_result(None)
+
+    def _set_timer(self, deadline: float) -> None:
+        """Workers drop what has expired when its turn comes; the timer does while they are busy with long rows."""
+        if self._timer is not None:
+            self._timer.cancel()
+        self._timer = None
+        self._timer_at = deadline
+        if deadline < math.inf:
+            assert self._loop is not None  # noqa: S101 - run() has set it
+            self._timer = self._loop.call_later(max(0.0, deadline - perf_counter()) + 0.001, self._expire)
+
+    def _expire(self) -> None:
+        late, next_deadline = self.workers.expire(perf_counter())
+        now = perf_counter()
+        for entry in late:
+            self._settle(entry, deadline_exceeded(), Outcome([], [], now, now))
+        self._set_timer(next_deadline)
+
+
+def _covered(spans: list[tuple[float, float]]) -> float:
+    """Seconds that at least one of the spans covers."""
+    if len(spans) == 1:
+        return spans[0][1] - spans[0][0]
+    total = 0.0
+    reached = -math.inf
+    for start, end in sorted(spans):
+        total += max(0.0, end - max(start, reached))
+        reached = max(reached, end)
+    return total

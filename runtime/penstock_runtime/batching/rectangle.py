@@ -1,0 +1,67 @@
+"""Rows into one rectangle of tokens, and the engine's outputs back into rows. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+
+from penstock.manifest import Axes, GraphIO
+from penstock_runtime.engines.base import Engine
+from penstock_runtime.errors import InferenceFailed
+from penstock_runtime.rows import Batch, Float, Masked, Outputs, Row
+
+
+def stack(rows: Sequence[Row]) -> Batch:
+    """Rows side by side, the shorter ones padded on the right with zeros (masked, so the number does not matter)."""
+    width = max(row.length for row in rows)
+    if len(rows) == 1:
+        row = rows[0]
+        ids = np.array([row.ids], dtype=np.int64)
+        types = np.zeros_like(ids) if row.type_ids is None else np.array([row.type_ids], dtype=np.int64)
+        return Batch(ids, np.ones_like(ids), types)
+    ids = np.zeros((len(rows), width), dtype=np.int64)
+    mask = np.zeros_like(ids)
+    types = np.zeros_like(ids)
+    for index, row in enumerate(rows):
+        ids[index, : row.length] = row.ids
+        mask[index, : row.length] = 1
+        if row.type_ids is not None:
+            types[index, : row.length] = row.type_ids
+    return Batch(ids, mask, types)
+
+
+def unstack(outputs: Outputs, rows: Sequence[Row], io: GraphIO) -> list[Outputs]:
+    """Each row's own part of every output, without padding: views of the batch's arrays.
+
+    InferenceFailed when the shapes are not what `io` promises.
+    """
+    divided = {name: _divide(name, outputs[name], rows, axes) for name, axes in io.outputs.items()}
+    return [{name: parts[index] for name, parts in divided.items()} for index in range(len(rows))]
+
+
+def run_rows(engine: Engine, io: GraphIO, rows: Sequence[Row], *, wide: bool = False) -> list[Outputs]:
+    """One run of the engine over `rows`, padded to the longest; each row's own outputs."""
+    batch = stack(rows)
+    return unstack(engine.run_wide(batch) if wide else engine.run(batch), rows, io)
+
+
+def _divide(name: str, values: Float, rows: Sequence[Row], axes: Axes) -> list[Float]:
+    if axes is Axes.MASKS:
+        counts = [len(row.masks) if isinstance(row, Masked) else 0 for row in rows]
+        _expect(name, values, 0, sum(counts))
+        ends = np.cumsum(counts).tolist()
+        return [values[end - count : end] for end, count in zip(ends, counts, strict=True)]
+    _expect(name, values, 0, len(rows))
+    if axes is Axes.ROW:
+        return list(values)
+    _expect(name, values, 1, max(row.length for row in rows))
+    return [values[index, : row.length] for index, row in enumerate(rows)]
+
+
+def _expect(name: str, values: Float, axis: int, wanted: int) -> None:
+    if values.ndim <= axis or values.shape[axis] != wanted:
+        raise InferenceFailed(
+            f"output {name} has shape {list(values.shape)}: {wanted} was expected on axis {axis}",
+            remedy="The artefact's manifest describes another graph: run penstock optimize again",
+        )

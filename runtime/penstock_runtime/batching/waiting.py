@@ -1,0 +1,221 @@
+"""The rows that wait for a core, and which of them to run next. A data structure: no threads, no clock, no IO.
+
+Order. Every row has a rank, in seconds on the clock of arrivals: the first row of a request ranks at its arrival, each
+further row of the same request a little later, as long as it would take to serve the rows before it at a share of the
+measured rate (`PACE`). The lowest rank runs next. So a client's batch of a thousand rows does not shut single requests
+out, and because arrivals only ever rank later, nothing waits for ever.
+
+Company. The row whose turn it is is joined by others that the plan allows: of the same length, or near enough to stay
+within the padding limit, nearest first. A batch takes at most its worker's fair share of the tokens that wait: the
+other workers will be free soon, and a core that idles beside a full one loses more than a larger batch gains.
+
+There is no timer that waits for company: a batch is whatever waits when a worker gets free. An idle server answers at
+once, and a loaded one finds company in its queue.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+from heapq import heapify, heappop, heappush
+from typing import Any
+
+from penstock.recipe import Batching, Plan
+from penstock_runtime.rows import Row
+
+PACE = 2.0
+"""A large request is ranked as if it were served at 1/PACE of the measured rate: the rest is for others."""
+
+_DUST = 64
+"""Cancelled rows stay in the heaps until their turn, or until there are this many more of them than rows that wait."""
+
+
+@dataclass(slots=True, eq=False)
+class Waiting:
+    """One row in the queue."""
+
+    row: Row
+    rank: float
+    deadline: float
+    """Dropped instead of run after this, seconds on the clock of arrivals; infinite: never."""
+    owner: Any
+    """Whose it is; nothing here looks at it."""
+    index: int
+    """Which row of its owner's."""
+    gone: bool = False
+    """Taken or discarded."""
+
+
+@dataclass(frozen=True, slots=True)
+class Taken:
+    """What a worker takes out of the queue."""
+
+    rows: list[Waiting]
+    """One batch; empty when nothing waits."""
+    expired: list[Waiting]
+    """Rows whose deadline passed before their turn: not to be run."""
+
+
+@dataclass(frozen=True, slots=True)
+class Company:
+    """Who may share a run."""
+
+    batching: Batching
+    max_rows: int
+    max_tokens: int
+    """Padded tokens of one batch; a single longer row still runs, alone."""
+    max_padding_share: float
+
+    @classmethod
+    def of(cls, plan: Plan) -> Company:
+        """As the plan says."""
+        return cls(plan.batching, plan.max_batch_rows, plan.max_batch_tokens, plan.max_padding_share)
+
+
+_Entry = tuple[float, int, Waiting]
+
+
+@dataclass(slots=True)
+class WaitingRows:
+    """The queue."""
+
+    rows: int = 0
+    """How many wait."""
+    tokens: int = 0
+    """Of all that wait."""
+    _serial: int = 0
+    _gone: int = 0
+    """Entries in `_all` that are."""
+    _all: list[_Entry] = field(default_factory=list)
+    _by_length: dict[int, list[_Entry]] = field(default_factory=dict)
+
+    def push(
+        self, rows: Sequence[Row], owner: Any, *, arrived: float, deadline: float, tokens_per_second: float
+    ) -> list[Waiting]:
+        """Let a request's rows wait; the entries come back in the order of `rows`."""
+        entries = []
+        before = 0
+        for index, row in enumerate(rows):
+            rank = arrived + PACE * before / tokens_per_second
+            entry = Waiting(row, rank, deadline, owner, index)
+            self._serial += 1
+            key = (rank, self._serial, entry)
+            heappush(self._all, key)
+            heappush(self._by_length.setdefault(row.length, []), key)
+            before += row.length
+            entries.append(entry)
+        self.rows += len(entries)
+        self.tokens += before
+        return entries
+
+    def discard(self, entry: Waiting) -> bool:
+        """Its client is gone: it will not be taken. False when it has been taken (or discarded) already."""
+        if entry.gone:
+            return False
+        self._leave(entry)
+        self._left_standing()
+        return True
+
+    def expire(self, now: float) -> list[Waiting]:
+        """Discard all rows whose deadline has passed, and return them."""
+        late = [entry for _, _, entry in self._all if not entry.gone and entry.deadline < now]
+        for entry in late:
+            self.discard(entry)
+        return late
+
+    def next_deadline(self) -> float:
+        """The earliest deadline of all that wait; infinite when there is none."""
+        return min((entry.deadline for _, _, entry in self._all if not entry.gone), default=math.inf)
+
+    def take(self, company: Company, *, workers: int, now: float) -> Taken:
+        """The next batch for one of `workers` workers."""
+        expired: list[Waiting] = []
+        first = self._first(expired, now)
+        if first is None:
+            return Taken([], expired)
+        share = -(-(self.tokens + first.row.length) // workers)
+        batch = [first]
+        if company.batching is not Batching.SINGLE and company.max_rows > 1:
+            self._join(batch, company, min(company.max_tokens, share), now)
+        return Taken(batch, expired)
+
+    def _first(self, expired: list[Waiting], now: float) -> Waiting | None:
+        while self._all:
+            entry = heappop(self._all)[2]
+            if entry.gone:
+                self._gone -= 1
+                continue
+            self._leave(entry)
+            # The lowest rank of all is the lowest of its length: only gone entries can stand before it there.
+            self._clear_top(entry.row.length)
+            if entry.deadline >= now:
+                return entry
+            expired.append(entry)
+        self._by_length.clear()
+        return None
+
+    def _join(self, batch: list[Waiting], company: Company, budget: int, now: float) -> None:
+        """Add rows near in length to the first one, oldest first within a length."""
+        first = batch[0].row.length
+        longest = real = first
+        for length in _nearest(first, company):
+            while (entry := self._clear_top(length)) is not None:
+                padded = max(longest, length) * (len(batch) + 1)
+                # One whose deadline has passed is told so at its own turn.
+                if (
+                    len(batch) == company.max_rows
+                    or padded > budget
+                    or padded - real - length > company.max_padding_share * padded
+                    or entry.deadline < now
+                ):
+                    break
+                self._leave(entry)
+                self._left_standing()
+                batch.append(entry)
+                longest, real = max(longest, length), real + length
+
+    def _clear_top(self, length: int) -> Waiting | None:
+        """The lowest rank that waits with this length; gone entries above it are thrown away."""
+        heap = self._by_length.get(length)
+        if heap is None:
+            return None
+        while heap:
+            if not heap[0][2].gone:
+                return heap[0][2]
+            heappop(heap)
+        del self._by_length[length]
+        return None
+
+    def _left_standing(self) -> None:
+        """An entry is gone and still stands in the heap of all."""
+        self._gone += 1
+        if self._gone > self.rows + _DUST:
+            self._sweep()
+
+    def _leave(self, entry: Waiting) -> None:
+        entry.gone = True
+        self.rows -= 1
+        self.tokens -= entry.row.length
+
+    def _sweep(self) -> None:
+        self._all = [key for key in self._all if not key[2].gone]
+        heapify(self._all)
+        self._by_length = {}
+        for key in self._all:
+            self._by_length.setdefault(key[2].row.length, []).append(key)
+        for heap in self._by_length.values():
+            heapify(heap)
+        self._gone = 0
+
+
+def _nearest(length: int, company: Company) -> Iterator[int]:
+    """Lengths that may join a row of `length`, the nearest first: none so far off that the two alone pad too much."""
+    yield length
+    if company.batching is not Batching.PADDED:
+        return
+    share = company.max_padding_share
+    for distance in range(1, int(length * share / (1 - share)) + 1):
+        if distance <= length * share:
+            yield length - distance
+        yield length + distance

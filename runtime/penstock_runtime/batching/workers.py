@@ -1,0 +1,210 @@
+"""The threads that run the engine, one for each stream, and the queue that they take from. Knows no event loop.
+
+A worker that gets free takes its next batch itself: between two runs there is nothing but a lock. One that finds
+nothing sleeps on a lock of its own, which the next arrival releases: 12 us from the loop to the thread and back,
+a thousandth of which running in the loop's own thread would cost everybody else.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from time import perf_counter
+from typing import Any
+
+from penstock.manifest import GraphIO
+from penstock.recipe import Plan
+from penstock_runtime.batching.bounds import QueueBounds
+from penstock_runtime.batching.observer import Observer
+from penstock_runtime.batching.rate import DrainRate
+from penstock_runtime.batching.rectangle import run_rows
+from penstock_runtime.batching.waiting import Company, Taken, Waiting, WaitingRows
+from penstock_runtime.engines.base import Engine
+from penstock_runtime.errors import DeadlineExceeded, InferenceFailed, RequestError
+from penstock_runtime.rows import Outputs, Row
+
+logger = logging.getLogger("penstock.batching")
+
+Reduce = Callable[[Row, Outputs], Any]
+"""`Task.reduce`."""
+
+
+@dataclass(frozen=True, slots=True)
+class Outcome:
+    """What became of some rows. A value that is a RequestError is the row's failure."""
+
+    rows: list[Waiting]
+    values: list[Any]
+    started: float
+    """Clock of `perf_counter`, seconds."""
+    ended: float
+
+
+class Workers:
+    """The threads and their queue. All methods may be called from any thread."""
+
+    def __init__(
+        self,
+        engine: Engine,
+        io: GraphIO,
+        plan: Plan,
+        reduce: Reduce,
+        *,
+        bounds: QueueBounds,
+        observer: Observer,
+        deliver: Callable[[Outcome], None],
+    ) -> None:
+        """`deliver` is called from the workers' threads."""
+        self._engine = engine
+        self._io = io
+        self._reduce = reduce
+        self._company = Company.of(plan)
+        self._wide_from = plan.wide_from_tokens
+        self._bounds = bounds
+        self._observer = observer
+        self._deliver = deliver
+        self._lock = threading.Lock()
+        self._queue = WaitingRows()
+        self._rate = DrainRate(plan.streams)
+        self._idle: list[threading.Lock] = []
+        self._busy = 0
+        self._stopping = False
+        self._threads = [
+            threading.Thread(target=self._work, name=f"penstock-stream-{index}", daemon=True)
+            for index in range(plan.streams)
+        ]
+        for thread in self._threads:
+            thread.start()
+
+    @property
+    def depth(self) -> tuple[int, int]:
+        """Rows and tokens that wait."""
+        return self._queue.rows, self._queue.tokens
+
+    @property
+    def tokens_per_second(self) -> float:
+        """What all the workers serve together while busy, as measured lately."""
+        return self._rate.tokens_per_second
+
+    def check_room(self, rows: int, tokens: int) -> None:
+        """Overloaded or InvalidInput when a request of this size would be refused."""
+        with self._lock:
+            self._check_room(rows, tokens)
+
+    def push(self, rows: Sequence[Row], owner: Any, *, arrived: float, deadline: float) -> list[Waiting]:
+        """Let rows wait; they come back through `deliver`, each once, unless discarded. Errors as `check_room`."""
+        tokens = sum(row.length for row in rows)
+        with self._lock:
+            self._check_room(len(rows), tokens)
+            entries = self._queue.push(
+                rows, owner, arrived=arrived, deadline=deadline, tokens_per_second=self._rate.tokens_per_second
+            )
+            woken = self._idle[-len(rows) :]
+            del self._idle[-len(rows) :]
+        for wake in woken:
+            wake.release()
+        return entries
+
+    def discard(self, entries: Sequence[Waiting]) -> None:
+        """Forget rows that have not been taken yet. Those that run go on, and are delivered."""
+        with self._lock:
+            for entry in entries:
+                self._queue.discard(entry)
+
+    def expire(self, now: float) -> tuple[list[Waiting], float]:
+        """Take out the rows whose deadline has passed; also the next deadline (infinite: none)."""
+        with self._lock:
+            return self._queue.expire(now), self._queue.next_deadline()
+
+    def warmed(self, tokens: int, seconds: float) -> None:
+        """A run outside the queue tells how fast the engine is."""
+        with self._lock:
+            self._rate.ran(tokens, seconds)
+
+    def stop(self) -> None:
+        """Run what waits, then end the threads. Blocks until they have. Nothing may be pushed any more."""
+        with self._lock:
+            self._stopping = True
+            woken, self._idle = self._idle, []
+        for wake in woken:
+            wake.release()
+        for thread in self._threads:
+            thread.join()
+
+    def _check_room(self, rows: int, tokens: int) -> None:
+        self._bounds.check(rows, tokens, self._queue.rows, self._queue.tokens, self._rate)
+
+    def _work(self) -> None:
+        wake = threading.Lock()
+        wake.acquire()
+        ran: tuple[int, float] | None = None
+        while True:
+            with self._lock:
+                if ran is not None:
+                    self._busy -= 1
+                    self._rate.ran(*ran)
+                    ran = None
+                taken = self._queue.take(self._company, workers=len(self._threads), now=perf_counter())
+                if taken.rows:
+                    self._busy += 1
+                elif not taken.expired:
+                    if self._stopping:
+                        return
+                    self._idle.append(wake)
+                lone = self._busy == 1 and self._queue.rows == 0
+            if taken.expired:
+                self._deliver_expired(taken.expired)
+            if taken.rows:
+                ran = self._run(taken, lone=lone)
+            elif not taken.expired:
+                wake.acquire()
+
+    def _deliver_expired(self, entries: list[Waiting]) -> None:
+        now = perf_counter()
+        self._deliver(Outcome(entries, [deadline_exceeded() for _ in entries], now, now))
+
+    def _run(self, taken: Taken, *, lone: bool) -> tuple[int, float]:
+        rows = [entry.row for entry in taken.rows]
+        longest = max(row.length for row in rows)
+        real = sum(row.length for row in rows)
+        wide = lone and len(rows) == 1 and self._wide_from is not None and longest >= self._wide_from
+        started = perf_counter()
+        values = self._forward(rows, wide=wide)
+        ended = perf_counter()
+        self._deliver(Outcome(taken.rows, values, started, ended))
+        self._observer.batch(len(rows), real, longest * len(rows))
+        # A wide run has all the cores, as long as it lasts.
+        return real, (ended - started) * (len(self._threads) if wide else 1)
+
+    def _forward(self, rows: list[Row], *, wide: bool) -> list[Any]:
+        try:
+            outputs = run_rows(self._engine, self._io, rows, wide=wide)
+        except Exception as error:  # whatever the engine throws must not end the thread, nor reach strangers
+            if len(rows) == 1:
+                return [_failure("the model failed on this input", error)]
+            logger.warning("a batch of %d rows failed (%s): running each alone", len(rows), error)
+            return [self._forward([row], wide=False)[0] for row in rows]
+        return [self._reduced(row, own) for row, own in zip(rows, outputs, strict=True)]
+
+    def _reduced(self, row: Row, outputs: Outputs) -> Any:
+        try:
+            return self._reduce(row, outputs)
+        except Exception as error:  # as above
+            return _failure("the model's output cannot be used", error)
+
+
+def deadline_exceeded() -> DeadlineExceeded:
+    """For a row that was not run in time."""
+    return DeadlineExceeded(
+        "the request waited longer than its deadline and was not run",
+        remedy="Try again later, allow more time, or add replicas",
+    )
+
+
+def _failure(what: str, error: Exception) -> RequestError:
+    if isinstance(error, RequestError):
+        return error
+    logger.error("%s", what, exc_info=error)
+    return InferenceFailed(f"{what}: {type(error).__name__}", remedy="The server's log has the details")

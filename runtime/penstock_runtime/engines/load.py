@@ -1,0 +1,26 @@
+"""The engine that a recipe names. Each library is imported only when a recipe wants it."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from penstock.manifest import GraphIO
+from penstock.recipe import EngineName, Recipe
+from penstock_runtime.engines.base import Engine, Threads
+
+
+def load_engine(path: Path, io: GraphIO, recipe: Recipe, threads: Threads, *, wide: bool = False) -> Engine:
+    """Load the graph at `path` (`.onnx`, or `.xml` with its `.bin`) into the recipe's engine.
+
+    `wide` prepares `run_wide` to use streams x per_stream threads for one batch; without it `run_wide` is `run`.
+    ArtefactError when it does not load, or is not the graph that `io` describes.
+    """
+    match recipe.engine:
+        case EngineName.ONNXRUNTIME:
+            from penstock_runtime.engines import onnxruntime
+
+            return onnxruntime.load(path, io, recipe, threads, wide=wide)
+        case EngineName.OPENVINO:
+            from penstock_runtime.engines import openvino
+
+            return openvino.load(path, io, recipe, threads, wide=wide)

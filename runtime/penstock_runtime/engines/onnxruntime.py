@@ -1,0 +1,136 @@
+"""ONNX Runtime. The only module that imports it.
+
+One session serves every stream: `run` is thread-safe, and the weights are held once. With `wide` the session's pool
+has all the threads, so that whatever thread of it has nothing to do helps the run that is under way, a lone one gets
+all cores, and busy streams keep to themselves (docs/decisions/engine-threads.md has the measurements).
+"""
+
+from __future__ import annotations
+
+import tempfile
+from collections import Counter
+from pathlib import Path
+from typing import Any
+
+import onnxruntime as ort
+
+from penstock.errors import ArtefactError
+from penstock.manifest import GraphIO
+from penstock.recipe import Precision, Recipe
+from penstock_runtime.engines.base import EngineFacts, Threads
+from penstock_runtime.engines.graph_inputs import feed
+from penstock_runtime.engines.operators import count_operators
+from penstock_runtime.errors import InferenceFailed
+from penstock_runtime.rows import Batch, Outputs
+
+_ERRORS_ONLY = 3
+"""Severity of the library's own log."""
+
+FUSED_OPERATORS = frozenset({
+    "Attention", "QAttention", "MultiHeadAttention", "EmbedLayerNormalization", "QEmbedLayerNormalization",
+    "SkipLayerNormalization", "LayerNormalization", "Gelu", "BiasGelu", "FastGelu", "FusedMatMul", "FusedGemm",
+    "DynamicQuantizeMatMul", "MatMulIntegerToFloat", "QLinearMatMul", "QGemm", "QLinearAdd", "MatMulNBits",
+})  # fmt: skip
+"""Operators that stand for several of a plain export's, or for an int8 product."""
+
+
+class OnnxRuntimeEngine:
+    """A session. Make it with `load`."""
+
+    def __init__(self, session: Any, io: GraphIO, facts: EngineFacts) -> None:
+        self._session = session
+        self._inputs = io.inputs
+        self._outputs = list(io.outputs)
+        self._facts = facts
+
+    @property
+    def facts(self) -> EngineFacts:
+        """See `Engine`."""
+        return self._facts
+
+    def run(self, batch: Batch) -> Outputs:
+        """See `Engine`."""
+        try:
+            values = self._session.run(self._outputs, feed(batch, self._inputs))
+        except Exception as error:  # the library raises a dozen types of its own
+            raise InferenceFailed(f"onnxruntime: {error}", remedy="Report it with the model and the input") from error
+        return dict(zip(self._outputs, values, strict=True))
+
+    def run_wide(self, batch: Batch) -> Outputs:
+        """See `Engine`: the session's pool has all the threads."""
+        return self.run(batch)
+
+    def close(self) -> None:
+        """See `Engine`."""
+        self._session = None
+
+
+def load(path: Path, io: GraphIO, recipe: Recipe, threads: Threads, *, wide: bool = False) -> OnnxRuntimeEngine:
+    """See `EngineLoader`."""
+    pool = threads.streams * threads.per_stream if wide else threads.per_stream
+    session = _open(path, _options(pool))
+    _check(path, io, session)
+    precision = "f32" if recipe.precision is Precision.FP32 else "i8"
+    return OnnxRuntimeEngine(session, io, EngineFacts("onnxruntime", ort.__version__, threads, precision))
+
+
+def fused_nodes(path: Path) -> dict[str, int]:
+    """How many nodes of each fused operator the graph has after the session's own optimisation. Loads it once more."""
+    with tempfile.TemporaryDirectory() as folder:
+        saved = Path(folder) / "optimised.onnx"
+        options = _options(1)
+        options.optimized_model_filepath = str(saved)
+        # Weights go to a file of their own, so that the graph is small to read.
+        options.add_session_config_entry(
+            "session.optimized_model_external_initializers_file_name", "optimised.onnx.data"
+        )
+        options.add_session_config_entry("session.optimized_model_external_initializers_min_size_in_bytes", "1024")
+        _ = _open(path, options)
+        found: Counter[str] = count_operators(saved.read_bytes())
+    return {name: count for name, count in sorted(found.items()) if name in FUSED_OPERATORS}
+
+
+def _options(pool: int) -> Any:
+    options = ort.SessionOptions()
+    options.graph_optimization_level = ort.GraphOptimizationLevel.ORT_ENABLE_ALL
+    # Explicit counts: defaults are the host's cores, whatever the cgroup says, and would pin threads to foreign ones.
+    options.intra_op_num_threads = pool
+    options.inter_op_num_threads = 1
+    options.execution_mode = ort.ExecutionMode.ORT_SEQUENTIAL
+    # A thread that spins takes the core from another stream and from the HTTP front end: 20 to 30 % of the throughput.
+    options.add_session_config_entry("session.intra_op.allow_spinning", "0")
+    # A pattern is kept for every shape that comes by: memory without a bound, no speed for changing lengths.
+    options.enable_mem_pattern = False
+    # The arena keeps its high-water mark, which the plan's token budget bounds; without it each run pays page faults
+    # for its buffers (a quarter more CPU).
+    options.enable_cpu_mem_arena = True
+    options.log_severity_level = _ERRORS_ONLY
+    return options
+
+
+def _open(path: Path, options: Any) -> Any:
+    if not path.is_file():
+        raise ArtefactError(f"{path} is missing", remedy="Run penstock optimize again")
+    try:
+        return ort.InferenceSession(str(path), options, providers=["CPUExecutionProvider"])
+    except Exception as error:  # the library raises a dozen types of its own
+        raise ArtefactError(
+            f"{path} does not load in onnxruntime {ort.__version__}: {error}", remedy="Run penstock optimize again"
+        ) from error
+
+
+def _check(path: Path, io: GraphIO, session: Any) -> None:
+    """ArtefactError when the graph's inputs and outputs are not those of `io`."""
+    wanted = {value.name for value in session.get_inputs()}
+    if wanted != set(io.inputs):
+        raise ArtefactError(
+            f"{path} takes {sorted(wanted)}, but is described as taking {sorted(io.inputs)}",
+            remedy="Run penstock optimize again",
+        )
+    given = {value.name: value.type for value in session.get_outputs()}
+    for name in io.outputs:
+        if given.get(name) != "tensor(float)":
+            raise ArtefactError(
+                f"{path}: output {name} is {given.get(name, 'missing')}, not tensor(float)",
+                remedy="Run penstock optimize again",
+            )

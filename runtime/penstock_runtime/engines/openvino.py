@@ -1,0 +1,161 @@
+"""OpenVINO's CPU plugin. The only module of the runtime that imports it.
+
+One compiled model serves every stream; its packed weights are held once. With `wide` a second one with a single
+stream over all the threads is compiled from the same graph: its packed weights are a second copy, which the facts say.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from pathlib import Path
+from queue import SimpleQueue
+from typing import Any
+
+import numpy as np
+import openvino as ov
+
+from penstock.errors import ArtefactError
+from penstock.manifest import GraphIO
+from penstock.recipe import Precision, Recipe
+from penstock_runtime.engines.base import EngineFacts, Threads
+from penstock_runtime.engines.graph_inputs import feed
+from penstock_runtime.errors import InferenceFailed
+from penstock_runtime.rows import Batch, Outputs
+
+SHAPES_KEPT = 1024
+"""Primitives (a layer for one shape) that the plugin keeps compiled, per stream. Its default is 5000: with lengths
+changing from 1 to 512 and several batch sizes that is some 10 KB each, without much speed to show for it."""
+
+_PRODUCTS = ("FullyConnected", "MatMul")
+"""Layers whose run-time precision is the precision of the arithmetic."""
+
+
+class OpenVinoEngine:
+    """A compiled model and its infer requests. Make it with `load`."""
+
+    def __init__(self, narrow: Any, wide: Any | None, io: GraphIO, threads: Threads, recipe: Recipe) -> None:
+        self._requests = _Requests(narrow, io, threads.streams)
+        self._wide = self._requests if wide is None else _Requests(wide, io, 1)
+        precision, fused = _read_back(narrow, recipe)
+        self._facts = EngineFacts(
+            "openvino",
+            ov.get_version().split("-", maxsplit=1)[0],
+            threads,
+            precision,
+            fused,
+            weight_copies=1 if wide is None else 2,
+        )
+
+    @property
+    def facts(self) -> EngineFacts:
+        """See `Engine`."""
+        return self._facts
+
+    def run(self, batch: Batch) -> Outputs:
+        """See `Engine`."""
+        return self._requests.run(batch)
+
+    def run_wide(self, batch: Batch) -> Outputs:
+        """See `Engine`."""
+        return self._wide.run(batch)
+
+    def close(self) -> None:
+        """See `Engine`."""
+        self._requests.close()
+        self._wide.close()
+
+
+class _Requests:
+    """One infer request for each stream, handed out to whoever runs."""
+
+    def __init__(self, compiled: Any, io: GraphIO, streams: int) -> None:
+        self._io = io
+        self._outputs = [(name, compiled.output(name)) for name in io.outputs]
+        self._free: SimpleQueue[Any] = SimpleQueue()
+        for _ in range(streams):
+            self._free.put(compiled.create_infer_request())
+
+    def run(self, batch: Batch) -> Outputs:
+        request = self._free.get()
+        try:
+            # Inputs are read in place: nothing changes them while the run lasts.
+            request.infer(feed(batch, self._io.inputs), share_inputs=True, share_outputs=True)
+            # The request's own output memory is written again by its next run.
+            return {name: np.array(request.get_tensor(port).data) for name, port in self._outputs}
+        except RuntimeError as error:
+            raise InferenceFailed(f"openvino: {error}", remedy="Report it with the model and the input") from error
+        finally:
+            self._free.put(request)
+
+    def close(self) -> None:
+        self._outputs = []
+        while not self._free.empty():
+            self._free.get()
+
+
+def load(path: Path, io: GraphIO, recipe: Recipe, threads: Threads, *, wide: bool = False) -> OpenVinoEngine:
+    """See `EngineLoader`."""
+    if not path.is_file():
+        raise ArtefactError(f"{path} is missing", remedy="Run penstock optimize again")
+    core = ov.Core()
+    try:
+        model = core.read_model(str(path))
+        _check(path, io, model)
+        narrow = core.compile_model(model, "CPU", _properties(recipe, threads))
+        alone = Threads(1, threads.streams * threads.per_stream)
+        # With one stream the lone request has all the threads already.
+        wider = core.compile_model(model, "CPU", _properties(recipe, alone)) if wide and threads.streams > 1 else None
+        return OpenVinoEngine(narrow, wider, io, threads, recipe)
+    except RuntimeError as error:
+        raise ArtefactError(
+            f"{path} does not load in openvino {ov.get_version()}: {error}", remedy="Run penstock optimize again"
+        ) from error
+
+
+def _properties(recipe: Recipe, threads: Threads) -> dict[str, Any]:
+    return {
+        "NUM_STREAMS": str(threads.streams),
+        "INFERENCE_NUM_THREADS": threads.streams * threads.per_stream,
+        # The process is kept on its cores by penstock_runtime.host; the plugin's own pinning would count from core 0
+        # of the machine as it sees it, and clash with any other process that does the same.
+        "ENABLE_CPU_PINNING": False,
+        "ENABLE_HYPER_THREADING": False,
+        # Left alone, the plugin computes in bf16 wherever that is native: other answers on another processor.
+        "INFERENCE_PRECISION_HINT": "bf16" if recipe.precision is Precision.BF16 else "f32",
+        # ACCURACY also keeps fp32 graphs from being quantised on the fly.
+        "EXECUTION_MODE_HINT": "ACCURACY" if recipe.precision is Precision.FP32 else "PERFORMANCE",
+        "CPU_RUNTIME_CACHE_CAPACITY": SHAPES_KEPT,
+    }
+
+
+def _check(path: Path, io: GraphIO, model: Any) -> None:
+    """ArtefactError when the graph's inputs and outputs are not those of `io`."""
+    taken = {name for port in model.inputs for name in port.get_names()}
+    given = {name for port in model.outputs for name in port.get_names()}
+    for what, wanted, found in (("takes", set(io.inputs), taken), ("gives", set(io.outputs), given)):
+        if not wanted <= found:
+            raise ArtefactError(
+                f"{path} {what} {sorted(found)}, but is described with {sorted(wanted)}",
+                remedy="Run penstock optimize again",
+            )
+    if len(model.inputs) != len(io.inputs):
+        raise ArtefactError(
+            f"{path} takes {sorted(taken)}, but is described as taking {sorted(io.inputs)}",
+            remedy="Run penstock optimize again",
+        )
+
+
+def _read_back(compiled: Any, recipe: Recipe) -> tuple[str, dict[str, int]]:
+    """The precision that most matrix products really run in, and how many of each fused layer there are."""
+    precisions: Counter[str] = Counter()
+    layers: Counter[str] = Counter()
+    for node in compiled.get_runtime_model().get_ops():
+        info = node.get_rt_info()
+        layer = str(info["layerType"].astype(str))
+        layers[layer] += 1
+        if layer in _PRODUCTS:
+            precisions[str(info["runtimePrecision"].astype(str))] += 1
+    found = precisions.most_common(1)[0][0] if precisions else "f32"
+    fused = {name: layers[name] for name in ("FullyConnected", "ScaledDotProductAttention", "MHA") if layers[name]}
+    # Weights in int8 with activations quantised at run time show as f32: the plugin names the inputs' precision.
+    return ("i8" if found in {"u8", "i8"} or recipe.precision is Precision.INT8_ROWWISE else found), fused

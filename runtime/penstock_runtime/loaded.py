@@ -1,0 +1,168 @@
+"""A model in memory, ready to run: from an artefact, or from a graph of one's own."""
+
+from __future__ import annotations
+
+import hashlib
+import threading
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Literal
+
+from penstock.errors import ArtefactError
+from penstock.hardware import Isa
+from penstock.manifest import GraphIO, Manifest, ServedModel
+from penstock.recipe import EngineName, Plan
+from penstock_runtime.engines.base import Engine, Threads
+from penstock_runtime.engines.load import load_engine
+from penstock_runtime.host import Host, require_memory
+from penstock_runtime.models.folder import ModelFolder
+from penstock_runtime.tasks.base import Task
+from penstock_runtime.tasks.factory import make_task
+from penstock_runtime.tasks.limits import DEFAULT_LIMITS, Limits
+
+Which = Literal["chosen", "baseline"]
+
+GRAPHS = "model"
+"""The folder of the graphs within an artefact."""
+
+_LOADING_FACTOR = {EngineName.ONNXRUNTIME: 2.5, EngineName.OPENVINO: 2.5}
+"""Peak memory of loading over the size of the graph's files, measured with MiniLM: file, weights, packed weights."""
+_WORKING_BYTES = 128 * 2**20
+"""Libraries, arenas and Python besides the weights."""
+
+
+@dataclass(slots=True, eq=False)
+class LoadedModel:
+    """A task, and the engine that runs its rows. Close it when nothing runs any more (the predictor does)."""
+
+    task: Task
+    engine: Engine
+    plan: Plan
+    io: GraphIO
+    manifest: Manifest | None = None
+    """None: not from an artefact."""
+    which: Which = "chosen"
+    max_tokens: int = 512
+    """The longest row that comes: what the warm-up goes up to."""
+    findings: tuple[str, ...] = ()
+    """What an operator should know, in plain words; empty when all is as planned."""
+    closed: bool = False
+    _lock: threading.Lock = field(default_factory=threading.Lock)
+
+    def close(self) -> None:
+        """Free the graph. Nothing may run. Further calls do nothing."""
+        with self._lock:
+            if not self.closed:
+                self.closed = True
+                self.engine.close()
+
+
+def load_graph(
+    task: Task, path: Path, io: GraphIO, plan: Plan, *, manifest: Manifest | None = None, max_tokens: int = 512
+) -> LoadedModel:
+    """Load one graph with a plan. ArtefactError when it does not load."""
+    threads = Threads(plan.streams, plan.threads_per_stream)
+    engine = load_engine(path, io, plan.recipe, threads, wide=plan.wide_from_tokens is not None)
+    return LoadedModel(task, engine, plan, io, manifest, max_tokens=max_tokens)
+
+
+def load_artefact(
+    folder: Path,
+    which: Which,
+    host: Host,
+    *,
+    cores: int | None = None,
+    max_tokens: int | None = None,
+    truncate: bool = True,
+    limits: Limits = DEFAULT_LIMITS,
+) -> LoadedModel:
+    """Load one of an artefact's two models for this machine.
+
+    `cores` to use (None: the plan's); `max_tokens`, `truncate` and `limits` as for `make_task`.
+    ArtefactError: a file is missing or altered, the graph does not load, or the chosen plan was made for another
+    instruction set (the fp32 baseline runs on any). HostError when there is not enough memory. Errors of the model's
+    own files as `ModelFolder.open` and `make_task`.
+    """
+    manifest = Manifest.load(folder)
+    served = manifest.chosen if which == "chosen" else manifest.baseline
+    if which == "chosen":
+        _check_isa(folder, manifest.cpu.isa, host.cpu.isa)
+    _verify(folder, manifest, served)
+    plan, findings = fit_plan(served.plan, cores)
+    require_memory(host.memory, _needed_bytes(folder / served.path, plan), f"serving {plan.recipe.name}")
+    model_folder = ModelFolder.open(folder, weights=False)
+    task = make_task(manifest.task, model_folder, max_tokens=max_tokens, truncate=truncate, limits=limits)
+    longest = min(max_tokens or manifest.model.max_tokens, model_folder.max_tokens)
+    model = load_graph(task, folder / served.path, served.io, plan, manifest=manifest, max_tokens=longest)
+    model.which = which
+    model.findings = findings
+    return model
+
+
+def fit_plan(plan: Plan, cores: int | None) -> tuple[Plan, tuple[str, ...]]:
+    """The plan on `cores` cores, and what had to be changed. Pure.
+
+    With fewer cores than it was made for: fewer streams, then fewer threads for each. More cores stay unused: the plan
+    was measured without them.
+    """
+    made_for = plan.streams * plan.threads_per_stream
+    if cores is None or cores >= made_for:
+        return plan, ()
+    threads = min(plan.threads_per_stream, cores)
+    streams = max(1, cores // threads)
+    wide = plan.wide_from_tokens if streams > 1 else None
+    fitted = plan.model_copy(update={"streams": streams, "threads_per_stream": threads, "wide_from_tokens": wide})
+    finding = (
+        f"The plan was made for {made_for} cores ({plan.streams}x{plan.threads_per_stream} threads) and runs on "
+        f"{cores} as {streams}x{threads}: optimise again with cores: {cores}"
+    )
+    return fitted, (finding,)
+
+
+def _check_isa(folder: Path, made_on: Isa, here: Isa) -> None:
+    if made_on is not here:
+        raise ArtefactError(
+            f"the plan of {folder} was measured and judged on {made_on.value}, and this processor is {here.value}",
+            remedy="Run penstock optimize on this machine, or serve the artefact's baseline",
+        )
+
+
+def _verify(folder: Path, manifest: Manifest, served: ServedModel) -> None:
+    """Check every file that this model reads against its sha256."""
+    if served.path not in manifest.files:
+        raise ArtefactError(
+            f"the manifest of {folder} has no digest of {served.path}", remedy="Make the artefact again"
+        )
+    for name in _names(manifest, served):
+        path = folder / name
+        try:
+            with path.open("rb") as file:
+                digest = hashlib.file_digest(file, "sha256").hexdigest()
+        except OSError as error:
+            raise ArtefactError(
+                f"{path} cannot be read ({error.strerror})", remedy="Fetch the artefact again, or make it again"
+            ) from error
+        if digest != manifest.files[name]:
+            raise ArtefactError(
+                f"{path} is not the file that was optimised (sha256 {digest[:12]}…, expected "
+                f"{manifest.files[name][:12]}…)",
+                remedy="Fetch the artefact again, or make it again",
+            )
+
+
+def _names(manifest: Manifest, served: ServedModel) -> Iterator[str]:
+    """The files of the model: its graph's folder, and all that is not a graph."""
+    own = served.path.rpartition("/")[0]
+    for name in sorted(manifest.files):
+        if not name.startswith(f"{GRAPHS}/") or name.startswith(f"{own}/"):
+            yield name
+
+
+def _needed_bytes(path: Path, plan: Plan) -> int:
+    try:
+        size = sum(file.stat().st_size for file in path.parent.iterdir() if file.is_file())
+    except OSError:
+        size = 0  # the engine says what is wrong with it
+    copies = 2 if plan.wide_from_tokens is not None and plan.recipe.engine is EngineName.OPENVINO else 1
+    return int(size * (_LOADING_FACTOR[plan.recipe.engine] + copies - 1)) + _WORKING_BYTES

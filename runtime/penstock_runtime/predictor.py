@@ -1,0 +1,299 @@
+"""From a request's inputs to its answer: tokenise, wait, run, assemble. The face of the runtime to HTTP and search."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Mapping
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, field
+from time import perf_counter
+from typing import Any
+
+from penstock_runtime.batching.bounds import QueueBounds
+from penstock_runtime.batching.lane import Lane
+from penstock_runtime.batching.observer import Observer, Unobserved
+from penstock_runtime.batching.workers import Workers
+from penstock_runtime.cache import BoundedCache, content_key, json_size
+from penstock_runtime.errors import NotReady, Overloaded
+from penstock_runtime.loaded import LoadedModel
+from penstock_runtime.tasks.base import Prepared
+from penstock_runtime.warmup import warm_up
+
+__all__ = ["Answer", "Limits", "LoadedModel", "Predictor", "Timings"]
+
+LONG_CHARACTERS = 4000
+"""Requests of more text than this are tokenised in another thread: 2 ms and more, in which the loop reads and answers
+others. Shorter ones would pay 0.05 ms for the way there and back. The tokenizer releases the GIL."""
+
+MANY_ROWS = 64
+"""Answers of more rows than this are assembled in another thread, for the same reason."""
+
+_BYTES_PER_TOKEN = 48
+"""Of a tokenised row in memory: two Python integers in two lists, small ones shared."""
+
+
+@dataclass(frozen=True, slots=True)
+class Timings:
+    """Where a request's time went, milliseconds of wall time."""
+
+    queue_milliseconds: float = 0.0
+    """Waiting for a core."""
+    tokenization_milliseconds: float = 0.0
+    inference_milliseconds: float = 0.0
+    """While at least one of its rows ran, alone or in company."""
+    compute_milliseconds: float = 0.0
+    """Checking, tokenising, running and assembling: all but the queue."""
+
+
+@dataclass(frozen=True, slots=True)
+class Answer:
+    """What a request gets."""
+
+    value: Any
+    """As `Task.assemble` gives it. May be shared between answers: not to be changed."""
+    timings: Timings
+    tokens: int
+    """Computed for it, special ones included; 0 when the answer was remembered."""
+    truncated: int
+    """Rows that were cut to the model's maximum."""
+
+
+@dataclass(frozen=True, slots=True)
+class Limits:
+    """What may wait and be remembered."""
+
+    max_queue_rows: int = 1024
+    max_queue_tokens: int = 131_072
+    deadline_seconds: float = 30.0
+    """For requests that bring none of their own."""
+    answer_cache_bytes: int = 0
+    """0: off."""
+    token_cache_bytes: int = 0
+    """For tokenised requests; 0: off."""
+
+
+@dataclass(slots=True, eq=False)
+class _Serving:
+    """A model, its lane, and who is inside."""
+
+    model: LoadedModel
+    lane: Lane
+    number: int
+    """Counts swaps: answers of one model must not be remembered for another."""
+    visitors: int = 0
+    empty: asyncio.Event = field(default_factory=asyncio.Event)
+
+
+class Predictor:
+    """Answers requests with one model at a time. Use it from one event loop."""
+
+    def __init__(self, model: LoadedModel, limits: Limits | None = None, observer: Observer | None = None) -> None:
+        self.limits = limits or Limits()
+        self._observer = observer or Unobserved()
+        self._swapping = asyncio.Lock()
+        self._draining = False
+        self._tokenizers = ThreadPoolExecutor(max_workers=1, thread_name_prefix="penstock-tokens")
+        self._preparing_characters = 0
+        self._answers = _cache(self.limits.answer_cache_bytes)
+        self._prepared = _cache(self.limits.token_cache_bytes)
+        self._serving = self._start(model, 0)
+
+    async def predict(
+        self, inputs: Any, parameters: Mapping[str, Any], *, deadline_seconds: float | None = None
+    ) -> Answer:
+        """Answer one request of the HF shape.
+
+        `deadline_seconds`: it is dropped unless all of it has started to run by then; None: the limit's.
+        Any RequestError: InvalidInput, Overloaded, DeadlineExceeded, InferenceFailed, NotReady (draining).
+        """
+        if self._draining:
+            raise NotReady("the server is shutting down", remedy="Try again: another replica will answer")
+        arrived = perf_counter()
+        key = None
+        serving = self._serving
+        if self._answers is not None:
+            key = content_key(serving.number, inputs, parameters)
+            remembered = self._remembered("answers", self._answers, key)
+            if remembered is not None:
+                return Answer(remembered, Timings(compute_milliseconds=(perf_counter() - arrived) * 1e3), 0, 0)
+        serving.visitors += 1
+        try:
+            answer = await self._answer(serving, inputs, parameters, arrived, deadline_seconds)
+        finally:
+            serving.visitors -= 1
+            if not serving.visitors:
+                serving.empty.set()
+        if key is not None and self._answers is not None:
+            self._answers.put(key, answer.value, json_size(answer.value))
+        return answer
+
+    async def warm_up(self) -> None:
+        """Run the shapes that will come, on every stream, before the first request."""
+        await _warm_up(self._serving)
+
+    async def replace(self, model: LoadedModel) -> None:
+        """Serve with another model, warmed up first. New requests go to it at once; the old one finishes what it has
+        accepted and is closed before this returns. Nobody's request fails. NotReady when draining."""
+        async with self._swapping:
+            if self._draining:
+                await asyncio.to_thread(model.engine.close)
+                raise NotReady("the server is shutting down", remedy="Start it again with the other model")
+            fresh = self._start(model, self._serving.number + 1)
+            await _warm_up(fresh)
+            old, self._serving = self._serving, fresh
+            for cache in (self._answers, self._prepared):
+                if cache is not None:
+                    cache.clear()
+            await _close(old)
+
+    async def drain(self) -> None:
+        """Refuse new requests, answer those that were accepted, and free everything. A second call waits as well."""
+        self._draining = True
+        async with self._swapping:
+            if not self._serving.model.closed:
+                await _close(self._serving)
+                self._tokenizers.shutdown()
+
+    def queue_depth(self) -> tuple[int, int]:
+        """Rows and tokens that wait."""
+        return self._serving.lane.workers.depth
+
+    def facts(self) -> dict[str, Any]:
+        """What is served and how, as JSON values."""
+        model = self._serving.model
+        engine = model.engine.facts
+        rows, tokens = self.queue_depth()
+        return {
+            "task": model.task.name.value,
+            "which": model.which,
+            "plan": model.plan.model_dump(mode="json"),
+            "engine": {
+                "name": engine.engine,
+                "version": engine.version,
+                "precision": engine.precision,
+                "streams": engine.threads.streams,
+                "threads_per_stream": engine.threads.per_stream,
+                "fused_nodes": engine.fused_nodes,
+                "weight_copies": engine.weight_copies,
+            },
+            "findings": list(model.findings),
+            "queue": {
+                "rows": rows,
+                "tokens": tokens,
+                "max_rows": self.limits.max_queue_rows,
+                "max_tokens": self.limits.max_queue_tokens,
+                "tokens_per_second": round(self._serving.lane.workers.tokens_per_second),
+            },
+            "caches": {
+                name: {"entries": len(cache), "bytes": cache.bytes, "hits": cache.hits, "misses": cache.misses}
+                for name, cache in (("answers", self._answers), ("tokens", self._prepared))
+                if cache is not None
+            },
+        }
+
+    def _start(self, model: LoadedModel, number: int) -> _Serving:
+        lane = Lane()
+        bounds = QueueBounds(self.limits.max_queue_rows, self.limits.max_queue_tokens)
+        lane.open(
+            Workers(
+                model.engine,
+                model.io,
+                model.plan,
+                model.task.reduce,
+                bounds=bounds,
+                observer=self._observer,
+                deliver=lane.deliver,
+            )
+        )
+        return _Serving(model, lane, number)
+
+    async def _answer(
+        self,
+        serving: _Serving,
+        inputs: Any,
+        parameters: Mapping[str, Any],
+        arrived: float,
+        deadline_seconds: float | None,
+    ) -> Answer:
+        task = serving.model.task
+        # A full queue refuses before the text costs anything.
+        serving.lane.workers.check_room(1, 1)
+        request = task.parse(inputs, parameters)
+        parsed = perf_counter()
+        prepared = await self._prepare(serving, request, inputs, parameters)
+        tokenised = perf_counter()
+        seconds = self.limits.deadline_seconds if deadline_seconds is None else deadline_seconds
+        ran = await serving.lane.run(prepared.rows, arrived=tokenised, deadline=arrived + seconds)
+        resumed = perf_counter()
+        if len(prepared.rows) > MANY_ROWS:
+            value = await asyncio.to_thread(task.assemble, prepared, ran.reduced)
+        else:
+            value = task.assemble(prepared, ran.reduced)
+        assembling = perf_counter() - resumed
+        timings = Timings(
+            queue_milliseconds=ran.queue_milliseconds,
+            tokenization_milliseconds=(tokenised - parsed) * 1e3,
+            inference_milliseconds=ran.inference_milliseconds,
+            compute_milliseconds=(tokenised - arrived + assembling) * 1e3 + ran.inference_milliseconds,
+        )
+        return Answer(value, timings, prepared.tokens, prepared.truncated)
+
+    async def _prepare(self, serving: _Serving, request: Any, inputs: Any, parameters: Mapping[str, Any]) -> Prepared:
+        key = None
+        if self._prepared is not None:
+            key = content_key(serving.number, inputs, parameters)
+            remembered: Prepared | None = self._remembered("tokens", self._prepared, key)
+            if remembered is not None:
+                return remembered
+        size = characters(inputs) + characters(parameters)
+        if size <= LONG_CHARACTERS:
+            prepared = serving.model.task.prepare(request)
+        else:
+            prepared = await self._prepare_elsewhere(serving, request, size)
+        if key is not None and self._prepared is not None:
+            self._prepared.put(key, prepared, prepared.tokens * _BYTES_PER_TOKEN + 2 * size)
+        return prepared
+
+    async def _prepare_elsewhere(self, serving: _Serving, request: Any, size: int) -> Prepared:
+        # What waits for its tokens is bounded like what waits for a core; four characters are about a token.
+        if self._preparing_characters and self._preparing_characters + size > 4 * self.limits.max_queue_tokens:
+            raise Overloaded(f"texts of {self._preparing_characters} characters wait to be tokenised already")
+        self._preparing_characters += size
+        try:
+            loop = asyncio.get_running_loop()
+            return await loop.run_in_executor(self._tokenizers, serving.model.task.prepare, request)
+        finally:
+            self._preparing_characters -= size
+
+    def _remembered(self, name: str, cache: BoundedCache[Any], key: bytes | None) -> Any:
+        found = None if key is None else cache.get(key)
+        self._observer.cache(name, hit=found is not None)
+        return found
+
+
+def characters(value: Any) -> int:
+    """How much text a JSON value holds."""
+    if isinstance(value, str):
+        return len(value)
+    if isinstance(value, Mapping):
+        return sum(map(characters, value.values()))
+    if isinstance(value, list | tuple):
+        return sum(map(characters, value))
+    return 0
+
+
+def _cache(max_bytes: int) -> BoundedCache[Any] | None:
+    return BoundedCache(max_bytes) if max_bytes else None
+
+
+async def _warm_up(serving: _Serving) -> None:
+    await asyncio.to_thread(warm_up, serving.model, serving.lane.workers.warmed)
+
+
+async def _close(serving: _Serving) -> None:
+    """Let everybody out who is inside, then end the threads and free the model."""
+    while serving.visitors:
+        serving.empty.clear()
+        await serving.empty.wait()
+    await serving.lane.close()
+    await asyncio.to_thread(serving.model.close)

@@ -1,0 +1,58 @@
+"""The first runs, before the first request: buffers are laid out, kernels compiled for shapes, the rate measured."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from time import perf_counter
+
+from penstock.recipe import Batching, Plan
+from penstock_runtime.batching.rectangle import run_rows
+from penstock_runtime.loaded import LoadedModel
+from penstock_runtime.rows import Row
+
+LENGTHS = (8, 16, 32, 64, 128, 256, 512)
+SECONDS = 2.0
+"""No new shape is begun after this. A server that is not ready helps nobody; late shapes cost their first request a
+few milliseconds."""
+_ANY_TOKEN = 1
+"""A number that every vocabulary has."""
+
+
+def warm_up(model: LoadedModel, ran: Callable[[int, float], None] | None = None) -> None:
+    """Run the plan's shapes on every stream at once. `ran` is told the tokens and seconds of each run after the first.
+
+    InferenceFailed when the graph cannot run: better now than with a client's request.
+    """
+    plan = model.plan
+    end = perf_counter() + SECONDS
+    with ThreadPoolExecutor(max_workers=plan.streams, thread_name_prefix="penstock-warm-up") as pool:
+        for rows, length in shapes(plan, model.max_tokens):
+            batch = [Row([_ANY_TOKEN] * length)] * rows
+            for again in (False, True):
+                for seconds in pool.map(lambda _: _timed(model, batch, wide=False), range(plan.streams)):  # noqa: B023 - run before the next turn
+                    if again and ran is not None:
+                        ran(rows * length, seconds)
+            if rows == 1 and plan.wide_from_tokens is not None and length >= plan.wide_from_tokens:
+                _timed(model, batch, wide=True)
+            if perf_counter() > end:
+                return
+
+
+def shapes(plan: Plan, max_tokens: int) -> Iterator[tuple[int, int]]:
+    """Rows and length of the batches to run: single rows first, then the largest batches that the plan allows."""
+    lengths = [length for length in LENGTHS if length < max_tokens] + [max_tokens]
+    lengths = [length for length in lengths if length <= LENGTHS[-1]] or [LENGTHS[-1]]
+    for length in lengths:
+        yield 1, length
+    if plan.batching is not Batching.SINGLE:
+        for length in lengths:
+            rows = min(plan.max_batch_rows, plan.max_batch_tokens // length)
+            if rows > 1:
+                yield rows, length
+
+
+def _timed(model: LoadedModel, batch: list[Row], *, wide: bool) -> float:
+    start = perf_counter()
+    run_rows(model.engine, model.io, batch, wide=wide)
+    return perf_counter() - start
