@@ -5,29 +5,34 @@ Field names are camelCase on the outside and snake_case here. Unknown fields are
 
 from __future__ import annotations
 
-import difflib
+import json
 import re
 from enum import StrEnum
 from pathlib import Path
-from typing import Any, Literal, Self
+from typing import Annotated, Any, Literal, Self
 
-import yaml
-from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator, model_validator
 from pydantic.alias_generators import to_camel
+from pydantic_core import PydanticCustomError
 
+from penstock.documents import plain, read_documents
 from penstock.errors import SpecError
+from penstock.problems import closest, spec_error
 from penstock.recipe import EngineName, Precision
 from penstock.source import ModelSource
 from penstock.tasks import TaskName
 
 API_VERSION = "penstock.dev/v1alpha1"
-NAME_PATTERN = re.compile(r"[a-z0-9]([-a-z0-9]{0,61}[a-z0-9])?")
+NAME_PATTERN = re.compile(r"[a-z]([-a-z0-9]{0,61}[a-z0-9])?")
+"""A DNS label as RFC 1035 has it: Services must begin with a letter."""
 
 
 class Spec(BaseModel):
-    """A part of a resource: frozen, camelCase outside, no unknown fields."""
+    """A part of a resource: frozen, camelCase outside, no unknown fields, no numbers that JSON lacks."""
 
-    model_config = ConfigDict(frozen=True, extra="forbid", alias_generator=to_camel, populate_by_name=True)
+    model_config = ConfigDict(
+        frozen=True, extra="forbid", alias_generator=to_camel, populate_by_name=True, allow_inf_nan=False
+    )
 
 
 class Latency(Spec):
@@ -62,8 +67,8 @@ class Objective(Spec):
 class Scaling(Spec):
     """How many replicas."""
 
-    min_replicas: int = Field(default=1, ge=0)
-    max_replicas: int = Field(default=4, ge=1)
+    min_replicas: int = Field(default=1, ge=0, description="Never fewer; 0 lets an idle endpoint end all its pods.")
+    max_replicas: int = Field(default=4, ge=1, description="Never more.")
 
     @model_validator(mode="after")
     def _ordered(self) -> Self:
@@ -78,11 +83,11 @@ class Scaling(Spec):
 class Workload(Spec):
     """What the requests look like: decides what the search measures and what the capacity curve means."""
 
-    sequence_lengths: tuple[int, ...] = Field(
+    sequence_lengths: tuple[Annotated[int, Field(ge=1)], ...] = Field(
         default=(),
         description="Typical lengths in tokens, each as likely as it is listed. Empty: log-normal, median 44, p95 186.",
     )
-    texts: tuple[str, ...] = Field(
+    texts: tuple[Annotated[str, Field(min_length=1)], ...] = Field(
         default=(),
         description="Typical inputs: the guard calibrates and judges with them as well as with its own.",
     )
@@ -92,7 +97,8 @@ class OptimizationMode(StrEnum):
     """Whether to search."""
 
     AUTO = "Auto"
-    OFF = "Off"
+    OFF = "Disabled"
+    """Not `Off`: YAML reads that as false, unless it is quoted."""
 
 
 class NoCandidate(StrEnum):
@@ -114,11 +120,19 @@ class AccuracyBudget(Spec):
 class Optimization(Spec):
     """The search and its limits."""
 
-    mode: OptimizationMode = OptimizationMode.AUTO
-    engines: tuple[EngineName, ...] = Field(default=tuple(EngineName), min_length=1)
-    precisions: tuple[Precision, ...] = Field(default=tuple(Precision), min_length=1)
+    mode: OptimizationMode = Field(
+        default=OptimizationMode.AUTO, description="`Auto` searches; `Disabled` serves the fp32 graph as it is."
+    )
+    engines: tuple[EngineName, ...] = Field(
+        default=tuple(EngineName), min_length=1, description="The engines that candidates may use."
+    )
+    precisions: tuple[Precision, ...] = Field(
+        default=tuple(Precision), min_length=1, description="The arithmetic that candidates may use."
+    )
     accuracy: AccuracyBudget = AccuracyBudget()
-    when_no_candidate: NoCandidate = NoCandidate.SERVE_FP32
+    when_no_candidate: NoCandidate = Field(
+        default=NoCandidate.SERVE_FP32, description="What to do when no candidate is within the accuracy budget."
+    )
     budget_seconds: float = Field(default=600, gt=0, description="The whole optimisation ends within this time.")
 
 
@@ -135,10 +149,13 @@ class ModelEndpointSpec(Spec):
     """What to serve, on what, how well."""
 
     model: str = Field(
-        description="hf://repo@revision, s3://, gs://, az://, pvc://claim/path, file:///path, pkg://import_name/folder"
+        description="Where the model comes from: `hf://organisation/name@revision`, `s3://bucket/path`, `gs://`, "
+        "`az://`, `pvc://claim/path`, `file:///path`, `pkg://import_name/folder` (docs/models.md)."
     )
-    task: TaskName
-    hardware_class: str = Field(default="any", min_length=1)
+    task: TaskName = Field(description="What the endpoint does with a text (the words of the Hugging Face tasks).")
+    hardware_class: str = Field(
+        default="any", min_length=1, description="What kind of node; `any` takes the machine as it is."
+    )
     cores: int = Field(default=1, ge=1, le=256, description="Physical cores of one replica.")
     objective: Objective = Objective()
     workload: Workload = Workload()
@@ -146,9 +163,19 @@ class ModelEndpointSpec(Spec):
     serving: Serving = Serving()
     scaling: Scaling = Scaling()
 
+    @field_validator("model")
+    @classmethod
+    def _is_a_source(cls, model: str) -> str:
+        try:
+            ModelSource.parse(model)
+        except SpecError as error:
+            problem = error.message.removeprefix(f"{error.field}: ")
+            raise PydanticCustomError("spec", "{problem}", {"problem": problem, "remedy": error.remedy}) from error
+        return model
+
     @property
     def source(self) -> ModelSource:
-        """The model field, parsed; SpecError when it names no source that we know."""
+        """The model field, parsed."""
         return ModelSource.parse(self.model)
 
 
@@ -157,16 +184,28 @@ class Metadata(BaseModel):
 
     model_config = ConfigDict(frozen=True, extra="allow")
 
-    name: str = Field(min_length=1, max_length=63)
+    name: str
+    """A DNS label: it becomes the name of a Service."""
     namespace: str | None = None
     labels: dict[str, str] = Field(default_factory=dict)
     annotations: dict[str, str] = Field(default_factory=dict)
+
+    @field_validator("name")
+    @classmethod
+    def _is_a_label(cls, name: str) -> str:
+        if NAME_PATTERN.fullmatch(name):
+            return name
+        better = re.sub(r"[^a-z0-9]+", "-", name.lower()).lstrip("-0123456789")[:63].rstrip("-")
+        rule = "Use at most 63 lower-case letters, digits and '-', a letter first and no '-' last"
+        remedy = f"{rule}, such as {better}" if better else rule
+        problem = f"{name[:80]!r} is not a DNS label"
+        raise PydanticCustomError("spec", "{problem}", {"problem": problem, "remedy": remedy})
 
 
 class ModelEndpoint(BaseModel):
     """The resource."""
 
-    model_config = ConfigDict(frozen=True, populate_by_name=True)
+    model_config = ConfigDict(frozen=True, extra="forbid", populate_by_name=True, allow_inf_nan=False)
 
     api_version: Literal["penstock.dev/v1alpha1"] = Field(alias="apiVersion")
     kind: Literal["ModelEndpoint"]
@@ -176,38 +215,40 @@ class ModelEndpoint(BaseModel):
 
     @classmethod
     def from_yaml(cls, text: str, *, origin: str = "the file") -> ModelEndpoint:
-        """Read one ModelEndpoint; SpecError names the field, the value and what to write instead."""
-        try:
-            documents = [document for document in yaml.safe_load_all(text) if document is not None]
-        except yaml.YAMLError as error:
-            raise SpecError(f"{origin} is not YAML: {error}") from error
-        endpoints = [d for d in documents if isinstance(d, dict) and d.get("kind") == "ModelEndpoint"]
-        if len(endpoints) != 1:
-            kinds = (
-                ", ".join(str(d.get("kind")) if isinstance(d, dict) else type(d).__name__ for d in documents)
-                or "nothing"
-            )
-            raise SpecError(
-                f"{origin} holds {kinds}, not one ModelEndpoint",
-                remedy=f"Start it with `apiVersion: {API_VERSION}` and `kind: ModelEndpoint`",
-            )
-        return cls.from_object(endpoints[0])
+        """Read the one ModelEndpoint of a YAML text, which may hold other resources too.
+
+        SpecError lists every problem: the field, the value and what to write instead.
+        """
+        documents = read_documents(text, origin)
+        kinds = [document.get("kind") if isinstance(document, dict) else None for document in documents]
+        found = [document for document, kind in zip(documents, kinds, strict=True) if kind == "ModelEndpoint"]
+        if len(found) == 1:
+            return cls.from_object(found[0], origin=origin)
+        if found:
+            raise SpecError(f"{origin} holds {len(found)} ModelEndpoints", remedy="Keep one in each file")
+        meant = next((kind for kind in kinds if isinstance(kind, str) and closest(kind, ["ModelEndpoint"])), None)
+        if meant is not None:
+            raise SpecError(f"{origin}: kind is {meant!r}", field="kind", remedy="Write kind: ModelEndpoint")
+        named = ", ".join(kind if isinstance(kind, str) else "something without a kind" for kind in kinds)
+        raise SpecError(
+            f"{origin} holds {named or 'nothing'}, and no ModelEndpoint",
+            remedy=f"Start it with `apiVersion: {API_VERSION}` and `kind: ModelEndpoint`",
+        )
 
     @classmethod
-    def from_object(cls, value: dict[str, Any]) -> ModelEndpoint:
-        """Read one ModelEndpoint from parsed YAML or JSON; SpecError as `from_yaml`."""
+    def from_object(cls, value: dict[str, Any], *, origin: str = "the ModelEndpoint") -> ModelEndpoint:
+        """Read one ModelEndpoint from parsed YAML or JSON; SpecError as `from_yaml`.
+
+        As strict as the API server, so that what runs here is accepted there: no text for numbers, no snake_case.
+        """
         try:
-            endpoint = cls.model_validate(value)
+            content = json.dumps(plain(value, origin))
+        except ValueError as error:  # whole numbers of thousands of digits
+            raise SpecError(f"{origin}: {error}", remedy="Write numbers of a sensible size") from error
+        try:
+            return cls.model_validate_json(content, strict=True, by_alias=True, by_name=False)
         except ValidationError as error:
-            raise _spec_error(error) from error
-        if not NAME_PATTERN.fullmatch(endpoint.metadata.name):
-            raise SpecError(
-                f"metadata.name {endpoint.metadata.name!r} is not a DNS label",
-                field="metadata.name",
-                remedy="Use lower-case letters, digits and '-', starting and ending with a letter or digit",
-            )
-        _ = endpoint.spec.source
-        return endpoint
+            raise spec_error(error, cls, origin) from error
 
     @classmethod
     def from_file(cls, path: Path) -> ModelEndpoint:
@@ -219,33 +260,3 @@ class ModelEndpoint(BaseModel):
         except UnicodeDecodeError as error:
             raise SpecError(f"{path} is not UTF-8 text", remedy="Give the path of a ModelEndpoint YAML file") from error
         return cls.from_yaml(text, origin=str(path))
-
-
-def _spec_error(error: ValidationError) -> SpecError:
-    """The first problem in the user's own words: dotted path, value, near misses of a mistyped field."""
-    first = error.errors()[0]
-    path = ".".join(str(part) for part in first["loc"])
-    if first["type"] == "extra_forbidden":
-        known = _field_names(tuple(str(part) for part in first["loc"][:-1]))
-        close = difflib.get_close_matches(str(first["loc"][-1]), known, n=1, cutoff=0.5)
-        hint = f"Did you mean {close[0]}?" if close else f"Fields here: {', '.join(known)}"
-        return SpecError(f"{path}: there is no such field", field=path, remedy=hint)
-    if first["type"] == "missing":
-        return SpecError(f"{path} is missing", field=path, remedy="Add it (docs/model-endpoint.md lists the fields)")
-    message = first["msg"].removeprefix("Value error, ")
-    given = "" if isinstance(first["input"], dict) else f" (given: {first['input']!r})"
-    return SpecError(f"{path}: {message}{given}", field=path)
-
-
-def _field_names(path: tuple[str, ...]) -> list[str]:
-    """The camelCase field names of the model at a dotted path of the resource."""
-    model: type[BaseModel] = ModelEndpoint
-    for part in path:
-        for name, field in model.model_fields.items():
-            if part in {name, field.alias}:
-                candidates = [field.annotation, *getattr(field.annotation, "__args__", ())]
-                nested = [c for c in candidates if isinstance(c, type) and issubclass(c, BaseModel)]
-                if nested:
-                    model = nested[0]
-                break
-    return [field.alias or name for name, field in model.model_fields.items()]

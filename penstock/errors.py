@@ -22,6 +22,7 @@ Request errors of the HTTP server are another tree: `penstock_runtime.errors`.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import ClassVar
 
 
@@ -41,11 +42,15 @@ class PenstockError(Exception):
 
 
 class SpecError(PenstockError):
-    """The endpoint file is wrong; `field` is the dotted path, such as `spec.scaling.minReplicas`."""
+    """The endpoint file is wrong; `field` is the dotted path, such as `spec.scaling.minReplicas`.
 
-    def __init__(self, message: str, *, field: str = "", remedy: str = "") -> None:
+    Several problems come as one error: `problems` has each of them, `field` is that of the first.
+    """
+
+    def __init__(self, message: str, *, field: str = "", remedy: str = "", problems: Sequence[SpecError] = ()) -> None:
         super().__init__(message, remedy=remedy)
         self.field = field
+        self.problems: tuple[SpecError, ...] = tuple(problems) or (self,)
 
 
 class SettingError(PenstockError):

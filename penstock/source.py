@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import difflib
 import re
 from dataclasses import dataclass
 from enum import StrEnum
@@ -26,14 +27,21 @@ class Scheme(StrEnum):
 
 
 _SHAPE = {
-    Scheme.HF: (re.compile(r"[\w.-]+(/[\w.-]+)?"), "hf://organisation/name@revision"),
-    Scheme.S3: (re.compile(r"[\w.-]+(/.+)?"), "s3://bucket/path"),
-    Scheme.GS: (re.compile(r"[\w.-]+(/.+)?"), "gs://bucket/path"),
-    Scheme.AZ: (re.compile(r"[\w.-]+(/.+)?"), "az://container/path"),
-    Scheme.PVC: (re.compile(r"[a-z0-9][-a-z0-9.]*(/.+)?"), "pvc://claim/path"),
-    Scheme.FILE: (re.compile(r"/.*"), "file:///absolute/path"),
-    Scheme.PKG: (re.compile(r"[A-Za-z_]\w*(\.\w+)*(/.+)?"), "pkg://import_name/folder"),
+    Scheme.HF: (r"[\w.-]+(/[\w.-]+)?", "hf://organisation/name@revision"),
+    Scheme.S3: (r"[\w.-]+(/.+)?", "s3://bucket/path"),
+    Scheme.GS: (r"[\w.-]+(/.+)?", "gs://bucket/path"),
+    Scheme.AZ: (r"[\w.-]+(/.+)?", "az://container/path"),
+    Scheme.PVC: (r"[a-z0-9][-a-z0-9.]*(/.+)?", "pvc://claim/path"),
+    Scheme.FILE: (r"/.*", "file:///absolute/path"),
+    Scheme.PKG: (r"[A-Za-z_]\w*(\.\w+)*(/.+)?", "pkg://import_name/folder"),
 }
+_FORMS = ", ".join(shape for _, shape in _SHAPE.values())
+_REVISION = re.compile(r"[\w][\w./-]*", re.ASCII)
+_OTHER_NAMES = {"huggingface": "hf", "hub": "hf", "gcs": "gs", "abfs": "az", "azure": "az", "azblob": "az"}
+_REPOSITORY = re.compile(r"[\w.-]+/[\w.-]+(@[\w./-]+)?", re.ASCII)
+_HUB_PAGE = re.compile(
+    r"https?://(?:www\.)?(?:huggingface\.co|hf\.co)/([\w.-]+/[\w.-]+)(?:/tree/([\w./-]+?))?/?", re.ASCII
+)
 
 
 @dataclass(frozen=True)
@@ -42,39 +50,67 @@ class ModelSource:
 
     scheme: Scheme
     location: str
-    """What stands behind `://`, without the revision."""
+    """What stands behind `://`, without the revision and without a slash at the end."""
     revision: str | None = None
     """`hf://` only."""
 
     @classmethod
     def parse(cls, text: str) -> ModelSource:
-        """Parse a source URL; SpecError says which forms there are."""
+        """Parse a source URL; SpecError says what to write instead."""
         scheme_text, separator, rest = text.partition("://")
-        known = ", ".join(shape for _, shape in _SHAPE.values())
         try:
-            scheme = Scheme(scheme_text)
+            scheme = Scheme(scheme_text) if separator else None
         except ValueError:
             scheme = None
-        if scheme is None or not separator:
-            hint = (
-                f"Did you mean hf://{text}?"
-                if re.fullmatch(r"[\w.-]+/[\w.-]+(@[\w./-]+)?", text)
-                else f"Known forms: {known}"
-            )
-            raise SpecError(f"spec.model: {text!r} is not a model source", field="spec.model", remedy=hint)
+        if scheme is None:
+            raise SpecError(f"spec.model: {text!r} is not a model source", field="spec.model", remedy=_meant(text))
+        pattern, shape = _SHAPE[scheme]
         revision: str | None = None
         if scheme is Scheme.HF:
-            rest, _, revision_text = rest.partition("@")
-            revision = revision_text or "main"
-        pattern, shape = _SHAPE[scheme]
-        if not pattern.fullmatch(rest) or ".." in rest.split("/"):
+            rest, at, revision_text = rest.partition("@")
+            revision = revision_text if at else "main"
+        whole = re.fullmatch(pattern, rest, re.ASCII if scheme is not Scheme.FILE else 0)
+        outside = ".." in rest.split("/")
+        if whole is None or outside or (revision is not None and not _is_revision(revision)):
             raise SpecError(
                 f"spec.model: {text!r} is not of the form {shape}",
                 field="spec.model",
-                remedy=f"Write {shape}",
+                remedy=_mend(scheme, rest, shape),
             )
-        return cls(scheme, rest, revision)
+        return cls(scheme, rest.rstrip("/") or "/", revision)
 
     def __str__(self) -> str:
         tail = f"@{self.revision}" if self.revision else ""
         return f"{self.scheme.value}://{self.location}{tail}"
+
+
+def _is_revision(text: str) -> bool:
+    return _REVISION.fullmatch(text) is not None and ".." not in text
+
+
+def _meant(text: str) -> str:
+    """What the author probably wanted to write."""
+    page = _HUB_PAGE.fullmatch(text)
+    if page is not None:
+        return f"Did you mean hf://{page[1]}{f'@{page[2]}' if page[2] else ''}?"
+    scheme, separator, rest = text.partition(":")
+    rest = rest.lstrip("/")
+    if separator and rest:
+        lowered = scheme.strip().lower()
+        near = difflib.get_close_matches(lowered, [known.value for known in Scheme], n=1, cutoff=0.6)
+        known = _OTHER_NAMES.get(lowered) or next(iter(near), None)
+        if known is not None:
+            return f"Did you mean {known}://{'/' if known == 'file' else ''}{rest}?"
+    if text.startswith("/"):
+        return f"Did you mean file://{text}?"
+    if text.startswith(("./", "../", "~")):
+        return "Write a local folder with its absolute path: file:///absolute/path"
+    if _REPOSITORY.fullmatch(text):
+        return f"Did you mean hf://{text}?"
+    return f"Known forms: {_FORMS}"
+
+
+def _mend(scheme: Scheme, rest: str, shape: str) -> str:
+    if scheme is Scheme.FILE and rest and not rest.startswith("/"):
+        return f"Write the absolute path behind file://, such as file:///{rest}"
+    return f"Write {shape}"

@@ -59,7 +59,9 @@ def _nested(annotation: Any) -> type[BaseModel] | None:
 def _type(annotation: Any) -> str:
     names = []
     for member in _members(annotation):
-        if typing.get_origin(member) is tuple:
+        if typing.get_origin(member) is typing.Annotated:
+            names.append(_type(typing.get_args(member)[0]))
+        elif typing.get_origin(member) is tuple:
             names.append(f"list of {_type(typing.get_args(member)[0])}")
         elif isinstance(member, type) and issubclass(member, StrEnum):
             names.append(", ".join(f"`{choice.value}`" for choice in member))

@@ -35,7 +35,7 @@ def key(
         {"spec": {"objective": {"throughput": {"requestsPerSecond": 20}}}},
         {"spec": {"workload": {"sequenceLengths": [8]}}},
         {"spec": {"workload": {"texts": ["a"]}}},
-        {"spec": {"optimization": {"mode": "Off"}}},
+        {"spec": {"optimization": {"mode": "Disabled"}}},
         {"spec": {"optimization": {"engines": ["openvino"]}}},
         {"spec": {"optimization": {"precisions": ["fp32"]}}},
         {"spec": {"optimization": {"accuracy": {"minCosine": 0.9}}}},
