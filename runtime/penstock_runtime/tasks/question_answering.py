@@ -59,7 +59,7 @@ PARAMETERS = Object(
         "max_answer_len": "The longest answer in tokens.",
         "max_seq_len": f"Tokens of a window, question included. Default: {MAX_SEQUENCE}, or the model's limit.",
         "max_question_len": "Tokens of the question, the rest is cut. Default: all, unless no room for context were "
-        f"left, then {MAX_QUESTION}.",
+        f"left, then {MAX_QUESTION}, and at most half of max_seq_len.",
         "handle_impossible_answer": "Allow the empty answer.",
         "align_to_words": "Widen answers to whole words.",
     },
@@ -253,13 +253,9 @@ class QuestionAnswering:
 
     def _question(self, question: Pieces, request: Request) -> Pieces:
         """The question, cut where asked for, or where it would leave no room for the context."""
-        limit = request.max_question_len
-        if (
-            limit is None
-            and self._fitter.rule.cut
-            and len(question) + 1 > request.max_seq_len - self._fitter.tokenizer.pair.specials
-        ):
-            limit = MAX_QUESTION
+        limit, room = request.max_question_len, request.max_seq_len - self._fitter.tokenizer.pair.specials
+        if limit is None and len(question) >= room and self._fitter.rule.cut:
+            limit = min(MAX_QUESTION, room // 2)
         return question if limit is None else question.keep(limit, Side.RIGHT)
 
     def _windows(

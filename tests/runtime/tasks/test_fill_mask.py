@@ -1,0 +1,74 @@
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from penstock.tasks import TaskName
+from penstock_runtime.errors import InvalidInput
+from tests.runtime.tasks.answers import assert_alike
+from tests.runtime.tasks.conftest import Build
+from tests.runtime.tasks.families import BERT, FAMILIES, POSITIONS, ROBERTA, XLM_ROBERTA, Family
+from tests.runtime.tasks.texts import HARD, LONG, MORE
+
+NAME = TaskName.FILL_MASK
+pytestmark = [pytest.mark.parity, pytest.mark.usefixtures("judge")]
+
+CUT = {"tokenizer_kwargs": {"truncation": True}}
+
+
+@pytest.mark.parametrize("all_tokens", [False, True], ids=["logits of masks", "logits of all tokens"])
+@pytest.mark.parametrize(
+    "options", [{}, {"top_k": 2}, {"targets": "the"}, {"targets": ["the", "is", "Unbeliev"]}], ids=str
+)
+@pytest.mark.parametrize("family", [*FAMILIES, XLM_ROBERTA], ids=lambda family: family.name)
+def test_masks_are_filled_as_by_the_pipeline(
+    family: Family, options: dict[str, Any], built: Build, *, all_tokens: bool
+) -> None:
+    model = built(NAME, family)
+    ours, theirs = replace(model.task(NAME), all_tokens=all_tokens), model.pipeline(NAME)
+    mask = model.tokenizer.mask_token
+    for text in HARD.values():
+        for masked in (f"{mask}{text}", f"{text} {mask}.", f"{mask} {text}{mask}"):
+            if len(model.tokenizer(masked)["input_ids"]) > POSITIONS and not masked.startswith(mask):
+                continue  # the mask is cut off
+            assert_alike(ours(masked, **options), theirs(masked, **options, **CUT))
+
+
+def test_a_text_that_is_nothing_but_a_mask_is_filled(built: Build) -> None:
+    model = built(NAME, ROBERTA)
+    assert_alike(model.task(NAME)("<mask>"), model.pipeline(NAME)("<mask>"))
+
+
+def test_a_list_gives_what_its_entries_give_alone(built: Build) -> None:
+    ask = built(NAME, BERT).task(NAME)
+    entries = [f"{MORE[0]} [MASK]", "[MASK] a [MASK]", f"[MASK] {LONG}"]
+    assert ask(entries, top_k=3) == [ask(entry, top_k=3) for entry in entries]
+    assert ask(entries[:1]) == [ask(entries[0])]
+
+
+def test_scores_fall_and_stay_below_one(built: Build) -> None:
+    model = built(NAME, BERT)
+    scores = [one["score"] for one in model.task(NAME)("a [MASK] day", top_k=10_000)]
+    assert len(scores) == len(model.tokenizer)
+    assert sorted(scores, reverse=True) == scores
+    assert sum(scores) == pytest.approx(1, abs=1e-4)
+
+
+@pytest.mark.parametrize(
+    ("text", "options", "field", "message"),
+    [
+        ("no mask here", {}, "inputs", r"inputs has no mask \[MASK\]"),
+        (["[MASK]", "none"], {}, "inputs[1]", r"inputs\[1\] has no mask"),
+        (f"{LONG} [MASK]", {}, "inputs", "is beyond the 48 tokens"),
+        ("a <mask>", {}, "inputs", "has no mask"),
+        ("[MASK]", {"targets": ["the", " "]}, "parameters.targets[1]", "no token in this model's vocabulary"),
+    ],
+)
+def test_what_cannot_be_filled_is_refused(
+    text: Any, options: dict[str, Any], field: str, message: str, built: Build
+) -> None:
+    with pytest.raises(InvalidInput, match=message) as refused:
+        built(NAME, BERT).task(NAME)(text, **options)
+    assert (refused.value.field, bool(refused.value.remedy)) == (field, True)

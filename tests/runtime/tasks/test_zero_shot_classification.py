@@ -1,0 +1,107 @@
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from penstock.errors import UnsupportedModel
+from penstock.tasks import TaskName
+from penstock_runtime.errors import InvalidInput
+from tests.runtime.tasks.answers import assert_alike
+from tests.runtime.tasks.conftest import Build
+from tests.runtime.tasks.families import BERT, FAMILIES, SMALL, Family
+from tests.runtime.tasks.texts import HARD, LONG, MORE
+
+NAME = TaskName.ZERO_SHOT_CLASSIFICATION
+pytestmark = [pytest.mark.parity, pytest.mark.usefixtures("judge")]
+
+OPTIONS: tuple[dict[str, Any], ...] = (
+    {"candidate_labels": ["sports", "economy", "urgent"]},
+    {"candidate_labels": ["sports", "economy", "urgent"], "multi_label": True},
+    {"candidate_labels": " sports, economy ,,"},
+    {"candidate_labels": ["only one"]},
+    {"candidate_labels": ["東京", "a {} b"], "hypothesis_template": "It is {}, {{really}}."},
+)
+
+
+@pytest.mark.parametrize("options", OPTIONS, ids=str)
+@pytest.mark.parametrize("family", FAMILIES, ids=lambda family: family.name)
+def test_labels_are_ranked_as_by_the_pipeline(family: Family, options: dict[str, Any], built: Build) -> None:
+    model = built(NAME, family)
+    ours, theirs = model.task(NAME), model.pipeline(NAME)
+    for text in [*HARD.values(), LONG]:
+        assert_alike(ours(text, **options), theirs(text, **options))
+    assert_alike(ours(list(MORE), **options), theirs(list(MORE), **options))
+
+
+@pytest.mark.parametrize(
+    "labels", [("entailment", "neutral", "contradiction"), ("ENTAILED", "not"), ("no", "Entail")], ids=str
+)
+def test_entailment_is_found_by_its_name(labels: tuple[str, ...], built: Build) -> None:
+    model = built(NAME, BERT, labels=labels)
+    for multi in (True, False):
+        options = {"candidate_labels": ["a", "b"], "multi_label": multi}
+        assert_alike(model.task(NAME)(MORE[0], **options), model.pipeline(NAME)(MORE[0], **options))
+
+
+@pytest.mark.parametrize("labels", [("LABEL_0", "LABEL_1"), ("entailment",), ("not entailment", "other")])
+def test_a_model_that_knows_no_entailment_is_not_supported(labels: tuple[str, ...], built: Build) -> None:
+    with pytest.raises(UnsupportedModel, match="has no entailment label"):
+        built(NAME, BERT, labels=labels).task(NAME)
+
+
+def test_the_list_form_says_the_same(built: Build) -> None:
+    ask = built(NAME, BERT).task(NAME)
+    pipeline = ask(MORE[0], candidate_labels=["a", "b", "c"])
+    elements = ask(MORE[0], candidate_labels=["a", "b", "c"], output_format="list")
+    assert [element["label"] for element in elements] == pipeline["labels"]
+    assert [element["score"] for element in elements] == pipeline["scores"]
+    assert ask([MORE[0]], candidate_labels=["a", "b", "c"], output_format="list") == [elements]
+
+
+def test_the_form_of_the_answer_is_what_the_installed_client_parses(built: Build) -> None:
+    """huggingface_hub 0.x zips `labels` and `scores` of an object (its version 1 parses a list of elements)."""
+    answer = built(NAME, BERT).task(NAME)(MORE[0], candidate_labels=["a", "b"])
+    assert list(answer) == ["sequence", "labels", "scores"]
+    assert len(answer["labels"]) == len(answer["scores"]) == 2
+
+
+@pytest.mark.parametrize("multi", [True, False])
+def test_scores_are_shares_of_one_unless_labels_are_judged_alone(built: Build, *, multi: bool) -> None:
+    scores = built(NAME, BERT).task(NAME)(LONG, candidate_labels=list("abcdefg"), multi_label=multi)["scores"]
+    assert all(0 <= score <= 1 for score in scores)
+    assert sorted(scores, reverse=True) == scores
+    assert (sum(scores) == pytest.approx(1)) is not multi
+
+
+def test_a_text_gives_way_to_the_hypothesis(built: Build) -> None:
+    task = built(NAME, BERT).task(NAME).task
+    prepared = task.prepare(task.parse(LONG, {"candidate_labels": ["sports", "a much longer label"]}))
+    assert prepared.truncated == 2
+    assert [row.length for row in prepared.rows] == [48, 48]
+
+
+@pytest.mark.parametrize(
+    ("text", "options", "field", "message"),
+    [
+        ("t", {"candidate_labels": [LONG]}, "parameters.candidate_labels", "leaves no room for a text"),
+        ("t", {"candidate_labels": " , ,"}, "parameters.candidate_labels", "holds no label"),
+        ("t", {"candidate_labels": ",".join("a" * 65)}, "parameters.candidate_labels", "has 65 entries"),
+        (["t"] * 64, {"candidate_labels": list("abcde")}, "inputs", "64 texts times 5 labels are over the limit"),
+        (LONG, {"candidate_labels": "a", "truncate": False}, "inputs", "more than|has [0-9]+ tokens"),
+    ],
+)
+def test_what_does_not_fit_is_refused(
+    text: Any, options: dict[str, Any], field: str, message: str, built: Build
+) -> None:
+    with pytest.raises(InvalidInput, match=message) as refused:
+        built(NAME, BERT).task(NAME, limits=SMALL)(text, **options)
+    assert refused.value.field == field
+
+
+@pytest.mark.parametrize(
+    "template", ["no place", "{label}", "{0.__class__}", "{:>99999999}", "{!r}", "{", "}", "{0[0]}", "{{}}", "{1}"]
+)
+def test_a_template_without_a_plain_place_is_refused(template: str, built: Build) -> None:
+    with pytest.raises(InvalidInput, match=r"no plain \{\} in place of the label"):
+        built(NAME, BERT).task(NAME)("t", candidate_labels="a", hypothesis_template=template)
