@@ -81,6 +81,8 @@ def closest(word: str, words: Sequence[str]) -> str | None:
     if known in words:
         return known
     near = difflib.get_close_matches(word.lower(), lowered, n=1, cutoff=0.6)
+    if not near and len(word) >= 3:  # `p95` for p95Milliseconds
+        near = [candidate for candidate in lowered if candidate.startswith(word.lower())]
     return lowered[near[0]] if near else None
 
 

@@ -1,0 +1,43 @@
+"""The exception tree: drawn as it is, with a remedy in its words, and what is temporary."""
+
+from __future__ import annotations
+
+import inspect
+import re
+
+import pytest
+
+from penstock import errors
+from penstock.errors import ModelUnavailable, PenstockError, SpecError
+
+CLASSES = [kind for _, kind in inspect.getmembers(errors, inspect.isclass) if issubclass(kind, PenstockError)]
+
+
+def test_the_tree_in_the_docstring_is_the_tree_of_the_classes() -> None:
+    parents: list[str] = []
+    drawn = {}
+    for line in (errors.__doc__ or "").splitlines():
+        match = re.match(r"    ([│├└─ ]*)(\w+) {2,}\S", line)
+        if match is None:
+            continue
+        depth = len(match[1]) // 4
+        parents[depth:] = [match[2]]
+        drawn[match[2]] = parents[depth - 1] if depth else "Exception"
+    assert drawn == {kind.__name__: kind.__bases__[0].__name__ for kind in CLASSES}
+
+
+@pytest.mark.parametrize("kind", CLASSES)
+def test_each_error_reads_as_message_and_remedy(kind: type[PenstockError]) -> None:
+    assert str(kind("x is wrong", remedy="Write y")) == "x is wrong. Write y"
+    assert str(kind("x is wrong")) == "x is wrong"
+    assert kind.__doc__
+
+
+def test_only_an_unavailable_source_is_temporary() -> None:
+    assert [kind for kind in CLASSES if kind.temporary] == [ModelUnavailable]
+    assert ModelUnavailable("x", retry_after_seconds=3).retry_after_seconds == 3
+
+
+def test_one_problem_is_its_own_list_of_problems() -> None:
+    error = SpecError("a", field="spec.a")
+    assert error.problems == (error,)
