@@ -18,8 +18,8 @@ from prometheus_client.metrics_core import Metric
 
 from penstock import __version__
 from penstock_runtime.host import read_throttling
-from penstock_runtime.http.answers import Answered
 from penstock_runtime.http.status import Phase, Status
+from penstock_runtime.predictor import Answer
 
 SECONDS = (
     0.0005, 0.001, 0.0015, 0.002, 0.003, 0.005, 0.0075, 0.01, 0.015, 0.02, 0.03, 0.05, 0.075, 0.1, 0.15, 0.2, 0.3, 0.5,
@@ -104,7 +104,7 @@ class Metrics:
         if inference and (status < 400 or status >= 500):
             self.request_seconds.observe(seconds)
 
-    def answered(self, answer: Answered) -> None:
+    def answered(self, answer: Answer) -> None:
         """The model has answered."""
         timings = answer.timings
         self.queue_seconds.observe(timings.queue_milliseconds / 1000)

@@ -15,6 +15,7 @@ import sys
 
 from penstock.manifest import Manifest
 from penstock.recipe import Plan
+from penstock_runtime import predictor
 from penstock_runtime.http.acceptor import Acceptor
 from penstock_runtime.http.answers import Predicts
 from penstock_runtime.http.application import Application
@@ -24,16 +25,27 @@ from penstock_runtime.http.service import Service
 from penstock_runtime.http.status import Phase, Status
 from penstock_runtime.metrics import Metrics
 from penstock_runtime.settings import Settings
-from penstock_runtime.tasks.limits import Limits
+from penstock_runtime.tasks import limits as task
 
 logger = logging.getLogger("penstock.server")
 
 ACCESS_FLUSH_SECONDS = 1.0
 
 
-def task_limits(settings: Settings) -> Limits:
+def task_limits(settings: Settings) -> task.Limits:
     """What one request may hold, as `make_task` and the routes take it."""
-    return Limits(items=settings.limits.max_inputs, rows=settings.limits.max_rows)
+    return task.Limits(items=settings.limits.max_inputs, rows=settings.limits.max_rows)
+
+
+def predictor_limits(settings: Settings) -> predictor.Limits:
+    """What may wait and be remembered, as `Predictor` takes it."""
+    return predictor.Limits(
+        max_queue_rows=settings.queue.max_queue_rows,
+        max_queue_tokens=settings.queue.max_queue_tokens,
+        deadline_seconds=settings.queue.deadline_seconds,
+        answer_cache_bytes=settings.caches.answer_cache_bytes,
+        token_cache_bytes=settings.caches.token_cache_bytes,
+    )
 
 
 class Server:
@@ -67,6 +79,7 @@ class Server:
     def serve_with(self, predictor: Predicts, plan: Plan | None = None, manifest: Manifest | None = None) -> None:
         """Answer with this predictor from now on, and say so in `/info`, `/readyz` and the metrics."""
         self.service.predictor = predictor
+        self.metrics.queue_depth = predictor.queue_depth
         self.status.plan = plan or self.status.plan
         self.status.manifest = manifest or self.status.manifest
         if self.status.phase is Phase.LOADING:

@@ -130,6 +130,13 @@ class CacheSettings(Group):
         unit="bytes",
         ge=0,
     )
+    token_cache_bytes: int = _setting(
+        0,
+        "Memory for tokenised requests by content hash; 0 turns it off. Worth it where the same long texts come again "
+        "and again with other parameters.",
+        unit="bytes",
+        ge=0,
+    )
 
 
 class DrainSettings(Group):

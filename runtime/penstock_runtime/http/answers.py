@@ -1,65 +1,19 @@
-"""The predictor as the routes see it: structural, so that tests can bring a small one."""
+"""The predictor as the server sees it: structural, so that tests can bring a small one."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 from typing import Any, Protocol
 
-
-class Timed(Protocol):
-    """See `penstock_runtime.predictor.Timings`."""
-
-    @property
-    def queue_milliseconds(self) -> float:
-        """Waiting for a core."""
-        ...
-
-    @property
-    def tokenization_milliseconds(self) -> float:
-        """Tokenising."""
-        ...
-
-    @property
-    def inference_milliseconds(self) -> float:
-        """Forward passes."""
-        ...
-
-    @property
-    def compute_milliseconds(self) -> float:
-        """Pre-processing, forward passes and post-processing."""
-        ...
-
-
-class Answered(Protocol):
-    """See `penstock_runtime.predictor.Answer`."""
-
-    @property
-    def value(self) -> Any:
-        """In the shape of the task."""
-        ...
-
-    @property
-    def timings(self) -> Timed:
-        """Of this request."""
-        ...
-
-    @property
-    def tokens(self) -> int:
-        """Computed for this request."""
-        ...
-
-    @property
-    def truncated(self) -> int:
-        """Inputs that were cut."""
-        ...
+from penstock_runtime.predictor import Answer
 
 
 class Predicts(Protocol):
-    """See `penstock_runtime.predictor.Predictor`."""
+    """`penstock_runtime.predictor.Predictor`, or what stands in for it."""
 
     async def predict(
         self, inputs: Any, parameters: Mapping[str, Any], *, deadline_seconds: float | None = None
-    ) -> Answered:
+    ) -> Answer:
         """The answer, or a RequestError; stops when cancelled."""
         ...
 
@@ -67,6 +21,10 @@ class Predicts(Protocol):
         """Returns when nothing is under way."""
         ...
 
-    def facts(self) -> Any:
+    def queue_depth(self) -> tuple[int, int]:
+        """Rows and tokens that wait."""
+        ...
+
+    def facts(self) -> dict[str, Any]:
         """For `/info`, as JSON."""
         ...

@@ -23,7 +23,7 @@ def routes(service: Service, limits: Limits) -> tuple[Route, ...]:
         *tei.routes(service, limits),
         *openai.routes(service, limits),
         *cohere.routes(service, limits),
-        *v2.routes(service, health),
+        *v2.routes(service, health, limits),
         Route(
             "GET", "/healthz", health.alive, "Is the process alive?", OPERATION, public=True,
             content_type="text/plain", response=plain,

@@ -8,9 +8,9 @@ import numpy as np
 import orjson
 
 from penstock_runtime.errors import MethodNotAllowed, NotReady, Overloaded, RequestError, Unauthorized
-from penstock_runtime.http.answers import Answered
 from penstock_runtime.http.message import Response
 from penstock_runtime.http.routes import Dialect
+from penstock_runtime.predictor import Answer
 
 OPENAI_TYPES = {401: "authentication_error", 404: "not_found_error", 429: "rate_limit_error"}
 """By status; other 4xx are `invalid_request_error`, 5xx `server_error`."""
@@ -33,7 +33,7 @@ def json_response(value: Any, *, status: int = 200, headers: bytes = b"") -> Res
     return Response(dumps(value), status=status, headers=headers)
 
 
-def timing_headers(answer: Answered) -> bytes:
+def timing_headers(answer: Answer) -> bytes:
     """Milliseconds with three decimals; docs/http.md says what each holds."""
     timings = answer.timings
     lines = (
@@ -52,7 +52,7 @@ def timing_headers(answer: Answered) -> bytes:
     return lines
 
 
-def answer_response(answer: Answered, value: Any) -> Response:
+def answer_response(answer: Answer, value: Any) -> Response:
     """A model's answer: `value` in the route's shape, with the timings of the request."""
     return Response(dumps(value), headers=timing_headers(answer))
 

@@ -6,10 +6,11 @@ from collections.abc import Mapping
 from typing import Any
 
 from penstock_runtime.errors import InvalidInput, NotReady, UnsupportedRoute
-from penstock_runtime.http.answers import Answered, Predicts
+from penstock_runtime.http.answers import Predicts
 from penstock_runtime.http.message import Request
 from penstock_runtime.http.status import Phase, Status
 from penstock_runtime.metrics import Metrics
+from penstock_runtime.predictor import Answer
 from penstock_runtime.settings import Settings
 from penstock_runtime.tasks.fields import printable
 
@@ -24,7 +25,7 @@ class Service:
         self.predictor = predictor
         """None while the model loads."""
 
-    async def predict(self, request: Request, inputs: Any, parameters: Mapping[str, Any]) -> Answered:
+    async def predict(self, request: Request, inputs: Any, parameters: Mapping[str, Any]) -> Answer:
         """Ask the model. NotReady while there is none; whatever the predictor raises."""
         predictor = self.predictor
         if predictor is None:

@@ -19,6 +19,8 @@ from penstock_runtime.errors import InvalidInput
 from penstock_runtime.tasks.fields import json_words
 
 LENGTH = struct.Struct("<I")
+LARGEST = 2**31 - 1
+"""Size of a dimension."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,13 +69,14 @@ class Output:
 
 
 def element_count(shape: Any, where: str) -> int:
-    """How many elements a shape holds; InvalidInput when it is no list of sizes."""
+    """How many elements a shape holds; InvalidInput when it is no list of sizes (3.0 is one)."""
     sizes_fit = isinstance(shape, list) and all(
-        isinstance(size, int) and not isinstance(size, bool) and 0 <= size < 2**31 for size in shape
+        isinstance(size, int | float) and not isinstance(size, bool) and 0 <= size <= LARGEST and size == int(size)
+        for size in shape
     )
     if not sizes_fit:
         raise InvalidInput(f"{where}.shape must be a list of sizes", field=f"{where}.shape", remedy="Such as [1]")
-    return math.prod(shape)
+    return math.prod(int(size) for size in shape)
 
 
 def read_texts(tensor: dict[str, Any], binary: bytes | None, where: str) -> list[str]:

@@ -14,7 +14,6 @@ import orjson
 
 from penstock import __version__
 from penstock_runtime.errors import InvalidInput, UnsupportedRoute
-from penstock_runtime.http.answers import Answered
 from penstock_runtime.http.body import fields_named, malformed, missing_field, not_an_object, read_json
 from penstock_runtime.http.health import Health
 from penstock_runtime.http.message import Request, Response
@@ -22,8 +21,11 @@ from penstock_runtime.http.replies import dumps, json_response, timing_headers
 from penstock_runtime.http.routes import Route
 from penstock_runtime.http.service import Service
 from penstock_runtime.http.signatures import SIGNATURES, Signature
-from penstock_runtime.http.tensors import TensorSpec, read_texts
+from penstock_runtime.http.tensors import LARGEST, TensorSpec, read_texts
+from penstock_runtime.predictor import Answer
+from penstock_runtime.tasks.factory import request_schema
 from penstock_runtime.tasks.fields import JsonSchema
+from penstock_runtime.tasks.limits import Limits
 
 TAG = "Open Inference Protocol"
 VERSION = "1"
@@ -161,7 +163,7 @@ def _wanted(outputs: Any, signature: Signature, *, binary: bool) -> dict[str, bo
     return wanted
 
 
-def write_inference(answer: Answered, inference: Inference, signature: Signature, name: str) -> Response:
+def write_inference(answer: Answer, inference: Inference, signature: Signature, name: str) -> Response:
     """The answer's tensors, as JSON or behind it."""
     outputs, tail = [], []
     for output in signature.to_outputs(answer.value, inference.count):
@@ -262,42 +264,66 @@ RESPONSE: JsonSchema = {
 }
 
 
-def _request_schema(signature: Signature) -> JsonSchema:
+def _request_schema(signature: Signature, parameters: JsonSchema) -> JsonSchema:
     example = [{"name": spec.name, "datatype": "BYTES", "shape": [1], "data": ["a text"]} for spec in signature.inputs]
+    size = {"type": "integer", "minimum": 1, "maximum": LARGEST}
     tensor = {
         "type": "object",
         "properties": {
             "name": {"enum": [spec.name for spec in signature.inputs]},
             "datatype": {"const": "BYTES"},
-            "shape": {"type": "array", "items": {"type": "integer", "minimum": 1}, "minItems": 1},
+            "shape": {"type": "array", "items": size, "minItems": 1},
             "data": {"type": "array", "items": {"type": "string", "minLength": 1}, "minItems": 1},
             "parameters": {"type": "object"},
         },
-        "required": ["name", "datatype", "shape"],
+        "required": ["name", "datatype", "shape", "data"],
+    }
+    output = {
+        "type": "object",
+        "properties": {
+            "name": {"enum": [spec.name for spec in signature.outputs]},
+            "parameters": {"type": "object", "properties": {"binary_data": {"type": "boolean"}}},
+        },
+        "required": ["name"],
     }
     return {
         "type": "object",
         "description": "Tensors of texts. The shape must hold as many elements as there are texts.",
         "properties": {
             "id": {"type": "string"},
-            "parameters": {"type": "object", "description": "The task's parameters (see /predict)."},
+            "parameters": parameters,
             "inputs": {
                 "type": "array",
                 "items": tensor,
                 "minItems": len(signature.inputs),
                 "maxItems": len(signature.inputs),
             },
-            "outputs": {"type": "array", "items": {"type": "object", "properties": {"name": {"type": "string"}}}},
+            "outputs": {"type": "array", "items": output, "description": "Empty or absent: all."},
         },
         "required": ["inputs"],
         "examples": [{"inputs": example}],
     }
 
 
-def routes(service: Service, health: Health) -> tuple[Route, ...]:
+def _parameters_schema(task: JsonSchema, signature: Signature) -> JsonSchema:
+    """The task's parameters and the protocol's own, less those that come as tensors."""
+    tensors = {spec.name for spec in signature.inputs}
+    properties = {name: schema for name, schema in task["properties"].items() if name not in tensors}
+    own: JsonSchema = {name: {} for name in sorted(PROTOCOL_PARAMETERS)} | {"binary_data_output": {"type": "boolean"}}
+    return {
+        "type": ["object", "null"],
+        "description": "The task's parameters.",
+        "properties": properties | own,
+        "additionalProperties": False,
+    }
+
+
+def routes(service: Service, health: Health, limits: Limits) -> tuple[Route, ...]:
     """Their table."""
     v2 = V2(service, health)
     signature = SIGNATURES[service.status.task]
+    parameters = request_schema(service.status.task, limits)["properties"]["parameters"]
+    request = _request_schema(signature, _parameters_schema(parameters, signature))
     said: JsonSchema = {"type": "object"}
     model = tuple(
         route
@@ -307,7 +333,7 @@ def routes(service: Service, health: Health) -> tuple[Route, ...]:
             Route("GET", f"{path}/ready", v2.model_ready, "Are requests welcome?", TAG, response=said),
             Route(
                 "POST", f"{path}/infer", v2.infer, "Ask the model", TAG, inference=True,
-                request=_request_schema(signature), response=RESPONSE,
+                request=request, response=RESPONSE,
             ),
         )
     )  # fmt: skip

@@ -12,7 +12,7 @@ import socket
 import threading
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -23,6 +23,7 @@ from tokenizers import Tokenizer, models, normalizers, pre_tokenizers, processor
 from penstock.tasks import HEAD_OF_TASK, Head, TaskName
 from penstock_runtime.http.status import Status
 from penstock_runtime.models.folder import ModelFolder
+from penstock_runtime.predictor import Answer, Timings
 from penstock_runtime.rows import Outputs, Row
 from penstock_runtime.server import Server, task_limits
 from penstock_runtime.settings import Settings
@@ -113,20 +114,9 @@ def write_folder(path: Path, task: TaskName) -> Path:
     return path
 
 
-@dataclass(slots=True)
-class Timings:
-    queue_milliseconds: float = 0.125
-    tokenization_milliseconds: float = 0.25
-    inference_milliseconds: float = 0.5
-    compute_milliseconds: float = 1.0
-
-
-@dataclass(slots=True)
-class Answer:
-    value: Any
-    tokens: int
-    truncated: int = 0
-    timings: Timings = field(default_factory=Timings)
+TIMINGS = Timings(
+    queue_milliseconds=0.125, tokenization_milliseconds=0.25, inference_milliseconds=0.5, compute_milliseconds=1.0
+)
 
 
 class Model:
@@ -146,10 +136,13 @@ class Model:
         self.deadlines.append(deadline_seconds)
         prepared = self.task.prepare(self.task.parse(inputs, parameters))
         reduced = [self.task.reduce(row, self._run(row)) for row in prepared.rows]
-        return Answer(self.task.assemble(prepared, reduced), prepared.tokens, prepared.truncated)
+        return Answer(self.task.assemble(prepared, reduced), TIMINGS, prepared.tokens, prepared.truncated)
 
     async def drain(self) -> None:
         return
+
+    def queue_depth(self) -> tuple[int, int]:
+        return 0, 0
 
     def facts(self) -> dict[str, Any]:
         return {"engine": "arithmetic"}
@@ -206,10 +199,13 @@ class Gate:
         if self.error is not None:
             raise self.error
         self._count("answered", 1)
-        return Answer([[0.5]], 3)
+        return Answer([[0.5]], TIMINGS, tokens=3, truncated=0)
 
     async def drain(self) -> None:
         return
+
+    def queue_depth(self) -> tuple[int, int]:
+        return 0, 0
 
     def facts(self) -> dict[str, Any]:
         return {}

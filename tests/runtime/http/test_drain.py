@@ -33,14 +33,16 @@ from penstock_runtime.http.status import Status
 from penstock_runtime.server import Server
 from penstock_runtime.settings import Settings
 from penstock.tasks import TaskName
-from tests.runtime.http.serving import Answer
+from tests.runtime.http.serving import TIMINGS, Answer
 
 class Slow:
     async def predict(self, inputs, parameters, *, deadline_seconds=None):
         await asyncio.sleep(float(sys.argv[1]))
-        return Answer([[1.0]], 1)
+        return Answer([[1.0]], TIMINGS, 1, 0)
     async def drain(self):
         pass
+    def queue_depth(self):
+        return 0, 0
     def facts(self):
         return {}
 

@@ -19,7 +19,8 @@ from penstock_runtime.errors import Overloaded
 from penstock_runtime.host import read_host
 from penstock_runtime.http.status import Status
 from penstock_runtime.metrics import SECONDS, Metrics, Tally, with_objective
-from tests.runtime.http.serving import Answer, Gate, make_model, serving
+from penstock_runtime.predictor import Answer
+from tests.runtime.http.serving import TIMINGS, Gate, make_model, serving
 
 
 def scrape(url: str) -> dict[str, float]:
@@ -113,7 +114,7 @@ def full_metrics() -> Metrics:
     metrics = Metrics(status, objective_p95_milliseconds=20)
     metrics.finished("/predict", 200, 0.01, inference=True)
     metrics.refused("validation")
-    metrics.answered(Answer(None, 7))
+    metrics.answered(Answer(None, TIMINGS, tokens=7, truncated=0))
     metrics.batch(rows=3, real_tokens=30, padded_tokens=33)
     metrics.cache("tokens", hit=True)
     return metrics

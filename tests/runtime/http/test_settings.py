@@ -28,6 +28,7 @@ DEFAULTS = {
     "max_queue_tokens": 131_072,
     "deadline_seconds": 30.0,
     "answer_cache_bytes": 0,
+    "token_cache_bytes": 0,
     "drain_delay_seconds": 0.0,
     "drain_idle_seconds": 0.5,
     "drain_limit_seconds": 25.0,

@@ -1,0 +1,78 @@
+"""Requests made from the OpenAPI document and against it: no 5xx, nothing undocumented, good ones answered.
+
+`PENSTOCK_FUZZ_EXAMPLES` raises the number of requests for each route (30: some seconds for all tasks).
+"""
+
+from __future__ import annotations
+
+import os
+import re
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import schemathesis
+from hypothesis import HealthCheck, Phase, given, settings
+from schemathesis import GenerationMode
+from schemathesis.checks import not_a_server_error
+from schemathesis.specs.openapi.checks import (
+    content_type_conformance,
+    negative_data_rejection,
+    response_headers_conformance,
+    response_schema_conformance,
+    status_code_conformance,
+)
+
+from penstock.tasks import TaskName
+from tests.runtime.http.serving import Endpoint
+
+EndpointOf = Callable[[TaskName], Endpoint]
+EXAMPLES = int(os.environ.get("PENSTOCK_FUZZ_EXAMPLES", "30"))
+CHECKS: list[Any] = [
+    not_a_server_error,
+    status_code_conformance,
+    content_type_conformance,
+    response_schema_conformance,
+    response_headers_conformance,
+]
+BEYOND_THE_SCHEMA = re.compile(
+    r"stands beside 'inputs' and in 'parameters'"
+    r"|elements, but its shape"
+    r"|is given twice|has no tensor|fit into a tensor|not one|questions and \d+ contexts"
+    r"|has no prompt|this model's vectors have|is for pooled vectors|tokens; this model takes"
+    r"|mask|hypothesis|over the limit of \d+ rows|holds no label|no room"
+)
+"""What a JSON schema cannot say, or does not know of the model: how the fields of a request must fit together."""
+
+
+def refused_for_a_reason(context: Any, response: Any, case: Any) -> None:
+    """A request that fits the schema is answered, or refused for what a schema cannot say."""
+    if response.status_code == 422:
+        assert BEYOND_THE_SCHEMA.search(response.text), response.text
+
+
+@pytest.mark.parametrize("mode", [GenerationMode.POSITIVE, GenerationMode.NEGATIVE])
+@pytest.mark.parametrize("task", list(TaskName))
+def test_no_request_surprises_the_server(endpoint_of: EndpointOf, task: TaskName, mode: GenerationMode) -> None:
+    endpoint = endpoint_of(task)
+    checks = [*CHECKS, negative_data_rejection if mode is GenerationMode.NEGATIVE else refused_for_a_reason]
+    schema = schemathesis.openapi.from_url(f"{endpoint.url}/openapi.json")
+    for found in schema.get_all_operations():
+        operation = found.ok()
+        if operation.method != "post" and (task is not TaskName.FEATURE_EXTRACTION or mode is GenerationMode.NEGATIVE):
+            continue  # the same for every task, and without a body to be wrong about
+        count = EXAMPLES if operation.method == "post" else 5
+
+        @settings(
+            max_examples=count,
+            deadline=None,
+            database=None,
+            derandomize=True,
+            phases=[Phase.explicit, Phase.generate],
+            suppress_health_check=list(HealthCheck),
+        )
+        @given(case=operation.as_strategy(generation_mode=mode))
+        def fuzz(case: Any) -> None:
+            case.call_and_validate(checks=checks)
+
+        fuzz()
