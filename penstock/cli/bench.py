@@ -1,0 +1,77 @@
+"""`penstock bench`: the published experiment on any endpoint."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import click
+
+from penstock.cli.screen import console, fact
+from penstock_optimizer.bench.options import BenchOptions
+from penstock_optimizer.bench.run import BenchProgress, run_bench
+
+FIELDS = BenchOptions.model_fields
+
+
+class Numbers(click.ParamType[tuple[int, ...]]):
+    """`1,2,4`: whole numbers from 1, separated by commas."""
+
+    name = "numbers"
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> tuple[int, ...]:
+        """The numbers as a tuple."""
+        if isinstance(value, tuple):
+            return value
+        try:
+            numbers = tuple(int(part) for part in str(value).split(","))
+        except ValueError:
+            self.fail(f"{value!r} is not a list of whole numbers: write it like 1,2,4", param, ctx)
+        if not numbers or min(numbers) < 1:
+            self.fail(f"{value!r} holds a number under 1", param, ctx)
+        return numbers
+
+
+def _help(name: str) -> str:
+    field = FIELDS[name]
+    default = field.default
+    shown = ",".join(map(str, default)) if isinstance(default, tuple) else default
+    return f"{field.description}" + (f"  [default: {shown}]" if shown not in {None, False} else "")
+
+
+def _show(progress: BenchProgress) -> None:
+    fact(f"{progress.done}/{progress.total}", progress.message)
+
+
+@click.command
+@click.argument("target", metavar="FILE|URL")
+@click.option("--cores", type=Numbers(), default=FIELDS["cores"].default, help=_help("cores"))
+@click.option("--lengths", type=Numbers(), default=FIELDS["lengths"].default, help=_help("lengths"))
+@click.option("--batches", type=Numbers(), default=FIELDS["batches"].default, help=_help("batches"))
+@click.option("--seconds", type=click.FloatRange(min=0.1), default=FIELDS["seconds"].default, help=_help("seconds"))
+@click.option("--rounds", type=click.IntRange(1, 50), default=FIELDS["rounds"].default, help=_help("rounds"))
+@click.option(
+    "--patience-seconds",
+    type=click.FloatRange(min=1),
+    default=FIELDS["patience_seconds"].default,
+    help=_help("patience_seconds"),
+)
+@click.option("--baseline", is_flag=True, help=_help("baseline"))
+@click.option("--tokenizer", type=click.Path(exists=True, file_okay=False, path_type=Path), help=_help("tokenizer"))
+@click.option("--task", help=_help("task"))
+@click.option(
+    "--output", type=click.Path(file_okay=False, path_type=Path), default=FIELDS["output"].default, help=_help("output")
+)
+@click.option("--store", type=click.Path(file_okay=False, path_type=Path), envvar="PENSTOCK_STORE", help=_help("store"))
+@click.option("--seed", type=int, default=FIELDS["seed"].default, help=_help("seed"))
+def command(**options: Any) -> None:
+    """Measure an endpoint: throughput and latency for cores x lengths x batches.
+
+    FILE is a ModelEndpoint, which is optimised and served for each number of cores; URL a running server. Settings that
+    this machine cannot do are named. Writes results.csv, results.json and report.html.
+    """
+    results = run_bench(BenchOptions(**options), _show)
+    for note in results.notes:
+        fact("note", note)
+    output = options["output"]
+    console.print(f"report     {output / 'report.html'}", markup=False)

@@ -1,0 +1,105 @@
+"""`penstock optimize`: make the artefact, or find it."""
+
+from __future__ import annotations
+
+import os
+import signal
+import sys
+import threading
+from pathlib import Path
+
+import click
+from penstock_optimizer.optimise import optimise
+
+from penstock.cli.host import describe_cpu
+from penstock.cli.progress import OptimizationView, show_result
+from penstock.cli.screen import console, fact
+from penstock.endpoint import ModelEndpoint
+from penstock.manifest import Manifest
+from penstock_optimizer.progress import Progress
+from penstock_runtime.host import read_host
+
+DEFAULT_STORE = Path("artefacts")
+DEFAULT_MODELS = Path("~/.cache/penstock/models")
+
+
+def store_option(function: click.decorators.FC) -> click.decorators.FC:
+    """Where artefacts are kept; the same for every command."""
+    return click.option(
+        "--store",
+        type=click.Path(file_okay=False, path_type=Path),
+        default=DEFAULT_STORE,
+        envvar="PENSTOCK_STORE",
+        show_default=True,
+        show_envvar=True,
+        help="Folder of artefacts: finished ones are found there by what decides them, interrupted ones go on.",
+    )(function)
+
+
+def models_option(function: click.decorators.FC) -> click.decorators.FC:
+    """Where models from the network are kept; the same for every command."""
+    return click.option(
+        "--models",
+        type=click.Path(file_okay=False, path_type=Path),
+        default=DEFAULT_MODELS,
+        envvar="PENSTOCK_MODELS",
+        show_default=True,
+        show_envvar=True,
+        help="Folder in which models from the network are kept.",
+    )(function)
+
+
+@click.command
+@click.argument("file", type=click.Path(exists=True, dir_okay=False, path_type=Path))
+@store_option
+@models_option
+@click.option("--cores", type=click.IntRange(min=1), help="Physical cores, instead of the file's.")
+@click.option(
+    "--budget", "budget_seconds", type=click.FloatRange(min=1), help="Seconds that it may take, instead of the file's."
+)
+@click.option("--json", "as_json", is_flag=True, help="Print progress as JSON lines; ends when its input ends.")
+def command(
+    file: Path, store: Path, models: Path, cores: int | None, budget_seconds: float | None, *, as_json: bool
+) -> None:
+    """Optimise the model of a ModelEndpoint FILE for this machine.
+
+    Tries recipes (engine and precision), rejects those whose answers differ from fp32 by more than the accuracy budget,
+    measures the rest, and writes the artefact: model, manifest.json, report.html. Interrupted, it goes on where it was.
+    """
+    endpoint = ModelEndpoint.from_file(file)
+    models = models.expanduser()
+    token = os.environ.get("HF_TOKEN")
+    if as_json:
+        _end_with_input()
+        optimise(
+            endpoint, store=store, models=models, cores=cores, budget_seconds=budget_seconds, token=token,
+            on_progress=_print_json,
+        )  # fmt: skip
+        return
+    fact("cpu", describe_cpu(read_host()))
+    fact("model", f"{endpoint.spec.model}  {endpoint.spec.task.value}")
+    with OptimizationView() as view:
+        artefact = optimise(
+            endpoint, store=store, models=models, cores=cores, budget_seconds=budget_seconds, token=token,
+            on_progress=view,
+        )  # fmt: skip
+    latency = endpoint.spec.objective.latency
+    show_result(Manifest.load(artefact), p95_objective_milliseconds=latency.p95_milliseconds if latency else None)
+    fact("report", str(artefact / "report.html"))
+    console.print(f"serve it   penstock serve {file}", markup=False)
+
+
+def _print_json(progress: Progress) -> None:
+    sys.stdout.write(progress.to_json_line() + "\n")
+    sys.stdout.flush()
+
+
+def _end_with_input() -> None:
+    """End when standard input does: whoever started us is gone, and nobody wants the result."""
+
+    def watch() -> None:
+        while os.read(0, 4096):
+            pass
+        os.kill(os.getpid(), signal.SIGTERM)
+
+    threading.Thread(target=watch, daemon=True).start()
