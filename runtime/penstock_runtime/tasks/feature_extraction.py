@@ -71,7 +71,7 @@ PARAMETERS = Object(
 )
 EXAMPLES = (
     {"inputs": "I like you. I love you."},
-    {"inputs": ["a text", "another one"], "parameters": {"normalize": True, "truncation_direction": "Left"}},
+    {"inputs": ["a text", "another one"], "parameters": {"pooling": "mean", "normalize": True}},
 )
 
 

@@ -67,7 +67,7 @@ PARAMETERS = Object(
     required={},
     optional={
         "top_k": (Integer(1, 1_000_000), None),
-        "function_to_apply": (Choice(tuple(Function)), None),
+        "function_to_apply": (Choice(tuple(str(function) for function in Function)), None),
         **TRUNCATION,
     },
     notes={

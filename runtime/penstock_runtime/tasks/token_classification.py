@@ -65,7 +65,7 @@ def parameter_kinds(limits: Limits) -> Object:
     return Object(
         required={},
         optional={
-            "aggregation_strategy": (Choice(tuple(Aggregation)), Aggregation.NONE),
+            "aggregation_strategy": (Choice(tuple(str(way) for way in Aggregation)), str(Aggregation.NONE)),
             "ignore_labels": (labels, list(IGNORED)),
             "stride": (Integer(0, 1_000_000), None),
             "truncate": (Boolean(), None),
