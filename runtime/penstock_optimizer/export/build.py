@@ -10,7 +10,6 @@ from onnx import TensorProto
 
 from penstock.manifest import GRAPH_OUTPUTS, GraphIO
 from penstock.tasks import Head
-from penstock_optimizer.export.activations import write_activation
 from penstock_optimizer.export.encoder import (
     Classifier,
     Dense,
@@ -56,9 +55,10 @@ def _write_encoder(operators: Operators, encoder: Encoder, *, first_only: bool) 
             if context.bias:
                 context = Context(context.mask, _first(graph, context.bias, 2, "distance/first"))
         mixed = operators.attention(queries, x, layer, context, f"{name}.attention")
-        x = operators.dense_add_norm(mixed, layer.output, queries, layer.attention_norm, f"{name}.output")
-        inner = operators.dense_activation(x, layer.up, encoder.activation, f"{name}.up")
-        x = operators.dense_add_norm(inner, layer.down, x, layer.output_norm, f"{name}.down")
+        mixed = operators.dense(mixed, layer.output, f"{name}.output")
+        x = operators.add_norm(mixed, queries, layer.attention_norm, f"{name}.output")
+        inner = operators.activation(operators.dense(x, layer.up, f"{name}.up"), encoder.activation, f"{name}.up")
+        x = operators.add_norm(operators.dense(inner, layer.down, f"{name}.down"), x, layer.output_norm, f"{name}.down")
     return x
 
 
@@ -129,7 +129,7 @@ def _write_top(operators: Operators, encoder: Encoder, top: Top, states: str) ->
         return Head.ENCODER
     if isinstance(top, Classifier):
         first = graph.node("Squeeze", [states, graph.integers([1], "at.1")], "head/first")
-        pooled = write_activation(graph, _gemm(graph, first, top.dense, "head.dense"), top.activation, "head.dense")
+        pooled = operators.activation(_gemm(graph, first, top.dense, "head.dense"), top.activation, "head.dense")
         graph.output("logits", _gemm(graph, pooled, top.out, "head.out"), ["batch", len(top.out.bias)])
         return Head.SEQUENCE
     if isinstance(top, TokenClassifier):
@@ -153,7 +153,7 @@ def _write_mask_filler(operators: Operators, top: MaskFiller, states: str) -> No
     where = graph.node("NonZero", [masked], "head/NonZero")
     where = graph.node("Transpose", [where], "head/where", perm=[1, 0])
     x = graph.node("GatherND", [states, where], "head/GatherND")
-    x = write_activation(graph, _gemm(graph, x, top.dense, "head.dense"), top.activation, "head.dense")
+    x = operators.activation(_gemm(graph, x, top.dense, "head.dense"), top.activation, "head.dense")
     x = operators.norm(x, top.norm, "head")
     graph.output("logits", _gemm(graph, x, top.out, "head.out"), ["masks", len(top.out.bias)])
 

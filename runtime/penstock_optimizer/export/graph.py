@@ -100,10 +100,9 @@ class Graph:
             self._constants[unique] = array
         return self._literals[key]
 
-    def count(self, operators: Iterable[str]) -> dict[str, int]:
-        """How many nodes there are of each of these operators, those that occur."""
-        counts = Counter(node.op_type for node in self._nodes)
-        return {operator: counts[operator] for operator in operators if counts[operator]}
+    def fused_nodes(self) -> dict[str, int]:
+        """See `fused_nodes`."""
+        return fused_nodes(self._nodes)
 
     def save(self, path: Path) -> None:
         """Write the graph, its weights within the file or, when they are large, beside it as `<name>.data`."""
@@ -149,3 +148,8 @@ class Graph:
         self._names[name] += 1
         count = self._names[name]
         return name if count == 1 else f"{name}.{count}"
+
+
+def fused_nodes(nodes: Iterable[Any]) -> dict[str, int]:
+    """How many nodes there are of each operator that does in one what several standard ones do."""
+    return dict(Counter(n.op_type for n in nodes if n.domain == MICROSOFT or n.op_type == "LayerNormalization"))

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -19,6 +19,7 @@ from penstock_optimizer.export import Exported
 from tests.optimizer.export.models import MASK_ID, PAD_ID, VOCABULARY, Made
 
 Arrays = dict[str, NDArray[Any]]
+Run = Callable[[Arrays], Arrays]
 
 CLOSE = 2e-5
 """The largest difference of any output that rounding explains in models this small, float32."""
@@ -41,10 +42,10 @@ def rows(*lengths: int, seed: int = 7, pad_id: int = PAD_ID) -> Arrays:
 
 def assert_equals_torch(exported: Exported, made: Made, *batches: Arrays, close: float = CLOSE) -> None:
     """Both engines answer as transformers does, padding aside."""
-    for batch in batches:
-        expected = torch_outputs(made, batch, exported.io)
-        for engine in (onnxruntime_outputs, openvino_outputs):
-            actual = engine(exported.path, exported.io, batch)
+    for engine in (in_onnxruntime, in_openvino):
+        run = engine(exported.path, exported.io)
+        for batch in batches:
+            expected, actual = torch_outputs(made, batch, exported.io), run(batch)
             assert set(expected) == set(actual)
             for name, array in expected.items():
                 seen = _without_padding(actual[name], batch, made.head)
@@ -71,14 +72,15 @@ def _without_padding(array: NDArray[Any], batch: Arrays, head: Head) -> NDArray[
     return array * mask.reshape(*mask.shape, *[1] * (array.ndim - 2))
 
 
-def onnxruntime_outputs(path: Path, io: GraphIO, batch: Arrays) -> Arrays:
-    """Runs the graph in ONNX Runtime."""
+def in_onnxruntime(path: Path, io: GraphIO) -> Run:
+    """The graph in ONNX Runtime."""
     options = onnxruntime.SessionOptions()
     options.intra_op_num_threads = 1
     session = onnxruntime.InferenceSession(str(path), options, providers=["CPUExecutionProvider"])
     assert sorted(io.inputs) == sorted(node.name for node in session.get_inputs())
-    answers = session.run(list(io.outputs), {name: batch[name] for name in io.inputs})
-    return dict(zip(io.outputs, answers, strict=True))
+    return lambda batch: dict(
+        zip(io.outputs, session.run(list(io.outputs), {name: batch[name] for name in io.inputs}), strict=True)
+    )
 
 
 @cache
@@ -89,9 +91,13 @@ def _openvino_core() -> Any:
     return core
 
 
-def openvino_outputs(path: Path, io: GraphIO, batch: Arrays) -> Arrays:
-    """Runs the graph in OpenVINO."""
+def in_openvino(path: Path, io: GraphIO) -> Run:
+    """The graph in OpenVINO."""
     compiled = _openvino_core().compile_model(str(path), "CPU")
     assert sorted(io.inputs) == sorted(node.any_name for node in compiled.inputs)
-    answers = compiled({name: batch[name] for name in io.inputs})
-    return {name: answers[name] for name in io.outputs}
+
+    def run(batch: Arrays) -> Arrays:
+        answers = compiled({name: batch[name] for name in io.inputs})
+        return {name: answers[name] for name in io.outputs}
+
+    return run

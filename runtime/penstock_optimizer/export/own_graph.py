@@ -1,0 +1,131 @@
+"""A model's own ONNX file: taken as it is, once it is seen to run and to answer in a known form."""
+
+from __future__ import annotations
+
+import math
+import shutil
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import onnx
+from onnx import TensorProto, helper
+
+from penstock.errors import CorruptModel, UnsupportedModel
+from penstock.manifest import Axes, GraphIO
+from penstock.tasks import Head
+from penstock_optimizer.export.exported import Exported
+from penstock_optimizer.export.graph import fused_nodes
+from penstock_runtime.models.folder import ModelFolder
+from penstock_runtime.models.graph import graph_data
+
+INPUTS = ("input_ids", "attention_mask", "token_type_ids")
+OUTPUTS: dict[Head, dict[str, Axes]] = {
+    Head.ENCODER: {"last_hidden_state": Axes.TOKENS},
+    Head.SEQUENCE: {"logits": Axes.ROW},
+    Head.TOKEN: {"logits": Axes.TOKENS},
+    Head.SPAN: {"start_logits": Axes.TOKENS, "end_logits": Axes.TOKENS},
+    Head.MASKED_LM: {"logits": Axes.TOKENS},
+}
+"""What such graphs are called to answer with: as ours, but every token of a masked language model."""
+RANKS = {Head.ENCODER: 3, Head.SEQUENCE: 2, Head.TOKEN: 3, Head.SPAN: 2, Head.MASKED_LM: 3}
+PROBE = (2, 7)
+"""Rows and tokens of the run that shows the outputs' real shapes."""
+
+
+def take_own_graph(folder: ModelFolder, head: Head, path: Path) -> Exported:
+    """Copy the graph and the files of its weights to `path` and its folder.
+
+    Outputs under other names than ours are renamed, by rank and order. CorruptModel when it does not load;
+    UnsupportedModel when it wants inputs or gives outputs that no task here knows, naming them.
+    """
+    source = folder.onnx
+    if source is None:
+        raise CorruptModel(f"{folder.path} has no model.onnx", remedy="Fetch the model again")
+    model = _load(source)
+    inputs = _inputs(source, model)
+    chosen = _outputs(source, head, inputs, len(folder.labels))
+    for beside in graph_data(source):
+        shutil.copyfile(beside, path.with_name(beside.name))
+    if all(ours == theirs for ours, theirs in chosen.items()):
+        shutil.copyfile(source, path)
+    else:
+        _rename(model, chosen)
+        path.write_bytes(model.SerializeToString())
+    return Exported(
+        path=path,
+        io=GraphIO(inputs=inputs, outputs=OUTPUTS[head]),
+        fused_nodes=fused_nodes(model.graph.node),
+        how="own-onnx",
+        parameters=sum(math.prod(tensor.dims) for tensor in model.graph.initializer),
+    )
+
+
+def _load(source: Path) -> Any:
+    try:
+        return onnx.load(str(source), load_external_data=False)
+    except Exception as error:  # protobuf's errors have no common class that is public
+        raise CorruptModel(f"{source} is not an ONNX model: {error}", remedy="Fetch the model again") from error
+
+
+def _inputs(source: Path, model: Any) -> tuple[str, ...]:
+    weights = {tensor.name for tensor in model.graph.initializer}
+    found = {value.name: value.type.tensor_type for value in model.graph.input if value.name not in weights}
+    unknown = sorted(set(found) - set(INPUTS))
+    remedy = f"Export it with the inputs {', '.join(INPUTS)} (int64), or put the safetensors weights beside it"
+    if unknown or "input_ids" not in found:
+        what = f"wants the inputs {', '.join(unknown)}" if unknown else "has no input input_ids"
+        raise UnsupportedModel(f"{source} {what}", remedy=remedy)
+    for name, kind in found.items():
+        dims = kind.shape.dim
+        if kind.elem_type != TensorProto.INT64 or len(dims) != 2 or any(dim.HasField("dim_value") for dim in dims):
+            raise UnsupportedModel(f"{source}: input {name} is not int64 [batch, tokens] with free axes", remedy=remedy)
+    return tuple(name for name in INPUTS if name in found)
+
+
+def _outputs(source: Path, head: Head, inputs: tuple[str, ...], labels: int) -> dict[str, str]:
+    """Our names to those of the graph, after a run that shows ranks and types."""
+    shapes = _probe(source, inputs)
+    wanted = list(OUTPUTS[head])
+    fitting = [name for name, (shape, kind) in shapes.items() if len(shape) == RANKS[head] and kind == np.float32]
+    if head is not Head.ENCODER and head is not Head.SPAN:
+        fitting = [name for name in fitting if head is Head.MASKED_LM or shapes[name][0][-1] == labels]
+    if set(wanted) <= set(fitting):
+        return {name: name for name in wanted}
+    if len(fitting) != len(wanted):
+        described = ", ".join(f"{name} {kind} {list(shape)}" for name, (shape, kind) in shapes.items())
+        raise UnsupportedModel(
+            f"{source} answers {PROBE[0]} rows of {PROBE[1]} tokens with {described}, "
+            f"of which nothing is {' and '.join(wanted)} of a {head.value} model with {labels} labels",
+            remedy="Export it for this task, or put the safetensors weights beside it",
+        )
+    return dict(zip(wanted, fitting, strict=True))
+
+
+def _probe(source: Path, inputs: tuple[str, ...]) -> dict[str, tuple[tuple[int, ...], np.dtype[Any]]]:
+    import onnxruntime
+
+    feed = {
+        name: np.zeros(PROBE, np.int64) if name == "token_type_ids" else np.ones(PROBE, np.int64) for name in inputs
+    }
+    try:
+        session = onnxruntime.InferenceSession(str(source), providers=["CPUExecutionProvider"])
+        names = [node.name for node in session.get_outputs()]
+        answers = session.run(names, feed)
+    except Exception as error:  # its errors derive from Exception only
+        raise CorruptModel(f"{source} does not run: {error}", remedy="Fetch the model again") from error
+    return {
+        name: (answer.shape, answer.dtype)
+        for name, answer in zip(names, answers, strict=True)
+        if isinstance(answer, np.ndarray)
+    }
+
+
+def _rename(model: Any, chosen: dict[str, str]) -> None:
+    """Put our names on the outputs, by nodes that copy nothing; the other outputs are left out."""
+    kinds = {value.name: value.type for value in model.graph.output}
+    del model.graph.output[:]
+    for ours, theirs in chosen.items():
+        model.graph.node.append(helper.make_node("Identity", [theirs], [ours], name=f"penstock/{ours}"))
+        value = model.graph.output.add(name=ours)
+        value.type.CopyFrom(kinds[theirs])

@@ -1,0 +1,261 @@
+"""The general way, for architectures that the builder does not know: transformers' model through torch's exporters.
+
+Needs the extra `torch`. optimum is left out: it drives torch's older exporter with a table of the architectures that
+it knows and binds transformers to its own versions, while what is needed here is four names of inputs and outputs.
+Torch has two exporters and neither takes every model, so both are tried, and a graph is only believed when it answers
+like the model it came from, at lengths that it was not exported with.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+import inspect
+import warnings
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import onnx
+from numpy.typing import NDArray
+
+from penstock.errors import CorruptModel, UnsupportedModel
+from penstock.manifest import GraphIO
+from penstock.tasks import Head
+from penstock_optimizer.export.exported import Exported
+from penstock_optimizer.export.graph import SINGLE_FILE_BYTES, fused_nodes
+from penstock_optimizer.export.heads import no_head
+from penstock_optimizer.export.operators import Flavour
+from penstock_optimizer.export.own_graph import OUTPUTS
+from penstock_runtime.models.folder import ModelFolder
+
+AUTO_CLASS: Mapping[Head, str] = {
+    Head.ENCODER: "AutoModel",
+    Head.SEQUENCE: "AutoModelForSequenceClassification",
+    Head.TOKEN: "AutoModelForTokenClassification",
+    Head.SPAN: "AutoModelForQuestionAnswering",
+    Head.MASKED_LM: "AutoModelForMaskedLM",
+}
+OPSET_OF_PROGRAM, OPSET_OF_TRACE = 18, 17
+"""The lowest that the newer exporter writes; the one that we write."""
+CLOSE = 1e-3
+"""Largest difference between graph and model, as a share of the largest value: far over rounding, far under wrong."""
+
+Arrays = Mapping[str, NDArray[np.int64]]
+
+
+def export_with_torch(folder: ModelFolder, head: Head, path: Path, flavour: Flavour, why: str) -> Exported:
+    """Export to `path`; with `Flavour.FUSED`, what ONNX Runtime's fusion finds in the graph is then fused.
+
+    `why` says why the builder did not take it, for the errors: UnsupportedModel when the extra is missing, when
+    transformers does not know the model, or when no exporter gives a graph that answers like it.
+    """
+    missing = [name for name in ("torch", "transformers") if importlib.util.find_spec(name) is None]
+    if missing:
+        raise UnsupportedModel(
+            f"{folder.path} cannot be built without torch ({why}), and {' and '.join(missing)} is not installed",
+            remedy="Install the extra: pip install 'penstock[torch]'",
+        )
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # the exporters warn of themselves
+        model = _load(folder, head)
+        inputs = _inputs(model)
+        try:
+            answers = _Answers(model, inputs, tuple(OUTPUTS[head]), folder.max_tokens)
+        except Exception as error:  # the model's own code, run on random tokens
+            raise UnsupportedModel(
+                f"{folder.path}: transformers' model does not run on plain token ids: {type(error).__name__}: {error}",
+                remedy="Add an ONNX export of it to the folder (model.onnx)",
+            ) from error
+        _export(answers, path, f"{folder.path} ({why})")
+        if flavour is Flavour.FUSED:
+            _fuse(answers, path, model.config)
+    return Exported(
+        path=path,
+        io=GraphIO(inputs=inputs, outputs=OUTPUTS[head]),
+        fused_nodes=fused_nodes(onnx.load(str(path), load_external_data=False).graph.node),
+        how="torch",
+        parameters=sum(parameter.numel() for parameter in model.parameters()),
+    )
+
+
+def _load(folder: ModelFolder, head: Head) -> Any:
+    import transformers
+
+    auto = getattr(transformers, AUTO_CLASS[head])
+    try:
+        model, report = auto.from_pretrained(
+            str(folder.path),
+            trust_remote_code=False,
+            local_files_only=True,
+            use_safetensors=True,
+            attn_implementation="eager",  # the form that fusion knows
+            output_loading_info=True,
+        )
+    except RuntimeError as error:
+        raise CorruptModel(
+            f"{folder.path}: {error}", remedy="Take config.json and the weights from the same revision of the model"
+        ) from error
+    except (OSError, ValueError, KeyError, ImportError, AttributeError) as error:
+        raise UnsupportedModel(
+            f"{folder.path}: transformers {transformers.__version__} does not load it as {AUTO_CLASS[head]}: {error}",
+            remedy="Use a model of an architecture that transformers knows, or add an ONNX export (model.onnx)",
+        ) from error
+    absent = sorted(name for name in report["missing_keys"] if head is not Head.ENCODER or "pooler" not in name)
+    if absent and head is not Head.ENCODER:
+        raise no_head(folder, head)
+    if absent:
+        raise CorruptModel(f"{folder.path} has no tensor {absent[0]!r}", remedy="Fetch the model again")
+    return model.float().eval()
+
+
+def _inputs(model: Any) -> tuple[str, ...]:
+    """Those that the model takes; token types only where there are several."""
+    known = inspect.signature(model.forward).parameters
+    names = ["input_ids", "attention_mask"]
+    if "token_type_ids" in known and (getattr(model.config, "type_vocab_size", 0) or 0) > 1:
+        names.append("token_type_ids")
+    return tuple(names)
+
+
+class _Answers:
+    """The model's own answers to a few batches, and whether a graph gives the same."""
+
+    def __init__(self, model: Any, inputs: tuple[str, ...], outputs: tuple[str, ...], longest: int) -> None:
+        import torch
+
+        class Named(torch.nn.Module):  # type: ignore[misc] # torch is optional and has no types here
+            """Takes tensors by position and gives a tuple, as exporters want it."""
+
+            def __init__(self) -> None:
+                super().__init__()
+                self.model = model
+
+            def forward(self, *tensors: Any) -> tuple[Any, ...]:
+                answer = self.model(**dict(zip(inputs, tensors, strict=True)))
+                return tuple(answer[name] for name in outputs)
+
+        self.inputs, self.outputs = inputs, outputs
+        self.module = Named().eval()
+        self.bytes = sum(parameter.numel() * 4 for parameter in model.parameters())
+        self._vocabulary = model.config.get_text_config().vocab_size
+        long = max(2, min(longest, 33))
+        shapes = [(2, min(11, long)), (1, min(5, long)), (3, long)]
+        self.batches = [self._batch(rows, tokens) for rows, tokens in shapes]
+        with torch.no_grad():
+            self._expected = [[value.numpy() for value in self.module(*self.tensors(batch))] for batch in self.batches]
+
+    def _batch(self, rows: int, tokens: int) -> Arrays:
+        generator = np.random.default_rng(rows)
+        mask = np.ones((rows, tokens), np.int64)
+        mask[-1, (tokens + 1) // 2 :] = 0
+        ids = generator.integers(min(10, self._vocabulary - 1), self._vocabulary, mask.shape)
+        arrays = {"input_ids": ids, "attention_mask": mask, "token_type_ids": np.zeros_like(mask)}
+        return {name: arrays[name] for name in self.inputs}
+
+    def tensors(self, batch: Arrays) -> tuple[Any, ...]:
+        """The arrays of a batch for torch, in order."""
+        import torch
+
+        return tuple(torch.from_numpy(array) for array in batch.values())
+
+    def check(self, path: Path) -> None:
+        """ValueError says how far the graph's answers are off, where they are."""
+        import onnxruntime
+
+        session = onnxruntime.InferenceSession(str(path), providers=["CPUExecutionProvider"])
+        for batch, expected in zip(self.batches, self._expected, strict=True):
+            mask = batch["attention_mask"]
+            actual = session.run(list(self.outputs), dict(batch))
+            for name, mine, theirs in zip(self.outputs, actual, expected, strict=True):
+                if mine.shape != theirs.shape:
+                    raise ValueError(f"{name} has the shape {list(mine.shape)} instead of {list(theirs.shape)}")
+                per_token = theirs.shape[:2] == mask.shape
+                seen = mask.reshape(*mask.shape, *[1] * (theirs.ndim - 2)) if per_token else 1
+                off = float(np.abs((mine - theirs) * seen).max())
+                if not off <= CLOSE * max(1e-3, float(np.abs(theirs).max())):
+                    raise ValueError(f"{name} of {list(mask.shape)} tokens is off by {off:.2g}")
+
+
+def _export(answers: _Answers, path: Path, what: str) -> None:
+    failures = []
+    for name, write in _EXPORTERS.items():
+        try:
+            write(answers, path)
+            answers.check(path)
+        except Exception as error:  # whatever an exporter raises, the other one is still to be tried
+            failures.append(f"{name}: {str(error).splitlines()[0] if str(error) else type(error).__name__}")
+        else:
+            return
+    path.unlink(missing_ok=True)
+    raise UnsupportedModel(
+        f"{what}: torch gives no graph that answers like the model. {'; '.join(failures)}",
+        remedy="Add an ONNX export of it to the folder (model.onnx)",
+    )
+
+
+def _export_program(answers: _Answers, path: Path) -> None:
+    """The newer exporter, from the model's code."""
+    import torch
+
+    free = {0: torch.export.Dim.DYNAMIC, 1: torch.export.Dim.DYNAMIC}
+    with torch.no_grad():
+        torch.onnx.export(
+            answers.module,
+            answers.tensors(answers.batches[0]),
+            str(path),
+            input_names=list(answers.inputs),
+            output_names=list(answers.outputs),
+            dynamic_shapes=(tuple(free for _ in answers.inputs),),
+            opset_version=OPSET_OF_PROGRAM,
+            dynamo=True,
+            external_data=answers.bytes > SINGLE_FILE_BYTES,
+            verbose=False,
+        )
+
+
+def _export_trace(answers: _Answers, path: Path) -> None:
+    """The older exporter, from one run."""
+    import torch
+
+    axes = {name: {0: "batch", 1: "tokens"} for name in answers.inputs}
+    with torch.no_grad():
+        torch.onnx.export(
+            answers.module,
+            answers.tensors(answers.batches[0]),
+            str(path),
+            input_names=list(answers.inputs),
+            output_names=list(answers.outputs),
+            dynamic_axes=axes,
+            opset_version=OPSET_OF_TRACE,
+            dynamo=False,
+        )
+
+
+_EXPORTERS: Mapping[str, Callable[[_Answers, Path], None]] = {
+    "torch.export": _export_program,
+    "tracing": _export_trace,
+}
+
+
+def _fuse(answers: _Answers, path: Path, config: Any) -> None:
+    """Fuse in place what ONNX Runtime's optimiser recognises; nothing where it finds nothing or changes answers."""
+    from onnxruntime.transformers import optimizer
+
+    fused = path.with_name("fused.onnx")
+    try:
+        found = optimizer.optimize_model(
+            str(path),
+            model_type="bert",
+            num_heads=getattr(config, "num_attention_heads", 0) or 0,
+            hidden_size=getattr(config, "hidden_size", 0) or 0,
+            opt_level=0,
+        )
+        found.save_model_to_file(str(fused), use_external_data_format=answers.bytes > SINGLE_FILE_BYTES)
+        answers.check(fused)
+    except Exception:  # an optimiser that fails or changes the answers has found nothing; the graph stands without it
+        for file in path.parent.glob("fused.onnx*"):
+            file.unlink()
+        return
+    fused.replace(path)
+    path.with_name(f"{path.name}.data").unlink(missing_ok=True)  # large weights are in fused.onnx.data now
