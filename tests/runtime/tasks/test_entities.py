@@ -1,0 +1,99 @@
+"""Aggregation, rule by rule; the whole is judged by the pipeline in test_token_classification."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+
+from penstock_runtime.tasks.entities import Aggregation, Token, entities, merge_windows
+
+LABELS = ("O", "B-PER", "I-PER", "I-LOC")
+
+
+def tokens(*rows: tuple[str, bool, dict[str, float]]) -> list[Token]:
+    """Tokens of five characters each: word, whether it continues a word, scores by label."""
+    return [
+        Token(
+            word,
+            np.array([scores.get(label, 0) for label in LABELS], dtype=np.float32),
+            start=5 * index,
+            end=5 * index + 5,
+            index=index + 1,
+            is_subword=subword,
+        )
+        for index, (word, subword, scores) in enumerate(rows)
+    ]
+
+
+def found(rows: list[Token], aggregation: Aggregation) -> list[tuple[Any, ...]]:
+    return [
+        (entity.get("entity_group", entity.get("entity")), round(entity["score"], 4), entity["word"])
+        for entity in entities(rows, aggregation, LABELS, "".join)
+    ]
+
+
+SPLIT_WORD = tokens(
+    ("micro", False, {"B-PER": 0.6, "I-LOC": 0.4}),
+    ("soft", True, {"I-LOC": 0.9, "B-PER": 0.1}),
+    ("is", False, {"O": 1.0}),
+)
+
+
+@pytest.mark.parametrize(
+    ("aggregation", "expected"),
+    [
+        (Aggregation.NONE, [("B-PER", 0.6, "micro"), ("I-LOC", 0.9, "soft"), ("O", 1.0, "is")]),
+        (Aggregation.SIMPLE, [("PER", 0.6, "micro"), ("LOC", 0.9, "soft"), ("O", 1.0, "is")]),
+        (Aggregation.FIRST, [("PER", 0.6, "microsoft"), ("O", 1.0, "is")]),
+        (Aggregation.AVERAGE, [("LOC", 0.65, "microsoft"), ("O", 1.0, "is")]),
+        (Aggregation.MAX, [("LOC", 0.9, "microsoft"), ("O", 1.0, "is")]),
+    ],
+)
+def test_each_strategy_settles_a_word_of_two_minds(aggregation: Aggregation, expected: list[tuple[Any, ...]]) -> None:
+    assert found(SPLIT_WORD, aggregation) == expected
+
+
+def test_a_beginning_parts_two_entities_of_one_tag() -> None:
+    labels = ("B-PER", "I-PER", "B-PER", "I-PER")
+    rows = tokens(*((word, False, {label: 1.0}) for word, label in zip("abcd", labels, strict=True)))
+    assert found(rows, Aggregation.SIMPLE) == [("PER", 1.0, "ab"), ("PER", 1.0, "cd")]
+
+
+def test_the_score_of_a_group_is_the_mean() -> None:
+    rows = tokens(("a", False, {"B-PER": 0.5, "O": 0.1}), ("b", False, {"I-PER": 0.8, "O": 0.2}))
+    assert found(rows, Aggregation.SIMPLE) == [("PER", 0.65, "ab")]
+
+
+def test_a_first_token_that_continues_a_word_stands_alone() -> None:
+    """A window may begin inside a word."""
+    rows = tokens(("ing", True, {"B-PER": 1.0}), ("a", False, {"I-LOC": 1.0}))
+    assert found(rows, Aggregation.FIRST) == [("PER", 1.0, "ing"), ("LOC", 1.0, "a")]
+
+
+@pytest.mark.parametrize("aggregation", Aggregation)
+def test_no_tokens_are_no_entities(aggregation: Aggregation) -> None:
+    assert entities([], aggregation, LABELS, "".join) == []
+
+
+def entity(start: int, end: int, score: float) -> dict[str, Any]:
+    return {"start": start, "end": end, "score": score}
+
+
+@pytest.mark.parametrize(
+    ("given", "expected"),
+    [
+        ([], []),
+        ([entity(0, 3, 0.5), entity(3, 5, 0.5)], [entity(0, 3, 0.5), entity(3, 5, 0.5)]),
+        ([entity(4, 6, 0.9), entity(0, 3, 0.5)], [entity(0, 3, 0.5), entity(4, 6, 0.9)]),
+        ([entity(0, 3, 0.9), entity(0, 5, 0.1)], [entity(0, 5, 0.1)]),
+        ([entity(0, 5, 0.1), entity(2, 5, 0.9)], [entity(0, 5, 0.1)]),
+        ([entity(0, 3, 0.4), entity(0, 3, 0.5)], [entity(0, 3, 0.5)]),
+        ([entity(0, 3, 0.5), entity(0, 3, 0.4)], [entity(0, 3, 0.5)]),
+    ],
+)
+def test_overlapping_windows_tell_of_each_place_once(
+    given: list[dict[str, Any]], expected: list[dict[str, Any]]
+) -> None:
+    assert merge_windows(given) == expected
