@@ -1,6 +1,6 @@
 """Requests made from the OpenAPI document and against it: no 5xx, nothing undocumented, good ones answered.
 
-`PENSTOCK_FUZZ_EXAMPLES` raises the number of requests for each route (30: some seconds for all tasks).
+`PENSTOCK_FUZZ_EXAMPLES` raises the number of requests for each route (16 keeps this under a minute).
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from penstock.tasks import TaskName
 from tests.runtime.http.serving import Endpoint
 
 EndpointOf = Callable[[TaskName], Endpoint]
-EXAMPLES = int(os.environ.get("PENSTOCK_FUZZ_EXAMPLES", "30"))
+EXAMPLES = int(os.environ.get("PENSTOCK_FUZZ_EXAMPLES", "16"))
 CHECKS: list[Any] = [
     not_a_server_error,
     status_code_conformance,
@@ -35,6 +35,8 @@ CHECKS: list[Any] = [
     response_schema_conformance,
     response_headers_conformance,
 ]
+THE_SAME = {"/", "/v2/rerank", "/v2/models/{name}/versions/{version}/infer"}
+"""Routes with the handler and the schema of another one."""
 BEYOND_THE_SCHEMA = re.compile(
     r"stands beside 'inputs' and in 'parameters'"
     r"|elements, but its shape"
@@ -59,6 +61,8 @@ def test_no_request_surprises_the_server(endpoint_of: EndpointOf, task: TaskName
     schema = schemathesis.openapi.from_url(f"{endpoint.url}/openapi.json")
     for found in schema.get_all_operations():
         operation = found.ok()
+        if operation.path in THE_SAME:
+            continue
         if operation.method != "post" and (task is not TaskName.FEATURE_EXTRACTION or mode is GenerationMode.NEGATIVE):
             continue  # the same for every task, and without a body to be wrong about
         count = EXAMPLES if operation.method == "post" else 5

@@ -1,0 +1,236 @@
+"""The parsers by themselves: whatever comes, a value or a RequestError that explains."""
+
+from __future__ import annotations
+
+import asyncio
+import struct
+from itertools import pairwise
+from typing import Any
+
+import httptools
+import orjson
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from penstock.tasks import TaskName
+from penstock_runtime.errors import RequestError
+from penstock_runtime.http.acceptor import Acceptor
+from penstock_runtime.http.body import read_json
+from penstock_runtime.http.connection import Connection
+from penstock_runtime.http.message import Request, Response, encode
+from penstock_runtime.http.predict import Envelope
+from penstock_runtime.http.signatures import SIGNATURES
+from penstock_runtime.http.status import Status
+from penstock_runtime.http.tensors import Output, read_texts
+from penstock_runtime.http.v2 import HEADER_LENGTH, read_inference
+from penstock_runtime.server import Server
+from penstock_runtime.settings import Settings
+from penstock_runtime.tasks.factory import request_schema
+from tests.runtime.http.serving import Gate
+
+JSON_VALUES = st.recursive(
+    st.none() | st.booleans() | st.integers(-(2**53), 2**53) | st.floats(allow_nan=False) | st.text(max_size=20),
+    lambda inner: st.lists(inner, max_size=4) | st.dictionaries(st.text(max_size=12), inner, max_size=4),
+    max_leaves=12,
+)
+TEXTS = st.lists(st.text(st.characters(codec="utf-8"), max_size=20), min_size=1, max_size=5)
+
+
+def request(body: bytes, **headers: str) -> Request:
+    made = Request(
+        "POST", "/predict", {name.replace("_", "-").encode(): text.encode() for name, text in headers.items()}
+    )
+    made.body = body
+    return made
+
+
+@given(st.binary(max_size=200))
+def test_any_bytes_are_json_or_explained(body: bytes) -> None:
+    value = tried(read_json, request(body))
+
+    if isinstance(value, RequestError):
+        assert value.status == 400
+        assert value.remedy
+    else:
+        assert value == orjson.loads(body)
+
+
+@pytest.mark.parametrize("task", list(TaskName))
+@given(data=st.data())
+@settings(max_examples=60)
+def test_any_json_is_an_envelope_or_explained(task: TaskName, data: st.DataObject) -> None:
+    envelope = Envelope(request_schema(task), beside=True)
+    names = st.sampled_from(["inputs", "parameters", "options", *envelope.parameters]) | st.text(max_size=8)
+    body: Any = data.draw(JSON_VALUES | st.dictionaries(names, JSON_VALUES, max_size=4))
+
+    opened = tried(envelope.open, body)
+
+    if isinstance(opened, RequestError):
+        assert opened.status == 422
+    else:
+        inputs, parameters = opened
+        assert inputs == (body if isinstance(body, str) else body["inputs"])
+        assert isinstance(parameters, dict)
+
+
+@given(TEXTS)
+def test_texts_survive_the_binary_form(texts: list[str]) -> None:
+    header, data = Output("text", (len(texts),), texts=texts).as_binary()
+
+    assert header["parameters"]["binary_data_size"] == len(data)
+    assert read_texts(header, data, "inputs[0]") == texts
+
+
+@given(st.binary(max_size=60), st.lists(st.integers(0, 5), max_size=3))
+def test_any_binary_tensor_is_read_or_explained(data: bytes, shape: list[int]) -> None:
+    texts = tried(read_texts, {"datatype": "BYTES", "shape": shape}, data, "inputs[0]")
+
+    if isinstance(texts, RequestError):
+        assert texts.field.startswith("inputs[0]")
+    else:
+        assert b"".join(struct.pack("<I", len(text.encode())) + text.encode() for text in texts) == data
+
+
+@pytest.mark.parametrize("task", list(TaskName))
+@given(data=st.data())
+@settings(max_examples=60)
+def test_any_tensors_are_read_or_explained(task: TaskName, data: st.DataObject) -> None:
+    signature = SIGNATURES[task]
+    name = st.sampled_from([spec.name for spec in signature.inputs]) | st.text(max_size=5)
+    tensor = st.fixed_dictionaries(
+        {},
+        optional={
+            "name": name,
+            "datatype": st.sampled_from(["BYTES", "FP32", 3]),
+            "shape": st.lists(st.integers(-1, 4), max_size=2) | JSON_VALUES,
+            "data": TEXTS | JSON_VALUES,
+            "parameters": st.fixed_dictionaries({}, optional={"binary_data_size": st.integers(-1, 40) | JSON_VALUES}),
+        },
+    )
+    body = {
+        "inputs": data.draw(st.lists(tensor, max_size=3) | JSON_VALUES),
+        "outputs": data.draw(st.none() | st.lists(st.fixed_dictionaries({"name": name}), max_size=2) | JSON_VALUES),
+        "parameters": data.draw(JSON_VALUES),
+    }
+    json = orjson.dumps(body)
+    length = data.draw(st.sampled_from([str(len(json)), "0", "-1", "99999", "x"]) | st.text("0123456789", max_size=3))
+    sent = request(json + data.draw(st.binary(max_size=40)))
+    sent.headers[HEADER_LENGTH] = length.encode()
+
+    inference = tried(read_inference, sent, signature)
+
+    if isinstance(inference, RequestError):
+        assert inference.status in {400, 422}
+    else:
+        assert set(inference.tensors) == {spec.name for spec in signature.inputs}
+
+
+@given(st.lists(st.binary(max_size=60), max_size=8))
+@settings(max_examples=200)
+def test_any_bytes_on_a_connection_are_answered_or_waited_for(pieces: list[bytes]) -> None:
+    written = asyncio.run(feed(pieces))
+
+    for answer in written.split(b"HTTP/1.1 ")[1:]:
+        assert int(answer[:3]) in {200, 204, 400, 404, 405, 422}
+
+
+@given(
+    st.lists(
+        st.sampled_from(
+            [
+                b"GET /healthz HTTP/1.1\r\n\r\n",
+                b'POST /predict HTTP/1.1\r\ncontent-length: 3\r\n\r\n"x"',
+                b'POST /predict HTTP/1.1\r\ntransfer-encoding: chunked\r\n\r\n3\r\n"x"\r\n0\r\n\r\n',
+                b"POST /nowhere HTTP/1.1\r\ncontent-length: 2\r\n\r\n{}",
+                b'POST /predict HTTP/1.1\r\nconnection: upgrade\r\nupgrade: h2c\r\ncontent-length: 3\r\n\r\n"x"',
+            ]
+        ),
+        min_size=1,
+        max_size=6,
+    ),
+    st.lists(st.integers(0, 400), max_size=12),
+)
+@settings(max_examples=150)
+def test_requests_are_the_same_however_they_are_cut(requests: list[bytes], cuts: list[int]) -> None:
+    stream = b"".join(requests)
+    edges = sorted({0, len(stream), *(cut for cut in cuts if cut < len(stream))})
+
+    written = asyncio.run(feed([stream[start:end] for start, end in pairwise(edges)]))
+
+    expected = [b"404" if b"nowhere" in one else b"200" for one in requests]
+    assert [answer[:3] for answer in written.split(b"HTTP/1.1 ")[1:]] == expected
+
+
+class Sink:
+    """A transport that keeps what is written."""
+
+    def __init__(self) -> None:
+        self.written = b""
+        self.closing = False
+
+    def write(self, data: bytes) -> None:
+        assert not self.closing
+        self.written += data
+
+    def is_closing(self) -> bool:
+        return self.closing
+
+    def close(self) -> None:
+        self.closing = True
+
+    def write_eof(self) -> None:
+        pass
+
+    def pause_reading(self) -> None:
+        pass
+
+    def resume_reading(self) -> None:
+        pass
+
+
+async def feed(pieces: list[bytes]) -> bytes:
+    """What a connection answers to these pieces, until nothing is under way any more."""
+    gate = Gate()
+    gate.open()
+    server = Server(Status("emotion", TaskName.FEATURE_EXTRACTION), Settings.load({}), gate)
+    connection = Connection(Acceptor(server.application, server.settings.http))
+    sink: Any = Sink()
+    connection.connection_made(sink)
+    for piece in pieces:
+        connection.data_received(piece)
+        await asyncio.sleep(0)
+    while connection.task is not None:
+        await connection.task
+    connection.connection_lost(None)
+    written: bytes = sink.written
+    return written
+
+
+@given(
+    st.binary(max_size=50),
+    st.sampled_from([200, 204, 304, 404, 503]),
+    st.booleans(),
+    st.sampled_from([b"", b"close", b"keep-alive"]),
+)
+def test_what_is_written_is_http(body: bytes, status: int, head_only: bool, connection: bytes) -> None:
+    seen: dict[str, Any] = {"body": b"", "headers": {}}
+
+    class Reader:
+        def on_header(self, name: bytes, value: bytes) -> None:
+            seen["headers"][name] = value
+
+        def on_body(self, piece: bytes) -> None:
+            seen["body"] += piece
+
+    response = Response(body, status=status, headers=b"x-one: 1\r\nx-two: 2\r\n")
+    written = encode(response, identifier=b"7", date=b"now", head_only=head_only, connection=connection)
+    parser = httptools.HttpResponseParser(Reader())
+    parser.feed_data(written)
+
+    assert parser.get_status_code() == status
+    bodiless = head_only or status in {204, 304}
+    assert seen["body"] == (b"" if bodiless else body)
+    assert seen["headers"][b"x-two"] == b"2"
+    assert seen["headers"].get(b"connection", b"") == connection
+    assert (b"content-length" in seen["headers"]) == (status not in {204, 304})
