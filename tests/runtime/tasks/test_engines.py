@@ -1,0 +1,137 @@
+"""The tasks on the engines that serve them: answers of the fp32 plan, alone and in padded company."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from penstock.manifest import GraphIO
+from penstock.recipe import EngineName, Precision, Recipe
+from penstock.tasks import HEAD_OF_TASK, TaskName
+from penstock_optimizer.export import export
+from penstock_runtime.batching.rectangle import run_rows
+from penstock_runtime.engines.base import Engine, Threads
+from penstock_runtime.engines.load import load_engine
+from penstock_runtime.tasks import Task, make_task
+from tests.runtime.tasks.answers import assert_alike
+from tests.runtime.tasks.conftest import Build
+from tests.runtime.tasks.families import FAMILIES, Built, Family
+from tests.runtime.tasks.texts import HARD, LONG, MORE
+
+pytestmark = [pytest.mark.parity, pytest.mark.usefixtures("judge")]
+
+CLASSES = TaskName.TEXT_CLASSIFICATION
+TEXTS = [*HARD.values(), *MORE]
+LABELS = {"candidate_labels": ["sports", "economy", "urgent"]}
+
+
+@dataclass(frozen=True)
+class Served:
+    """A task on an engine."""
+
+    task: Task
+    engine: Engine
+    io: GraphIO
+
+    def __call__(self, inputs: Any, *, company: int = 1, **parameters: Any) -> Any:
+        """The answer, its rows run `company` at a time, padded to the longest."""
+        prepared = self.task.prepare(self.task.parse(inputs, parameters))
+        reduced = []
+        for start in range(0, len(prepared.rows), company):
+            rows = prepared.rows[start : start + company]
+            outputs = run_rows(self.engine, self.io, rows)
+            reduced += [self.task.reduce(row, own) for row, own in zip(rows, outputs, strict=True)]
+        return self.task.assemble(prepared, reduced)
+
+
+@pytest.fixture(params=FAMILIES, ids=lambda family: family.name)
+def family(request: pytest.FixtureRequest) -> Family:
+    chosen: Family = request.param
+    return chosen
+
+
+@pytest.fixture(params=EngineName)
+def engine_name(request: pytest.FixtureRequest) -> EngineName:
+    chosen: EngineName = request.param
+    return chosen
+
+
+@pytest.fixture
+def serve(engine_name: EngineName, tmp_path: Path) -> Iterator[Any]:
+    """`serve(built, task)`: the task on the engine, from the graph that the exporter makes."""
+    loaded: list[Engine] = []
+
+    def of(built: Built, name: TaskName) -> Served:
+        exported = export(built.folder(), HEAD_OF_TASK[name], tmp_path / name.value)
+        recipe = Recipe(engine=engine_name, precision=Precision.FP32)
+        engine = load_engine(exported.path, exported.io, recipe, Threads(streams=1, per_stream=1))
+        loaded.append(engine)
+        return Served(make_task(name, built.folder()), engine, exported.io)
+
+    yield of
+    for engine in loaded:
+        engine.close()
+
+
+@pytest.mark.parametrize("company", [1, 5])
+def test_classes(company: int, family: Family, built: Build, serve: Any) -> None:
+    model = built(CLASSES, family)
+    expected = [model.pipeline(CLASSES)(text, top_k=None, truncation=True) for text in TEXTS]
+    assert_alike(serve(model, CLASSES)(TEXTS, company=company), expected, within=1e-4)
+
+
+@pytest.mark.parametrize("company", [1, 5])
+def test_labels_of_ones_own(company: int, family: Family, built: Build, serve: Any) -> None:
+    name = TaskName.ZERO_SHOT_CLASSIFICATION
+    model = built(name, family)
+    expected = model.pipeline(name)(TEXTS, **LABELS)
+    assert_alike(serve(model, name)(TEXTS, company=company, **LABELS), expected, within=1e-4)
+
+
+@pytest.mark.parametrize("company", [1, 5])
+def test_entities(company: int, family: Family, built: Build, serve: Any) -> None:
+    name = TaskName.TOKEN_CLASSIFICATION
+    model = built(name, family)
+    theirs, ours = model.pipeline(name), serve(model, name)
+    for strategy in ("none", "average"):
+        expected = [theirs(text, aggregation_strategy=strategy) for text in TEXTS]
+        assert_alike(ours(TEXTS, company=company, aggregation_strategy=strategy), expected, within=1e-4)
+
+
+@pytest.mark.parametrize("company", [1, 5])
+def test_answers(company: int, family: Family, built: Build, serve: Any) -> None:
+    name = TaskName.QUESTION_ANSWERING
+    model = built(name, family)
+    asked = [{"question": "What is my name?", "context": context} for context in (*MORE, LONG)]
+    expected = [model.pipeline(name)(**one) for one in asked]
+    assert_alike(serve(model, name)(asked, company=company), expected, within=1e-4)
+
+
+@pytest.mark.parametrize("company", [1, 5])
+def test_masks(company: int, family: Family, built: Build, serve: Any) -> None:
+    name = TaskName.FILL_MASK
+    model = built(name, family)
+    mask = model.tokenizer.mask_token
+    texts = [masked for text in MORE[:5] for masked in (f"{mask} {text}", f"{mask} and {mask}: {text}")]
+    expected = [model.pipeline(name)(text, tokenizer_kwargs={"truncation": True}) for text in texts]
+    assert_alike(serve(model, name)(texts, company=company), expected, within=1e-4)
+
+
+@pytest.mark.parametrize("company", [1, 5])
+def test_vectors(company: int, family: Family, built: Build, serve: Any) -> None:
+    name = TaskName.FEATURE_EXTRACTION
+    model = built(name, family)
+    found = serve(model, name)(TEXTS, company=company)
+    assert_alike([matrix.tolist() for matrix in found], model.pipeline(name)(TEXTS, truncation=True), within=1e-4)
+
+
+@pytest.mark.parametrize("company", [1, 5])
+def test_ranking(company: int, family: Family, built: Build, serve: Any) -> None:
+    name = TaskName.TEXT_RANKING
+    model = built(name, family)
+    pairs = [[MORE[0], text] for text in TEXTS]
+    assert_alike(serve(model, name)(pairs, company=company), model.task(name)(pairs), within=1e-4)
