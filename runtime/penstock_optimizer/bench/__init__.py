@@ -1,5 +1,11 @@
 """`penstock bench`: the published experiment on any endpoint, beside plain transformers, measured in turns.
 
-`grid`, `judge`, `figures`, `results` and `tables` are pure; `sender` is the process that sends the requests, `baseline`
-the server that we are compared with; `run_bench` does it all.
+`grid`, `judge`, `figures`, `results` and `tables` are pure; `sender` sends the requests from a process of its own,
+`baseline` is the server that we are compared with, `floor` the forward pass alone; `run_bench` does it all.
 """
+
+from penstock_optimizer.bench.options import BenchOptions
+from penstock_optimizer.bench.results import BenchResults
+from penstock_optimizer.bench.run import BenchProgress, run_bench
+
+__all__ = ["BenchOptions", "BenchProgress", "BenchResults", "run_bench"]

@@ -45,4 +45,5 @@ class BenchOptions(Frozen):
     task: str | None = Field(default=None, description="Task of a server given by URL, when its /info does not tell.")
     output: Path = Field(default=Path("bench"), description="Folder for results.csv, results.json and report.html.")
     store: Path | None = Field(default=None, description="Folder of artefacts. Default: that of penstock optimize.")
+    models: Path | None = Field(default=None, description="Folder of models from the network. Default: the same way.")
     seed: int = Field(default=0, description="Makes the same texts again.")

@@ -1,8 +1,7 @@
-"""The process that sends the requests of cells and times the answers: `python -m penstock_optimizer.bench.sender`.
+"""Sends the requests of cells and times the answers; runs in the client's process.
 
-One process for a whole comparison, since a comparison is hundreds of cells of a second: a CellSpec as one line of JSON
-in, a CellResult as one line out, until standard input ends. Every latency goes back, so that percentiles can be taken
-over all rounds of a setting. Its arguments are the CPUs that it keeps to.
+One process serves a whole comparison, since a comparison is hundreds of cells of a second. Every latency goes back, so
+that percentiles can be taken over all rounds of a setting.
 
 (`penstock_optimizer.load` sends one load for longer, with arrivals at random: that is what capacity means.)
 """
@@ -12,9 +11,9 @@ from __future__ import annotations
 import asyncio
 import gc
 import os
-import sys
 import time
 from collections.abc import Iterable
+from typing import Any
 from urllib.parse import urlsplit
 
 import psutil
@@ -296,24 +295,22 @@ async def send_cell(spec: CellSpec) -> CellResult:
     return await Sender(spec).run()
 
 
-def main(arguments: list[str]) -> None:
-    """Answer line by line. `arguments`: the CPUs to keep to; none: wherever the system puts it."""
-    import uvloop
+class Cells:
+    """Sends cells, one at a time: the object in the client's process."""
 
-    if arguments:
-        os.sched_setaffinity(0, {int(cpu) for cpu in arguments})
-    # A collection pauses for milliseconds; memory is given back between cells.
-    gc.disable()
-    for line in sys.stdin.buffer:
+    def __init__(self) -> None:
+        # A collection pauses for milliseconds; memory is given back between cells.
+        gc.disable()
+
+    def measure(self, spec: dict[str, Any]) -> CellResult:
+        """Send one cell; `spec` is a CellSpec as JSON."""
+        import uvloop
+
         try:
-            answer = uvloop.run(send_cell(CellSpec.model_validate_json(line))).model_dump_json()
+            result: CellResult = uvloop.run(send_cell(CellSpec.model_validate(spec)))
         except OSError as error:
-            # Nobody listens: the parent turns it into an error that names the server.
-            answer = CellResult(seconds=0.0, failures={"unreachable": 1}, first_failure=str(error)).model_dump_json()
-        sys.stdout.write(answer + "\n")
-        sys.stdout.flush()
-        gc.collect()
-
-
-if __name__ == "__main__":
-    main(sys.argv[1:])
+            # Nobody listens: a result, which the caller reports with the server's name.
+            return CellResult(seconds=0.0, failures={"unreachable": 1}, first_failure=str(error))
+        finally:
+            gc.collect()
+        return result

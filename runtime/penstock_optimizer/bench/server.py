@@ -11,7 +11,7 @@ import subprocess
 import tempfile
 import time
 import urllib.request
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 
 import psutil
@@ -20,7 +20,10 @@ from penstock_optimizer.bench.client import MeasurementFailed
 
 POLL_SECONDS = 0.1
 STOP_SECONDS = 15.0
-"""From SIGTERM to SIGKILL."""
+"""How long a server may take to end by itself."""
+ORPHAN_SECONDS = 2.0
+"""The same for what it has left behind."""
+PAUSE_SECONDS = 2.0
 LAST_WORDS = 12
 """Lines of a failed server's output that the error shows."""
 
@@ -43,6 +46,25 @@ def on_cpus(cpus: Iterable[int]) -> Iterator[None]:
         yield
     finally:
         os.sched_setaffinity(0, before)
+
+
+GONE = frozenset({psutil.STATUS_ZOMBIE, psutil.STATUS_DEAD})
+"""A zombie whose parent has ended waits for process 1, which in a container may never look."""
+STANDING = GONE | {psutil.STATUS_STOPPED, psutil.STATUS_TRACING_STOP}
+
+
+def _status(member: psutil.Process) -> str:
+    try:
+        return str(member.status())
+    except psutil.NoSuchProcess:
+        return str(psutil.STATUS_DEAD)
+
+
+def _wait_until(reached: Callable[[], bool], *, seconds: float) -> None:
+    """Look every millisecond; go on after `seconds` in any case."""
+    until = time.monotonic() + seconds
+    while not reached() and time.monotonic() < until:
+        time.sleep(0.001)
 
 
 class Server:
@@ -133,9 +155,12 @@ class Server:
 
     def pause(self) -> None:
         """Stop it, parents first, so that none is started anew meanwhile. Call it only when nothing is under way."""
-        for member in self._family():
+        members = self._family()
+        for member in members:
             with contextlib.suppress(psutil.NoSuchProcess):
                 member.suspend()
+        # The signal is on its way: what is measured next must not share a core with the last of it.
+        _wait_until(lambda: all(_status(member) in STANDING for member in members), seconds=PAUSE_SECONDS)
         self.paused = self.is_ours
 
     def resume(self) -> None:
@@ -153,10 +178,16 @@ class Server:
         members = self._family()
         with contextlib.suppress(ProcessLookupError):
             self._process.send_signal(signal.SIGTERM)
-        _, alive = psutil.wait_procs(members, timeout=STOP_SECONDS)
-        for member in alive:
-            with contextlib.suppress(psutil.NoSuchProcess):
-                member.kill()
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            self._process.wait(STOP_SECONDS)
+        # What it has left behind (some servers forget their workers) is asked too, and then not asked.
+        alive = [member for member in members if member.is_running()]
+        for end, seconds in ((psutil.Process.terminate, ORPHAN_SECONDS), (psutil.Process.kill, ORPHAN_SECONDS)):
+            for member in alive:
+                with contextlib.suppress(psutil.NoSuchProcess):
+                    end(member)
+            _wait_until(lambda: all(_status(member) in GONE for member in members), seconds=seconds)
+            alive = [member for member in alive if _status(member) not in GONE]
         self._process.wait()
         if self._log is not None:
             self._log.unlink(missing_ok=True)

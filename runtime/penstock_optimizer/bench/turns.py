@@ -16,8 +16,15 @@ FOREIGN_SHARE = 0.08
 class Measured(Protocol):
     """What `Server` is to this module."""
 
-    name: str
-    cpus: tuple[int, ...]
+    @property
+    def name(self) -> str:
+        """In results."""
+        ...
+
+    @property
+    def cpus(self) -> tuple[int, ...]:
+        """Its CPUs."""
+        ...
 
     @property
     def pids(self) -> tuple[int, ...]:

@@ -1,0 +1,39 @@
+"""The published experiment: DistilBERT text classification, two cores, one client, one text a request, 8 to 512 tokens.
+
+    python -m benchmarks.distilbert [--cores 2] [--seconds 6] [--rounds 5] [--output bench/distilbert]
+
+Penstock's chosen plan against a plain transformers pipeline behind FastAPI, in turns, in one run. Weights are random:
+speed does not depend on them. Writes results.csv, results.json, report.html and results.md.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import click
+
+from benchmarks.experiment import experiment
+from benchmarks.models import distilbert
+from penstock.tasks import TaskName
+
+
+@click.command(help=__doc__)
+@click.option("--cores", default=2, show_default=True)
+@click.option("--seconds", default=6.0, show_default=True, help="Of each server at each length, all rounds together.")
+@click.option("--rounds", default=5, show_default=True)
+@click.option("--output", default=Path("bench/distilbert"), show_default=True, type=click.Path(path_type=Path))
+def main(*, cores: int, seconds: float, rounds: int, output: Path) -> None:
+    """Measure."""
+    experiment(
+        "distilbert-66m",
+        distilbert(),
+        TaskName.TEXT_CLASSIFICATION,
+        cores=cores,
+        seconds=seconds,
+        rounds=rounds,
+        output=output,
+    )
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,79 @@
+"""CPU time around the forward pass: HTTP, JSON, tokenising, queue, response. At most 0.5 ms a request is aimed at.
+
+    python -m benchmarks.overhead [--tokens 32] [--seconds 4] [--rounds 5]
+
+The server has one core, so that no other thread spins while one computes. Its CPU time for each request (user +
+system, all threads), less the CPU time of the same forward pass alone in a process with one thread; in turns, medians
+of rounds. What the server itself says (x-compute-time less x-inference-time: wall time of its own parts) is shown
+beside it.
+"""
+
+from __future__ import annotations
+
+from contextlib import ExitStack
+
+import click
+from tokenizers import Tokenizer
+
+from benchmarks.models import minilm
+from benchmarks.ours import serving
+from penstock.tasks import TaskName
+from penstock_optimizer.bench.bodies import batch_bodies
+from penstock_optimizer.bench.cell import CellResult, CellSpec
+from penstock_optimizer.bench.client import Client
+from penstock_optimizer.bench.floor import Floor
+from penstock_optimizer.bench.places import place
+from penstock_optimizer.bench.turns import Turn, measure_in_turn
+from penstock_optimizer.load.summary import median, relative_spread
+from penstock_runtime.host import read_host
+
+AIM_MILLISECONDS = 0.5
+
+
+@click.command(help=__doc__)
+@click.option("--tokens", default=32, show_default=True)
+@click.option("--seconds", default=4.0, show_default=True, help="Of each in each round.")
+@click.option("--rounds", default=5, show_default=True)
+def main(*, tokens: int, seconds: float, rounds: int) -> None:
+    """Measure."""
+    placement = place(read_host(), 1)
+    tokenizer = Tokenizer.from_file(str(minilm() / "tokenizer.json"))
+    bodies = batch_bodies(TaskName.FEATURE_EXTRACTION, tokenizer, tokens, 1, count=64)
+    with ExitStack() as stack:
+        server, artefact = stack.enter_context(serving("minilm-512", minilm(), TaskName.FEATURE_EXTRACTION, placement))
+        floor = Floor(artefact, tokenizer, placement.server)
+        stack.callback(floor.stop)
+        client = stack.enter_context(Client(placement.client))
+        spec = CellSpec(
+            url=f"{server.url}/predict",
+            bodies=bodies,
+            seconds=seconds,
+            response_headers=("x-compute-time", "x-inference-time"),
+        )
+
+        def measure(cell: CellSpec) -> CellResult:
+            return floor.measure(cell) if cell.pids == floor.pids else client.measure(cell)
+
+        cells = measure_in_turn([Turn(server, spec), Turn(floor, spec)], measure, rounds=rounds)
+    served = [cell.server_cpu_milliseconds or 0.0 for cell in cells[server.name]]
+    forward = [cell.server_cpu_milliseconds or 0.0 for cell in cells[Floor.name]]
+    overheads = [one - other for one, other in zip(served, forward, strict=True)]
+    own = [
+        cell.header_means["x-compute-time"] - cell.header_means["x-inference-time"]
+        for cell in cells[server.name]
+        if {"x-compute-time", "x-inference-time"} <= cell.header_means.keys()
+    ]
+    verdict = "pass" if median(overheads) <= AIM_MILLISECONDS else "FAIL"
+    click.echo(
+        f"CPU for each request at {tokens} tokens: {median(served):.3f} ms, forward pass alone {median(forward):.3f} ms"
+    )
+    click.echo(
+        f"around it: {median(overheads):.3f} ms (rounds {min(overheads):.3f} to {max(overheads):.3f}, "
+        f"spread of the server's {relative_spread(served):.0%}); {AIM_MILLISECONDS:g} ms aimed at: {verdict}"
+    )
+    if own:
+        click.echo(f"by the server's own headers: {median(own):.3f} ms before and after the forward pass")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,74 @@
+"""The server that is measured, when a ModelEndpoint file is given: optimised here for so many cores, and served by
+`penstock serve` as a user would, in a process of its own."""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+import urllib.request
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from penstock.endpoint import ModelEndpoint
+from penstock_optimizer.bench.results import OURS
+from penstock_optimizer.bench.server import Server, free_port
+from penstock_optimizer.optimise import optimise
+from penstock_optimizer.progress import Progress
+
+COMMAND = (sys.executable, "-m", "penstock.cli.main")
+READY_PATH = "/readyz"
+READY_SECONDS = 120.0
+DEFAULT_STORE = Path("artefacts")
+DEFAULT_MODELS = Path("~/.cache/penstock/models")
+
+
+def find_or_make(
+    endpoint: ModelEndpoint, cores: int, *, store: Path, models: Path, on_line: Callable[[str], None]
+) -> Path:
+    """The artefact of the endpoint for so many cores of this machine: found, or made now, with a line for each event.
+
+    PenstockErrors as `optimise`.
+    """
+
+    def tell(progress: Progress) -> None:
+        on_line(f"{progress.short}: {progress.message}")
+
+    return optimise(
+        endpoint, store=store, models=models, cores=cores, token=os.environ.get("HF_TOKEN"), on_progress=tell
+    )
+
+
+def serve(
+    file: Path, cores: int, *, cpus: Sequence[int], store: Path, models: Path, seconds: float = READY_SECONDS
+) -> Server:
+    """Serve the finished artefact of an endpoint's file; ready when it returns. MeasurementFailed when it does not."""
+    port = free_port()
+    words = [
+        *COMMAND,
+        "serve",
+        str(file),
+        *("--port", str(port)),
+        *("--cores", str(cores)),
+        *("--store", str(store)),
+        *("--models", str(models)),
+        "--no-optimize",
+    ]
+    server = Server.start(OURS, words, port=port, cpus=cpus)
+    try:
+        server.wait_until_ready(READY_PATH, seconds=seconds)
+    except BaseException:
+        server.stop()
+        raise
+    return server
+
+
+def read_info(url: str) -> Mapping[str, Any]:
+    """`/info` of a Penstock server; empty for another kind of server."""
+    try:
+        with urllib.request.urlopen(f"{url}/info", timeout=10) as answer:
+            value = json.load(answer)
+    except (OSError, ValueError):
+        return {}
+    return value if isinstance(value, dict) else {}

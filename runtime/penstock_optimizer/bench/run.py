@@ -1,0 +1,314 @@
+"""Runs the experiment: starts the servers for each number of cores, measures every setting, writes what was found."""
+
+from __future__ import annotations
+
+import contextlib
+import datetime as dt
+import importlib.metadata
+import signal
+import sys
+import threading
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import ExitStack
+from dataclasses import dataclass
+from pathlib import Path
+
+from penstock import __version__
+from penstock.endpoint import ModelEndpoint
+from penstock.manifest import Manifest
+from penstock_optimizer.bench import baseline
+from penstock_optimizer.bench import endpoint as endpoints
+from penstock_optimizer.bench.bodies import batch_bodies
+from penstock_optimizer.bench.cell import CellResult, CellSpec
+from penstock_optimizer.bench.client import Client
+from penstock_optimizer.bench.figures import Figures
+from penstock_optimizer.bench.floor import Floor, fastest_ratio
+from penstock_optimizer.bench.grid import Grid, Setting, plan_grid
+from penstock_optimizer.bench.options import BenchOptions
+from penstock_optimizer.bench.places import Placement, place
+from penstock_optimizer.bench.report import render
+from penstock_optimizer.bench.results import BASELINE, OURS, BenchResults, Served, SettingResult
+from penstock_optimizer.bench.server import Server, free_port
+from penstock_optimizer.bench.subject import Subject, read_subject
+from penstock_optimizer.bench.tables import to_csv
+from penstock_optimizer.bench.turns import Turn, measure_in_turn
+from penstock_runtime.host import Host, read_host
+
+READY_SECONDS = 300.0
+"""PyTorch and transformers take half a minute to import on a busy machine."""
+LONGEST_CELL = 10
+"""A cell with slow requests may take so many times its seconds, and at least `SLOW_SECONDS`."""
+SLOW_SECONDS = 20.0
+MOST_BODIES = 16
+LIBRARIES = ("onnxruntime", "openvino", "torch", "transformers", "fastapi", "uvicorn", "tokenizers", "numpy")
+
+
+@dataclass(frozen=True)
+class BenchProgress:
+    """Something happened."""
+
+    done: int
+    """Settings measured."""
+    total: int
+    message: str
+    """One line for people."""
+    result: SettingResult | None = None
+    """The setting that was just measured."""
+
+
+OnProgress = Callable[[BenchProgress], None]
+
+
+def run_bench(options: BenchOptions, on_progress: OnProgress = lambda _: None) -> BenchResults:
+    """Measure everything that the options ask for and this machine can do.
+
+    `results.csv`, `results.json` and `report.html` in `options.output` are written anew after every setting, so that an
+    interrupted run leaves what it has.
+    Raises PenstockErrors: a wrong file or URL, a model that cannot be used, the baseline's libraries missing, a server
+    that does not start.
+    """
+    if options.baseline:
+        baseline.require_baseline()
+    host = read_host()
+    models = (options.models or endpoints.DEFAULT_MODELS).expanduser()
+    subject = read_subject(options, models=models)
+    grid = plan_grid(
+        options.cores,
+        options.lengths,
+        options.batches,
+        machine_cores=None if subject.url else host.usable,
+        max_tokens=subject.max_tokens,
+    )
+    run = _Run(options, host, subject, grid, on_progress, store=options.store or endpoints.DEFAULT_STORE, models=models)
+    with _ending_on_term():
+        return run.everything()
+
+
+class _Run:
+    """One experiment under way."""
+
+    def __init__(
+        self,
+        options: BenchOptions,
+        host: Host,
+        subject: Subject,
+        grid: Grid,
+        on_progress: OnProgress,
+        *,
+        store: Path,
+        models: Path,
+    ) -> None:
+        self._options = options
+        self._host = host
+        self._subject = subject
+        self._grid = grid
+        self._on_progress = on_progress
+        self._store = store
+        self._models = models
+        self._notes = list(subject.notes)
+        self._served: list[Served] = []
+        self._settings: list[SettingResult] = []
+
+    def everything(self) -> BenchResults:
+        """All numbers of cores."""
+        for sentence in self._grid.left_out:
+            self._tell(f"left out: {sentence}")
+        for cores in self._grid.cores:
+            self._series(cores)
+        return self._write()
+
+    def _series(self, cores: int) -> None:
+        """All settings with so many cores: the servers stay up."""
+        with ExitStack() as stack:
+            placement = place(self._host, cores) if cores else Placement(server=(), client=())
+            if cores and placement.note:
+                self._note(placement.note)
+            floor: Floor | None = None
+            ratios: Mapping[int, float] = {}
+            if self._subject.endpoint is None:
+                servers: list[Server] = [self._given()]
+            else:
+                artefact = self._artefact(self._subject.endpoint, cores, placement)
+                servers = [self._serve(cores, placement, stack)]
+                floor = Floor(artefact, self._subject.tokenizer, placement.server)
+                stack.callback(floor.stop)
+                ratios = fastest_ratio(Manifest.load(artefact))
+            if self._options.baseline:
+                servers += self._start_baseline(cores, placement, stack)
+            client = stack.enter_context(Client(placement.client))
+            for setting in self._grid.of(cores):
+                result = self._measure(setting, servers, floor if setting.batch == 1 else None, ratios, client)
+                self._settings.append(result)
+                self._write()
+                self._tell(_sentence(result), result)
+
+    def _given(self) -> Server:
+        """The server given by URL."""
+        server = Server(OURS, self._subject.url)
+        info = endpoints.read_info(server.url)
+        server.wait_until_ready(endpoints.READY_PATH if info else "/health", seconds=10)
+        plan, verdict = info.get("plan") or {}, info.get("verdict") or {}
+        self._served.append(Served(cores=0, plan=str(plan.get("summary", "")), verdict=str(verdict.get("reason", ""))))
+        return server
+
+    def _artefact(self, endpoint: ModelEndpoint, cores: int, placement: Placement) -> Path:
+        """Optimised for so many cores, or found."""
+        self._tell(f"optimising {self._subject.name} for {cores} core{'s' if cores > 1 else ''}")
+        artefact = endpoints.find_or_make(endpoint, cores, store=self._store, models=self._models, on_line=self._tell)
+        manifest = Manifest.load(artefact)
+        plan = manifest.chosen.plan
+        chosen = next((one for one in manifest.candidates if one.recipe == plan.recipe), None)
+        self._served.append(
+            Served(
+                cores=cores,
+                plan=plan.summary,
+                verdict="" if chosen is None or chosen.verdict is None else chosen.verdict.reason,
+                cpus=placement.server,
+                client_cpus=placement.client,
+            )
+        )
+        self._tell(f"serving {plan.summary}")
+        return artefact
+
+    def _serve(self, cores: int, placement: Placement, stack: ExitStack) -> Server:
+        server = endpoints.serve(
+            Path(self._options.target), cores, cpus=placement.server, store=self._store, models=self._models
+        )
+        stack.callback(server.stop)
+        return server
+
+    def _start_baseline(self, cores: int, placement: Placement, stack: ExitStack) -> list[Server]:
+        """The baseline, or nothing and a note."""
+        subject = self._subject
+        if subject.folder is None or subject.endpoint is None:
+            self._note("no baseline: a server given by URL has cores and a model that we cannot give to another")
+            return []
+        self._tell("starting plain transformers behind FastAPI")
+        port = free_port()
+        server = Server.start(
+            BASELINE,
+            baseline.command(sys.executable, subject.folder.path, subject.task, port),
+            port=port,
+            cpus=placement.server,
+            environment=baseline.environment(cores),
+        )
+        stack.callback(server.stop)
+        server.wait_until_ready(baseline.READY_PATH, seconds=READY_SECONDS)
+        return [server]
+
+    def _measure(
+        self,
+        setting: Setting,
+        servers: Sequence[Server],
+        floor: Floor | None,
+        ratios: Mapping[int, float],
+        client: Client,
+    ) -> SettingResult:
+        options, subject = self._options, self._subject
+        bodies = batch_bodies(
+            subject.task,
+            subject.tokenizer,
+            setting.tokens,
+            setting.batch,
+            count=max(2, MOST_BODIES // setting.batch),
+            mask_token=subject.mask_token,
+            seed=options.seed,
+        )
+        seconds = options.seconds / options.rounds
+
+        def spec(url: str) -> CellSpec:
+            return CellSpec(
+                url=f"{url}/predict",
+                bodies=bodies,
+                seconds=seconds,
+                warm_up_seconds=min(0.2, seconds / 4),
+                maximum_seconds=max(SLOW_SECONDS, LONGEST_CELL * seconds),
+                timeout_seconds=120,
+            )
+
+        turns = [Turn(server, spec(server.url)) for server in servers]
+        if floor is not None:
+            turns.append(Turn(floor, spec("http://floor").model_copy(update={"seconds": seconds / 2})))
+
+        def measure(cell: CellSpec) -> CellResult:
+            return floor.measure(cell) if floor is not None and cell.pids == floor.pids else client.measure(cell)
+
+        cells = measure_in_turn(turns, measure, rounds=options.rounds, patience_seconds=options.patience_seconds)
+        alone = Figures.of(cells[Floor.name]) if floor is not None else None
+        milliseconds = None if alone is None or alone.latency is None else alone.latency.p50
+        return SettingResult(
+            cores=setting.cores,
+            tokens=setting.tokens,
+            batch=setting.batch,
+            figures={name: Figures.of(found) for name, found in cells.items() if name != Floor.name},
+            floor_milliseconds=None if milliseconds is None else milliseconds * ratios.get(setting.tokens, 1.0),
+        )
+
+    def _results(self) -> BenchResults:
+        options, subject = self._options, self._subject
+        return BenchResults(
+            created=dt.datetime.now(dt.UTC).isoformat(timespec="seconds"),
+            version=__version__,
+            target=subject.name,
+            model=subject.model,
+            task=subject.task,
+            cpu=subject.cpu or self._host.cpu,
+            machine_cores=self._host.usable,
+            seconds_per_setting=options.seconds,
+            rounds=options.rounds,
+            libraries=_versions(),
+            served=tuple(self._served),
+            settings=tuple(self._settings),
+            left_out=self._grid.left_out,
+            notes=tuple(self._notes),
+        )
+
+    def _write(self) -> BenchResults:
+        results = self._results()
+        folder = self._options.output
+        folder.mkdir(parents=True, exist_ok=True)
+        (folder / "results.json").write_text(results.model_dump_json(indent=1), encoding="utf-8")
+        (folder / "results.csv").write_text(to_csv(results), encoding="utf-8")
+        (folder / "report.html").write_text(render(results), encoding="utf-8")
+        return results
+
+    def _note(self, sentence: str) -> None:
+        if sentence not in self._notes:
+            self._notes.append(sentence)
+            self._tell(sentence)
+
+    def _tell(self, message: str, result: SettingResult | None = None) -> None:
+        self._on_progress(BenchProgress(len(self._settings), len(self._grid.settings), message, result))
+
+
+def _sentence(result: SettingResult) -> str:
+    ours = result.ours
+    if ours.latency is None:
+        return f"{result.setting.label}: no answers ({ours.first_failure or 'none came'})"
+    text = f"{result.setting.label}: {ours.per_second:.1f} requests/s, p50 {ours.latency.p50:.2f} ms"
+    return text if result.ratio is None else f"{text}, {result.ratio:.2f}x transformers"
+
+
+def _versions() -> dict[str, str]:
+    found = {}
+    for name in LIBRARIES:
+        with contextlib.suppress(importlib.metadata.PackageNotFoundError):
+            found[name] = importlib.metadata.version(name)
+    return found
+
+
+@contextlib.contextmanager
+def _ending_on_term() -> Iterator[None]:
+    """SIGTERM as an interrupt: the servers that we have stopped must not be left behind."""
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+
+    def interrupt(*_: object) -> None:
+        raise KeyboardInterrupt
+
+    before = signal.signal(signal.SIGTERM, interrupt)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGTERM, before)

@@ -1,0 +1,128 @@
+"""What is measured, as far as it is known before it runs: task, limits, tokenizer. From an endpoint file or a URL."""
+
+from __future__ import annotations
+
+import json
+import os
+from dataclasses import dataclass
+from pathlib import Path
+from urllib.parse import urlsplit
+
+from tokenizers import Tokenizer
+from tokenizers.models import WordLevel
+from tokenizers.pre_tokenizers import Whitespace
+from tokenizers.processors import TemplateProcessing
+
+from penstock.endpoint import ModelEndpoint
+from penstock.errors import SpecError
+from penstock.hardware import CpuIdentity
+from penstock.source import ModelSource
+from penstock.tasks import TaskName
+from penstock_optimizer.bench import endpoint as endpoints
+from penstock_optimizer.bench.options import BenchOptions
+from penstock_optimizer.load.texts import EVERYDAY_WORDS
+from penstock_runtime.models.folder import ModelFolder
+from penstock_runtime.models.sources import fetch_model
+
+NO_LIMIT = 1 << 20
+
+
+@dataclass(frozen=True)
+class Subject:
+    """Before anything is started."""
+
+    name: str
+    model: str
+    task: TaskName
+    tokenizer: Tokenizer
+    max_tokens: int
+    mask_token: str | None
+    endpoint: ModelEndpoint | None = None
+    folder: ModelFolder | None = None
+    url: str = ""
+    cpu: CpuIdentity | None = None
+    """Of the server given by URL, where it tells."""
+    notes: tuple[str, ...] = ()
+
+
+def read_subject(options: BenchOptions, *, models: Path) -> Subject:
+    """Read the file, or ask the server. SpecError, or what the model's source raises."""
+    if options.target.startswith(("http://", "https://")):
+        return _of_url(options)
+    endpoint = ModelEndpoint.from_file(Path(options.target))
+    folder = fetch_model(endpoint.spec.source, cache=models, token=os.environ.get("HF_TOKEN"))
+    limit = endpoint.spec.serving.max_input_tokens
+    return Subject(
+        name=endpoint.metadata.name,
+        model=endpoint.spec.model,
+        task=endpoint.spec.task,
+        tokenizer=Tokenizer.from_file(str(folder.tokenizer)),
+        max_tokens=folder.max_tokens if limit is None else min(limit, folder.max_tokens),
+        mask_token=_mask_token(folder.path),
+        endpoint=endpoint,
+        folder=folder,
+    )
+
+
+def _of_url(options: BenchOptions) -> Subject:
+    parts = urlsplit(options.target)
+    if parts.scheme != "http" or not parts.hostname:
+        raise SpecError(f"{options.target} cannot be measured", remedy="Give a plain URL such as http://127.0.0.1:8080")
+    url = f"http://{parts.netloc}"
+    info = endpoints.read_info(url)
+    task = options.task or info.get("task")
+    if task is None:
+        raise SpecError(f"{url}/info does not tell the task", field="task", remedy="Give --task")
+    try:
+        task_name = TaskName(task)
+    except ValueError:
+        raise SpecError(f"{task!r} is no task", field="task", remedy=f"Known: {', '.join(TaskName)}") from None
+    described = ((info.get("artefact") or {}).get("model")) or {}
+    cpu = ((info.get("host") or {}).get("cpu")) or None
+    folder = _tokenizer_folder(options)
+    notes = [] if folder else ["lengths are counted as one token for each everyday English word and two special ones"]
+    if cpu is None:
+        notes.append("the server does not tell its CPU: the one named is that of the client's machine")
+    return Subject(
+        name=url,
+        model=str(described.get("source", "unknown")),
+        task=task_name,
+        tokenizer=Tokenizer.from_file(str(folder.tokenizer)) if folder else everyday_tokenizer(),
+        max_tokens=int(described.get("max_tokens", 0)) or (folder.max_tokens if folder else NO_LIMIT),
+        mask_token=_mask_token(folder.path) if folder else "[MASK]",
+        folder=folder,
+        url=url,
+        cpu=CpuIdentity.model_validate(cpu) if cpu else None,
+        notes=tuple(notes),
+    )
+
+
+def _tokenizer_folder(options: BenchOptions) -> ModelFolder | None:
+    if options.tokenizer is None:
+        return None
+    return fetch_model(ModelSource.parse(f"file://{options.tokenizer.resolve()}"), cache=options.tokenizer)
+
+
+def _mask_token(folder: Path) -> str | None:
+    """The mask token as tokenizer_config.json has it, or special_tokens_map.json."""
+    for name in ("tokenizer_config.json", "special_tokens_map.json"):
+        try:
+            value = json.loads((folder / name).read_text(encoding="utf-8")).get("mask_token")
+        except (OSError, ValueError):
+            continue
+        if isinstance(value, dict):
+            value = value.get("content")
+        if isinstance(value, str):
+            return value
+    return None
+
+
+def everyday_tokenizer() -> Tokenizer:
+    """Counts everyday words as one token and adds two special ones: what a BERT-like tokenizer does with them."""
+    entries = ["[CLS]", "[SEP]", "[UNK]", *EVERYDAY_WORDS]
+    tokenizer = Tokenizer(WordLevel({word: index for index, word in enumerate(entries)}, unk_token="[UNK]"))  # noqa: S106
+    tokenizer.pre_tokenizer = Whitespace()
+    tokenizer.post_processor = TemplateProcessing(
+        single="[CLS] $A [SEP]", pair="[CLS] $A [SEP] $B:1 [SEP]:1", special_tokens=[("[CLS]", 0), ("[SEP]", 1)]
+    )
+    return tokenizer
