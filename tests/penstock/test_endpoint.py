@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import copy
 import json
+import typing
+from enum import StrEnum
 from pathlib import Path
 from typing import Any
 
@@ -11,6 +13,7 @@ import pytest
 import yaml
 from hypothesis import given
 from hypothesis import strategies as st
+from pydantic import BaseModel
 
 from penstock.endpoint import (
     Latency,
@@ -385,3 +388,23 @@ YAML_PIECES = st.sampled_from([
 def test_any_text_gives_an_endpoint_or_a_spec_error(text: str) -> None:
     with pytest.raises(SpecError):
         ModelEndpoint.from_yaml(text)
+
+
+def choices(model: type[BaseModel]) -> set[str]:
+    """Every value of every enumeration in the fields of a model and below it."""
+    found: set[str] = set()
+    pending: list[Any] = [field.annotation for field in model.model_fields.values()]
+    while pending:
+        annotation = pending.pop()
+        pending.extend(typing.get_args(annotation))
+        if isinstance(annotation, type) and issubclass(annotation, StrEnum):
+            found |= {member.value for member in annotation}
+        elif isinstance(annotation, type) and issubclass(annotation, BaseModel):
+            pending.extend(field.annotation for field in annotation.model_fields.values())
+    return found
+
+
+def test_no_choice_is_a_word_that_yaml_reads_as_something_else() -> None:
+    words = choices(ModelEndpointSpec)
+    assert {"Auto", "fill-mask", "bf16", "openvino", "Fail"} <= words
+    assert words == {yaml.safe_load(word) for word in words}

@@ -144,7 +144,8 @@ class HubFetch:
         except PenstockError:
             raise
         except Exception as error:  # the library raises requests', httpx's and its own errors
-            known = hub_error(error, self.source, has_token=self.token is not None)
+            has_token = self.token is not None or _hub().get_token() is not None
+            known = hub_error(error, self.source, has_token=has_token)
             if known is None:
                 raise
             raise known from error

@@ -192,6 +192,14 @@ class TestTokens:
         assert len(hub.requests) == 1
         assert not caught.value.temporary
 
+    def test_a_wrong_one_from_the_environment_is_told_as_such(
+        self, hub: Hub, tmp_path: Path, waits: Waits, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        hub.add("org/model", model_folder(tmp_path / "original"), token="hf_right")
+        monkeypatch.setenv("HF_TOKEN", "hf_wrong")
+        with pytest.raises(ModelAccessDenied, match="the hub refuses the token"):
+            fetch(tmp_path / "cache", waits)
+
     def test_none_at_all_says_that_it_may_be_the_name(self, hub: Hub, tmp_path: Path, waits: Waits) -> None:
         with pytest.raises(ModelAccessDenied, match="wants a token, or there is no such repository"):
             fetch(tmp_path / "cache", waits)

@@ -1,0 +1,103 @@
+"""docs/models.md: its commands do what they say, and every remedy that points into it finds its section."""
+
+from __future__ import annotations
+
+import re
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from penstock.errors import UnsafeModel
+from penstock_runtime.models.folder import ModelFolder, Pooling
+from tests.runtime.models.folders import write_json
+
+ROOT = Path(__file__).parents[3]
+VOCABULARY = "[PAD]\n[UNK]\n[CLS]\n[SEP]\n[MASK]\nhello\n"
+PAGE = (ROOT / "docs" / "models.md").read_text(encoding="utf-8")
+
+
+def section(title: str) -> str:
+    return PAGE.split(f"### {title}\n")[1].split("\n##")[0]
+
+
+def programs(title: str) -> list[str]:
+    return re.findall(r"```python\n(.*?)```", section(title), flags=re.DOTALL)
+
+
+@pytest.fixture
+def run(monkeypatch: pytest.MonkeyPatch) -> Callable[..., None]:
+    """Runs a program of the page in this process, which has torch loaded already."""
+
+    def run(program: str, *arguments: Path) -> None:
+        monkeypatch.setattr(sys, "argv", ["convert.py", *map(str, arguments)])
+        exec(compile(program, "convert.py", "exec"), {"__name__": "__main__"})
+
+    return run
+
+
+def test_every_section_that_a_remedy_names_is_there() -> None:
+    sources = [*(ROOT / "runtime").rglob("*.py"), *(ROOT / "penstock").rglob("*.py")]
+    named = {anchor for path in sources for anchor in re.findall(r"docs/models\.md#([\w-]+)", path.read_text())}
+    titles = {title.lower().replace(" ", "-") for title in re.findall(r"^##+ (.+)$", PAGE, flags=re.MULTILINE)}
+    assert {"safetensors", "remote-code", "tokenizer", "object-stores"} <= named
+    assert named <= titles
+
+
+@pytest.fixture
+def pickled(tmp_path: Path) -> Path:
+    """A random BERT as old versions of transformers saved it."""
+    transformers = pytest.importorskip("transformers")
+    config = transformers.BertConfig(
+        vocab_size=8, hidden_size=8, num_hidden_layers=1, num_attention_heads=2, intermediate_size=8,
+        max_position_embeddings=16, id2label={0: "sad", 1: "glad", 2: "mad"},
+    )  # fmt: skip
+    folder = tmp_path / "old"
+    transformers.BertForSequenceClassification(config).save_pretrained(folder, safe_serialization=False)
+    (folder / "vocab.txt").write_text(VOCABULARY)
+    write_json(folder / "tokenizer_config.json", {"tokenizer_class": "BertTokenizer"})
+    with pytest.raises(UnsafeModel):
+        ModelFolder.open(folder)
+    return folder
+
+
+@pytest.mark.parity
+def test_the_conversion_of_a_transformers_model_works(pickled: Path, tmp_path: Path, run: Callable[..., None]) -> None:
+    run(programs("safetensors")[0], pickled, tmp_path / "new")
+    folder = ModelFolder.open(tmp_path / "new")
+    assert (folder.architecture, folder.labels) == ("BertForSequenceClassification", ("sad", "glad", "mad"))
+    assert folder.tokenizer.is_file()
+
+
+@pytest.mark.parity
+def test_the_conversion_of_a_sentence_transformers_model_works(tmp_path: Path, run: Callable[..., None]) -> None:
+    transformers = pytest.importorskip("transformers")
+    pytest.importorskip("sentence_transformers")
+    old = tmp_path / "old"
+    config = transformers.BertConfig(
+        vocab_size=8, hidden_size=8, num_hidden_layers=1, num_attention_heads=2, intermediate_size=8
+    )
+    transformers.BertModel(config).save_pretrained(old / "0_Transformer", safe_serialization=False)
+    (old / "0_Transformer" / "vocab.txt").write_text(VOCABULARY)
+    write_json(old / "0_Transformer" / "tokenizer_config.json", {"tokenizer_class": "BertTokenizer"})
+    write_json(old / "0_Transformer" / "sentence_bert_config.json", {"max_seq_length": 16})
+    write_json(old / "1_Pooling" / "config.json", {"word_embedding_dimension": 8, "pooling_mode_cls_token": True})
+    kinds = ["Transformer", "Pooling", "Normalize"]
+    write_json(
+        old / "modules.json",
+        [
+            {"idx": n, "name": str(n), "path": f"{n}_{kind}", "type": f"sentence_transformers.models.{kind}"}
+            for n, kind in enumerate(kinds)
+        ],
+    )
+    run(programs("safetensors")[1], old, tmp_path / "new")
+    folder = ModelFolder.open(tmp_path / "new")
+    assert (folder.pooling, folder.normalize, folder.max_tokens) == (Pooling.CLS, True, 16)
+    assert folder.tokenizer.is_file()
+
+
+@pytest.mark.parity
+def test_the_fast_tokenizer_is_written_beside_the_slow_one(pickled: Path, run: Callable[..., None]) -> None:
+    run(programs("tokenizer")[0], pickled)
+    assert (pickled / "tokenizer.json").is_file()
