@@ -1,0 +1,9 @@
+"""For all tests."""
+
+from __future__ import annotations
+
+from hypothesis import settings
+
+# Machines differ and are shared: a slow example is no failure. The pytest timeout ends what hangs.
+settings.register_profile("penstock", deadline=None, print_blob=True)
+settings.load_profile("penstock")
