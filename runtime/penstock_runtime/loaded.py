@@ -63,7 +63,8 @@ def load_graph(
 ) -> LoadedModel:
     """Load one graph with a plan. ArtefactError when it does not load."""
     threads = Threads(plan.streams, plan.threads_per_stream)
-    engine = load_engine(path, io, plan.recipe, threads, wide=plan.wide_from_tokens is not None)
+    wide = plan.wide_from_tokens is not None
+    engine = load_engine(path, io, plan.recipe, threads, wide=wide, max_tokens=max_tokens)
     return LoadedModel(task, engine, plan, io, manifest, max_tokens=max_tokens)
 
 

@@ -8,6 +8,7 @@ from time import perf_counter
 
 from penstock.recipe import Batching, Plan
 from penstock_runtime.batching.rectangle import run_rows
+from penstock_runtime.engines.grid import ShapeGrid
 from penstock_runtime.loaded import LoadedModel
 from penstock_runtime.rows import Row
 
@@ -27,7 +28,7 @@ def warm_up(model: LoadedModel, ran: Callable[[int, float], None] | None = None)
     plan = model.plan
     end = perf_counter() + SECONDS
     with ThreadPoolExecutor(max_workers=plan.streams, thread_name_prefix="penstock-warm-up") as pool:
-        for rows, length in shapes(plan, model.max_tokens):
+        for rows, length in shapes(plan, model.max_tokens, model.engine.facts.grid):
             batch = [Row([_ANY_TOKEN] * length)] * rows
             for again in (False, True):
                 for seconds in pool.map(lambda _: _timed(model, batch, wide=False), range(plan.streams)):  # noqa: B023 - run before the next turn
@@ -39,17 +40,21 @@ def warm_up(model: LoadedModel, ran: Callable[[int, float], None] | None = None)
                 return
 
 
-def shapes(plan: Plan, max_tokens: int) -> Iterator[tuple[int, int]]:
-    """Rows and length of the batches to run: single rows first, then the largest batches that the plan allows."""
-    lengths = [length for length in LENGTHS if length < max_tokens] + [max_tokens]
-    lengths = [length for length in lengths if length <= LENGTHS[-1]] or [LENGTHS[-1]]
+def shapes(plan: Plan, max_tokens: int, grid: ShapeGrid | None = None) -> Iterator[tuple[int, int]]:
+    """Rows and length of the batches to run: single rows first, then the largest batches that the plan allows; with a
+    grid all of its shapes, those of the usual lengths first."""
+    longest = min(max_tokens, LENGTHS[-1])
+    lengths = [length for length in LENGTHS if length < longest] + [longest]
+    if grid is not None:
+        lengths += [length for length in grid.lengths(longest) if length not in lengths]
     for length in lengths:
         yield 1, length
-    if plan.batching is not Batching.SINGLE:
-        for length in lengths:
-            rows = min(plan.max_batch_rows, plan.max_batch_tokens // length)
-            if rows > 1:
-                yield rows, length
+    if plan.batching is Batching.SINGLE:
+        return
+    for length in lengths:
+        rows = min(plan.max_batch_rows, plan.max_batch_tokens // length)
+        if rows > 1:
+            yield (rows if grid is None else grid.rows(rows)), length
 
 
 def _timed(model: LoadedModel, batch: list[Row], *, wide: bool) -> float:

@@ -6,7 +6,8 @@ measured rate (`PACE`). The lowest rank runs next. So a client's batch of a thou
 out, and because arrivals only ever rank later, nothing waits for ever.
 
 Company. The row whose turn it is is joined by others that the plan allows: of the same length, or near enough to stay
-within the padding limit, nearest first. A batch takes at most its worker's fair share of the tokens that wait: the
+within the padding limit, nearest first. (Where the engine pads to a grid by itself, rows with the same point on the
+grid are of the same length.) A batch takes at most its worker's fair share of the tokens that wait: the
 other workers will be free soon, and a core that idles beside a full one loses more than a larger batch gains.
 
 There is no timer that waits for company: a batch is whatever waits when a worker gets free. An idle server answers at
@@ -22,6 +23,7 @@ from heapq import heapify, heappop, heappush
 from typing import Any
 
 from penstock.recipe import Batching, Plan
+from penstock_runtime.engines.grid import ShapeGrid
 from penstock_runtime.rows import Row
 
 PACE = 2.0
@@ -66,11 +68,21 @@ class Company:
     max_tokens: int
     """Padded tokens of one batch; a single longer row still runs, alone."""
     max_padding_share: float
+    grid: ShapeGrid | None = None
+    """Of the engine, if it has one: lengths count as what they are padded to anyway."""
 
     @classmethod
-    def of(cls, plan: Plan) -> Company:
+    def of(cls, plan: Plan, grid: ShapeGrid | None = None) -> Company:
         """As the plan says."""
-        return cls(plan.batching, plan.max_batch_rows, plan.max_batch_tokens, plan.max_padding_share)
+        return cls(plan.batching, plan.max_batch_rows, plan.max_batch_tokens, plan.max_padding_share, grid)
+
+    def length(self, row: Row) -> int:
+        """Tokens that the row takes when it runs alone."""
+        return row.length if self.grid is None else self.grid.length(row.length)
+
+    def rows(self, count: int) -> int:
+        """How many of `count` rows that could run together do."""
+        return count if self.grid is None else self.grid.rows(count)
 
 
 _Entry = tuple[float, int, Waiting]
@@ -80,6 +92,7 @@ _Entry = tuple[float, int, Waiting]
 class WaitingRows:
     """The queue."""
 
+    company: Company
     rows: int = 0
     """How many wait."""
     tokens: int = 0
@@ -102,7 +115,7 @@ class WaitingRows:
             self._serial += 1
             key = (rank, self._serial, entry)
             heappush(self._all, key)
-            heappush(self._by_length.setdefault(row.length, []), key)
+            heappush(self._by_length.setdefault(self.company.length(row), []), key)
             before += row.length
             entries.append(entry)
         self.rows += len(entries)
@@ -128,16 +141,25 @@ class WaitingRows:
         """The earliest deadline of all that wait; infinite when there is none."""
         return min((entry.deadline for _, _, entry in self._all if not entry.gone), default=math.inf)
 
-    def take(self, company: Company, *, workers: int, now: float) -> Taken:
+    def take(self, *, workers: int, now: float) -> Taken:
         """The next batch for one of `workers` workers."""
         expired: list[Waiting] = []
         first = self._first(expired, now)
         if first is None:
             return Taken([], expired)
         share = -(-(self.tokens + first.row.length) // workers)
+        company = self.company
+        if company.batching is Batching.SINGLE or company.max_rows == 1:
+            return Taken([first], expired)
+        joining = self._joining(first, min(company.max_tokens, share), now)
+        keep = company.rows(1 + len(joining)) - 1
+        for key in joining[keep:]:
+            heappush(self._by_length.setdefault(company.length(key[2].row), []), key)
         batch = [first]
-        if company.batching is not Batching.SINGLE and company.max_rows > 1:
-            self._join(batch, company, min(company.max_tokens, share), now)
+        for _, _, entry in joining[:keep]:
+            self._leave(entry)
+            batch.append(entry)
+            self._left_standing()
         return Taken(batch, expired)
 
     def _first(self, expired: list[Waiting], now: float) -> Waiting | None:
@@ -148,41 +170,42 @@ class WaitingRows:
                 continue
             self._leave(entry)
             # The lowest rank of all is the lowest of its length: only gone entries can stand before it there.
-            self._clear_top(entry.row.length)
+            self._clear_top(self.company.length(entry.row))
             if entry.deadline >= now:
                 return entry
             expired.append(entry)
         self._by_length.clear()
         return None
 
-    def _join(self, batch: list[Waiting], company: Company, budget: int, now: float) -> None:
-        """Add rows near in length to the first one, oldest first within a length."""
-        first = batch[0].row.length
-        longest = real = first
-        for length in _nearest(first, company):
-            while (entry := self._clear_top(length)) is not None:
-                padded = max(longest, length) * (len(batch) + 1)
+    def _joining(self, first: Waiting, budget: int, now: float) -> list[_Entry]:
+        """Rows near in length to the first one, oldest first within a length; out of the heaps by length."""
+        company = self.company
+        longest = real = company.length(first.row)
+        found: list[_Entry] = []
+        for length in _nearest(longest, company):
+            while (key := self._clear_top(length)) is not None:
+                count = len(found) + 2
+                padded = max(longest, length) * count
                 # One whose deadline has passed is told so at its own turn.
                 if (
-                    len(batch) == company.max_rows
+                    count > company.max_rows
                     or padded > budget
                     or padded - real - length > company.max_padding_share * padded
-                    or entry.deadline < now
+                    or key[2].deadline < now
                 ):
                     break
-                self._leave(entry)
-                self._left_standing()
-                batch.append(entry)
+                found.append(heappop(self._by_length[length]))
                 longest, real = max(longest, length), real + length
+        return found
 
-    def _clear_top(self, length: int) -> Waiting | None:
+    def _clear_top(self, length: int) -> _Entry | None:
         """The lowest rank that waits with this length; gone entries above it are thrown away."""
         heap = self._by_length.get(length)
         if heap is None:
             return None
         while heap:
             if not heap[0][2].gone:
-                return heap[0][2]
+                return heap[0]
             heappop(heap)
         del self._by_length[length]
         return None
@@ -203,7 +226,7 @@ class WaitingRows:
         heapify(self._all)
         self._by_length = {}
         for key in self._all:
-            self._by_length.setdefault(key[2].row.length, []).append(key)
+            self._by_length.setdefault(self.company.length(key[2].row), []).append(key)
         for heap in self._by_length.values():
             heapify(heap)
         self._gone = 0

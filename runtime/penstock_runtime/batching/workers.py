@@ -60,13 +60,13 @@ class Workers:
         self._engine = engine
         self._io = io
         self._reduce = reduce
-        self._company = Company.of(plan)
+        self._grid = engine.facts.grid
         self._wide_from = plan.wide_from_tokens
         self._bounds = bounds
         self._observer = observer
         self._deliver = deliver
         self._lock = threading.Lock()
-        self._queue = WaitingRows()
+        self._queue = WaitingRows(Company.of(plan, engine.facts.grid))
         self._rate = DrainRate(plan.streams)
         self._idle: list[threading.Lock] = []
         self._busy = 0
@@ -146,7 +146,7 @@ class Workers:
                     self._busy -= 1
                     self._rate.ran(*ran)
                     ran = None
-                taken = self._queue.take(self._company, workers=len(self._threads), now=perf_counter())
+                taken = self._queue.take(workers=len(self._threads), now=perf_counter())
                 if taken.rows:
                     self._busy += 1
                 elif not taken.expired:
@@ -169,12 +169,13 @@ class Workers:
         rows = [entry.row for entry in taken.rows]
         longest = max(row.length for row in rows)
         real = sum(row.length for row in rows)
+        width = longest if self._grid is None else self._grid.length(longest)
         wide = lone and len(rows) == 1 and self._wide_from is not None and longest >= self._wide_from
         started = perf_counter()
         values = self._forward(rows, wide=wide)
         ended = perf_counter()
         self._deliver(Outcome(taken.rows, values, started, ended))
-        self._observer.batch(len(rows), real, longest * len(rows))
+        self._observer.batch(len(rows), real, width * len(rows))
         # A wide run has all the cores, as long as it lasts.
         return real, (ended - started) * (len(self._threads) if wide else 1)
 

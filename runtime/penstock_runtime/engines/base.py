@@ -8,6 +8,7 @@ from typing import Protocol
 
 from penstock.manifest import GraphIO
 from penstock.recipe import Recipe
+from penstock_runtime.engines.grid import ShapeGrid
 from penstock_runtime.rows import Batch, Outputs
 
 
@@ -32,6 +33,9 @@ class EngineFacts:
     """Counts by operator type of fused nodes in the optimised graph; empty where the engine does not tell."""
     weight_copies: int = 1
     """How many times the weights are in memory: 2 where `run_wide` needs a compiled model of its own."""
+    grid: ShapeGrid | None = None
+    """The lengths that `run` pads its batches to by itself; None: none. Rows that are padded to the same length keep
+    each other company for nothing."""
 
 
 class Engine(Protocol):
@@ -63,8 +67,17 @@ class Engine(Protocol):
 class EngineLoader(Protocol):
     """`penstock_runtime.engines.load.load_engine` has this signature."""
 
-    def __call__(self, path: Path, io: GraphIO, recipe: Recipe, threads: Threads, *, wide: bool = False) -> Engine:
-        """Load the graph at `path` (`.onnx` or `.xml`); `wide` prepares `run_wide`.
+    def __call__(
+        self,
+        path: Path,
+        io: GraphIO,
+        recipe: Recipe,
+        threads: Threads,
+        *,
+        wide: bool = False,
+        max_tokens: int | None = None,
+    ) -> Engine:
+        """Load the graph at `path` (`.onnx` or `.xml`); `wide` prepares `run_wide`; no row is longer than `max_tokens`.
 
         ArtefactError when it does not load.
         """

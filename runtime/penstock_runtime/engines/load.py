@@ -9,10 +9,19 @@ from penstock.recipe import EngineName, Recipe
 from penstock_runtime.engines.base import Engine, Threads
 
 
-def load_engine(path: Path, io: GraphIO, recipe: Recipe, threads: Threads, *, wide: bool = False) -> Engine:
+def load_engine(
+    path: Path,
+    io: GraphIO,
+    recipe: Recipe,
+    threads: Threads,
+    *,
+    wide: bool = False,
+    max_tokens: int | None = None,
+) -> Engine:
     """Load the graph at `path` (`.onnx`, or `.xml` with its `.bin`) into the recipe's engine.
 
     `wide` prepares `run_wide` to use streams x per_stream threads for one batch; without it `run_wide` is `run`.
+    `max_tokens`: no row is longer, and the model's position table may end there (None: it does not).
     ArtefactError when it does not load, or is not the graph that `io` describes.
     """
     match recipe.engine:
@@ -23,4 +32,4 @@ def load_engine(path: Path, io: GraphIO, recipe: Recipe, threads: Threads, *, wi
         case EngineName.OPENVINO:
             from penstock_runtime.engines import openvino
 
-            return openvino.load(path, io, recipe, threads, wide=wide)
+            return openvino.load(path, io, recipe, threads, wide=wide, max_tokens=max_tokens)

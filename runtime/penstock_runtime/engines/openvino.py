@@ -2,11 +2,16 @@
 
 One compiled model serves every stream; its packed weights are held once. With `wide` a second one with a single
 stream over all the threads is compiled from the same graph: its packed weights are a second copy, which the facts say.
+
+Lengths are rounded up to a grid, because the plugin compiles its layers for every shape (`engines.grid`).
 """
 
 from __future__ import annotations
 
+import threading
 from collections import Counter
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from queue import SimpleQueue
 from typing import Any
@@ -15,36 +20,46 @@ import numpy as np
 import openvino as ov
 
 from penstock.errors import ArtefactError
-from penstock.manifest import GraphIO
+from penstock.manifest import Axes, GraphIO
 from penstock.recipe import Precision, Recipe
 from penstock_runtime.engines.base import EngineFacts, Threads
-from penstock_runtime.engines.graph_inputs import feed
+from penstock_runtime.engines.graph_inputs import feed, pad
+from penstock_runtime.engines.grid import ShapeGrid
 from penstock_runtime.errors import InferenceFailed
-from penstock_runtime.rows import Batch, Outputs
-
-SHAPES_KEPT = 1024
-"""Primitives (a layer for one shape) that the plugin keeps compiled, per stream. Its default is 5000: with lengths
-changing from 1 to 512 and several batch sizes that is some 10 KB each, without much speed to show for it."""
+from penstock_runtime.rows import Batch, Float, Outputs
 
 _PRODUCTS = ("FullyConnected", "MatMul")
 """Layers whose run-time precision is the precision of the arithmetic."""
 
 
+class _FirstRun:
+    """Lets the process's first run be alone. The binding sets itself up on first use, holding a lock of its own without
+    the GIL, then the GIL without the lock: two first runs at once wait for each other for ever (2026.4)."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._over = False
+
+    @contextmanager
+    def turn(self) -> Iterator[None]:
+        if self._over:
+            yield
+            return
+        with self._lock:
+            yield
+            self._over = True
+
+
+_FIRST_RUN = _FirstRun()
+
+
 class OpenVinoEngine:
     """A compiled model and its infer requests. Make it with `load`."""
 
-    def __init__(self, narrow: Any, wide: Any | None, io: GraphIO, threads: Threads, recipe: Recipe) -> None:
-        self._requests = _Requests(narrow, io, threads.streams)
-        self._wide = self._requests if wide is None else _Requests(wide, io, 1)
-        precision, fused = _read_back(narrow, recipe)
-        self._facts = EngineFacts(
-            "openvino",
-            ov.get_version().split("-", maxsplit=1)[0],
-            threads,
-            precision,
-            fused,
-            weight_copies=1 if wide is None else 2,
-        )
+    def __init__(self, narrow: _Requests, wide: _Requests, facts: EngineFacts) -> None:
+        self._narrow = narrow
+        self._wide = wide
+        self._facts = facts
 
     @property
     def facts(self) -> EngineFacts:
@@ -53,7 +68,7 @@ class OpenVinoEngine:
 
     def run(self, batch: Batch) -> Outputs:
         """See `Engine`."""
-        return self._requests.run(batch)
+        return self._narrow.run(batch)
 
     def run_wide(self, batch: Batch) -> Outputs:
         """See `Engine`."""
@@ -61,27 +76,34 @@ class OpenVinoEngine:
 
     def close(self) -> None:
         """See `Engine`."""
-        self._requests.close()
+        self._narrow.close()
         self._wide.close()
 
 
 class _Requests:
     """One infer request for each stream, handed out to whoever runs."""
 
-    def __init__(self, compiled: Any, io: GraphIO, streams: int) -> None:
+    def __init__(self, compiled: Any, io: GraphIO, streams: int, grid: ShapeGrid) -> None:
         self._io = io
-        self._outputs = [(name, compiled.output(name)) for name in io.outputs]
+        self._grid = grid
+        self._outputs = [(name, axes, compiled.output(name)) for name, axes in io.outputs.items()]
         self._free: SimpleQueue[Any] = SimpleQueue()
         for _ in range(streams):
             self._free.put(compiled.create_infer_request())
 
     def run(self, batch: Batch) -> Outputs:
+        tokens = batch.input_ids.shape[1]
+        padded = pad(batch, self._grid.length(tokens))
         request = self._free.get()
         try:
-            # Inputs are read in place: nothing changes them while the run lasts.
-            request.infer(feed(batch, self._io.inputs), share_inputs=True, share_outputs=True)
-            # The request's own output memory is written again by its next run.
-            return {name: np.array(request.get_tensor(port).data) for name, port in self._outputs}
+            with _FIRST_RUN.turn():
+                # Inputs are read in place: nothing changes them while the run lasts.
+                request.infer(feed(padded, self._io.inputs), share_inputs=True, share_outputs=True)
+                # Copies: the request's own output memory is written again by its next run.
+                return {
+                    name: np.array(_unpadded(request.get_tensor(port).data, axes, tokens))
+                    for name, axes, port in self._outputs
+                }
         except RuntimeError as error:
             raise InferenceFailed(f"openvino: {error}", remedy="Report it with the model and the input") from error
         finally:
@@ -93,7 +115,15 @@ class _Requests:
             self._free.get()
 
 
-def load(path: Path, io: GraphIO, recipe: Recipe, threads: Threads, *, wide: bool = False) -> OpenVinoEngine:
+def load(
+    path: Path,
+    io: GraphIO,
+    recipe: Recipe,
+    threads: Threads,
+    *,
+    wide: bool = False,
+    max_tokens: int | None = None,
+) -> OpenVinoEngine:
     """See `EngineLoader`."""
     if not path.is_file():
         raise ArtefactError(f"{path} is missing", remedy="Run penstock optimize again")
@@ -102,14 +132,27 @@ def load(path: Path, io: GraphIO, recipe: Recipe, threads: Threads, *, wide: boo
         model = core.read_model(str(path))
         _check(path, io, model)
         narrow = core.compile_model(model, "CPU", _properties(recipe, threads))
-        alone = Threads(1, threads.streams * threads.per_stream)
         # With one stream the lone request has all the threads already.
-        wider = core.compile_model(model, "CPU", _properties(recipe, alone)) if wide and threads.streams > 1 else None
-        return OpenVinoEngine(narrow, wider, io, threads, recipe)
+        second = wide and threads.streams > 1
+        alone = Threads(1, threads.streams * threads.per_stream)
+        wider = core.compile_model(model, "CPU", _properties(recipe, alone)) if second else narrow
+        precision, fused = _read_back(narrow, recipe)
     except RuntimeError as error:
         raise ArtefactError(
             f"{path} does not load in openvino {ov.get_version()}: {error}", remedy="Run penstock optimize again"
         ) from error
+    version = ov.get_version().split("-", maxsplit=1)[0]
+    grid = ShapeGrid(max_tokens)
+    requests = _Requests(narrow, io, threads.streams, grid)
+    return OpenVinoEngine(
+        requests,
+        _Requests(wider, io, 1, grid) if second else requests,
+        EngineFacts("openvino", version, threads, precision, fused, weight_copies=2 if second else 1, grid=grid),
+    )
+
+
+def _unpadded(values: Float, axes: Axes, tokens: int) -> Float:
+    return values[:, :tokens] if axes is Axes.TOKENS else values
 
 
 def _properties(recipe: Recipe, threads: Threads) -> dict[str, Any]:
@@ -124,7 +167,6 @@ def _properties(recipe: Recipe, threads: Threads) -> dict[str, Any]:
         "INFERENCE_PRECISION_HINT": "bf16" if recipe.precision is Precision.BF16 else "f32",
         # ACCURACY also keeps fp32 graphs from being quantised on the fly.
         "EXECUTION_MODE_HINT": "ACCURACY" if recipe.precision is Precision.FP32 else "PERFORMANCE",
-        "CPU_RUNTIME_CACHE_CAPACITY": SHAPES_KEPT,
     }
 
 
