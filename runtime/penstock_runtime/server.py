@@ -15,7 +15,6 @@ import sys
 
 from penstock.manifest import Manifest
 from penstock.recipe import Plan
-from penstock_runtime import predictor
 from penstock_runtime.http.acceptor import Acceptor
 from penstock_runtime.http.answers import Predicts
 from penstock_runtime.http.application import Application
@@ -25,27 +24,16 @@ from penstock_runtime.http.service import Service
 from penstock_runtime.http.status import Phase, Status
 from penstock_runtime.metrics import Metrics
 from penstock_runtime.settings import Settings
-from penstock_runtime.tasks import limits as task
+from penstock_runtime.tasks.limits import Limits
 
 logger = logging.getLogger("penstock.server")
 
 ACCESS_FLUSH_SECONDS = 1.0
 
 
-def task_limits(settings: Settings) -> task.Limits:
+def task_limits(settings: Settings) -> Limits:
     """What one request may hold, as `make_task` and the routes take it."""
-    return task.Limits(items=settings.limits.max_inputs, rows=settings.limits.max_rows)
-
-
-def predictor_limits(settings: Settings) -> predictor.Limits:
-    """What may wait and be remembered, as `Predictor` takes it."""
-    return predictor.Limits(
-        max_queue_rows=settings.queue.max_queue_rows,
-        max_queue_tokens=settings.queue.max_queue_tokens,
-        deadline_seconds=settings.queue.deadline_seconds,
-        answer_cache_bytes=settings.caches.answer_cache_bytes,
-        token_cache_bytes=settings.caches.token_cache_bytes,
-    )
+    return Limits(items=settings.limits.max_inputs, rows=settings.limits.max_rows)
 
 
 class Server:

@@ -75,6 +75,7 @@ class Connection(asyncio.Protocol):
         "_body",
         "_body_bytes",
         "_head_bytes",
+        "_headers",
         "_lingered",
         "_paused",
         "_replay",
@@ -106,6 +107,8 @@ class Connection(asyncio.Protocol):
         self.pending: deque[Request] = deque()
         self.writable = True
         self._url = b""
+        self._headers: dict[bytes, bytes] | None = None
+        """Of the request being read; None while headers do not count: trailers, a replayed head."""
         self._head_bytes = 0
         self._body: list[bytes] = []
         self._body_bytes = 0
@@ -189,6 +192,7 @@ class Connection(asyncio.Protocol):
         if self._replay or self.phase is Phase.LINGER:
             return
         self.request = Request()
+        self._headers = self.request.headers
         self._url = b""
         self._head_bytes = 0
         if self.active is None and self.writable:
@@ -203,17 +207,17 @@ class Connection(asyncio.Protocol):
 
     def on_header(self, name: bytes, value: bytes) -> None:
         """One header (also trailers of a chunked body, which are ignored)."""
-        request = self.request
-        if request is None or self._replay or request.route is not None or request.refusal is not None:
+        headers = self._headers
+        if headers is None:
             return
         self._head_bytes += len(name) + len(value) + 4
         name = name.lower()
-        known = request.headers.get(name)
-        request.headers[name] = value if known is None else known + b", " + value
+        headers[name] = value if name not in headers else headers[name] + b", " + value
 
     def on_headers_complete(self) -> None:
         """The headers are whole: judge them before the body is read."""
         request, parser = self.request, self.parser
+        self._headers = None
         if request is None or parser is None or self._replay or self.phase is Phase.LINGER:
             return
         settings = self.acceptor.settings
