@@ -15,6 +15,7 @@ from penstock_runtime.http.service import Service
 from penstock_runtime.http.status import Status
 from penstock_runtime.metrics import Metrics
 from penstock_runtime.settings import SETTINGS, Settings
+from penstock_runtime.tasks import manual as tasks_manual
 from penstock_runtime.tasks.limits import DEFAULT_LIMITS
 
 
@@ -107,5 +108,6 @@ PARTS: dict[str, tuple[str, Callable[[], str]]] = {
     "routes": ("docs/http.md", routes_table),
     "timings": ("docs/http.md", timings_table),
     "errors": ("docs/http.md", errors_table),
+    **tasks_manual.PARTS,
 }
 """Name of the part -> document and the function that makes it."""

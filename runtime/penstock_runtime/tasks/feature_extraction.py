@@ -35,6 +35,7 @@ from penstock_runtime.tasks.fitting import Fitter, Truncation
 from penstock_runtime.tasks.limits import DEFAULT_LIMITS, Limits
 from penstock_runtime.tasks.pooling import pool, shorten
 from penstock_runtime.tasks.scores import finite
+from penstock_runtime.tokens import Pieces
 
 WIDEST = 65_536
 """Wider than any vector: the schema's limit for `dimensions`; the model's own width is checked as well."""
@@ -107,10 +108,22 @@ class PooledRow(Row):
 
 
 @dataclass(frozen=True, slots=True)
+class TokenIds:
+    """Inputs that a client has split with this model's own tokenizer, without special tokens.
+
+    Not of the HF shape: OpenAI's and text-embeddings-inference's have them.
+    """
+
+    texts: list[list[int]]
+    single: bool
+    """One text, not a list of them."""
+
+
+@dataclass(frozen=True, slots=True)
 class Request:
     """A checked request."""
 
-    texts: list[str]
+    texts: list[str] | list[Pieces]
     single: bool
     """One text, not a list of them."""
     pooling: Pooling | None
@@ -140,10 +153,12 @@ class Embedding:
         return self.prompts[name]
 
     def rows(
-        self, texts: Sequence[str], where: Sequence[str], rule: Truncation, pooling: Pooling | None
+        self, texts: Sequence[str] | Sequence[Pieces], where: Sequence[str], rule: Truncation, pooling: Pooling | None
     ) -> tuple[list[Row], int]:
         """One row for each text and how many were cut; InvalidInput for over-long texts that may not be."""
-        rows, cut = self.fitter.singles(texts, where, rule)
+        pieces = [text for text in texts if isinstance(text, Pieces)]
+        words = [text for text in texts if isinstance(text, str)]
+        rows, cut = self.fitter.rows(pieces, where, rule) if pieces else self.fitter.singles(words, where, rule)
         return [PooledRow(row.ids, row.type_ids, pooling=pooling) for row in rows], cut
 
     @staticmethod
@@ -170,8 +185,8 @@ class FeatureExtraction:
     def parse(self, inputs: Any, parameters: Mapping[str, Any]) -> Request:
         """See `Task`."""
         values = parse_parameters(parameters, PARAMETERS)
-        texts = self._inputs.parse(inputs, "inputs")
-        single = isinstance(texts, str)
+        given = inputs if isinstance(inputs, TokenIds) else self._inputs.parse(inputs, "inputs")
+        single = given.single if isinstance(given, TokenIds) else isinstance(given, str)
         asked = values["pooling"]
         pooling = self._pooling if asked is None else None if asked == "none" else Pooling(asked)
         normalize = self._normalize if values["normalize"] is None else values["normalize"]
@@ -189,15 +204,34 @@ class FeatureExtraction:
                 remedy=f"Ask for {self._width} or fewer",
             )
         prefix = self._embedding.prompt(values["prompt_name"])
-        texts = [texts] if single else texts
         return Request(
-            texts=[prefix + text for text in texts] if prefix else texts,
+            texts=self._pieces(given, prefix) if isinstance(given, TokenIds) else _prefixed(given, prefix),
             single=single,
             pooling=pooling,
             normalize=normalize and pooling is not None,
             dimensions=values["dimensions"],
             rule=self._rule.asked(values["truncate"], values["truncation_direction"]),
         )
+
+    def _pieces(self, given: TokenIds, prefix: str) -> list[Pieces]:
+        """InvalidInput for ids that the model does not have, and where a prompt would have to go before them."""
+        if prefix:
+            raise InvalidInput(
+                "inputs are token ids, and this model puts a prompt before its texts",
+                field="inputs",
+                remedy="Send texts",
+            )
+        size = self._embedding.fitter.tokenizer.vocabulary_size
+        for index, ids in enumerate(given.texts):
+            for position, one in enumerate(ids):
+                if not 0 <= one < size:
+                    path = f"inputs[{position}]" if given.single else f"inputs[{index}][{position}]"
+                    raise InvalidInput(
+                        f"{path} is {one}; this model's tokens are 0 to {size - 1}",
+                        field=path,
+                        remedy="Use the tokenizer of this model, or send texts",
+                    )
+        return [Pieces(ids) for ids in given.texts]
 
     def prepare(self, request: Request) -> Prepared:
         """See `Task`."""
@@ -216,6 +250,11 @@ class FeatureExtraction:
             return np.stack([shorten(one, wanted.dimensions, normalised=wanted.normalize) for one in reduced])
         matrices = [matrix[np.newaxis] for matrix in reduced]
         return matrices[0] if wanted.single else matrices
+
+
+def _prefixed(given: str | list[str], prefix: str) -> list[str]:
+    texts = [given] if isinstance(given, str) else given
+    return [prefix + text for text in texts] if prefix else texts
 
 
 def width(config: Mapping[str, Any]) -> int | None:

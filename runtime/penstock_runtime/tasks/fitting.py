@@ -53,10 +53,14 @@ class Fitter:
 
         InvalidInput for the first over-long text when `rule` does not cut.
         """
+        return self.rows(self.split(texts, self.tokenizer.single, rule.side), where, rule)
+
+    def rows(self, texts: Sequence[Pieces], where: Sequence[str], rule: Truncation) -> tuple[list[Row], int]:
+        """As `singles`, of texts that are split already."""
         template = self.tokenizer.single
         room = self.room(template)
         rows, cut = [], 0
-        for pieces, field in zip(self.split(texts, template, rule.side), where, strict=True):
+        for pieces, field in zip(texts, where, strict=True):
             if len(pieces) > room:
                 self.refuse_unless(rule, pieces, template, field)
                 cut += 1

