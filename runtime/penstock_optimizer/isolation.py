@@ -19,6 +19,8 @@ from enum import StrEnum
 from pathlib import Path
 from typing import Any, Self
 
+from penstock import errors
+from penstock.errors import OptimizationError, PenstockError
 from penstock_optimizer.worker import to_json
 
 CLOSE_SECONDS = 3.0
@@ -38,13 +40,22 @@ class Failure(StrEnum):
 class WorkerFailed(Exception):
     """A call brought no value; `reason` is one line for the report, `log_tail` the last words on standard error."""
 
-    def __init__(self, failure: Failure, reason: str, *, kind: str = "", log_tail: str = "") -> None:
+    def __init__(self, failure: Failure, reason: str, *, kind: str = "", remedy: str = "", log_tail: str = "") -> None:
         super().__init__(reason)
         self.failure = failure
         self.reason = reason
         self.kind = kind
         """Class name of a PenstockError that the method raised."""
+        self.remedy = remedy
+        """Of that error."""
         self.log_tail = log_tail
+
+    def as_error(self, what: str) -> PenstockError:
+        """The PenstockError that the method raised, or an OptimizationError that says what came to nothing."""
+        kind = getattr(errors, self.kind, None) if self.kind else None
+        if isinstance(kind, type) and issubclass(kind, PenstockError):
+            return kind(self.reason, remedy=self.remedy)
+        return OptimizationError(f"{what}: {self.reason}", remedy=self.remedy or "See the optimisation's logs")
 
 
 class Worker:
@@ -87,8 +98,9 @@ class Worker:
             raise self._died() from None
         answer = json.loads(self._read_line(timeout_seconds, method))
         if "error" in answer:
-            reason = f"{answer['error']}. {answer['remedy']}" if answer["remedy"] else str(answer["error"])
-            raise WorkerFailed(Failure.RAISED, reason, kind=str(answer["kind"]), log_tail=self._tail())
+            raise WorkerFailed(
+                Failure.RAISED, answer["error"], kind=answer["kind"], remedy=answer["remedy"], log_tail=self._tail()
+            )
         return answer["value"]
 
     def close(self) -> None:

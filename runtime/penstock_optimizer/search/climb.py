@@ -55,8 +55,8 @@ class Climbed:
     """Where the climb ended."""
 
     plan: Plan
-    sample: Sample
-    """Median of the winner's samples."""
+    sample: Sample | None
+    """Median of the winner's samples; None: not measured."""
     steps: tuple[Step, ...]
     finished: bool
     """False: the time was up before all neighbours were tried."""

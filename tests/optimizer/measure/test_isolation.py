@@ -12,6 +12,7 @@ from pathlib import Path
 import psutil
 import pytest
 
+from penstock.errors import ModelError, OptimizationError
 from penstock_optimizer.isolation import Failure, Worker, WorkerFailed, death_reason
 
 TARGET = "tests.optimizer.measure.misbehaviour:Misbehaviour"
@@ -49,7 +50,7 @@ def test_the_worker_runs_on_the_cpus_that_it_was_given(worker: Worker) -> None:
     ("method", "arguments", "failure", "reason"),
     [
         ("raise_value_error", {}, Failure.RAISED, "ValueError: two lines"),
-        ("raise_ours", {}, Failure.RAISED, "the model has no head. Take one that has"),
+        ("raise_ours", {}, Failure.RAISED, "the model has no head"),
         ("not_json", {}, Failure.RAISED, "TypeError: object does not go through JSON"),
         ("no_such_method", {}, Failure.RAISED, "AttributeError"),
         ("segfault", {}, Failure.DIED, "killed by signal 11 (SIGSEGV)"),
@@ -74,7 +75,16 @@ def test_a_method_that_raised_leaves_the_worker_usable(worker: Worker) -> None:
         worker.call("raise_ours", timeout_seconds=SECONDS)
 
     assert caught.value.kind == "ModelError"
+    assert str(caught.value.as_error("building")) == "the model has no head. Take one that has"
+    assert isinstance(caught.value.as_error("building"), ModelError)
     assert worker.call("add", timeout_seconds=SECONDS, a=1, b=1) == 2
+
+
+def test_other_failures_become_an_error_that_says_what_came_to_nothing() -> None:
+    error = WorkerFailed(Failure.DIED, "killed by signal 11 (SIGSEGV)").as_error("exporting")
+
+    assert isinstance(error, OptimizationError)
+    assert str(error) == "exporting: killed by signal 11 (SIGSEGV). See the optimisation's logs"
 
 
 def test_a_hang_is_ended_at_its_time_limit(worker: Worker) -> None:

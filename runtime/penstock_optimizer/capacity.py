@@ -1,0 +1,182 @@
+"""The capacity curve of one replica: the real server in a process of its own, requests arriving at random over HTTP."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import select
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+
+from penstock.capacity import CapacityCurve, CapacityPoint
+from penstock.errors import PenstockError
+from penstock_optimizer.capacity_steps import CapacitySteps
+from penstock_optimizer.isolation import death_reason
+from penstock_optimizer.load.process import LoadFailed, run_load
+from penstock_optimizer.load.spec import ClosedLoop, LoadResult, LoadSpec, OpenLoop, RequestBody
+
+CLIENTS = 32
+SATURATION_SECONDS = 1.5
+LEAST_SECONDS, MOST_SECONDS = 2.0, 6.0
+WANTED_SAMPLES = 200
+"""A point lasts until it has about this many requests, within its limits: p95 then has ten beyond it."""
+WARM_UP_SECONDS = 0.4
+OVERHEAD_SECONDS = 1.0
+"""Starting the load process and draining."""
+START_SECONDS = 60.0
+STOP_SECONDS = 10.0
+
+
+class CapacityFailed(PenstockError):
+    """The replica could not be measured: it did not start, or nobody got an answer."""
+
+
+@dataclass(frozen=True)
+class Measured:
+    """What was found."""
+
+    curve: CapacityCurve
+    saturation_per_second: float
+    """Requests a second with 32 clients that never pause."""
+    resident_bytes: int | None
+    """Of the serving process under load."""
+    finished: bool
+    """False: the time was up before the knee was found."""
+
+
+@dataclass(frozen=True)
+class Replica:
+    """A running server."""
+
+    url: str
+    pid: int
+
+
+@contextmanager
+def replica(
+    artefact: Path,
+    *,
+    cores: int,
+    cpus: Sequence[int],
+    log: Path,
+    max_tokens: int | None = None,
+    truncate: bool = True,
+    start_seconds: float = START_SECONDS,
+) -> Iterator[Replica]:
+    """Serve an artefact on these CPUs while the context lasts; CapacityFailed when it does not start."""
+    command = [sys.executable, "-m", "penstock_optimizer.replica", str(artefact), "--cores", str(cores)]
+    if cpus:
+        command += ["--cpus", ",".join(map(str, cpus))]
+    if max_tokens is not None:
+        command += ["--max-tokens", str(max_tokens)]
+    if not truncate:
+        command.append("--refuse-long")
+    with log.open("ab") as file:
+        process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=file)
+    assert process.stdout is not None  # noqa: S101 - both are pipes
+    assert process.stdin is not None  # noqa: S101
+    try:
+        line = _first_line(process, start_seconds)
+        if not line:
+            code = process.poll()
+            tail = log.read_text(encoding="utf-8", errors="replace")[-2000:].strip()
+            reason = death_reason(code, tail) if code is not None else f"not ready after {start_seconds:.0f} s"
+            raise CapacityFailed(f"the server did not start: {reason}", remedy=f"{log} has all that it said")
+        yield Replica(f"http://127.0.0.1:{json.loads(line)['port']}/predict", process.pid)
+    finally:
+        process.stdin.close()
+        try:
+            process.wait(STOP_SECONDS)
+        except subprocess.TimeoutExpired:
+            process.kill()
+            process.wait()
+        process.stdout.close()
+
+
+def measure_capacity(
+    server: Replica,
+    bodies: Sequence[RequestBody],
+    *,
+    p95_objective: float | None,
+    load_cpus: Sequence[int],
+    seconds_left: Callable[[], float],
+    on_point: Callable[[CapacityPoint], None] = lambda _: None,
+) -> Measured:
+    """Measure the curve, within `seconds_left`. CapacityFailed when no request got an answer."""
+
+    def load(pattern: OpenLoop | ClosedLoop, seconds: float, seed: int) -> LoadResult:
+        return run_load(
+            LoadSpec(
+                url=server.url,
+                bodies=tuple(bodies),
+                pattern=pattern,
+                warm_up_seconds=WARM_UP_SECONDS,
+                seconds=seconds,
+                timeout_seconds=max(5.0, 4e-3 * (p95_objective or 0.0)),
+                seed=seed,
+                cpus=tuple(load_cpus),
+                target_pid=server.pid,
+            )
+        )
+
+    saturated = load(ClosedLoop(clients=CLIENTS), SATURATION_SECONDS, 0)
+    if not saturated.completed_per_second:
+        raise CapacityFailed(
+            f"no request was answered: {saturated.statuses}, first: {saturated.first_failure or 'nothing'}",
+            remedy="See the server's log",
+        )
+    steps = CapacitySteps(saturation=saturated.completed_per_second, p95_objective=p95_objective)
+    resident = saturated.target_rss_bytes
+    finished = True
+    seed = 0
+    while (rate := steps.next_rate()) is not None:
+        seconds = min(max(WANTED_SAMPLES / rate, LEAST_SECONDS), MOST_SECONDS)
+        if seconds_left() < seconds + WARM_UP_SECONDS + OVERHEAD_SECONDS:
+            finished = False
+            break
+        seed += 1
+        try:
+            result = load(OpenLoop(arrivals_per_second=rate), seconds, seed)
+        except LoadFailed:
+            # The curve so far stands; its last point was complete.
+            finished = False
+            break
+        point = to_point(rate, result)
+        steps.record(point)
+        on_point(point)
+        resident = max(filter(None, (resident, result.target_rss_bytes)), default=None)
+    return Measured(steps.curve(), saturated.completed_per_second, resident, finished)
+
+
+def to_point(rate: float, result: LoadResult) -> CapacityPoint:
+    """A measurement as a point of the curve. Without a single answer its latency is the whole time."""
+    latency = result.latency
+    nothing = result.seconds * 1e3
+    return CapacityPoint(
+        arrivals_per_second=rate,
+        completed_per_second=result.completed_per_second,
+        p50_milliseconds=latency.p50 if latency else nothing,
+        p95_milliseconds=latency.p95 if latency else nothing,
+        p99_milliseconds=latency.p99 if latency else nothing,
+        refused_share=result.refused_share,
+        samples=latency.count if latency else 0,
+    )
+
+
+def _first_line(process: subprocess.Popen[bytes], seconds: float) -> bytes:
+    """The line that says that it is ready; empty when it ended or took too long."""
+    assert process.stdout is not None  # noqa: S101 - a pipe
+    end = time.monotonic() + seconds
+    while (left := end - time.monotonic()) > 0:
+        if select.select([process.stdout], [], [], min(left, 1.0))[0]:
+            return process.stdout.readline()
+        if process.poll() is not None:
+            break
+    with contextlib.suppress(subprocess.TimeoutExpired):
+        process.wait(0.1)
+    return b""

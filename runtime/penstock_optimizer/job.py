@@ -1,0 +1,161 @@
+"""What an optimisation is about, resolved: the model on disk, the cores, the key, the folders."""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from penstock.endpoint import ModelEndpoint, ModelEndpointSpec
+from penstock.errors import ArtefactError, SpecError
+from penstock.manifest import Manifest, ModelFacts
+from penstock.tasks import HEAD_OF_TASK
+from penstock_optimizer.candidate import Subject
+from penstock_optimizer.key import SHORT, optimization_key, toolchain
+from penstock_optimizer.load.lengths import LengthMix
+from penstock_optimizer.workfolder import WorkFolder
+from penstock_runtime.host import CoreGrant, Host, read_host
+from penstock_runtime.models.folder import ModelFolder
+from penstock_runtime.models.sources import fetch_model
+
+
+@dataclass(frozen=True)
+class Job:
+    """One endpoint on this machine."""
+
+    spec: ModelEndpointSpec
+    folder: ModelFolder
+    digest: str
+    host: Host
+    grant: CoreGrant
+    tools: dict[str, str]
+    key: str
+    store: Path
+
+    @classmethod
+    def of(
+        cls,
+        endpoint: ModelEndpoint,
+        *,
+        store: Path,
+        models: Path,
+        cores: int | None = None,
+        token: str | None = None,
+        host: Host | None = None,
+    ) -> Job:
+        """Fetch the model and look at the machine. Errors as `fetch_model` and `Host.usable_cores`; SpecError for a
+        longer input than the model takes."""
+        spec = endpoint.spec
+        host = host or read_host()
+        grant = host.usable_cores(cores or spec.cores)
+        folder = fetch_model(spec.source, cache=models, token=token)
+        asked = spec.serving.max_input_tokens
+        if asked is not None and asked > folder.max_tokens:
+            raise SpecError(
+                f"serving.maxInputTokens is {asked}; the model's own files allow {folder.max_tokens} tokens",
+                field="spec.serving.maxInputTokens",
+                remedy=f"Set it to {folder.max_tokens} or less, or leave it out",
+            )
+        digest, tools = folder.digest(), toolchain()
+        key = optimization_key(spec, model_digest=digest, isa=host.cpu.isa, cores=grant.cores, tools=tools)
+        return cls(spec, folder, digest, host, grant, tools, key, store)
+
+    @property
+    def max_tokens(self) -> int:
+        """The longest row that is served."""
+        return self.spec.serving.max_input_tokens or self.folder.max_tokens
+
+    @property
+    def mix(self) -> LengthMix:
+        """The workload's lengths."""
+        return LengthMix.of(self.spec.workload, maximum=self.max_tokens)
+
+    @property
+    def artefact(self) -> Path:
+        """Where the finished artefact lies."""
+        return self.store / self.key[:SHORT]
+
+    @property
+    def baseline(self) -> Path:
+        """Where the fp32 artefact lies that is served meanwhile."""
+        return self.store / f"{self.key[:SHORT]}.baseline"
+
+    @property
+    def work(self) -> WorkFolder:
+        """The folder of the optimisation under way."""
+        return WorkFolder(self.store / f"{self.key[:SHORT]}.work")
+
+    def lock(self, what: str) -> Path:
+        """A lock file of this key."""
+        return self.store / f"{self.key[:SHORT]}.{what}lock"
+
+    @property
+    def cpus(self) -> tuple[int, ...]:
+        """The CPUs to be kept on; empty: wherever the scheduler finds room (under a quota)."""
+        return self.grant.cpus if self.grant.keep else ()
+
+    @property
+    def load_cpus(self) -> tuple[int, ...]:
+        """The CPUs for the load generator: those that the server does not use, if there are any."""
+        taken = {*self.grant.cpus, *self.grant.siblings}
+        return tuple(cpu for cpu in self.host.allowed if cpu not in taken)
+
+    @property
+    def subject(self) -> Subject:
+        """For the processes of candidates."""
+        spec = self.spec
+        latency, throughput = spec.objective.latency, spec.objective.throughput
+        return Subject(
+            model=str(self.folder.path),
+            task=spec.task,
+            max_tokens=self.max_tokens,
+            truncate=spec.serving.truncate,
+            workload=spec.workload,
+            accuracy=spec.optimization.accuracy,
+            cores=self.grant.cores,
+            requests_per_second=throughput.requests_per_second if latency and throughput else None,
+        )
+
+    def model_facts(self, parameters: int) -> ModelFacts:
+        """For the manifest."""
+        return ModelFacts(
+            source=self.spec.model,
+            digest=self.digest,
+            architecture=self.folder.architecture or self.folder.model_type,
+            head=HEAD_OF_TASK[self.spec.task],
+            parameters=parameters,
+            max_tokens=self.max_tokens,
+        )
+
+    def finished(self, *, more_than_seconds: float | None = None) -> Manifest | None:
+        """The manifest of the finished artefact; None when there is none, or when it was cut short and a larger
+        budget than it had is at hand."""
+        manifest = _read(self.artefact, self.key)
+        if manifest is None:
+            return None
+        worth_more = manifest.cut_short and (more_than_seconds or 0.0) > manifest.budget_seconds
+        return None if worth_more else manifest
+
+    def prepared(self) -> Manifest | None:
+        """The manifest of the fp32 artefact, if there is one."""
+        return _read(self.baseline, self.key)
+
+    def remove_baseline(self) -> None:
+        """Delete the fp32 artefact. For a call that has found the finished one: whoever asked for the fp32 one before
+        that was there has loaded it long since."""
+        shutil.rmtree(self.baseline, ignore_errors=True)
+
+    def findings(self) -> Sequence[str]:
+        """What is odd about the machine."""
+        return self.grant.findings
+
+
+def _read(artefact: Path, key: str) -> Manifest | None:
+    """A complete artefact of this key. One that is damaged is as good as none: it is made again."""
+    try:
+        manifest = Manifest.load(artefact)
+    except ArtefactError:
+        return None
+    whole = all((artefact / name).is_file() for name in manifest.files)
+    return manifest if manifest.key == key and whole else None

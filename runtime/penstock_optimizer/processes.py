@@ -1,0 +1,151 @@
+"""The lab in earnest: each candidate in a worker process (`candidate`), kept on the cores that will serve."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from penstock.manifest import Verdict
+from penstock.recipe import EngineName, Plan, Precision, Recipe
+from penstock_optimizer.candidate import GraphFile, Subject
+from penstock_optimizer.isolation import Failure, Worker, WorkerFailed
+from penstock_optimizer.lab import BuiltFacts, ExportedFacts
+from penstock_optimizer.recipes import TEACHER
+from penstock_optimizer.search.goal import Sample
+from penstock_optimizer.workfolder import WorkFolder
+
+TARGET = "penstock_optimizer.candidate:Candidate"
+FLAVOURS = {EngineName.ONNXRUNTIME: "fused", EngineName.OPENVINO: "plain"}
+"""Which form of the fp32 graph an engine's candidates are made from."""
+CONFIGURE_SECONDS = 60.0
+"""Starting Python and importing, on a busy machine."""
+
+
+class ProcessSession:
+    """See `Session`."""
+
+    def __init__(self, lab: ProcessLab, recipe: Recipe, built: BuiltFacts | None) -> None:
+        self._lab = lab
+        self._recipe = recipe
+        self._folder = lab.work.candidate(recipe)
+        self._worker = Worker(TARGET, log=lab.work.log(recipe.slug), cpus=lab.cpus)
+        self._built = built
+        self._configured = False
+
+    def build(self, *, timeout_seconds: float) -> BuiltFacts:
+        """See `Session`."""
+        exported = self._lab.exported(FLAVOURS[self._recipe.engine], timeout_seconds=timeout_seconds)
+        value = self._call(
+            "build",
+            timeout_seconds,
+            exported={"path": exported.graph, "io": exported.io.model_dump(mode="json")},
+            out=str(self._folder),
+        )
+        self._built = BuiltFacts.model_validate(value)
+        if not self._built.fused_nodes and self._recipe == TEACHER:
+            # The quantiser copies the teacher as it is: what was fused, the export knows.
+            self._built = self._built.model_copy(update={"fused_nodes": exported.fused_nodes})
+        return self._built
+
+    def judge(self, *, timeout_seconds: float) -> Verdict:
+        """See `Session`."""
+        method = "teach" if self._recipe == TEACHER else "judge"
+        return Verdict.model_validate(self._call(method, timeout_seconds, file=str(self._lab.teacher_file)))
+
+    def time(self, lengths: Sequence[int], *, seconds: float, timeout_seconds: float) -> dict[int, list[float]]:
+        """See `Session`."""
+        value = self._call("time", timeout_seconds, lengths=list(lengths), seconds=seconds)
+        return {int(tokens): times for tokens, times in value.items()}
+
+    def wide_from(self, lengths: Sequence[int], *, timeout_seconds: float) -> int | None:
+        """See `Session`."""
+        value = self._call("wide_from", timeout_seconds, lengths=list(lengths))
+        return None if value is None else int(value)
+
+    def sample(self, plan: Plan, *, timeout_seconds: float) -> Sample:
+        """See `Session`."""
+        return Sample.model_validate(self._call("sample", timeout_seconds, plan=plan.model_dump(mode="json")))
+
+    def close(self) -> None:
+        """See `Session`."""
+        self._worker.close()
+
+    def _call(self, method: str, timeout_seconds: float, **arguments: Any) -> Any:
+        if not self._configured:
+            limit = max(timeout_seconds, CONFIGURE_SECONDS)
+            self._worker.call(
+                "configure",
+                timeout_seconds=limit,
+                subject=self._lab.subject.model_dump(mode="json"),
+                recipe=self._recipe.model_dump(mode="json"),
+            )
+            self._configured = True
+            if self._built is not None and method != "build":
+                graph = GraphFile(path=str(self._folder / self._built.graph), io=self._built.io)
+                self._worker.call("use", timeout_seconds=limit, graph=graph.model_dump(mode="json"))
+        return self._worker.call(method, timeout_seconds=timeout_seconds, **arguments)
+
+
+class ProcessLab:
+    """See `Lab`."""
+
+    def __init__(self, subject: Subject, work: WorkFolder, cpus: Sequence[int]) -> None:
+        self.subject = subject
+        self.work = work
+        self.cpus = tuple(cpus)
+        self._exported: dict[str, ExportedFacts] = {}
+        self._failed: dict[str, WorkerFailed] = {}
+
+    @property
+    def teacher_file(self) -> Path:
+        """The teacher's outcomes."""
+        return self.work.path / "teacher.zip"
+
+    def open(self, recipe: Recipe, *, built: BuiltFacts | None = None) -> ProcessSession:
+        """See `Lab`."""
+        return ProcessSession(self, recipe, built)
+
+    def exported(self, flavour: str, *, timeout_seconds: float) -> ExportedFacts:
+        """The fp32 graph of a flavour, written once. A failure is final: each candidate of the flavour gets it."""
+        if flavour in self._failed:
+            raise self._failed[flavour]
+        if flavour not in self._exported:
+            try:
+                self._exported[flavour] = self._export(flavour, timeout_seconds)
+            except WorkerFailed as failure:
+                if failure.failure is not Failure.TIMED_OUT:
+                    self._failed[flavour] = failure
+                raise
+        return self._exported[flavour]
+
+    def ceiling(self, precision: Precision, *, timeout_seconds: float) -> float:
+        """See `Lab`."""
+        folder = self.work.path / "gemm"
+        with self._worker("gemm") as worker:
+            value = worker.call(
+                "ceiling", timeout_seconds=timeout_seconds, precision=precision.value, folder=str(folder)
+            )
+        return float(value)
+
+    def _export(self, flavour: str, timeout_seconds: float) -> ExportedFacts:
+        known = self.work.export(flavour) / "facts.json"
+        with contextlib.suppress(OSError, ValueError):
+            return ExportedFacts.model_validate_json(known.read_bytes())
+        with self._worker(f"export-{flavour}") as worker:
+            value = worker.call(
+                "export", timeout_seconds=timeout_seconds, out=str(self.work.export(flavour)), flavour=flavour
+            )
+        facts = ExportedFacts.model_validate(value)
+        known.write_text(facts.model_dump_json(), encoding="utf-8")
+        return facts
+
+    def _worker(self, name: str) -> Worker:
+        worker = Worker(TARGET, log=self.work.log(name), cpus=self.cpus)
+        try:
+            worker.call("configure", timeout_seconds=CONFIGURE_SECONDS, subject=self.subject.model_dump(mode="json"))
+        except BaseException:
+            worker.close()
+            raise
+        return worker

@@ -1,0 +1,76 @@
+"""A replica for measuring: the real server around an artefact, on a free port of the loopback interface.
+
+`python -m penstock_optimizer.replica ARTEFACT --cores 2 --cpus 0,1` prints one JSON line `{"port": ...}` when it is
+ready, and serves until its standard input ends or it is told to stop.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import json
+import sys
+from pathlib import Path
+
+import uvloop
+
+from penstock_runtime.host import pin_process, read_host
+from penstock_runtime.http.status import Status
+from penstock_runtime.loaded import load_artefact
+from penstock_runtime.predictor import Limits, Predictor
+from penstock_runtime.server import Server, task_limits
+from penstock_runtime.settings import Settings
+
+
+async def serve(artefact: Path, *, cores: int, max_tokens: int | None, truncate: bool) -> None:
+    """Load, listen, say so, serve."""
+    settings = Settings.model_validate({"http": {"host": "127.0.0.1", "port": 0}})
+    model = load_artefact(
+        artefact,
+        "chosen",
+        read_host(),
+        cores=cores,
+        max_tokens=max_tokens,
+        truncate=truncate,
+        limits=task_limits(settings),
+    )
+    server = Server(Status("capacity", model.task.name), settings)
+    await server.start()
+    queue = settings.queue
+    limits = Limits(queue.max_queue_rows, queue.max_queue_tokens, queue.deadline_seconds)
+    predictor = Predictor(model, limits, server.metrics)
+    await predictor.warm_up()
+    server.serve_with(predictor, model.plan, model.manifest)
+    sys.stdout.write(json.dumps({"port": server.port}) + "\n")
+    sys.stdout.flush()
+    reader = asyncio.StreamReader()
+    # Whoever started this holds the other end: when that is gone, nobody measures any more.
+    await asyncio.get_running_loop().connect_read_pipe(lambda: asyncio.StreamReaderProtocol(reader), sys.stdin)
+    ended = asyncio.create_task(reader.read())
+    ended.add_done_callback(lambda _: server.stop())
+    await server.serve()
+
+
+def main() -> None:
+    """Serve one artefact."""
+    parser = argparse.ArgumentParser()
+    parser.add_argument("artefact", type=Path)
+    parser.add_argument("--cores", type=int, required=True)
+    parser.add_argument("--cpus", default="")
+    parser.add_argument("--max-tokens", type=int)
+    parser.add_argument("--refuse-long", action="store_true")
+    options = parser.parse_args()
+    if options.cpus:
+        pin_process(int(cpu) for cpu in options.cpus.split(","))
+    uvloop.run(
+        serve(
+            options.artefact,
+            cores=options.cores,
+            max_tokens=options.max_tokens,
+            truncate=not options.refuse_long,
+        )
+    )
+
+
+if __name__ == "__main__":
+    main()
