@@ -151,7 +151,7 @@ class WaitingRows:
         company = self.company
         if company.batching is Batching.SINGLE or company.max_rows == 1:
             return Taken([first], expired)
-        joining = self._joining(first, min(company.max_tokens, share), now)
+        joining = self._joining(first, share, now)
         keep = company.rows(1 + len(joining)) - 1
         for key in joining[keep:]:
             heappush(self._by_length.setdefault(company.length(key[2].row), []), key)
@@ -177,10 +177,11 @@ class WaitingRows:
         self._by_length.clear()
         return None
 
-    def _joining(self, first: Waiting, budget: int, now: float) -> list[_Entry]:
+    def _joining(self, first: Waiting, share: int, now: float) -> list[_Entry]:
         """Rows near in length to the first one, oldest first within a length; out of the heaps by length."""
         company = self.company
         longest = real = company.length(first.row)
+        tokens = first.row.length
         found: list[_Entry] = []
         for length in _nearest(longest, company):
             while (key := self._clear_top(length)) is not None:
@@ -189,13 +190,15 @@ class WaitingRows:
                 # One whose deadline has passed is told so at its own turn.
                 if (
                     count > company.max_rows
-                    or padded > budget
+                    or padded > company.max_tokens
+                    or tokens + key[2].row.length > share
                     or padded - real - length > company.max_padding_share * padded
                     or key[2].deadline < now
                 ):
                     break
                 found.append(heappop(self._by_length[length]))
                 longest, real = max(longest, length), real + length
+                tokens += key[2].row.length
         return found
 
     def _clear_top(self, length: int) -> _Entry | None:
@@ -237,8 +240,10 @@ def _nearest(length: int, company: Company) -> Iterator[int]:
     yield length
     if company.batching is not Batching.PADDED:
         return
-    share = company.max_padding_share
-    for distance in range(1, int(length * share / (1 - share)) + 1):
-        if distance <= length * share:
+    # Of two rows, the shorter one's padding is a share of twice the longer one.
+    share = min(2 * company.max_padding_share, 0.999)
+    furthest = min(int(length * share / (1 - share)), company.max_tokens)
+    for distance in range(1, furthest + 1):
+        if distance <= length * share and distance < length:
             yield length - distance
         yield length + distance

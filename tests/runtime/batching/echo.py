@@ -1,0 +1,109 @@
+"""A small engine that tells what it was given: outputs are the token ids. It can be held, and made to fail."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+import numpy as np
+
+from penstock.manifest import Axes, GraphIO
+from penstock.recipe import Batching, EngineName, Plan, Precision, Recipe
+from penstock_runtime.engines.base import EngineFacts, Threads
+from penstock_runtime.engines.grid import ShapeGrid
+from penstock_runtime.errors import InferenceFailed
+from penstock_runtime.rows import Batch, Outputs, Row
+
+IO = GraphIO(inputs=("input_ids", "attention_mask"), outputs={"ids": Axes.TOKENS, "sum": Axes.ROW})
+POISON = 666
+"""A batch with this token fails."""
+
+
+@dataclass(eq=False)
+class EchoEngine:
+    """Runs wait while `gate` is closed."""
+
+    streams: int = 1
+    poison: bool = True
+    grid: ShapeGrid | None = None
+    gate: threading.Event = field(default_factory=threading.Event)
+    batches: list[list[int]] = field(default_factory=list)
+    """Lengths of the rows of every run, in the order in which the runs began."""
+    wide: list[int] = field(default_factory=list)
+    """Lengths of the rows that ran wide."""
+    closed: bool = False
+    most_at_once: int = 0
+    _running: int = 0
+    _lock: threading.Lock = field(default_factory=threading.Lock)
+    began: threading.Semaphore = field(default_factory=lambda: threading.Semaphore(0))
+    """Released by every run that begins."""
+
+    def __post_init__(self) -> None:
+        self.gate.set()
+
+    @property
+    def facts(self) -> EngineFacts:
+        return EngineFacts("echo", "1", Threads(self.streams, 1), "f32", grid=self.grid)
+
+    def run(self, batch: Batch) -> Outputs:
+        assert not self.closed
+        with self._lock:
+            self._running += 1
+            self.most_at_once = max(self.most_at_once, self._running)
+            self.batches.append(batch.attention_mask.sum(axis=1).tolist())
+        self.began.release()
+        try:
+            assert self.gate.wait(30)
+            if self.poison and (batch.input_ids == POISON).any():
+                raise InferenceFailed("poison")
+            return {
+                "ids": batch.input_ids.astype(np.float32)[:, :, np.newaxis],
+                "sum": (batch.input_ids * batch.attention_mask).sum(axis=1).astype(np.float32),
+            }
+        finally:
+            with self._lock:
+                self._running -= 1
+
+    def run_wide(self, batch: Batch) -> Outputs:
+        self.wide.append(int(batch.attention_mask.sum()))
+        return self.run(batch)
+
+    def close(self) -> None:
+        assert self._running == 0
+        self.closed = True
+
+
+def plan(
+    batching: Batching = Batching.SINGLE,
+    *,
+    streams: int = 1,
+    rows: int = 8,
+    tokens: int = 512,
+    padding: float = 0.0,
+    wide_from: int | None = None,
+) -> Plan:
+    return Plan(
+        recipe=Recipe(engine=EngineName.ONNXRUNTIME, precision=Precision.FP32),
+        streams=streams,
+        threads_per_stream=1,
+        batching=batching,
+        max_batch_rows=1 if batching is Batching.SINGLE else rows,
+        max_batch_tokens=tokens,
+        max_padding_share=padding,
+        wide_from_tokens=wide_from,
+    )
+
+
+def row(length: int, token: int = 7) -> Row:
+    return Row([token] * length)
+
+
+def total(one: Row, outputs: Outputs) -> float:
+    """A task's `reduce`."""
+    assert outputs["ids"][:, 0].tolist() == one.ids
+    return float(outputs["sum"])
+
+
+def rows(lengths: Sequence[int]) -> list[Row]:
+    return [row(length) for length in lengths]
