@@ -14,8 +14,9 @@ from penstock_runtime.http.message import Request, Response
 from penstock_runtime.http.replies import answer_response, json_response
 from penstock_runtime.http.routes import Dialect, Route
 from penstock_runtime.http.service import Service
+from penstock_runtime.http.token_ids import ABOUT_IDS, TextsOrIds
 from penstock_runtime.tasks.feature_extraction import WIDEST
-from penstock_runtime.tasks.fields import Choice, Either, Integer, JsonSchema, ListOf, Object, Text
+from penstock_runtime.tasks.fields import Choice, Integer, JsonSchema, Object, Text
 from penstock_runtime.tasks.limits import Limits
 
 TAG = "OpenAI"
@@ -24,7 +25,7 @@ TAG = "OpenAI"
 def embeddings_body(limits: Limits) -> Object:
     """The body of `/v1/embeddings`."""
     return Object(
-        required={"input": Either((Text(), ListOf(Text(), limits.items)))},
+        required={"input": TextsOrIds(limits)},
         optional={
             "model": (Text("the name of a model"), None),
             "encoding_format": (Choice(("float", "base64")), "float"),
@@ -36,6 +37,7 @@ def embeddings_body(limits: Limits) -> Object:
             "encoding_format": "base64: little-endian float32 numbers, a third of the size and faster to read.",
             "dimensions": "Keep this many first values (for models trained so).",
             "user": "Not used.",
+            "input": ABOUT_IDS,
         },
     )
 

@@ -12,6 +12,7 @@ from penstock_runtime.http.message import Request, Response
 from penstock_runtime.http.replies import answer_response
 from penstock_runtime.http.routes import Route
 from penstock_runtime.http.service import Service
+from penstock_runtime.http.token_ids import ABOUT_IDS, TextsOrIds
 from penstock_runtime.tasks import feature_extraction, sentence_similarity, text_ranking
 from penstock_runtime.tasks.fields import JsonSchema, ListOf, Object, Text
 from penstock_runtime.tasks.limits import Limits
@@ -26,9 +27,9 @@ class Tei:
     def __init__(self, service: Service, limits: Limits) -> None:
         self._service = service
         self.embed_body = Object(
-            required={"inputs": feature_extraction.inputs(limits)},
+            required={"inputs": TextsOrIds(limits)},
             optional=feature_extraction.PARAMETERS.optional,
-            notes=feature_extraction.PARAMETERS.notes,
+            notes={**feature_extraction.PARAMETERS.notes, "inputs": ABOUT_IDS},
         )
         ranking = {name: kind for name, kind in text_ranking.PARAMETERS.optional.items() if name != "top_k"}
         self.rerank_body = Object(

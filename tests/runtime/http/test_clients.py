@@ -109,6 +109,21 @@ class TestOpenAI:
         assert [one.index for one in answer.data] == [0, 1]
         assert answer.usage.prompt_tokens == 9
 
+    @pytest.mark.parametrize("single", [True, False])
+    def test_token_ids_are_the_same_text(self, endpoint_of: EndpointOf, single: bool) -> None:
+        endpoint = endpoint_of(TaskName.FEATURE_EXTRACTION)
+        tokenizer = endpoint.model.task._embedding.fitter.tokenizer
+        texts = ["i like you"] if single else ["i like you", "a text of some words"]
+        ids = [pieces.ids for pieces in tokenizer.split(texts)]
+
+        with self.client(endpoint) as client:
+            answer = client.embeddings.create(model="emotion", input=ids[0] if single else ids)
+        embedded = httpx.post(f"{endpoint.url}/embed", json={"inputs": ids[0] if single else ids}).json()
+
+        expected = predict(endpoint, {"inputs": texts})
+        np.testing.assert_allclose([one.embedding for one in answer.data], expected, atol=1e-6)
+        np.testing.assert_allclose(embedded, expected, atol=1e-6)
+
     def test_dimensions(self, endpoint_of: EndpointOf) -> None:
         with self.client(endpoint_of(TaskName.FEATURE_EXTRACTION)) as client:
             answer = client.embeddings.create(model="emotion", input="i like you", dimensions=4)

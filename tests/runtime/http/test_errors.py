@@ -191,6 +191,11 @@ class TestRoutes:
         [
             (TaskName.FEATURE_EXTRACTION, "/embed", {"inputs": ["a", ""]}, "inputs[1]"),
             (TaskName.FEATURE_EXTRACTION, "/embed", {"inputs": "a", "dimensions": 10_000}, "dimensions"),
+            (TaskName.FEATURE_EXTRACTION, "/embed", {"inputs": [5, 6, 99_999]}, "inputs[2]"),
+            (TaskName.FEATURE_EXTRACTION, "/embed", {"inputs": [[5], [6, -1]]}, "inputs[1][1]"),
+            (TaskName.FEATURE_EXTRACTION, "/embed", {"inputs": [[5], []]}, "inputs[1]"),
+            (TaskName.FEATURE_EXTRACTION, "/embed", {"inputs": [5, "a"]}, "inputs[1]"),
+            (TaskName.FEATURE_EXTRACTION, "/embed", {"inputs": [5] * 99, "truncate": False}, "inputs"),
             (
                 TaskName.FEATURE_EXTRACTION,
                 "/similarity",

@@ -1,0 +1,59 @@
+"""Inputs that may be texts or token ids, as OpenAI's and text-embeddings-inference's APIs have them."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+from penstock_runtime.errors import InvalidInput
+from penstock_runtime.tasks.feature_extraction import TokenIds
+from penstock_runtime.tasks.fields import Integer, JsonSchema, ListOf, Text
+from penstock_runtime.tasks.limits import Limits
+
+ABOUT_IDS = (
+    "A text or a list of texts; or either as token ids, of this model's own tokenizer and without special tokens."
+)
+LARGEST = 2**31 - 1
+ID = Integer(0, LARGEST)
+LONGEST = 100_000
+"""Ids of one text: more than any model takes, so that what is cut is bounded as well."""
+
+
+@dataclass(frozen=True)
+class TextsOrIds:
+    """A text, texts, the ids of a text, or the ids of texts; the first entry of a list tells which."""
+
+    limits: Limits
+    words: str = "a text, a list of texts, or token ids"
+    python: type = object
+
+    def parse(self, value: Any, where: str) -> str | list[str] | TokenIds:
+        """What a feature-extraction task takes."""
+        if isinstance(value, str):
+            return Text().parse(value, where)
+        if not isinstance(value, list):
+            raise InvalidInput(f"{where} must be {self.words}", field=where, remedy=f"Send {self.words}")
+        first = value[0] if value else ""
+        if isinstance(first, list):
+            return TokenIds(self._lists.parse(value, where), single=False)
+        if isinstance(first, int | float) and not isinstance(first, bool):
+            return TokenIds([self._ids.parse(value, where)], single=True)
+        texts: list[str] = self._texts.parse(value, where)
+        return texts
+
+    def schema(self) -> JsonSchema:
+        """One of the four."""
+        kinds = (Text(), self._texts, self._ids, self._lists)
+        return {"anyOf": [kind.schema() for kind in kinds]}
+
+    @property
+    def _texts(self) -> ListOf:
+        return ListOf(Text(), self.limits.items)
+
+    @property
+    def _ids(self) -> ListOf:
+        return ListOf(ID, LONGEST, words="a list of token ids")
+
+    @property
+    def _lists(self) -> ListOf:
+        return ListOf(self._ids, self.limits.items, words="a list of lists of token ids")
