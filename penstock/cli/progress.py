@@ -85,18 +85,22 @@ def event_from_json(value: Mapping[str, Any]) -> Event:
 def candidates_table(candidates: Sequence[CandidateFacts]) -> Table:
     """One row a candidate: agreement, time by length, verdict."""
     table = Table(box=None, padding=(0, 2, 0, 0), pad_edge=False, header_style="dim")
-    table.add_column("  recipe", no_wrap=True)
-    table.add_column("agrees", justify="right")
     measured = {point.tokens for candidate in candidates for point in candidate.latency}
     lengths = [tokens for tokens in TABLE_TOKENS if tokens in measured] or sorted(measured)[:4]
-    table.add_column(f"p50 ms at {' / '.join(map(str, lengths))}", justify="right", no_wrap=True)
-    table.add_column("verdict")
+    table.add_column("  recipe", overflow="fold")
+    table.add_column("agrees", justify="right", no_wrap=True)
+    for tokens in lengths:
+        table.add_column(f"ms at {tokens}", justify="right", no_wrap=True)
+    table.add_column("verdict", overflow="fold")
     for candidate in sorted(candidates, key=_rank):
-        style = _STYLE.get(candidate.outcome, "")
+        times = {point.tokens: point.p50_milliseconds for point in candidate.latency}
         table.add_row(
-            f"  {candidate.recipe.name}", _agreement(candidate), _times(candidate, lengths),
-            f"{candidate.outcome.value}: {candidate.reason}", style=style,
-        )  # fmt: skip
+            f"  {candidate.recipe.name}",
+            _agreement(candidate),
+            *(f"{times[tokens]:.3g}" if tokens in times else "-" for tokens in lengths),
+            f"{candidate.outcome.value}: {candidate.reason}",
+            style=_STYLE.get(candidate.outcome, ""),
+        )
     return table
 
 
@@ -107,21 +111,14 @@ def _rank(candidate: CandidateFacts) -> tuple[int, float]:
 
 
 def _agreement(candidate: CandidateFacts) -> str:
-    if candidate.outcome is Outcome.TEACHER:
-        return "teacher"
-    if candidate.verdict is None or not candidate.verdict.metrics:
-        return ""
-    return f"{candidate.verdict.metrics[0].value:.3f}"
-
-
-def _times(candidate: CandidateFacts, lengths: Sequence[int]) -> str:
-    times = {point.tokens: point.p50_milliseconds for point in candidate.latency}
-    return " / ".join(f"{times[tokens]:.3g}" if tokens in times else "-" for tokens in lengths) if times else ""
+    """The first metric of agreement with the teacher, such as the lowest cosine."""
+    metrics = candidate.verdict.metrics if candidate.verdict is not None else ()
+    return next((f"{metric.value:.3f}" for metric in metrics if metric.higher_is_better), "")
 
 
 def show_result(manifest: Manifest, *, p95_objective_milliseconds: float | None) -> None:
     """The chosen plan with its evidence, in a few lines."""
-    console.print(candidates_table(manifest.candidates))
+    console.print(candidates_table(manifest.candidates), soft_wrap=False)
     chosen = next((c for c in manifest.candidates if c.outcome is Outcome.CHOSEN), None)
     fact("plan", manifest.chosen.plan.summary, style="bold green")
     if manifest.speed_up:

@@ -8,6 +8,9 @@ from rich.console import Console
 from rich.highlighter import NullHighlighter
 
 console = Console(highlighter=NullHighlighter(), soft_wrap=True)
+if not console.is_terminal:
+    # Into a file or a pipe: nothing is cut to the width of a screen that is not there.
+    console.width = 200
 NAME_WIDTH = 11
 
 

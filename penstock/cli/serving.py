@@ -215,8 +215,8 @@ class Serving:
         words = ["optimize", str(file), "--json", "--store", str(self._options.store)]
         words += ["--models", str(self._options.models), "--cores", str(grant.cores)]
         command = ["nice", "-n", str(OPTIMIZER_NICENESS), sys.executable, "-m", "penstock.cli.main", *words]
-        # A child inherits the affinity of the thread that starts it. We are kept on our cores; the search picks its own,
-        # and its load generator takes others where there are some.
+        # A child inherits the affinity of the thread that starts it. We are kept on our cores; the search picks
+        # its own, and its load generator takes others where there are some.
         ours = os.sched_getaffinity(0)
         os.sched_setaffinity(0, self._host.allowed)
         try:
