@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
+from threading import Barrier
 from time import perf_counter
 
 from penstock.recipe import Batching, Plan
@@ -27,15 +28,19 @@ def warm_up(model: LoadedModel, ran: Callable[[int, float], None] | None = None)
     """
     plan = model.plan
     end = perf_counter() + SECONDS
+    # Streams have kernels and buffers of their own: all run at once, or one might do the work of two.
+    together = Barrier(plan.streams)
     with ThreadPoolExecutor(max_workers=plan.streams, thread_name_prefix="penstock-warm-up") as pool:
         for rows, length in shapes(plan, model.max_tokens, model.engine.facts.grid):
             batch = [Row([_ANY_TOKEN] * length)] * rows
             for again in (False, True):
-                for seconds in pool.map(lambda _: _timed(model, batch, wide=False), range(plan.streams)):  # noqa: B023 - run before the next turn
+                runs = [pool.submit(_timed, model, batch, together) for _ in range(plan.streams)]
+                for run in runs:
+                    seconds = run.result()
                     if again and ran is not None:
                         ran(rows * length, seconds)
             if rows == 1 and plan.wide_from_tokens is not None and length >= plan.wide_from_tokens:
-                _timed(model, batch, wide=True)
+                run_rows(model.engine, model.io, batch, wide=True)
             if perf_counter() > end:
                 return
 
@@ -57,7 +62,8 @@ def shapes(plan: Plan, max_tokens: int, grid: ShapeGrid | None = None) -> Iterat
             yield (rows if grid is None else grid.rows(rows)), length
 
 
-def _timed(model: LoadedModel, batch: list[Row], *, wide: bool) -> float:
+def _timed(model: LoadedModel, batch: list[Row], together: Barrier) -> float:
+    together.wait()
     start = perf_counter()
-    run_rows(model.engine, model.io, batch, wide=wide)
+    run_rows(model.engine, model.io, batch)
     return perf_counter() - start

@@ -1,0 +1,189 @@
+from __future__ import annotations
+
+import asyncio
+import math
+from collections.abc import AsyncIterator, Awaitable
+from contextlib import asynccontextmanager
+from time import perf_counter
+from typing import TypeVar
+
+import pytest
+
+from penstock.recipe import Batching, Plan
+from penstock_runtime.batching.bounds import QueueBounds
+from penstock_runtime.batching.lane import Lane, Ran
+from penstock_runtime.batching.observer import Unobserved
+from penstock_runtime.batching.workers import Workers
+from penstock_runtime.errors import DeadlineExceeded, InferenceFailed
+from penstock_runtime.rows import Row
+from tests.runtime.batching.echo import IO, POISON, EchoEngine, plan, row, rows, total
+
+T = TypeVar("T")
+
+
+@asynccontextmanager
+async def lane_of(engine: EchoEngine, served: Plan) -> AsyncIterator[Lane]:
+    lane = Lane()
+    lane.open(Workers(engine, IO, served, total, bounds=QueueBounds(), observer=Unobserved(), deliver=lane.deliver))
+    try:
+        yield lane
+    finally:
+        engine.gate.set()
+        await lane.close()
+
+
+async def run(lane: Lane, wanted: list[Row], *, seconds: float = math.inf) -> Ran:
+    now = perf_counter()
+    return await lane.run(wanted, arrived=now, deadline=now + seconds)
+
+
+async def begun(engine: EchoEngine) -> None:
+    assert await asyncio.to_thread(engine.began.acquire, timeout=10)
+
+
+async def soon(awaitable: Awaitable[T]) -> T:
+    return await asyncio.wait_for(awaitable, 10)
+
+
+def test_a_request_gets_its_rows_back_in_order() -> None:
+    async def main() -> Ran:
+        async with lane_of(EchoEngine(streams=3), plan(Batching.EQUAL_LENGTH, streams=3)) as lane:
+            return await soon(run(lane, [Row([length] * length) for length in (9, 3, 9, 1, 30, 9)]))
+
+    ran = asyncio.run(main())
+
+    assert ran.reduced == [81.0, 9.0, 81.0, 1.0, 900.0, 81.0]
+    assert ran.queue_milliseconds >= 0
+    assert ran.inference_milliseconds > 0
+
+
+def test_no_rows_are_done_at_once() -> None:
+    async def main() -> Ran:
+        async with lane_of(EchoEngine(), plan()) as lane:
+            return await soon(run(lane, []))
+
+    assert asyncio.run(main()) == Ran([], 0.0, 0.0)
+
+
+def test_queue_and_inference_make_up_the_time_until_the_last_row() -> None:
+    async def main() -> tuple[Ran, float]:
+        engine = EchoEngine(streams=2)
+        async with lane_of(engine, plan(streams=2)) as lane:
+            engine.gate.clear()
+            busy = [asyncio.create_task(run(lane, [row(1)])) for _ in range(2)]
+            for _ in range(2):
+                await begun(engine)
+            before = perf_counter()
+            asked = asyncio.create_task(run(lane, rows([5, 6, 7])))
+            await asyncio.sleep(0.05)  # is to be seen as time in the queue
+            engine.gate.set()
+            ran = await soon(asked)
+            await soon(asyncio.gather(*busy))
+            return ran, (perf_counter() - before) * 1e3
+
+    ran, passed = asyncio.run(main())
+
+    assert ran.queue_milliseconds >= 45
+    assert ran.queue_milliseconds + ran.inference_milliseconds <= passed + 0.01
+
+
+def test_one_failing_row_fails_its_request_and_no_other() -> None:
+    async def main() -> list[Ran | BaseException]:
+        engine = EchoEngine()
+        async with lane_of(engine, plan(Batching.EQUAL_LENGTH)) as lane:
+            wanted = [rows([4, 4]), [row(4), row(4, POISON), row(9)], rows([4])]
+            return await soon(asyncio.gather(*(run(lane, one) for one in wanted), return_exceptions=True))
+
+    first, second, third = asyncio.run(main())
+
+    assert isinstance(first, Ran)
+    assert isinstance(second, InferenceFailed)
+    assert isinstance(third, Ran)
+    assert (first.reduced, third.reduced) == ([28.0, 28.0], [28.0])
+
+
+def test_a_request_is_dropped_at_its_deadline_while_the_worker_is_busy() -> None:
+    async def main() -> float:
+        engine = EchoEngine()
+        async with lane_of(engine, plan()) as lane:
+            engine.gate.clear()
+            busy = asyncio.create_task(run(lane, [row(1)]))
+            await begun(engine)
+            later = asyncio.create_task(run(lane, [row(3)], seconds=20))
+            before = perf_counter()
+            with pytest.raises(DeadlineExceeded):
+                await soon(run(lane, [row(2)], seconds=0.05))
+            waited = perf_counter() - before
+            assert not busy.done()
+            assert not later.done()
+            engine.gate.set()
+            await soon(asyncio.gather(busy, later))
+            assert engine.batches == [[1], [3]]
+            return waited
+
+    assert 0.05 <= asyncio.run(main()) < 5
+
+
+def test_a_deadline_that_has_passed_before_the_request_waits_is_one_as_well() -> None:
+    async def main() -> None:
+        async with lane_of(EchoEngine(), plan()) as lane:
+            with pytest.raises(DeadlineExceeded):
+                await soon(run(lane, [row(2)], seconds=-1))
+            assert (await soon(run(lane, [row(2)]))).reduced == [14.0]
+
+    asyncio.run(main())
+
+
+def test_a_cancelled_request_costs_nothing() -> None:
+    async def main() -> None:
+        engine = EchoEngine()
+        async with lane_of(engine, plan()) as lane:
+            engine.gate.clear()
+            busy = asyncio.create_task(run(lane, [row(1)]))
+            await begun(engine)
+            gone = asyncio.create_task(run(lane, rows([2, 2])))
+            stays = asyncio.create_task(run(lane, [row(3)]))
+            await asyncio.sleep(0)  # lets both tasks begin
+            assert lane.workers.depth == (3, 7)
+            gone.cancel()
+            with pytest.raises(asyncio.CancelledError):
+                await gone
+            assert lane.workers.depth == (1, 3)
+            engine.gate.set()
+            await soon(asyncio.gather(busy, stays))
+            assert engine.batches == [[1], [3]]
+
+    asyncio.run(main())
+
+
+def test_a_request_cancelled_while_it_runs_disturbs_nobody() -> None:
+    async def main() -> None:
+        engine = EchoEngine()
+        async with lane_of(engine, plan()) as lane:
+            engine.gate.clear()
+            gone = asyncio.create_task(run(lane, [row(1)]))
+            await begun(engine)
+            gone.cancel()
+            with pytest.raises(asyncio.CancelledError):
+                await gone
+            engine.gate.set()
+            assert (await soon(run(lane, [row(2)]))).reduced == [14.0]
+
+    asyncio.run(main())
+
+
+def test_thousands_of_requests_each_get_their_own() -> None:
+    async def main() -> None:
+        engine = EchoEngine(streams=4)
+        async with lane_of(engine, plan(Batching.PADDED, streams=4, padding=0.2)) as lane:
+
+            async def one(number: int) -> None:
+                wanted = [Row([number % 50 + part + 1] * (1 + (number * 7 + part) % 40)) for part in range(number % 4)]
+                ran = await run(lane, wanted)
+                assert ran.reduced == [float(sum(part.ids)) for part in wanted]
+
+            await asyncio.wait_for(asyncio.gather(*(one(number) for number in range(600))), 60)
+            assert max(map(len, engine.batches)) > 1
+            assert lane.workers.depth == (0, 0)
+
+    asyncio.run(main())

@@ -1,0 +1,251 @@
+from __future__ import annotations
+
+import math
+import queue
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from time import perf_counter
+from typing import Any
+
+import pytest
+
+from penstock.recipe import Batching, Plan
+from penstock_runtime.batching.bounds import QueueBounds
+from penstock_runtime.batching.workers import Outcome, Workers
+from penstock_runtime.engines.grid import ShapeGrid
+from penstock_runtime.errors import DeadlineExceeded, InferenceFailed, Overloaded
+from penstock_runtime.rows import Outputs, Row
+from tests.runtime.batching.echo import IO, POISON, EchoEngine, plan, row, rows, total
+
+
+class Seen:
+    """An observer."""
+
+    def __init__(self) -> None:
+        self.batches: queue.SimpleQueue[tuple[int, int, int]] = queue.SimpleQueue()
+
+    def batch(self, rows: int, real_tokens: int, padded_tokens: int) -> None:
+        self.batches.put((rows, real_tokens, padded_tokens))
+
+    def cache(self, name: str, *, hit: bool) -> None:
+        raise AssertionError((name, hit))
+
+
+@contextmanager
+def working(
+    engine: EchoEngine,
+    served: Plan,
+    *,
+    bounds: QueueBounds | None = None,
+    reduce: Any = total,
+    observer: Seen | None = None,
+) -> Iterator[tuple[Workers, queue.SimpleQueue[Outcome]]]:
+    outcomes: queue.SimpleQueue[Outcome] = queue.SimpleQueue()
+    workers = Workers(
+        engine,
+        IO,
+        served,
+        reduce,
+        bounds=bounds or QueueBounds(),
+        observer=observer or Seen(),
+        deliver=outcomes.put,
+    )
+    try:
+        yield workers, outcomes
+    finally:
+        engine.gate.set()
+        workers.stop()
+
+
+def push(workers: Workers, *lengths: int, owner: Any = None, deadline: float = math.inf) -> Any:
+    return workers.push(rows(lengths), owner, arrived=perf_counter(), deadline=deadline)
+
+
+def test_rows_come_back_reduced_with_their_times() -> None:
+    with working(EchoEngine(), plan()) as (workers, outcomes):
+        before = perf_counter()
+        workers.push([Row([1, 2, 3])], "me", arrived=before, deadline=math.inf)
+        outcome = outcomes.get(timeout=10)
+
+    assert [entry.owner for entry in outcome.rows] == ["me"]
+    assert outcome.values == [6.0]
+    assert before <= outcome.started <= outcome.ended <= perf_counter()
+
+
+def test_a_busy_worker_takes_what_has_gathered_meanwhile_as_one_batch() -> None:
+    engine = EchoEngine()
+    engine.gate.clear()
+    with working(engine, plan(Batching.EQUAL_LENGTH)) as (workers, outcomes):
+        push(workers, 5)
+        assert engine.began.acquire(timeout=10)
+        for length in (8, 8, 9, 8):
+            push(workers, length)
+        engine.gate.set()
+        for _ in range(3):
+            outcomes.get(timeout=10)
+
+    assert engine.batches == [[5], [8, 8, 8], [9]]
+
+
+def test_streams_run_at_once_and_one_request_spreads_over_them() -> None:
+    engine = EchoEngine(streams=3)
+    engine.gate.clear()
+    with working(engine, plan(streams=3)) as (workers, outcomes):
+        push(workers, 5, 6, 7, 8)
+        for _ in range(3):
+            assert engine.began.acquire(timeout=10)
+        assert workers.depth == (1, 8)
+        engine.gate.set()
+        for _ in range(4):
+            outcomes.get(timeout=10)
+
+    assert engine.most_at_once == 3
+
+
+def test_a_lone_long_row_gets_all_cores() -> None:
+    engine = EchoEngine(streams=2)
+    with working(engine, plan(Batching.EQUAL_LENGTH, streams=2, wide_from=64)) as (workers, outcomes):
+        for length in (63, 64, 300):
+            push(workers, length)
+            outcomes.get(timeout=10)
+
+    assert engine.wide == [64, 300]
+
+
+def test_a_long_row_beside_others_keeps_to_its_stream() -> None:
+    engine = EchoEngine(streams=2)
+    engine.gate.clear()
+    with working(engine, plan(Batching.EQUAL_LENGTH, streams=2, wide_from=64)) as (workers, outcomes):
+        push(workers, 10)
+        assert engine.began.acquire(timeout=10)
+        push(workers, 100)
+        assert engine.began.acquire(timeout=10)
+        engine.gate.set()
+        for _ in range(2):
+            outcomes.get(timeout=10)
+
+    assert engine.wide == []
+
+
+def test_a_failed_batch_is_run_again_row_by_row_and_only_the_culprit_fails() -> None:
+    engine = EchoEngine()
+    engine.gate.clear()
+    with working(engine, plan(Batching.EQUAL_LENGTH)) as (workers, outcomes):
+        push(workers, 1)
+        assert engine.began.acquire(timeout=10)
+        for token in (7, POISON, 9):
+            workers.push([row(4, token)], token, arrived=perf_counter(), deadline=math.inf)
+        engine.gate.set()
+        outcomes.get(timeout=10)
+        outcome = outcomes.get(timeout=10)
+
+    assert [entry.owner for entry in outcome.rows] == [7, POISON, 9]
+    assert [outcome.values[0], outcome.values[2]] == [28.0, 36.0]
+    assert isinstance(outcome.values[1], InferenceFailed)
+    assert engine.batches == [[1], [4, 4, 4], [4], [4], [4]]
+
+
+def test_a_crash_in_reduce_fails_one_row_and_the_worker_goes_on(caplog: pytest.LogCaptureFixture) -> None:
+    def reduce(one: Row, outputs: Outputs) -> float:
+        if one.length == 3:
+            raise ZeroDivisionError
+        return total(one, outputs)
+
+    with working(EchoEngine(), plan(), reduce=reduce) as (workers, outcomes):
+        push(workers, 3, 4)
+        values = [outcomes.get(timeout=10).values[0] for _ in range(2)]
+
+    assert isinstance(values[0], InferenceFailed)
+    assert "ZeroDivisionError" in values[0].message
+    assert values[1] == 28.0
+    assert "ZeroDivisionError" in caplog.text
+
+
+def test_expired_rows_are_told_so_and_never_run() -> None:
+    engine = EchoEngine()
+    engine.gate.clear()
+    with working(engine, plan()) as (workers, outcomes):
+        push(workers, 1)
+        assert engine.began.acquire(timeout=10)
+        push(workers, 2, owner="late", deadline=perf_counter() - 1)
+        push(workers, 3)
+        engine.gate.set()
+        found = [outcomes.get(timeout=10) for _ in range(3)]
+
+    assert [type(outcome.values[0]) for outcome in found] == [float, DeadlineExceeded, float]
+    assert found[1].rows[0].owner == "late"
+    assert engine.batches == [[1], [3]]
+
+
+def test_discarded_rows_never_run() -> None:
+    engine = EchoEngine()
+    engine.gate.clear()
+    with working(engine, plan()) as (workers, outcomes):
+        push(workers, 1)
+        assert engine.began.acquire(timeout=10)
+        gone = push(workers, 2, 3)
+        push(workers, 4)
+        workers.discard(gone)
+        assert workers.depth == (1, 4)
+        engine.gate.set()
+        for _ in range(2):
+            outcomes.get(timeout=10)
+
+    assert engine.batches == [[1], [4]]
+
+
+def test_a_full_queue_refuses_and_leaves_what_waits() -> None:
+    engine = EchoEngine()
+    engine.gate.clear()
+    with working(engine, plan(), bounds=QueueBounds(2, 100)) as (workers, outcomes):
+        push(workers, 1)
+        assert engine.began.acquire(timeout=10)
+        push(workers, 2, 3)
+        for lengths in ((4,), (4, 5)):
+            with pytest.raises(Overloaded):
+                push(workers, *lengths)
+        engine.gate.set()
+        for _ in range(3):
+            outcomes.get(timeout=10)
+
+    assert engine.batches == [[1], [2], [3]]
+
+
+def test_stopping_runs_what_waits_first() -> None:
+    engine = EchoEngine(streams=2)
+    before = threading.active_count()
+    with working(engine, plan(streams=2)) as (workers, outcomes):
+        assert threading.active_count() == before + 2
+        push(workers, *range(1, 200))
+        workers.stop()
+        got = [value for _ in range(199) for value in outcomes.get_nowait().values]
+
+    assert sorted(got) == [7.0 * length for length in range(1, 200)]
+    assert threading.active_count() == before
+
+
+@pytest.mark.parametrize(("grid", "padded"), [(None, 12 * 2), (ShapeGrid(), 16 * 2)])
+def test_the_observer_hears_of_real_and_padded_tokens(grid: ShapeGrid | None, padded: int) -> None:
+    engine, seen = EchoEngine(grid=grid), Seen()
+    engine.gate.clear()
+    with working(engine, plan(Batching.PADDED, padding=0.2), observer=seen) as (workers, _):
+        push(workers, 1)
+        assert engine.began.acquire(timeout=10)
+        push(workers, 12, 11)
+        engine.gate.set()
+        first, second = seen.batches.get(timeout=10), seen.batches.get(timeout=10)
+
+    assert first == (1, 1, 1 if grid is None else 8)
+    assert second == (2, 23, padded)
+
+
+def test_the_rate_is_measured_from_the_runs() -> None:
+    with working(EchoEngine(), plan()) as (workers, outcomes):
+        workers.warmed(1_000_000, 1.0)
+        assert workers.tokens_per_second == 1_000_000
+        push(workers, 100)
+        outcomes.get(timeout=10)
+        push(workers, 100)
+        outcomes.get(timeout=10)
+        assert workers.tokens_per_second != 1_000_000
