@@ -25,6 +25,8 @@ SATURATION_SECONDS = 1.5
 LEAST_SECONDS, MOST_SECONDS = 2.0, 6.0
 WANTED_SAMPLES = 200
 """A point lasts until it has about this many requests, within its limits: p95 then has ten beyond it."""
+FEWEST_SAMPLES, LONGEST_SECONDS = 40, 15.0
+"""A slow model's point lasts longer, until it has at least so many."""
 WARM_UP_SECONDS = 0.4
 OVERHEAD_SECONDS = 1.0
 """Starting the load process and draining."""
@@ -135,7 +137,7 @@ def measure_capacity(
     finished = True
     seed = 0
     while (rate := steps.next_rate()) is not None:
-        seconds = min(max(WANTED_SAMPLES / rate, LEAST_SECONDS), MOST_SECONDS)
+        seconds = point_seconds(rate)
         if seconds_left() < seconds + WARM_UP_SECONDS + OVERHEAD_SECONDS:
             finished = False
             break
@@ -151,6 +153,12 @@ def measure_capacity(
         on_point(point)
         resident = max(filter(None, (resident, result.target_rss_bytes)), default=None)
     return Measured(steps.curve(), saturated.completed_per_second, resident, finished)
+
+
+def point_seconds(rate: float) -> float:
+    """How long a point at this rate (requests/s) is measured."""
+    usual = min(max(WANTED_SAMPLES / rate, LEAST_SECONDS), MOST_SECONDS)
+    return max(usual, min(FEWEST_SAMPLES / rate, LONGEST_SECONDS))
 
 
 def to_point(rate: float, result: LoadResult) -> CapacityPoint:

@@ -32,8 +32,8 @@ def to_json(value: Any) -> Any:
     raise TypeError(f"{type(value).__name__} does not go through JSON")
 
 
-def serve(target: object, calls: queue.SimpleQueue[bytes | None], output: BinaryIO) -> None:
-    """Answer calls until None comes."""
+def serve(target: object, calls: queue.SimpleQueue[bytes | None], busy: threading.Event, output: BinaryIO) -> None:
+    """Answer calls until None comes; `busy` is cleared after each."""
     while (line := calls.get()) is not None:
         call = json.loads(line)
         answer: dict[str, Any]
@@ -47,6 +47,7 @@ def serve(target: object, calls: queue.SimpleQueue[bytes | None], output: Binary
             traceback.print_exc()
             text = " ".join(str(error).split()) or "no message"
             encoded = json.dumps({"error": f"{type(error).__name__}: {text}", "remedy": "", "kind": ""})
+        busy.clear()
         output.write(encoded.encode() + b"\n")
         output.flush()
 
@@ -60,30 +61,12 @@ def _read(calls: queue.SimpleQueue[bytes | None], busy: threading.Event) -> None
     while piece := os.read(0, 1 << 16):
         *lines, pending = (pending + piece).split(b"\n")
         for line in lines:
+            # Here and not where it is answered: the input may end before that has begun.
+            busy.set()
             calls.put(line)
     if busy.is_set():
         os._exit(PARENT_GONE)
     calls.put(None)
-
-
-class _Busy:
-    """The target, with a flag that says that a call is under way."""
-
-    def __init__(self, target: object, busy: threading.Event) -> None:
-        self._target = target
-        self._busy = busy
-
-    def __getattr__(self, name: str) -> Any:
-        method = getattr(self._target, name)
-
-        def call(**arguments: Any) -> Any:
-            self._busy.set()
-            try:
-                return method(**arguments)
-            finally:
-                self._busy.clear()
-
-        return call
 
 
 def main() -> None:
@@ -104,7 +87,7 @@ def main() -> None:
     calls: queue.SimpleQueue[bytes | None] = queue.SimpleQueue()
     busy = threading.Event()
     threading.Thread(target=_read, args=(calls, busy), daemon=True).start()
-    serve(_Busy(getattr(importlib.import_module(module), name)(), busy), calls, output)
+    serve(getattr(importlib.import_module(module), name)(), calls, busy, output)
 
 
 if __name__ == "__main__":

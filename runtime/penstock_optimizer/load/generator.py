@@ -111,10 +111,12 @@ class Generator:
 
     async def _run_open(self, pattern: OpenLoop) -> None:
         """Send each request at its time, however the earlier ones fare."""
-        total = self._spec.warm_up_seconds + self._spec.seconds
-        arrivals = [
-            self._start + at for at in poisson_arrivals(pattern.arrivals_per_second, total, seed=self._spec.seed)
-        ]
+        rate, warm_up, seed = pattern.arrivals_per_second, self._spec.warm_up_seconds, self._spec.seed
+        total = warm_up + self._spec.seconds
+        # Apart, so that the recorded time has exactly the requests that its rate promises.
+        before = poisson_arrivals(rate, warm_up, seed=seed + 1) if warm_up else []
+        during = [warm_up + at for at in poisson_arrivals(rate, self._spec.seconds, seed=seed)]
+        arrivals = [self._start + at for at in before + during]
         position = 0
 
         def fire() -> None:
