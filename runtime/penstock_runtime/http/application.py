@@ -110,8 +110,8 @@ class Application:
 
     def _failed(self, request: Request, error: Exception) -> Response:
         if isinstance(error, RequestError):
-            if error.status >= 500:
-                logger.warning("%s: %s", request.identifier.decode("ascii"), error.message)
+            if error.status == RequestError.status:  # our fault; what else there is, the metrics tell
+                logger.error("request %s: %s", request.identifier.decode("ascii"), error.message)
             return self._error(request, error)
         identifier = request.identifier.decode("ascii")
         logger.error("request %s failed", identifier, exc_info=error)

@@ -92,7 +92,9 @@ def info(service: Service) -> dict[str, Any]:
             **status.limits,
         },
         "host": _host(service),
-        "predictor": None if service.predictor is None else service.predictor.facts(),
+        "predictor": None
+        if service.predictor is None
+        else {name: fact for name, fact in service.predictor.facts().items() if name not in {"task", "plan"}},
     }
     if status.optimization_error:
         value["optimization_error"] = status.optimization_error
