@@ -89,14 +89,11 @@ def _load(folder: ModelFolder, head: Head) -> Any:
             trust_remote_code=False,
             local_files_only=True,
             use_safetensors=True,
+            ignore_mismatched_sizes=True,  # they are told below, by name
             attn_implementation="eager",  # the form that fusion knows
             output_loading_info=True,
         )
-    except RuntimeError as error:
-        raise CorruptModel(
-            f"{folder.path}: {error}", remedy="Take config.json and the weights from the same revision of the model"
-        ) from error
-    except (OSError, ValueError, KeyError, ImportError, AttributeError) as error:
+    except (OSError, ValueError, KeyError, ImportError, AttributeError, RuntimeError) as error:
         raise UnsupportedModel(
             f"{folder.path}: transformers {transformers.__version__} does not load it as {AUTO_CLASS[head]}: {error}",
             remedy="Use a model of an architecture that transformers knows, or add an ONNX export (model.onnx)",
@@ -106,6 +103,13 @@ def _load(folder: ModelFolder, head: Head) -> Any:
         raise no_head(folder, head)
     if absent:
         raise CorruptModel(f"{folder.path} has no tensor {absent[0]!r}", remedy="Fetch the model again")
+    for entry in report["mismatched_keys"]:
+        name = entry if isinstance(entry, str) else entry[0]  # with shapes, before transformers 4.50
+        raise CorruptModel(
+            f"{folder.path}: tensor {name!r} has another shape than the {list(model.state_dict()[name].shape)} "
+            "that config.json asks for",
+            remedy="Take config.json and the weights from the same revision of the model",
+        )
     return model.float().eval()
 
 

@@ -1,0 +1,207 @@
+"""A model's own ONNX file is taken as it is when it runs and answers in a form that the tasks know."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+
+import onnx
+import pytest
+from onnx import TensorProto, helper
+
+from penstock.errors import CorruptModel, UnsupportedModel
+from penstock.manifest import Axes
+from penstock.tasks import Head
+from penstock_optimizer.export import Flavour, export, torch_export
+from penstock_optimizer.export import graph as graph_module
+from penstock_runtime.models.folder import ModelFolder
+from tests.optimizer.export.judge import assert_equals_torch, rows
+from tests.optimizer.export.models import FAMILIES, SMALL, Made, make
+
+
+def with_own_graph(tmp_path: Path, head: Head, *, config_class: str = "BertConfig") -> Made:
+    """A model of which only the graph is left, as an exporter would write it next to config.json."""
+    made = make(tmp_path / "model", config_class, head, **FAMILIES[config_class])
+    source = make(tmp_path / "source", config_class, head, **FAMILIES[config_class])
+    if head is Head.MASKED_LM:  # ours answers for the mask tokens alone: those of other exporters for every token
+        torch_export.export_with_torch(source.folder, head, made.path / "model.onnx", Flavour.PLAIN, "")
+    else:
+        export(source.folder, head, made.path, flavour=Flavour.PLAIN)
+    (made.path / "model.safetensors").unlink()
+    return made
+
+
+def edit(made: Made, change: Callable[[onnx.ModelProto], None]) -> None:
+    """Change the graph on disk."""
+    model = onnx.load(str(made.path / "model.onnx"))
+    change(model)
+    onnx.save(model, str(made.path / "model.onnx"))
+
+
+def rename(model: onnx.ModelProto, names: dict[str, str]) -> None:
+    for node in model.graph.node:
+        node.input[:] = [names.get(name, name) for name in node.input]
+        node.output[:] = [names.get(name, name) for name in node.output]
+    for value in (*model.graph.input, *model.graph.output):
+        value.name = names.get(value.name, value.name)
+
+
+@pytest.mark.parity
+@pytest.mark.parametrize("head", [head for head in Head if head is not Head.MASKED_LM])
+def test_is_copied_and_answers_as_before(head: Head, tmp_path: Path) -> None:
+    made = with_own_graph(tmp_path, head)
+
+    exported = export(made.folder, head, tmp_path / "out")
+
+    assert exported.how == "own-onnx"
+    assert exported.path.read_bytes() == (made.path / "model.onnx").read_bytes()
+    assert exported.parameters > 10_000
+    assert_equals_torch(exported, made, rows(13), rows(4, 17, 9))
+
+
+@pytest.mark.parity
+@pytest.mark.slow
+def test_a_masked_language_model_answers_for_every_token(tmp_path: Path) -> None:
+    made = with_own_graph(tmp_path, Head.MASKED_LM)
+
+    exported = export(made.folder, Head.MASKED_LM, tmp_path / "out")
+
+    assert exported.io.outputs == {"logits": Axes.TOKENS}
+
+
+@pytest.mark.parity
+@pytest.mark.parametrize(
+    ("head", "names"),
+    [
+        (Head.ENCODER, {"last_hidden_state": "token_embeddings"}),
+        (Head.SEQUENCE, {"logits": "output_0"}),
+        (Head.SPAN, {"start_logits": "output_0", "end_logits": "output_1"}),
+    ],
+)
+def test_other_names_of_outputs_become_ours(head: Head, names: dict[str, str], tmp_path: Path) -> None:
+    made = with_own_graph(tmp_path, head)
+    edit(made, lambda model: rename(model, names))
+
+    exported = export(made.folder, head, tmp_path / "out")
+
+    assert_equals_torch(exported, made, rows(4, 17, 9))
+
+
+@pytest.mark.parity
+def test_outputs_beside_the_wanted_one_are_no_obstacle(tmp_path: Path) -> None:
+    made = with_own_graph(tmp_path, Head.ENCODER)
+
+    def add_pooled(model: onnx.ModelProto) -> None:
+        rename(model, {"last_hidden_state": "token_embeddings"})
+        model.graph.node.append(
+            helper.make_node("ReduceMean", ["token_embeddings"], ["sentence_embedding"], axes=[1], keepdims=0)
+        )
+        model.graph.output.append(helper.make_tensor_value_info("sentence_embedding", TensorProto.FLOAT, None))
+
+    edit(made, add_pooled)
+
+    assert_equals_torch(export(made.folder, Head.ENCODER, tmp_path / "out"), made, rows(4, 17, 9))
+
+
+@pytest.mark.parity
+def test_inputs_are_those_that_the_graph_has(tmp_path: Path) -> None:
+    made = with_own_graph(tmp_path, Head.ENCODER, config_class="DistilBertConfig")
+
+    exported = export(made.folder, Head.ENCODER, tmp_path / "out")
+
+    assert exported.io.inputs == ("input_ids", "attention_mask")
+
+
+@pytest.mark.parity
+def test_weights_beside_the_graph_come_along(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(graph_module, "SINGLE_FILE_BYTES", 1000)
+    made = with_own_graph(tmp_path, Head.SEQUENCE)
+
+    exported = export(made.folder, Head.SEQUENCE, tmp_path / "out")
+
+    assert (tmp_path / "out" / "model.onnx.data").is_file()
+    assert_equals_torch(exported, made, rows(13))
+
+
+def test_weights_that_the_builder_knows_come_before_the_graph(tmp_path: Path) -> None:
+    made = with_own_graph(tmp_path, Head.ENCODER)
+    made.model.save_pretrained(made.path)
+
+    assert export(made.folder, Head.ENCODER, tmp_path / "out").how == "builder"
+
+
+def test_the_graph_comes_before_torch(tmp_path: Path) -> None:
+    made = with_own_graph(tmp_path, Head.ENCODER)
+    made.model.save_pretrained(made.path)
+    made.rewrite_config(model_type="something-else")
+
+    assert export(made.folder, Head.ENCODER, tmp_path / "out").how == "own-onnx"
+
+
+def test_a_graph_for_another_task_is_refused_with_what_it_answers(tmp_path: Path) -> None:
+    made = with_own_graph(tmp_path, Head.SEQUENCE)
+
+    with pytest.raises(UnsupportedModel, match=r"logits float32 \[2, 3\].*nothing is last_hidden_state"):
+        export(made.folder, Head.ENCODER, tmp_path / "out")
+
+
+def test_labels_that_do_not_fit_are_refused(tmp_path: Path) -> None:
+    made = with_own_graph(tmp_path, Head.TOKEN)
+    made.rewrite_config(id2label={"0": "a", "1": "b"})
+
+    with pytest.raises(UnsupportedModel, match="2 labels"):
+        export(made.folder, Head.TOKEN, tmp_path / "out")
+
+
+def test_unknown_inputs_are_named(tmp_path: Path) -> None:
+    made = with_own_graph(tmp_path, Head.ENCODER)
+    edit(made, lambda model: rename(model, {"token_type_ids": "position_ids"}))
+
+    with pytest.raises(UnsupportedModel, match="wants the inputs position_ids") as caught:
+        export(made.folder, Head.ENCODER, tmp_path / "out")
+    assert "input_ids, attention_mask, token_type_ids" in caught.value.remedy
+
+
+def test_a_fixed_length_is_refused(tmp_path: Path) -> None:
+    made = with_own_graph(tmp_path, Head.ENCODER)
+
+    def fix(model: onnx.ModelProto) -> None:
+        for value in model.graph.input:
+            value.type.tensor_type.shape.dim[1].dim_value = 128
+
+    edit(made, fix)
+
+    with pytest.raises(UnsupportedModel, match="input input_ids is not int64"):
+        export(made.folder, Head.ENCODER, tmp_path / "out")
+
+
+def test_a_graph_that_does_not_run_is_corrupt(tmp_path: Path) -> None:
+    made = with_own_graph(tmp_path, Head.ENCODER)
+
+    def break_it(model: onnx.ModelProto) -> None:
+        del model.graph.initializer[0]
+
+    edit(made, break_it)
+
+    with pytest.raises(CorruptModel, match="does not run"):
+        export(made.folder, Head.ENCODER, tmp_path / "out")
+
+
+def test_a_file_that_is_no_graph_is_corrupt(tmp_path: Path) -> None:
+    (tmp_path / "config.json").write_text(json.dumps({"model_type": "bert"}))
+    (tmp_path / "model.onnx").write_bytes(b"\x3a\x05hello")
+    folder = ModelFolder.open(tmp_path)
+
+    with pytest.raises(CorruptModel, match=r"model\.onnx"):
+        export(folder, Head.ENCODER, tmp_path / "out")
+
+
+def test_fused_operators_of_the_file_are_counted(tmp_path: Path) -> None:
+    made = make(tmp_path / "model", "BertConfig", Head.ENCODER, **SMALL)
+    export(made.folder, Head.ENCODER, made.path)
+    (made.path / "model.safetensors").unlink()
+
+    exported = export(made.folder, Head.ENCODER, tmp_path / "out")
+
+    assert exported.fused_nodes == {"LayerNormalization": 5, "Attention": 2, "Gelu": 2}

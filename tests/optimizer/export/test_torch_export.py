@@ -1,0 +1,175 @@
+"""Architectures that the builder does not know go through torch, and are believed only when they answer alike."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from onnxruntime.transformers import optimizer
+
+from penstock.errors import CorruptModel, UnsupportedModel
+from penstock.manifest import Axes
+from penstock.tasks import Head
+from penstock_optimizer.export import Flavour, export, torch_export
+from penstock_runtime.models.folder import ModelFolder
+from tests.optimizer.export.judge import assert_equals_torch, rows
+from tests.optimizer.export.models import SMALL, make
+
+pytestmark = [
+    pytest.mark.parity,
+    pytest.mark.slow,
+    # transformers' DeBERTa does so when it is imported
+    pytest.mark.filterwarnings("ignore:.torch.jit.script. is deprecated:FutureWarning"),
+]
+
+DEBERTA = {
+    **SMALL,
+    "num_hidden_layers": 1,
+    "relative_attention": True,
+    "pos_att_type": ["p2c", "c2p"],
+    "position_buckets": 8,
+    "norm_rel_ebd": "layer_norm",
+    "share_att_key": True,
+    "position_biased_input": False,
+    "type_vocab_size": 0,
+}
+MODERN_BERT = {
+    **SMALL,
+    "num_attention_heads": 2,
+    "global_attn_every_n_layers": 2,
+    "local_attention": 8,
+    "pad_token_id": 1,
+    "cls_token_id": 2,
+    "sep_token_id": 3,
+    "bos_token_id": 2,
+    "eos_token_id": 3,
+}
+
+
+RELATIVE = {**SMALL, "position_embedding_type": "relative_key"}
+
+
+@pytest.mark.parametrize(
+    ("config_class", "fields", "head_and_flavour", "fused"),
+    [
+        ("DebertaV2Config", DEBERTA, (Head.SEQUENCE, Flavour.FUSED), {"BiasGelu", "Gelu", "SkipLayerNormalization"}),
+        ("DebertaV2Config", DEBERTA, (Head.TOKEN, Flavour.PLAIN), set()),
+        ("ModernBertConfig", MODERN_BERT, (Head.ENCODER, Flavour.FUSED), set()),
+        ("BertConfig", RELATIVE, (Head.SPAN, Flavour.PLAIN), set()),
+    ],
+)
+def test_equals_transformers(
+    config_class: str, fields: dict[str, Any], head_and_flavour: tuple[Head, Flavour], fused: set[str], tmp_path: Path
+) -> None:
+    head, flavour = head_and_flavour
+    made = make(tmp_path / "model", config_class, head, **fields)
+
+    exported = export(made.folder, head, tmp_path / "out", flavour=flavour)
+
+    assert exported.how == "torch"
+    assert exported.parameters == sum(parameter.numel() for parameter in made.model.parameters())
+    assert set(exported.fused_nodes) - {"LayerNormalization"} == fused
+    assert_equals_torch(exported, made, rows(13), rows(4, 17, 9), close=1e-4)
+    assert [file.name for file in (tmp_path / "out").iterdir()] == ["model.onnx"]
+
+
+@pytest.fixture
+def tracing_only(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Has the first exporter fail, which also saves its time."""
+
+    def fail(_answers: Any, _path: Path) -> None:
+        raise RuntimeError("not today")
+
+    monkeypatch.setitem(torch_export._EXPORTERS, "torch.export", fail)
+
+
+@pytest.mark.usefixtures("tracing_only")
+def test_the_second_exporter_takes_what_the_first_does_not(tmp_path: Path) -> None:
+    made = make(tmp_path / "model", "BertConfig", Head.ENCODER, **RELATIVE)
+
+    assert_equals_torch(export(made.folder, Head.ENCODER, tmp_path / "out"), made, rows(4, 17, 9), close=1e-4)
+
+
+@pytest.mark.usefixtures("tracing_only")
+def test_half_precision_weights_become_float32(tmp_path: Path) -> None:
+    made = make(tmp_path / "model", "BertConfig", Head.ENCODER, **RELATIVE)
+    made.model.to(torch.bfloat16).save_pretrained(made.path)
+    made.model.float()
+
+    assert_equals_torch(export(made.folder, Head.ENCODER, tmp_path / "out"), made, rows(13), close=1e-4)
+
+
+@pytest.mark.usefixtures("tracing_only")
+def test_a_masked_language_model_answers_for_every_token(tmp_path: Path) -> None:
+    made = make(tmp_path / "model", "BertConfig", Head.MASKED_LM, **RELATIVE)
+
+    assert export(made.folder, Head.MASKED_LM, tmp_path / "out").io.outputs == {"logits": Axes.TOKENS}
+
+
+def built(path: Path, seed: int) -> bytes:
+    """A graph of BERT."""
+    made = make(path / f"model-{seed}", "BertConfig", Head.ENCODER, seed=seed, **SMALL)
+    return export(made.folder, Head.ENCODER, path / f"out-{seed}", flavour=Flavour.PLAIN).path.read_bytes()
+
+
+def test_a_graph_that_answers_otherwise_is_not_believed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    wrong = built(tmp_path, seed=5)
+    for name in list(torch_export._EXPORTERS):
+        monkeypatch.setitem(torch_export._EXPORTERS, name, lambda _answers, path: path.write_bytes(wrong))
+    made = make(tmp_path / "model", "BertConfig", Head.ENCODER, **SMALL)
+    path = tmp_path / "model.onnx"
+
+    with pytest.raises(UnsupportedModel, match=r"torch.export: last_hidden_state .* is off by .*; tracing: "):
+        torch_export.export_with_torch(made.folder, Head.ENCODER, path, Flavour.FUSED, "forced")
+    assert not path.exists()
+
+
+def test_fusion_that_changes_the_answers_is_undone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    right, wrong = built(tmp_path, seed=0), built(tmp_path, seed=5)
+
+    class Fused:
+        def save_model_to_file(self, path: str, **_options: Any) -> None:
+            Path(path).write_bytes(wrong)
+
+    monkeypatch.setitem(torch_export._EXPORTERS, "torch.export", lambda _answers, path: path.write_bytes(right))
+    monkeypatch.setattr(optimizer, "optimize_model", lambda *_args, **_options: Fused())
+    out = tmp_path / "out"
+    out.mkdir()
+    folder = ModelFolder.open(tmp_path / "model-0")
+
+    torch_export.export_with_torch(folder, Head.ENCODER, out / "model.onnx", Flavour.FUSED, "forced")
+
+    assert (out / "model.onnx").read_bytes() == right
+    assert [file.name for file in out.iterdir()] == ["model.onnx"]
+
+
+def test_a_model_that_does_not_run_on_plain_tokens(tmp_path: Path) -> None:
+    made = make(tmp_path / "model", "T5Config", Head.ENCODER, vocab_size=61, d_model=24, num_layers=1, num_heads=3)
+
+    with pytest.raises(UnsupportedModel, match="does not run"):
+        export(made.folder, Head.ENCODER, tmp_path / "out")
+
+
+def test_a_head_that_the_weights_lack_is_not_made_up(tmp_path: Path) -> None:
+    made = make(tmp_path / "model", "BertConfig", Head.ENCODER, **RELATIVE)
+
+    with pytest.raises(UnsupportedModel, match="without a sequence-classification head"):
+        export(made.folder, Head.SEQUENCE, tmp_path / "out")
+
+
+def test_a_tensor_of_another_shape_is_named(tmp_path: Path) -> None:
+    made = make(tmp_path / "model", "BertConfig", Head.ENCODER, **RELATIVE)
+    made.rewrite_config(vocab_size=62)
+
+    with pytest.raises(CorruptModel, match=r"'embeddings.word_embeddings.weight' .*\[62, 24\]"):
+        export(made.folder, Head.ENCODER, tmp_path / "out")
+
+
+def test_an_architecture_that_transformers_does_not_know(tmp_path: Path) -> None:
+    made = make(tmp_path / "model", "BertConfig", Head.ENCODER, **SMALL)
+    made.rewrite_config(model_type="no-such-type")
+
+    with pytest.raises(UnsupportedModel, match="no-such-type"):
+        export(made.folder, Head.ENCODER, tmp_path / "out")
