@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import argparse
 import importlib.util
+import json
 import os
 from collections.abc import Callable
 from pathlib import Path
@@ -140,7 +141,7 @@ def _ranked(scores: list[dict[str, Any]]) -> list[dict[str, Any]]:
 def make_application(answer: Answer) -> Any:
     """The FastAPI application."""
     from fastapi import FastAPI
-    from fastapi.responses import JSONResponse
+    from fastapi.responses import Response
     from pydantic import BaseModel
 
     class Body(BaseModel):
@@ -151,7 +152,9 @@ def make_application(answer: Answer) -> Any:
 
     # Without `from __future__ import annotations` FastAPI would see the class itself; it is given by hand instead.
     async def predict(body):  # type: ignore[no-untyped-def] # noqa: ANN001, ANN202
-        return JSONResponse(answer(body.inputs, body.parameters))
+        # Some pipelines answer with numpy's numbers.
+        content = json.dumps(answer(body.inputs, body.parameters), default=float)
+        return Response(content, media_type="application/json")
 
     predict.__annotations__ = {"body": Body}
     application.post("/predict")(predict)

@@ -17,6 +17,9 @@ RATIO_SHORT_WITHOUT_INT8 = 5.0
 FLOOR_ALLOWANCE = 1.10
 """Without int8 products no engine is several times faster than another at long inputs: there the aim is to lose
 nothing around the fastest of them."""
+QUIET_ENOUGH = 0.15
+"""Others took more than this of the servers' CPUs: nothing is judged. Plain transformers suffers most from company (its
+threads wait for each other), so that noise flatters us."""
 
 
 class Rule(StrEnum):
@@ -75,13 +78,23 @@ def judge_lengths(
     milliseconds: Mapping[int, float],
     ratios: Mapping[int, float],
     floors: Mapping[int, float],
+    foreign_shares: Mapping[int, float] | None = None,
 ) -> tuple[LengthVerdict, ...]:
-    """Judge every measured length, ascending; all mappings by tokens."""
+    """Judge every measured length, ascending; all mappings by tokens. `foreign_shares`: what other processes took of
+    the servers' CPUs."""
     rule = Rule.of(isa)
-    return tuple(
+    verdicts = (
         _judge(rule, tokens, milliseconds[tokens], ratios.get(tokens), floors.get(tokens))
         for tokens in sorted(milliseconds)
     )
+    return tuple(_unless_noisy(verdict, (foreign_shares or {}).get(verdict.tokens, 0.0)) for verdict in verdicts)
+
+
+def _unless_noisy(verdict: LengthVerdict, share: float) -> LengthVerdict:
+    if share <= QUIET_ENOUGH or verdict.passed is None:
+        return verdict
+    reason = f"{verdict.reason}; too noisy to judge: others took {share:.0%} of the servers' CPUs"
+    return verdict.model_copy(update={"passed": None, "reason": reason})
 
 
 def asked_ratio(rule: Rule, tokens: int) -> float | None:

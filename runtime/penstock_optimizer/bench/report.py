@@ -11,7 +11,7 @@ from typing import Any
 from jinja2 import Environment, StrictUndefined
 from markupsafe import Markup
 
-from penstock_optimizer.bench.judge import LengthVerdict
+from penstock_optimizer.bench.judge import QUIET_ENOUGH, LengthVerdict
 from penstock_optimizer.bench.published import TABLE_BATCH, published_source, published_table
 from penstock_optimizer.bench.results import BASELINE, OURS, BenchResults, SettingResult
 from penstock_optimizer.report.charts import Series, latency_chart, swatch
@@ -54,7 +54,9 @@ def headline(results: BenchResults) -> str:
     missed = [verdict.tokens for verdict in verdicts if verdict.passed is False]
     judged = [verdict for verdict in verdicts if verdict.passed is not None]
     if not judged:
-        return "Measured, not judged: a baseline in the same run is what the figures are held against."
+        noisy = results.foreign_share is not None and results.foreign_share > QUIET_ENOUGH
+        why = "the machine was too busy" if noisy else "the figures are held against a baseline in the same run"
+        return f"Measured, not judged: {why}."
     if not missed:
         return f"What is asked for on this CPU is reached at all {len(judged)} lengths that were judged."
     lengths = ", ".join(map(str, missed))

@@ -44,6 +44,12 @@ class SettingResult(Frozen):
         return self.figures.get(BASELINE)
 
     @property
+    def foreign_share(self) -> float | None:
+        """The share of the servers' CPUs that others took, of the server that it hit most."""
+        known = [one.foreign_cores for one in self.figures.values() if one.foreign_cores is not None]
+        return max(known) / self.cores if known and self.cores else None
+
+    @property
     def ratio(self) -> float | None:
         """How many times the baseline's rate."""
         return None if self.baseline is None else paired_ratio(self.ours, self.baseline)
@@ -110,6 +116,7 @@ class BenchResults(Frozen):
             milliseconds={result.tokens: result.ours.latency.p50 for result in judged if result.ours.latency},
             ratios={result.tokens: result.ratio for result in judged if result.ratio is not None},
             floors={result.tokens: result.floor_milliseconds for result in judged if result.floor_milliseconds},
+            foreign_shares={result.tokens: result.foreign_share for result in judged if result.foreign_share},
         )
 
     @property
@@ -120,12 +127,5 @@ class BenchResults(Frozen):
 
     @property
     def foreign_share(self) -> float | None:
-        """The largest share of the server's CPUs that others took in any setting: how noisy the machine was."""
-        shares = [
-            figures.foreign_cores / result.cores
-            for result in self.settings
-            if result.cores
-            for figures in result.figures.values()
-            if figures.foreign_cores is not None
-        ]
-        return max(shares, default=None)
+        """The largest share of the servers' CPUs that others took in any setting: how noisy the machine was."""
+        return max((share for result in self.settings if (share := result.foreign_share) is not None), default=None)

@@ -39,3 +39,56 @@ def start_stub() -> Iterator[StartStub]:
 def client() -> Iterator[Client]:
     with Client() as one:
         yield one
+
+
+@pytest.fixture(scope="session")
+def tiny_model(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A BERT of two layers with two labels, whose tokenizer counts everyday words as one token."""
+    import transformers
+
+    from penstock_optimizer.bench.subject import everyday_tokenizer
+
+    folder = tmp_path_factory.mktemp("tiny") / "model"
+    tokenizer = everyday_tokenizer()
+    transformers.set_seed(1)
+    config = transformers.BertConfig(
+        vocab_size=tokenizer.get_vocab_size(),
+        hidden_size=32,
+        num_hidden_layers=2,
+        num_attention_heads=4,
+        intermediate_size=48,
+        max_position_embeddings=64,
+    )
+    transformers.BertForSequenceClassification(config).save_pretrained(folder)
+    transformers.PreTrainedTokenizerFast(
+        tokenizer_object=tokenizer,
+        unk_token="[UNK]",
+        pad_token="[SEP]",
+        cls_token="[CLS]",
+        sep_token="[SEP]",
+        model_max_length=64,
+    ).save_pretrained(folder)
+    return folder
+
+
+@pytest.fixture(scope="session")
+def tiny_endpoint(tiny_model: Path) -> Path:
+    """A ModelEndpoint file for it: fp32, no search."""
+    path = tiny_model.parent / "tiny.yaml"
+    path.write_text(
+        "apiVersion: penstock.dev/v1alpha1\n"
+        "kind: ModelEndpoint\n"
+        "metadata: {name: tiny}\n"
+        f"spec: {{model: 'file://{tiny_model}', task: text-classification, optimization: {{mode: Disabled}}}}\n"
+    )
+    return path
+
+
+@pytest.fixture(scope="session")
+def artefact(tiny_endpoint: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Its fp32 artefact."""
+    from penstock.endpoint import ModelEndpoint
+    from penstock_optimizer.optimise import prepare
+
+    endpoint = ModelEndpoint.from_file(tiny_endpoint)
+    return prepare(endpoint, store=tmp_path_factory.mktemp("store"), models=tiny_endpoint.parent, cores=1).artefact

@@ -80,6 +80,19 @@ def test_verdicts(
     assert (verdict.passed, verdict.reason) == (passed, reason)
 
 
+def test_nothing_is_judged_on_a_noisy_machine() -> None:
+    verdicts = judge_lengths(
+        Isa.AMX,
+        milliseconds={8: 1.0, 64: 1.0},
+        ratios={8: 90.0, 64: 90.0},
+        floors={},
+        foreign_shares={8: 0.6, 64: 0.05},
+    )
+
+    assert [verdict.passed for verdict in verdicts] == [None, True]
+    assert verdicts[0].reason == ("90.00x, 8.00x asked for; too noisy to judge: others took 60% of the servers' CPUs")
+
+
 def test_lengths_come_back_in_order() -> None:
     verdicts = judge_lengths(Isa.AMX, milliseconds={512: 3.0, 8: 1.0}, ratios={}, floors={})
 

@@ -1,0 +1,70 @@
+"""The forward pass alone, from a real artefact; and which engine was the fastest."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from penstock.manifest import CandidateFacts, LatencyPoint, Outcome
+from penstock_optimizer.bench.cell import CellSpec
+from penstock_optimizer.bench.client import MeasurementFailed
+from penstock_optimizer.bench.floor import Floor, fastest_ratio
+from penstock_optimizer.bench.subject import everyday_tokenizer
+from penstock_optimizer.load.spec import RequestBody
+from tests.optimizer.report.sample import FP32, INT8, sample_manifest
+
+
+def candidate(outcome: Outcome, milliseconds: dict[int, float], *, chosen: bool = False) -> CandidateFacts:
+    return CandidateFacts(
+        recipe=INT8 if chosen else FP32,
+        outcome=outcome,
+        reason="",
+        latency=tuple(
+            LatencyPoint(tokens=tokens, p50_milliseconds=value, minimum_milliseconds=value)
+            for tokens, value in milliseconds.items()
+        ),
+    )
+
+
+@pytest.mark.parametrize(
+    ("other", "outcome", "ratio"),
+    [
+        ({8: 2.0, 512: 20.0}, Outcome.SLOWER, {8: 1.0, 512: 0.8}),
+        # A recipe with wrong answers has no speed.
+        ({8: 0.1, 512: 0.1}, Outcome.REJECTED, {8: 1.0, 512: 1.0}),
+        ({8: 0.5}, Outcome.TEACHER, {8: 0.5, 512: 1.0}),
+    ],
+)
+def test_the_fastest_engine_with_right_answers_is_the_floor(
+    other: dict[int, float], outcome: Outcome, ratio: dict[int, float]
+) -> None:
+    candidates = (candidate(Outcome.CHOSEN, {8: 1.0, 512: 25.0}, chosen=True), candidate(outcome, other))
+    manifest = sample_manifest().model_copy(update={"candidates": candidates})
+
+    assert fastest_ratio(manifest) == ratio
+
+
+def test_an_artefact_that_does_not_load_is_an_error_in_words(tmp_path: Path) -> None:
+    with pytest.raises(MeasurementFailed, match=r"forward pass alone cannot be measured: .*manifest\.json"):
+        Floor(tmp_path, everyday_tokenizer(), ())
+
+
+@pytest.mark.slow
+def test_the_forward_pass_of_an_artefact_is_timed(artefact: Path) -> None:
+    floor = Floor(artefact, everyday_tokenizer(), ())
+    try:
+        spec = CellSpec(url="http://floor", bodies=(RequestBody(body="", group=8),), seconds=0.1)
+        floor.pause()
+        floor.resume()
+        cell = floor.measure(spec)
+    finally:
+        floor.stop()
+
+    assert len(cell.latencies_milliseconds) >= 3
+    assert set(cell.groups) == {8}
+    assert cell.completed_per_second == pytest.approx(
+        1e3 * len(cell.latencies_milliseconds) / sum(cell.latencies_milliseconds)
+    )
+    assert cell.server_cpu_milliseconds is not None
+    assert cell.server_cpu_milliseconds > 0
