@@ -53,6 +53,13 @@ class HttpSettings(Group):
     max_header_bytes: int = _setting(
         32_768, "Request line and headers together; more is answered with 431.", unit="bytes", ge=1024
     )
+    max_held_bytes: int = _setting(
+        134_217_728,
+        "Bodies of all connections together, being read or answered; more is answered with 429. Bounds the memory that "
+        "clients can take.",
+        unit="bytes",
+        ge=1024,
+    )
     header_timeout_seconds: float = _setting(
         10.0, "From a request's first byte to the end of its headers; later is answered with 408.", unit="s", gt=0
     )

@@ -25,6 +25,8 @@ class Acceptor:
         self.connections: set[Connection] = set()
         self.draining = False
         """Every answer closes its connection from now on."""
+        self.held_bytes = 0
+        """Of bodies being read or answered."""
         self.date = b""
         self.port = 0
         self._prefix = secrets.token_hex(4)

@@ -21,6 +21,7 @@ from penstock_runtime.errors import (
     HeadersTooLarge,
     MalformedRequest,
     NotReady,
+    Overloaded,
     RequestError,
     RequestTimeout,
 )
@@ -76,6 +77,7 @@ class Connection(asyncio.Protocol):
         "_body_bytes",
         "_head_bytes",
         "_headers",
+        "_held_bytes",
         "_lingered",
         "_paused",
         "_replay",
@@ -112,6 +114,7 @@ class Connection(asyncio.Protocol):
         self._head_bytes = 0
         self._body: list[bytes] = []
         self._body_bytes = 0
+        self._held_bytes = 0
         self._paused = False
         self._replay = False
         self._lingered = 0
@@ -169,6 +172,7 @@ class Connection(asyncio.Protocol):
         self.acceptor.forget(self)
         if self.task is not None:
             self.task.cancel()
+        self._hold(-self._held_bytes)
         self.pending.clear()
         self.parser = None
         self.request = None
@@ -268,6 +272,9 @@ class Connection(asyncio.Protocol):
             self._refuse_and_close(request, too_large(limit))
         elif request.refusal is None:
             self._body.append(body)
+            self._hold(len(body))
+            if self.acceptor.held_bytes > self.acceptor.settings.max_held_bytes:
+                self._refuse_and_close(request, Overloaded("the bodies of other requests fill the memory for them"))
 
     def on_message_complete(self) -> None:
         """The request is whole."""
@@ -294,6 +301,11 @@ class Connection(asyncio.Protocol):
                 self.transport.pause_reading()
         else:
             self._start(request)
+
+    def _hold(self, count: int) -> None:
+        """Count bytes of bodies in memory, of this connection and of all."""
+        self._held_bytes += count
+        self.acceptor.held_bytes += count
 
     @staticmethod
     def _expects_body(request: Request) -> bool:
@@ -339,6 +351,7 @@ class Connection(asyncio.Protocol):
     def _respond(self, request: Request, response: Response) -> None:
         self.active = None
         self.task = None
+        self._hold(-len(request.body))
         transport = self.transport
         if transport is None or transport.is_closing():
             return

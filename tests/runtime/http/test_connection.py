@@ -265,6 +265,24 @@ class TestLimits:
             first.sendall(b"GET /healthz HTTP/1.1\r\nhost: x\r\n\r\n")
             assert status(read_answer(first)) == 200
 
+    def test_bodies_of_all_connections_together_are_bounded(self) -> None:
+        gate = Gate()
+        body = b'"' + b"x" * 2000 + b'"'
+        with serving(gate, max_held_bytes=5000) as endpoint:
+            first, second = endpoint.connect(), endpoint.connect()
+            with first, second:
+                for number, client in enumerate((first, second), start=1):
+                    client.sendall(post("/predict", body))
+                    gate.wait_for("waiting", number)
+                (refused,) = exchange(endpoint, post("/predict", body))
+                gate.open()
+                answers = [read_answer(client) for client in (first, second)]
+            (later,) = exchange(endpoint, post("/predict", body))
+
+        assert status(refused) == 429
+        assert error_type(refused) == "overloaded"
+        assert [status(answer) for answer in (*answers, later)] == [200, 200, 200]
+
 
 class TestDeadlines:
     """Clients that are too slow."""

@@ -108,9 +108,9 @@ def test_a_model_is_replaced_without_one_failed_request(task: Task) -> None:
     stop = threading.Event()
 
     def ask(url: str) -> list[Any]:
-        seen = []
+        seen: list[Any] = []
         with httpx.Client(base_url=url) as client:
-            while not stop.is_set():
+            while not seen or not stop.is_set():
                 answer = client.post("/predict", json="i like you")
                 assert answer.status_code == 200, answer.text
                 seen.append(tuple(answer.json()[0]))

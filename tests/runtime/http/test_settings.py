@@ -17,6 +17,7 @@ DEFAULTS = {
     "backlog": 1024,
     "max_connections": 4096,
     "max_header_bytes": 32768,
+    "max_held_bytes": 134_217_728,
     "header_timeout_seconds": 10.0,
     "body_timeout_seconds": 30.0,
     "write_timeout_seconds": 30.0,
