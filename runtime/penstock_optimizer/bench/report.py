@@ -148,8 +148,9 @@ def _tiles(results: BenchResults) -> list[tuple[str, str]]:
     judged = _judged(results)
     ratios = [verdict.ratio for verdict in results.verdicts if verdict.ratio is not None]
     tiles: list[tuple[str, str]] = []
-    if ratios:
-        tiles.append((f"{min(ratios):.1f}-{max(ratios):.1f}×", "plain transformers, over the lengths"))
+    if ratios and results.passed is not None:
+        low, high = f"{min(ratios):.1f}", f"{max(ratios):.1f}"
+        tiles.append((f"{low}×" if low == high else f"{low}-{high}×", "plain transformers, over the lengths"))
     if judged:
         shortest, longest = judged[min(judged)], judged[max(judged)]
         tiles += [
