@@ -9,7 +9,8 @@ import socket
 from email.utils import formatdate
 
 from penstock.errors import HostError
-from penstock_runtime.http.connection import Answers, Connection
+from penstock_runtime.http.connection import Connection
+from penstock_runtime.http.door import Answers
 from penstock_runtime.settings import HttpSettings
 
 SWEEP_SECONDS = 0.5
@@ -103,11 +104,11 @@ class Acceptor:
         return len(cut)
 
     def _sweep(self) -> None:
+        self._timer = self.loop.call_later(SWEEP_SECONDS, self._sweep)
         self.date = formatdate(usegmt=True).encode()
         now = self.loop.time()
         for connection in tuple(self.connections):
             connection.sweep(now)
-        self._timer = self.loop.call_later(SWEEP_SECONDS, self._sweep)
 
 
 async def _within(event: asyncio.Event, seconds: float) -> None:

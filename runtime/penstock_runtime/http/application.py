@@ -10,7 +10,7 @@ from collections.abc import Awaitable, Coroutine
 from typing import Any
 
 from penstock_runtime.errors import ClientGone, RequestError, Unauthorized
-from penstock_runtime.http.connection import too_large
+from penstock_runtime.http.door import too_large
 from penstock_runtime.http.message import Request, Response
 from penstock_runtime.http.replies import error_response
 from penstock_runtime.http.routes import Dialect, Router, allowed

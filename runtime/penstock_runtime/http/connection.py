@@ -12,7 +12,7 @@ import time
 from collections import deque
 from collections.abc import Coroutine
 from enum import Enum
-from typing import TYPE_CHECKING, Any, Protocol, cast
+from typing import TYPE_CHECKING, Any, cast
 
 import httptools
 
@@ -25,6 +25,7 @@ from penstock_runtime.errors import (
     RequestError,
     RequestTimeout,
 )
+from penstock_runtime.http.door import too_large
 from penstock_runtime.http.message import Request, Response, encode
 
 if TYPE_CHECKING:
@@ -35,27 +36,6 @@ LINGER_SECONDS = 2.0
 connection, and the client would lose the answer that explains it."""
 LINGER_BYTES = 64 * 2**20
 IDENTIFIER_LIMIT = 128
-
-
-class Answers(Protocol):
-    """The application, as a connection sees it."""
-
-    def admit(self, request: Request, body_bytes: int | None) -> None:
-        """Judge a request by its headers (None: length unknown); raise RequestError to refuse it."""
-        ...
-
-    def answer(self, request: Request) -> Response | Coroutine[Any, Any, Response]:
-        """The response. Never raises; a coroutine may be cancelled when the client goes."""
-        ...
-
-    def refuse(self, request: Request | None, error: RequestError) -> Response:
-        """The response to a request that is not answered; None when it could not even be read."""
-        ...
-
-    @property
-    def body_limit(self) -> int:
-        """Bytes."""
-        ...
 
 
 class Phase(Enum):
@@ -230,7 +210,7 @@ class Connection(asyncio.Protocol):
             return
         request.method = parser.get_method().decode("ascii")
         request.keep_alive = parser.should_keep_alive()
-        _set_target(request, self._url)
+        request.aim(self._url)
         headers = request.headers
         if request.keep_alive and headers.get(b"connection", b"").lower() == b"keep-alive":
             request.keep_alive_by_header = parser.get_http_version() == "1.0"
@@ -436,17 +416,3 @@ class Connection(asyncio.Protocol):
             self.transport.close()
             return True
         return self.transport is None
-
-
-def _set_target(request: Request, target: bytes) -> None:
-    """Path and query of origin-form and absolute-form targets."""
-    text = target.decode("latin-1")
-    if not text.startswith("/") and "://" in text:
-        text = "/" + text.split("://", 1)[1].partition("/")[2]
-    text = text.partition("#")[0]
-    request.path, _, request.query = text.partition("?")
-
-
-def too_large(limit: int) -> BodyTooLarge:
-    """What a body over the limit is answered with."""
-    return BodyTooLarge(f"the body is over {limit} bytes", remedy="Send fewer or shorter texts in one request")

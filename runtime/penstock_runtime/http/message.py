@@ -52,6 +52,13 @@ class Request:
         self.refusal: RequestError | None = None
         """Set while the headers were judged: the body is skipped and this is the answer."""
 
+    def aim(self, target: bytes) -> None:
+        """Set path and query from the target as it was sent: `/path?query`, or a whole URL."""
+        text = target.decode("latin-1")
+        if not text.startswith("/") and "://" in text:
+            text = "/" + text.split("://", 1)[1].partition("/")[2]
+        self.path, _, self.query = text.partition("#")[0].partition("?")
+
 
 class Response:
     """One answer. `headers` are complete lines without those that the connection adds (length, date, connection)."""

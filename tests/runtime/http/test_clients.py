@@ -207,6 +207,17 @@ class TestTriton:
         assert result.as_numpy("label")[0].tolist() == [b"anger", b"joy"]
         assert result.as_numpy("score").dtype == np.float32
 
+    def test_vectors_of_single_tokens(self, client_of: Any) -> None:
+        client = client_of(TaskName.FEATURE_EXTRACTION)
+
+        one = client.infer(
+            "emotion", [self.tensor("text", ["i like you"], binary=True)], parameters={"pooling": "none"}
+        )
+
+        assert one.as_numpy("embedding").shape == (1, 5, WIDTH)
+        with pytest.raises(InferenceServerException, match="one text only"):
+            client.infer("emotion", [self.tensor("text", ["a", "b"], binary=True)], parameters={"pooling": "none"})
+
     @pytest.mark.parametrize(
         ("task", "tensors", "output", "shape"),
         [
