@@ -217,9 +217,10 @@ class Manifest(Frozen):
         except FileNotFoundError:
             raise ArtefactError(f"{artefact} has no {MANIFEST_NAME}", remedy="Run penstock optimize again") from None
         except ValidationError as error:
-            where = ".".join(str(part) for part in error.errors()[0]["loc"])
+            first = error.errors()[0]
+            where = ".".join(map(str, first["loc"])) or "the whole"
             raise ArtefactError(
-                f"{path} is not a manifest that this version reads ({where}: {error.errors()[0]['msg']})",
+                f"{path} is not a manifest that this version reads ({where}: {first['msg']})",
                 remedy="Run penstock optimize again with this version",
             ) from error
         for name in manifest.files:

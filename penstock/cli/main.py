@@ -16,12 +16,13 @@ from penstock import __version__
 from penstock.errors import PenstockError
 
 COMMANDS = {
-    "serve": "penstock.cli.serve",
-    "optimize": "penstock.cli.optimize",
-    "bench": "penstock.cli.bench",
-    "host": "penstock.cli.host",
+    "serve": "Serve a model: fp32 at once, the optimised plan when it is found.",
+    "optimize": "Make the artefact only: model, evidence, report.",
+    "bench": "Measure an endpoint: cores x lengths x batches.",
+    "host": "Show what this machine is: processor, cores, pinning.",
 }
-"""Command -> module with a click command `command`. Imported on use: `penstock --help` must not load engines."""
+"""Command -> what it does. Each is `command` of the module of its name, imported on use: `penstock --help`, which click
+would make from the commands' own words, loads no engine."""
 
 
 class LazyGroup(click.Group):
@@ -35,9 +36,14 @@ class LazyGroup(click.Group):
         """The command of that name, or None."""
         if cmd_name not in COMMANDS:
             return None
-        command = importlib.import_module(COMMANDS[cmd_name]).command
+        command = importlib.import_module(f"penstock.cli.{cmd_name}").command
         assert isinstance(command, click.Command)  # noqa: S101 - a defect of ours, seen by the first test
         return command
+
+    def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:  # noqa: ARG002 - click's
+        """List the commands without importing them."""
+        with formatter.section("Commands"):
+            formatter.write_dl(list(COMMANDS.items()))
 
     def invoke(self, ctx: click.Context) -> Any:
         """Run the command; errors that a user can put right become one sentence."""

@@ -9,8 +9,8 @@ import threading
 from pathlib import Path
 
 import click
-from penstock_optimizer.optimise import optimise
 
+from penstock.cli.folders import models_option, store_option
 from penstock.cli.host import describe_cpu
 from penstock.cli.progress import OptimizationView, show_result
 from penstock.cli.screen import console, fact
@@ -19,38 +19,9 @@ from penstock.manifest import Manifest
 from penstock_optimizer.progress import Progress
 from penstock_runtime.host import read_host
 
-DEFAULT_STORE = Path("artefacts")
-DEFAULT_MODELS = Path("~/.cache/penstock/models")
-
-
-def store_option(function: click.decorators.FC) -> click.decorators.FC:
-    """Where artefacts are kept; the same for every command."""
-    return click.option(
-        "--store",
-        type=click.Path(file_okay=False, path_type=Path),
-        default=DEFAULT_STORE,
-        envvar="PENSTOCK_STORE",
-        show_default=True,
-        show_envvar=True,
-        help="Folder of artefacts: finished ones are found there by what decides them, interrupted ones go on.",
-    )(function)
-
-
-def models_option(function: click.decorators.FC) -> click.decorators.FC:
-    """Where models from the network are kept; the same for every command."""
-    return click.option(
-        "--models",
-        type=click.Path(file_okay=False, path_type=Path),
-        default=DEFAULT_MODELS,
-        envvar="PENSTOCK_MODELS",
-        show_default=True,
-        show_envvar=True,
-        help="Folder in which models from the network are kept.",
-    )(function)
-
 
 @click.command
-@click.argument("file", type=click.Path(exists=True, dir_okay=False, path_type=Path))
+@click.argument("file", type=click.Path(path_type=Path))
 @store_option
 @models_option
 @click.option("--cores", type=click.IntRange(min=1), help="Physical cores, instead of the file's.")
@@ -66,6 +37,9 @@ def command(
     Tries recipes (engine and precision), rejects those whose answers differ from fp32 by more than the accuracy budget,
     measures the rest, and writes the artefact: model, manifest.json, report.html. Interrupted, it goes on where it was.
     """
+    # Not with the module: `penstock --help` and the documents read this command, and need none of it.
+    from penstock_optimizer.optimise import optimise
+
     endpoint = ModelEndpoint.from_file(file)
     models = models.expanduser()
     token = os.environ.get("HF_TOKEN")

@@ -11,8 +11,8 @@ from typing import Any
 
 import click
 
+from penstock.cli.folders import models_option, store_option
 from penstock.cli.logs import configure_logs
-from penstock.cli.optimize import models_option, store_option
 from penstock.cli.serving import ServeOptions, Serving
 from penstock.cli.settings import setting_options, settings_from
 
@@ -20,7 +20,7 @@ logger = logging.getLogger("penstock.serve")
 
 
 @click.command
-@click.argument("target", metavar="FILE|ARTEFACT", type=click.Path(exists=True, path_type=Path))
+@click.argument("target", metavar="FILE|ARTEFACT", type=click.Path(path_type=Path))
 @store_option
 @models_option
 @click.option("--cores", type=click.IntRange(min=1), help="Physical cores, instead of the file's.")

@@ -22,6 +22,7 @@ from pathlib import Path
 
 from pydantic import BaseModel, ConfigDict, ValidationError
 
+from penstock.errors import HostError
 from penstock.manifest import CandidateFacts, GraphIO
 from penstock.recipe import Recipe
 from penstock_optimizer.artefact import digests
@@ -99,10 +100,17 @@ class WorkFolder:
 def locked(path: Path, *, waiting: Callable[[], None]) -> Iterator[None]:
     """Hold the lock file `path` alone; calls `waiting` once when another process has it, and then waits.
 
-    The kernel lets go of it when its holder ends, however it ends.
+    The kernel lets go of it when its holder ends, however it ends. HostError when the folder cannot be written.
     """
-    path.parent.mkdir(parents=True, exist_ok=True)
-    with path.open("a") as file:
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        file = path.open("a")
+    except OSError as error:
+        raise HostError(
+            f"the store {path.parent} cannot be written ({error.strerror})",
+            remedy="Give a folder that this process may write with --store",
+        ) from error
+    with file:
         try:
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
