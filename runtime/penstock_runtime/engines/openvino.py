@@ -93,6 +93,10 @@ class _Requests:
 
     def run(self, batch: Batch) -> Outputs:
         tokens = batch.input_ids.shape[1]
+        longest = self._grid.longest
+        if longest is not None and tokens > longest:
+            # The plugin would look the positions up beyond the table's end, and go on with zeros.
+            raise InferenceFailed(f"openvino: {tokens} tokens are more than the model's {longest}")
         padded = pad(batch, self._grid.length(tokens))
         request = self._free.get()
         try:

@@ -32,6 +32,8 @@ class EchoEngine:
     """Lengths of the rows of every run, in the order in which the runs began."""
     wide: list[int] = field(default_factory=list)
     """Lengths of the rows that ran wide."""
+    threads: set[str] = field(default_factory=set)
+    """Names of those that ran it."""
     closed: bool = False
     most_at_once: int = 0
     _running: int = 0
@@ -51,6 +53,7 @@ class EchoEngine:
         with self._lock:
             self._running += 1
             self.most_at_once = max(self.most_at_once, self._running)
+            self.threads.add(threading.current_thread().name)
             self.batches.append(batch.attention_mask.sum(axis=1).tolist())
         self.began.release()
         try:

