@@ -1,0 +1,78 @@
+"""Whatever the sizes, both flavours equal transformers in ONNX Runtime."""
+
+from __future__ import annotations
+
+import tempfile
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from penstock.tasks import Head
+from penstock_optimizer.export import Flavour, export
+from penstock_optimizer.export.activations import BY_NAME
+from tests.optimizer.export.judge import assert_equals_torch, in_onnxruntime, rows
+from tests.optimizer.export.models import FAMILIES, make
+
+LONGEST = 12
+
+
+@st.composite
+def configurations(draw: st.DrawFn) -> tuple[str, Head, dict[str, Any]]:
+    """A family, a head and fields that transformers takes."""
+    config_class = draw(st.sampled_from(sorted(FAMILIES)))
+    heads, width = draw(st.integers(1, 4)), draw(st.integers(1, 9))
+    hidden, layers, inner = heads * width, draw(st.integers(1, 3)), draw(st.integers(1, 40))
+    activation = draw(st.sampled_from(sorted(BY_NAME)))
+    fields: dict[str, Any] = {
+        "vocab_size": 61,
+        "max_position_embeddings": LONGEST + draw(st.integers(2, 9)),
+        "num_labels": draw(st.integers(1, 5)),
+    }
+    if config_class == "DistilBertConfig":
+        fields |= {"dim": hidden, "n_layers": layers, "n_heads": heads, "hidden_dim": inner, "activation": activation}
+    else:
+        fields |= {
+            "hidden_size": hidden,
+            "num_hidden_layers": layers,
+            "num_attention_heads": heads,
+            "intermediate_size": inner,
+            "hidden_act": activation,
+            "layer_norm_eps": draw(st.sampled_from([1e-12, 1e-5, 1e-3])),
+            "pad_token_id": 1,
+            "type_vocab_size": draw(st.integers(2, 3)),
+            "embedding_size": draw(st.integers(2, 20)),
+            "tie_word_embeddings": draw(st.booleans()),
+        }
+    return config_class, draw(st.sampled_from(Head)), fields
+
+
+@pytest.mark.parity
+@settings(max_examples=25, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+@given(
+    configurations(),
+    st.sampled_from(Flavour),
+    st.lists(st.integers(3, LONGEST), min_size=1, max_size=4),
+    st.integers(0, 2**16),
+)
+def test_equals_transformers(
+    configuration: tuple[str, Head, dict[str, Any]], flavour: Flavour, lengths: list[int], seed: int
+) -> None:
+    config_class, head, fields = configuration
+    with tempfile.TemporaryDirectory() as name:
+        made = make(Path(name) / "model", config_class, head, seed=seed, **fields)
+
+        exported = export(made.folder, head, Path(name) / "out", flavour=flavour)
+
+        batch = rows(*lengths, seed=seed)
+        assert_equals_torch(exported, made, batch, close=1e-4, engines=(in_onnxruntime,))
+        alone = {key: array[:1, : lengths[0]] for key, array in batch.items()}
+        run = in_onnxruntime(exported.path, exported.io)
+        together, single = run(batch), run(alone)
+        for output in exported.io.outputs:
+            one = single[output] if head is Head.MASKED_LM else single[output][0]
+            many = together[output] if head is Head.MASKED_LM else together[output][0]
+            np.testing.assert_allclose(many[: len(one)], one, rtol=0, atol=1e-4)
