@@ -10,7 +10,6 @@ from collections.abc import Mapping, Sequence
 from types import TracebackType
 from typing import Any, Self
 
-from rich.live import Live
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 from rich.table import Table
 
@@ -39,7 +38,6 @@ class OptimizationView:
             transient=True,
         )
         self._task = self._bar.add_task("optimise", total=None, message="")
-        self._live: Live | None = None
         self._printed = 0.0
 
     def __enter__(self) -> Self:
@@ -50,7 +48,8 @@ class OptimizationView:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        self._bar.stop()
+        if console.is_terminal:  # otherwise it was never begun, and stopping would print an empty line
+            self._bar.stop()
 
     def __call__(self, event: Event) -> None:
         """Show one event."""

@@ -1,0 +1,29 @@
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from penstock.endpoint import ModelEndpoint
+from penstock_optimizer.optimise import prepare
+from tests.cli.endpoints import write_endpoint, write_tiny
+
+
+@pytest.fixture(scope="session")
+def tiny(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A small model. Not to be changed: copy it."""
+    return write_tiny(tmp_path_factory.mktemp("tiny") / "model")
+
+
+@pytest.fixture(scope="session")
+def artefact(tiny: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """An artefact of it (the fp32 one: made in a second). Not to be changed: copy it."""
+    place = tmp_path_factory.mktemp("store")
+    endpoint = ModelEndpoint.from_file(write_endpoint(place / "tiny.yaml", tiny))
+    return prepare(endpoint, store=place / "artefacts", models=place / "models").artefact
+
+
+@pytest.fixture
+def file(tiny: Path, tmp_path: Path) -> Path:
+    """A good endpoint file."""
+    return write_endpoint(tmp_path / "tiny.yaml", tiny)

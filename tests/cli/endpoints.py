@@ -1,0 +1,68 @@
+"""Endpoint files and small models for the tests of the command line, and ways to run it."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import yaml
+from click.testing import CliRunner, Result
+
+from penstock.cli.main import cli
+from penstock.tasks import TaskName
+from tests.golden.models import BERT, Sizes, write_model
+
+TINY = Sizes(width=64, layers=2, heads=4, inner=128, positions=128)
+SECONDS = 120.0
+"""No command here takes longer, however busy the machine."""
+
+
+def write_tiny(path: Path) -> Path:
+    """A sentence model of 0.1 M weights."""
+    return write_model(path, TaskName.FEATURE_EXTRACTION, BERT, TINY, pooled=True)
+
+
+def write_endpoint(path: Path, model: Path | str, **spec: Any) -> Path:
+    """A ModelEndpoint file for one core; `spec` adds fields or replaces them (None takes one out)."""
+    source = model if isinstance(model, str) else f"file://{model}"
+    fields = {"model": source, "task": "feature-extraction", "cores": 1} | spec
+    body = {
+        "apiVersion": "penstock.dev/v1alpha1",
+        "kind": "ModelEndpoint",
+        "metadata": {"name": "tiny"},
+        "spec": {name: value for name, value in fields.items() if value is not None},
+    }
+    path.write_text(yaml.safe_dump(body, sort_keys=False), encoding="utf-8")
+    return path
+
+
+def clean_environment(**variables: str) -> dict[str, str]:
+    """This process's environment without settings of Penstock, and with these."""
+    kept = {name: value for name, value in os.environ.items() if not name.startswith("PENSTOCK_")}
+    return kept | {"PYTHONUNBUFFERED": "1"} | variables
+
+
+def invoke(*words: object, environment: Mapping[str, str] | None = None) -> Result:
+    """A command in this process. What is not a PenstockError is raised."""
+    cleared = {name: None for name in os.environ if name.startswith("PENSTOCK_")}
+    runner = CliRunner()
+    return runner.invoke(
+        cli, [str(word) for word in words], env={**cleared, **(environment or {})}, catch_exceptions=False
+    )
+
+
+def run(*words: object, environment: Mapping[str, str] | None = None) -> subprocess.CompletedProcess[str]:
+    """A command in a process of its own, to its end."""
+    return subprocess.run(
+        [sys.executable, "-m", "penstock.cli.main", *map(str, words)],
+        env=clean_environment(**(environment or {})),
+        stdin=subprocess.DEVNULL,
+        capture_output=True,
+        text=True,
+        timeout=SECONDS,
+        check=False,
+    )

@@ -1,0 +1,92 @@
+"""`penstock bench` turns its flags into what is measured."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+import penstock.cli.bench
+from penstock_optimizer.bench.options import BenchOptions
+from tests.cli.endpoints import invoke
+
+Benched = list[BenchOptions]
+
+
+@pytest.fixture
+def benched(monkeypatch: pytest.MonkeyPatch) -> Benched:
+    """What would have been measured."""
+    found: Benched = []
+
+    def record(options: BenchOptions, _: Any) -> Any:
+        found.append(options)
+        return SimpleNamespace(notes=("cores 8: this machine has 4",))
+
+    monkeypatch.setattr(penstock.cli.bench, "run_bench", record)
+    return found
+
+
+def test_defaults_are_the_published_experiment(benched: Benched) -> None:
+    result = invoke("bench", "x.yaml")
+
+    assert result.exit_code == 0
+    assert benched == [BenchOptions(target="x.yaml")]
+    assert len(benched[0].cores) * len(benched[0].lengths) * len(benched[0].batches) == 192
+
+
+@pytest.mark.parametrize(
+    ("words", "environment", "expected"),
+    [
+        (["--cores", "1,2", "--lengths", "8", "--batches", "1,32"], {}, {"cores": (1, 2), "batches": (1, 32)}),
+        (["--cores", " 1 , 2 "], {}, {"cores": (1, 2)}),
+        (["--seconds", "0.5", "--rounds", "7", "--seed", "3"], {}, {"seconds": 0.5, "rounds": 7, "seed": 3}),
+        (["--baseline", "--output", "out"], {}, {"baseline": True, "output": Path("out")}),
+        ([], {"PENSTOCK_BENCH_LENGTHS": "16,64", "PENSTOCK_STORE": "s"}, {"lengths": (16, 64), "store": Path("s")}),
+        (["--lengths", "8"], {"PENSTOCK_BENCH_LENGTHS": "16,64"}, {"lengths": (8,)}),
+    ],
+)
+def test_flags_and_variables(
+    words: list[str], environment: dict[str, str], expected: dict[str, Any], benched: Benched
+) -> None:
+    result = invoke("bench", "x.yaml", *words, environment=environment)
+
+    assert result.exit_code == 0, result.output
+    assert {name: getattr(benched[0], name) for name in expected} == expected
+
+
+@pytest.mark.parametrize(
+    ("words", "complaint"),
+    [
+        (["--cores", "0,1"], "holds a number under 1"),
+        (["--cores", "one"], "write it like 1,2,4"),
+        (["--lengths", ""], "is not a list of whole numbers"),
+        (["--batches", "1,,2"], "is not a list of whole numbers"),
+        (["--lengths", "8.5"], "is not a list of whole numbers"),
+        (["--seconds", "0"], "is not in the range x>=0.1"),
+        (["--rounds", "51"], "is not in the range 1<=x<=50"),
+        (["--tokenizer", "/none"], "does not exist"),
+    ],
+)
+def test_what_makes_no_sense_is_a_usage_error(words: list[str], complaint: str, benched: Benched) -> None:
+    result = invoke("bench", "x.yaml", *words)
+
+    assert result.exit_code == 2
+    assert complaint in result.stderr
+    assert benched == []
+
+
+def test_what_could_not_be_measured_is_named(benched: Benched) -> None:
+    shown = invoke("bench", "x.yaml", "--output", "out").output
+
+    assert "cores 8: this machine has 4" in shown
+    assert "out/report.html" in shown
+
+
+def test_an_endpoint_file_that_is_not_there_is_an_error_with_a_remedy(tmp_path: Path) -> None:
+    result = invoke("bench", tmp_path / "none.yaml", "--output", tmp_path / "out")
+
+    assert result.exit_code == 1
+    assert "none.yaml" in result.stderr
+    assert result.stderr.startswith("error: ")

@@ -1,0 +1,218 @@
+"""What a person can put right is one sentence and a remedy, with status 1, and no traceback."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import socket
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from penstock.manifest import MANIFEST_NAME
+from penstock_runtime.host import read_host
+from tests.cli.endpoints import invoke, run, write_endpoint
+
+Prepare = Callable[[Path, Path], Path]
+"""From a good model and an empty folder to an endpoint file that is wrong in some way."""
+
+
+def text(content: str | bytes) -> Prepare:
+    """A file with this in it."""
+
+    def prepare(_: Path, folder: Path) -> Path:
+        path = folder / "endpoint.yaml"
+        path.write_bytes(content if isinstance(content, bytes) else content.encode())
+        return path
+
+    return prepare
+
+
+def spec(**fields: Any) -> Prepare:
+    """A good file but for these fields."""
+    return lambda model, folder: write_endpoint(folder / "endpoint.yaml", fields.pop("model", model), **fields)
+
+
+def damaged(damage: Callable[[Path], Any]) -> Prepare:
+    """A good file about a model that something happened to."""
+
+    def prepare(model: Path, folder: Path) -> Path:
+        copy = shutil.copytree(model, folder / "model")
+        damage(copy)
+        return write_endpoint(folder / "endpoint.yaml", copy)
+
+    return prepare
+
+
+def pickle_only(model: Path) -> None:
+    (model / "model.safetensors").rename(model / "pytorch_model.bin")
+
+
+def truncate(model: Path) -> None:
+    weights = model / "model.safetensors"
+    os.truncate(weights, weights.stat().st_size - 1000)
+
+
+def want_code(model: Path) -> None:
+    config = json.loads((model / "config.json").read_text())
+    (model / "config.json").write_text(json.dumps(config | {"auto_map": {"AutoModel": "modeling_own.Own"}}))
+
+
+WRONG: dict[str, tuple[Prepare, str, str]] = {
+    "missing file": (
+        lambda _, folder: folder / "none.yaml",
+        "none.yaml: No such file",
+        "Give the path of a ModelEndpoint",
+    ),
+    "folder": (lambda model, _: model, "Is a directory", "Give the path of a ModelEndpoint"),
+    "not YAML": (text("{ a: ["), "line 1, column 7: not YAML", "Check indentation"),
+    "not text": (text(b"\xff\xfe\x00"), "is not UTF-8 text", "Give the path of a ModelEndpoint"),
+    "empty": (text(""), "holds nothing", "Start it with `apiVersion: penstock.dev/v1alpha1`"),
+    "another kind": (text("kind: Pod\napiVersion: v1\n"), "Pod", "ModelEndpoint"),
+    "unknown field": (spec(taks="feature-extraction"), "spec.taks: there is no such field", "Did you mean task?"),
+    "missing field": (spec(task=None), "spec.task is missing", "docs/model-endpoint.md lists the fields"),
+    "unknown task": (
+        spec(task="feature-extracton"),
+        "spec.task: 'feature-extracton' is not one of",
+        "Did you mean feature-extraction?",
+    ),
+    "no model source": (spec(model="/models/x"), "'/models/x' is not a model source", "Did you mean file:///models/x?"),
+    "no such model": (spec(model="file:///none/at/all"), "/none/at/all is not there", "Give the folder that holds"),
+    "no such package": (spec(model="pkg://no_such_package/model"), "no package no_such_package", "pip install"),
+    "a task that the model has no head for": (
+        spec(task="question-answering"),
+        "is a BertModel without a question-answering head",
+        "this one fits feature-extraction, sentence-similarity",
+    ),
+    "longer input than the model takes": (
+        spec(serving={"maxInputTokens": 4096}),
+        "serving.maxInputTokens is 4096",
+        "Set it to 128 or less",
+    ),
+    "more cores than there are": (spec(cores=256), "cores: 256 was asked for", "Write cores: "),
+    "pickled weights": (
+        damaged(pickle_only),
+        "holds pytorch_model.bin, which is a pickle",
+        "Convert it to safetensors (docs/models.md#safetensors)",
+    ),
+    "truncated weights": (
+        damaged(truncate),
+        "is not a whole safetensors file: it is truncated",
+        "Fetch the model again",
+    ),
+    "a model with code of its own": (damaged(want_code), "wants code of the model's own", "docs/models.md#remote-code"),
+    "no configuration": (damaged(lambda model: (model / "config.json").unlink()), "config.json", ". "),
+    "no tokenizer": (damaged(lambda model: (model / "tokenizer.json").unlink()), "tokenizer.json", ". "),
+}
+
+
+def assert_one_sentence(output: str, problem: str, remedy: str) -> None:
+    """The last thing said is the error, whole, and nothing looks like a defect."""
+    assert "Traceback" not in output
+    assert output.count("error: ") == 1
+    error = output[output.index("error: ") :].strip()
+    assert problem in error
+    assert remedy in error[error.index(problem) + len(problem) :]
+
+
+@pytest.mark.parametrize("case", WRONG)
+def test_optimize_says_what_is_wrong_and_what_to_do(case: str, tiny: Path, tmp_path: Path) -> None:
+    prepare, problem, remedy = WRONG[case]
+    result = invoke("optimize", prepare(tiny, tmp_path), "--store", tmp_path / "store", "--models", tmp_path / "models")
+
+    assert result.exit_code == 1
+    assert_one_sentence(result.stderr, problem, remedy)
+
+
+@pytest.mark.parametrize("case", ["missing file", "unknown field", "pickled weights", "more cores than there are"])
+def test_serve_says_it_as_well(case: str, tiny: Path, tmp_path: Path) -> None:
+    prepare, problem, remedy = WRONG[case]
+    result = run("serve", prepare(tiny, tmp_path), "--port", 0, "--store", tmp_path / "store")
+
+    assert result.returncode == 1
+    assert_one_sentence(result.stderr, problem, remedy)
+
+
+@pytest.mark.parametrize("command", ["optimize", "serve"])
+def test_a_store_that_cannot_be_written(command: str, file: Path) -> None:
+    port = ["--port", "0"] if command == "serve" else []
+    # Not even root may make a folder there.
+    result = run(command, file, "--store", "/proc/penstock", *port)
+
+    assert result.returncode == 1
+    assert_one_sentence(result.stderr, "the store /proc/penstock cannot be written", "--store")
+
+
+def test_a_port_in_use(artefact: Path) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = taken.getsockname()[1]
+        result = run("serve", artefact, "--port", port)
+
+    assert result.returncode == 1
+    assert_one_sentence(result.stderr, f"cannot listen on 127.0.0.1:{port}: Address already in use", "another --port")
+
+
+def alter_graph(artefact: Path) -> None:
+    with next(artefact.glob("model/*/model.onnx")).open("ab") as graph:
+        graph.write(b"\0")
+
+
+def made_elsewhere(artefact: Path) -> None:
+    manifest = json.loads((artefact / MANIFEST_NAME).read_text())
+    manifest["cpu"]["isa"] = "avx2" if read_host().cpu.isa.value != "avx2" else "amx"
+    (artefact / MANIFEST_NAME).write_text(json.dumps(manifest))
+
+
+ALTERED: dict[str, tuple[Callable[[Path], Any], str, str]] = {
+    "graph altered": (alter_graph, "is not the file that was optimised", "Fetch the artefact again"),
+    "made on another instruction set": (made_elsewhere, "was measured and judged on", "penstock optimize"),
+    "file gone": (lambda artefact: (artefact / "tokenizer.json").unlink(), "tokenizer.json cannot be read", "again"),
+    "manifest gone": (
+        lambda artefact: (artefact / MANIFEST_NAME).unlink(),
+        "has no manifest.json",
+        "penstock optimize",
+    ),
+    "manifest broken": (
+        lambda artefact: (artefact / MANIFEST_NAME).write_text("{"),
+        "is not a manifest that this version reads",
+        "Run penstock optimize again",
+    ),
+}
+
+
+@pytest.mark.parametrize("case", ALTERED)
+def test_an_artefact_that_must_not_be_served(case: str, artefact: Path, tmp_path: Path) -> None:
+    alter, problem, remedy = ALTERED[case]
+    copy = shutil.copytree(artefact, tmp_path / "artefact")
+    alter(copy)
+    result = run("serve", copy, "--port", 0)
+
+    assert result.returncode == 1
+    assert_one_sentence(result.stderr, problem, remedy)
+
+
+def test_more_cores_than_this_machine_has() -> None:
+    result = invoke("host", "--cores", 4096)
+
+    assert result.exit_code == 1
+    assert_one_sentence(result.stderr, "cores: 4096 was asked for", "Write cores: ")
+
+
+@pytest.mark.parametrize(
+    ("words", "complaint"),
+    [
+        (["optimize", "x.yaml", "--cores", "0"], "0 is not in the range x>=1"),
+        (["optimize", "x.yaml", "--budget", "soon"], "'soon' is not a valid float"),
+        (["optimize", "x.yaml", "--stroe", "y"], "--store"),
+        (["serve"], "Missing argument 'FILE|ARTEFACT'"),
+        (["optimize", "x.yaml", "--store", __file__], "is a file"),
+    ],
+)
+def test_a_wrong_flag_is_a_usage_error(words: list[str], complaint: str) -> None:
+    result = invoke(*words)
+
+    assert result.exit_code == 2
+    assert complaint in result.stderr

@@ -1,0 +1,40 @@
+"""`penstock host`."""
+
+from __future__ import annotations
+
+import json
+import os
+
+import pytest
+
+from penstock.hardware import CpuIdentity
+from penstock_runtime.host import read_host
+from tests.cli.endpoints import invoke
+
+
+def test_json_has_the_processor_and_the_cores() -> None:
+    value = json.loads(invoke("host", "--json").output)
+
+    assert list(value) == ["cpu", "grant"]
+    assert CpuIdentity.model_validate(value["cpu"]) == read_host().cpu
+    assert {name: type(item) for name, item in value["grant"].items()} == {
+        "cpus": list, "siblings": list, "nodes": list, "pinned": bool, "keep": bool, "findings": list,
+    }  # fmt: skip
+    assert set(value["grant"]["cpus"]) <= os.sched_getaffinity(0)
+
+
+def test_cores_are_as_many_as_asked_for() -> None:
+    value = json.loads(invoke("host", "--json", "--cores", 1).output)
+
+    assert len(value["grant"]["cpus"]) == 1
+
+
+@pytest.mark.parametrize("line", ["cpu", "cores", "pinned", "memory"])
+def test_people_get_a_line_for_each_fact(line: str) -> None:
+    assert [shown.split()[0] for shown in invoke("host").output.splitlines()].count(line) == 1
+
+
+def test_the_variable_stands_in_for_the_flag() -> None:
+    value = json.loads(invoke("host", "--json", environment={"PENSTOCK_HOST_CORES": "1"}).output)
+
+    assert len(value["grant"]["cpus"]) == 1
