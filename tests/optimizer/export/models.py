@@ -10,6 +10,8 @@ from typing import Any
 
 import torch
 import transformers
+from tokenizers import Tokenizer
+from tokenizers.models import WordLevel
 
 from penstock.tasks import Head
 from penstock_runtime.models.folder import ModelFolder
@@ -100,8 +102,10 @@ def shake(model: Any, seed: int) -> None:
                 parameter.mul_(1 + 0.2 * noise).add_(0.2 * torch.randn(parameter.shape, generator=generator))
 
 
-def write_tokenizer(path: Path, mask_id: int = MASK_ID) -> None:
-    """As little of a tokenizer as names the mask token."""
-    mask = {"id": mask_id, "content": "<mask>", "special": True}
-    (path / "tokenizer.json").write_text(json.dumps({"added_tokens": [mask], "model": {"type": "WordLevel"}}))
+def write_tokenizer(path: Path, mask: str = "<mask>") -> None:
+    """Words of one letter and the mask token, under a name."""
+    words = {chr(97 + index): index for index in range(VOCABULARY) if index != MASK_ID}
+    tokenizer = Tokenizer(WordLevel({**words, mask: MASK_ID}, unk_token="a"))
+    tokenizer.add_special_tokens([mask])
+    tokenizer.save(str(path / "tokenizer.json"))
     (path / "tokenizer_config.json").write_text(json.dumps({"mask_token": "<mask>"}))

@@ -1,4 +1,4 @@
-"""The pure parts: distances, graphs, weights, mask tokens."""
+"""The pure parts: distances, graphs, weights."""
 
 from __future__ import annotations
 
@@ -16,15 +16,12 @@ from hypothesis import strategies as st
 from safetensors.torch import save_file
 from transformers.models.mpnet.modeling_mpnet import MPNetEncoder
 
-from penstock.errors import UnsupportedModel
 from penstock_optimizer.export.activations import BY_NAME
 from penstock_optimizer.export.encoder import Activation
 from penstock_optimizer.export.families.mpnet import BUCKETS, distance_bias, distance_buckets
 from penstock_optimizer.export.graph import Graph
-from penstock_optimizer.export.mask_token import mask_token_id
 from penstock_optimizer.export.weights import Weights
 from penstock_runtime.models.folder import ModelFolder
-from tests.optimizer.export.models import write_tokenizer
 
 
 def test_every_distance_falls_into_the_bucket_that_transformers_gives_it() -> None:
@@ -114,29 +111,3 @@ def weights_of(path: Path, tensors: dict[str, torch.Tensor]) -> Weights:
     save_file(tensors, path / "model.safetensors")
     (path / "config.json").write_text(json.dumps({"model_type": "bert"}))
     return Weights(ModelFolder.open(path))
-
-
-@pytest.fixture
-def folder(tmp_path: Path) -> ModelFolder:
-    weights_of(tmp_path, {"x": torch.zeros(1)})
-    write_tokenizer(tmp_path, mask_id=103)
-    return ModelFolder.open(tmp_path)
-
-
-def test_the_mask_token_stands_in_the_tokenizers_files(folder: ModelFolder) -> None:
-    assert mask_token_id(folder) == 103
-
-
-def test_the_mask_token_may_be_an_object(folder: ModelFolder) -> None:
-    (folder.path / "tokenizer_config.json").unlink()
-    mask = {"content": "<mask>", "lstrip": True}
-    (folder.path / "special_tokens_map.json").write_text(json.dumps({"mask_token": mask}))
-
-    assert mask_token_id(folder) == 103
-
-
-def test_no_mask_token(folder: ModelFolder) -> None:
-    (folder.path / "tokenizer_config.json").write_text(json.dumps({"mask_token": None}))
-
-    with pytest.raises(UnsupportedModel, match="names no mask_token"):
-        mask_token_id(folder)

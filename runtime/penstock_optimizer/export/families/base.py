@@ -5,6 +5,7 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from typing import ClassVar
 
+from penstock.errors import UnsupportedModel
 from penstock.tasks import Head
 from penstock_optimizer.export.encoder import (
     Classifier,
@@ -15,9 +16,9 @@ from penstock_optimizer.export.encoder import (
     TokenClassifier,
     Top,
 )
-from penstock_optimizer.export.mask_token import mask_token_id
 from penstock_optimizer.export.reader import NotBuildable, Reader
 from penstock_runtime.models.folder import ModelFolder
+from penstock_runtime.tokens.tokenizer import Tokenizer
 
 
 class Family(ABC):
@@ -70,7 +71,16 @@ class Family(ABC):
             return self.token_classifier(encoder.hidden)
         if head is Head.SPAN:
             return self.span_classifier(encoder.hidden)
-        return self.mask_filler(encoder, mask_token_id(self.folder))
+        return self.mask_filler(encoder, self._mask_id())
+
+    def _mask_id(self) -> int:
+        """The very token that the fill-mask task looks for."""
+        mask_id = Tokenizer.load(self.folder).mask_id
+        if mask_id is None:
+            raise UnsupportedModel(
+                f"{self.folder.tokenizer} has no mask token", remedy="State it as mask_token in tokenizer_config.json"
+            )
+        return mask_id
 
     def vocabulary(self, encoder: Encoder, projection: str, *biases: str) -> Dense:
         """The product with the vocabulary: the word vectors again, unless config.json unties them."""
