@@ -28,6 +28,9 @@ MIX_REQUESTS = 48
 """Requests of one round over the workload's mix: a median and a 95th percentile of lengths, and short enough to be
 repeated."""
 WIDE_SECONDS = 0.08
+ENGINES_KEPT = 2
+LARGE_BYTES = 600_000_000
+"""Of a graph's files: of larger ones only one engine is kept."""
 
 
 class Subject(Value):
@@ -51,6 +54,14 @@ class GraphFile(Value):
 
     path: str
     io: GraphIO
+
+
+Shape = tuple[Threads, bool]
+"""Threads of an engine, and whether it runs wide."""
+
+
+def _shape(plan: Plan) -> Shape:
+    return Threads(plan.streams, plan.threads_per_stream), plan.wide_from_tokens is not None
 
 
 class _Kept:
@@ -80,8 +91,8 @@ class Candidate:
         self._subject: Subject | None = None
         self._recipe: Recipe | None = None
         self._graph: GraphFile | None = None
-        self._engine: tuple[tuple[Threads, bool], Engine] | None = None
-        self._warm: set[Plan] = set()
+        self._engines: dict[Shape, Engine] = {}
+        self._warm: set[Shape | Plan] = set()
 
     # calls
 
@@ -93,7 +104,7 @@ class Candidate:
     def use(self, graph: dict[str, Any]) -> None:
         """Measure and judge this graph from now on."""
         self._graph = GraphFile.model_validate(graph)
-        self._close_engine()
+        self._close_engines()
 
     def export(self, out: str, flavour: str) -> ExportedFacts:
         """Write the fp32 graph."""
@@ -206,14 +217,17 @@ class Candidate:
         from penstock_runtime.loaded import LoadedModel
         from penstock_runtime.predictor import Limits, Predictor
 
-        threads = Threads(plan.streams, plan.threads_per_stream)
-        engine = _Kept(self._plan_engine(threads, wide=plan.wide_from_tokens is not None))
+        shape = _shape(plan)
+        engine = _Kept(self._plan_engine(shape[0], wide=shape[1]))
         model = LoadedModel(self._task, engine, plan, self._its_graph.io, max_tokens=self._about.max_tokens)
         predictor = Predictor(model, Limits(deadline_seconds=600.0))
         try:
-            if plan not in self._warm:
-                # As the server does before it is ready; then the batches that really form.
+            if shape not in self._warm:
+                # As the server does before it is ready.
                 await predictor.warm_up()
+                self._warm.add(shape)
+            if plan not in self._warm:
+                # The batches that really form with this plan, once, unmeasured.
                 await measure.saturation(predictor, self._requests, expected_seconds=60.0)
                 self._warm.add(plan)
             return await measure.sample_plan(predictor, self._requests, rate=self._about.requests_per_second)
@@ -319,19 +333,27 @@ class Candidate:
         return self._plan_engine(Threads(1, self._about.cores), wide=False)
 
     def _plan_engine(self, threads: Threads, *, wide: bool) -> Engine:
-        """The graph, loaded with these threads; the last one is kept, one at a time."""
+        """The graph, loaded with these threads. The last few are kept: a challenger and its incumbent take turns."""
         from penstock_runtime.engines.load import load_engine
 
         wanted = (threads, wide)
-        if self._engine is None or self._engine[0] != wanted:
-            self._close_engine()
+        engine = self._engines.pop(wanted, None)
+        if engine is None:
             graph = self._its_graph
-            loaded = load_engine(Path(graph.path), graph.io, self._its_recipe, threads, wide=wide)
-            self._engine = (wanted, loaded)
-        return self._engine[1]
+            size = sum(file.stat().st_size for file in Path(graph.path).parent.iterdir() if file.is_file())
+            while len(self._engines) >= (ENGINES_KEPT if size < LARGE_BYTES else 1):
+                self._forget(next(iter(self._engines)))
+            engine = load_engine(Path(graph.path), graph.io, self._its_recipe, threads, wide=wide)
+        # At the end again: the first one is the one that was not used for the longest time.
+        self._engines[wanted] = engine
+        return engine
 
-    def _close_engine(self) -> None:
-        if self._engine is not None:
-            self._engine[1].close()
-            self._engine = None
-            self._warm.clear()
+    def _close_engines(self) -> None:
+        for shape in list(self._engines):
+            self._forget(shape)
+
+    def _forget(self, shape: Shape) -> None:
+        self._engines.pop(shape).close()
+        self._warm = {
+            one for one in self._warm if one != shape and not (isinstance(one, Plan) and _shape(one) == shape)
+        }

@@ -30,7 +30,9 @@ FEWEST_SAMPLES, LONGEST_SECONDS = 40, 15.0
 WARM_UP_SECONDS = 0.4
 OVERHEAD_SECONDS = 1.0
 """Starting the load process and draining."""
-START_SECONDS = 60.0
+LEAST_START_SECONDS = 2.0
+"""With less time than this a replica is not started."""
+NO_TIME = "the time budget was spent before the capacity could be measured"
 STOP_SECONDS = 10.0
 
 
@@ -68,9 +70,11 @@ def replica(
     log: Path,
     max_tokens: int | None = None,
     truncate: bool = True,
-    start_seconds: float = START_SECONDS,
+    start_seconds: float,
 ) -> Iterator[Replica]:
-    """Serve an artefact on these CPUs while the context lasts; CapacityFailed when it does not start."""
+    """Serve an artefact on these CPUs while the context lasts; CapacityFailed when it does not start in time."""
+    if start_seconds < LEAST_START_SECONDS:
+        raise CapacityFailed(NO_TIME, remedy="Raise spec.optimization.budgetSeconds")
     command = [sys.executable, "-m", "penstock_optimizer.replica", str(artefact), "--cores", str(cores)]
     if cpus:
         command += ["--cpus", ",".join(map(str, cpus))]
@@ -82,6 +86,7 @@ def replica(
         process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=file)
     assert process.stdout is not None  # noqa: S101 - both are pipes
     assert process.stdin is not None  # noqa: S101
+    line = b""
     try:
         line = _first_line(process, start_seconds)
         if not line:
@@ -93,6 +98,9 @@ def replica(
     finally:
         process.stdin.close()
         try:
+            # Not ready: it does not listen to the end of its input yet.
+            if not line:
+                process.kill()
             process.wait(STOP_SECONDS)
         except subprocess.TimeoutExpired:
             process.kill()
@@ -126,6 +134,8 @@ def measure_capacity(
             )
         )
 
+    if seconds_left() < SATURATION_SECONDS + WARM_UP_SECONDS + OVERHEAD_SECONDS:
+        raise CapacityFailed(NO_TIME, remedy="Raise spec.optimization.budgetSeconds")
     saturated = load(ClosedLoop(clients=CLIENTS), SATURATION_SECONDS, 0)
     if not saturated.completed_per_second:
         raise CapacityFailed(

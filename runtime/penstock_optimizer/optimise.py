@@ -10,6 +10,7 @@ then finds the first one's result.
 from __future__ import annotations
 
 import time
+from collections.abc import Sequence
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
@@ -18,7 +19,7 @@ from penstock.capacity import CapacityCurve
 from penstock.endpoint import ModelEndpoint, NoCandidate, OptimizationMode
 from penstock.errors import OptimizationError
 from penstock.manifest import CandidateFacts, Manifest, Outcome, ServedModel
-from penstock.recipe import Plan, Recipe
+from penstock.recipe import Plan, Precision, Recipe
 from penstock_optimizer import conclusion
 from penstock_optimizer.artefact import graph_path, write_artefact
 from penstock_optimizer.baseline import Prepared, baseline_plan, prepare_baseline
@@ -50,7 +51,10 @@ __all__ = ["Prepared", "optimise", "prepare"]
 EXPECTED_STEPS = {Stage.EXPORT: 1, Stage.MEASURE: ROUNDS, Stage.PLANS: 12, Stage.CAPACITY: 10, Stage.REPORT: 1}
 BODIES = 400
 """Different requests of the capacity curve."""
+CALIBRATION_IS_CHEAP_SECONDS = 150.0
 CEILING_SECONDS = 30.0
+WRITING_SECONDS = 1.5
+"""Kept for copying the artefact and making the report."""
 
 
 def prepare(
@@ -128,6 +132,7 @@ class Optimisation:
         exported = self._export()
         try:
             self._try_candidates()
+            self._refuse_if_told_to([entrant.facts for entrant in self._tryout.entrants])
             climbed = self._find_plan()
         finally:
             self._tryout.close()
@@ -138,7 +143,6 @@ class Optimisation:
             expected=self._expected,
             steps=climbed.steps,
         )
-        self._refuse_if_told_to(candidates)
         self._reporter.advance(
             Stage.PLANS,
             climbed.plan.summary,
@@ -177,7 +181,7 @@ class Optimisation:
         try:
             self._tryout.enter(TEACHER, teacher=True)
             if self._searches:
-                for recipe in self._candidates.recipes[1:]:
+                for recipe in by_time(self._candidates.recipes[1:], self._budget.left_for_candidates()):
                     self._reporter.advance(Stage.CANDIDATES, recipe.name, by=0)
                     self._tryout.enter(recipe)
                 for skipped in self._candidates.skipped:
@@ -235,7 +239,7 @@ class Optimisation:
                 log=job.work.log("capacity"),
                 max_tokens=job.spec.serving.max_input_tokens,
                 truncate=job.spec.serving.truncate,
-                start_seconds=max(self._budget.left_for_capacity(), 10.0),
+                start_seconds=self._budget.left_for_capacity(),
             ) as server:
                 measured = measure_capacity(
                     server,
@@ -258,9 +262,12 @@ class Optimisation:
             return None
         self._reporter.finish(Stage.CAPACITY)
         rate = measured.curve.requests_per_second
+        limit = measured.curve.p95_objective_milliseconds or 0.0
         self._reporter.advance(
             Stage.CAPACITY,
-            f"{rate:.0f} requests/s within the objective" if rate else "the objective is not met at any rate",
+            f"p95 stays within {limit:.3g} ms up to {rate:.0f} requests/s"
+            if rate
+            else f"p95 is over {limit:.3g} ms at any rate",
             by=0,
             facts={"requests_per_second": rate, "saturation_per_second": measured.saturation_per_second},
         )
@@ -268,12 +275,11 @@ class Optimisation:
 
     def _gemm(self, chosen: CandidateFacts) -> Any:
         shape = EncoderShape.of(self._job.folder.config)
-        if shape is None or not chosen.latency or self._budget.left() < 1.0:
+        left = self._budget.left() - WRITING_SECONDS
+        if shape is None or not chosen.latency or left < 1.0:
             return ()
         try:
-            ceiling = self._lab.ceiling(
-                chosen.recipe.precision, timeout_seconds=min(CEILING_SECONDS, self._budget.left())
-            )
+            ceiling = self._lab.ceiling(chosen.recipe.precision, timeout_seconds=min(CEILING_SECONDS, left))
         except WorkerFailed:
             # A figure for the report, and no reason to lose the rest of it.
             return ()
@@ -285,7 +291,7 @@ class Optimisation:
         allowed = self._job.spec.optimization
         return recipe.engine in allowed.engines and recipe.precision in allowed.precisions
 
-    def _refuse_if_told_to(self, candidates: tuple[CandidateFacts, ...]) -> None:
+    def _refuse_if_told_to(self, candidates: Sequence[CandidateFacts]) -> None:
         """`whenNoCandidate: Fail`: an error that lists each candidate, unless one of them may be served."""
         optimization = self._job.spec.optimization
         others = [one for one in candidates if one.recipe != TEACHER and one.outcome is not Outcome.SKIPPED]
@@ -385,6 +391,14 @@ class Optimisation:
                 "reason": step.reason,
             },
         )
+
+
+def by_time(recipes: Sequence[Recipe], seconds: float) -> list[Recipe]:
+    """The order to try recipes in: by promise, but with little time those last that must be calibrated, since making
+    one of them takes as long as all the others."""
+    if seconds >= CALIBRATION_IS_CHEAP_SECONDS:
+        return list(recipes)
+    return sorted(recipes, key=lambda recipe: recipe.precision is Precision.INT8_STATIC)
 
 
 def export_message(exported: ExportedFacts) -> str:

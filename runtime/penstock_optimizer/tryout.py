@@ -24,6 +24,9 @@ MEASURE_SECONDS = 0.25
 """For each length and round."""
 MOST_OPEN = 6
 """Processes that wait for being measured; each holds a model."""
+MOST_OF_THE_REST = 0.6
+"""No candidate may use up more than this share of the stage's remaining time: one that hangs must leave the others
+their turn."""
 LEAST_SECONDS = 3.0
 """A candidate is not begun with less time than this: it could not even start."""
 OUT_OF_TIME = "the time budget was spent before its turn"
@@ -238,7 +241,7 @@ class TryOut:
 
     def _limit(self, *, teacher: bool) -> float:
         """The teacher may use the time of the candidates' and the plans' stages: without it there is nothing."""
-        left = self._budget.left_for_capacity() if teacher else self._left()
+        left = self._budget.left_for_capacity() if teacher else MOST_OF_THE_REST * self._left()
         return max(left, 0.1)
 
     def _remember(self, entrant: Entrant) -> None:
