@@ -14,15 +14,19 @@ from penstock.recipe import EngineName, Precision, Recipe
 
 PER_CHANNEL = "per-channel"
 """A scale for each output channel of a weight instead of one for the whole matrix."""
-REDUCED_RANGE = "reduced-range"
-"""Weights of 7 bits: without VNNI, sums of two 8-bit products saturate at 16 bits."""
 SMOOTH = "smooth"
 """Outlier channels of the activations are scaled down and the weights up (SmoothQuant): the same product, a better
-grid."""
-FP32_ATTENTION = "fp32-attention"
-"""OpenVINO: the two products within the attention stay in floating point; only products with weights are int8."""
-SYMMETRIC = "symmetric"
-"""Weights without a zero point."""
+grid. The strength is chosen on calibration texts."""
+COMPENSATED = "compensated"
+"""Rounding errors of weights are made good by the weights rounded after them (GPTQ), and their mean by the bias."""
+REDUCED_RANGE = "reduced-range"
+"""Neighbouring weights are limited, so that without VNNI the sum of two 8-bit products cannot saturate at 16 bits."""
+NNCF = "nncf"
+"""OpenVINO: made by NNCF, the products within the attention int8 as well, instead of by our own quantiser."""
+BF16_REST = "bf16-rest"
+"""OpenVINO: what is not int8 (attention, GELU, sums) runs in bf16."""
+GROUP_32 = "group-32"
+"""OpenVINO: a scale for every 32 activations of a token, found at run time."""
 
 TEACHER = Recipe(engine=EngineName.ONNXRUNTIME, precision=Precision.FP32)
 """The fp32 graph that the others are judged by, and the fall-back."""
@@ -63,26 +67,22 @@ def candidate_recipes(isa: Isa, engines: Collection[EngineName], precisions: Col
 
 def _by_promise(isa: Isa) -> Iterator[Recipe]:
     """All recipes besides the teacher. With VNNI or AMX OpenVINO's int8 leads; without, ONNX Runtime's does."""
-    openvino = (*_openvino_int8(isa), _recipe(EngineName.OPENVINO, Precision.BF16))
-    onnxruntime = tuple(_onnxruntime_int8(isa))
+    tuned = (COMPENSATED, PER_CHANNEL, SMOOTH, *(() if isa.has_int8_dot else (REDUCED_RANGE,)))
+    openvino = (
+        _recipe(EngineName.OPENVINO, Precision.INT8_STATIC, BF16_REST, *tuned),
+        _recipe(EngineName.OPENVINO, Precision.INT8_STATIC, *tuned),
+        _recipe(EngineName.OPENVINO, Precision.BF16),
+    )
+    onnxruntime = (
+        _recipe(EngineName.ONNXRUNTIME, Precision.INT8_STATIC, *tuned),
+        _recipe(EngineName.ONNXRUNTIME, Precision.INT8_DYNAMIC, *tuned),
+    )
     yield from (*openvino, *onnxruntime) if isa.has_int8_dot else (*onnxruntime, *openvino)
+    yield _recipe(EngineName.OPENVINO, Precision.INT8_ROWWISE, GROUP_32)
+    yield _recipe(EngineName.OPENVINO, Precision.INT8_STATIC, NNCF, SMOOTH, *tuned[3:])
     yield _recipe(EngineName.OPENVINO, Precision.FP32)
-    # What a user gets without asking for more: in the report as the yardstick of accuracy, hardly ever within budget.
+    # What a user gets without asking for more: the yardstick of the report, hardly ever within the budget.
     yield _recipe(EngineName.ONNXRUNTIME, Precision.INT8_DYNAMIC)
-
-
-def _openvino_int8(isa: Isa) -> Iterator[Recipe]:
-    fix = () if isa.has_int8_dot else (REDUCED_RANGE,)
-    yield _recipe(EngineName.OPENVINO, Precision.INT8_STATIC, FP32_ATTENTION, SMOOTH, *fix)
-    yield _recipe(EngineName.OPENVINO, Precision.INT8_STATIC, SMOOTH, *fix)
-    yield _recipe(EngineName.OPENVINO, Precision.INT8_ROWWISE, SYMMETRIC)
-
-
-def _onnxruntime_int8(isa: Isa) -> Iterator[Recipe]:
-    fix = () if isa.has_int8_dot else (REDUCED_RANGE,)
-    yield _recipe(EngineName.ONNXRUNTIME, Precision.INT8_DYNAMIC, PER_CHANNEL, SMOOTH, *fix)
-    yield _recipe(EngineName.ONNXRUNTIME, Precision.INT8_STATIC, PER_CHANNEL, SMOOTH, *fix)
-    yield _recipe(EngineName.ONNXRUNTIME, Precision.INT8_DYNAMIC, PER_CHANNEL, *fix)
 
 
 def _why_not(
@@ -92,7 +92,7 @@ def _why_not(
         return f"optimization.engines leaves {recipe.engine.value} out"
     if recipe.precision not in precisions:
         return f"optimization.precisions leaves {recipe.precision.value} out"
-    if recipe.precision is Precision.BF16 and not isa.has_bf16:
+    if (recipe.precision is Precision.BF16 or BF16_REST in recipe.options) and not isa.has_bf16:
         return f"{isa.value} has no native bf16: it would be emulated, slower than fp32"
     if recipe.engine is EngineName.OPENVINO and recipe.precision is not Precision.FP32 and isa is Isa.NEON:
         return "OpenVINO runs quantised graphs in floating point on Arm: nothing to gain"

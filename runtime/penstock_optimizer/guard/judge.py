@@ -19,8 +19,10 @@ from penstock_optimizer.guard import agreement
 from penstock_optimizer.guard.sample import Observed
 from penstock_optimizer.guard.statistics import bootstrap_lower, wilson_lower
 
-MIN_COSINE = 0.985
-"""Embeddings: the lowest cosine of any text."""
+P1_COSINE = 0.985
+"""Embeddings: at most one text in a hundred has a lower cosine."""
+MIN_COSINE = 0.97
+"""Embeddings: no text has a lower one. A few words average little rounding error out: they set the minimum."""
 NEIGHBOURS = 10
 MIN_NEIGHBOUR_OVERLAP = 0.80
 """Embeddings: the mean share of the ten nearest texts that stay."""
@@ -59,7 +61,8 @@ class _Case:
     teacher: Sequence[Observed]
     candidate: Sequence[Observed]
     agreement: float
-    cosine: float
+    min_cosine: float
+    p1_cosine: float
 
     def answers(self) -> list[tuple[Any, Any]]:
         return [(a.answer, b.answer) for a, b in zip(self.teacher, self.candidate, strict=True)]
@@ -85,7 +88,9 @@ def judge(
         teacher,
         candidate,
         agreement=budget.min_agreement if budget.min_agreement is not None else MIN_AGREEMENT.get(task, 0.0),
-        cosine=budget.min_cosine if budget.min_cosine is not None else MIN_COSINE,
+        # Stated by the endpoint, it holds for every text.
+        min_cosine=budget.min_cosine if budget.min_cosine is not None else MIN_COSINE,
+        p1_cosine=budget.min_cosine if budget.min_cosine is not None else P1_COSINE,
     )
     metrics = _METRICS[task](case)
     return Verdict(
@@ -160,9 +165,9 @@ def _embeddings(case: _Case) -> tuple[Metric, ...]:
     after = [np.asarray(one) for observed in case.candidate for one in observed.reduced]
     cosines = agreement.cosines(before, after)
     metrics = [
-        _least("min_cosine", float(cosines.min()), case.cosine),
-        _least("p1_cosine", float(np.percentile(cosines, 1)), case.cosine),
-        _mean("mean_cosine", cosines.tolist(), case.cosine),
+        _least("min_cosine", float(cosines.min()), case.min_cosine),
+        _least("p1_cosine", float(np.percentile(cosines, 1)), case.p1_cosine),
+        _mean("mean_cosine", cosines.tolist(), case.p1_cosine),
     ]
     if len({vector.shape for vector in before}) == 1:  # pooled
         kept = agreement.neighbour_overlap(before, after, NEIGHBOURS)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -10,10 +10,16 @@ import numpy as np
 import onnx
 import onnxruntime as ort
 
-from penstock_optimizer.quantise.linear import Range
+from penstock_optimizer.quantise.seen import Seen, Watch
 from penstock_runtime.batching.rectangle import stack
 from penstock_runtime.engines.graph_inputs import feed as graph_feed
 from penstock_runtime.rows import Float, Row
+
+LARGE = 1_500_000_000
+"""Bytes of a graph beyond which its weights go to a file beside it: protobuf ends at 2 GB."""
+SAMPLE_TOKENS = 2048
+"""Of each activation: enough to know how its channels vary together, for layers of up to some 4,000 inputs."""
+PASS_BYTES = 400_000_000
 
 
 def feed(row: Row, inputs: Sequence[str]) -> dict[str, Any]:
@@ -37,32 +43,49 @@ def outputs(path: Path, inputs: Sequence[str], rows: Sequence[Row], threads: int
 
 
 def observe(
-    model: Any, values: Sequence[str], inputs: Sequence[str], rows: Sequence[Row], threads: int, scratch: Path
-) -> dict[str, Range]:
-    """The range of each value by its last axis. `scratch` is a file path to write and remove."""
-    watched = onnx.ModelProto()
-    watched.CopyFrom(model)
-    watched.graph.output.extend(
-        onnx.helper.make_tensor_value_info(value, onnx.TensorProto.FLOAT, None) for value in values
-    )
-    save(watched, scratch)
+    model: Any, values: Sequence[str], inputs: Sequence[str], rows: Sequence[Row], *, threads: int, scratch: Path
+) -> dict[str, Seen]:
+    """What each value reaches over the rows. `scratch` is a file path to write and remove.
+
+    Over the rows several times when the samples of one would take more memory than `PASS_BYTES`.
+    """
+    tokens = max(SAMPLE_TOKENS, len(rows))
+    result: dict[str, Seen] = {}
     try:
+        save(_watched(model, values), scratch)
         running = session(scratch, threads)
-        low: dict[str, Float] = {}
-        high: dict[str, Float] = {}
-        for row in rows:
-            for value, array in zip(values, running.run(list(values), feed(row, inputs)), strict=True):
-                flat = array.reshape(-1, array.shape[-1])
-                _widen(low, value, flat.min(axis=0), np.minimum)
-                _widen(high, value, flat.max(axis=0), np.maximum)
+        first = running.run(list(values), feed(rows[0], inputs))
+        bytes_each = {value: array.shape[-1] * tokens * 4 for value, array in zip(values, first, strict=True)}
+        for some in _passes(bytes_each):
+            watches = {value: Watch(texts=len(rows), tokens=tokens) for value in some}
+            for row in rows:
+                for watch, array in zip(watches.values(), running.run(some, feed(row, inputs)), strict=True):
+                    watch.add(array)
+            result |= {value: watch.seen() for value, watch in watches.items()}
     finally:
         for path in (scratch, beside(scratch)):
             path.unlink(missing_ok=True)
-    return {value: Range(low[value], high[value]) for value in values}
+    return result
 
 
-def _widen(seen: dict[str, Float], value: str, now: Float, keep: Any) -> None:
-    seen[value] = keep(seen[value], now) if value in seen else now
+def _watched(model: Any, values: Sequence[str]) -> Any:
+    watched = onnx.ModelProto()
+    watched.CopyFrom(model)
+    floats = onnx.TensorProto.FLOAT
+    watched.graph.output.extend(onnx.helper.make_tensor_value_info(value, floats, None) for value in values)
+    return watched
+
+
+def _passes(bytes_each: Mapping[str, int]) -> list[list[str]]:
+    passes: list[list[str]] = [[]]
+    taken = 0
+    for value, size in bytes_each.items():
+        if passes[-1] and taken + size > PASS_BYTES:
+            passes.append([])
+            taken = 0
+        passes[-1].append(value)
+        taken += size
+    return passes
 
 
 def difference(expected: Sequence[Sequence[Float]], actual: Sequence[Sequence[Float]]) -> float:
@@ -88,7 +111,3 @@ def save(model: Any, path: Path) -> None:
         onnx.save_model(model, str(path), save_as_external_data=True, location=beside(path).name)
     else:
         path.write_bytes(model.SerializeToString())
-
-
-LARGE = 1_500_000_000
-"""Bytes."""

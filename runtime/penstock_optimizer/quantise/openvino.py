@@ -1,4 +1,5 @@
-"""Makes what OpenVINO serves: the fp32 graph as IR, bf16 by the engine's own rounding, and NNCF's int8 versions.
+"""Makes what OpenVINO serves: the fp32 graph as IR, bf16 by the engine's own rounding, int8 by our own quantiser or
+by NNCF.
 
 NNCF is told to be quiet: no progress bars (ours are shown), no telemetry (nothing here goes over the network).
 """
@@ -21,14 +22,16 @@ from penstock.manifest import GraphIO
 from penstock.recipe import Precision, Recipe
 from penstock_optimizer import recipes
 from penstock_optimizer.quantise.built import Built
-from penstock_optimizer.quantise.observe import feed
+from penstock_optimizer.quantise.calibrated import quantise_graph
+from penstock_optimizer.quantise.observe import beside, feed
+from penstock_optimizer.quantise.qdq import QdqWriter
 from penstock_runtime.rows import Row
 
 SMOOTHING = 0.7
-"""SmoothQuant's alpha. NNCF's own default is 0.95."""
+"""SmoothQuant's alpha in NNCF, whose own default is 0.95."""
 GROUP_OPTION = "DYNAMIC_QUANTIZATION_GROUP_SIZE"
-WHOLE_ROW = 2**32
-"""A group as wide as any layer: one scale for each token."""
+GROUPS = {recipes.GROUP_32: 32}
+"""Activations that share a scale. The plugin takes only what divides every layer's inputs, and says nothing else."""
 
 
 def build(
@@ -37,96 +40,91 @@ def build(
     """Write `out/model.xml` and `.bin` for a recipe from a plain fp32 graph. OptimizationError when nothing could be
     quantised or the recipe is none of ours."""
     out.mkdir(parents=True, exist_ok=True)
-    core = ov.Core()
-    core.set_property({"INFERENCE_NUM_THREADS": threads})
-    model = core.read_model(str(graph))
+    path = out / "model.xml"
+    notes: tuple[str, ...] = ()
     match recipe.precision:
         case Precision.FP32 | Precision.BF16:
-            pass  # the engine is told the precision when it loads the graph
+            model = _read(graph, threads)  # the engine is told the precision when it loads the graph
+        case Precision.INT8_STATIC if recipes.NNCF in recipe.options:
+            model = _by_nncf(_read(graph, threads), recipe, [feed(row, io.inputs) for row in calibration])
+            _check_quantised(model, graph)
         case Precision.INT8_STATIC:
-            if not calibration:
-                raise OptimizationError(
-                    f"{recipe.name} wants calibration texts", remedy="Give some, or leave the recipe out"
-                )
-            with _quiet_nncf() as nncf:
-                model = _static(nncf, model, recipe, [feed(row, io.inputs) for row in calibration])
-            _check_quantised(model, graph, "FakeQuantize")
+            model, notes = _by_ourselves(recipe, graph, io, calibration, out / "quantised.onnx", threads=threads)
+            _check_quantised(model, graph)
         case Precision.INT8_ROWWISE:
             with _quiet_nncf() as nncf:
-                symmetric = recipes.SYMMETRIC in recipe.options
-                mode = nncf.CompressWeightsMode.INT8_SYM if symmetric else nncf.CompressWeightsMode.INT8_ASYM
-                model = nncf.compress_weights(model, mode=mode)
-            model.set_rt_info(str(WHOLE_ROW), ["runtime_options", GROUP_OPTION])
-            _check_quantised(model, graph, "Constant")
+                model = nncf.compress_weights(_read(graph, threads), mode=nncf.CompressWeightsMode.INT8_SYM)
+            group = next((size for option, size in GROUPS.items() if option in recipe.options), 32)
+            model.set_rt_info(str(group), ["runtime_options", GROUP_OPTION])
+            _check_quantised(model, graph)
         case _:
             raise OptimizationError(
                 f"OpenVINO has no {recipe.precision.value} recipe", remedy="Use ONNX Runtime for it"
             )
-    path = out / "model.xml"
     ov.save_model(model, str(path), compress_to_fp16=False)
-    return Built(path, io, _counts(model))
+    return Built(path, io, _counts(model), notes)
 
 
-def _static(nncf: Any, model: Any, recipe: Recipe, samples: list[dict[str, Any]]) -> Any:
-    options = set(recipe.options)
-    ignored = None
-    if recipes.FP32_ATTENTION in options:
-        names = _products_of_activations(model)
-        ignored = nncf.IgnoredScope(names=names) if names else None
-    fix = nncf.OverflowFix.ENABLE if recipes.REDUCED_RANGE in options else nncf.OverflowFix.DISABLE
-    alpha = SMOOTHING if recipes.SMOOTH in options else -1
-    return nncf.quantize(
-        model,
-        nncf.Dataset(samples),
-        model_type=nncf.ModelType.TRANSFORMER,
-        preset=nncf.QuantizationPreset.MIXED,
-        subset_size=len(samples),
-        ignored_scope=ignored,
-        advanced_parameters=nncf.AdvancedQuantizationParameters(
-            overflow_fix=fix,
-            smooth_quant_alphas=nncf.AdvancedSmoothQuantParameters(matmul=alpha),
-        ),
-    )
+def _read(graph: Path, threads: int) -> Any:
+    core = ov.Core()
+    core.set_property({"INFERENCE_NUM_THREADS": threads})
+    return core.read_model(str(graph))
 
 
-def _products_of_activations(model: Any) -> list[str]:
-    """The names of the products within the attention: both sides are computed."""
-    return [
-        node.get_friendly_name()
-        for node in model.get_ops()
-        if node.get_type_name() == "MatMul" and not any(_is_constant(node.input_value(side)) for side in (0, 1))
-    ]
+def _by_ourselves(
+    recipe: Recipe, graph: Path, io: GraphIO, calibration: Sequence[Row], written: Path, *, threads: int
+) -> tuple[Any, tuple[str, ...]]:
+    """Our own quantiser's graph as OpenVINO reads it, and the notes. `written` is a file path to write and remove."""
+    try:
+        _, notes = quantise_graph(recipe, graph, io, calibration, written, writer=QdqWriter, threads=threads)
+        model = _read(written, threads)
+        # Read whole: its weights may still be mapped from the file that goes now.
+        return model.clone(), notes
+    finally:
+        for path in (written, beside(written)):
+            path.unlink(missing_ok=True)
 
 
-def _is_constant(output: Any) -> bool:
-    """True for a weight, also behind conversions and transposes."""
-    node = output.get_node()
-    while node.get_type_name() in {"Convert", "Transpose", "Reshape"}:
-        node = node.input_value(0).get_node()
-    return bool(node.get_type_name() == "Constant")
+def _by_nncf(model: Any, recipe: Recipe, samples: list[dict[str, Any]]) -> Any:
+    if not samples:
+        raise OptimizationError(f"{recipe.name} wants calibration texts", remedy="Give some, or leave the recipe out")
+    with _quiet_nncf() as nncf:
+        reduced = recipes.REDUCED_RANGE in recipe.options
+        alpha = SMOOTHING if recipes.SMOOTH in recipe.options else -1
+        return nncf.quantize(
+            model,
+            nncf.Dataset(samples),
+            model_type=nncf.ModelType.TRANSFORMER,
+            preset=nncf.QuantizationPreset.MIXED,
+            subset_size=len(samples),
+            advanced_parameters=nncf.AdvancedQuantizationParameters(
+                overflow_fix=nncf.OverflowFix.ENABLE if reduced else nncf.OverflowFix.DISABLE,
+                smooth_quant_alphas=nncf.AdvancedSmoothQuantParameters(matmul=alpha),
+            ),
+        )
 
 
-def _check_quantised(model: Any, graph: Path, operator: str) -> None:
-    wanted = "i8" if operator == "Constant" else None
-    found = any(
-        node.get_type_name() == operator and (wanted is None or "8" in str(node.get_element_type()))
-        for node in model.get_ops()
-    )
-    if not found:
+def _check_quantised(model: Any, graph: Path) -> None:
+    """A graph without int8 weights is a failure, not a slow success."""
+    if not _counts(model).get(INT8_WEIGHTS):
         raise OptimizationError(
-            f"NNCF found nothing to quantise in {graph.name}",
+            f"nothing was found to quantise in {graph.name}",
             remedy="Allow fp32 in spec.optimization.precisions, or give the model as safetensors",
         )
+
+
+INT8_WEIGHTS = "int8 weights"
+_COUNTED = frozenset({"FakeQuantize", "MatMul", "MVN", "Gelu"})
 
 
 def _counts(model: Any) -> dict[str, int]:
     counts: Counter[str] = Counter()
     for node in model.get_ops():
         kind = node.get_type_name()
-        if kind in {"FakeQuantize", "MatMul", "MVN", "Gelu", "ScaledDotProductAttention"}:
+        if kind in _COUNTED:
             counts[kind] += 1
-        elif kind == "Constant" and str(node.get_element_type()) in {"<Type: 'int8_t'>", "<Type: 'uint8_t'>"}:
-            counts["int8 weights"] += 1
+        elif kind == "Constant" and node.get_element_type() in {ov.Type.i8, ov.Type.u8}:
+            counts[INT8_WEIGHTS] += len(node.get_output_shape(0)) > 1
     return dict(sorted(counts.items()))
 
 

@@ -1,0 +1,60 @@
+"""Writes 8-bit products in standard operators: both sides quantised and dequantised, then multiplied in float.
+
+Nobody computes it so: OpenVINO reads the pairs as the grids that they are, and multiplies integers.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+from onnx import helper
+
+from penstock_optimizer.quantise.linear import LinearGraph
+from penstock_optimizer.quantise.quantiser import Product
+
+
+class QdqWriter:
+    """One for each graph: activations that several products read are quantised once.
+
+    For calibrated activations (static styles) and graphs of MatMul and Gemm.
+    """
+
+    def __init__(self) -> None:
+        self._quantised: dict[str, str] = {}
+        self._weights: dict[str, str] = {}
+
+    def write(self, graph: LinearGraph, product: Product) -> tuple[list[Any], list[Any]]:
+        """See `Writer`."""
+        if product.grid is None or product.node.op_type == "Attention":
+            raise ValueError("QdqWriter wants calibrated activations and plain products")
+        front: list[Any] = []
+        if product.source not in self._quantised:
+            name = f"{product.source}/quantised"
+            step = graph.constant(np.asarray(product.grid.step, np.float32), f"{name}.scale")
+            zero = graph.constant(np.asarray(product.grid.zero, np.uint8), f"{name}.zero")
+            self._quantised[product.source] = f"{name}.float"
+            front += [
+                helper.make_node("QuantizeLinear", [product.source, step, zero], [name], name),
+                helper.make_node("DequantizeLinear", [name, step, zero], [f"{name}.float"], f"{name}.float"),
+            ]
+        if product.name not in self._weights:
+            name = self._weights[product.name] = f"{product.name}.float"
+            weight = graph.constant(product.weight.values, product.name)
+            scale = graph.constant(product.weight.scale, f"{product.name}.scale")
+            zero = graph.constant(np.zeros(product.weight.scale.shape, np.int8), f"{product.name}.zero")
+            front.append(helper.make_node("DequantizeLinear", [weight, scale, zero], [name], name, axis=1))
+        return front, self._product(graph, product)
+
+    def _product(self, graph: LinearGraph, product: Product) -> list[Any]:
+        node = product.node
+        output = str(node.output[0])
+        summands = list(node.input[2:3])
+        if product.correction is not None:
+            summands.append(graph.constant(product.correction, f"{product.name}.correction"))
+        names = [f"{output}/product.{index}" for index in range(len(summands))] + [output]
+        inputs = [self._quantised[product.source], self._weights[product.name]]
+        written = [helper.make_node("MatMul", inputs, names[:1], names[0])]
+        for index, summand in enumerate(summands):
+            written.append(helper.make_node("Add", [names[index], summand], [names[index + 1]], names[index + 1]))
+        return written
