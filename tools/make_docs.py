@@ -37,7 +37,8 @@ def _rows(model: type[BaseModel], prefix: str) -> Iterator[str]:
         path = f"{prefix}{field.alias or name}"
         nested = _nested(field.annotation)
         meaning = field.description or (nested.__doc__ or "").strip() if nested else field.description or ""
-        yield f"| `{path}` | {_type(field.annotation)} | {_default(field)} | {meaning.splitlines()[0] if meaning else ''} |"
+        first_line = meaning.splitlines()[0] if meaning else ""
+        yield f"| `{path}` | {_type(field.annotation)} | {_default(field)} | {first_line} |"
         if nested is not None:
             yield from _rows(nested, f"{path}.")
 
