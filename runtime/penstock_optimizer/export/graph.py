@@ -19,6 +19,10 @@ MICROSOFT = "com.microsoft"
 """The domain of ONNX Runtime's fused operators; OpenVINO reads those used here."""
 SINGLE_FILE_BYTES = 1_500_000_000
 """Larger weights stand in `model.onnx.data` beside the graph: protobuf ends at 2 GB."""
+SMALL_BYTES = 1024
+"""Shapes and indices stay in the graph all the same: shape inference wants to see them."""
+PAGE_BYTES = 4096
+"""Weights in a file of their own start at pages, so that they can be mapped."""
 
 Make = Callable[[], NDArray[Any]]
 
@@ -113,41 +117,37 @@ class Graph:
             ir_version=IR_VERSION,
             producer_name="penstock",
         )
-        total = sum(array.nbytes for array in self._constants.values())
-        beside = path.with_name(f"{path.name}.data") if total > SINGLE_FILE_BYTES else None
-        if beside is None:
-            graph_proto = model.graph
-            for name, array in self._constants.items():
-                graph_proto.initializer.append(
-                    TensorProto(
-                        name=name,
-                        data_type=_ELEMENT[array.dtype],
-                        dims=array.shape,
-                        raw_data=np.ascontiguousarray(array).tobytes(),
-                    )
-                )
-        else:
+        beside = path.with_name(f"{path.name}.data")
+        if sum(array.nbytes for array in self._constants.values()) > SINGLE_FILE_BYTES:
             self._write_beside(beside, model.graph)
+        else:
+            beside.unlink(missing_ok=True)  # of an earlier graph
+            for name, array in self._constants.items():
+                _add_tensor(model.graph, name, array).raw_data = array.tobytes()
         path.write_bytes(model.SerializeToString())
 
     def _write_beside(self, path: Path, graph: Any) -> None:
         with path.open("wb") as stream:
             for name, array in self._constants.items():
-                tensor = graph.initializer.add(name=name, data_type=_ELEMENT[array.dtype], dims=array.shape)
-                if array.nbytes < 1024:  # shapes and indices: shape inference wants to see them
-                    tensor.raw_data = np.ascontiguousarray(array).tobytes()
+                tensor = _add_tensor(graph, name, array)
+                if array.nbytes < SMALL_BYTES:
+                    tensor.raw_data = array.tobytes()
                     continue
-                stream.write(bytes(-stream.tell() % 4096))  # pages can then be mapped
+                stream.write(bytes(-stream.tell() % PAGE_BYTES))
                 tensor.data_location = TensorProto.EXTERNAL
-                facts = {"location": path.name, "offset": str(stream.tell()), "length": str(array.nbytes)}
+                facts = {"location": path.name, "offset": stream.tell(), "length": array.nbytes}
                 for key, value in facts.items():
-                    tensor.external_data.add(key=key, value=value)
+                    tensor.external_data.add(key=key, value=str(value))
                 np.ascontiguousarray(array).tofile(stream)
 
     def _unique(self, name: str) -> str:
         self._names[name] += 1
         count = self._names[name]
         return name if count == 1 else f"{name}.{count}"
+
+
+def _add_tensor(graph: Any, name: str, array: NDArray[Any]) -> Any:
+    return graph.initializer.add(name=name, data_type=_ELEMENT[array.dtype], dims=array.shape)
 
 
 def fused_nodes(nodes: Iterable[Any]) -> dict[str, int]:

@@ -16,6 +16,7 @@ from penstock.manifest import Axes, GraphIO
 from penstock.tasks import Head
 from penstock_optimizer.export.exported import Exported
 from penstock_optimizer.export.graph import fused_nodes
+from penstock_optimizer.export.session import open_session
 from penstock_runtime.models.folder import ModelFolder
 from penstock_runtime.models.graph import graph_data
 
@@ -103,13 +104,11 @@ def _outputs(source: Path, head: Head, inputs: tuple[str, ...], labels: int) -> 
 
 
 def _probe(source: Path, inputs: tuple[str, ...]) -> dict[str, tuple[tuple[int, ...], np.dtype[Any]]]:
-    import onnxruntime
-
     feed = {
         name: np.zeros(PROBE, np.int64) if name == "token_type_ids" else np.ones(PROBE, np.int64) for name in inputs
     }
     try:
-        session = onnxruntime.InferenceSession(str(source), providers=["CPUExecutionProvider"])
+        session = open_session(source)
         names = [node.name for node in session.get_outputs()]
         answers = session.run(names, feed)
     except Exception as error:  # its errors derive from Exception only

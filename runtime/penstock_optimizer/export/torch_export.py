@@ -23,10 +23,12 @@ from penstock.errors import CorruptModel, UnsupportedModel
 from penstock.manifest import GraphIO
 from penstock.tasks import Head
 from penstock_optimizer.export.exported import Exported
+from penstock_optimizer.export.fusion import fuse
 from penstock_optimizer.export.graph import SINGLE_FILE_BYTES, fused_nodes
 from penstock_optimizer.export.heads import no_head
 from penstock_optimizer.export.operators import Flavour
 from penstock_optimizer.export.own_graph import OUTPUTS
+from penstock_optimizer.export.session import open_session
 from penstock_runtime.models.folder import ModelFolder
 
 AUTO_CLASS: Mapping[Head, str] = {
@@ -69,7 +71,7 @@ def export_with_torch(folder: ModelFolder, head: Head, path: Path, flavour: Flav
             ) from error
         _export(answers, path, f"{folder.path} ({why})")
         if flavour is Flavour.FUSED:
-            _fuse(answers, path, model.config)
+            fuse(path, model.config, answers.check, large=answers.bytes > SINGLE_FILE_BYTES)
     return Exported(
         path=path,
         io=GraphIO(inputs=inputs, outputs=OUTPUTS[head]),
@@ -165,9 +167,7 @@ class _Answers:
 
     def check(self, path: Path) -> None:
         """ValueError says how far the graph's answers are off, where they are."""
-        import onnxruntime
-
-        session = onnxruntime.InferenceSession(str(path), providers=["CPUExecutionProvider"])
+        session = open_session(path)
         for batch, expected in zip(self.batches, self._expected, strict=True):
             mask = batch["attention_mask"]
             actual = session.run(list(self.outputs), dict(batch))
@@ -240,26 +240,3 @@ _EXPORTERS: Mapping[str, Callable[[_Answers, Path], None]] = {
     "torch.export": _export_program,
     "tracing": _export_trace,
 }
-
-
-def _fuse(answers: _Answers, path: Path, config: Any) -> None:
-    """Fuse in place what ONNX Runtime's optimiser recognises; nothing where it finds nothing or changes answers."""
-    from onnxruntime.transformers import optimizer
-
-    fused = path.with_name("fused.onnx")
-    try:
-        found = optimizer.optimize_model(
-            str(path),
-            model_type="bert",
-            num_heads=getattr(config, "num_attention_heads", 0) or 0,
-            hidden_size=getattr(config, "hidden_size", 0) or 0,
-            opt_level=0,
-        )
-        found.save_model_to_file(str(fused), use_external_data_format=answers.bytes > SINGLE_FILE_BYTES)
-        answers.check(fused)
-    except Exception:  # an optimiser that fails or changes the answers has found nothing; the graph stands without it
-        for file in path.parent.glob("fused.onnx*"):
-            file.unlink()
-        return
-    fused.replace(path)
-    path.with_name(f"{path.name}.data").unlink(missing_ok=True)  # large weights are in fused.onnx.data now

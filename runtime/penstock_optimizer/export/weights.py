@@ -9,7 +9,6 @@ from __future__ import annotations
 import json
 import math
 from collections.abc import Iterator, Mapping, Sequence
-from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -39,6 +38,7 @@ class Weights(Mapping[str, TensorInfo]):
     def __init__(self, folder: ModelFolder) -> None:
         self.folder = folder
         self._stored_names = {_renewed(name): name for name in folder.tensors}
+        self._starts = {file: _read_starts(file) for file in folder.safetensors}
         self._taken: dict[str, Float] = {}
 
     def __getitem__(self, name: str) -> TensorInfo:
@@ -71,7 +71,8 @@ class Weights(Mapping[str, TensorInfo]):
                 remedy="Take config.json and the weights from the same revision of the model",
             )
         if name not in self._taken:
-            self._taken[name] = _as_float32(info, self._stored_names[name])
+            stored_name = self._stored_names[name]
+            self._taken[name] = _as_float32(info, stored_name, self._starts[info.file][stored_name])
         return self._taken[name]
 
 
@@ -80,8 +81,7 @@ def _renewed(name: str) -> str:
     return stem + dot + _RENEWED.get(last, last)
 
 
-@cache
-def _starts(file: Path, _changed: int) -> Mapping[str, int]:
+def _read_starts(file: Path) -> Mapping[str, int]:
     """The first byte of every tensor, from the beginning of the file; the header is known to be valid."""
     with file.open("rb") as stream:
         length = int.from_bytes(stream.read(8), "little")
@@ -89,7 +89,7 @@ def _starts(file: Path, _changed: int) -> Mapping[str, int]:
     return {name: 8 + length + entry["data_offsets"][0] for name, entry in header.items() if name != "__metadata__"}
 
 
-def _as_float32(info: TensorInfo, stored_name: str) -> Float:
+def _as_float32(info: TensorInfo, stored_name: str, start: int) -> Float:
     stored = _STORED.get(info.dtype)
     if stored is None:
         raise UnsupportedModel(
@@ -99,7 +99,6 @@ def _as_float32(info: TensorInfo, stored_name: str) -> Float:
     count = math.prod(info.shape)
     if count == 0:
         return np.zeros(info.shape, np.float32)
-    start = _starts(info.file, info.file.stat().st_mtime_ns)[stored_name]
     raw = np.memmap(info.file, dtype=stored, mode="r", offset=start, shape=(count,))
     array: Float
     if info.dtype == "BF16":

@@ -5,6 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
+import onnx
 import pytest
 import torch
 from onnxruntime.transformers import optimizer
@@ -54,9 +55,9 @@ RELATIVE = {**SMALL, "position_embedding_type": "relative_key"}
 @pytest.mark.parametrize(
     ("config_class", "fields", "head_and_flavour", "fused"),
     [
-        ("DebertaV2Config", DEBERTA, (Head.SEQUENCE, Flavour.FUSED), {"BiasGelu", "Gelu", "SkipLayerNormalization"}),
+        ("DebertaV2Config", DEBERTA, (Head.SEQUENCE, Flavour.FUSED), {"Gelu"}),
         ("DebertaV2Config", DEBERTA, (Head.TOKEN, Flavour.PLAIN), set()),
-        ("ModernBertConfig", MODERN_BERT, (Head.ENCODER, Flavour.FUSED), set()),
+        ("ModernBertConfig", MODERN_BERT, (Head.ENCODER, Flavour.FUSED), {"Gelu"}),
         ("BertConfig", RELATIVE, (Head.SPAN, Flavour.PLAIN), set()),
     ],
 )
@@ -130,6 +131,8 @@ def test_fusion_that_changes_the_answers_is_undone(tmp_path: Path, monkeypatch: 
     right, wrong = built(tmp_path, seed=0), built(tmp_path, seed=5)
 
     class Fused:
+        model = onnx.load_from_string(wrong)
+
         def save_model_to_file(self, path: str, **_options: Any) -> None:
             Path(path).write_bytes(wrong)
 
