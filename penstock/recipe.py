@@ -27,6 +27,10 @@ class Precision(StrEnum):
     """Weights int8 ahead of time, activations scaled per row (token) or group at run time: independent of the batch."""
 
 
+BF16_REST = "bf16-rest"
+"""The recipe option that the engine, too, must know: what is not int8 (attention, GELU, sums) runs in bf16."""
+
+
 class Batching(StrEnum):
     """Which rows may share a run without changing each other's answers. The guard proves it; the batcher obeys."""
 

@@ -10,7 +10,7 @@ from collections.abc import Collection, Iterator
 from dataclasses import dataclass
 
 from penstock.hardware import Isa
-from penstock.recipe import EngineName, Precision, Recipe
+from penstock.recipe import BF16_REST, EngineName, Precision, Recipe
 
 PER_CHANNEL = "per-channel"
 """A scale for each output channel of a weight instead of one for the whole matrix."""
@@ -23,8 +23,6 @@ REDUCED_RANGE = "reduced-range"
 """Neighbouring weights are limited, so that without VNNI the sum of two 8-bit products cannot saturate at 16 bits."""
 NNCF = "nncf"
 """OpenVINO: made by NNCF, the products within the attention int8 as well, instead of by our own quantiser."""
-BF16_REST = "bf16-rest"
-"""OpenVINO: what is not int8 (attention, GELU, sums) runs in bf16."""
 GROUP_32 = "group-32"
 """OpenVINO: a scale for every 32 activations of a token, found at run time."""
 

@@ -21,7 +21,7 @@ import openvino as ov
 
 from penstock.errors import ArtefactError
 from penstock.manifest import Axes, GraphIO
-from penstock.recipe import Precision, Recipe
+from penstock.recipe import BF16_REST, Precision, Recipe
 from penstock_runtime.engines.base import EngineFacts, Threads
 from penstock_runtime.engines.graph_inputs import feed, pad
 from penstock_runtime.engines.grid import ShapeGrid
@@ -168,10 +168,14 @@ def _properties(recipe: Recipe, threads: Threads) -> dict[str, Any]:
         "ENABLE_CPU_PINNING": False,
         "ENABLE_HYPER_THREADING": False,
         # Left alone, the plugin computes in bf16 wherever that is native: other answers on another processor.
-        "INFERENCE_PRECISION_HINT": "bf16" if recipe.precision is Precision.BF16 else "f32",
+        "INFERENCE_PRECISION_HINT": "bf16" if _wants_bf16(recipe) else "f32",
         # ACCURACY also keeps fp32 graphs from being quantised on the fly.
         "EXECUTION_MODE_HINT": "ACCURACY" if recipe.precision is Precision.FP32 else "PERFORMANCE",
     }
+
+
+def _wants_bf16(recipe: Recipe) -> bool:
+    return recipe.precision is Precision.BF16 or BF16_REST in recipe.options
 
 
 def _check(path: Path, io: GraphIO, model: Any) -> None:
