@@ -26,6 +26,16 @@ NNCF = "nncf"
 GROUP_32 = "group-32"
 """OpenVINO: a scale for every 32 activations of a token, found at run time."""
 
+OPTIONS: dict[tuple[EngineName, Precision], frozenset[str]] = {
+    (EngineName.ONNXRUNTIME, Precision.INT8_DYNAMIC): frozenset({PER_CHANNEL, SMOOTH, COMPENSATED, REDUCED_RANGE}),
+    (EngineName.ONNXRUNTIME, Precision.INT8_STATIC): frozenset({PER_CHANNEL, SMOOTH, COMPENSATED, REDUCED_RANGE}),
+    (EngineName.OPENVINO, Precision.INT8_STATIC): frozenset(
+        {PER_CHANNEL, SMOOTH, COMPENSATED, REDUCED_RANGE, NNCF, BF16_REST}
+    ),
+    (EngineName.OPENVINO, Precision.INT8_ROWWISE): frozenset({GROUP_32, BF16_REST}),
+}
+"""The options that a precision of an engine knows; fp32 and bf16 know none."""
+
 TEACHER = Recipe(engine=EngineName.ONNXRUNTIME, precision=Precision.FP32)
 """The fp32 graph that the others are judged by, and the fall-back."""
 

@@ -28,7 +28,7 @@ ORT_DYNAMIC = Recipe(
 OPENVINO_FP32 = Recipe(engine=EngineName.OPENVINO, precision=Precision.FP32)
 OPENVINO_BF16 = Recipe(engine=EngineName.OPENVINO, precision=Precision.BF16)
 OPENVINO_STATIC = Recipe(
-    engine=EngineName.OPENVINO, precision=Precision.INT8_STATIC, options=("fp32-attention", "smooth")
+    engine=EngineName.OPENVINO, precision=Precision.INT8_STATIC, options=("per-channel", "smooth")
 )
 
 VOCABULARY = """

@@ -5,9 +5,11 @@ from __future__ import annotations
 from collections.abc import Sequence
 from pathlib import Path
 
+from penstock.errors import OptimizationError
 from penstock.manifest import GraphIO
 from penstock.recipe import EngineName, Recipe
 from penstock_optimizer.quantise.built import Built
+from penstock_optimizer.recipes import OPTIONS
 from penstock_runtime.rows import Row
 
 __all__ = ["Built", "build"]
@@ -22,6 +24,12 @@ def build(
     the guard does not judge with; recipes that need none ignore them.
     OptimizationError says why a recipe cannot be made; whatever else the libraries raise is theirs.
     """
+    unknown = set(recipe.options) - OPTIONS.get((recipe.engine, recipe.precision), frozenset())
+    if unknown:
+        raise OptimizationError(
+            f"{recipe.engine.value} {recipe.precision.value} has no option {', '.join(sorted(unknown))}",
+            remedy="penstock_optimizer.recipes.OPTIONS lists them",
+        )
     match recipe.engine:
         case EngineName.ONNXRUNTIME:
             from penstock_optimizer.quantise.onnxruntime import build as build_onnxruntime
