@@ -14,7 +14,12 @@ def setting_options(function: Callable[..., Any]) -> Callable[..., Any]:
     """Add a flag for every setting; `settings_from` collects them again."""
     for setting in reversed(SETTINGS):
         function = click.option(
-            setting.flag, setting.name, default=None, metavar=_metavar(setting), help=_help(setting)
+            setting.flag,
+            setting.name,
+            default=None,
+            metavar=_metavar(setting),
+            help=_help(setting),
+            allow_from_autoenv=False,
         )(function)
     return function
 
