@@ -14,10 +14,11 @@ import click
 
 from benchmarks.experiment import experiment
 from benchmarks.models import distilbert
+from benchmarks.program import Program
 from penstock.tasks import TaskName
 
 
-@click.command(help=__doc__)
+@click.command(cls=Program, help=__doc__)
 @click.option("--cores", default=2, show_default=True)
 @click.option("--seconds", default=6.0, show_default=True, help="Of each server at each length, all rounds together.")
 @click.option("--rounds", default=5, show_default=True)

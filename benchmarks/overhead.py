@@ -17,6 +17,7 @@ from tokenizers import Tokenizer
 
 from benchmarks.models import minilm
 from benchmarks.ours import serving
+from benchmarks.program import Program
 from penstock.tasks import TaskName
 from penstock_optimizer.bench.bodies import batch_bodies
 from penstock_optimizer.bench.cell import CellResult, CellSpec
@@ -30,7 +31,7 @@ from penstock_runtime.host import read_host
 AIM_MILLISECONDS = 0.5
 
 
-@click.command(help=__doc__)
+@click.command(cls=Program, help=__doc__)
 @click.option("--tokens", default=32, show_default=True)
 @click.option("--seconds", default=4.0, show_default=True, help="Of each in each round.")
 @click.option("--rounds", default=5, show_default=True)

@@ -17,6 +17,7 @@ from tokenizers import Tokenizer
 
 from benchmarks.models import MOST_TOKENS, minilm
 from benchmarks.ours import serving
+from benchmarks.program import Program
 from benchmarks.trend import Sample, judge
 from penstock.tasks import TaskName
 from penstock_optimizer.bench.cell import CellSpec
@@ -29,7 +30,7 @@ from penstock_runtime.host import read_host
 SAMPLE_SECONDS = 5.0
 
 
-@click.command(help=__doc__)
+@click.command(cls=Program, help=__doc__)
 @click.option("--minutes", default=60.0, show_default=True, type=click.FloatRange(0.2, 24 * 60))
 @click.option("--cores", default=2, show_default=True)
 @click.option("--clients", default=16, show_default=True)

@@ -15,6 +15,7 @@ from tokenizers import Tokenizer
 
 from benchmarks.models import minilm
 from benchmarks.ours import serving
+from benchmarks.program import Program
 from penstock.tasks import TaskName
 from penstock_optimizer.bench.bodies import batch_bodies
 from penstock_optimizer.bench.cell import CellSpec
@@ -28,7 +29,7 @@ AIM = 1.5
 SATURATING_CLIENTS = 16
 
 
-@click.command(help=__doc__)
+@click.command(cls=Program, help=__doc__)
 @click.option("--cores", default=2, show_default=True)
 @click.option("--tokens", "lengths", multiple=True, default=(32, 128), show_default=True, type=int)
 @click.option("--seconds", default=20.0, show_default=True)

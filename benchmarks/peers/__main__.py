@@ -26,6 +26,7 @@ from benchmarks.peers.answers import Agreement, agreement, ask
 from benchmarks.peers.cells import GROUPS, Cell, aims
 from benchmarks.peers.outcome import Outcome, Standing, write
 from benchmarks.peers.servers import EMBED, PYPI_PEERS, TRANSFORMERS, Peer, Place, peer_of_command
+from benchmarks.program import Program
 from penstock.tasks import TaskName
 from penstock_optimizer.bench import endpoint as endpoints
 from penstock_optimizer.bench.cell import CellSpec
@@ -127,7 +128,7 @@ def measure_cell(
     return {name: Figures.of(found) for name, found in cells.items()}
 
 
-@click.command(help=__doc__)
+@click.command(cls=Program, help=__doc__)
 @click.option("--cores", default=2, show_default=True, help="Physical cores of every server.")
 @click.option(
     "--server",

@@ -16,6 +16,8 @@ from pathlib import Path
 
 import click
 
+from benchmarks.program import Program
+
 REQUIREMENTS = Path(__file__).parent / "requirements"
 NAMES = tuple(sorted(path.stem for path in REQUIREMENTS.glob("*.txt")))
 STAMP = "penstock-requirements.sha256"
@@ -56,7 +58,7 @@ def _digest(name: str) -> str:
     return hashlib.sha256((REQUIREMENTS / f"{name}.txt").read_bytes()).hexdigest()
 
 
-@click.command(help=__doc__)
+@click.command(cls=Program, help=__doc__)
 @click.argument("names", nargs=-1, type=click.Choice(NAMES))
 def main(names: tuple[str, ...]) -> None:
     """Set up what is asked for, or all."""
