@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any
 
 
@@ -18,25 +19,24 @@ def fuse(path: Path, config: Any, check: Callable[[Path], None], *, large: bool)
     options = FusionOptions("bert")
     # As `operators.Fused` has it, for the reasons given there.
     options.enable_skip_layer_norm = options.enable_bias_skip_layer_norm = options.enable_bias_gelu = False
-    fused = path.with_name("fused.onnx")
-    try:
-        found = optimizer.optimize_model(
-            str(path),
-            model_type="bert",
-            num_heads=getattr(config, "num_attention_heads", 0) or 0,
-            hidden_size=getattr(config, "hidden_size", 0) or 0,
-            optimization_options=options,
-            opt_level=0,
-        )
-        _keep_sums(found.model.graph)
-        found.save_model_to_file(str(fused), use_external_data_format=large)
-        check(fused)
-    except Exception:  # an optimiser that fails or changes the answers has found nothing; the graph stands without it
-        for file in path.parent.glob("fused.onnx*"):
-            file.unlink()
-        return
-    fused.replace(path)
-    path.with_name(f"{path.name}.data").unlink(missing_ok=True)  # large weights are in fused.onnx.data now
+    with TemporaryDirectory(dir=path.parent) as scratch:
+        fused = Path(scratch) / path.name  # weights beside a graph are found by its name
+        try:
+            found = optimizer.optimize_model(
+                str(path),
+                model_type="bert",
+                num_heads=getattr(config, "num_attention_heads", 0) or 0,
+                hidden_size=getattr(config, "hidden_size", 0) or 0,
+                optimization_options=options,
+                opt_level=0,
+            )
+            _keep_sums(found.model.graph)
+            found.save_model_to_file(str(fused), use_external_data_format=large)
+            check(fused)
+        except Exception:  # an optimiser that fails or changes answers has found nothing: the graph stands without it
+            return
+        for file in fused.parent.iterdir():
+            file.replace(path.with_name(file.name))
 
 
 def _keep_sums(graph: Any) -> None:

@@ -35,7 +35,7 @@ PROBE = (2, 7)
 
 
 def take_own_graph(folder: ModelFolder, head: Head, path: Path) -> Exported:
-    """Copy the graph and the files of its weights to `path` and its folder.
+    """Copy the graph to `path`; weights that stand beside it, to `<path>.data`.
 
     Outputs under other names than ours are renamed, by rank and order. CorruptModel when it does not load;
     UnsupportedModel when it wants inputs or gives outputs that no task here knows, naming them.
@@ -46,13 +46,11 @@ def take_own_graph(folder: ModelFolder, head: Head, path: Path) -> Exported:
     model = _load(source)
     inputs = _inputs(source, model)
     chosen = _outputs(source, head, inputs, len(folder.labels))
-    for beside in graph_data(source):
-        shutil.copyfile(beside, path.with_name(beside.name))
-    if all(ours == theirs for ours, theirs in chosen.items()):
+    if all(ours == theirs for ours, theirs in chosen.items()) and not graph_data(source):
         shutil.copyfile(source, path)
     else:
         _rename(model, chosen)
-        path.write_bytes(model.SerializeToString())
+        _save(model, source, path)
     return Exported(
         path=path,
         io=GraphIO(inputs=inputs, outputs=OUTPUTS[head]),
@@ -122,9 +120,22 @@ def _probe(source: Path, inputs: tuple[str, ...]) -> dict[str, tuple[tuple[int, 
 
 def _rename(model: Any, chosen: dict[str, str]) -> None:
     """Put our names on the outputs, by nodes that copy nothing; the other outputs are left out."""
+    if all(ours == theirs for ours, theirs in chosen.items()):
+        return
     kinds = {value.name: value.type for value in model.graph.output}
     del model.graph.output[:]
     for ours, theirs in chosen.items():
         model.graph.node.append(helper.make_node("Identity", [theirs], [ours], name=f"penstock/{ours}"))
         value = model.graph.output.add(name=ours)
         value.type.CopyFrom(kinds[theirs])
+
+
+def _save(model: Any, source: Path, path: Path) -> None:
+    """Weights that stand in files of their own, under whatever names, go into one that is named like the graph."""
+    if not graph_data(source):
+        path.write_bytes(model.SerializeToString())
+        return
+    beside = path.with_name(f"{path.name}.data")
+    beside.unlink(missing_ok=True)  # onnx appends
+    onnx.load_external_data_for_model(model, str(source.parent))
+    onnx.save_model(model, str(path), save_as_external_data=True, location=beside.name)

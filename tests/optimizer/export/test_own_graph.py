@@ -14,7 +14,6 @@ from penstock.errors import CorruptModel, UnsupportedModel
 from penstock.manifest import Axes
 from penstock.tasks import Head
 from penstock_optimizer.export import Flavour, export, torch_export
-from penstock_optimizer.export import graph as graph_module
 from penstock_runtime.models.folder import ModelFolder
 from tests.optimizer.export.judge import assert_equals_torch, rows
 from tests.optimizer.export.models import FAMILIES, SMALL, Made, make
@@ -114,13 +113,18 @@ def test_inputs_are_those_that_the_graph_has(tmp_path: Path) -> None:
 
 
 @pytest.mark.parity
-def test_weights_beside_the_graph_come_along(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(graph_module, "SINGLE_FILE_BYTES", 1000)
+@pytest.mark.parametrize("output", ["logits", "output_0"])
+def test_weights_beside_the_graph_come_along(output: str, tmp_path: Path) -> None:
     made = with_own_graph(tmp_path, Head.SEQUENCE)
+    model = onnx.load(str(made.path / "model.onnx"))
+    rename(model, {"logits": output})
+    onnx.save(model, str(made.path / "model.onnx"), save_as_external_data=True, location="model.onnx_data")
 
-    exported = export(made.folder, Head.SEQUENCE, tmp_path / "out")
+    for _ in range(2):  # the second time over the first
+        exported = export(made.folder, Head.SEQUENCE, tmp_path / "out")
 
-    assert (tmp_path / "out" / "model.onnx.data").is_file()
+    assert sorted(file.name for file in (tmp_path / "out").iterdir()) == ["model.onnx", "model.onnx.data"]
+    assert (tmp_path / "out" / "model.onnx.data").stat().st_size < 4 * exported.parameters + 4096
     assert_equals_torch(exported, made, rows(13))
 
 
