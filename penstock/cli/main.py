@@ -66,8 +66,8 @@ class LazyGroup(click.Group):
 def cli() -> None:
     """Optimised model endpoints: optimise a model for this machine, prove its answers, serve it.
 
-    Each flag can be given as an environment variable too: the one that its help names, or else PENSTOCK_, the command and
-    the flag, such as PENSTOCK_OPTIMIZE_CORES.
+    Each flag can be given as an environment variable too: the one that its help names, or else PENSTOCK_, the
+    command and the flag, such as PENSTOCK_OPTIMIZE_CORES.
     """
 
 

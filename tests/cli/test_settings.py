@@ -56,9 +56,8 @@ def test_help_names_the_variable_of_every_setting() -> None:
     [
         ([], {}, 8080),
         ([], {"PENSTOCK_PORT": "81"}, 81),
-        ([], {"PENSTOCK_SERVE_PORT": "82"}, 82),
-        ([], {"PENSTOCK_PORT": "81", "PENSTOCK_SERVE_PORT": "82"}, 82),
-        (["--port", "83"], {"PENSTOCK_PORT": "81", "PENSTOCK_SERVE_PORT": "82"}, 83),
+        (["--port", "83"], {"PENSTOCK_PORT": "81"}, 83),
+        ([], {"PENSTOCK_SERVE_PORT": "82"}, 8080),
     ],
 )
 def test_flags_go_before_variables_before_defaults(
