@@ -10,12 +10,14 @@ import asyncio
 import json
 import socket
 import threading
+import time
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import httpx
 import numpy as np
 import uvloop
 from tokenizers import Tokenizer, models, normalizers, pre_tokenizers, processors
@@ -292,6 +294,23 @@ def exchange(endpoint: Endpoint, data: bytes, *, answers: int = 1) -> list[bytes
     with endpoint.connect() as client:
         client.sendall(data)
         return [read_answer(client) for _ in range(answers)]
+
+
+def wait_for_sample(port: int, line: str, seconds: float = 30.0) -> None:
+    """Until `/metrics` has this line."""
+    end = time.monotonic() + seconds
+    text = ""
+    while line not in text:
+        assert time.monotonic() < end, f"no {line} in {text}"
+        with socket.create_connection(("127.0.0.1", port), timeout=10) as client:
+            client.sendall(b"GET /metrics HTTP/1.1\r\nhost: x\r\n\r\n")
+            text = read_answer(client).decode()
+
+
+def ask(endpoint: Endpoint, inputs: Any, **headers: str) -> httpx.Response:
+    """One request, from any thread, with time for a slow machine."""
+    # Nothing is encrypted here: loading certificates would take longer than the test.
+    return httpx.post(f"{endpoint.url}/predict", json={"inputs": inputs}, headers=headers, timeout=30, verify=False)
 
 
 def read_answer(client: socket.socket) -> bytes:

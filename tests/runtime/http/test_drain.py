@@ -22,7 +22,7 @@ from penstock.tasks import TaskName
 from penstock_runtime.http.status import Status
 from penstock_runtime.server import Server
 from penstock_runtime.settings import Settings
-from tests.runtime.http.serving import Gate, post, read_answer, serving
+from tests.runtime.http.serving import Gate, post, read_answer, serving, wait_for_sample
 
 ROOT = Path(__file__).parents[3]
 GOOD = b'{"inputs": "a text"}'
@@ -155,13 +155,12 @@ def test_nothing_accepted_is_lost_under_load() -> None:
 
 
 def test_readiness_is_false_and_requests_are_answered_during_the_delay() -> None:
-    with process(0.0, drain_delay_seconds=1.0) as server, httpx.Client(base_url=server.url) as client:
+    with process(0.0, drain_delay_seconds=1.5) as server, httpx.Client(base_url=server.url, timeout=30) as client:
         assert client.get("/readyz").status_code == 200
         server.terminate()
-        while client.get("/readyz").status_code == 200:
+        while (not_ready := client.get("/readyz")).status_code == 200:
             pass
 
-        not_ready = client.get("/readyz")
         answer = client.post("/predict", json="x")
         alive = client.get("/healthz")
         code = server.popen.wait(10)
@@ -175,7 +174,7 @@ def test_readiness_is_false_and_requests_are_answered_during_the_delay() -> None
 
 
 def test_a_second_signal_ends_at_once() -> None:
-    with process(20.0) as server, httpx.Client(base_url=server.url) as client:
+    with process(60.0) as server, httpx.Client(base_url=server.url, timeout=60) as client:
 
         def ask() -> None:
             with pytest.raises(httpx.HTTPError):
@@ -183,14 +182,13 @@ def test_a_second_signal_ends_at_once() -> None:
 
         asking = threading.Thread(target=ask)
         asking.start()
-        while "penstock_in_flight_requests 2.0" not in httpx.get(f"{server.url}/metrics").text:
-            pass
+        wait_for_sample(server.port, "penstock_in_flight_requests 2.0")
         server.terminate()
         with pytest.raises(httpx.ConnectError):  # noqa: PT012 - until it accepts no more
             while True:
                 httpx.get(f"{server.url}/healthz")
         server.terminate()
-        code = server.popen.wait(5)
+        code = server.popen.wait(20)
         asking.join()
 
     assert code == -signal.SIGTERM

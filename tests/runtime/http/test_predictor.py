@@ -23,7 +23,7 @@ from penstock_runtime.models.folder import ModelFolder
 from penstock_runtime.predictor import Limits, Predictor
 from penstock_runtime.rows import Batch, Outputs
 from penstock_runtime.tasks import Task, make_task
-from tests.runtime.http.serving import WIDTH, Endpoint, post, serving, write_folder
+from tests.runtime.http.serving import WIDTH, Endpoint, ask, post, serving, wait_for_sample, write_folder
 
 IO = GraphIO(inputs=("input_ids", "attention_mask", "token_type_ids"), outputs={"last_hidden_state": Axes.TOKENS})
 
@@ -107,9 +107,9 @@ def test_a_model_is_replaced_without_one_failed_request(task: Task) -> None:
     old, new = Arithmetic(), Arithmetic(factor=2.0)
     stop = threading.Event()
 
-    def ask(url: str) -> list[Any]:
+    def ask_on(url: str) -> list[Any]:
         seen: list[Any] = []
-        with httpx.Client(base_url=url) as client:
+        with httpx.Client(base_url=url, timeout=30, verify=False) as client:
             while not seen or not stop.is_set():
                 answer = client.post("/predict", json="i like you")
                 assert answer.status_code == 200, answer.text
@@ -118,14 +118,14 @@ def test_a_model_is_replaced_without_one_failed_request(task: Task) -> None:
 
     plan = plan_of(Precision.INT8_ROWWISE)
     with serving_engine(task, old) as endpoint, ThreadPoolExecutor(8) as pool:
-        asking = [pool.submit(ask, endpoint.url) for _ in range(8)]
-        assert old.running.acquire(timeout=10)
+        asking = [pool.submit(ask_on, endpoint.url) for _ in range(8)]
+        assert old.running.acquire(timeout=30)
         replacing = endpoint.model.replace(LoadedModel(task, new, plan, IO))
         asyncio.run_coroutine_threadsafe(replacing, endpoint.loop).result(30)
         endpoint.loop.call_soon_threadsafe(endpoint.server.serve_with, endpoint.model, plan)
         before = new.runs
         while new.runs < before + 20:
-            assert new.running.acquire(timeout=10)
+            assert new.running.acquire(timeout=30)
         stop.set()
         seen = [one.result(30) for one in asking]
         info = httpx.get(f"{endpoint.url}/info").json()
@@ -144,13 +144,12 @@ def test_a_full_queue_refuses_singles_and_batches_alike(task: Task, inputs: Any)
     engine.go.clear()
     limits = Limits(max_queue_rows=4)
     with serving_engine(task, engine, limits) as endpoint, ThreadPoolExecutor(8) as pool:
-        running = [pool.submit(httpx.post, f"{endpoint.url}/predict", json="a text") for _ in range(2)]
+        running = [pool.submit(ask, endpoint, "a text") for _ in range(2)]
         for _ in running:
-            assert engine.running.acquire(timeout=10)
-        waiting = pool.submit(httpx.post, f"{endpoint.url}/predict", json={"inputs": ["of some words"] * 4})
-        while "penstock_queue_rows 4.0" not in httpx.get(f"{endpoint.url}/metrics").text:
-            pass
-        refused = httpx.post(f"{endpoint.url}/predict", json={"inputs": inputs})
+            assert engine.running.acquire(timeout=30)
+        waiting = pool.submit(ask, endpoint, ["of some words"] * 4)
+        wait_for_sample(endpoint.server.port, "penstock_queue_rows 4.0")
+        refused = ask(endpoint, inputs)
         engine.go.set()
         answers = [one.result(30) for one in (*running, waiting)]
 
@@ -164,10 +163,10 @@ def test_a_deadline_that_passes_in_the_queue_is_told(task: Task) -> None:
     engine = Arithmetic()
     engine.go.clear()
     with serving_engine(task, engine) as endpoint, ThreadPoolExecutor(2) as pool:
-        running = [pool.submit(httpx.post, f"{endpoint.url}/predict", json="a text") for _ in range(2)]
+        running = [pool.submit(ask, endpoint, "a text") for _ in range(2)]
         for _ in running:
-            assert engine.running.acquire(timeout=10)
-        late = httpx.post(f"{endpoint.url}/predict", json="of some words", headers={"x-deadline-ms": "30"})
+            assert engine.running.acquire(timeout=30)
+        late = ask(endpoint, "of some words", **{"x-deadline-ms": "30"})
         engine.go.set()
         assert [one.result(30).status_code for one in running] == [200, 200]
 
@@ -180,15 +179,13 @@ def test_what_a_client_has_given_up_is_not_run(task: Task) -> None:
     engine = Arithmetic()
     engine.go.clear()
     with serving_engine(task, engine) as endpoint, ThreadPoolExecutor(2) as pool:
-        running = [pool.submit(httpx.post, f"{endpoint.url}/predict", json="a text") for _ in range(2)]
+        running = [pool.submit(ask, endpoint, "a text") for _ in range(2)]
         for _ in running:
-            assert engine.running.acquire(timeout=10)
+            assert engine.running.acquire(timeout=30)
         with endpoint.connect() as leaving:
             leaving.sendall(post("/predict", b'"of some words"'))
-            while "penstock_queue_rows 1.0" not in httpx.get(f"{endpoint.url}/metrics").text:
-                pass
-        while "penstock_queue_rows 0.0" not in httpx.get(f"{endpoint.url}/metrics").text:
-            pass
+            wait_for_sample(endpoint.server.port, "penstock_queue_rows 1.0")
+        wait_for_sample(endpoint.server.port, "penstock_queue_rows 0.0")
         engine.go.set()
         assert [one.result(30).status_code for one in running] == [200, 200]
         counted = httpx.get(f"{endpoint.url}/metrics").text
@@ -202,11 +199,10 @@ def test_draining_answers_what_waits_and_closes_the_model(tmp_path: Path, task: 
     engine = Arithmetic()
     engine.go.clear()
     with serving_engine(task, engine) as endpoint, ThreadPoolExecutor(4) as pool:
-        asked = [pool.submit(httpx.post, f"{endpoint.url}/predict", json="a text") for _ in range(4)]
+        asked = [pool.submit(ask, endpoint, "a text") for _ in range(4)]
         for _ in range(2):
-            assert engine.running.acquire(timeout=10)
-        while "penstock_in_flight_requests 5.0" not in httpx.get(f"{endpoint.url}/metrics").text:
-            pass
+            assert engine.running.acquire(timeout=30)
+        wait_for_sample(endpoint.server.port, "penstock_in_flight_requests 5.0")
         endpoint.stop()
         engine.go.set()
         answers = [one.result(30) for one in asked]
