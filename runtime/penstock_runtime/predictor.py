@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from time import perf_counter
-from typing import Any
+from typing import Any, NamedTuple
 
 from penstock_runtime.batching.bounds import QueueBounds
 from penstock_runtime.batching.lane import Lane
@@ -32,8 +32,7 @@ _BYTES_PER_TOKEN = 48
 """Of a tokenised row in memory: two Python integers in two lists, small ones shared."""
 
 
-@dataclass(frozen=True, slots=True)
-class Timings:
+class Timings(NamedTuple):
     """Where a request's time went, milliseconds of wall time."""
 
     queue_milliseconds: float = 0.0
@@ -45,8 +44,7 @@ class Timings:
     """Checking, tokenising, running and assembling: all but the queue."""
 
 
-@dataclass(frozen=True, slots=True)
-class Answer:
+class Answer(NamedTuple):
     """What a request gets."""
 
     value: Any

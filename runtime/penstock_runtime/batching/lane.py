@@ -12,7 +12,7 @@ from collections import deque
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from time import perf_counter
-from typing import Any
+from typing import Any, NamedTuple
 
 from penstock_runtime.batching.waiting import Waiting
 from penstock_runtime.batching.workers import Outcome, Workers, deadline_exceeded
@@ -20,8 +20,7 @@ from penstock_runtime.errors import RequestError
 from penstock_runtime.rows import Row
 
 
-@dataclass(frozen=True, slots=True)
-class Ran:
+class Ran(NamedTuple):
     """A request's rows, run. Milliseconds of wall time; together they make up the time from arrival to the last row."""
 
     reduced: list[Any]

@@ -9,20 +9,30 @@ import numpy as np
 from penstock.manifest import Axes, GraphIO
 from penstock_runtime.engines.base import Engine
 from penstock_runtime.errors import InferenceFailed
-from penstock_runtime.rows import Batch, Float, Masked, Outputs, Row
+from penstock_runtime.rows import Batch, Float, Int, Masked, Outputs, Row
+
+# Making arrays of ones and zeros costs more than all else of a short row's way through here.
+_LONGEST_SHARED = 4096
+_ONES = np.ones((1, _LONGEST_SHARED), dtype=np.int64)
+_ZEROS = np.zeros((1, _LONGEST_SHARED), dtype=np.int64)
+for _shared in (_ONES, _ZEROS):
+    _shared.setflags(write=False)
 
 
 def stack(rows: Sequence[Row]) -> Batch:
-    """Rows side by side, the shorter ones padded on the right with zeros (masked, so the number does not matter)."""
+    """Rows side by side, the shorter ones padded on the right with zeros (masked, so the number does not matter).
+
+    Mask and types may be views of shared memory: to be read only.
+    """
     width = max(row.length for row in rows)
     if len(rows) == 1:
         row = rows[0]
         ids = np.array([row.ids], dtype=np.int64)
-        types = np.zeros_like(ids) if row.type_ids is None else np.array([row.type_ids], dtype=np.int64)
-        return Batch(ids, np.ones_like(ids), types)
+        types = _part(_ZEROS, width) if row.type_ids is None else np.array([row.type_ids], dtype=np.int64)
+        return Batch(ids, _part(_ONES, width), types)
     ids = np.zeros((len(rows), width), dtype=np.int64)
-    mask = np.zeros_like(ids)
-    types = np.zeros_like(ids)
+    mask = np.zeros((len(rows), width), dtype=np.int64)
+    types = np.zeros((len(rows), width), dtype=np.int64)
     for index, row in enumerate(rows):
         ids[index, : row.length] = row.ids
         mask[index, : row.length] = 1
@@ -37,6 +47,8 @@ def unstack(outputs: Outputs, rows: Sequence[Row], io: GraphIO) -> list[Outputs]
     InferenceFailed when the shapes are not what `io` promises.
     """
     divided = {name: _divide(name, outputs[name], rows, axes) for name, axes in io.outputs.items()}
+    if len(rows) == 1:
+        return [{name: parts[0] for name, parts in divided.items()}]
     return [{name: parts[index] for name, parts in divided.items()} for index in range(len(rows))]
 
 
@@ -44,6 +56,10 @@ def run_rows(engine: Engine, io: GraphIO, rows: Sequence[Row], *, wide: bool = F
     """One run of the engine over `rows`, padded to the longest; each row's own outputs."""
     batch = stack(rows)
     return unstack(engine.run_wide(batch) if wide else engine.run(batch), rows, io)
+
+
+def _part(shared: Int, width: int) -> Int:
+    return shared[:, :width] if width <= _LONGEST_SHARED else np.full((1, width), shared[0, 0], dtype=np.int64)
 
 
 def _divide(name: str, values: Float, rows: Sequence[Row], axes: Axes) -> list[Float]:

@@ -20,7 +20,7 @@ import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from heapq import heapify, heappop, heappush
-from typing import Any
+from typing import Any, NamedTuple
 
 from penstock.recipe import Batching, Plan
 from penstock_runtime.engines.grid import ShapeGrid
@@ -49,8 +49,7 @@ class Waiting:
     """Taken or discarded."""
 
 
-@dataclass(frozen=True, slots=True)
-class Taken:
+class Taken(NamedTuple):
     """What a worker takes out of the queue."""
 
     rows: list[Waiting]

@@ -10,9 +10,8 @@ from __future__ import annotations
 import logging
 import threading
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from time import perf_counter
-from typing import Any
+from typing import Any, NamedTuple
 
 from penstock.manifest import GraphIO
 from penstock.recipe import Plan
@@ -31,8 +30,7 @@ Reduce = Callable[[Row, Outputs], Any]
 """`Task.reduce`."""
 
 
-@dataclass(frozen=True, slots=True)
-class Outcome:
+class Outcome(NamedTuple):
     """What became of some rows. A value that is a RequestError is the row's failure."""
 
     rows: list[Waiting]
