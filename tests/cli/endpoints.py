@@ -16,13 +16,13 @@ from penstock.cli.main import cli
 from penstock.tasks import TaskName
 from tests.golden.models import BERT, Sizes, write_model
 
-TINY = Sizes(width=64, layers=2, heads=4, inner=128, positions=128)
+TINY = Sizes(width=128, layers=2, heads=4, inner=256, positions=128)
 SECONDS = 120.0
 """No command here takes longer, however busy the machine."""
 
 
 def write_tiny(path: Path) -> Path:
-    """A sentence model of 0.1 M weights."""
+    """A sentence model, just large enough that its products are worth quantising."""
     return write_model(path, TaskName.FEATURE_EXTRACTION, BERT, TINY, pooled=True)
 
 

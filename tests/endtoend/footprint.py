@@ -1,0 +1,53 @@
+"""Serves an artefact in memory with some number of streams, and prints what it holds: run by test_footprint.
+
+python -m tests.endtoend.footprint ARTEFACT STREAMS
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import sys
+from pathlib import Path
+
+from penstock.recipe import Batching
+from penstock_runtime.host import read_host
+from penstock_runtime.loaded import load_artefact, load_graph
+from penstock_runtime.predictor import Predictor
+
+WORDS = ("people", "write", "short", "texts", "as", "a", "rule", ",", "and", "long", "ones", "now", "and", "then")
+
+
+def memory_bytes() -> int:
+    """Of this process alone, shared pages by their share."""
+    for line in Path("/proc/self/smaps_rollup").read_text(encoding="ascii").splitlines():
+        if line.startswith("Pss:"):
+            return int(line.split()[1]) * 1024
+    raise AssertionError("no Pss")
+
+
+async def main(artefact: Path, streams: int) -> None:
+    """Load, warm up, answer requests of all lengths on every stream, print."""
+    # The plan is another one than was made: the graph is loaded as `load_artefact` does after its checks.
+    checked = load_artefact(artefact, "chosen", read_host(), cores=1)
+    task, io, manifest = checked.task, checked.io, checked.manifest
+    assert manifest is not None
+    checked.close()
+    before = memory_bytes()
+    plan = manifest.chosen.plan.model_copy(
+        update={
+            "streams": streams, "threads_per_stream": 1, "batching": Batching.SINGLE, "wide_from_tokens": None,
+        }
+    )  # fmt: skip
+    model = load_graph(task, artefact / manifest.chosen.path, io, plan, max_tokens=128)
+    predictor = Predictor(model)
+    await predictor.warm_up()
+    texts = [" ".join((WORDS * 12)[:count]) for count in range(2, 110, 3)]
+    for _ in range(2):
+        await asyncio.gather(*(predictor.predict(text, {}) for text in texts))
+    print(json.dumps({"loaded": memory_bytes(), "before": before, "copies": model.engine.facts.weight_copies}))
+    await predictor.drain()
+
+
+if __name__ == "__main__":
+    asyncio.run(main(Path(sys.argv[1]), int(sys.argv[2])))

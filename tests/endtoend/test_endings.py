@@ -1,0 +1,134 @@
+"""How it ends, and what goes on afterwards."""
+
+from __future__ import annotations
+
+import json
+import signal
+import time
+from pathlib import Path
+
+import psutil
+import pytest
+
+from penstock.manifest import MANIFEST_NAME, Manifest
+from tests.cli.endpoints import run, write_endpoint
+from tests.endtoend.conftest import FEW
+from tests.endtoend.process import Served, gone
+
+SOON = 8.0
+"""Seconds in which a process that ends at once is gone, on a busy machine."""
+
+
+def optimising(server: Served) -> list[psutil.Process]:
+    """Until the search is under way; its processes."""
+    server.wait_until(lambda info: info["optimization"] is not None and info["optimization"]["stage"] == "candidates")
+    found = server.family()
+    assert any("optimize" in process.cmdline() for process in found)
+    return found
+
+
+def test_the_optimisation_ends_with_the_server(endless: Path, tmp_path: Path) -> None:
+    with Served(endless, "--store", tmp_path / "store") as server:
+        server.ready()
+        family = optimising(server)
+
+        assert server.end() == 0
+        assert gone([*family, *server.family()]), "an orphan optimises on"
+        assert "Traceback" not in server.said
+
+
+def test_what_a_killed_server_had_found_is_not_done_again(tiny: Path, tmp_path: Path) -> None:
+    store = tmp_path / "store"
+    file = write_endpoint(
+        tmp_path / "tiny.yaml", tiny, workload={"sequenceLengths": [8, 32]}, optimization={"budgetSeconds": 15, **FEW}
+    )
+    with Served(file, "--store", store) as server:
+        server.ready()
+        family = optimising(server)
+        server.wait_until(lambda _: bool(list(store.glob("*.work/candidates/onnxruntime-fp32.json"))))
+        assert server.end(signal.SIGKILL) == -signal.SIGKILL
+        assert gone(family), "an orphan optimises on, and has the lock"
+    (record,) = store.glob("*.work/candidates/onnxruntime-fp32.json")
+    known = json.loads(record.read_text())["facts"]
+    assert not [path for path in store.glob(f"*/{MANIFEST_NAME}") if "." not in path.parent.name]
+
+    done = run("optimize", file, "--store", store)
+
+    assert done.returncode == 0, done.stderr
+    (artefact,) = [path.parent for path in store.glob(f"*/{MANIFEST_NAME}") if "." not in path.parent.name]
+    teacher = next(one for one in Manifest.load(artefact).candidates if one.recipe.name == "onnxruntime fp32")
+    # To the last digit: it was read, not measured again.
+    assert teacher.build_seconds == known["build_seconds"]
+
+
+def test_a_second_signal_ends_at_once(endless: Path, tmp_path: Path) -> None:
+    with Served(endless, "--store", tmp_path / "store", "--drain-delay-seconds", 20) as server:
+        server.ready()
+        family = optimising(server)
+        server.send(signal.SIGINT)
+        server.wait_for("SIGINT: draining")
+        assert server.predict("still answered")[0] == 200
+        assert server.get("/readyz")[0] == 503
+        begun = time.monotonic()
+        status = server.end(signal.SIGINT)
+
+        assert status == -signal.SIGINT
+        assert time.monotonic() - begun < SOON
+        assert gone(family)
+        assert "ending at once" in server.said
+
+
+def test_without_optimisation_nothing_is_searched(endless: Path, tmp_path: Path) -> None:
+    with Served(endless, "--store", tmp_path / "store", "--no-optimize") as server:
+        server.ready()
+        info = server.info()
+
+        assert server.family() == []
+        assert server.predict("I like you.")[0] == 200
+        assert info["optimization"] is None
+        assert info["predictor"]["which"] == "baseline"
+        assert info["plan"]["recipe"]["precision"] == "fp32"
+        assert "until the optimisation is through" not in server.said
+        assert server.end() == 0
+    assert not list((tmp_path / "store").glob("*.work/candidates"))
+
+
+def test_a_disabled_optimisation_is_as_good_as_none(tiny: Path, tmp_path: Path) -> None:
+    file = write_endpoint(tmp_path / "tiny.yaml", tiny, optimization={"mode": "Disabled"})
+    with Served(file, "--store", tmp_path / "store") as server:
+        server.ready()
+        info = server.info()
+
+        assert server.family() == []
+        assert info["optimization"] is None
+        assert info["plan"]["recipe"]["precision"] == "fp32"
+
+
+FAILING = {
+    "a budget of no use": ({"budgetSeconds": 0.5, **FEW}, "did not end within"),
+    "an accuracy that nothing has": (
+        {"budgetSeconds": 60, "accuracy": {"minCosine": 1.0}, "whenNoCandidate": "Fail", **FEW},
+        "no candidate is within the accuracy budget",
+    ),
+}
+
+
+@pytest.mark.parametrize("case", FAILING)
+def test_a_failed_optimisation_leaves_fp32_in_service_and_says_why(case: str, tiny: Path, tmp_path: Path) -> None:
+    optimization, reason = FAILING[case]
+    file = write_endpoint(tmp_path / "tiny.yaml", tiny, optimization=optimization)
+    with Served(file, "--store", tmp_path / "store") as server:
+        server.ready()
+        before = server.predict("I like you.")
+        server.wait_for("the optimisation failed, and the fp32 plan goes on serving")
+        info = server.info()
+
+        assert reason in info["optimization_error"]
+        assert info["optimization"] is None
+        assert info["phase"] == "ready"
+        assert info["predictor"]["which"] == "baseline"
+        assert server.predict("I like you.") == before
+        assert reason in server.said
+        assert "Traceback" not in server.said
+        assert gone(server.family())
+        assert server.end() == 0
