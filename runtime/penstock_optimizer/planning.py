@@ -14,7 +14,7 @@ from penstock_optimizer.lab import Lab
 from penstock_optimizer.search.climb import Climbed, Climber, MeasurementFailed, Step
 from penstock_optimizer.search.goal import Goal, Sample
 from penstock_optimizer.search.space import Limits, first_plan
-from penstock_optimizer.search.survivors import finalists
+from penstock_optimizer.search.survivors import Timed, expected_milliseconds, finalists
 from penstock_optimizer.search.trials import Trials
 from penstock_optimizer.tryout import Entrant, TryOut
 
@@ -76,6 +76,9 @@ class Planner:
             try:
                 return climber.search(starts, lambda plan: self._limits[plan.recipe])
             except MeasurementFailed as failure:
+                if self.budget.left_for_plans() <= 0:
+                    # Cut off by the clock, not by a fault: the best so far by its latencies wins.
+                    return self._unmeasured([one for one in timed if one.recipe in recipes])
                 broken = self._broken(recipes)
                 entrant = self._entrant(broken)
                 entrant.close()
@@ -85,6 +88,13 @@ class Planner:
                     raise OptimizationError(
                         f"no plan could be measured: {failure}", remedy="See the log of the optimisation"
                     ) from failure
+
+    def _unmeasured(self, timed: Sequence[Timed]) -> Climbed:
+        """The first plan of the recipe with the lowest expected latency, when no time is left to try plans."""
+        best = min(timed, key=lambda one: expected_milliseconds(one.milliseconds, self.expected))
+        plan = first_plan(best.recipe, self._limits[best.recipe], wide_from_tokens=self._wide[best.recipe])
+        spreads = [point.spread for point in self._entrant(best.recipe).facts.latency]
+        return Climbed(plan, None, (), finished=False, noise=max(spreads, default=0.0))
 
     def _starts(self, recipes: Sequence[Recipe]) -> list[Plan]:
         plans = []

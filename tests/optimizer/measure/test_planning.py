@@ -13,6 +13,7 @@ from penstock.manifest import CandidateFacts, Outcome
 from penstock.recipe import Batching, Recipe
 from penstock_optimizer.budget import Budget
 from penstock_optimizer.conclusion import WITHIN_BUDGET, conclude, findings, plan_trials, speed_up
+from penstock_optimizer.isolation import Failure, WorkerFailed
 from penstock_optimizer.planning import Planner
 from penstock_optimizer.search.climb import Climbed, Step
 from penstock_optimizer.search.goal import Goal
@@ -33,6 +34,7 @@ def plan_search(
     *,
     seconds: float = 1e4,
     may_serve: Callable[[Recipe], bool] = lambda _: True,
+    spent_before: float = 0.0,
 ) -> tuple[Climbed, TryOut, FakeLab, list[Step]]:
     work = WorkFolder(tmp_path / "work")
     lab = FakeLab(work.candidate, {FP32: Script(), **scripts})
@@ -47,10 +49,22 @@ def plan_search(
     planner = Planner(
         tryout, lab, budget, GOAL, cores=2, lengths=LENGTHS, expected=LENGTHS, may_serve=may_serve, on_step=steps.append
     )
+    lab.clock.now += spent_before
     try:
         return planner.search(Trials(work.trials)), tryout, lab, steps
     finally:
         tryout.close()
+
+
+def test_without_time_for_plans_the_fastest_recipe_by_its_latencies_wins(tmp_path: Path) -> None:
+    late = WorkerFailed(Failure.TIMED_OUT, "sample did not end within 1 s")
+    scripts = {FP32: Script(fails={"sample": late}), INT8: Script(speed=3.0, fails={"sample": late})}
+
+    climbed, tryout, _, _ = plan_search(tmp_path, scripts, seconds=1e4, spent_before=1e4)
+
+    assert climbed.plan.recipe == INT8
+    assert (climbed.sample, climbed.finished) == (None, False)
+    assert outcome(tryout, INT8)[0] is not Outcome.FAILED
 
 
 def outcome(tryout: TryOut, recipe: Recipe) -> tuple[Outcome, str]:
