@@ -47,7 +47,11 @@ class Task(Protocol):
         ...
 
     def reduce(self, row: Row, outputs: Outputs) -> Any:
-        """Boil one row's outputs down to what `assemble` needs (pooling, softmax). Runs in the worker thread."""
+        """Boil one row's outputs down to what `assemble` needs (pooling, softmax). Runs in the worker thread.
+
+        `row` is the very object that `prepare` made: tasks keep in it what they need here. What comes back shares no
+        memory with `outputs`, which may be views of a whole batch.
+        """
         ...
 
     def assemble(self, prepared: Prepared, reduced: Sequence[Any]) -> Any:

@@ -1,11 +1,12 @@
 """Scores of tokens into entities: the five aggregation strategies of transformers' token-classification pipeline.
 
-Pure functions over lists of tokens; knows nothing of requests or rows.
+Pure functions over a window's tokens; knows nothing of requests or rows. What can be is done for all tokens at once,
+and words are put together for those entities only that are given: most tokens mean nothing (`O`).
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 from typing import Any
@@ -38,61 +39,71 @@ class Aggregation(StrEnum):
         return self in {Aggregation.FIRST, Aggregation.AVERAGE, Aggregation.MAX}
 
 
-@dataclass(slots=True)
-class Token:
-    """One token of a window, special ones left out."""
+@dataclass(frozen=True, slots=True)
+class Window:
+    """The tokens of one row, special ones left out; one entry a token in each field."""
 
-    word: str
-    """As the vocabulary spells it; the text itself for an unknown token."""
+    words: Sequence[str]
+    """As the vocabulary spells them; the text itself for an unknown token."""
     scores: Float
-    """[labels], summing to 1."""
-    start: int
-    end: int
+    """[tokens, labels], each row summing to 1."""
+    places: Sequence[tuple[int, int]]
     """Characters [start, end) of the text."""
-    index: int
-    """Position in the window, special tokens counted."""
-    is_subword: bool
+    continues: Sequence[bool]
     """Whether it continues the word of the token before it."""
+    first: int
+    """Position in the row of the first token."""
 
 
-@dataclass(slots=True)
-class Labelled:
-    """A token or a word with its label."""
+@dataclass(frozen=True, slots=True)
+class _Unit:
+    """A token, or the tokens of a word, under one label."""
 
     label: str
-    score: Float
-    """A float32 scalar: means are taken in float32, as transformers takes them."""
-    word: str
-    start: int
+    score: float
+    begin: int
     end: int
-    index: int = 0
+    """Tokens [begin, end) of the window."""
 
 
 def entities(
-    tokens: Sequence[Token], aggregation: Aggregation, labels: Sequence[str], join: Join
+    window: Window, aggregation: Aggregation, labels: Sequence[str], *, ignored: Collection[str], join: Join
 ) -> list[dict[str, Any]]:
-    """The entities of one window in order, those without a meaning (`O`) included.
+    """The entities of one window in order, without those of `ignored` labels (of groups: tags).
 
     Keys: `entity`, `score`, `index`, `word`, `start`, `end` for `NONE`; else `entity_group` instead of `entity`, and
     no `index`.
     """
-    if aggregation.by_word:
-        labelled = [_word(group, aggregation, labels, join) for group in _words(tokens)]
-    else:
-        labelled = [_token(token, labels) for token in tokens]
+    units = _units(window, aggregation, labels)
     if aggregation is Aggregation.NONE:
         return [
             {
-                "entity": one.label,
-                "score": float(one.score),
-                "index": one.index,
-                "word": one.word,
-                "start": one.start,
-                "end": one.end,
+                "entity": unit.label,
+                "score": unit.score,
+                "index": window.first + unit.begin,
+                "word": window.words[unit.begin],
+                "start": window.places[unit.begin][0],
+                "end": window.places[unit.begin][1],
             }
-            for one in labelled
+            for unit in units
+            if unit.label not in ignored
         ]
-    return [_group(group, join) for group in _groups(labelled)]
+    found = []
+    for group in _groups(units):
+        tag = group[0].label.split("-", 1)[-1]
+        if tag in ignored:
+            continue
+        words = [_word(window, unit, join) if aggregation.by_word else window.words[unit.begin] for unit in group]
+        found.append(
+            {
+                "entity_group": tag,
+                "score": sum(unit.score for unit in group) / len(group),
+                "word": join(words),
+                "start": window.places[group[0].begin][0],
+                "end": window.places[group[-1].end - 1][1],
+            }
+        )
+    return found
 
 
 def merge_windows(found: list[dict[str, Any]]) -> list[dict[str, Any]]:
@@ -109,52 +120,51 @@ def merge_windows(found: list[dict[str, Any]]) -> list[dict[str, Any]]:
     return merged
 
 
-def _token(token: Token, labels: Sequence[str]) -> Labelled:
-    best = int(token.scores.argmax())
-    return Labelled(labels[best], token.scores[best], token.word, token.start, token.end, token.index)
-
-
-def _words(tokens: Sequence[Token]) -> list[list[Token]]:
-    words: list[list[Token]] = []
-    for token in tokens:
-        if words and token.is_subword:
-            words[-1].append(token)
-        else:
-            words.append([token])
-    return words
-
-
-def _word(tokens: list[Token], aggregation: Aggregation, labels: Sequence[str], join: Join) -> Labelled:
-    if aggregation is Aggregation.AVERAGE:
-        scores = np.mean([token.scores for token in tokens], axis=0)
+def _units(window: Window, aggregation: Aggregation, labels: Sequence[str]) -> list[_Unit]:
+    """Tokens, or words, each with its best label."""
+    count = len(window.words)
+    if not count:
+        return []
+    begins = list(range(count))
+    scores = window.scores
+    if aggregation.by_word:
+        # A window may begin inside a word: its first token begins a unit all the same.
+        begins = [index for index in begins if index == 0 or not window.continues[index]]
+    ends = [*begins[1:], count]
+    if aggregation is Aggregation.FIRST:
+        scores = scores[begins]
+    elif aggregation is Aggregation.AVERAGE:
+        sizes = np.array([end - begin for begin, end in zip(begins, ends, strict=True)], dtype=np.float32)
+        sums: Float = np.add.reduceat(scores, begins, axis=0)
+        scores = sums / sizes[:, np.newaxis]
     elif aggregation is Aggregation.MAX:
-        scores = max(tokens, key=lambda token: float(token.scores.max())).scores
-    else:
-        scores = tokens[0].scores
-    best = int(scores.argmax())
-    word = join([token.word for token in tokens])
-    return Labelled(labels[best], scores[best], word, tokens[0].start, tokens[-1].end)
+        surest = scores.max(axis=1).tolist()
+        scores = scores[
+            [max(range(begin, end), key=surest.__getitem__) for begin, end in zip(begins, ends, strict=True)]
+        ]
+    best = scores.argmax(axis=1)
+    values = scores[np.arange(len(begins)), best].tolist()
+    return [
+        _Unit(labels[label], value, begin, end)
+        for label, value, begin, end in zip(best.tolist(), values, begins, ends, strict=True)
+    ]
 
 
-def _groups(labelled: Sequence[Labelled]) -> list[list[Labelled]]:
-    groups: list[list[Labelled]] = []
-    for one in labelled:
-        begins, tag = _tag(one.label)
-        if groups and not begins and tag == _tag(groups[-1][-1].label)[1]:
-            groups[-1].append(one)
+def _word(window: Window, unit: _Unit, join: Join) -> str:
+    return join(window.words[unit.begin : unit.end])
+
+
+def _groups(units: Sequence[_Unit]) -> list[list[_Unit]]:
+    groups: list[list[_Unit]] = []
+    last = ""
+    for unit in units:
+        begins, tag = _tag(unit.label)
+        if groups and not begins and tag == last:
+            groups[-1].append(unit)
         else:
-            groups.append([one])
+            groups.append([unit])
+        last = tag
     return groups
-
-
-def _group(group: list[Labelled], join: Join) -> dict[str, Any]:
-    return {
-        "entity_group": group[0].label.split("-", 1)[-1],
-        "score": float(np.mean([one.score for one in group])),
-        "word": join([one.word for one in group]),
-        "start": group[0].start,
-        "end": group[-1].end,
-    }
 
 
 def _tag(label: str) -> tuple[bool, str]:

@@ -17,6 +17,7 @@ from penstock_runtime.errors import InvalidInput
 from penstock_runtime.models.folder import ModelFolder, Pooling
 from penstock_runtime.rows import Float, Outputs, Row
 from penstock_runtime.tasks.base import Prepared
+from penstock_runtime.tasks.embedding import PROMPT, PROMPT_NOTES, Embedding
 from penstock_runtime.tasks.fields import (
     Boolean,
     Choice,
@@ -28,31 +29,16 @@ from penstock_runtime.tasks.fields import (
     Object,
     Text,
     body_schema,
-    near,
     parse_parameters,
 )
-from penstock_runtime.tasks.fitting import Fitter, Truncation
+from penstock_runtime.tasks.fitting import TRUNCATION, TRUNCATION_NOTES, Fitter, Truncation
 from penstock_runtime.tasks.limits import DEFAULT_LIMITS, Limits
-from penstock_runtime.tasks.pooling import pool, shorten
-from penstock_runtime.tasks.scores import finite
+from penstock_runtime.tasks.pooling import shorten
 from penstock_runtime.tokens import Pieces
 
 WIDEST = 65_536
 """Wider than any vector: the schema's limit for `dimensions`; the model's own width is checked as well."""
 
-TRUNCATION: dict[str, tuple[Kind, Any]] = {
-    "truncate": (Boolean(), None),
-    "truncation_direction": (Choice(("left", "right"), any_case=True), None),
-}
-TRUNCATION_NOTES = {
-    "truncate": "Cut texts that are too long for the model; false refuses them. Default: the endpoint's setting.",
-    "truncation_direction": "Which end is given up. Default: the tokenizer's own, mostly right.",
-}
-PROMPT: dict[str, tuple[Kind, Any]] = {"prompt_name": (Text("the name of a prompt"), None)}
-PROMPT_NOTES = {
-    "prompt_name": "The prompt of the model (config_sentence_transformers.json) to put before each text. "
-    "Default: the model's default prompt, mostly none."
-}
 PARAMETERS = Object(
     required={},
     optional={
@@ -100,13 +86,6 @@ def response_schema() -> JsonSchema:
     }
 
 
-@dataclass(frozen=True, slots=True, eq=False, kw_only=True)
-class PooledRow(Row):
-    """A row that knows what is to become of its token vectors."""
-
-    pooling: Pooling | None
-
-
 @dataclass(frozen=True, slots=True)
 class TokenIds:
     """Inputs that a client has split with this model's own tokenizer, without special tokens.
@@ -130,43 +109,6 @@ class Request:
     normalize: bool
     dimensions: int | None
     rule: Truncation
-
-
-@dataclass(frozen=True)
-class Embedding:
-    """What feature-extraction and sentence-similarity share: prompts, rows, pooling."""
-
-    fitter: Fitter
-    prompts: Mapping[str, str]
-    default_prompt: str
-
-    def prompt(self, name: str | None) -> str:
-        """The prefix of this name; InvalidInput when the model has none such."""
-        if name is None:
-            return self.default_prompt
-        if name not in self.prompts:
-            raise InvalidInput(
-                f"parameters.prompt_name: this model has no prompt {name[:100]!r}",
-                field="parameters.prompt_name",
-                remedy=near(name, list(self.prompts)) if self.prompts else "Leave it out: the model has no prompts",
-            )
-        return self.prompts[name]
-
-    def rows(
-        self, texts: Sequence[str] | Sequence[Pieces], where: Sequence[str], rule: Truncation, pooling: Pooling | None
-    ) -> tuple[list[Row], int]:
-        """One row for each text and how many were cut; InvalidInput for over-long texts that may not be."""
-        pieces = [text for text in texts if isinstance(text, Pieces)]
-        words = [text for text in texts if isinstance(text, str)]
-        rows, cut = self.fitter.rows(pieces, where, rule) if pieces else self.fitter.singles(words, where, rule)
-        return [PooledRow(row.ids, row.type_ids, pooling=pooling) for row in rows], cut
-
-    @staticmethod
-    def reduce(row: Row, outputs: Outputs) -> Float:
-        """[width] when the row is to be pooled, else [tokens, width]; memory of its own."""
-        vectors = outputs["last_hidden_state"]
-        pooling = row.pooling if isinstance(row, PooledRow) else None
-        return finite(np.array(vectors) if pooling is None else pool(vectors, pooling))
 
 
 class FeatureExtraction:

@@ -110,8 +110,8 @@ class MaskRow(Row):
     """The only tokens asked for."""
 
 
-Choices = list[list[tuple[float, int]]]
-"""For each mask of a row scores and tokens, the best first."""
+Choices = list[list[dict[str, Any]]]
+"""For each mask of a row its part of the answer."""
 
 
 class FillMask:
@@ -164,35 +164,34 @@ class FillMask:
         if row.targets is not None:
             scores = scores[:, row.targets]
         choices = []
-        for mask in finite(scores):
+        for position, mask in zip(row.masks, finite(scores), strict=True):
             order = highest(mask, row.top_k)
             tokens = order if row.targets is None else [row.targets[index] for index in order]
-            choices.append(list(zip(mask[order].tolist(), tokens, strict=True)))
+            choices.append(self._choices(row, position, tokens, mask[order].tolist()))
         return choices
 
     def assemble(self, prepared: Prepared, reduced: Sequence[Choices]) -> Any:
         """See `Task`."""
         wanted: Request = prepared.memo
-        answers = []
-        for row, choices in zip(prepared.rows, reduced, strict=True):
-            assert isinstance(row, MaskRow)  # noqa: S101 - prepare made it
-            masks = [self._answer(row, position, choice) for position, choice in zip(row.masks, choices, strict=True)]
-            answers.append(masks[0] if len(masks) == 1 else masks)
+        answers = [masks[0] if len(masks) == 1 else masks for masks in reduced]
         return answers[0] if wanted.single else answers
 
-    def _answer(self, row: MaskRow, position: int, choices: list[tuple[float, int]]) -> list[dict[str, Any]]:
+    def _choices(self, row: MaskRow, position: int, tokens: list[int], scores: list[float]) -> list[dict[str, Any]]:
         tokenizer = self._fitter.tokenizer
-        answer = []
-        for score, token in choices:
-            ids = [*row.ids[:position], token, *row.ids[position + 1 :]]
-            sequence = tokenizer.decode(
-                [number for number in ids if number != tokenizer.pad_id],
-                # With several masks the others are to stay visible.
-                skip_special=len(row.masks) == 1,
-            )
-            token_str = tokenizer.decode([token])
-            answer.append({"score": score, "token": token, "token_str": token_str, "sequence": sequence})
-        return answer
+        before, after = (
+            [number for number in part if number != tokenizer.pad_id]
+            for part in (row.ids[:position], row.ids[position + 1 :])
+        )
+        sequences = tokenizer.decode(
+            [[*before, token, *after] if token != tokenizer.pad_id else before + after for token in tokens],
+            # With several masks the others are to stay visible.
+            skip_special=len(row.masks) == 1,
+        )
+        names = tokenizer.decode([[token] for token in tokens])
+        return [
+            {"score": score, "token": token, "token_str": name, "sequence": sequence}
+            for score, token, name, sequence in zip(scores, tokens, names, sequences, strict=True)
+        ]
 
     def _targets(self, targets: list[str]) -> tuple[int, ...]:
         """Tokens of the targets, each once."""

@@ -4,11 +4,22 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Any
 
 from penstock.errors import UnsupportedModel
 from penstock_runtime.errors import InvalidInput
 from penstock_runtime.rows import Row
+from penstock_runtime.tasks.fields import Boolean, Choice, Kind
 from penstock_runtime.tokens import Pieces, Side, Template, Tokenizer, longest_first
+
+TRUNCATION: dict[str, tuple[Kind, Any]] = {
+    "truncate": (Boolean(), None),
+    "truncation_direction": (Choice(("left", "right"), any_case=True), None),
+}
+TRUNCATION_NOTES = {
+    "truncate": "Cut texts that are too long for the model; false refuses them. Default: the endpoint's setting.",
+    "truncation_direction": "Which end is given up. Default: the tokenizer's own, mostly right.",
+}
 
 
 @dataclass(frozen=True, slots=True)

@@ -12,15 +12,9 @@ from penstock.tasks import TaskName
 from penstock_runtime.models.folder import ModelFolder, Pooling
 from penstock_runtime.rows import Float, Outputs, Row
 from penstock_runtime.tasks.base import Prepared
-from penstock_runtime.tasks.feature_extraction import (
-    PROMPT,
-    PROMPT_NOTES,
-    TRUNCATION,
-    TRUNCATION_NOTES,
-    Embedding,
-)
+from penstock_runtime.tasks.embedding import PROMPT, PROMPT_NOTES, Embedding
 from penstock_runtime.tasks.fields import JsonSchema, Kind, ListOf, Object, Text, body_schema, parse_parameters
-from penstock_runtime.tasks.fitting import Fitter, Truncation
+from penstock_runtime.tasks.fitting import TRUNCATION, TRUNCATION_NOTES, Fitter, Truncation
 from penstock_runtime.tasks.limits import DEFAULT_LIMITS, Limits
 from penstock_runtime.tasks.pooling import normalise
 

@@ -47,7 +47,9 @@ def best_spans(
         return Found(spans=[], null_score=null_score)
     width = min(longest, tokens)
     # Row i holds the ends i, i + 1, ... of spans from i: as many columns as a span may have tokens.
-    reachable = np.lib.stride_tricks.sliding_window_view(np.pad(ends, (0, width - 1), constant_values=-1.0), width)
+    padded = np.full(tokens + width - 1, -1.0)
+    padded[:tokens] = ends
+    reachable = np.lib.stride_tricks.sliding_window_view(padded, width)
     scores = np.where(reachable < 0, -1.0, begins[:, np.newaxis] * reachable).ravel()
     chosen = [index for index in highest(scores, count) if scores[index] >= 0]
     return Found(

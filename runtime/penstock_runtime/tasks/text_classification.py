@@ -16,7 +16,6 @@ from penstock.tasks import TaskName
 from penstock_runtime.models.folder import ModelFolder
 from penstock_runtime.rows import Float, Outputs, Row
 from penstock_runtime.tasks.base import Prepared
-from penstock_runtime.tasks.feature_extraction import TRUNCATION, TRUNCATION_NOTES
 from penstock_runtime.tasks.fields import (
     Choice,
     Either,
@@ -29,7 +28,7 @@ from penstock_runtime.tasks.fields import (
     body_schema,
     parse_parameters,
 )
-from penstock_runtime.tasks.fitting import Fitter, Truncation
+from penstock_runtime.tasks.fitting import TRUNCATION, TRUNCATION_NOTES, Fitter, Truncation
 from penstock_runtime.tasks.limits import DEFAULT_LIMITS, Limits
 from penstock_runtime.tasks.scores import descending, finite, sigmoid, softmax
 

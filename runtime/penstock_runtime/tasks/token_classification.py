@@ -14,7 +14,7 @@ from penstock_runtime.errors import InvalidInput
 from penstock_runtime.models.folder import ModelFolder
 from penstock_runtime.rows import Float, Outputs, Row
 from penstock_runtime.tasks.base import Prepared
-from penstock_runtime.tasks.entities import Aggregation, Token, entities, merge_windows
+from penstock_runtime.tasks.entities import Aggregation, Window, entities, merge_windows
 from penstock_runtime.tasks.fields import (
     Boolean,
     Choice,
@@ -217,35 +217,35 @@ class TokenClassification:
     def assemble(self, prepared: Prepared, reduced: Sequence[Float]) -> Any:
         """See `Task`."""
         wanted: Request = prepared.memo
-        join = self._fitter.tokenizer.join
+        tokenizer = self._fitter.tokenizer
         found: list[list[dict[str, Any]]] = [[] for _ in wanted.texts]
         count = [0] * len(wanted.texts)
         for row, scores in zip(prepared.rows, reduced, strict=True):
             assert isinstance(row, WindowRow)  # noqa: S101 - prepare made it
-            tokens = _tokens(self._fitter.tokenizer, wanted.texts[row.text], row, scores)
-            named = entities(tokens, wanted.aggregation, self._labels, join)
-            found[row.text] += [
-                entity
-                for entity in named
-                if entity.get("entity") not in wanted.ignored and entity.get("entity_group") not in wanted.ignored
-            ]
+            window = _window(tokenizer, wanted.texts[row.text], row, scores)
+            found[row.text] += entities(
+                window, wanted.aggregation, self._labels, ignored=wanted.ignored, join=tokenizer.join
+            )
             count[row.text] += 1
         answers = [merge_windows(one) if parts > 1 else one for one, parts in zip(found, count, strict=True)]
         return answers[0] if wanted.single else answers
 
 
-def _tokens(tokenizer: Tokenizer, text: str, row: WindowRow, scores: Float) -> list[Token]:
+def _window(tokenizer: Tokenizer, text: str, row: WindowRow, scores: Float) -> Window:
     """The window's tokens with what the strategies need, as transformers sees words and their parts."""
-    tokens = []
-    for index, (number, (start, end)) in enumerate(zip(row.pieces.ids, row.pieces.offsets or (), strict=True)):
-        word, covered = tokenizer.token(number), text[start:end]
+    words, continues = [], []
+    places = row.pieces.offsets or []
+    for number, (start, end) in zip(row.pieces.ids, places, strict=True):
         if number == tokenizer.unk_id:
-            word, is_subword = covered, False
-        elif tokenizer.continuing_prefix:
+            words.append(text[start:end])
+            continues.append(False)
+            continue
+        word = tokenizer.token(number)
+        words.append(word)
+        if tokenizer.continuing_prefix:
             # A part of a word carries the prefix, so that it is longer than the text that it covers.
-            is_subword = len(word) != len(covered)
+            continues.append(len(word) != end - start)
         else:
             # No mark of words: whatever does not follow a space continues the word before.
-            is_subword = start > 0 and " " not in text[start - 1 : start + 1]
-        tokens.append(Token(word, scores[index], start, end, row.start + index, is_subword))
-    return tokens
+            continues.append(start > 0 and " " not in text[start - 1 : start + 1])
+    return Window(words, scores, places, continues, first=row.start)

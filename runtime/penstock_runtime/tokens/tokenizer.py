@@ -101,10 +101,10 @@ class Tokenizer:
         decoder = self._backend.decoder
         return str(decoder.decode(list(tokens))) if decoder is not None else " ".join(tokens)
 
-    def decode(self, ids: Sequence[int], *, skip_special: bool = False) -> str:
-        """Ids as text, as transformers' `decode` gives it."""
-        text = str(self._backend.decode(list(ids), skip_special_tokens=skip_special))
-        return _clean_up(text) if self._cleans_up else text
+    def decode(self, rows: Sequence[Sequence[int]], *, skip_special: bool = False) -> list[str]:
+        """Ids as texts, each as transformers' `decode` gives it."""
+        texts: list[str] = self._backend.decode_batch([list(ids) for ids in rows], skip_special_tokens=skip_special)
+        return [_clean_up(text) for text in texts] if self._cleans_up else texts
 
     def _encode(self, texts: Sequence[str], *, offsets: bool) -> list[Pieces]:
         # Always the batch functions: they release the interpreter lock, the single one does not.

@@ -7,30 +7,26 @@ from typing import Any
 import numpy as np
 import pytest
 
-from penstock_runtime.tasks.entities import Aggregation, Token, entities, merge_windows
+from penstock_runtime.tasks.entities import Aggregation, Window, entities, merge_windows
 
 LABELS = ("O", "B-PER", "I-PER", "I-LOC")
 
 
-def tokens(*rows: tuple[str, bool, dict[str, float]]) -> list[Token]:
+def tokens(*rows: tuple[str, bool, dict[str, float]]) -> Window:
     """Tokens of five characters each: word, whether it continues a word, scores by label."""
-    return [
-        Token(
-            word,
-            np.array([scores.get(label, 0) for label in LABELS], dtype=np.float32),
-            start=5 * index,
-            end=5 * index + 5,
-            index=index + 1,
-            is_subword=subword,
-        )
-        for index, (word, subword, scores) in enumerate(rows)
-    ]
+    return Window(
+        words=[word for word, _, _ in rows],
+        scores=np.array([[scores.get(label, 0) for label in LABELS] for _, _, scores in rows], dtype=np.float32),
+        places=[(5 * index, 5 * index + 5) for index in range(len(rows))],
+        continues=[continues for _, continues, _ in rows],
+        first=1,
+    )
 
 
-def found(rows: list[Token], aggregation: Aggregation) -> list[tuple[Any, ...]]:
+def found(window: Window, aggregation: Aggregation, ignored: tuple[str, ...] = ()) -> list[tuple[Any, ...]]:
     return [
         (entity.get("entity_group", entity.get("entity")), round(entity["score"], 4), entity["word"])
-        for entity in entities(rows, aggregation, LABELS, "".join)
+        for entity in entities(window, aggregation, LABELS, ignored=ignored, join="".join)
     ]
 
 
@@ -74,7 +70,22 @@ def test_a_first_token_that_continues_a_word_stands_alone() -> None:
 
 @pytest.mark.parametrize("aggregation", Aggregation)
 def test_no_tokens_are_no_entities(aggregation: Aggregation) -> None:
-    assert entities([], aggregation, LABELS, "".join) == []
+    assert found(tokens(), aggregation) == []
+
+
+@pytest.mark.parametrize(
+    ("aggregation", "ignored", "expected"),
+    [
+        (Aggregation.NONE, ("O", "PER"), ["micro", "soft"]),
+        (Aggregation.NONE, ("B-PER",), ["soft", "is"]),
+        (Aggregation.SIMPLE, ("O", "PER"), ["soft"]),
+        (Aggregation.SIMPLE, ("B-PER",), ["micro", "soft", "is"]),
+    ],
+)
+def test_labels_are_ignored_by_the_name_that_the_answer_has(
+    aggregation: Aggregation, ignored: tuple[str, ...], expected: list[str]
+) -> None:
+    assert [word for _, _, word in found(SPLIT_WORD, aggregation, ignored)] == expected
 
 
 def entity(start: int, end: int, score: float) -> dict[str, Any]:

@@ -12,6 +12,7 @@ from sentence_transformers.sentence_transformer import modules
 
 from penstock.tasks import TaskName
 from penstock_runtime.errors import InvalidInput
+from penstock_runtime.tasks.feature_extraction import TokenIds
 from tests.runtime.tasks.answers import assert_alike
 from tests.runtime.tasks.conftest import Build
 from tests.runtime.tasks.families import BERT, FAMILIES, MPNET, ROBERTA, Built, Family, build_for
@@ -47,9 +48,12 @@ def test_a_plain_model_gives_the_token_vectors_of_the_pipeline(family: Family, b
     assert_alike([matrix.tolist() for matrix in ours(TEXTS[:3])], theirs(TEXTS[:3], truncation=True))
 
 
-@pytest.mark.parametrize("normalize", [True, False])
 @pytest.mark.parametrize("pooling", ["cls", "mean", "max", "lasttoken"])
-@pytest.mark.parametrize("family", [BERT, ROBERTA, MPNET], ids=lambda family: family.name)
+@pytest.mark.parametrize(
+    ("family", "normalize"),
+    [(BERT, True), (ROBERTA, False), (MPNET, True)],
+    ids=lambda value: getattr(value, "name", value),
+)
 def test_pooled_vectors_are_those_of_sentence_transformers(
     family: Family, pooling: str, built: Build, tmp_path: Path, *, normalize: bool
 ) -> None:
@@ -169,3 +173,33 @@ def test_a_folder_may_stand_without_what_the_task_does_not_need(built: Build, tm
     shutil.copytree(tmp_path / "made", tmp_path / "copy")
     ask = Built(BERT, tmp_path / "copy", model.model, model.tokenizer).task(NAME)
     assert_alike(ask(MORE[0]), built(NAME, BERT).task(NAME)(MORE[0]).tolist())
+
+
+def test_token_ids_are_taken_for_the_text_that_they_are_of(built: Build, tmp_path: Path) -> None:
+    """OpenAI's and text-embeddings-inference's shapes have them; that of HF does not."""
+    model = built(NAME, BERT)
+    sentence_model(model, tmp_path, "mean", normalize=True)
+    ask = Built(BERT, tmp_path, model.model, model.tokenizer).task(NAME)
+    ids = [model.tokenizer(text, add_special_tokens=False)["input_ids"] for text in (MORE[0], LONG)]
+    np.testing.assert_array_equal(ask(TokenIds(ids, single=False)), ask([MORE[0], LONG]))
+    np.testing.assert_array_equal(ask(TokenIds(ids[:1], single=True)), ask(MORE[0]))
+
+
+@pytest.mark.parametrize(
+    ("ids", "options", "field", "message"),
+    [
+        (TokenIds([[5, 10**6]], single=True), {}, "inputs[1]", "is 1000000; this model's tokens are 0 to"),
+        (TokenIds([[5], [-1]], single=False), {}, "inputs[1][0]", "is -1; this model's tokens are 0 to"),
+        (TokenIds([[5]], single=True), {"prompt_name": "query"}, "inputs", "puts a prompt before its texts"),
+        (TokenIds([[5] * 99], single=True), {"truncate": False}, "inputs", "has 101 tokens; this model takes 48"),
+    ],
+    ids=["too large", "negative", "a prompt", "too long"],
+)
+def test_token_ids_that_are_not_the_models_are_refused(
+    ids: TokenIds, options: dict[str, Any], field: str, message: str, *, built: Build, tmp_path: Path
+) -> None:
+    model = built(NAME, BERT)
+    sentence_model(model, tmp_path, "mean", normalize=True)
+    with pytest.raises(InvalidInput, match=message) as refused:
+        Built(BERT, tmp_path, model.model, model.tokenizer).task(NAME)(ids, **options)
+    assert refused.value.field == field

@@ -156,7 +156,7 @@ def test_decoding_is_that_of_transformers(family: Family, folder: Any, *, clean_
         ids = judge(text)["input_ids"]
         for skip in (True, False):
             expected = judge.decode(ids, skip_special_tokens=skip, clean_up_tokenization_spaces=clean_up)
-            assert ours.decode(ids, skip_special=skip) == expected
+            assert ours.decode([ids, ids[:2]], skip_special=skip)[0] == expected
 
 
 def test_threads_with_different_limits_do_not_disturb_each_other(folder: Any) -> None:
@@ -181,9 +181,9 @@ def test_threads_with_different_limits_do_not_disturb_each_other(folder: Any) ->
 
 
 def test_the_library_starts_no_threads_of_its_own(folder: Any) -> None:
-    before = len(list(Path("/proc/self/task").iterdir()))
+    before = set(Path("/proc/self/task").iterdir())
     opened(folder(BERT), BERT).split(list(MORE) * 100)
-    assert len(list(Path("/proc/self/task").iterdir())) == before
+    assert set(Path("/proc/self/task").iterdir()) <= before
 
 
 @pytest.mark.parametrize(
