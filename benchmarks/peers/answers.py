@@ -11,27 +11,50 @@ from dataclasses import dataclass
 from urllib.parse import urlsplit
 
 from benchmarks.peers.servers import Shape, Vector
+from penstock_optimizer.guard.judge import MIN_COSINE, P1_COSINE
+from penstock_optimizer.load.summary import quantile
 
 AT_ONCE = 16
 TIMEOUT_SECONDS = 120.0
 
 
 @dataclass(frozen=True)
-class Agreement:
-    """Cosines to the teacher's vectors."""
+class Cosines:
+    """To the teacher's vectors."""
 
-    alone: float
-    """The lowest of texts asked one by one."""
-    together: float
-    """The lowest of texts asked 16 at a time."""
+    minimum: float
+    p1: float
+    """One text in a hundred has a lower one."""
+
+    @classmethod
+    def of(cls, vectors: Sequence[Vector], teacher: Sequence[Vector]) -> Cosines:
+        """Of as many vectors as the teacher has."""
+        found = sorted(cosine(one, other) for one, other in zip(vectors, teacher, strict=True))
+        return cls(minimum=found[0], p1=quantile(found, 0.01))
+
+    @property
+    def right(self) -> bool:
+        """Within the budget that the guard holds our own recipes to."""
+        return self.minimum >= MIN_COSINE and self.p1 >= P1_COSINE
+
+
+@dataclass(frozen=True)
+class Agreement:
+    """What a server answered."""
+
+    alone: Cosines | None
+    """Texts asked one by one; None when it did not answer."""
+    together: Cosines | None
+    """The same texts asked 16 at a time."""
     moved: float
     """The lowest cosine of a text's two answers, alone and in company: 1 when strangers change nothing."""
     error: str = ""
     """Why there are no answers."""
 
-    def within(self, budget: float) -> bool:
+    @property
+    def right(self) -> bool:
         """The accuracy budget holds, in company too."""
-        return not self.error and min(self.alone, self.together) >= budget
+        return bool(self.alone and self.alone.right and self.together and self.together.right)
 
 
 def ask(url: str, shape: Shape, texts: Sequence[str], *, at_once: int) -> list[Vector]:
@@ -61,10 +84,10 @@ def agreement(url: str, shape: Shape, texts: Sequence[str], teacher: Sequence[Ve
         alone = ask(url, shape, texts, at_once=1)
         together = ask(url, shape, texts, at_once=AT_ONCE)
     except (OSError, ValueError, KeyError, IndexError, TypeError, http.client.HTTPException) as error:
-        return Agreement(0.0, 0.0, 0.0, error=f"{type(error).__name__}: {error}"[:200])
+        return Agreement(None, None, 0.0, error=f"{type(error).__name__}: {error}"[:200])
     return Agreement(
-        alone=min(map(cosine, alone, teacher)),
-        together=min(map(cosine, together, teacher)),
+        alone=Cosines.of(alone, teacher),
+        together=Cosines.of(together, teacher),
         moved=min(map(cosine, alone, together)),
     )
 

@@ -10,10 +10,11 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from benchmarks.peers.answers import Agreement
+from benchmarks.peers.answers import Agreement, Cosines
 from benchmarks.peers.cells import GROUPS, Aim, Cell
 from penstock_optimizer.bench.figures import Figures
 from penstock_optimizer.bench.tables import markdown_table
+from penstock_optimizer.guard.judge import MIN_COSINE, P1_COSINE
 
 
 @dataclass(frozen=True)
@@ -33,8 +34,6 @@ class Outcome:
     cores: int
     seconds: float
     rounds: int
-    budget: float
-    """Lowest cosine to fp32 that counts as right."""
     servers: Mapping[str, str]
     """Name -> version and settings."""
     agreements: Mapping[str, Agreement]
@@ -47,7 +46,7 @@ def to_json(outcome: Outcome) -> str:
     """Everything."""
     return json.dumps(
         {
-            **{name: getattr(outcome, name) for name in ("cpu", "cores", "seconds", "rounds", "budget", "note")},
+            **{name: getattr(outcome, name) for name in ("cpu", "cores", "seconds", "rounds", "note")},
             "servers": dict(outcome.servers),
             "agreements": {name: dataclasses.asdict(one) for name, one in outcome.agreements.items()},
             "standings": [
@@ -102,7 +101,7 @@ def _number(value: float | None) -> str:
 
 def _is_right(outcome: Outcome, server: str) -> str:
     agreement = outcome.agreements.get(server)
-    return "" if agreement is None else str(agreement.within(outcome.budget)).lower()
+    return "" if agreement is None else str(agreement.right).lower()
 
 
 def to_markdown(outcome: Outcome) -> str:
@@ -128,20 +127,24 @@ def _answers(outcome: Outcome) -> str:
     rows = []
     for name, about in outcome.servers.items():
         one = outcome.agreements.get(name)
-        if one is None or one.error:
+        if one is None or one.alone is None or one.together is None:
             rows.append([name, about, "", "", "", one.error if one else "not asked"])
             continue
-        verdict = "right" if one.within(outcome.budget) else f"WRONG: under {outcome.budget:g}"
-        rows.append([name, about, f"{one.alone:.4f}", f"{one.together:.4f}", f"{one.moved:.5f}", verdict])
-    header = ("server", "what", "cosine alone", "in company", "alone to in company", "")
+        verdict = "right" if one.right else f"WRONG: {MIN_COSINE:g} and {P1_COSINE:g} are asked"
+        rows.append([name, about, _cosines(one.alone), _cosines(one.together), f"{one.moved:.5f}", verdict])
+    header = ("server", "what", "lowest cosine / p1, alone", "in company", "alone to in company", "")
     return markdown_table(header, rows)
+
+
+def _cosines(cosines: Cosines) -> str:
+    return f"{cosines.minimum:.4f} / {cosines.p1:.4f}"
 
 
 def _speeds(outcome: Outcome, cells: Sequence[Cell]) -> str:
     by_place = {(one.server, one.cell): one.figures for one in outcome.standings}
     rows = []
     for name in outcome.servers:
-        mark = "" if (found := outcome.agreements.get(name)) and found.within(outcome.budget) else " (wrong answers)"
+        mark = "" if (found := outcome.agreements.get(name)) and found.right else " (wrong answers)"
         rows.append([name + mark, *(_speed(by_place.get((name, cell))) for cell in cells)])
     return markdown_table(("server", *(cell.name for cell in cells)), rows)
 

@@ -20,7 +20,7 @@ COMMANDS = sorted(set(re.findall(r"python -m (benchmarks[\w.]*)", TEXT)))
 PROGRAMS = sorted(
     path.relative_to(ROOT).with_suffix("").as_posix().replace("/", ".").removesuffix(".__main__")
     for path in (ROOT / "benchmarks").rglob("*.py")
-    if "@click.command" in path.read_text(encoding="utf-8")
+    if re.search(r"^@click\.command", path.read_text(encoding="utf-8"), flags=re.MULTILINE)
 )
 
 

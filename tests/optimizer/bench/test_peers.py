@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from benchmarks.peers.answers import Agreement, agreement, cosine
+from benchmarks.peers.answers import Agreement, Cosines, agreement, cosine
 from benchmarks.peers.cells import CONCURRENT, GROUPS, MIXED, SINGLE, TRAFFIC, Cell, aims
 from benchmarks.peers.outcome import Outcome, Standing, to_csv, to_json, to_markdown, write
 from benchmarks.peers.servers import (
@@ -133,13 +133,23 @@ def test_cosines() -> None:
         cosine([1], [1, 2])
 
 
+def test_one_odd_text_among_many_is_not_p1_but_the_minimum() -> None:
+    teacher = [[1.0, 0.0]] * 400
+    odd = [[0.0, 1.0], *([[1.0, 0.0]] * 399)]
+
+    found = Cosines.of(odd, teacher)
+
+    assert (found.minimum, found.p1) == (0, 1)
+    assert not found.right
+
+
 def test_a_server_that_answers_something_else_is_marked_not_raised(start_stub: StartStub) -> None:
     server = start_stub()
 
     found = agreement(server.url, EMBED, ["a"], [[1.0]])
 
     assert "KeyError" in found.error
-    assert not found.within(0.5)
+    assert not found.right
 
 
 def outcome() -> Outcome:
@@ -148,12 +158,11 @@ def outcome() -> Outcome:
         cores=2,
         seconds=2.0,
         rounds=3,
-        budget=0.985,
         servers={"penstock": "chosen plan", "fast": "another", "broken": "a third"},
         agreements={
-            "penstock": Agreement(0.991, 0.991, 1.0),
-            "fast": Agreement(0.95, 0.90, 0.93),
-            "broken": Agreement(0, 0, 0, error="ValueError: status 500"),
+            "penstock": Agreement(Cosines(0.975, 0.991), Cosines(0.975, 0.991), 1.0),
+            "fast": Agreement(Cosines(0.98, 0.99), Cosines(0.90, 0.95), 0.93),
+            "broken": Agreement(None, None, 0, error="ValueError: status 500"),
         },
         standings=[
             Standing(TRAFFIC[0], "penstock", figures(100, 20)),
@@ -169,7 +178,7 @@ def outcome() -> Outcome:
 def test_a_fast_server_with_wrong_answers_is_marked() -> None:
     text = to_markdown(outcome())
 
-    assert "| fast | another | 0.9500 | 0.9000 | 0.93000 | WRONG: under 0.985 |" in text
+    assert "| fast | another | 0.9800 / 0.9900 | 0.9000 / 0.9500 | 0.93000 | WRONG: 0.97 and 0.985 are asked |" in text
     assert "| fast (wrong answers) | 120.0 (20.0 / 20.0) |" in text
     assert "| penstock | 100.0 (20.0 / 20.0) |" in text
     assert "failed: 500" in text
