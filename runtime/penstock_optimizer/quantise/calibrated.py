@@ -19,7 +19,7 @@ from penstock_optimizer.quantise.quantiser import Style, Writer, quantise
 from penstock_optimizer.quantise.seen import Seen
 from penstock_runtime.rows import Float, Row
 
-ALPHAS = (0.6, 0.65, 0.7, 0.75, 0.8, 0.85)
+ALPHAS = (0.65, 0.7, 0.75, 0.8)
 """Tried for `smooth`, the best by the graph's own outputs over some calibration rows is taken. Outside of these no
 model seen was better; MiniLM's best is 0.75 (0.5: min cosine 0.95, 0.75: 0.99, 0.95: 0.98)."""
 PROBES = 32
