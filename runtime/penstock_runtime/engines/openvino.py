@@ -8,10 +8,10 @@ Lengths are rounded up to a grid, because the plugin compiles its layers for eve
 
 from __future__ import annotations
 
+import contextlib
 import threading
 from collections import Counter
 from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 from queue import SimpleQueue
 from typing import Any
@@ -26,7 +26,7 @@ from penstock_runtime.engines.base import EngineFacts, Threads
 from penstock_runtime.engines.graph_inputs import feed, pad
 from penstock_runtime.engines.grid import ShapeGrid
 from penstock_runtime.errors import InferenceFailed
-from penstock_runtime.rows import Batch, Float, Outputs
+from penstock_runtime.rows import Batch, Float, Int, Outputs
 
 _PRODUCTS = ("FullyConnected", "MatMul")
 """Layers whose run-time precision is the precision of the arithmetic."""
@@ -40,7 +40,7 @@ class _FirstRun:
         self._lock = threading.Lock()
         self._over = False
 
-    @contextmanager
+    @contextlib.contextmanager
     def turn(self) -> Iterator[None]:
         if self._over:
             yield
@@ -84,7 +84,8 @@ class _Requests:
     """One infer request for each stream, handed out to whoever runs."""
 
     def __init__(self, compiled: Any, io: GraphIO, streams: int, grid: ShapeGrid) -> None:
-        self._io = io
+        # Inputs by number: half the binding's own time of a short run goes into looking names up.
+        self._inputs = [next(name for name in port.get_names() if name in io.inputs) for port in compiled.inputs]
         self._grid = grid
         self._outputs = [(name, axes, compiled.output(name)) for name, axes in io.outputs.items()]
         self._free: SimpleQueue[Any] = SimpleQueue()
@@ -101,17 +102,34 @@ class _Requests:
         request = self._free.get()
         try:
             with _FIRST_RUN.turn():
-                # Inputs are read in place: nothing changes them while the run lasts.
-                request.infer(feed(padded, self._io.inputs), share_inputs=True, share_outputs=True)
+                self._infer(request, padded)
                 # Copies: the request's own output memory is written again by its next run.
                 return {
                     name: np.array(_unpadded(request.get_tensor(port).data, axes, tokens))
                     for name, axes, port in self._outputs
                 }
         except RuntimeError as error:
+            self._recover(request, padded)
             raise InferenceFailed(f"openvino: {error}", remedy="Report it with the model and the input") from error
         finally:
             self._free.put(request)
+
+    def _infer(self, request: Any, batch: Batch) -> None:
+        # Read in place: kept here, and changed by nobody, while the run lasts.
+        inputs = [_tensor(array) for array in feed(batch, self._inputs).values()]
+        for number, tensor in enumerate(inputs):
+            request.set_input_tensor(number, tensor)
+        request.start_async()
+        request.wait()
+
+    def _recover(self, request: Any, failed: Batch) -> None:
+        """A stream that failed half-way takes the next batch of the same shape for prepared, and fails again: a run of
+        another shape makes it begin anew."""
+        shortest = self._grid.length(1)
+        tokens = shortest if failed.input_ids.shape[1] != shortest else self._grid.length(shortest + 1)
+        other = np.ones((1, tokens), dtype=np.int64)
+        with contextlib.suppress(RuntimeError):
+            self._infer(request, Batch(other, other, np.zeros_like(other)))
 
     def close(self) -> None:
         self._outputs = []
@@ -153,6 +171,11 @@ def load(
         _Requests(wider, io, 1, grid) if second else requests,
         EngineFacts("openvino", version, threads, precision, fused, weight_copies=2 if second else 1, grid=grid),
     )
+
+
+def _tensor(array: Int) -> Any:
+    """The array's own memory as the library takes it, which must be writable."""
+    return ov.Tensor(array if array.flags.writeable else array.copy(), shared_memory=True)
 
 
 def _unpadded(values: Float, axes: Axes, tokens: int) -> Float:

@@ -16,7 +16,7 @@ from penstock_runtime.engines.base import Engine, Threads
 from penstock_runtime.engines.load import load_engine
 from penstock_runtime.engines.onnxruntime import fused_nodes
 from penstock_runtime.errors import InferenceFailed
-from penstock_runtime.rows import Row
+from penstock_runtime.rows import Batch, Row
 from tests.runtime.minilm import (
     OPENVINO_BF16,
     OPENVINO_FP32,
@@ -151,6 +151,20 @@ def test_a_row_that_the_graph_cannot_take_is_an_inference_failure(recipe: Recipe
         engine.run(stack([Row([1] * 600)]))  # its position table ends at 512
 
     assert engine.run(stack([Row([1] * 512)]))["last_hidden_state"].shape == (1, 512, 384)
+    engine.close()
+
+
+@ALL
+def test_what_the_library_throws_is_an_inference_failure_and_the_next_run_is_well(recipe: Recipe) -> None:
+    engine = load(recipe, Threads(1, 1))
+    good = stack(some_rows(1))
+    crooked = Batch(good.input_ids, np.ones((1, 3), dtype=np.int64), good.token_type_ids)
+    before = engine.run(good)["last_hidden_state"]
+
+    with pytest.raises(InferenceFailed, match=recipe.engine.value):
+        engine.run(crooked)
+
+    assert np.array_equal(engine.run(good)["last_hidden_state"], before)
     engine.close()
 
 
