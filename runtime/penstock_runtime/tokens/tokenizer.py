@@ -30,6 +30,7 @@ class Tokenizer:
     ) -> None:
         config = {} if config is None else config
         self._backend = backend
+        self._decoder = backend.decoder
         self._cleans_up = config.get("clean_up_tokenization_spaces") is True
         self._longest_added = max(
             (len(token.content) for token in backend.get_added_tokens_decoder().values()), default=0
@@ -98,8 +99,7 @@ class Tokenizer:
 
     def join(self, tokens: Sequence[str]) -> str:
         """Tokens, as the vocabulary spells them, as text."""
-        decoder = self._backend.decoder
-        return str(decoder.decode(list(tokens))) if decoder is not None else " ".join(tokens)
+        return " ".join(tokens) if self._decoder is None else str(self._decoder.decode(list(tokens)))
 
     def decode(self, rows: Sequence[Sequence[int]], *, skip_special: bool = False) -> list[str]:
         """Ids as texts, each as transformers' `decode` gives it."""
