@@ -223,8 +223,9 @@ class Candidate:
         predictor = Predictor(model, Limits(deadline_seconds=600.0))
         try:
             if shape not in self._warm:
-                # As the server does before it is ready.
+                # As the server does before it is ready; then the very lengths, since kernels may be compiled for each.
                 await predictor.warm_up()
+                await measure.lone_latency(predictor, self._requests, seconds=0.0)
                 self._warm.add(shape)
             if plan not in self._warm:
                 # The batches that really form with this plan, once, unmeasured.

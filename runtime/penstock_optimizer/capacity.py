@@ -37,7 +37,11 @@ STOP_SECONDS = 10.0
 
 
 class CapacityFailed(PenstockError):
-    """The replica could not be measured: it did not start, or nobody got an answer."""
+    """The replica was not measured: there was no time, or the load process failed."""
+
+
+class ReplicaBroken(CapacityFailed):
+    """The server ended before it was ready, or answered nobody: what it serves must not be served."""
 
 
 @dataclass(frozen=True)
@@ -91,9 +95,10 @@ def replica(
         line = _first_line(process, start_seconds)
         if not line:
             code = process.poll()
+            if code is None:
+                raise CapacityFailed(f"the server was not ready after {start_seconds:.0f} s", remedy=f"See {log}")
             tail = log.read_text(encoding="utf-8", errors="replace")[-2000:].strip()
-            reason = death_reason(code, tail) if code is not None else f"not ready after {start_seconds:.0f} s"
-            raise CapacityFailed(f"the server did not start: {reason}", remedy=f"{log} has all that it said")
+            raise ReplicaBroken(f"the server did not start: {death_reason(code, tail)}", remedy=f"See {log}")
         yield Replica(f"http://127.0.0.1:{json.loads(line)['port']}/predict", process.pid)
     finally:
         process.stdin.close()
@@ -117,7 +122,7 @@ def measure_capacity(
     seconds_left: Callable[[], float],
     on_point: Callable[[CapacityPoint], None] = lambda _: None,
 ) -> Measured:
-    """Measure the curve, within `seconds_left`. CapacityFailed when no request got an answer."""
+    """Measure the curve, within `seconds_left`. CapacityFailed as soon as it is clear that there will be none."""
 
     def load(pattern: OpenLoop | ClosedLoop, seconds: float, seed: int) -> LoadResult:
         return run_load(
@@ -136,9 +141,12 @@ def measure_capacity(
 
     if seconds_left() < SATURATION_SECONDS + WARM_UP_SECONDS + OVERHEAD_SECONDS:
         raise CapacityFailed(NO_TIME, remedy="Raise spec.optimization.budgetSeconds")
-    saturated = load(ClosedLoop(clients=CLIENTS), SATURATION_SECONDS, 0)
+    try:
+        saturated = load(ClosedLoop(clients=CLIENTS), SATURATION_SECONDS, 0)
+    except LoadFailed as error:
+        raise CapacityFailed(error.message, remedy=error.remedy) from error
     if not saturated.completed_per_second:
-        raise CapacityFailed(
+        raise ReplicaBroken(
             f"no request was answered: {saturated.statuses}, first: {saturated.first_failure or 'nothing'}",
             remedy="See the server's log",
         )

@@ -6,6 +6,7 @@ from collections.abc import Mapping, Sequence
 
 from penstock.manifest import CandidateFacts, Outcome, PlanTrial
 from penstock.recipe import Plan, Recipe
+from penstock_optimizer.load.summary import median
 from penstock_optimizer.search.climb import Step
 from penstock_optimizer.search.survivors import expected_milliseconds
 
@@ -123,4 +124,10 @@ def findings(
             "The load generator shared the cores with the server, since there were no others: "
             "its own work is in the latencies of the capacity curve."
         )
-    return (*found, *host)
+    return (*found, *(f"{one[:1].upper()}{one[1:].rstrip('.')}." for one in host))
+
+
+def measured_noise(search: float, candidates: Sequence[CandidateFacts]) -> float:
+    """Relative scatter of repeated measurements: that of the plan search, or of the single runs where that is more."""
+    spreads = [point.spread for one in candidates for point in one.latency]
+    return max(search, median(spreads) if spreads else 0.0)

@@ -99,8 +99,10 @@ async def sample_plan(predictor: Predicts, requests: Sequence[Request], *, rate:
     return Sample(p50_milliseconds=p50, p95_milliseconds=p95, requests_per_second=rows, loaded_p95_milliseconds=loaded)
 
 
-async def lone_latency(predictor: Predicts, requests: Sequence[Request]) -> tuple[float, float, float]:
-    """p50 and p95 in milliseconds over the mix, and the mean in seconds, one request at a time.
+async def lone_latency(
+    predictor: Predicts, requests: Sequence[Request], *, seconds: float = LONE_SECONDS
+) -> tuple[float, float, float]:
+    """p50 and p95 in milliseconds over the mix, and the mean in seconds, one request at a time, for about `seconds`.
 
     Whole rounds over the mix, so that every measurement has the same lengths; each request counts with its median
     over the rounds, so that one disturbance is not the tail.
@@ -108,7 +110,7 @@ async def lone_latency(predictor: Predicts, requests: Sequence[Request]) -> tupl
     times: list[list[float]] = [[] for _ in requests]
     begin = time.perf_counter()
     rounds = 0
-    while rounds == 0 or (time.perf_counter() - begin < LONE_SECONDS and rounds < MOST_RUNS):
+    while rounds == 0 or (time.perf_counter() - begin < seconds and rounds < MOST_RUNS):
         for index, request in enumerate(requests):
             start = time.perf_counter()
             await predictor.predict(request.inputs, request.parameters)

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Sequence
+from dataclasses import replace
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
@@ -24,33 +25,27 @@ from penstock_optimizer import conclusion
 from penstock_optimizer.artefact import graph_path, write_artefact
 from penstock_optimizer.baseline import Prepared, baseline_plan, prepare_baseline
 from penstock_optimizer.budget import MOST_PLANS_SECONDS, Budget
-from penstock_optimizer.capacity import CapacityFailed, Measured, measure_capacity, replica
+from penstock_optimizer.capacity import CapacityFailed, Measured, ReplicaBroken
+from penstock_optimizer.endpoint_capacity import endpoint_capacity
+from penstock_optimizer.events import Events
 from penstock_optimizer.gemm import gemm_shares
 from penstock_optimizer.isolation import WorkerFailed
 from penstock_optimizer.job import Job
 from penstock_optimizer.lab import ExportedFacts
-from penstock_optimizer.load.bodies import workload_bodies
 from penstock_optimizer.load.lengths import measured_lengths
-from penstock_optimizer.load.process import LoadFailed
 from penstock_optimizer.operations import EncoderShape
 from penstock_optimizer.planning import Planner
 from penstock_optimizer.processes import ProcessLab
-from penstock_optimizer.progress import OnProgress, Progress, Reporter, Stage, ignore
+from penstock_optimizer.progress import OnProgress, Progress, Stage, ignore
 from penstock_optimizer.recipes import TEACHER, candidate_recipes
-from penstock_optimizer.search.climb import Climbed, Step
+from penstock_optimizer.search.climb import Climbed
 from penstock_optimizer.search.goal import Goal
 from penstock_optimizer.search.trials import Trials
-from penstock_optimizer.tryout import OUT_OF_TIME, ROUNDS, Entrant, TryOut
+from penstock_optimizer.tryout import OUT_OF_TIME, Entrant, TryOut
 from penstock_optimizer.workfolder import locked
-from penstock_runtime.models.json_files import read_optional
-from penstock_runtime.tokens import Tokenizer
-from penstock_runtime.tokens.backend import open_backend
 
 __all__ = ["Prepared", "optimise", "prepare"]
 
-EXPECTED_STEPS = {Stage.EXPORT: 1, Stage.MEASURE: ROUNDS, Stage.PLANS: 12, Stage.CAPACITY: 10, Stage.REPORT: 1}
-BODIES = 400
-"""Different requests of the capacity curve."""
 CALIBRATION_IS_CHEAP_SECONDS = 150.0
 CEILING_SECONDS = 30.0
 WRITING_SECONDS = 1.5
@@ -121,11 +116,9 @@ class Optimisation:
         self._searches = job.spec.optimization.mode is OptimizationMode.AUTO
         optimization = job.spec.optimization
         self._candidates = candidate_recipes(job.host.cpu.isa, optimization.engines, optimization.precisions)
-        steps = {**EXPECTED_STEPS, Stage.CANDIDATES: len(self._candidates.recipes) + len(self._candidates.skipped)}
-        if not self._searches:
-            steps |= {Stage.CANDIDATES: 1, Stage.PLANS: 0}
-        self._reporter = Reporter(on_progress, steps)
-        self._tryout = TryOut(self._lab, job.work, self._budget, lengths=self._lengths, on_settled=self._on_settled)
+        count = len(self._candidates.recipes) + len(self._candidates.skipped) if self._searches else 1
+        self._events = Events(on_progress, candidates=count, searches=self._searches)
+        self._tryout = TryOut(self._lab, job.work, self._budget, lengths=self._lengths, on_settled=self._events.settled)
 
     def run(self) -> Manifest:
         """All of it."""
@@ -136,45 +129,21 @@ class Optimisation:
             climbed = self._find_plan()
         finally:
             self._tryout.close()
-        candidates = conclusion.conclude(
-            [entrant.facts for entrant in self._tryout.entrants],
-            chosen=climbed.plan.recipe,
-            teacher=TEACHER,
-            expected=self._expected,
-            steps=climbed.steps,
-        )
-        self._reporter.advance(
-            Stage.PLANS,
-            climbed.plan.summary,
-            by=0,
-            facts={"candidates": [one.model_dump(mode="json") for one in candidates]},
-        )
-        measured = self._measure_capacity(self._manifest(exported, candidates, climbed))
-        manifest = self._manifest(exported, candidates, climbed, measured)
-        gemm = self._gemm(next(one for one in candidates if one.recipe == climbed.plan.recipe))
+        manifest = self._prove(exported, climbed)
+        gemm = self._gemm(next(one for one in manifest.candidates if one.recipe == manifest.chosen.plan.recipe))
         manifest = manifest.model_copy(update={"gemm": gemm, "seconds": self._budget.spent})
         self._write(self._job.artefact, manifest)
         if not manifest.cut_short:
             self._job.work.remove()
-        self._reporter.advance(Stage.REPORT, str(self._job.artefact / "report.html"))
-        facts = {"artefact": str(self._job.artefact), "found": False, "seconds": self._budget.spent}
-        self._reporter.advance(Stage.DONE, climbed.plan.summary, facts=facts, by=0)
+        self._events.done(self._job.artefact, manifest.chosen.plan, self._budget.spent)
         return manifest
 
     # the stages
 
     def _export(self) -> ExportedFacts:
-        self._reporter.advance(Stage.EXPORT, "writing the fp32 graph", by=0)
+        self._events.exporting()
         _, exported = prepare_baseline(self._job)
-        self._reporter.advance(
-            Stage.EXPORT,
-            export_message(exported),
-            facts={
-                "seconds": exported.seconds,
-                "fused_nodes": exported.fused_nodes,
-                "parameters": exported.parameters,
-            },
-        )
+        self._events.exported(exported)
         return exported
 
     def _try_candidates(self) -> None:
@@ -182,21 +151,19 @@ class Optimisation:
             self._tryout.enter(TEACHER, teacher=True)
             if self._searches:
                 for recipe in by_time(self._candidates.recipes[1:], self._budget.left_for_candidates()):
-                    self._reporter.advance(Stage.CANDIDATES, recipe.name, by=0)
+                    self._events.trying(recipe)
                     self._tryout.enter(recipe)
                 for skipped in self._candidates.skipped:
                     self._tryout.skip(skipped.recipe, skipped.reason)
-            self._tryout.measure(on_round=self._on_round)
+            self._tryout.measure(on_round=self._events.round)
         except WorkerFailed as failure:
             raise failure.as_error("the fp32 graph does not run") from failure
-        self._reporter.finish(Stage.CANDIDATES)
 
     def _find_plan(self) -> Climbed:
         teacher = self._tryout.teacher
         if not self._searches:
             plan = baseline_plan(self._job.grant.cores, teacher.batching)
-            noise = max((point.spread for point in teacher.facts.latency), default=0.0)
-            return Climbed(plan, None, (), finished=True, noise=noise)
+            return Climbed(plan, None, (), finished=True, noise=0.0)
         planner = Planner(
             self._tryout,
             self._lab,
@@ -206,72 +173,34 @@ class Optimisation:
             lengths=self._lengths,
             expected=self._expected,
             may_serve=self._may_serve,
-            on_step=self._on_step,
+            on_step=self._events.step,
         )
-        climbed = planner.search(Trials(self._job.work.trials))
-        self._reporter.finish(Stage.PLANS)
-        return climbed
+        return planner.search(Trials(self._job.work.trials))
 
-    def _measure_capacity(self, draft: Manifest) -> Measured | None:
-        """The curve, or None with the reason in the progress: an artefact without it is still worth having."""
-        job = self._job
-        folder = job.work.path / "draft"
+    def _prove(self, exported: ExportedFacts, climbed: Climbed) -> Manifest:
+        """Serve the plan with the real server and measure what it takes. A plan whose server breaks is not served:
+        then it is fp32. Without the time to measure, the artefact is still worth having."""
+        draft = self._manifest(exported, climbed)
+        self._events.planned(draft)
+        folder = self._job.work.path / "draft"
         self._write(folder, draft)
-        latency = job.spec.objective.latency
-        backend = open_backend(
-            job.folder.tokenizer,
-            read_optional(job.folder.path, "tokenizer_config.json"),
-            lower_case=job.folder.lower_case,
-        )
-        bodies = workload_bodies(
-            job.spec.task,
-            backend,
-            job.spec.workload,
-            job.mix,
-            count=BODIES,
-            mask_token=Tokenizer.load(job.folder).mask_token,
-        )
         try:
-            with replica(
-                folder,
-                cores=job.grant.cores,
-                cpus=job.cpus,
-                log=job.work.log("capacity"),
-                max_tokens=job.spec.serving.max_input_tokens,
-                truncate=job.spec.serving.truncate,
-                start_seconds=self._budget.left_for_capacity(),
-            ) as server:
-                measured = measure_capacity(
-                    server,
-                    bodies,
-                    p95_objective=latency.p95_milliseconds if latency else None,
-                    load_cpus=job.load_cpus or job.host.allowed,
-                    seconds_left=self._budget.left_for_capacity,
-                    on_point=lambda point: self._reporter.advance(
-                        Stage.CAPACITY,
-                        f"p95 {point.p95_milliseconds:.1f} ms at {point.arrivals_per_second:.0f} requests/s",
-                        facts={
-                            "arrivals_per_second": point.arrivals_per_second,
-                            "p95_milliseconds": point.p95_milliseconds,
-                        },
-                    ),
-                )
-        except (CapacityFailed, LoadFailed) as failure:
-            self._reporter.finish(Stage.CAPACITY)
-            self._reporter.advance(Stage.CAPACITY, f"not measured: {failure.message}", by=0)
-            return None
-        self._reporter.finish(Stage.CAPACITY)
-        rate = measured.curve.requests_per_second
-        limit = measured.curve.p95_objective_milliseconds or 0.0
-        self._reporter.advance(
-            Stage.CAPACITY,
-            f"p95 stays within {limit:.3g} ms up to {rate:.0f} requests/s"
-            if rate
-            else f"p95 is over {limit:.3g} ms at any rate",
-            by=0,
-            facts={"requests_per_second": rate, "saturation_per_second": measured.saturation_per_second},
-        )
-        return measured
+            measured = endpoint_capacity(
+                self._job, folder, seconds_left=self._budget.left_for_capacity, on_point=self._events.point
+            )
+        except ReplicaBroken as failure:
+            if climbed.plan.recipe == TEACHER:
+                self._events.no_capacity(failure.message)
+                return self._manifest(exported, climbed, doubts=(f"The capacity was not measured: {failure.message}.",))
+            broken = next(one for one in self._tryout.entrants if one.recipe == climbed.plan.recipe)
+            broken.settle(Outcome.FAILED, f"{failure.message} while it served")
+            plan = baseline_plan(self._job.grant.cores, self._tryout.teacher.batching)
+            return self._prove(exported, replace(climbed, plan=plan, sample=None))
+        except CapacityFailed as failure:
+            self._events.no_capacity(failure.message)
+            return self._manifest(exported, climbed, doubts=(f"The capacity was not measured: {failure.message}.",))
+        self._events.capacity(measured)
+        return self._manifest(exported, climbed, measured)
 
     def _gemm(self, chosen: CandidateFacts) -> Any:
         shape = EncoderShape.of(self._job.folder.config)
@@ -308,16 +237,24 @@ class Optimisation:
     def _manifest(
         self,
         exported: ExportedFacts,
-        candidates: tuple[CandidateFacts, ...],
         climbed: Climbed,
         measured: Measured | None = None,
+        doubts: Sequence[str] = (),
     ) -> Manifest:
         job = self._job
+        candidates = conclusion.conclude(
+            [entrant.facts for entrant in self._tryout.entrants],
+            chosen=climbed.plan.recipe,
+            teacher=TEACHER,
+            expected=self._expected,
+            steps=climbed.steps,
+        )
         entrants = {entrant.recipe: entrant for entrant in self._tryout.entrants}
         by_recipe = {one.recipe: one for one in candidates}
         skipped = sum(one.outcome is Outcome.SKIPPED and one.reason == OUT_OF_TIME for one in candidates)
         late = sum(one.outcome is Outcome.FAILED and "did not end within" in one.reason for one in candidates)
         finished = climbed.finished or self._budget.plans_seconds >= MOST_PLANS_SECONDS
+        noise = conclusion.measured_noise(climbed.noise, candidates)
         teacher_plan = baseline_plan(job.grant.cores, entrants[TEACHER].batching)
         return Manifest(
             key=job.key,
@@ -333,18 +270,18 @@ class Optimisation:
             candidates=candidates,
             capacity=measured.curve if measured else CapacityCurve(),
             speed_up=conclusion.speed_up(by_recipe[TEACHER], by_recipe[climbed.plan.recipe]),
-            noise=climbed.noise,
+            noise=noise,
             workload=job.mix.summary,
             trials=conclusion.plan_trials(climbed.steps),
             findings=conclusion.findings(
                 candidates=candidates,
                 teacher=TEACHER,
                 plan=climbed.plan,
-                noise=climbed.noise,
+                noise=noise,
                 skipped_for_time=skipped + late,
                 search_finished=climbed.finished,
                 shared_cpus=not job.load_cpus,
-                host=job.findings(),
+                host=(*doubts, *job.findings()),
             ),
             serving_rss_bytes=measured.resident_bytes if measured else None,
             seconds=self._budget.spent,
@@ -369,29 +306,6 @@ class Optimisation:
             describe=lambda files: manifest.model_copy(update={"files": files}),
         )
 
-    # events
-
-    def _on_settled(self, entrant: Entrant) -> None:
-        self._reporter.advance(
-            Stage.CANDIDATES,
-            f"{entrant.recipe.name}: {entrant.facts.outcome.value}, {entrant.facts.reason}",
-            facts={"candidate": entrant.facts.model_dump(mode="json")},
-        )
-
-    def _on_round(self, number: int) -> None:
-        self._reporter.advance(Stage.MEASURE, f"round {number} of {ROUNDS}")
-
-    def _on_step(self, step: Step) -> None:
-        self._reporter.advance(
-            Stage.PLANS,
-            f"{step.challenger.summary}: {step.reason}",
-            facts={
-                "plan": step.challenger.model_dump(mode="json"),
-                "promoted": step.promoted,
-                "reason": step.reason,
-            },
-        )
-
 
 def by_time(recipes: Sequence[Recipe], seconds: float) -> list[Recipe]:
     """The order to try recipes in: by promise, but with little time those last that must be calibrated, since making
@@ -399,12 +313,3 @@ def by_time(recipes: Sequence[Recipe], seconds: float) -> list[Recipe]:
     if seconds >= CALIBRATION_IS_CHEAP_SECONDS:
         return list(recipes)
     return sorted(recipes, key=lambda recipe: recipe.precision is Precision.INT8_STATIC)
-
-
-def export_message(exported: ExportedFacts) -> str:
-    """One line: where the graph came from, what is fused, how long it took."""
-    made = {"builder": "built from the weights", "own-onnx": "the model's own file", "torch": "through torch"}
-    fused = " / ".join(f"{count} {name}" for name, count in sorted(exported.fused_nodes.items()))
-    graph = f"fused ONNX graph, {fused}" if fused else "ONNX graph, nothing fused"
-    how = made.get(exported.how, exported.how)
-    return f"{graph}, {how}, {exported.parameters / 1e6:.1f} M weights, {exported.seconds:.1f} s"

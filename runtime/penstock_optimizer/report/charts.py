@@ -149,12 +149,11 @@ def capacity_chart(curve: CapacityCurve) -> str:
     rate = curve.requests_per_second
     if rate is not None:
         at = x(rate)
-        anchor = "end" if at > WIDTH / 2 else "start"
-        shift = -5 if anchor == "end" else 5
+        anchor = "end" if at > WIDTH - 60 else "start" if at < 2 * LEFT else "middle"
         parts.append(
             f'<line class="reached" x1="{at:.1f}" x2="{at:.1f}" y1="{TOP}" y2="{HEIGHT - BOTTOM}"/>'
-            f'<text class="reached-label" text-anchor="{anchor}" x="{at + shift:.1f}" '
-            f'y="{HEIGHT - BOTTOM - 8:.1f}">{short(rate)}/s</text>'
+            f'<text class="reached-label" text-anchor="{anchor}" x="{at:.1f}" '
+            f'y="{TOP - 6}">{short(rate)}/s</text>'
         )
     curves = (
         ("p50", "teacher", [point.p50_milliseconds for point in points]),

@@ -111,13 +111,14 @@ def main_metric(manifest: Manifest) -> Metric | None:
     return None
 
 
-def agreement(candidate: CandidateFacts, metric: Metric | None) -> float | None:
-    """The candidate's value of the main metric; 1 for the teacher itself."""
+def agreement(manifest: Manifest, candidate: CandidateFacts, metric: Metric | None) -> float | None:
+    """The candidate's value of the main metric; 1 for the teacher itself; None where it was not judged by it."""
     if metric is None:
         return None
-    if candidate.verdict is None:
-        return 1.0 if candidate.outcome is Outcome.TEACHER else None
-    return next((one.value for one in candidate.verdict.metrics if one.name == metric.name), None)
+    if candidate.recipe == manifest.baseline.plan.recipe:
+        return 1.0
+    metrics = candidate.verdict.metrics if candidate.verdict is not None else ()
+    return next((one.value for one in metrics if one.name == metric.name), None)
 
 
 def typical_speed_up(candidate: CandidateFacts, teacher: CandidateFacts | None) -> float | None:
@@ -144,7 +145,7 @@ def series(manifest: Manifest) -> list[Series]:
             latency=milliseconds(one),
             emphasis=emphasis.get(one.outcome, "out"),
             speed_up=typical_speed_up(one, teacher),
-            agreement=agreement(one, metric),
+            agreement=agreement(manifest, one, metric),
         )
         for position, one in enumerate(manifest.candidates)
     ]
@@ -185,7 +186,7 @@ def tiles(manifest: Manifest) -> list[Tile]:
     lengths = [length for length in HEADLINE_LENGTHS if length in manifest.speed_up] or sorted(manifest.speed_up)[-1:]
     found += [Tile(f"{manifest.speed_up[length]:.1f}×", f"as fast as fp32 at {length} tokens") for length in lengths]
     metric, chosen = main_metric(manifest), chosen_candidate(manifest)
-    value = agreement(chosen, metric) if chosen else None
+    value = agreement(manifest, chosen, metric) if chosen else None
     if metric is not None and value is not None:
         found.append(Tile(f"{value:.4f}", f"{metric.name.replace('_', ' ')} to fp32 (budget {metric.budget:g})"))
     rate = manifest.capacity.requests_per_second

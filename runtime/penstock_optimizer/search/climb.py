@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from typing import Protocol
 
 from penstock.recipe import Plan
+from penstock_optimizer.load.summary import median
 from penstock_optimizer.search.goal import Comparison, Goal, Pair, Ranking, Sample
 from penstock_optimizer.search.space import Limits, neighbours
 from penstock_optimizer.search.trials import Match, Trials
@@ -84,10 +85,10 @@ class Climber:
         self._steps: list[Step] = []
         self._failed: set[Plan] = set()
 
-    def challenge(self, challenger: Plan, incumbent: Plan) -> Comparison | None:
+    def challenge(self, challenger: Plan, incumbent: Plan, *, least_pairs: int = 1) -> Comparison | None:
         """Measure pairs until it is clear who is better, or that it does not matter; None when the challenger fails."""
         pairs = [match.pair for match in self._trials.between(challenger, incumbent)]
-        while len(pairs) < MOST_PAIRS and not self._settled(pairs):
+        while len(pairs) < MOST_PAIRS and not self._settled(pairs, least_pairs):
             try:
                 sample = self._measure(challenger)
             except MeasurementFailed:
@@ -103,8 +104,8 @@ class Climber:
             pairs.append(match.pair)
         return self._goal.compare(pairs)
 
-    def _settled(self, pairs: Sequence[Pair]) -> bool:
-        if not pairs:
+    def _settled(self, pairs: Sequence[Pair], least_pairs: int) -> bool:
+        if not pairs or (len(pairs) < least_pairs and self._time_left()):
             return False
         found = self._goal.compare(pairs)
         if found.by_first and found.gain < -CLEARLY_WORSE:
@@ -125,7 +126,8 @@ class Climber:
         for plan in plans[1:]:
             if not self._time_left():
                 break
-            if self._promote(plan, best, anchor=best) is not None:
+            # A recipe gets a second chance, which a neighbouring plan does not: there is only one of each.
+            if self._promote(plan, best, anchor=best, least_pairs=2) is not None:
                 best = plan
         return best
 
@@ -176,13 +178,14 @@ class Climber:
 
     @property
     def noise(self) -> float:
-        """Median scatter of the comparisons so far."""
-        scatter = sorted(step.comparison.noise for step in self._steps if step.comparison is not None)
-        return scatter[len(scatter) // 2] if scatter else 0.0
+        """Median scatter of the comparisons so far that rest on several pairs; 0 without any."""
+        several = (step.comparison for step in self._steps if step.comparison is not None)
+        scatter = [comparison.noise for comparison in several if comparison.pairs > 1]
+        return median(scatter) if scatter else 0.0
 
-    def _promote(self, challenger: Plan, incumbent: Plan, *, anchor: Plan) -> Comparison | None:
+    def _promote(self, challenger: Plan, incumbent: Plan, *, anchor: Plan, least_pairs: int = 1) -> Comparison | None:
         """The comparison when the challenger takes over, else None; either way a step is recorded."""
-        comparison = self.challenge(challenger, incumbent)
+        comparison = self.challenge(challenger, incumbent, least_pairs=least_pairs)
         promoted = comparison is not None and comparison.ranking is Ranking.BETTER
         if comparison is None:
             reason = "could not be measured"
@@ -213,4 +216,5 @@ def _reason(comparison: Comparison) -> str:
     if comparison.ranking is Ranking.SAME:
         return f"no difference beyond the noise ({comparison.noise:.0%})"
     word = "better" if comparison.ranking is Ranking.BETTER else "worse"
-    return f"{abs(comparison.gain):.0%} {word} by {comparison.criterion} (noise {comparison.noise:.0%})"
+    seen = f"noise {comparison.noise:.0%}" if comparison.pairs > 1 else "seen once"
+    return f"{abs(comparison.gain):.0%} {word} by {comparison.criterion} ({seen})"

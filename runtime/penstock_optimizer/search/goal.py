@@ -77,6 +77,8 @@ class Comparison:
     """Interquartile range of the pairwise ratios of that criterion, at least the floor."""
     by_first: bool
     """True when the first criterion decided."""
+    pairs: int = 1
+    """How many it rests on: one alone has no scatter, and so nothing to say about noise."""
 
 
 @dataclass(frozen=True)
@@ -135,7 +137,7 @@ class Goal:
             noise = max(NOISE_FLOOR, relative_spread(ratios))
             bar = max(noise, criterion.tolerance)
             ranking = Ranking.BETTER if gain > bar else Ranking.WORSE if gain < -bar else Ranking.SAME
-            found = Comparison(ranking, criterion.name, gain, noise, by_first=position == 0)
+            found = Comparison(ranking, criterion.name, gain, noise, by_first=position == 0, pairs=len(pairs))
             if ranking is not Ranking.SAME:
                 return found
             first = first or found

@@ -135,8 +135,8 @@ def test_latency_under_a_load_that_is_too_high_counts_the_waiting() -> None:
     light = asyncio.run(measure.loaded_p95(FakePredictor(cores=1), requests([0.005]), 20))
     heavy = asyncio.run(measure.loaded_p95(predictor, requests([0.02]), 100))
 
-    assert 5 <= light < 30
-    assert heavy > 500
+    assert light >= 5
+    assert heavy > max(500, 2 * light)
 
 
 # The ceiling

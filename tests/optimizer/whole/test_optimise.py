@@ -19,6 +19,7 @@ from penstock.errors import ModelNotFound, OptimizationError, SpecError
 from penstock.manifest import Manifest, Outcome
 from penstock.recipe import Batching
 from penstock_optimizer.artefact import digests
+from penstock_optimizer.capacity import CapacityFailed, ReplicaBroken, replica
 from penstock_optimizer.optimise import by_time, optimise, prepare
 from penstock_optimizer.progress import Progress, Stage
 from penstock_optimizer.recipes import TEACHER
@@ -118,13 +119,14 @@ def test_the_evidence_is_complete(made: Made) -> None:
     assert [point.tokens for point in teacher.latency] == [8, 16, 32, 64]
     assert teacher.fused_nodes["Attention"] == 2
     assert set(manifest.speed_up) == {8, 16, 32, 64}
-    # The ceiling comes last, and is left out when the machine was too busy for the time budget.
-    assert len(manifest.gemm) == 4 or manifest.seconds > 0.9 * manifest.budget_seconds
     assert all(0 < share.share < 1.5 for share in manifest.gemm)
-    assert manifest.capacity.points
-    assert manifest.capacity.p95_objective_milliseconds == 100
-    assert (manifest.capacity.requests_per_second or 0) > 10
-    assert (manifest.serving_rss_bytes or 0) > 10e6
+    assert manifest.capacity.p95_objective_milliseconds in {100, None}
+    if manifest.seconds < 0.9 * manifest.budget_seconds:
+        # On a machine that is too busy for the time budget the last stages are cut, and the findings say so.
+        assert len(manifest.gemm) == 4
+        assert len(manifest.capacity.points) >= 3
+        assert (manifest.capacity.requests_per_second or 0) > 10
+        assert (manifest.serving_rss_bytes or 0) > 10e6
     assert manifest.trials
     assert manifest.toolchain["onnxruntime"]
     assert manifest.chosen.plan.summary.split(",")[0] in (made.artefact / "report.html").read_text()
@@ -284,3 +286,50 @@ def test_what_cannot_be_optimised_is_an_error_before_anything_is_made(
 def test_with_little_time_recipes_that_must_be_calibrated_come_last() -> None:
     assert by_time([STATIC, INT8, FP32], 1000) == [STATIC, INT8, FP32]
     assert by_time([STATIC, INT8, FP32], 20) == [INT8, FP32, STATIC]
+
+
+def test_a_plan_whose_server_breaks_is_not_served(model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    served: list[str] = []
+
+    def breaks(job: object, artefact: Path, **_: object) -> object:
+        recipe = Manifest.load(artefact).chosen.plan.recipe
+        served.append(recipe.name)
+        if recipe != TEACHER:
+            raise ReplicaBroken("the server did not start: killed by signal 4 (SIGILL)")
+        raise CapacityFailed("the load process failed")
+
+    monkeypatch.setattr("penstock_optimizer.optimise.endpoint_capacity", breaks)
+    # fp32 itself may not be served where something else can be: so that something else is chosen first.
+    quick = {"engines": ["onnxruntime"], "precisions": ["int8-dynamic"]}
+    manifest = Made(endpoint(model, quick), tmp_path, seconds=60).manifest
+
+    assert manifest.chosen.plan.recipe == TEACHER
+    assert served[-1] == TEACHER.name
+    assert "The capacity was not measured: the load process failed." in manifest.findings
+    failed = [one for one in manifest.candidates if one.outcome is Outcome.FAILED]
+    assert [one.recipe.name for one in failed] == served[:-1]
+    assert all("SIGILL" in one.reason for one in failed)
+    assert len(served) == 2
+
+
+def test_a_server_that_cannot_start_says_why(made: Made, tmp_path: Path) -> None:
+    import shutil
+
+    broken = tmp_path / "broken"
+    shutil.copytree(made.artefact, broken)
+    (broken / made.manifest.chosen.path).write_bytes(b"not a graph")
+    with (
+        pytest.raises(ReplicaBroken, match="is not the file that was optimised"),
+        replica(broken, cores=1, cpus=(), log=tmp_path / "log", start_seconds=60),
+    ):
+        pytest.fail("it started")
+
+
+def test_a_server_without_time_to_start_is_not_started(tmp_path: Path) -> None:
+    with (
+        pytest.raises(CapacityFailed, match="time budget"),
+        replica(tmp_path, cores=1, cpus=(), log=tmp_path / "log", start_seconds=0.5),
+    ):
+        pytest.fail("it started")
+
+    assert not (tmp_path / "log").exists()

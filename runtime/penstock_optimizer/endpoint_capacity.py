@@ -1,0 +1,55 @@
+"""The capacity of an endpoint's artefact: the real server, with the endpoint's own workload."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+
+from penstock.capacity import CapacityPoint
+from penstock_optimizer.capacity import Measured, measure_capacity, replica
+from penstock_optimizer.job import Job
+from penstock_optimizer.load.bodies import workload_bodies
+from penstock_optimizer.load.spec import RequestBody
+from penstock_runtime.models.json_files import read_optional
+from penstock_runtime.tokens import Tokenizer
+from penstock_runtime.tokens.backend import open_backend
+
+BODIES = 400
+"""Different requests: none comes often enough for a cache to matter."""
+
+
+def endpoint_capacity(
+    job: Job, artefact: Path, *, seconds_left: Callable[[], float], on_point: Callable[[CapacityPoint], None]
+) -> Measured:
+    """Serve `artefact` and measure its curve. CapacityFailed and ReplicaBroken as `capacity` has them."""
+    spec = job.spec
+    bodies = _bodies(job)
+    with replica(
+        artefact,
+        cores=job.grant.cores,
+        cpus=job.cpus,
+        log=job.work.log("capacity"),
+        max_tokens=spec.serving.max_input_tokens,
+        truncate=spec.serving.truncate,
+        start_seconds=seconds_left(),
+    ) as server:
+        return measure_capacity(
+            server,
+            bodies,
+            p95_objective=spec.objective.latency.p95_milliseconds if spec.objective.latency else None,
+            load_cpus=job.load_cpus or job.host.allowed,
+            seconds_left=seconds_left,
+            on_point=on_point,
+        )
+
+
+def _bodies(job: Job) -> tuple[RequestBody, ...]:
+    config = read_optional(job.folder.path, "tokenizer_config.json")
+    return workload_bodies(
+        job.spec.task,
+        open_backend(job.folder.tokenizer, config, lower_case=job.folder.lower_case),
+        job.spec.workload,
+        job.mix,
+        count=BODIES,
+        mask_token=Tokenizer.load(job.folder).mask_token,
+    )
