@@ -1,0 +1,254 @@
+"""Every recipe from a whole model: built, loaded by the engine that serves, and compared with fp32."""
+
+from __future__ import annotations
+
+import logging
+import shutil
+from collections.abc import Callable
+from functools import cache
+from pathlib import Path
+
+import numpy as np
+import onnx
+import pytest
+from onnx import helper
+
+from penstock.errors import OptimizationError
+from penstock.hardware import Isa
+from penstock.manifest import GraphIO
+from penstock.recipe import EngineName, Precision, Recipe
+from penstock.tasks import HEAD_OF_TASK, TaskName
+from penstock_optimizer.calibration import calibration_rows, own_corpus, samples, split
+from penstock_optimizer.export import Flavour, export
+from penstock_optimizer.guard import forward_of
+from penstock_optimizer.quantise import Built, build
+from penstock_optimizer.recipes import TEACHER, candidate_recipes
+from penstock_runtime.engines.base import Threads
+from penstock_runtime.engines.load import load_engine
+from penstock_runtime.models.folder import ModelFolder
+from penstock_runtime.rows import Float
+from penstock_runtime.tasks import make_task
+from tests.golden.models import BERT, DISTILBERT, KINDS, MPNET, Kind, Sizes, write_model
+
+SIZES = Sizes(width=128, layers=2, heads=4, inner=256, positions=64)
+EVERYTHING = (tuple(EngineName), tuple(Precision))
+MADE = {
+    recipe.name: recipe
+    for isa in (Isa.AMX, Isa.AVX2)
+    for recipe in candidate_recipes(isa, *EVERYTHING).recipes
+    if recipe != TEACHER
+}
+FLAVOURS = {EngineName.ONNXRUNTIME: Flavour.FUSED, EngineName.OPENVINO: Flavour.PLAIN}
+
+
+ModelOf = Callable[..., "Model"]
+"""Kind, and task where it is not feature-extraction, to the model; each made once."""
+
+
+class Model:
+    """A small model with its graphs and calibration rows."""
+
+    def __init__(self, folder: Path, kind: Kind, task: TaskName) -> None:
+        model = ModelFolder.open(write_model(folder / "model", task, kind, SIZES))
+        self.task = make_task(task, model)
+        self.exported = {
+            engine: export(model, HEAD_OF_TASK[task], folder / flavour.value, flavour=flavour)
+            for engine, flavour in FLAVOURS.items()
+        }
+        calibrating, judging = split(own_corpus())
+        mask = "<mask>" if kind.pad else "[MASK]"
+        self.rows = calibration_rows(self.task, samples(task, calibrating, mask=mask), at_most=24)
+        self.judging = calibration_rows(self.task, samples(task, judging, mask=mask), at_most=12)
+
+    def build(self, recipe: Recipe, out: Path) -> Built:
+        source = self.exported[recipe.engine]
+        return build(recipe, source.path, source.io, self.rows, out)
+
+    def outputs(self, recipe: Recipe, path: Path) -> list[Float]:
+        """Everything that the graph says of each judging row, flat."""
+        engine = load_engine(path, self.exported[recipe.engine].io, recipe, Threads(1, 1))
+        forward = forward_of(engine, self.exported[recipe.engine].io)
+        found = [np.concatenate([value.ravel() for value in forward([row])[0].values()]) for row in self.judging]
+        engine.close()
+        return found
+
+    def error(self, recipe: Recipe, path: Path) -> float:
+        """|candidate - teacher|^2 / |teacher|^2 over all rows."""
+        teacher = np.concatenate(self.outputs(TEACHER, self.exported[EngineName.ONNXRUNTIME].path))
+        return float(np.sum((np.concatenate(self.outputs(recipe, path)) - teacher) ** 2) / np.sum(teacher**2))
+
+
+@pytest.fixture(scope="module")
+def model_of(tmp_path_factory: pytest.TempPathFactory) -> ModelOf:
+    @cache
+    def make(kind: Kind, task: TaskName = TaskName.FEATURE_EXTRACTION) -> Model:
+        return Model(tmp_path_factory.mktemp(f"{kind.name}-{task.value}"), kind, task)
+
+    return make
+
+
+@pytest.mark.parametrize("name", MADE)
+def test_every_candidate_of_a_bert_is_near_fp32(name: str, model_of: ModelOf, tmp_path: Path) -> None:
+    recipe = MADE[name]
+    model = model_of(BERT)
+
+    built = model.build(recipe, tmp_path)
+
+    limit = {Precision.FP32: 1e-8, Precision.BF16: 1e-3}.get(recipe.precision, 0.02)
+    assert model.error(recipe, built.path) < limit
+    assert built.size_bytes == sum(file.stat().st_size for file in tmp_path.iterdir()), "nothing is left behind"
+    assert built.io == model.exported[recipe.engine].io
+
+
+@pytest.mark.parametrize("name", ["onnxruntime int8-static compensated per-channel smooth", "openvino bf16"])
+@pytest.mark.parametrize("kind", KINDS, ids=lambda kind: kind.name)
+def test_every_family_can_be_made(kind: Kind, name: str, model_of: ModelOf, tmp_path: Path) -> None:
+    model = model_of(kind)
+
+    assert model.error(MADE[name], model.build(MADE[name], tmp_path).path) < 0.02
+
+
+@pytest.mark.parametrize("task", list(TaskName))
+@pytest.mark.parametrize("engine", list(EngineName))
+def test_every_head_can_be_made(engine: EngineName, task: TaskName, model_of: ModelOf, tmp_path: Path) -> None:
+    recipe = next(r for r in MADE.values() if r.engine is engine and r.precision is Precision.INT8_STATIC)
+    model = model_of(DISTILBERT, task)
+
+    assert model.error(recipe, model.build(recipe, tmp_path).path) < 0.02
+
+
+@pytest.mark.parametrize(
+    ("name", "counts"),
+    [
+        ("onnxruntime int8-static compensated per-channel smooth", {"QAttention": 2, "MatMulIntegerToFloat": 6}),
+        ("onnxruntime int8-dynamic", {"QAttention": 2, "DynamicQuantizeMatMul": 6, "DynamicQuantizeLinear": 2}),
+        ("openvino int8-static compensated per-channel smooth", {"FakeQuantize": 8, "int8 weights": 12}),
+        ("openvino int8-rowwise group-32", {"int8 weights": 14}),
+    ],
+)
+def test_what_was_quantised_is_counted(name: str, counts: dict[str, int], model_of: ModelOf, tmp_path: Path) -> None:
+    built = model_of(BERT).build(MADE[name], tmp_path)
+
+    assert {operator: built.fused_nodes.get(operator) for operator in counts} == counts
+
+
+def test_an_attention_with_a_bias_on_its_scores_keeps_it(model_of: ModelOf, tmp_path: Path) -> None:
+    """MPNet's relative positions: ONNX Runtime's QAttention would drop them."""
+    recipe = MADE["onnxruntime int8-static compensated per-channel smooth"]
+
+    built = model_of(MPNET).build(recipe, tmp_path)
+
+    assert "QAttention" not in built.fused_nodes
+    assert built.fused_nodes["MultiHeadAttention"] == 2
+
+
+def test_the_strength_of_smoothing_is_reported(model_of: ModelOf, tmp_path: Path) -> None:
+    built = model_of(BERT).build(MADE["onnxruntime int8-static compensated per-channel smooth"], tmp_path)
+
+    assert [note.split()[0] for note in built.notes] == ["alpha"]
+
+
+@pytest.mark.parametrize("name", [name for name in MADE if "int8-static" in name and "reduced" not in name])
+def test_the_same_texts_make_the_same_graph(name: str, model_of: ModelOf, tmp_path: Path) -> None:
+    model = model_of(BERT)
+    one, other = (model.build(MADE[name], tmp_path / str(turn)) for turn in (1, 2))
+
+    for before, after in zip(model.outputs(MADE[name], one.path), model.outputs(MADE[name], other.path), strict=True):
+        np.testing.assert_array_equal(before, after)
+
+
+def test_nncf_is_quiet_and_leaves_no_trace(
+    model_of: ModelOf, tmp_path: Path, capfd: pytest.CaptureFixture[str], caplog: pytest.LogCaptureFixture
+) -> None:
+    with caplog.at_level(logging.INFO):
+        model_of(BERT).build(MADE["openvino int8-static nncf smooth"], tmp_path)
+
+    printed = capfd.readouterr()
+    assert (printed.out, printed.err) == ("", "")
+    assert [record for record in caplog.records if record.name.startswith("nncf")] == []
+
+
+def test_nncf_has_no_telemetry(model_of: ModelOf, tmp_path: Path) -> None:
+    model_of(BERT).build(MADE["openvino int8-rowwise group-32"], tmp_path)
+    from nncf.telemetry.wrapper import NNCFTelemetryStub, telemetry
+
+    assert isinstance(telemetry, NNCFTelemetryStub)
+
+
+@pytest.mark.parametrize("engine", list(EngineName))
+def test_an_option_that_nobody_obeys_is_refused(engine: EngineName, model_of: ModelOf, tmp_path: Path) -> None:
+    recipe = Recipe(engine=engine, precision=Precision.INT8_STATIC, options=("per-chanel",))
+
+    with pytest.raises(OptimizationError, match="no option per-chanel"):
+        model_of(BERT).build(recipe, tmp_path)
+
+
+@pytest.mark.parametrize(
+    "recipe",
+    [
+        Recipe(engine=EngineName.ONNXRUNTIME, precision=Precision.INT8_ROWWISE),
+        Recipe(engine=EngineName.ONNXRUNTIME, precision=Precision.BF16),
+        Recipe(engine=EngineName.OPENVINO, precision=Precision.INT8_DYNAMIC),
+    ],
+    ids=lambda recipe: recipe.name,
+)
+def test_a_precision_that_an_engine_lacks_is_an_error_that_names_both(
+    recipe: Recipe, model_of: ModelOf, tmp_path: Path
+) -> None:
+    with pytest.raises(OptimizationError, match=recipe.precision.value):
+        model_of(BERT).build(recipe, tmp_path)
+
+
+@pytest.mark.parametrize("name", [name for name in MADE if "smooth" in name])
+def test_calibration_without_texts_is_an_error(name: str, model_of: ModelOf, tmp_path: Path) -> None:
+    model = model_of(BERT)
+    source = model.exported[MADE[name].engine]
+
+    with pytest.raises(OptimizationError, match="calibration"):
+        build(MADE[name], source.path, source.io, [], tmp_path)
+
+
+@pytest.mark.parametrize("name", [name for name in MADE if "int8" in name])
+def test_nothing_to_quantise_is_an_error_and_not_a_slow_success(name: str, model_of: ModelOf, tmp_path: Path) -> None:
+    graph = helper.make_graph(
+        [
+            helper.make_node("Cast", ["input_ids"], ["x"], to=onnx.TensorProto.FLOAT),
+            helper.make_node("Unsqueeze", ["x", "axis"], ["last_hidden_state"]),
+        ],
+        "nothing",
+        [helper.make_tensor_value_info("input_ids", onnx.TensorProto.INT64, ["batch", "tokens"])],
+        [helper.make_tensor_value_info("last_hidden_state", onnx.TensorProto.FLOAT, ["batch", "tokens", 1])],
+        [onnx.numpy_helper.from_array(np.array([2], np.int64), "axis")],
+    )
+    path = tmp_path / "nothing.onnx"
+    onnx.save(helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=8), str(path))
+    io = GraphIO(inputs=("input_ids",), outputs=model_of(BERT).exported[EngineName.OPENVINO].io.outputs)
+
+    with pytest.raises(OptimizationError, match="quantise"):
+        build(MADE[name], path, io, model_of(BERT).rows, tmp_path / "out")
+
+
+def test_the_fp32_graph_is_copied_with_its_weights_beside_it(model_of: ModelOf, tmp_path: Path) -> None:
+    source = model_of(BERT).exported[EngineName.ONNXRUNTIME]
+    large = tmp_path / "large" / "model.onnx"
+    large.parent.mkdir()
+    onnx.save_model(onnx.load(str(source.path)), str(large), save_as_external_data=True, location="model.onnx.data")
+
+    built = build(TEACHER, large, source.io, [], tmp_path / "out")
+    shutil.rmtree(large.parent)
+
+    assert model_of(BERT).error(TEACHER, built.path) == 0
+    assert {file.name for file in built.path.parent.iterdir()} == {"model.onnx", "model.onnx.data"}
+
+
+@pytest.mark.parametrize("name", [name for name in MADE if "onnxruntime int8" in name and "reduced" not in name])
+def test_a_large_graph_has_its_weights_beside_it(
+    name: str, model_of: ModelOf, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("penstock_optimizer.quantise.observe.LARGE", 1000)
+
+    built = model_of(BERT).build(MADE[name], tmp_path)
+
+    assert {file.name for file in tmp_path.iterdir()} == {"model.onnx", "model.onnx.data"}
+    assert built.size_bytes > 100_000
+    assert model_of(BERT).error(MADE[name], built.path) < 0.02
