@@ -15,7 +15,7 @@ from tokenizers import Tokenizer
 
 from benchmarks.models import minilm
 from benchmarks.ours import serving
-from benchmarks.program import Program
+from benchmarks.program import Program, verdict
 from penstock.tasks import TaskName
 from penstock_optimizer.bench.bodies import batch_bodies
 from penstock_optimizer.bench.cell import CellSpec
@@ -61,12 +61,12 @@ def main(*, cores: int, lengths: Sequence[int], seconds: float, rounds: int, sha
                 continue
             ratio = latency.p99 / latency.p50
             lag = median([cell.send_lag_p99_milliseconds for cell in cells])
-            foreign = median([cell.foreign_cores or 0.0 for cell in cells])
+            foreign = median([cell.foreign_cores or 0.0 for cell in cells]) / cores
             click.echo(
                 f"{tokens} tokens: {capacity * share:.1f} of {capacity:.1f} requests/s, p50 {latency.p50:.2f} ms, "
                 f"p95 {latency.p95:.2f}, p99 {latency.p99:.2f}, p99/p50 {ratio:.2f} "
-                f"({AIM:g} aimed at: {'pass' if ratio <= AIM else 'FAIL'}); {latency.count} requests; the client was "
-                f"{lag:.2f} ms late (p99), others took {foreign:.2f} of the server's CPUs"
+                f"({AIM:g} aimed at: {verdict(foreign, reached=ratio <= AIM)}); {latency.count} requests; the client "
+                f"was {lag:.2f} ms late (p99)"
             )
 
 
