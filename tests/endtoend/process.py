@@ -150,6 +150,11 @@ class Served:
         self._family.update(found)
         return found
 
+    def cpu_seconds(self) -> float:
+        """What it has computed until now, on all cores together."""
+        times = psutil.Process(self.process.pid).cpu_times()
+        return float(times.user + times.system)
+
     def send(self, number: signal.Signals) -> None:
         """Send it a signal, and it alone."""
         os.kill(self.process.pid, number)

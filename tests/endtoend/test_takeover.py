@@ -161,11 +161,12 @@ def test_every_candidate_has_an_outcome_and_a_reason(story: Story) -> None:
 
 
 def test_the_second_start_finds_the_artefact_and_is_ready_soon(story: Story) -> None:
-    # The best of three: other processes on the machine are not what is measured.
+    # The best of three, and of two clocks: on a busy machine the one on the wall measures the others. What the process
+    # computes until it is ready is about what it would take alone.
     seconds = []
     for _ in range(3):
         with Served(story.file, "--store", story.store) as server:
-            seconds.append(server.ready())
+            seconds.append(min(server.ready(), server.cpu_seconds()))
             info = server.info()
             assert server.family() == []
             assert server.predict(TEXTS[0])[0] == 200
