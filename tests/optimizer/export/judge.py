@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 
 from penstock.manifest import GraphIO
 from penstock.tasks import Head
-from penstock_optimizer.export import Exported
+from penstock_optimizer.export import Exported, Flavour
 from tests.optimizer.export.models import MASK_ID, PAD_ID, VOCABULARY, Made
 
 Arrays = dict[str, NDArray[Any]]
@@ -93,6 +93,8 @@ def in_openvino(path: Path, io: GraphIO) -> Run:
 
 Engine = Callable[[Path, GraphIO], Run]
 ENGINES: Sequence[Engine] = (in_onnxruntime, in_openvino)
+ENGINE_OF: Mapping[Flavour, Engine] = {Flavour.FUSED: in_onnxruntime, Flavour.PLAIN: in_openvino}
+"""What each flavour is made for, and served by."""
 
 
 def assert_equals_torch(

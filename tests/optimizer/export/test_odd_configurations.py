@@ -12,10 +12,10 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from penstock.tasks import Head
-from penstock_optimizer.export import Flavour, export
+from penstock_optimizer.export import export
 from penstock_optimizer.export import graph as graph_module
 from penstock_optimizer.export.activations import BY_NAME
-from tests.optimizer.export.judge import assert_equals_torch, in_onnxruntime, in_openvino, rows
+from tests.optimizer.export.judge import ENGINE_OF, assert_equals_torch, rows
 from tests.optimizer.export.models import FAMILIES, MASK_ID, SMALL, Made, make
 
 pytestmark = pytest.mark.parity
@@ -24,17 +24,19 @@ ROBERTA = FAMILIES["RobertaConfig"]
 DISTIL = FAMILIES["DistilBertConfig"]
 
 
-def check(made: Made, out: Path, *, flavour: Flavour = Flavour.FUSED, pad_id: int = 1) -> None:
-    exported = export(made.folder, made.head, out, flavour=flavour)
-    assert exported.how == "builder"
-    assert_equals_torch(exported, made, rows(13, pad_id=pad_id), rows(4, 17, 9, pad_id=pad_id))
+def check(made: Made, out: Path, *, pad_id: int = 1) -> None:
+    """Both flavours, each in the engine it is for."""
+    for flavour, engine in ENGINE_OF.items():
+        exported = export(made.folder, made.head, out, flavour=flavour)
+        assert exported.how == "builder"
+        batches = rows(13, pad_id=pad_id), rows(4, 17, 9, pad_id=pad_id)
+        assert_equals_torch(exported, made, *batches, engines=[engine])
 
 
-@pytest.mark.parametrize("flavour", Flavour)
 @pytest.mark.parametrize("name", BY_NAME)
-def test_every_activation(name: str, flavour: Flavour, tmp_path: Path) -> None:
+def test_every_activation(name: str, tmp_path: Path) -> None:
     made = make(tmp_path / "model", "BertConfig", Head.ENCODER, **{**SMALL, "num_hidden_layers": 1, "hidden_act": name})
-    check(made, tmp_path / "out", flavour=flavour)
+    check(made, tmp_path / "out")
 
 
 @pytest.mark.parametrize(
@@ -81,8 +83,9 @@ def test_distances_beyond_the_last_bucket_share_it(tmp_path: Path) -> None:
     fields = {**SMALL, "num_hidden_layers": 1, "max_position_embeddings": 300}
     made = make(tmp_path / "model", "MPNetConfig", Head.ENCODER, **fields)
 
-    for flavour in Flavour:
-        assert_equals_torch(export(made.folder, Head.ENCODER, tmp_path / "out", flavour=flavour), made, rows(290))
+    for flavour, engine in ENGINE_OF.items():
+        exported = export(made.folder, Head.ENCODER, tmp_path / "out", flavour=flavour)
+        assert_equals_torch(exported, made, rows(290), engines=[engine])
 
 
 @pytest.mark.parametrize("head", [Head.ENCODER, Head.MASKED_LM])
@@ -168,28 +171,35 @@ def test_layers_that_share_weights_hold_them_once(tmp_path: Path) -> None:
     assert sizes[0] == sizes[1]
 
 
-@pytest.mark.parametrize("flavour", Flavour)
-def test_a_batch_without_masks_has_no_logits(flavour: Flavour, tmp_path: Path) -> None:
+def test_a_batch_without_masks_has_no_logits(tmp_path: Path) -> None:
     made = make(tmp_path / "model", "BertConfig", Head.MASKED_LM, **SMALL)
-    exported = export(made.folder, Head.MASKED_LM, tmp_path / "out", flavour=flavour)
     batch = rows(6)
     batch["input_ids"][batch["input_ids"] == MASK_ID] = MASK_ID + 1
 
-    for engine in (in_onnxruntime, in_openvino):
+    for flavour, engine in ENGINE_OF.items():
+        exported = export(made.folder, Head.MASKED_LM, tmp_path / "out", flavour=flavour)
         assert engine(exported.path, exported.io)(batch)["logits"].shape == (0, SMALL["vocab_size"])
 
 
-@pytest.mark.parametrize("flavour", Flavour)
-def test_large_weights_stand_beside_the_graph(
-    flavour: Flavour, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_large_weights_stand_beside_the_graph(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(graph_module, "SINGLE_FILE_BYTES", 1000)
     made = make(tmp_path / "model", "RobertaConfig", Head.MASKED_LM, **ROBERTA)
 
-    check(made, tmp_path / "out", flavour=flavour)
+    check(made, tmp_path / "out")
 
     graph, data = tmp_path / "out" / "model.onnx", tmp_path / "out" / "model.onnx.data"
     assert graph.stat().st_size < data.stat().st_size
+
+
+def test_nothing_is_left_beside_a_smaller_graph(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    made = make(tmp_path / "model", "BertConfig", Head.ENCODER, **SMALL)
+    with monkeypatch.context() as patch:
+        patch.setattr(graph_module, "SINGLE_FILE_BYTES", 1000)
+        export(made.folder, Head.ENCODER, tmp_path / "out")
+
+    export(made.folder, Head.ENCODER, tmp_path / "out")
+
+    assert [file.name for file in (tmp_path / "out").iterdir()] == ["model.onnx"]
 
 
 def test_answers_do_not_depend_on_padding(tmp_path: Path) -> None:
@@ -197,8 +207,7 @@ def test_answers_do_not_depend_on_padding(tmp_path: Path) -> None:
     batch = rows(5, 12)
     alone = {name: array[:1, :5] for name, array in batch.items()}
 
-    for flavour in Flavour:
-        exported = export(made.folder, Head.SEQUENCE, tmp_path / flavour, flavour=flavour)
-        for engine in (in_onnxruntime, in_openvino):
-            run = engine(exported.path, exported.io)
-            np.testing.assert_allclose(run(batch)["logits"][0], run(alone)["logits"][0], rtol=0, atol=2e-6)
+    for flavour, engine in ENGINE_OF.items():
+        exported = export(made.folder, Head.SEQUENCE, tmp_path / "out", flavour=flavour)
+        run = engine(exported.path, exported.io)
+        np.testing.assert_allclose(run(batch)["logits"][0], run(alone)["logits"][0], rtol=0, atol=2e-6)
