@@ -27,9 +27,7 @@ ORT_DYNAMIC = Recipe(
 )
 OPENVINO_FP32 = Recipe(engine=EngineName.OPENVINO, precision=Precision.FP32)
 OPENVINO_BF16 = Recipe(engine=EngineName.OPENVINO, precision=Precision.BF16)
-OPENVINO_STATIC = Recipe(
-    engine=EngineName.OPENVINO, precision=Precision.INT8_STATIC, options=("per-channel", "smooth")
-)
+OPENVINO_STATIC = Recipe(engine=EngineName.OPENVINO, precision=Precision.INT8_STATIC, options=("per-channel", "smooth"))
 
 VOCABULARY = """
 the a of in to and river town market engine answer question morning winter paper doctor music window garden carries
