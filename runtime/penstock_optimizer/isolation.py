@@ -55,7 +55,9 @@ class WorkerFailed(Exception):
         kind = getattr(errors, self.kind, None) if self.kind else None
         if isinstance(kind, type) and issubclass(kind, PenstockError):
             return kind(self.reason, remedy=self.remedy)
-        return OptimizationError(f"{what}: {self.reason}", remedy=self.remedy or "See the optimisation's logs")
+        late = "Raise spec.optimization.budgetSeconds: the next run goes on from here"
+        hint = late if self.failure is Failure.TIMED_OUT else "See the logs in the work folder of the store"
+        return OptimizationError(f"{what}: {self.reason}", remedy=self.remedy or hint)
 
 
 class Worker:

@@ -125,7 +125,7 @@ def _check_isa(folder: Path, made_on: Isa, here: Isa) -> None:
     if made_on is not here:
         raise ArtefactError(
             f"the plan of {folder} was measured and judged on {made_on.value}, and this processor is {here.value}",
-            remedy="Run penstock optimize on this machine, or serve the artefact's baseline",
+            remedy="Run penstock optimize on this machine",
         )
 
 

@@ -19,6 +19,8 @@ from pydantic import BaseModel, ConfigDict, Field, SecretStr, ValidationError, f
 from penstock.errors import SettingError
 
 PREFIX = "PENSTOCK_"
+COMMANDS = ("SERVE_", "OPTIMIZE_", "BENCH_", "HOST_")
+"""Prefixes of the variables of flags that are no settings of the server."""
 
 
 class Group(BaseModel):
@@ -355,11 +357,16 @@ SETTINGS: tuple[Setting, ...] = tuple(_describe())
 
 def _refuse_near_misses(environment: Mapping[str, str], known: list[str]) -> None:
     """A variable one or two letters off a setting is a typo whose default would surprise; others are none of ours."""
+    names = [variable.removeprefix(PREFIX) for variable in known]
     for variable in environment:
-        if variable.startswith(PREFIX) and variable not in known:
-            close = difflib.get_close_matches(variable, known, n=1, cutoff=0.93)
+        name = variable.removeprefix(PREFIX)
+        # PENSTOCK_SERVE_CORES and the like are flags of the command line.
+        if variable.startswith(PREFIX) and name not in names and not name.startswith(COMMANDS):
+            close = difflib.get_close_matches(name, names, n=1, cutoff=0.74)
             if close:
-                raise SettingError(f"{variable} is not a setting", field=variable, remedy=f"Did you mean {close[0]}?")
+                raise SettingError(
+                    f"{variable} is not a setting", field=variable, remedy=f"Did you mean {PREFIX}{close[0]}?"
+                )
 
 
 def _setting_error(error: ValidationError, origin: Mapping[str, str], by_name: Mapping[str, Setting]) -> SettingError:

@@ -35,7 +35,7 @@ class BenchOptions(Frozen):
     baseline: bool = Field(
         default=False,
         description="Measure plain transformers behind FastAPI in the same run, in turns, on the same cores (needs the "
-        "bench extra: torch).",
+        "bench extra, torch: `pip install 'penstock[bench]'`).",
     )
     tokenizer: Path | None = Field(
         default=None,

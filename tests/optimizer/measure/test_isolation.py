@@ -84,7 +84,7 @@ def test_other_failures_become_an_error_that_says_what_came_to_nothing() -> None
     error = WorkerFailed(Failure.DIED, "killed by signal 11 (SIGSEGV)").as_error("exporting")
 
     assert isinstance(error, OptimizationError)
-    assert str(error) == "exporting: killed by signal 11 (SIGSEGV). See the optimisation's logs"
+    assert str(error) == "exporting: killed by signal 11 (SIGSEGV). See the logs in the work folder of the store"
 
 
 def test_a_hang_is_ended_at_its_time_limit(worker: Worker) -> None:
