@@ -26,6 +26,8 @@ T = TypeVar("T")
 
 CANDIDATES_PER_QUERY = 5
 """Texts in each ranking or similarity request."""
+TOGETHER = 4
+"""Themes that make a text of more than 512 tokens."""
 LABELS = ("travel", "business", "cooking", "science", "sport", "technology", "law")
 TOP_MASKS = 10
 STRATA = ((8, 0.30), (32, 0.35), (128, 0.25), (None, 0.10))
@@ -53,14 +55,12 @@ class Corpus:
 
     def singles(self) -> tuple[str, ...]:
         """All texts, short and long: each of `texts`, and of each theme its sentences, the first few sentences
-        together, and the whole."""
+        together, and the whole; some themes together."""
         joined: list[str] = []
         for theme in self.themes:
             joined += [*theme.sentences, " ".join(theme.sentences[:3]), " ".join(theme.sentences)]
-        joined += [
-            " ".join((*one.sentences, *two.sentences, *three.sentences))
-            for one, two, three in zip(self.themes[::3], self.themes[1::3], self.themes[2::3], strict=False)
-        ]
+        for start in range(0, len(self.themes), TOGETHER):
+            joined.append(" ".join(part for theme in self.themes[start : start + TOGETHER] for part in theme.sentences))
         return (*self.texts, *joined)
 
 

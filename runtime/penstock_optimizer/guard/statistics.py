@@ -23,7 +23,7 @@ def wilson_lower(successes: float, trials: int) -> float:
     share = successes / trials
     centre = share + Z * Z / (2 * trials)
     spread = Z * math.sqrt(share * (1 - share) / trials + Z * Z / (4 * trials * trials))
-    return max(0.0, (centre - spread) / (1 + Z * Z / trials))
+    return min(share, max(0.0, (centre - spread) / (1 + Z * Z / trials)))
 
 
 def bootstrap_lower(values: Sequence[float], weights: Sequence[float] | None = None) -> float:

@@ -1,0 +1,106 @@
+"""What a processor without VNNI makes of int8 graphs: the real AVX2 kernels, on an emulated Haswell.
+
+QEMU's user mode runs ONNX Runtime's own machine code and reports a CPU without AVX-512 and VNNI, so that the library
+takes the kernels that it would take there, saturation included. Slow (some 50 s), hence few rows.
+"""
+
+from __future__ import annotations
+
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from penstock.recipe import EngineName, Precision, Recipe
+from penstock.tasks import TaskName
+from penstock_optimizer.calibration import calibration_rows, own_corpus, samples, split
+from penstock_optimizer.export import Flavour
+from penstock_optimizer.quantise import build
+from penstock_optimizer.quantise.observe import feed
+from penstock_runtime.host import read_host
+from penstock_runtime.rows import Float, Row
+from tests.runtime import minilm
+
+EMULATOR = "qemu-x86_64"
+TEXTS = ("I like you. I love you.", "ok", "Where is the nearest pharmacy, please?", "😀 🎉", "192.168.0.1:8080")
+
+pytestmark = [
+    pytest.mark.slow,
+    pytest.mark.skipif(shutil.which(EMULATOR) is None, reason=f"{EMULATOR} is not installed (apt install qemu-user)"),
+]
+
+PROGRAM = """
+import sys
+import numpy, onnxruntime
+for graph in sys.argv[2:]:
+    options = onnxruntime.SessionOptions()
+    options.intra_op_num_threads = 1
+    options.log_severity_level = 3
+    session = onnxruntime.InferenceSession(graph, options, providers=["CPUExecutionProvider"])
+    rows = numpy.load(sys.argv[1])
+    found = {}
+    for index in range(len(rows.files) // 3):
+        feed = {name: rows[f"{index}.{name}"] for name in ("input_ids", "attention_mask", "token_type_ids")}
+        found[str(index)] = session.run(None, {one.name: feed[one.name] for one in session.get_inputs()})[0]
+    numpy.savez(graph + ".npz", **found)
+"""
+
+
+def recipe(*options: str) -> Recipe:
+    return Recipe(engine=EngineName.ONNXRUNTIME, precision=Precision.INT8_STATIC, options=tuple(sorted(options)))
+
+
+RECIPES = {
+    "limited": recipe("per-channel", "smooth", "reduced-range"),
+    "full": recipe("per-channel", "smooth"),
+}
+
+
+def run(graphs: list[Path], rows: list[Row], folder: Path, *emulator: str) -> dict[str, list[Float]]:
+    """Each graph's outputs for each row, by its folder's name, on this CPU or an emulated one."""
+    file = folder / "rows.npz"
+    inputs = ("input_ids", "attention_mask", "token_type_ids")
+    np.savez(file, **{f"{i}.{name}": array for i, row in enumerate(rows) for name, array in feed(row, inputs).items()})
+    command = [*emulator, sys.executable, "-c", PROGRAM, str(file), *map(str, graphs)]
+    finished = subprocess.run(command, capture_output=True, text=True, timeout=500, check=False)
+    assert finished.returncode == 0, finished.stderr[-2000:]
+    result = {}
+    for graph in graphs:
+        with np.load(f"{graph}.npz") as found:
+            result[graph.parent.name] = [found[str(index)] for index in range(len(rows))]
+    return result
+
+
+def pooled(outputs: list[Float]) -> Float:
+    vectors = np.stack([one[0].mean(axis=0) for one in outputs])
+    return np.asarray(vectors / np.linalg.norm(vectors, axis=1, keepdims=True))
+
+
+def test_limited_pairs_do_not_saturate_and_full_range_does(tmp_path: Path) -> None:
+    exported = minilm.exported(Flavour.FUSED)
+    task = minilm.task()
+    texts = samples(TaskName.FEATURE_EXTRACTION, split(own_corpus())[0])
+    calibration = calibration_rows(task, texts, at_most=48)
+    rows = [row for text in TEXTS for row in task.prepare(task.parse(text, {})).rows]
+    graphs = [
+        build(one, exported.path, exported.io, calibration, tmp_path / name, threads=2).path
+        for name, one in RECIPES.items()
+    ]
+    teacher = tmp_path / "fp32"
+    teacher.mkdir()
+    shutil.copy(exported.path, teacher)
+
+    here = run([*graphs, teacher / exported.path.name], rows, tmp_path)
+    haswell = run(graphs, rows, tmp_path, EMULATOR, "-cpu", "Haswell")
+
+    fp32 = pooled(here["fp32"])
+    cosines = {name: (pooled(found) * fp32).sum(axis=1) for name, found in haswell.items()}
+    change = {name: np.abs(pooled(haswell[name]) - pooled(here[name])).max() for name in RECIPES}
+    assert change["limited"] < 1e-5, "the same integers on both"
+    assert cosines["limited"].min() > 0.97
+    if read_host().cpu.isa.has_int8_dot:
+        assert change["full"] > 1e-3, "this CPU has VNNI, the emulated one has not: sums saturate there"
+    assert cosines["full"].mean() < cosines["limited"].mean()
