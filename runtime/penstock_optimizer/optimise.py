@@ -41,7 +41,7 @@ from penstock_optimizer.recipes import TEACHER, candidate_recipes
 from penstock_optimizer.search.climb import Climbed
 from penstock_optimizer.search.goal import Goal
 from penstock_optimizer.search.trials import Trials
-from penstock_optimizer.tryout import OUT_OF_TIME, Entrant, TryOut
+from penstock_optimizer.tryout import OUT_OF_TIME, Entrant, TryOut, most_open
 from penstock_optimizer.workfolder import locked
 
 __all__ = ["Prepared", "optimise", "prepare"]
@@ -144,6 +144,8 @@ class Optimisation:
         self._events.exporting()
         _, exported = prepare_baseline(self._job)
         self._events.exported(exported)
+        size = sum(file.stat().st_size for file in Path(exported.graph).parent.iterdir())
+        self._tryout.most_open = most_open(self._job.host.memory.available, size)
         return exported
 
     def _try_candidates(self) -> None:

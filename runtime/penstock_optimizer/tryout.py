@@ -24,6 +24,10 @@ MEASURE_SECONDS = 0.25
 """For each length and round."""
 MOST_OPEN = 6
 """Processes that wait for being measured; each holds a model."""
+BYTES_OPEN = 3.0
+"""Memory of such a process over the size of the fp32 graph: file, weights, packed weights."""
+PROCESS_BYTES = 150_000_000
+"""Python and libraries."""
 MOST_OF_THE_REST = 0.6
 """No candidate may use up more than this share of the stage's remaining time: one that hangs must leave the others
 their turn."""
@@ -80,12 +84,14 @@ class TryOut:
         *,
         lengths: Sequence[int],
         on_settled: Callable[[Entrant], None] = lambda _: None,
+        most_open: int = MOST_OPEN,
     ) -> None:
         self._lab = lab
         self._work = work
         self._budget = budget
         self._lengths = tuple(lengths)
         self._on_settled = on_settled
+        self.most_open = most_open
         self.entrants: list[Entrant] = []
 
     def close(self) -> None:
@@ -227,10 +233,10 @@ class TryOut:
     def _make_room(self) -> None:
         """Close the slowest process when there are too many; the teacher stays."""
         open_ones = [one for one in self.entrants[1:] if one.session is not None and one.milliseconds]
-        while len(open_ones) >= MOST_OPEN:
+        while len(open_ones) >= self.most_open:
             slowest = max(open_ones, key=lambda one: sum(one.medians.values()))
             slowest.close()
-            slowest.settle(Outcome.SLOWER, f"slower at first sight than {MOST_OPEN - 1} others")
+            slowest.settle(Outcome.SLOWER, f"slower at first sight than {len(open_ones) - 1} others")
             open_ones.remove(slowest)
 
     @property
@@ -259,6 +265,13 @@ class TryOut:
                 files=files,
             )
         )
+
+
+def most_open(available_bytes: int, graph_bytes: int) -> int:
+    """How many processes, besides the teacher's, the memory is good for: at least two, to have something to compare,
+    and half of what is free is left alone."""
+    each = BYTES_OPEN * graph_bytes + PROCESS_BYTES
+    return max(2, min(MOST_OPEN, int(available_bytes / 2 / each) - 1))
 
 
 def points(milliseconds: Mapping[int, Sequence[float]]) -> tuple[LatencyPoint, ...]:

@@ -10,7 +10,7 @@ from penstock.manifest import Outcome
 from penstock.recipe import Batching, EngineName, Precision, Recipe
 from penstock_optimizer.budget import Budget
 from penstock_optimizer.isolation import Failure, WorkerFailed
-from penstock_optimizer.tryout import MOST_OPEN, OUT_OF_TIME, ROUNDS, Entrant, TryOut
+from penstock_optimizer.tryout import MOST_OPEN, OUT_OF_TIME, ROUNDS, Entrant, TryOut, most_open
 from penstock_optimizer.workfolder import WorkFolder
 from tests.optimizer.measure.fake_lab import FakeLab, Script, crash
 from tests.optimizer.search.cost_model import FP32, INT8, STATIC
@@ -95,16 +95,32 @@ def test_only_candidates_that_may_serve_and_were_measured_go_on(tmp_path: Path) 
     tryout.close()
 
 
-def test_a_candidate_that_takes_too_long_is_ended_and_the_later_ones_are_skipped(tmp_path: Path) -> None:
-    scripts = {INT8: Script(build_seconds=1e6), STATIC: Script()}
+def test_a_candidate_that_takes_too_long_is_ended_and_leaves_the_others_their_turn(tmp_path: Path) -> None:
+    scripts = {INT8: Script(build_seconds=1e6), STATIC: Script(speed=2)}
     tryout, lab, _ = stage(tmp_path, scripts, seconds=60)
     found = run(tryout, scripts)
 
     assert found[INT8].facts.outcome is Outcome.FAILED
     assert "did not end within" in found[INT8].facts.reason
-    assert (found[STATIC].facts.outcome, found[STATIC].facts.reason) == (Outcome.SKIPPED, OUT_OF_TIME)
+    assert found[STATIC].facts.outcome is Outcome.SLOWER
     assert lab.clock.now < 60
+
+
+def test_candidates_without_a_turn_are_skipped_and_say_so(tmp_path: Path) -> None:
+    scripts = {INT8: Script(speed=2, build_seconds=10), STATIC: Script(speed=2)}
+    tryout, _, _ = stage(tmp_path, scripts, seconds=20)
+    found = run(tryout, scripts)
+
+    assert (found[STATIC].facts.outcome, found[STATIC].facts.reason) == (Outcome.SKIPPED, OUT_OF_TIME)
     assert found[FP32].facts.latency
+
+
+@pytest.mark.parametrize(
+    ("available", "graph", "expected"),
+    [(24e9, 90e6, MOST_OPEN), (24e9, 1.3e9, 1 + 1), (4e9, 90e6, 3), (1e9, 1.3e9, 2), (0, 90e6, 2)],
+)
+def test_as_many_processes_wait_as_the_memory_is_good_for(available: float, graph: float, expected: int) -> None:
+    assert most_open(int(available), int(graph)) == expected
 
 
 def test_a_teacher_that_fails_is_the_callers_business(tmp_path: Path) -> None:

@@ -258,7 +258,7 @@ def test_an_interrupted_run_goes_on_with_what_it_had(model: Path, tmp_path: Path
         if event.stage is Stage.MEASURE:
             times.append({path: path.stat().st_mtime_ns for path in before})
 
-    artefact = optimise(wanted, store=store, models=store, budget_seconds=30, on_progress=watch)
+    artefact = optimise(wanted, store=store, models=store, budget_seconds=20, on_progress=watch)
 
     assert times[0] == before
     manifest = Manifest.load(artefact)
@@ -301,7 +301,7 @@ def test_a_plan_whose_server_breaks_is_not_served(model: Path, tmp_path: Path, m
     monkeypatch.setattr("penstock_optimizer.optimise.endpoint_capacity", breaks)
     # fp32 itself may not be served where something else can be: so that something else is chosen first.
     quick = {"engines": ["onnxruntime"], "precisions": ["int8-dynamic"]}
-    manifest = Made(endpoint(model, quick), tmp_path, seconds=60).manifest
+    manifest = Made(endpoint(model, quick), tmp_path, seconds=45).manifest
 
     assert manifest.chosen.plan.recipe == TEACHER
     assert served[-1] == TEACHER.name
