@@ -10,6 +10,7 @@ from pathlib import Path
 from penstock.endpoint import ModelEndpoint, ModelEndpointSpec
 from penstock.errors import ArtefactError, SpecError
 from penstock.manifest import Manifest, ModelFacts
+from penstock.source import Scheme
 from penstock.tasks import HEAD_OF_TASK
 from penstock_optimizer.candidate import Subject
 from penstock_optimizer.key import SHORT, optimization_key, toolchain
@@ -18,6 +19,10 @@ from penstock_optimizer.workfolder import WorkFolder
 from penstock_runtime.host import CoreGrant, Host, read_host
 from penstock_runtime.models.folder import ModelFolder
 from penstock_runtime.models.sources import fetch_model
+
+
+REMOTE = {Scheme.HF, Scheme.S3, Scheme.GS, Scheme.AZ}
+"""Sources of which only what is needed is fetched."""
 
 
 @dataclass(frozen=True)
@@ -50,6 +55,9 @@ class Job:
         host = host or read_host()
         grant = host.usable_cores(cores or spec.cores)
         folder = fetch_model(spec.source, cache=models, token=token)
+        if spec.source.scheme in REMOTE and folder.onnx is None and not _is_built(folder):
+            # Weights alone would need torch: the model's own graph, if it has one, is the shorter way.
+            folder = fetch_model(spec.source, cache=models, token=token, graph=True)
         asked = spec.serving.max_input_tokens
         if asked is not None and asked > folder.max_tokens:
             raise SpecError(
@@ -159,3 +167,10 @@ def _read(artefact: Path, key: str) -> Manifest | None:
         return None
     whole = all((artefact / name).is_file() for name in manifest.files)
     return manifest if manifest.key == key and whole else None
+
+
+def _is_built(folder: ModelFolder) -> bool:
+    """True when the graph is built from the weights. Imports the exporter, a second's work, only when asked."""
+    from penstock_optimizer.export.families import FAMILIES
+
+    return folder.model_type in FAMILIES
