@@ -20,7 +20,6 @@ from penstock_runtime.host import CoreGrant, Host, read_host
 from penstock_runtime.models.folder import ModelFolder
 from penstock_runtime.models.sources import fetch_model
 
-
 REMOTE = {Scheme.HF, Scheme.S3, Scheme.GS, Scheme.AZ}
 """Sources of which only what is needed is fetched."""
 
