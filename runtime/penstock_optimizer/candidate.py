@@ -179,17 +179,9 @@ class Candidate:
 
     def wide_from(self, lengths: list[int]) -> int | None:
         """See `Session`."""
-        engine = self._plan_engine(Threads(self._about.cores, 1), wide=True)
-
-        def narrow(tokens: int) -> float:
-            batch = self._batch(tokens)
-            return median(measure.time_runs(lambda: engine.run(batch), WIDE_SECONDS))
-
-        def wide(tokens: int) -> float:
-            batch = self._batch(tokens)
-            return median(measure.time_runs(lambda: engine.run_wide(batch), WIDE_SECONDS))
-
-        return measure.wide_from(lengths, narrow, wide)
+        # Two engines: one that is prepared for wide runs may share its threads with narrow ones.
+        narrow, wide = ({tokens: self._lone(tokens, wide=wide) for tokens in lengths} for wide in (False, True))
+        return measure.wide_from(lengths, narrow.__getitem__, wide.__getitem__)
 
     def sample(self, plan: dict[str, Any]) -> Sample:
         """Measure a plan over the workload's mix."""
@@ -329,6 +321,12 @@ class Candidate:
 
         pool = self._token_pool
         return stack([Row((pool * (tokens // len(pool) + 1))[:tokens])])
+
+    def _lone(self, tokens: int, *, wide: bool) -> float:
+        """Median milliseconds of a lone row with one thread for each stream, on one of them or on all."""
+        engine = self._plan_engine(Threads(self._about.cores, 1), wide=wide)
+        run, batch = (engine.run_wide if wide else engine.run), self._batch(tokens)
+        return median(measure.time_runs(lambda: run(batch), WIDE_SECONDS))
 
     def _latency_engine(self) -> Engine:
         return self._plan_engine(Threads(1, self._about.cores), wide=False)
