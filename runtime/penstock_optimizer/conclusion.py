@@ -8,11 +8,10 @@ from penstock.manifest import CandidateFacts, Outcome, PlanTrial
 from penstock.recipe import Plan, Recipe
 from penstock_optimizer.load.summary import median
 from penstock_optimizer.search.climb import Step
-from penstock_optimizer.search.survivors import expected_milliseconds
+from penstock_optimizer.search.survivors import WITHIN_BUDGET, expected_milliseconds
 
 NOISY = 0.15
 """A scatter of repeated measurements above this makes small differences meaningless."""
-WITHIN_BUDGET = "within the accuracy budget"
 
 
 def milliseconds(facts: CandidateFacts) -> dict[int, float]:

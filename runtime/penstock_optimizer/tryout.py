@@ -14,7 +14,7 @@ from penstock_optimizer.budget import KILL_SECONDS, Budget
 from penstock_optimizer.isolation import Failure, WorkerFailed
 from penstock_optimizer.lab import BuiltFacts, Lab, Session
 from penstock_optimizer.load.summary import median, relative_spread
-from penstock_optimizer.search.survivors import Timed, hopeless
+from penstock_optimizer.search.survivors import WITHIN_BUDGET, Timed, hopeless
 from penstock_optimizer.workfolder import CandidateRecord, WorkFolder
 
 ROUNDS = 3
@@ -50,6 +50,11 @@ class Entrant:
     def medians(self) -> dict[int, float]:
         """Median milliseconds by tokens."""
         return {tokens: median(values) for tokens, values in self.milliseconds.items() if values}
+
+    @property
+    def fastest(self) -> dict[int, float]:
+        """Fastest run in milliseconds by tokens: what a glance can trust on a machine that does other work."""
+        return {tokens: min(values) for tokens, values in self.milliseconds.items() if values}
 
     @property
     def accepted(self) -> bool:
@@ -185,8 +190,7 @@ class TryOut:
                 "size_bytes": built.size_bytes,
             }
         )
-        look = session.time(self._look_lengths, seconds=LOOK_SECONDS, timeout_seconds=self._limit(teacher=teacher))
-        entrant.milliseconds = {tokens: list(values) for tokens, values in look.items()}
+        self._look(entrant, self._limit(teacher=teacher))
         entrant.facts = entrant.facts.model_copy(update={"latency": points(entrant.milliseconds)})
         verdict = session.judge(timeout_seconds=self._limit(teacher=teacher))
         self._decide(entrant, verdict, teacher=teacher)
@@ -204,10 +208,9 @@ class TryOut:
                 size_bytes=known.facts.size_bytes,
                 seconds=known.facts.build_seconds,
             )
-        if entrant.accepted and entrant.built is not None:
-            teacher = entrant is self.teacher
-            if teacher or not hopeless(entrant.medians, self._best()):
-                entrant.session = self._lab.open(entrant.recipe, built=entrant.built)
+        goes_on = entrant is self.teacher or entrant.facts.reason == WITHIN_BUDGET
+        if goes_on and entrant.accepted and entrant.built is not None:
+            entrant.session = self._lab.open(entrant.recipe, built=entrant.built)
 
     def _decide(self, entrant: Entrant, verdict: Verdict, *, teacher: bool) -> None:
         entrant.facts = entrant.facts.model_copy(update={"verdict": verdict})
@@ -216,25 +219,52 @@ class TryOut:
         elif not verdict.passed:
             entrant.settle(Outcome.REJECTED, verdict.reason)
             entrant.close()
-        elif hopeless(entrant.medians, best := self._best()):
-            factor = min(entrant.medians[tokens] / best[tokens] for tokens in entrant.medians.keys() & best.keys())
-            entrant.settle(Outcome.SLOWER, f"at first sight at least {factor:.1f} times as slow as the best so far")
+        elif (best := self._best(entrant)) is not None and self._is_hopeless(entrant, best):
+            ours, theirs = entrant.fastest, best.fastest
+            factor = min(ours[tokens] / theirs[tokens] for tokens in ours.keys() & theirs.keys())
+            entrant.facts = entrant.facts.model_copy(update={"latency": points(entrant.milliseconds)})
+            entrant.settle(Outcome.SLOWER, f"at first sight at least {factor:.1f} times as slow as {best.recipe.name}")
             entrant.close()
         else:
-            entrant.settle(Outcome.SLOWER, "within the accuracy budget")
+            entrant.settle(Outcome.SLOWER, WITHIN_BUDGET)
 
-    def _best(self) -> Mapping[int, float]:
-        """The first look at the entrant that is the fastest so far among those that may serve."""
-        open_ones = [one for one in self.entrants if one.accepted and one.session is not None and one.milliseconds]
-        if not open_ones:
-            return {}
-        return min(open_ones, key=lambda one: sum(one.medians.values())).medians
+    def _is_hopeless(self, entrant: Entrant, best: Entrant) -> bool:
+        """Far behind at first sight, and still so when both are looked at again in turns: a disturbed first look must
+        not cost the best candidate its place."""
+        if not hopeless(entrant.fastest, best.fastest):
+            return False
+        for one in (best, entrant) * 2:
+            try:
+                self._look(one, self._limit(teacher=False))
+            except WorkerFailed as failure:
+                if one is entrant or one is self.teacher:
+                    raise
+                one.close()
+                one.settle(Outcome.FAILED, f"{failure.reason} while it was measured")
+                return False
+        return hopeless(entrant.fastest, best.fastest)
+
+    def _look(self, entrant: Entrant, timeout_seconds: float) -> None:
+        """Time a few runs at a few lengths, on top of those that were timed already."""
+        assert entrant.session is not None  # noqa: S101 - only open ones are looked at
+        look = entrant.session.time(self._look_lengths, seconds=LOOK_SECONDS, timeout_seconds=timeout_seconds)
+        for tokens, values in look.items():
+            entrant.milliseconds.setdefault(tokens, []).extend(values)
+
+    def _best(self, other_than: Entrant) -> Entrant | None:
+        """The fastest entrant so far, by first looks, among those that may serve."""
+        open_ones = [
+            one
+            for one in self.entrants
+            if one is not other_than and one.accepted and one.session is not None and one.milliseconds
+        ]
+        return min(open_ones, key=lambda one: sum(one.fastest.values()), default=None)
 
     def _make_room(self) -> None:
         """Close the slowest process when there are too many; the teacher stays."""
         open_ones = [one for one in self.entrants[1:] if one.session is not None and one.milliseconds]
         while len(open_ones) >= self.most_open:
-            slowest = max(open_ones, key=lambda one: sum(one.medians.values()))
+            slowest = max(open_ones, key=lambda one: sum(one.fastest.values()))
             slowest.close()
             slowest.settle(Outcome.SLOWER, f"slower at first sight than {len(open_ones) - 1} others")
             open_ones.remove(slowest)

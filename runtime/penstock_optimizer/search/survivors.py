@@ -8,6 +8,8 @@ from dataclasses import dataclass
 
 from penstock.recipe import Precision, Recipe
 
+WITHIN_BUDGET = "within the accuracy budget"
+"""The reason of a candidate that goes on, until there is a better one."""
 HOPELESS = 1.3
 """A candidate slower than the best accepted one by this factor at every length seen is not measured at length."""
 FINALIST_WITHIN = 1.25
@@ -25,8 +27,8 @@ class Timed:
 
 
 def hopeless(look: Mapping[int, float], best: Mapping[int, float]) -> bool:
-    """True when a first look shows a candidate far behind the best accepted one at every length that both were seen
-    at. Without a length in common nothing is known: not hopeless."""
+    """True when a first look (fastest runs, milliseconds by tokens) shows a candidate far behind the best accepted one
+    at every length that both were seen at. Without a length in common nothing is known: not hopeless."""
     common = look.keys() & best.keys()
     return bool(common) and all(look[tokens] > HOPELESS * best[tokens] for tokens in common)
 

@@ -35,6 +35,8 @@ class Script:
     build_seconds: float = 1.0
     fails: dict[str, WorkerFailed] = field(default_factory=dict)
     """By method."""
+    slow_looks: int = 0
+    """How many of the first timings are disturbed."""
     fails_after: int = 0
     """How many calls of a failing method succeed first."""
 
@@ -117,7 +119,8 @@ class FakeSession:
 
     def time(self, lengths: Sequence[int], *, seconds: float, timeout_seconds: float) -> dict[int, list[float]]:
         self._call("time", seconds * len(lengths), timeout_seconds)
-        return {tokens: [tokens / 8 / self.script.speed] * 3 for tokens in lengths}
+        disturbed = 10 if self.lab.count("time", self.recipe) <= self.script.slow_looks else 1
+        return {tokens: [tokens / 8 / self.script.speed * disturbed] * 3 for tokens in lengths}
 
     def wide_from(self, lengths: Sequence[int], *, timeout_seconds: float) -> int | None:
         self._call("wide_from", 1.0, timeout_seconds)

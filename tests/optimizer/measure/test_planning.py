@@ -12,11 +12,12 @@ from penstock.errors import OptimizationError
 from penstock.manifest import CandidateFacts, Outcome
 from penstock.recipe import Batching, Recipe
 from penstock_optimizer.budget import Budget
-from penstock_optimizer.conclusion import WITHIN_BUDGET, conclude, findings, plan_trials, speed_up
+from penstock_optimizer.conclusion import conclude, findings, plan_trials, speed_up
 from penstock_optimizer.isolation import Failure, WorkerFailed
 from penstock_optimizer.planning import Planner
 from penstock_optimizer.search.climb import Climbed, Step
 from penstock_optimizer.search.goal import Goal
+from penstock_optimizer.search.survivors import WITHIN_BUDGET
 from penstock_optimizer.search.trials import Trials
 from penstock_optimizer.tryout import TryOut
 from penstock_optimizer.workfolder import WorkFolder
