@@ -1,0 +1,33 @@
+"""docs/guard.md names every metric with the budget that the code holds it against."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import pytest
+
+from penstock.tasks import TaskName
+from penstock_optimizer.calibration import JUDGING_SAMPLES, STRATA
+from penstock_optimizer.guard.invariance import TOLERANCE
+from penstock_optimizer.guard.judge import DRAW, FEW
+from tests.optimizer.guard.test_judge import verdict
+
+PAGE = (Path(__file__).parents[3] / "docs" / "guard.md").read_text(encoding="utf-8")
+
+
+@pytest.mark.parametrize("task", TaskName)
+def test_every_metric_is_documented_with_its_budget(task: TaskName) -> None:
+    assert task.value in PAGE
+    for metric in verdict(task, lambda _, answer: answer).metrics:
+        side = "at least" if metric.higher_is_better else "at most"
+        budget = re.escape(f"{metric.budget:g}") + "0?"
+        assert re.search(rf"`{metric.name}`[^\n]*{side} {budget}\b", PAGE), f"{task.value}: {metric}"
+
+
+def test_the_numbers_of_the_text_are_those_of_the_code() -> None:
+    assert f"At most {JUDGING_SAMPLES} requests judge" in PAGE
+    assert [f"{share:.0%}".replace("%", " %") in PAGE for _, share in STRATA] == [True] * len(STRATA)
+    assert f"stay within {TOLERANCE:.0%}".replace("%", " %") in PAGE
+    assert f"with fewer than {FEW} requests" in PAGE
+    assert f"within {DRAW} of each other" in PAGE
