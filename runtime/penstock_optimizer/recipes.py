@@ -104,6 +104,8 @@ def _why_not(
         return f"{isa.value} has no native bf16: it would be emulated, slower than fp32"
     if recipe.engine is EngineName.OPENVINO and recipe.precision is not Precision.FP32 and isa is Isa.NEON:
         return "OpenVINO runs quantised graphs in floating point on Arm: nothing to gain"
+    if recipe.engine is EngineName.OPENVINO and recipe.precision is Precision.INT8_STATIC and isa is Isa.AVX2:
+        return "with AVX2 alone OpenVINO multiplies 8-bit integers more slowly than fp32"
     if recipe.precision is Precision.INT8_ROWWISE and not isa.has_int8_dot:
         return f"{isa.value} has no 8-bit dot product: OpenVINO quantises activations at run time only with one"
     return None

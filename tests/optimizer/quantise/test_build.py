@@ -34,7 +34,7 @@ SIZES = Sizes(width=128, layers=2, heads=4, inner=256, positions=64)
 EVERYTHING = (tuple(EngineName), tuple(Precision))
 MADE = {
     recipe.name: recipe
-    for isa in (Isa.AMX, Isa.AVX2)
+    for isa in (Isa.AMX, Isa.AVX512)
     for recipe in candidate_recipes(isa, *EVERYTHING).recipes
     if recipe != TEACHER
 }

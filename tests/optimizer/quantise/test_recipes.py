@@ -65,8 +65,9 @@ def test_bf16_is_for_processors_that_have_it() -> None:
     assert "no native bf16" in reasons["openvino int8-static bf16-rest compensated per-channel smooth"]
 
 
-def test_arm_gets_no_quantised_openvino() -> None:
-    assert [name for name in names(Isa.NEON) if name.startswith("openvino")] == ["openvino fp32"]
+@pytest.mark.parametrize("isa", [Isa.NEON, Isa.AVX2])
+def test_openvino_is_not_quantised_where_that_is_slower(isa: Isa) -> None:
+    assert [name for name in names(isa) if name.startswith("openvino")] == ["openvino fp32"]
 
 
 def test_what_the_endpoint_leaves_out_is_skipped_with_the_field_that_did_it() -> None:
