@@ -191,6 +191,10 @@ class Climber:
             reason = "could not be measured"
         else:
             reason = _reason(comparison)
+            if promoted and comparison.pairs == 1 and not (comparison.by_first and comparison.gain > CLEARLY_BETTER):
+                # The time was up: one pair is believed only when it says a lot.
+                promoted = False
+                reason = f"{reason}: too little to be sure"
             if promoted and not comparison.by_first and anchor != incumbent and self._lost_ground(challenger, anchor):
                 promoted = False
                 reason = f"{reason}, but slower than an earlier plan by the first criterion"

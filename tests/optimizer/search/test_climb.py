@@ -105,6 +105,15 @@ def test_when_the_time_is_up_the_best_so_far_wins() -> None:
     assert len(model.measured) < 16
 
 
+def test_a_small_gain_that_was_seen_once_promotes_nothing() -> None:
+    """The time is up after the first pair of INT8, which is 8 % faster."""
+    model = CostModel(speed={FP32: 1.0, INT8: 1.08, STATIC: 1.0})
+    climbed = Climber(LATENCY, model, time_left=lambda: len(model.measured) < 1).search(start(), limits)
+
+    assert climbed.plan.recipe == FP32
+    assert climbed.steps[0].reason == "7% better by lone latency (seen once): too little to be sure"
+
+
 def test_a_climb_that_was_cut_goes_on_from_its_trials(tmp_path: Path) -> None:
     path = tmp_path / "trials.jsonl"
     whole = CostModel()
