@@ -54,7 +54,7 @@ system: ## Debian packages that the tests use: a real browser
 
 .PHONY: test
 test: system check ## Everything that CI runs
-	@$(BIN)/python -m pytest -m "not extended"
+	@$(BIN)/python -m pytest -m "not extended" -n 2 --dist loadfile
 
 .PHONY: test-all
 test-all: system check ## The tests that take much longer, too

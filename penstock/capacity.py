@@ -55,7 +55,9 @@ class CapacityCurve(BaseModel):
         for point in sorted(self.points, key=lambda point: point.arrivals_per_second):
             if not point.meets(p95_milliseconds):
                 rise = point.p95_milliseconds - last.p95_milliseconds if last is not None else 0.0
-                if last is not None and point.refused_share == 0 and point.p95_milliseconds > p95_milliseconds:
+                # Between the two the latency can be interpolated, as long as latency is all that is wrong with it.
+                only_late = point.meets(point.p95_milliseconds) and point.p95_milliseconds > p95_milliseconds
+                if last is not None and only_late:
                     share = (p95_milliseconds - last.p95_milliseconds) / rise
                     best = last.arrivals_per_second + share * (point.arrivals_per_second - last.arrivals_per_second)
                 break

@@ -107,10 +107,10 @@ def test_a_plan_is_sampled_alone_and_at_saturation() -> None:
     predictor = FakePredictor(cores=2)
     sample = asyncio.run(sample_plan(predictor, requests([0.002] * 18 + [0.02] * 2)))
 
-    assert 2 <= sample.p50_milliseconds < 4
-    assert 20 <= sample.p95_milliseconds < 30
+    # A sleep may last longer than asked for on a busy machine, never shorter: only the near ends are sharp.
+    assert 2 <= sample.p50_milliseconds < 20 <= sample.p95_milliseconds
     # 20 requests take 76 ms of one core, and there are two.
-    assert sample.requests_per_second == pytest.approx(2 * 20 / 0.076, rel=0.3)
+    assert 20 / 0.076 / 2 < sample.requests_per_second < 1.3 * 2 * 20 / 0.076
     assert sample.loaded_p95_milliseconds is None
     assert predictor.most_waiting >= measure.OUTSTANDING
 
