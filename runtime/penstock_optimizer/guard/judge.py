@@ -50,6 +50,10 @@ MIN_ENTITY_F1 = 0.95
 MIN_SPAN_F1 = 0.93
 MIN_TOP_K_OVERLAP = 0.85
 """Fill-mask: the mean share of the best tokens that stay among the best."""
+SCORE_CHANGE = 0.2
+"""Regression: of the spread of the scores over the texts."""
+UNSHARED = 0.01
+"""Scores of a text whose sum is this far from 1 are not shares of one whole."""
 FEW = 60
 """Samples: with fewer, the verdict says so."""
 
@@ -196,8 +200,11 @@ def _classification(case: _Case) -> tuple[Metric, ...]:
         for before, after in case.answers()
         for one, other in zip(_nested(before), _nested(after), strict=True)
     ]
-    if all(len(before) == 1 for before, _ in pairs):
-        return _one_score(case, [(next(iter(a.values())), next(iter(b.values()))) for a, b in pairs])
+    values = [value for before, _ in pairs for value in before.values()]
+    if all(len(before) == 1 for before, _ in pairs) or min(values) < 0 or max(values) > 1:
+        return _scores(case, pairs)
+    if any(abs(sum(before.values()) - 1) > UNSHARED for before, _ in pairs):
+        return _independent(pairs, case.agreement)
     return _distributions(pairs, case.agreement)
 
 
@@ -221,16 +228,37 @@ def _distributions(pairs: Sequence[tuple[dict[str, float], dict[str, float]]], b
     )
 
 
-def _one_score(case: _Case, pairs: Sequence[tuple[float, float]]) -> tuple[Metric, ...]:
-    """A single score a text (regression, or yes and no): its change in units of its own spread, and the order."""
-    before, after = np.array([a for a, _ in pairs]), np.array([b for _, b in pairs])
-    spread = float(before.std()) or 1.0
-    changes = np.abs(after - before)
-    hits = (changes <= np.maximum(0.2 * spread, DRAW)).tolist()
+def _independent(pairs: Sequence[tuple[dict[str, float], dict[str, float]]], budget: float) -> tuple[Metric, ...]:
+    """Several labels may be true at once: each is true or not on its own."""
+    hits = [
+        (before[label] >= 0.5) == (after[label] >= 0.5) or abs(before[label] - 0.5) <= DRAW / 2
+        for before, after in pairs
+        for label in before
+    ]
+    divergences = [
+        agreement.divergence(
+            {"yes": before[label], "no": 1 - before[label]}, {"yes": after[label], "no": 1 - after[label]}
+        )
+        for before, after in pairs
+        for label in before
+    ]
     return (
-        _share("score_agreement", hits, case.agreement),
-        _least("kendall_tau", agreement.kendall_tau(before.tolist(), after.tolist()), MIN_TAU),
+        _share("label_agreement", hits, budget),
+        _most("mean_divergence", float(np.mean(divergences)), MAX_DIVERGENCE),
     )
+
+
+def _scores(case: _Case, pairs: Sequence[tuple[dict[str, float], dict[str, float]]]) -> tuple[Metric, ...]:
+    """Scores that are no shares (regression, or a single yes or no): their changes in units of the spread of their
+    label over the texts, and the order of the texts."""
+    hits: list[bool] = []
+    taus = []
+    for label in pairs[0][0]:
+        before, after = (np.array([both[side][label] for both in pairs]) for side in (0, 1))
+        allowed = max(SCORE_CHANGE * float(before.std()), DRAW)
+        hits += (np.abs(after - before) <= allowed).tolist()
+        taus.append(agreement.kendall_tau(before.tolist(), after.tolist()))
+    return (_share("score_agreement", hits, case.agreement), _least("kendall_tau", min(taus), MIN_TAU))
 
 
 def _tokens(case: _Case) -> tuple[Metric, ...]:

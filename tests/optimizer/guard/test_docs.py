@@ -25,6 +25,11 @@ def test_every_metric_is_documented_with_its_budget(task: TaskName) -> None:
         assert re.search(rf"`{metric.name}`[^\n]*{side} {budget}\b", PAGE), f"{task.value}: {metric}"
 
 
+@pytest.mark.parametrize("name", ["label_agreement", "score_agreement", "kendall_tau", "entity_f1"])
+def test_metrics_of_special_cases_are_documented(name: str) -> None:
+    assert f"`{name}`" in PAGE
+
+
 def test_the_numbers_of_the_text_are_those_of_the_code() -> None:
     assert f"At most {JUDGING_SAMPLES} requests judge" in PAGE
     assert [f"{share:.0%}".replace("%", " %") in PAGE for _, share in STRATA] == [True] * len(STRATA)

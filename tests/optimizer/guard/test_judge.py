@@ -261,6 +261,37 @@ def test_a_single_score_is_judged_by_its_change_and_its_order() -> None:
     assert metric(found, "kendall_tau").value == pytest.approx(-1)
 
 
+def independent(*scores: float) -> Observed:
+    return Observed([[{"label": f"L{index}", "score": score} for index, score in enumerate(scores)]])
+
+
+def test_labels_that_may_all_be_true_are_judged_one_by_one() -> None:
+    before = [independent(0.9, 0.8, 0.1)] * 50
+
+    def judged(*scores: float) -> Verdict:
+        return judge(TaskName.TEXT_CLASSIFICATION, before, [independent(*scores)] * 50, AccuracyBudget())
+
+    assert judged(0.88, 0.81, 0.12).passed
+    found = judged(0.9, 0.4, 0.1)
+    assert not found.passed
+    assert metric(found, "label_agreement").value == pytest.approx(2 / 3)
+
+
+def test_a_label_on_the_fence_may_fall_to_either_side() -> None:
+    found = judge(TaskName.TEXT_CLASSIFICATION, [independent(0.9, 0.505)], [independent(0.9, 0.495)], AccuracyBudget())
+
+    assert metric(found, "label_agreement").value == 1
+
+
+def test_several_regressions_are_each_judged_by_their_own_spread() -> None:
+    before = [independent(index / 10, 100.0 * index) for index in range(50)]
+    near = [independent(index / 10, 100.0 * index + 5) for index in range(50)]
+    far = [independent(index / 10 + 5, 100.0 * index) for index in range(50)]
+
+    assert judge(TaskName.TEXT_CLASSIFICATION, before, near, AccuracyBudget()).passed
+    assert metric(judge(TaskName.TEXT_CLASSIFICATION, before, far, AccuracyBudget()), "score_agreement").value == 0.5
+
+
 def test_texts_without_entities_are_judged_by_their_tokens_alone() -> None:
     answer = [{"entity": "O", "score": 1.0, "index": 0, "word": "x", "start": 0, "end": 1}]
     some = [Observed(answer)] * 80
