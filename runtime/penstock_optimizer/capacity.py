@@ -198,11 +198,14 @@ def _first_line(process: subprocess.Popen[bytes], seconds: float) -> bytes:
     """The line that says that it is ready; empty when it ended or took too long."""
     assert process.stdout is not None  # noqa: S101 - a pipe
     end = time.monotonic() + seconds
-    while (left := end - time.monotonic()) > 0:
-        if select.select([process.stdout], [], [], min(left, 1.0))[0]:
-            return process.stdout.readline()
-        if process.poll() is not None:
+    line = b""
+    while not line and (left := end - time.monotonic()) > 0:
+        if not select.select([process.stdout], [], [], left)[0]:
             break
-    with contextlib.suppress(subprocess.TimeoutExpired):
-        process.wait(0.1)
-    return b""
+        line = process.stdout.readline()
+        if not line:
+            # The end of its output comes a moment before its own.
+            with contextlib.suppress(subprocess.TimeoutExpired):
+                process.wait(STOP_SECONDS)
+            break
+    return line
