@@ -84,10 +84,6 @@ class LinearGraph:
             self.model.graph.initializer.append(self._constants[name])
         return name
 
-    def has_constant(self, name: str) -> bool:
-        """True when there is such a constant."""
-        return name in self._constants
-
     def producer(self, value: str) -> Any | None:
         """The node that computes a value; None for inputs and constants."""
         return self._producers.get(value)

@@ -75,6 +75,30 @@ def attention(heads: int = 4, **attributes: Any) -> onnx.ModelProto:
     )  # fmt: skip
 
 
+def watched_attention() -> onnx.ModelProto:
+    """An attention whose context something else reads as well."""
+    graph = attention()
+    graph.graph.node.append(helper.make_node("Relu", ["context"], ["also"], "also"))
+    graph.graph.output.append(helper.make_tensor_value_info("also", TensorProto.FLOAT, None))
+    return graph
+
+
+def shown_attention() -> onnx.ModelProto:
+    """An attention whose context is an output of the graph."""
+    graph = attention()
+    graph.graph.output.append(helper.make_tensor_value_info("context", TensorProto.FLOAT, None))
+    return graph
+
+
+def shared_attention() -> onnx.ModelProto:
+    """Two attentions of one weight, and an output projection for one of them."""
+    graph = attention()
+    inputs = ["y", "qkv", "qkv.bias"]
+    graph.graph.node.append(helper.make_node("Attention", inputs, ["z"], "again", domain=MICROSOFT, num_heads=4))
+    graph.graph.output.append(helper.make_tensor_value_info("z", TensorProto.FLOAT, None))
+    return graph
+
+
 def tied() -> onnx.ModelProto:
     """Two layers of one weight (as ALBERT has them)."""
     return model(

@@ -110,6 +110,16 @@ def test_an_attention_divides_its_context_by_itself(tmp_path: Path) -> None:
     assert operators["Mul"] == 1
 
 
+@pytest.mark.parametrize("maker", [graphs.watched_attention, graphs.shown_attention, graphs.shared_attention])
+def test_an_attention_does_not_divide_what_others_read(maker: Maker, tmp_path: Path) -> None:
+    style = Style(static=True, smoothing=0.7, compensated=True)
+
+    plain, path, operators = quantised(maker, style, IntegerWriter(), tmp_path)
+
+    assert operators["Mul"] == 2 + (maker is graphs.shared_attention)
+    assert error(plain, path) < 5e-3
+
+
 def test_a_tied_weight_is_stored_once(tmp_path: Path) -> None:
     _, path, operators = quantised(graphs.tied, Style(static=True, smoothing=0.7), IntegerWriter(), tmp_path)
 
