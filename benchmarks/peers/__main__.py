@@ -188,7 +188,7 @@ def main(
         for cell in [cell for group in groups or GROUPS for cell in GROUPS[group]]:
             figures = measure_cell(cell, servers, peers, client, seconds=seconds, rounds=rounds)
             same = [peer.name for peer in chosen if peer.shape is EMBED and not peer.needs]
-            found += aims(cell, figures, ours=OURS, same_graph=same)
+            found += aims(cell, figures, ours=OURS, same_graph=same, cores=cores)
             standings += [Standing(cell=cell, server=name, figures=one) for name, one in figures.items()]
             line = ", ".join(f"{name} {one.per_second:.1f}" for name, one in figures.items())
             click.echo(f"measured  {cell.name}: {line} requests/s")

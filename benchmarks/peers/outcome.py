@@ -16,6 +16,8 @@ from penstock_optimizer.bench.figures import Figures
 from penstock_optimizer.bench.tables import markdown_table
 from penstock_optimizer.guard.judge import MIN_COSINE, P1_COSINE
 
+WORDS = {True: "pass", False: "FAIL", None: "not judged"}
+
 
 @dataclass(frozen=True)
 class Standing:
@@ -118,7 +120,7 @@ def to_markdown(outcome: Outcome) -> str:
                 f"## {group.capitalize()}: requests/s (p50 / p95 ms) [cores used]\n\n" + _speeds(outcome, measured)
             )
     if outcome.aims:
-        rows = [[aim.cell, aim.peer, "pass" if aim.passed else "FAIL", aim.text] for aim in outcome.aims]
+        rows = [[aim.cell, aim.peer, WORDS[aim.passed], aim.text] for aim in outcome.aims]
         parts.append("## Aims\n\n" + markdown_table(("cell", "against", "", "reached"), rows))
     return "\n\n".join(parts)
 

@@ -107,13 +107,24 @@ def test_cells_are_those_that_are_aimed_at() -> None:
     ],
 )
 def test_aims(cell: Cell, ours: Figures, theirs: Figures, passed: list[bool]) -> None:
-    found = aims(cell, {"penstock": ours, "tei": theirs}, ours="penstock", same_graph=("tei",))
+    found = aims(cell, {"penstock": ours, "tei": theirs}, ours="penstock", same_graph=("tei",), cores=2)
 
     assert [aim.passed for aim in found] == passed
 
 
+def test_nothing_is_judged_on_a_busy_machine() -> None:
+    busy = figures(100).model_copy(update={"foreign_cores": 1.0})
+
+    (aim,) = aims(Cell(16, 32), {"penstock": busy, "tei": figures(10)}, ours="penstock", same_graph=(), cores=2)
+
+    assert aim.passed is None
+    assert aim.text == "10.00x the rate (ahead asked); others took 50% of the CPUs"
+
+
 def test_one_client_is_held_against_servers_with_our_graph_alone() -> None:
-    found = aims(Cell(1, 128), {"penstock": figures(10), "other": figures(99)}, ours="penstock", same_graph=("tei",))
+    found = aims(
+        Cell(1, 128), {"penstock": figures(10), "other": figures(99)}, ours="penstock", same_graph=("tei",), cores=2
+    )
 
     assert found == []
 
@@ -121,7 +132,9 @@ def test_one_client_is_held_against_servers_with_our_graph_alone() -> None:
 def test_a_server_of_ours_that_answers_nothing_has_failed() -> None:
     silent = Figures.of([CellResult(seconds=1)])
 
-    assert [aim.passed for aim in aims(Cell(1, 8), {"penstock": silent}, ours="penstock", same_graph=())] == [False]
+    assert [aim.passed for aim in aims(Cell(1, 8), {"penstock": silent}, ours="penstock", same_graph=(), cores=2)] == [
+        False
+    ]
 
 
 def test_cosines() -> None:
@@ -171,7 +184,13 @@ def outcome() -> Outcome:
                 TRAFFIC[0], "broken", Figures.of([CellResult(seconds=1, failures={"500": 3}, first_failure="500")])
             ),
         ],
-        aims=aims(TRAFFIC[0], {"penstock": figures(100, 20), "fast": figures(120, 20)}, ours="penstock", same_graph=()),
+        aims=aims(
+            TRAFFIC[0],
+            {"penstock": figures(100, 20), "fast": figures(120, 20)},
+            ours="penstock",
+            same_graph=(),
+            cores=2,
+        ),
     )
 
 
