@@ -17,8 +17,8 @@ IR_VERSION = 8
 """The one that belongs to opset 17."""
 MICROSOFT = "com.microsoft"
 """The domain of ONNX Runtime's fused operators; OpenVINO reads those used here."""
-SINGLE_FILE_BYTES = 1_500_000_000
-"""Larger weights stand in `model.onnx.data` beside the graph: protobuf ends at 2 GB."""
+SINGLE_FILE_BYTES = 1_000_000_000
+"""Larger weights stand in `model.onnx.data` beside the graph: protobuf ends at 2 GB, and copies what it writes."""
 SMALL_BYTES = 1024
 """Shapes and indices stay in the graph all the same: shape inference wants to see them."""
 PAGE_BYTES = 4096
@@ -109,7 +109,10 @@ class Graph:
         return fused_nodes(self._nodes)
 
     def save(self, path: Path) -> None:
-        """Write the graph, its weights within the file or, when they are large, beside it as `<name>.data`."""
+        """Write the graph, its weights within the file or, when they are large, beside it as `<name>.data`.
+
+        Once: each weight is let go as soon as it is written, so that a model is not held three times over.
+        """
         graph = helper.make_graph(self._nodes, self.name, self._inputs, self._outputs, value_info=self._typed)
         model = helper.make_model(
             graph,
@@ -122,13 +125,15 @@ class Graph:
             self._write_beside(beside, model.graph)
         else:
             beside.unlink(missing_ok=True)  # of an earlier graph
-            for name, array in self._constants.items():
+            for name in list(self._constants):
+                array = self._constants.pop(name)
                 _add_tensor(model.graph, name, array).raw_data = array.tobytes()
         path.write_bytes(model.SerializeToString())
 
     def _write_beside(self, path: Path, graph: Any) -> None:
         with path.open("wb") as stream:
-            for name, array in self._constants.items():
+            for name in list(self._constants):
+                array = self._constants.pop(name)
                 tensor = _add_tensor(graph, name, array)
                 if array.nbytes < SMALL_BYTES:
                     tensor.raw_data = array.tobytes()
