@@ -94,13 +94,13 @@ def command_help() -> str:
     pages = []
     for name in ["", *COMMANDS]:
         widths: dict[str, Any] = {"max_content_width": 100, "terminal_width": 100}
-        context = click.Context(cli, info_name="penstock", **(cli.context_settings | widths))
+        context = click.Context(cli, info_name="penstock", **{**cli.context_settings, **widths})
         command: click.Command = cli
         if name:
             found = cli.get_command(context, name)
             assert found is not None, name  # noqa: S101 - COMMANDS and the modules belong together
             command = found
-            context = click.Context(command, info_name=name, parent=context, **(command.context_settings | widths))
+            context = click.Context(command, info_name=name, parent=context, **{**command.context_settings, **widths})
         title = f"penstock {name}".strip()
         pages.append(f"## {title}\n\n```\n{command.get_help(context)}\n```")
     return "\n\n".join(pages)
