@@ -1,0 +1,65 @@
+"""Names of everything that the operator writes: labels, annotations, object names. The same input, the same name."""
+
+from __future__ import annotations
+
+import hashlib
+
+GROUP = "penstock.dev"
+API_VERSION = f"{GROUP}/v1alpha1"
+FIELD_MANAGER = "penstock-operator"
+
+NAME = "app.kubernetes.io/name"
+INSTANCE = "app.kubernetes.io/instance"
+MANAGED_BY = "app.kubernetes.io/managed-by"
+ENDPOINT = f"{GROUP}/endpoint"
+OPTIMIZED_MODEL = f"{GROUP}/optimized-model"
+ATTEMPT = f"{GROUP}/attempt"
+"""Label of a Job and its pod: which run it is, from 1."""
+ARTEFACT = f"{GROUP}/artefact"
+"""Annotation of runtime pods: the digest that they serve. Too long for a label."""
+TEMPLATE_HASH = f"{GROUP}/template-hash"
+"""Annotation of runtime pods: the hash of the template as the operator wrote it."""
+
+RUNTIME = "penstock-runtime"
+OPTIMIZER = "penstock-optimizer"
+MANAGER = "penstock"
+CONTAINER = "penstock"
+"""The name of the one container of every pod."""
+HTTP_PORT = 8080
+SERVICE_PORT = 80
+
+LABEL_LIMIT = 63
+
+
+def shortened(name: str, *, suffix: str = "") -> str:
+    """`name` and `suffix` within the 63 characters of a DNS label; a cut name ends in a digest of the whole."""
+    if len(name) + len(suffix) <= LABEL_LIMIT:
+        return f"{name}{suffix}"
+    digest = hashlib.sha256(name.encode()).hexdigest()[:8]
+    return f"{name[: LABEL_LIMIT - len(suffix) - 9].rstrip('-.')}-{digest}{suffix}"
+
+
+def runtime_selector(endpoint: str) -> dict[str, str]:
+    """What chooses the runtime pods of an endpoint: never changes, as a Deployment's selector may not."""
+    return {NAME: RUNTIME, ENDPOINT: endpoint}
+
+
+def runtime_labels(endpoint: str) -> dict[str, str]:
+    """Labels of an endpoint's objects."""
+    return {**runtime_selector(endpoint), INSTANCE: endpoint, MANAGED_BY: MANAGER}
+
+
+def job_labels(optimized_model: str, attempt: int) -> dict[str, str]:
+    """Labels of an optimisation job and its pod."""
+    return {
+        NAME: OPTIMIZER,
+        INSTANCE: optimized_model,
+        MANAGED_BY: MANAGER,
+        OPTIMIZED_MODEL: optimized_model,
+        ATTEMPT: str(attempt),
+    }
+
+
+def job_name(optimized_model: str, attempt: int) -> str:
+    """The name of the job of this run."""
+    return shortened(optimized_model, suffix=f"-{attempt}")
