@@ -12,8 +12,16 @@
     ├── SettingError              a setting of a process is wrong (field)
     ├── MissingPackage            an optional package is needed and not installed
     ├── ArtefactError             an artefact is incomplete or altered, or was made for another machine
+    │   └── ArtefactNotFound      the store has none of this digest
+    ├── StoreError                the artefact store cannot be used as it is set
+    │   ├── StoreAccessDenied     it wants (other) credentials or permissions
+    │   └── StoreUnavailable      it does not answer at the moment (temporary)
     ├── HostError                 this machine cannot do it (memory, cores, instruction set)
-    └── OptimizationError         no candidate may be served
+    │   ├── OutOfDisk             a volume or the node's disk is full (temporary: another node may have room)
+    │   └── OutOfMemory           the memory limit was hit
+    ├── OptimizationError         no candidate may be served
+    │   └── NoCandidateWithinBudget  `whenNoCandidate: Fail`, and none kept the accuracy budget
+    └── Interrupted               it was told to end before it was through (temporary)
 
 `temporary` tells what may pass by itself (try again later) from what somebody has to put right first.
 Each carries a remedy: one sentence that says what to do next. The command line prints `error: message. remedy`.
@@ -106,9 +114,47 @@ class ArtefactError(PenstockError):
     """An artefact is incomplete or altered, or was made for another machine."""
 
 
+class ArtefactNotFound(ArtefactError):
+    """The store has no artefact of this digest, or only a part of one."""
+
+
+class StoreError(PenstockError):
+    """The artefact store cannot be used as it is set: its address, its settings, what it allows."""
+
+
+class StoreAccessDenied(StoreError):
+    """The store wants credentials, or other ones; a volume has other permissions."""
+
+
+class StoreUnavailable(StoreError):
+    """The store does not answer, is overloaded, or broke off: trying again later may help."""
+
+    temporary = True
+
+
 class HostError(PenstockError):
     """This machine cannot do what is asked: memory, cores or instruction set."""
 
 
+class OutOfDisk(HostError):
+    """No space is left where something is written. Another node may have room, and this one may be cleared."""
+
+    temporary = True
+
+
+class OutOfMemory(HostError):
+    """The memory limit was hit. The same limit would be hit again."""
+
+
 class OptimizationError(PenstockError):
     """No candidate may be served."""
+
+
+class NoCandidateWithinBudget(OptimizationError):
+    """`whenNoCandidate: Fail` was asked for, and every candidate's answers moved too far."""
+
+
+class Interrupted(PenstockError):
+    """The process was told to end (eviction, deletion, a node that is drained) before it was through."""
+
+    temporary = True

@@ -29,8 +29,8 @@ from penstock_runtime.models import safety
 from penstock_runtime.models.hub_records import Records
 from penstock_runtime.models.json_files import read_object
 from penstock_runtime.models.progress import OnProgress, Progress
-from penstock_runtime.models.retries import Retries
 from penstock_runtime.models.selection import GRAPHS, choose_files
+from penstock_runtime.retries import Retries
 
 T = TypeVar("T")
 

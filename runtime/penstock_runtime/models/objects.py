@@ -32,8 +32,8 @@ from penstock.errors import (
 from penstock.source import ModelSource, Scheme
 from penstock_runtime.models import safety
 from penstock_runtime.models.progress import OnProgress, Progress
-from penstock_runtime.models.retries import Retries
 from penstock_runtime.models.selection import FOLDER, GRAPHS, choose_files
+from penstock_runtime.retries import Retries
 
 CHUNK_BYTES = 16 * 2**20
 """Fetched at once: what is lost at most when a connection breaks, and held in memory."""

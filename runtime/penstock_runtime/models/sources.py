@@ -12,7 +12,7 @@ from penstock_runtime.models.folder import ModelFolder
 from penstock_runtime.models.hub import HubFetch
 from penstock_runtime.models.objects import ObjectFetch, open_filesystem
 from penstock_runtime.models.progress import OnProgress, ignore
-from penstock_runtime.models.retries import DEFAULT_RETRIES, Retries
+from penstock_runtime.retries import DEFAULT_RETRIES, Retries
 
 PVC_ROOT_VARIABLE = "PENSTOCK_PVC_ROOT"
 DEFAULT_PVC_ROOT = "/var/run/penstock/claims"

@@ -26,7 +26,7 @@ from penstock_runtime.models import objects
 from penstock_runtime.models.folder import ModelFolder
 from penstock_runtime.models.objects import ObjectFetch, object_error, open_filesystem
 from penstock_runtime.models.progress import Progress, ignore
-from penstock_runtime.models.retries import Retries
+from penstock_runtime.retries import Retries
 from tests.runtime.models.folders import bare_folder, model_folder, write_onnx, write_pickle
 
 fsspec = pytest.importorskip("fsspec")

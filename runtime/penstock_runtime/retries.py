@@ -8,7 +8,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TypeVar
 
-from penstock.errors import ModelUnavailable
+from penstock.errors import PenstockError
 
 T = TypeVar("T")
 
@@ -27,13 +27,15 @@ class Retries:
     sleep: Callable[[float], None] = time.sleep
 
     def run(self, action: Callable[[], T]) -> T:
-        """Call until it succeeds; what is not a ModelUnavailable, and the last one of these, is passed on."""
+        """Call until it succeeds; what is not temporary, and the last of what is, is passed on."""
         wait = self.first_wait_seconds
         for _ in range(self.attempts - 1):
             try:
                 return action()
-            except ModelUnavailable as error:
-                asked = error.retry_after_seconds
+            except PenstockError as error:
+                if not error.temporary:
+                    raise
+                asked = getattr(error, "retry_after_seconds", None)
             shortened = wait * random.uniform(0.5, 1.0)  # noqa: S311 - spreads load, guards nothing
             self.sleep(min(asked if asked is not None else shortened, self.longest_wait_seconds))
             wait = min(2 * wait, self.longest_wait_seconds)
