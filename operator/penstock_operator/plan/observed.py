@@ -75,8 +75,8 @@ class PodFacts:
     unschedulable: str = ""
     """The scheduler's message while it finds no node."""
     disruption: str = ""
-    """Reason of the DisruptionTarget condition: `PreemptionByScheduler`, `EvictionByEvictionAPI`, `TerminationByKubelet`,
-    `DeletionByTaintManager`."""
+    """Reason of the DisruptionTarget condition: `PreemptionByScheduler`, `EvictionByEvictionAPI`,
+    `TerminationByKubelet`, `DeletionByTaintManager`."""
     container: ContainerFacts = ContainerFacts()
     owner: str = ""
     """The name of the controlling ReplicaSet or Job."""
@@ -233,7 +233,7 @@ class JobFacts:
     created: datetime | None = None
     complete: bool = False
     failed: str = ""
-    """Reason of the Failed condition: `DeadlineExceeded`, `BackoffLimitExceeded`, `PodFailurePolicy`; empty: not failed."""
+    """Reason of the Failed condition: `DeadlineExceeded`, `BackoffLimitExceeded`; empty: not failed."""
     failed_message: str = ""
     ended: datetime | None = None
     """When it completed or failed."""
@@ -320,7 +320,7 @@ class DeploymentFacts:
     ready: int = 0
     available: int = 0
     progressing: str = ""
-    """Reason of the Progressing condition: `NewReplicaSetAvailable`, `ReplicaSetUpdated`, `ProgressDeadlineExceeded`."""
+    """Reason of the Progressing condition: `NewReplicaSetAvailable`, `ProgressDeadlineExceeded` ..."""
     failure: str = ""
     """Message of the ReplicaFailure condition (quota, admission); empty: none."""
     deleting: bool = False
@@ -384,7 +384,7 @@ class ReplicaSetFacts:
 
 @dataclass(frozen=True)
 class Neighbour:
-    """Another runtime pod of ours, of whatever endpoint and namespace, that shares a node with one of this endpoint's."""
+    """A runtime pod of another endpoint, of whatever namespace, on the node of one of this endpoint's."""
 
     name: str
     namespace: str
@@ -431,8 +431,8 @@ class Observed:
     neighbours: tuple[Neighbour, ...] = ()
     present: frozenset[Ref] = frozenset()
     """Which objects of ours exist: only these are ever deleted."""
-    workload_texts: tuple[str, ...] | None = None
-    """The texts of `workload.textsFrom`; None: there is no such ConfigMap or key."""
+    workload_texts: str | None = None
+    """The value of `workload.textsFrom`, one text on each line; None: there is no such ConfigMap or key."""
     nodes: tuple[Json, ...] = ()
     """Node objects as the API has them (labels, taints, unschedulable, allocatable suffice)."""
     scale: Scale | None = None

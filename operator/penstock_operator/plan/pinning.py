@@ -1,0 +1,123 @@
+"""Whether the runtime pods own their cores: judged from what they report, never from what was asked for.
+
+A kubelet without static CPU management accepts the same pod and lets it share; nothing in the API tells. So each pod
+says where the kernel lets it run, and here that is held against what it should have: as many CPUs as it asked for,
+whole cores, nobody else of ours on them, no quota that cuts into them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+
+from penstock_operator.plan.observed import Neighbour, RuntimePod
+
+REMEDY = (
+    "run the nodes of this class with cpuManagerPolicy: static and the full-pcpus-only option, then delete the pod "
+    "(docs/pinning.md)"
+)
+
+
+@dataclass(frozen=True)
+class PinVerdict:
+    """What is known of one pod."""
+
+    pod: str
+    node: str
+    pinned: bool | None
+    """None: it has not said yet."""
+    reason: str = ""
+    """CamelCase; empty when pinned."""
+    message: str = ""
+    """Why it is not, or why it is not known, in plain words."""
+    wrong_isa: str = ""
+    """Why the node cannot serve this plan; empty when it can."""
+
+
+def judge(
+    pods: Iterable[RuntimePod], *, cpus: int, isas: Iterable[str] = (), neighbours: Iterable[Neighbour] = ()
+) -> tuple[PinVerdict, ...]:
+    """A verdict on each pod, in their order.
+
+    `cpus` is what each has to own: cores x threads per core. `isas` are the instruction sets that the class promises;
+    none: any. `neighbours` are pods of other endpoints; those of this one are compared with each other anyway.
+    """
+    judged = tuple(pods)
+    others = [(entry.node, entry.name, frozenset(entry.cpus)) for entry in neighbours]
+    others += [
+        (entry.pod.node, entry.pod.name, frozenset(entry.report.cpus)) for entry in judged if entry.report is not None
+    ]
+    promised = tuple(isas)
+    return tuple(_judge(entry, cpus, promised, others) for entry in judged)
+
+
+def _judge(
+    entry: RuntimePod, cpus: int, isas: Sequence[str], others: Iterable[tuple[str, str, frozenset[int]]]
+) -> PinVerdict:
+    pod, report = entry.pod, entry.report
+    if pod.qos and pod.qos != "Guaranteed":
+        # Said before anything is reported: without it the kubelet never gives cores of its own.
+        return PinVerdict(
+            pod.name,
+            pod.node,
+            pinned=False,
+            reason="NotGuaranteed",
+            message=f"its QoS class is {pod.qos}: something (a LimitRange, a sidecar injector) changed its resources; "
+            "exempt pods with the label app.kubernetes.io/name=penstock-runtime from it",
+        )
+    if report is None:
+        why = entry.report_problem or "it has not started to serve yet"
+        return PinVerdict(pod.name, pod.node, pinned=None, reason="NotReported", message=why)
+    wrong = _wrong_isa(report.isa, report.measured_isa, isas)
+    own = frozenset(report.cpus)
+
+    def no(reason: str, message: str) -> PinVerdict:
+        return PinVerdict(pod.name, pod.node, pinned=False, reason=reason, message=message, wrong_isa=wrong)
+
+    if len(own) > cpus:
+        return no(
+            "SharedCores",
+            f"it may run on CPUs {spoken(own)}, more than its {_cpus(cpus)}: these are the shared CPUs of the node, "
+            f"not its own; {REMEDY}",
+        )
+    if len(own) < cpus:
+        return no(
+            "TooFewCores",
+            f"it may run on {_cpus(len(own))} ({spoken(own)}) of the {_cpus(cpus)} that it asked for; delete the pod, "
+            "and look at the kubelet's log if it comes back so",
+        )
+    for node, name, theirs in others:
+        if node == pod.node and name != pod.name and own & theirs:
+            return no("SharedCores", f"it shares CPUs {spoken(own & theirs)} with the pod {name}; {REMEDY}")
+    if report.quota is not None and report.quota + 1e-6 < cpus:
+        return no(
+            "Throttled",
+            f"a quota of {report.quota:g} CPUs stops its {_cpus(cpus)} now and then; use Kubernetes 1.33 or later, or "
+            "cpuCFSQuota: false on the nodes of this class",
+        )
+    if not report.pinned:
+        return no("NotWholeCores", f"{'; '.join(report.findings) or 'it does not own whole cores'}; {REMEDY}")
+    return PinVerdict(pod.name, pod.node, pinned=True, wrong_isa=wrong)
+
+
+def _wrong_isa(found: str, measured: str, promised: Sequence[str]) -> str:
+    if measured and found and measured != found:
+        return f"it is {found}, and the plan was measured and judged on {measured}"
+    if promised and found and found not in promised:
+        return f"it is {found}, and the hardware class promises {' or '.join(promised)}"
+    return ""
+
+
+def spoken(cpus: Iterable[int]) -> str:
+    """CPU numbers as the kernel writes them, such as `0-3,8`."""
+    parts: list[list[int]] = []
+    for cpu in sorted(set(cpus)):
+        if parts and cpu == parts[-1][-1] + 1:
+            parts[-1].append(cpu)
+        else:
+            parts.append([cpu])
+    return ",".join(f"{run[0]}-{run[-1]}" if len(run) > 1 else str(run[0]) for run in parts) or "none"
+
+
+def _cpus(count: int) -> str:
+    return "1 CPU" if count == 1 else f"{count} CPUs"
