@@ -8,7 +8,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TypeVar
 
-from penstock.errors import PenstockError
+from penstock.errors import HostError, PenstockError
 
 T = TypeVar("T")
 
@@ -33,7 +33,8 @@ class Retries:
             try:
                 return action()
             except PenstockError as error:
-                if not error.temporary:
+                # A disk that is full may be cleared some day, but not while this waits.
+                if not error.temporary or isinstance(error, HostError):
                     raise
                 asked = getattr(error, "retry_after_seconds", None)
             shortened = wait * random.uniform(0.5, 1.0)  # noqa: S311 - spreads load, guards nothing

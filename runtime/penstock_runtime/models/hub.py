@@ -6,7 +6,6 @@ whether a cached copy is whole is decided here. Works with versions from 0.30 up
 
 from __future__ import annotations
 
-import errno
 import os
 import re
 from collections.abc import Callable, Mapping
@@ -16,12 +15,12 @@ from typing import Any, TypeVar
 
 from penstock.errors import (
     CorruptModel,
-    HostError,
     MissingPackage,
     ModelAccessDenied,
     ModelError,
     ModelNotFound,
     ModelUnavailable,
+    OutOfDisk,
     PenstockError,
 )
 from penstock.source import ModelSource
@@ -30,6 +29,7 @@ from penstock_runtime.models.hub_records import Records
 from penstock_runtime.models.json_files import read_object
 from penstock_runtime.models.progress import OnProgress, Progress
 from penstock_runtime.models.selection import GRAPHS, choose_files
+from penstock_runtime.object_storage import FULL_DISK
 from penstock_runtime.retries import Retries
 
 T = TypeVar("T")
@@ -39,7 +39,6 @@ TIMEOUT_SECONDS = 15.0
 """For an answer to begin. HF_HUB_DOWNLOAD_TIMEOUT sets how long a download may stall (10 s)."""
 _LIBRARIES = {"huggingface_hub", "requests", "urllib3", "httpx", "httpcore", "httpx2", "httpcore2"}
 """The hub's library and the HTTP libraries that its versions 0, 1 and 2 stand on."""
-_FULL_DISK = {errno.ENOSPC, errno.EDQUOT}
 
 
 @dataclass(frozen=True)
@@ -181,8 +180,8 @@ def hub_error(error: Exception, source: ModelSource, *, has_token: bool) -> Pens
         )
     if isinstance(error, errors.EntryNotFoundError) and not isinstance(error, errors.LocalEntryNotFoundError):
         return CorruptModel(f"{source}: a file that the hub listed is not there", remedy="Try again, or pin a commit")
-    if isinstance(error, OSError) and error.errno in _FULL_DISK:
-        return HostError(f"no space left in the cache for {source}", remedy="Free space there, or set another cache")
+    if isinstance(error, OSError) and error.errno in FULL_DISK:
+        return OutOfDisk(f"no space left in the cache for {source}", remedy="Free space there, or set another cache")
     if isinstance(status, int) and status not in {408, 429} and status < 500:
         return ModelError(f"{source}: the hub answered with HTTP {status}", remedy="Check HF_ENDPOINT and the name")
     package = type(error).__module__.partition(".")[0]

@@ -7,44 +7,35 @@ whoever finds it finds it whole. What a broken fetch left behind is taken up whe
 
 from __future__ import annotations
 
-import errno
-import fcntl
 import hashlib
 import json
-import re
 import shutil
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 from penstock.errors import (
-    HostError,
-    MissingPackage,
     ModelAccessDenied,
     ModelError,
     ModelNotFound,
     ModelUnavailable,
+    OutOfDisk,
     PenstockError,
 )
-from penstock.source import ModelSource, Scheme
+from penstock.source import ModelSource
+from penstock_runtime import object_storage
 from penstock_runtime.models import safety
 from penstock_runtime.models.progress import OnProgress, Progress
 from penstock_runtime.models.selection import FOLDER, GRAPHS, choose_files
+from penstock_runtime.object_storage import FileSystem, Trouble, alone, first_line, relative, trouble
 from penstock_runtime.retries import Retries
 
 CHUNK_BYTES = 16 * 2**20
 """Fetched at once: what is lost at most when a connection breaks, and held in memory."""
 
-_PACKAGES = {Scheme.S3: "s3fs", Scheme.GS: "gcsfs", Scheme.AZ: "adlfs"}
-_OPTIONS: Mapping[Scheme, Mapping[str, Any]] = {
-    # Retries are ours (they resume); botocore's own would multiply them.
-    Scheme.S3: {"config_kwargs": {"connect_timeout": 10, "read_timeout": 60, "retries": {"max_attempts": 1}}},
-    Scheme.GS: {},
-    Scheme.AZ: {"anon": False},
-}
 _VERSION_KEYS = (
     "ETag",
     "etag",
@@ -57,30 +48,6 @@ _VERSION_KEYS = (
     "created",
 )
 """What the stores call the version of an object, most telling first."""
-_DENIED = {
-    "ClientAuthenticationError", "CredentialRetrievalError", "CredentialUnavailableError", "DefaultCredentialsError",
-    "NoAuthTokenError", "NoCredentialsError", "PartialCredentialsError", "ProfileNotFound", "RefreshError",
-    "TokenRetrievalError", "UnauthorizedSSOTokenError",
-}  # fmt: skip
-"""Errors of botocore, google-auth and azure-identity that mean missing or wrong credentials."""
-_LIBRARIES = {"aiobotocore", "aiohttp", "azure", "botocore", "fsspec", "gcsfs", "google", "s3fs", "adlfs", "urllib3"}
-_FULL_DISK = {errno.ENOSPC, errno.EDQUOT}
-
-
-class FileSystem(Protocol):
-    """The part of an fsspec file system that is used."""
-
-    def ls(self, path: str, detail: bool = True) -> Any:
-        """The entries of a folder, as dicts with at least `name` (in full), `type` and `size`."""
-        ...
-
-    def cat_file(self, path: str, start: int | None = None, end: int | None = None) -> bytes:
-        """The bytes from `start` up to `end`."""
-        ...
-
-    def invalidate_cache(self, path: str | None = None) -> None:
-        """Forget listings."""
-        ...
 
 
 @dataclass(frozen=True)
@@ -120,7 +87,7 @@ class ObjectFetch:
         if folder.is_dir():
             return folder
         folder.parent.mkdir(parents=True, exist_ok=True)
-        with _locked(folder.with_suffix(".lock")), self._translated():
+        with alone(folder.with_suffix(".lock")), self._translated():
             if folder.is_dir():  # another process was faster
                 return folder
             unfinished = folder.with_suffix(".partial")
@@ -141,10 +108,10 @@ class ObjectFetch:
             found = self.filesystem.ls(prefix, detail=True)
             folders = [facts["name"] for facts in found if facts.get("type") == "directory"]
             for folder in folders:
-                if FOLDER.fullmatch(_relative(folder, prefix)):
+                if FOLDER.fullmatch(relative(folder, prefix)):
                     found = [*found, *self.filesystem.ls(folder, detail=True)]
         objects = {
-            _relative(facts["name"], prefix): _Object(facts["name"], int(facts.get("size") or 0), _version(facts))
+            relative(facts["name"], prefix): _Object(facts["name"], int(facts.get("size") or 0), _version(facts))
             for facts in found
             if facts.get("type") == "file"
         }
@@ -218,17 +185,10 @@ def open_filesystem(source: ModelSource) -> FileSystem:
 
     MissingPackage says what to install.
     """
-    package = _PACKAGES[source.scheme]
     try:
-        import fsspec
-
-        filesystem: FileSystem = fsspec.filesystem(
-            source.scheme.value, skip_instance_cache=True, **_OPTIONS[source.scheme]
-        )
-    except ImportError as error:
-        raise MissingPackage(
-            f"{source.scheme.value}:// sources need the package {package}", remedy=f"Run pip install {package}"
-        ) from error
+        filesystem: FileSystem = object_storage.open_filesystem(source.scheme.value)
+    except PenstockError:
+        raise
     except Exception as error:  # some stores look for credentials already here
         known = object_error(error, source)
         if known is None:
@@ -239,58 +199,31 @@ def open_filesystem(source: ModelSource) -> FileSystem:
 
 def object_error(error: Exception, source: ModelSource) -> PenstockError | None:
     """What an error of a store's library means; None for one that is not theirs."""
-    names = {kind.__name__ for kind in type(error).__mro__}
-    status = _status(error)
-    if isinstance(error, FileNotFoundError) or "ResourceNotFoundError" in names:
-        return ModelNotFound(f"{source}: there is nothing under this name", remedy="Check bucket and path")
-    if isinstance(error, PermissionError) or names & _DENIED or status in {401, 403}:
-        return ModelAccessDenied(
-            f"{source}: the store refuses access ({_first_line(error)})",
-            remedy="Give credentials that may list and read it (docs/models.md#object-stores)",
-        )
-    if isinstance(error, OSError) and error.errno in _FULL_DISK:
-        return HostError(f"no space left in the cache for {source}", remedy="Free space there, or set another cache")
-    if isinstance(error, ValueError) or (status is not None and 400 <= status < 500 and status not in {408, 429}):
-        return ModelError(
-            f"{source}: the store cannot answer ({_first_line(error)})",
-            remedy="Check its address, its settings and the credentials (docs/models.md#object-stores)",
-        )
-    packages = {kind.__module__.partition(".")[0] for kind in type(error).__mro__}
-    if isinstance(error, OSError | TimeoutError) or packages & _LIBRARIES:
-        return ModelUnavailable(
-            f"{source}: the store does not deliver ({_first_line(error)})",
-            remedy="Check its address and the connection, and try again later",
-        )
-    return None
-
-
-def _status(error: BaseException) -> int | None:
-    """The HTTP status behind an error: s3fs keeps botocore's error as the cause, others have an attribute."""
-    response = getattr(error.__cause__, "response", None)
-    if isinstance(response, dict):
-        value = response.get("ResponseMetadata", {}).get("HTTPStatusCode")
-    else:
-        value = getattr(error, "status_code", None) or getattr(error, "status", None) or getattr(error, "code", None)
-    return value if isinstance(value, int) else None
-
-
-def _relative(path: str, prefix: str) -> str:
-    """A name below the prefix; empty for the prefix itself, which some stores list as a folder's own entry."""
-    return path.strip("/").removeprefix(prefix).strip("/")
+    match trouble(error):
+        case Trouble.NOTHING_THERE:
+            return ModelNotFound(f"{source}: there is nothing under this name", remedy="Check bucket and path")
+        case Trouble.DENIED:
+            return ModelAccessDenied(
+                f"{source}: the store refuses access ({first_line(error)})",
+                remedy="Give credentials that may list and read it (docs/models.md#object-stores)",
+            )
+        case Trouble.FULL_DISK:
+            return OutOfDisk(
+                f"no space left in the cache for {source}", remedy="Free space there, or set another cache"
+            )
+        case Trouble.REFUSED:
+            return ModelError(
+                f"{source}: the store cannot answer ({first_line(error)})",
+                remedy="Check its address, its settings and the credentials (docs/models.md#object-stores)",
+            )
+        case Trouble.UNAVAILABLE:
+            return ModelUnavailable(
+                f"{source}: the store does not deliver ({first_line(error)})",
+                remedy="Check its address and the connection, and try again later",
+            )
+        case None:
+            return None
 
 
 def _version(facts: Mapping[str, Any]) -> str:
     return next((str(facts[key]) for key in _VERSION_KEYS if facts.get(key)), "")
-
-
-def _first_line(error: Exception) -> str:
-    text = next(iter(str(error).strip().splitlines()), "") or type(error).__name__
-    return re.sub(r"\s+", " ", text)[:200]
-
-
-@contextmanager
-def _locked(path: Path) -> Iterator[None]:
-    """One fetch at a time on this machine; the kernel lets go when a process dies."""
-    with path.open("w") as file:
-        fcntl.flock(file, fcntl.LOCK_EX)
-        yield

@@ -13,12 +13,12 @@ from uuid import uuid4
 import pytest
 
 from penstock.errors import (
-    HostError,
     MissingPackage,
     ModelAccessDenied,
     ModelError,
     ModelNotFound,
     ModelUnavailable,
+    OutOfDisk,
     UnsafeModel,
 )
 from penstock.source import ModelSource
@@ -259,7 +259,7 @@ class TestErrors:
             (self.named("ClientConnectorError", "aiohttp.client_exceptions"), ModelUnavailable),
             (TimeoutError(), ModelUnavailable),
             (ConnectionResetError("reset"), ModelUnavailable),
-            (OSError(28, "No space left on device"), HostError),
+            (OSError(28, "No space left on device"), OutOfDisk),
             (ValueError("Invalid endpoint"), ModelError),
         ]
         for error, expected in cases:

@@ -1,0 +1,196 @@
+"""`file://`: a folder, mostly a hostPath or a volume that several pods have mounted.
+
+Works without root: what is created is for the group to write (fsGroup, setgid folders) and for everybody to read, and
+reading writes nothing, so that the runtime may mount it read-only.
+"""
+
+from __future__ import annotations
+
+import errno
+import os
+import re
+import shutil
+import stat
+import tempfile
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from pathlib import Path
+from uuid import uuid4
+
+from penstock.artefact_store import Digest, StoreUri
+from penstock.errors import ArtefactNotFound, OutOfDisk, PenstockError, StoreAccessDenied, StoreError, StoreUnavailable
+from penstock.manifest import MANIFEST_NAME
+from penstock_runtime.object_storage import FULL_DISK
+from penstock_runtime.store.place import Sent, Stored
+from penstock_runtime.store.verify import fault
+
+_DRAFT = re.compile(r"\.([0-9a-f]{64})-.+")
+_OCCUPIED = {errno.ENOTEMPTY, errno.EEXIST}
+_FOLDER_MODE = 0o775
+_FILE_MODE = 0o644
+_COPY_BYTES = 4 * 2**20
+
+
+@dataclass(frozen=True)
+class Volume:
+    """See `Place`."""
+
+    uri: StoreUri
+
+    @property
+    def root(self) -> Path:
+        """The folder."""
+        return Path(self.uri.location)
+
+    def holds(self, digest: Digest, sizes: Mapping[str, int]) -> bool:
+        """See `Place`. Reads all of it, which is cheap here."""
+        with self._translated("read"):
+            target = self.root / digest.hexadecimal
+            return _sizes(target) == dict(sizes) and not fault(target, digest)
+
+    def sizes(self, digest: Digest) -> Mapping[str, int]:
+        """See `Place`."""
+        with self._translated("read"):
+            self._require_root()
+            return _sizes(self.root / digest.hexadecimal)
+
+    def read(self, digest: Digest, name: str, start: int, end: int) -> bytes:
+        """See `Place`."""
+        with self._translated("read"):
+            try:
+                with (self.root / digest.hexadecimal / name).open("rb") as file:
+                    file.seek(start)
+                    return file.read(end - start)
+            except FileNotFoundError as error:
+                raise ArtefactNotFound(
+                    f"{self.uri.of(digest)} has no {name}", remedy="It was deleted, or never published whole"
+                ) from error
+
+    def publish(self, digest: Digest, folder: Path, names: Sequence[str], sent: Sent) -> None:
+        """See `Place`. A copy that is damaged is put aside for the new one."""
+        with self._translated("written"):
+            self.root.mkdir(parents=True, exist_ok=True)
+            target = self.root / digest.hexadecimal
+            draft = Path(tempfile.mkdtemp(prefix=f".{digest.hexadecimal}-", dir=self.root))
+            try:
+                _open_up(draft, _FOLDER_MODE)
+                for name in names:
+                    _copy(folder / name, draft / name, draft)
+                    sent(name)
+                # All of it is on the disk before its name says that it is there: a node may lose its power.
+                for place in (*(path for path in draft.rglob("*") if path.is_dir()), draft):
+                    _sync(place)
+                self._place(draft, target, digest)
+                _sync(self.root)
+            finally:
+                shutil.rmtree(draft, ignore_errors=True)
+
+    def entries(self) -> Iterator[Stored]:
+        """See `Place`."""
+        with self._translated("read"):
+            self._require_root()
+            for path in sorted(self.root.iterdir()):
+                draft = _DRAFT.fullmatch(path.name)
+                name = draft[1] if draft else path.name
+                if not path.is_dir() or re.fullmatch(r"[0-9a-f]{64}", name) is None:
+                    continue
+                sizes = _sizes(path)
+                newest = max([path.stat().st_mtime, *((path / inner).stat().st_mtime for inner in sizes)])
+                yield Stored(
+                    digest=Digest(name),
+                    bytes=sum(sizes.values()),
+                    modified=datetime.fromtimestamp(newest, UTC),
+                    complete=draft is None and MANIFEST_NAME in sizes,
+                    name=path.name,
+                )
+
+    def delete(self, stored: Stored) -> None:
+        """See `Place`."""
+        with self._translated("written"):
+            grave = self.root / f".{stored.digest.hexadecimal}-deleted-{uuid4().hex[:8]}"
+            try:
+                (self.root / stored.name).rename(grave)
+            except FileNotFoundError:
+                return
+            shutil.rmtree(grave)
+
+    def _place(self, draft: Path, target: Path, digest: Digest) -> None:
+        """Give the draft its name. Somebody else may have been first, which is as good; unless theirs is damaged."""
+        try:
+            draft.rename(target)
+        except OSError as error:
+            if error.errno not in _OCCUPIED:
+                raise
+            if not fault(target, digest):
+                return
+            old = target.with_name(f".{target.name}-damaged-{uuid4().hex[:8]}")
+            target.rename(old)
+            draft.rename(target)
+            shutil.rmtree(old, ignore_errors=True)
+
+    def _require_root(self) -> None:
+        if not self.root.is_dir():
+            raise StoreError(
+                f"the artefact store {self.uri} is not there",
+                remedy=f"Mount its volume at {self.root}, or correct PENSTOCK_STORE_URI",
+            )
+
+    @contextmanager
+    def _translated(self, what: str) -> Iterator[None]:
+        try:
+            yield
+        except PenstockError:
+            raise
+        except OSError as error:
+            raise self._error(error, what) from error
+
+    def _error(self, error: OSError, what: str) -> PenstockError:
+        where = f"the artefact store {self.uri}"
+        if error.errno in FULL_DISK:
+            return OutOfDisk(f"no space is left in {where}", remedy="Free space there, or give it a larger volume")
+        if error.errno in {errno.EACCES, errno.EPERM, errno.EROFS}:
+            return StoreAccessDenied(
+                f"{where} cannot be {what} by user {os.getuid()} ({error.strerror})",
+                remedy="Mount the volume with an fsGroup of this user's (a hostPath: give its folder to that user or "
+                "group), and not read-only where artefacts are published",
+            )
+        if error.errno in {errno.ENOTDIR, errno.EISDIR, errno.ELOOP, errno.ENAMETOOLONG}:
+            return StoreError(f"{where} is no folder that can be used ({error.strerror})", remedy="Correct its path")
+        return StoreUnavailable(
+            f"{where} does not answer ({error.strerror or type(error).__name__})",
+            remedy="Check the volume and its node, and try again later",
+        )
+
+
+def _sizes(folder: Path) -> dict[str, int]:
+    return {
+        path.relative_to(folder).as_posix(): path.stat().st_size for path in sorted(folder.rglob("*")) if path.is_file()
+    }
+
+
+def _copy(source: Path, target: Path, root: Path) -> None:
+    missing = [folder for folder in (target.parent, *target.parent.parents) if folder.is_relative_to(root)]
+    for folder in reversed(missing):
+        if not folder.exists():
+            folder.mkdir()
+            _open_up(folder, _FOLDER_MODE)
+    with source.open("rb") as reader, target.open("wb") as writer:
+        shutil.copyfileobj(reader, writer, _COPY_BYTES)
+        writer.flush()
+        os.fsync(writer.fileno())
+    _open_up(target, _FILE_MODE)
+
+
+def _open_up(path: Path, mode: int) -> None:
+    """At least these permissions, whatever the umask; the setgid bit of a volume's folders stays."""
+    path.chmod(stat.S_IMODE(path.stat().st_mode) | mode)
+
+
+def _sync(folder: Path) -> None:
+    descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
