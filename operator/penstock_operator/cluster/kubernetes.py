@@ -1,0 +1,252 @@
+"""The port to a real API server, over `kubernetes.aio`.
+
+Objects go in and out as JSON: the client's model classes would cost memory and know nothing of our kinds. What passes
+by itself (429, 5xx, a broken connection) is tried again with back-off and as Retry-After asks; every call has a
+time-out; every write asks first whether this process still leads.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import logging
+import time
+from collections.abc import AsyncIterator, Callable, Mapping
+from typing import Any, Self
+from urllib.parse import urlencode
+
+import aiohttp
+from kubernetes.aio.client import ApiClient, Configuration
+
+from penstock_operator.cluster.backoff import Backoff
+from penstock_operator.cluster.errors import (
+    ClusterError,
+    NotFound,
+    NotLeading,
+    Refused,
+    Unavailable,
+    from_status,
+)
+from penstock_operator.cluster.kinds import KINDS, POD, Json, Kind
+from penstock_operator.cluster.port import Change, Page
+from penstock_operator.metrics import API_REQUESTS, API_RETRIES, API_SECONDS
+
+FIELD_MANAGER = "penstock-operator"
+PAGE_SIZE = 500
+SILENCE_SECONDS = 75.0
+"""API servers send a bookmark about every minute: a watch that is silent for longer is dead, whatever TCP says."""
+STREAM_SECONDS = 600
+"""The server ends a watch after this, so that streams spread over API servers again after one was away."""
+RETRIES = Backoff(first_seconds=0.25, limit_seconds=8.0, attempts=5)
+NO_RETRIES = Backoff(first_seconds=0.25, limit_seconds=0.25, attempts=1)
+
+logger = logging.getLogger(__name__)
+
+
+class KubernetesPort:
+    """A `ClusterPort`. To be closed."""
+
+    def __init__(
+        self,
+        configuration: Configuration,
+        *,
+        timeout_seconds: float = 15.0,
+        retries: Backoff = RETRIES,
+        may_write: Callable[[], bool] = lambda: True,
+    ) -> None:
+        self._client = ApiClient(configuration)
+        self._client.user_agent = "penstock-operator"
+        self._timeout = aiohttp.ClientTimeout(total=timeout_seconds, sock_connect=5.0)
+        self._retries = retries
+        self._may_write = may_write
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        await self._client.close()
+
+    async def get(self, kind: Kind, name: str, namespace: str = "") -> Json | None:
+        """One object; None when there is none."""
+        try:
+            return await self._json("GET", kind, kind.path(namespace, name), f"get {kind} {_where(namespace, name)}")
+        except NotFound:
+            return None
+
+    async def pages(self, kind: Kind, namespace: str = "", *, labels: str = "") -> AsyncIterator[Page]:
+        """All objects, 500 at a time."""
+        query: dict[str, str] = {"limit": str(PAGE_SIZE)}
+        if labels:
+            query["labelSelector"] = labels
+        while True:
+            answer = await self._json("GET", kind, kind.path(namespace), f"list {kind}", query=query, verb="LIST")
+            metadata = answer.get("metadata") or {}
+            yield Page(tuple(answer.get("items") or ()), str(metadata.get("resourceVersion") or ""))
+            if not metadata.get("continue"):
+                return
+            query["continue"] = str(metadata["continue"])
+
+    async def watch(
+        self, kind: Kind, namespace: str = "", *, labels: str = "", resource_version: str
+    ) -> AsyncIterator[Change]:
+        """Changes since then; ends when the server ends it, or falls silent."""
+        query = {
+            "watch": "true",
+            "allowWatchBookmarks": "true",
+            "resourceVersion": resource_version,
+            "timeoutSeconds": str(STREAM_SECONDS),
+        }
+        if labels:
+            query["labelSelector"] = labels
+        what = f"watch {kind}"
+        limits = aiohttp.ClientTimeout(total=None, sock_connect=5.0, sock_read=SILENCE_SECONDS)
+        # No retries here: the informer decides whether to go on or to list again.
+        response = await self._send("GET", kind, kind.path(namespace), what, query=query, limits=limits, verb="WATCH")
+        try:
+            async for line in response.content:
+                event = json.loads(line)
+                value = event.get("object") or {}
+                if event.get("type") == "ERROR":
+                    raise from_status(int(value.get("code") or 500), json.dumps(value).encode(), what=what)
+                yield Change(event["type"], value)
+        except TimeoutError:
+            logger.debug("%s fell silent for %g s", what, SILENCE_SECONDS)
+        except (aiohttp.ClientError, ValueError) as error:
+            # ValueError: a line cut in half by a server that went away.
+            raise Unavailable(f"{what}: {error or type(error).__name__}") from error
+        finally:
+            response.close()
+
+    async def apply(self, value: Json, *, subresource: str = "") -> Json:
+        """Server-side apply, with force: the fields that we set are ours."""
+        kind = KINDS[value["kind"]]
+        name, namespace = value["metadata"]["name"], value["metadata"].get("namespace", "")
+        return await self._json(
+            "PATCH",
+            kind,
+            kind.path(namespace, name, subresource),
+            f"apply {kind}{'/' if subresource else ''}{subresource} {_where(namespace, name)}",
+            query={"fieldManager": FIELD_MANAGER, "force": "true"},
+            body=value,
+            content_type="application/apply-patch+yaml",
+            verb="APPLY",
+        )
+
+    async def create(self, value: Json) -> Json:
+        """A new object; Conflict when there is one of that name."""
+        kind = KINDS[value["kind"]]
+        name, namespace = value["metadata"]["name"], value["metadata"].get("namespace", "")
+        query = {"fieldManager": FIELD_MANAGER}
+        what = f"create {kind} {_where(namespace, name)}"
+        return await self._json("POST", kind, kind.path(namespace), what, query=query, body=value)
+
+    async def replace(self, value: Json) -> Json:
+        """The whole object, on condition of its resourceVersion."""
+        kind = KINDS[value["kind"]]
+        name, namespace = value["metadata"]["name"], value["metadata"].get("namespace", "")
+        query = {"fieldManager": FIELD_MANAGER}
+        what = f"replace {kind} {_where(namespace, name)}"
+        return await self._json("PUT", kind, kind.path(namespace, name), what, query=query, body=value)
+
+    async def delete(self, kind: Kind, name: str, namespace: str = "", *, uid: str = "") -> bool:
+        """Delete in the background: the API server's garbage collector takes what the object owns."""
+        body: Json = {"kind": "DeleteOptions", "apiVersion": "v1", "propagationPolicy": "Background"}
+        if uid:
+            body["preconditions"] = {"uid": uid}
+        try:
+            await self._json(
+                "DELETE", kind, kind.path(namespace, name), f"delete {kind} {_where(namespace, name)}", body=body
+            )
+        except NotFound:
+            return False
+        except ClusterError as error:
+            # 409: another object of that name has taken its place, which nobody asked to delete.
+            if error.status == 409 and uid:
+                return False
+            raise
+        return True
+
+    async def log_tail(self, pod: str, namespace: str, *, lines: int, max_bytes: int) -> str:
+        """The last lines of a pod's one container; empty while there are none."""
+        query = {"tailLines": str(lines), "limitBytes": str(max_bytes)}
+        what = f"read the log of pod {_where(namespace, pod)}"
+        try:
+            body = await self._bytes("GET", POD, POD.path(namespace, pod, "log"), what, query=query, verb="LOG")
+        except (NotFound, Refused):
+            # 400 while the container is being made.
+            return ""
+        return body.decode(errors="replace")
+
+    async def _json(self, method: str, kind: Kind, path: str, what: str, **more: Any) -> Json:
+        answer: Json = json.loads(await self._bytes(method, kind, path, what, **more))
+        return answer
+
+    async def _bytes(self, method: str, kind: Kind, path: str, what: str, **more: Any) -> bytes:
+        failures = 0
+        while True:
+            try:
+                response = await self._send(method, kind, path, what, **more)
+                try:
+                    return await response.read()
+                except (aiohttp.ClientError, TimeoutError) as error:
+                    raise Unavailable(f"{what}: {error or type(error).__name__}") from error
+                finally:
+                    response.release()
+            except Unavailable as error:
+                # Every call is safe to repeat: reads, applies and deletes say what shall be, names are deterministic.
+                failures += 1
+                if not self._retries.allows(failures):
+                    raise
+                API_RETRIES.labels(kind.name, str(error.status)).inc()
+                await asyncio.sleep(self._retries.seconds(failures, at_least=error.retry_after_seconds))
+
+    async def _send(
+        self,
+        method: str,
+        kind: Kind,
+        path: str,
+        what: str,
+        *,
+        query: Mapping[str, str] | None = None,
+        body: Json | None = None,
+        content_type: str = "application/json",
+        limits: aiohttp.ClientTimeout | None = None,
+        verb: str = "",
+    ) -> aiohttp.ClientResponse:
+        """One request; the response when it is a success, to be read or closed."""
+        if method != "GET" and not self._may_write():
+            raise NotLeading(f"{what}: this process does not hold the lease", remedy="The holder will do it")
+        verb = verb or method
+        headers = {"Accept": "application/json", "Content-Type": content_type, **self._client.default_headers}
+        # Reads the pod's token again once a minute: projected tokens expire.
+        token = await self._client.configuration.get_api_key_with_prefix("BearerToken", alias="authorization")
+        if token:
+            headers["Authorization"] = token
+        url = f"{self._client.configuration.host}{path}{'?' if query else ''}{urlencode(query or {})}"
+        begin = time.monotonic()
+        try:
+            answer = await self._client.rest_client.request(
+                method, url, headers=headers, body=body, _request_timeout=limits or self._timeout
+            )
+        except (aiohttp.ClientError, TimeoutError, OSError) as error:
+            API_REQUESTS.labels(verb, kind.name, "none").inc()
+            raise Unavailable(
+                f"{what}: {error or type(error).__name__}",
+                remedy="Is the API server up, and reachable from here?",
+            ) from error
+        response: aiohttp.ClientResponse = answer.response
+        API_REQUESTS.labels(verb, kind.name, str(response.status)).inc()
+        API_SECONDS.labels(verb).observe(time.monotonic() - begin)
+        if response.status < 300:
+            return response
+        try:
+            text = await response.read()
+        except (aiohttp.ClientError, TimeoutError):
+            text = b""
+        finally:
+            response.release()
+        raise from_status(response.status, text, what=what, retry_after=response.headers.get("Retry-After", ""))
+
+
+def _where(namespace: str, name: str) -> str:
+    return f"{namespace}/{name}" if namespace else name

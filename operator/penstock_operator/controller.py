@@ -1,0 +1,194 @@
+"""What happens when something happens: from a change in a store to the endpoints that it concerns, and the workers that
+reconcile them."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+from collections.abc import Hashable, Iterable
+from typing import Any
+
+from penstock.errors import PenstockError
+from penstock_operator.cluster.errors import ClusterError, Conflict, NotLeading
+from penstock_operator.cluster.kinds import MODEL_ENDPOINT, Json
+from penstock_operator.cluster.port import ClusterPort
+from penstock_operator.cluster.store import Difference, Key, key_of, version_of
+from penstock_operator.health import Progress
+from penstock_operator.logs import ENDPOINT
+from penstock_operator.metrics import MISSED, RECONCILE_ERRORS, RECONCILE_SECONDS
+from penstock_operator.plan.observed import OptimizedModelFacts
+from penstock_operator.queue import Lane, WorkQueue
+from penstock_operator.reconcile import Reconciler, Subject, jittered
+from penstock_operator.world import World
+
+MANY = 32
+"""A change that concerns more endpoints than this is not urgent: others' changes go first."""
+
+logger = logging.getLogger(__name__)
+
+
+class Controller:
+    """Feeds the queue and works on it."""
+
+    def __init__(
+        self,
+        port: ClusterPort,
+        world: World,
+        *,
+        identity: str,
+        namespaces: tuple[str, ...] = (),
+        resync_seconds: float = 900.0,
+    ) -> None:
+        self._port = port
+        self._world = world
+        self._namespaces = namespaces or ("",)
+        self._resync_seconds = resync_seconds
+        self._reconciler = Reconciler(port, world, identity=identity)
+        self._begun = False
+        self.queue: WorkQueue[Subject] = WorkQueue()
+        self.progress = Progress(lambda: self.queue.oldest_seconds)
+        world.endpoints.listen(self._on_endpoint)
+        world.models.listen(self._on_model)
+        world.classes.listen(lambda change: self._add_all(("class", change.key.name)))
+        world.nodes.listen(lambda _: self._add_all(("unready",)))
+        for store in world.made:
+            store.listen(self._on_made)
+        world.listen_said(self._on_indexes)
+
+    async def begin(self) -> None:
+        """Learn of all endpoints, once the caches of everything else are filled. They are looked at in the routine
+        lane: what happens from now on goes first."""
+        await self._list()
+        for key in self._world.models:
+            if not self._world.users(*key):
+                self.queue.add(Subject("OptimizedModel", key), Lane.ROUTINE)
+        self._begun = True
+        logger.info("looking after %d ModelEndpoints", len(self._world.endpoints))
+
+    def heard(self, kind: str | None, value: Json) -> None:
+        """An event of a ModelEndpoint, as Kopf tells it: None is the initial listing."""
+        if kind == "DELETED":
+            self._world.endpoints.remove(key_of(value), version=version_of(value))
+        else:
+            self._world.endpoints.put(value)
+
+    async def work(self, workers: int) -> None:
+        """Reconcile until cancelled."""
+        async with asyncio.TaskGroup() as group:
+            for _ in range(workers):
+                group.create_task(self._work())
+
+    async def resync(self) -> None:
+        """Now and then list the endpoints, in case an event was lost: Kopf lists again after a gap in its watch, and
+        what was deleted in the gap is in no list. ConfigMaps of texts are read again as well."""
+        while True:
+            await asyncio.sleep(jittered(self._resync_seconds))
+            self._world.texts.clear()
+            try:
+                missed = await self._list()
+            except NotLeading:
+                raise
+            except ClusterError as error:
+                logger.warning("%s; trying again with the next resync", error)
+                continue
+            if missed:
+                MISSED.inc(missed)
+                logger.warning("%d ModelEndpoints were other than their events had said", missed)
+
+    async def _list(self) -> int:
+        """How many were not as they were known."""
+        differences = 0
+        for namespace in self._namespaces:
+            seen: set[Key] = set()
+            version = 0
+            async for page in self._port.pages(MODEL_ENDPOINT, namespace):
+                version = int(page.resource_version or 0)
+                for value in page.items:
+                    value.setdefault("apiVersion", MODEL_ENDPOINT.api_version)
+                    value.setdefault("kind", MODEL_ENDPOINT.name)
+                    differences += self._world.endpoints.put(value)
+                    seen.add(key_of(value))
+            differences += self._world.endpoints.retain(seen, version=version, namespace=namespace)
+        return differences
+
+    async def _work(self) -> None:
+        while True:
+            subject = await self.queue.get()
+            token = ENDPOINT.set(str(subject.key))
+            begin = time.monotonic()
+            outcome = "ok"
+            again: float | None = None
+            try:
+                again = await self._reconciler.reconcile(subject)
+                logger.debug("%s is reconciled", subject)
+            except Conflict as error:
+                # Read again, decide again: usually the event of the other write is already here.
+                outcome = "conflict"
+                logger.debug("%s", error)
+            except NotLeading:
+                raise
+            except PenstockError as error:
+                outcome = "failed"
+                RECONCILE_ERRORS.labels(type(error).__name__).inc()
+                logger.warning("%s; trying again", error)
+            except Exception as error:
+                # One endpoint that we have a mistake for must not end the work on all others.
+                outcome = "failed"
+                RECONCILE_ERRORS.labels(type(error).__name__).inc()
+                logger.exception("%s: this is a defect of the operator; trying again", subject)
+            finally:
+                ENDPOINT.reset(token)
+            RECONCILE_SECONDS.labels(outcome).observe(time.monotonic() - begin)
+            self.progress.moved()
+            gone = subject.kind == "ModelEndpoint" and self._world.endpoints.get(subject.key) is None
+            if again is None and not gone and subject.kind == "ModelEndpoint":
+                again = jittered(self._resync_seconds)
+            self.queue.done(subject, failed=outcome != "ok" and not gone, again_seconds=again)
+
+    def _on_endpoint(self, change: Difference[Json]) -> None:
+        subject = Subject("ModelEndpoint", change.key)
+        if change.new is None:
+            self.queue.forget(subject)
+        else:
+            self.queue.add(subject, self._lane)
+        before = set(change.old.index) if change.old is not None else set()
+        now = set(change.new.index) if change.new is not None else set()
+        for index in before - now:
+            if index[0] == "model":  # type: ignore[index]  # index keys are tuples; Hashable is all that a store knows
+                self._on_unused(index)
+
+    def _on_model(self, change: Difference[OptimizedModelFacts]) -> None:
+        self._add_all(("model", *change.key))
+        self._on_unused(("model", *change.key))
+
+    def _on_unused(self, index: Hashable) -> None:
+        _, namespace, name = index  # type: ignore[misc]  # as above
+        if not self._world.users(namespace, name) and self._begun:
+            self.queue.add(Subject("OptimizedModel", Key(namespace, name)), Lane.ROUTINE)
+
+    def _on_made(self, change: Difference[Any]) -> None:
+        self._on_indexes(change.indexes)
+
+    def _on_indexes(self, indexes: Iterable[Hashable]) -> None:
+        for index in indexes:
+            what, *rest = index  # type: ignore[misc]  # as above
+            if what == "endpoint":
+                key = Key(*rest)
+                if self._world.endpoints.get(key) is not None:
+                    self.queue.add(Subject("ModelEndpoint", key), self._lane)
+            elif what == "model":
+                # One of the users suffices: it writes the OptimizedModel's status, and that tells the others.
+                users = self._world.users(*rest)
+                if users:
+                    self.queue.add(Subject("ModelEndpoint", users[0]), self._lane)
+
+    def _add_all(self, index: Hashable) -> None:
+        found = self._world.endpoints.of(index)
+        lane = self._lane if len(found) <= MANY else Lane.ROUTINE
+        for key, _ in found:
+            self.queue.add(Subject("ModelEndpoint", key), lane)
+
+    @property
+    def _lane(self) -> Lane:
+        return Lane.URGENT if self._begun else Lane.ROUTINE

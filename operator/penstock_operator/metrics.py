@@ -1,0 +1,54 @@
+"""The operator's own metrics. docs/operator.md lists them from here."""
+
+from __future__ import annotations
+
+from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
+
+REGISTRY = CollectorRegistry()
+PREFIX = "penstock_operator_"
+
+RECONCILE_SECONDS = Histogram(
+    f"{PREFIX}reconcile_seconds",
+    "Time of one reconcile: reading the caches, planning, and whatever calls that asked for",
+    ["outcome"],
+    registry=REGISTRY,
+    buckets=(0.001, 0.003, 0.01, 0.03, 0.1, 0.3, 1.0, 3.0, 10.0, 30.0),
+)
+RECONCILE_ERRORS = Counter(
+    f"{PREFIX}reconcile_errors_total", "Reconciles that failed, and will be tried again", ["reason"], registry=REGISTRY
+)
+QUEUE_DEPTH = Gauge(f"{PREFIX}queue_depth", "Endpoints that wait to be reconciled now", ["lane"], registry=REGISTRY)
+QUEUE_WAIT_SECONDS = Histogram(
+    f"{PREFIX}queue_wait_seconds",
+    "From an event to the begin of its reconcile",
+    ["lane"],
+    registry=REGISTRY,
+    buckets=(0.001, 0.003, 0.01, 0.03, 0.1, 0.3, 1.0, 3.0, 10.0, 30.0, 100.0),
+)
+LEADER = Gauge(f"{PREFIX}leader", "1 while this replica holds the lease", registry=REGISTRY)
+API_REQUESTS = Counter(
+    f"{PREFIX}api_requests_total", "Requests to the API server", ["verb", "kind", "code"], registry=REGISTRY
+)
+API_RETRIES = Counter(
+    f"{PREFIX}api_retries_total", "Requests that were tried again", ["kind", "code"], registry=REGISTRY
+)
+API_SECONDS = Histogram(
+    f"{PREFIX}api_seconds",
+    "Time to the head of the answer",
+    ["verb"],
+    registry=REGISTRY,
+    buckets=(0.003, 0.01, 0.03, 0.1, 0.3, 1.0, 3.0, 10.0),
+)
+WATCH_RESTARTS = Counter(
+    f"{PREFIX}watch_restarts_total", "Watches that broke, by why", ["kind", "reason"], registry=REGISTRY
+)
+WRITES_SKIPPED = Counter(
+    f"{PREFIX}writes_skipped_total", "Applies that were not needed: the object is as it was applied", registry=REGISTRY
+)
+PROBES = Counter(f"{PREFIX}probes_total", "Readings of runtime pods' /info", ["outcome"], registry=REGISTRY)
+MISSED = Counter(
+    f"{PREFIX}events_missed_total",
+    "ModelEndpoints that the periodic list found to be other than the events had said",
+    registry=REGISTRY,
+)
+COLLECTED = Counter(f"{PREFIX}optimized_models_deleted_total", "OptimizedModels deleted as unused", registry=REGISTRY)

@@ -1,0 +1,233 @@
+"""The life of one operator process: stand by, lead, work, and end when told to or when the lease is lost."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import signal
+from collections.abc import Awaitable, Coroutine
+from contextlib import AsyncExitStack
+from typing import Any
+
+import kopf
+from kubernetes.aio.client import Configuration
+
+from penstock.errors import SettingError
+from penstock_operator import handlers
+from penstock_operator.census import Census
+from penstock_operator.cluster.access import load_configuration
+from penstock_operator.cluster.informer import Informer
+from penstock_operator.cluster.kubernetes import NO_RETRIES, KubernetesPort
+from penstock_operator.cluster.port import ClusterPort
+from penstock_operator.controller import Controller
+from penstock_operator.health import Health, serve
+from penstock_operator.joblog import JobLogs
+from penstock_operator.lease import Leadership, LeaseTimes
+from penstock_operator.metrics import REGISTRY
+from penstock_operator.probe import Probes
+from penstock_operator.settings import Settings
+from penstock_operator.world import OURS, World
+
+ENDING_SECONDS = 8.0
+"""For tasks to end. What hangs for longer is left behind: it may not write any more."""
+SYNC_HINT_SECONDS = 10.0
+
+logger = logging.getLogger(__name__)
+
+
+async def run(settings: Settings) -> int:
+    """Until SIGTERM or SIGINT: 0. When something ends that should not, the lease among it: 1."""
+    configuration = await load_configuration(settings.cluster.kubeconfig)
+    stop = asyncio.Event()
+    loop = asyncio.get_running_loop()
+    for number in (signal.SIGTERM, signal.SIGINT):
+        loop.add_signal_handler(number, stop.set)
+    health = Health(limit_seconds=settings.server.silence_limit_seconds)
+    async with AsyncExitStack() as stack:
+        try:
+            server = await serve(health, REGISTRY, host=settings.server.host, port=settings.server.port)
+        except OSError as error:
+            raise SettingError(
+                f"cannot listen on {settings.server.host}:{settings.server.port}: {error}",
+                field="PENSTOCK_OPERATOR_PORT",
+                remedy="Choose another port, or 0 for a free one",
+            ) from error
+        stack.push_async_callback(server.cleanup)
+        leadership = await _leadership(stack, configuration, settings)
+        health.watch_over(lambda: {"lease": leadership.silence_seconds})
+        health.ready_when(lambda: "" if leadership.looked else "has not seen the lease yet: is the API server there?")
+        if not await _before(stop, leadership.acquire()):
+            return 0
+        hold = asyncio.create_task(leadership.hold(), name="the lease")
+        try:
+            return await _lead(configuration, settings, leadership=leadership, health=health, stop=stop, hold=hold)
+        finally:
+            hold.cancel()
+            await asyncio.wait({hold})
+            await leadership.release()
+
+
+async def _leadership(stack: AsyncExitStack, configuration: Configuration, settings: Settings) -> Leadership:
+    times = LeaseTimes(
+        settings.leader.lease_duration_seconds,
+        settings.leader.lease_deadline_seconds,
+        settings.leader.lease_interval_seconds,
+    )
+    # Its own connections, and no retries: a renewal must not queue behind five thousand applies.
+    port = await stack.enter_async_context(
+        KubernetesPort(configuration, timeout_seconds=times.deadline_seconds / 2, retries=NO_RETRIES)
+    )
+    return Leadership(
+        port,
+        namespace=settings.operator_namespace,
+        name=settings.leader.lease_name,
+        identity=settings.new_identity(),
+        times=times,
+    )
+
+
+async def _lead(
+    configuration: Configuration,
+    settings: Settings,
+    *,
+    leadership: Leadership,
+    health: Health,
+    stop: asyncio.Event,
+    hold: asyncio.Task[None],
+) -> int:
+    async with KubernetesPort(
+        configuration,
+        timeout_seconds=settings.cluster.api_timeout_seconds,
+        may_write=lambda: leadership.held,
+    ) as port:
+        world = World(settings.plan_settings())
+        namespaces = settings.cluster.namespaces
+        controller = Controller(
+            port,
+            world,
+            identity=leadership.identity,
+            namespaces=namespaces,
+            resync_seconds=settings.work.resync_seconds,
+        )
+        probes = Probes(
+            world,
+            timeout_seconds=settings.work.probe_timeout_seconds,
+            concurrency=settings.work.probe_concurrency,
+        )
+        logs = JobLogs(port, world, interval_seconds=settings.work.progress_seconds)
+        informers = make_informers(port, world, namespaces)
+        health.watch_over(lambda: {informer.name: informer.silence_seconds for informer in informers})
+        health.watch_over(lambda: {"work": controller.progress.age_seconds})
+        health.ready_when(lambda: _missing(informers))
+        census = Census(world, health.ages)
+        REGISTRY.register(census)
+        tasks = {hold, asyncio.create_task(stop.wait(), name="a signal")}
+        tasks.update(
+            asyncio.create_task(informer.run(), name=f"the watch of {informer.name}") for informer in informers
+        )
+        stop_kopf = asyncio.Event()
+        try:
+            synced = asyncio.create_task(_synced(informers), name="the first lists")
+            done, _ = await asyncio.wait({*tasks, synced}, return_when=asyncio.FIRST_COMPLETED)
+            if synced not in done:
+                synced.cancel()
+                return _ended(done, stop)
+            await controller.begin()
+            for name, work in (
+                ("the workers", controller.work(settings.work.workers)),
+                ("the resync", controller.resync()),
+                ("the probes", probes.run()),
+                ("the jobs' logs", logs.run()),
+            ):
+                tasks.add(asyncio.create_task(work, name=name))
+            # The last one to start: at its end Kopf cancels every task that was started after it.
+            watch = _kopf(configuration, settings, controller, stop_kopf)
+            tasks.add(asyncio.create_task(watch, name="Kopf"))
+            done, _ = await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
+            return _ended(done, stop)
+        finally:
+            REGISTRY.unregister(census)
+            stop_kopf.set()
+            for task in tasks - {hold}:
+                if task.get_name() != "Kopf":
+                    task.cancel()
+            _, left = await asyncio.wait(tasks - {hold}, timeout=ENDING_SECONDS)
+            for task in left:
+                logger.warning("%s did not end within %g s", task.get_name(), ENDING_SECONDS)
+                task.cancel()
+
+
+def make_informers(port: ClusterPort, world: World, namespaces: tuple[str, ...]) -> tuple[Informer[Any], ...]:
+    """A watch for each kind and namespace; ModelEndpoints come by Kopf."""
+    everywhere = (Informer(port, world.classes), Informer(port, world.nodes))
+    own = (Informer(port, world.models, namespace=namespace) for namespace in namespaces or ("",))
+    made = (
+        Informer(port, store, namespace=namespace, labels=OURS)
+        for store in world.made
+        for namespace in namespaces or ("",)
+    )
+    return (*everywhere, *own, *made)
+
+
+async def _kopf(configuration: Configuration, settings: Settings, controller: Controller, stop: asyncio.Event) -> None:
+    namespaces = settings.cluster.namespaces
+    await kopf.operator(
+        registry=handlers.registry(controller.heard, lambda: handlers.connection_info(configuration)),
+        settings=handlers.settings(api_timeout_seconds=settings.cluster.api_timeout_seconds),
+        standalone=True,
+        clusterwide=not namespaces,
+        namespaces=list(namespaces),
+        stop_flag=stop,
+    )
+
+
+async def _synced(informers: tuple[Informer[Any], ...]) -> None:
+    while missing := _missing(informers):
+        waits = [asyncio.create_task(informer.synced.wait()) for informer in informers]
+        try:
+            _, pending = await asyncio.wait(waits, timeout=SYNC_HINT_SECONDS)
+        finally:
+            for wait in waits:
+                wait.cancel()
+        if pending:
+            logger.warning("%s; are the CRDs installed (crds/), and the RBAC rules?", missing)
+
+
+def _missing(informers: tuple[Informer[Any], ...]) -> str:
+    names = [informer.name for informer in informers if not informer.synced.is_set()]
+    return f"waiting for the first list of {', '.join(names)}" if names else ""
+
+
+async def _before(stop: asyncio.Event, work: Coroutine[Any, Any, None]) -> bool:
+    """Whether the work is done before the stop."""
+    task, stopped = asyncio.create_task(work), asyncio.create_task(stop.wait())
+    try:
+        await asyncio.wait({task, stopped}, return_when=asyncio.FIRST_COMPLETED)
+        if task.done():
+            task.result()
+            return True
+        return False
+    finally:
+        await _cancelled(task, stopped)
+
+
+async def _cancelled(*tasks: Awaitable[Any]) -> None:
+    for task in tasks:
+        if isinstance(task, asyncio.Task):
+            task.cancel()
+    await asyncio.gather(*tasks, return_exceptions=True)
+
+
+def _ended(done: set[asyncio.Task[Any]], stop: asyncio.Event) -> int:
+    """The exit status, by what ended first."""
+    for task in done:
+        error = None if task.cancelled() else task.exception()
+        if error is not None:
+            logger.error("%s ended: %s", task.get_name(), error, exc_info=error)
+            return 1
+    # Kopf takes over the signals while it runs, and ends without an error for them only.
+    if stop.is_set() or any(task.get_name() == "Kopf" for task in done):
+        logger.info("told to end")
+        return 0
+    logger.error("%s ended", " and ".join(sorted(task.get_name() for task in done)))
+    return 1

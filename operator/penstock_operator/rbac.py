@@ -1,0 +1,86 @@
+"""What the operator may do in the cluster: exactly what it does, each with its reason.
+
+The chart renders its ClusterRole (or a Role for each namespace) and the Role of the lease from here. Discovery is open
+to every service account, so it is not listed. No secrets: their names are passed on, their contents never read. No
+rights to bind, escalate or impersonate, and none on webhooks or CRDs.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+from penstock_operator.cluster.kinds import (
+    CONFIG_MAP,
+    DEPLOYMENT,
+    EVENT,
+    HARDWARE_CLASS,
+    JOB,
+    LEASE,
+    MODEL_ENDPOINT,
+    NETWORK_POLICY,
+    NODE,
+    OPTIMIZED_MODEL,
+    POD,
+    POD_DISRUPTION_BUDGET,
+    REPLICA_SET,
+    SERVICE,
+    Json,
+    Kind,
+)
+
+
+@dataclass(frozen=True)
+class Grant:
+    """One resource, and what may be done with it."""
+
+    kind: Kind
+    verbs: tuple[str, ...]
+    why: str
+    subresource: str = ""
+
+    @property
+    def resource(self) -> str:
+        """As RBAC names it: `pods`, `pods/log`."""
+        return f"{self.kind.plural}{'/' if self.subresource else ''}{self.subresource}"
+
+    def rule(self) -> Json:
+        """As a rule of a Role."""
+        return {"apiGroups": [self.kind.group], "resources": [self.resource], "verbs": list(self.verbs)}
+
+
+_SEE = ("list", "watch")
+_MAKE = (*_SEE, "create", "patch", "delete")
+"""Server-side apply is the verb patch, and asks for create as well when there is no such object yet."""
+
+CLUSTER: tuple[Grant, ...] = (
+    Grant(HARDWARE_CLASS, _SEE, "to know what nodes a class means"),
+    Grant(NODE, _SEE, "to say which label, taint or resource is missing"),
+)
+"""Of the cluster as a whole: also needed by an operator that looks after some namespaces only."""
+
+NAMESPACED: tuple[Grant, ...] = (
+    Grant(MODEL_ENDPOINT, ("get", *_SEE), "to follow them; get before making anything for one"),
+    Grant(MODEL_ENDPOINT, ("patch",), "to write what was found", "status"),
+    Grant(OPTIMIZED_MODEL, _MAKE, "to share optimisations, and to delete unused ones"),
+    Grant(OPTIMIZED_MODEL, ("patch",), "to write their results", "status"),
+    Grant(JOB, _MAKE, "to optimise"),
+    Grant(DEPLOYMENT, _MAKE, "to serve"),
+    Grant(REPLICA_SET, _SEE, "to follow rollouts"),
+    Grant(POD, _SEE, "to see why they do not run, and where they do"),
+    Grant(POD, ("get",), "to read how far a job is", "log"),
+    Grant(SERVICE, _MAKE, "to give the pods an address"),
+    Grant(POD_DISRUPTION_BUDGET, _MAKE, "to keep replicas through node drains"),
+    Grant(NETWORK_POLICY, _MAKE, "to let in requests and nothing else"),
+    Grant(CONFIG_MAP, ("get", *_MAKE), "to hand jobs their spec; get for the texts that an endpoint names"),
+    Grant(EVENT, ("create",), "to say what has happened"),
+)
+"""In every namespace that is looked after."""
+
+OWN: tuple[Grant, ...] = (Grant(LEASE, ("get", "create", "update"), "to lead"),)
+"""In the operator's own namespace."""
+
+
+def rules(grants: Iterable[Grant]) -> list[Json]:
+    """As the `rules` of a Role or ClusterRole."""
+    return [grant.rule() for grant in grants]

@@ -1,0 +1,366 @@
+"""Everything about the operator that can be set, and the one source of its flags, variables and documentation.
+
+A setting is a field of one of the groups below. Its name gives the flag (`--store-uri`) and the environment variable
+(`PENSTOCK_OPERATOR_STORE_URI`); its description gives unit and reason.
+"""
+
+from __future__ import annotations
+
+import difflib
+import re
+import socket
+import uuid
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal, Self, get_origin
+
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
+
+import penstock
+from penstock.errors import SettingError
+from penstock_operator.plan.settings import PlanSettings, StoreVolume
+
+PREFIX = "PENSTOCK_OPERATOR_"
+NAMESPACE_FILE = Path("/var/run/secrets/kubernetes.io/serviceaccount/namespace")
+
+
+class Group(BaseModel):
+    """A concern. Frozen: settings are read once, at start."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid", validate_default=True)
+
+
+def _setting(default: Any, description: str, *, unit: str = "", **constraints: Any) -> Any:
+    return Field(default, description=description, json_schema_extra={"unit": unit}, **constraints)
+
+
+class ClusterSettings(Group):
+    """Which cluster, and what of it."""
+
+    kubeconfig: str = _setting(
+        "", "File that leads to the cluster. Empty: the service account of the pod, or else $KUBECONFIG."
+    )
+    namespaces: tuple[str, ...] = _setting(
+        (), "Namespaces whose ModelEndpoints are looked after, comma-separated. Empty: all of them."
+    )
+    operator_namespace: str = _setting(
+        "",
+        "Namespace of the operator itself: its Lease lies there, and network policies let it in from there. Empty: "
+        "that of the service account, or else penstock-system.",
+    )
+    api_timeout_seconds: float = _setting(15.0, "No call to the API server takes longer.", unit="s", gt=0)
+
+
+class LeaderSettings(Group):
+    """Which of several replicas works."""
+
+    lease_name: str = _setting("penstock-operator", "Name of the Lease that the leader holds.", min_length=1)
+    identity: str = _setting("", "Name of this replica in the Lease. Empty: the host's name and a random part.")
+    lease_duration_seconds: float = _setting(
+        9.0,
+        "Another replica takes over when the Lease has not been renewed for this long. Rounded up to whole seconds in "
+        "the Lease.",
+        unit="s",
+        gt=0,
+    )
+    lease_deadline_seconds: float = _setting(
+        6.0, "The leader ends itself when it could not renew for this long. Less than the duration.", unit="s", gt=0
+    )
+    lease_interval_seconds: float = _setting(1.5, "Between renewals.", unit="s", gt=0)
+
+    @model_validator(mode="after")
+    def _one_leads(self) -> Self:
+        if self.lease_deadline_seconds + self.lease_interval_seconds >= self.lease_duration_seconds:
+            raise ValueError(
+                f"lease_deadline_seconds {self.lease_deadline_seconds:g} and lease_interval_seconds "
+                f"{self.lease_interval_seconds:g} reach lease_duration_seconds {self.lease_duration_seconds:g}: two "
+                "replicas could lead. Raise the duration"
+            )
+        return self
+
+
+class ImageSettings(Group):
+    """What the pods run."""
+
+    runtime_image: str = _setting(
+        f"localhost/penstock-runtime:{penstock.__version__}", "Image of the serving pods.", min_length=1
+    )
+    optimizer_image: str = _setting(
+        f"localhost/penstock-optimizer:{penstock.__version__}", "Image of the optimisation jobs.", min_length=1
+    )
+    toolchain: str = _setting(
+        penstock.__version__,
+        "Version of what is inside the optimizer image. Part of the key of every optimisation: another one optimises "
+        "every model again.",
+        min_length=1,
+    )
+    image_pull_policy: Literal["Always", "IfNotPresent", "Never"] = _setting(
+        "IfNotPresent", "As in a pod's containers."
+    )
+    image_pull_secrets: tuple[str, ...] = _setting(
+        (), "Names of Secrets, in the endpoint's namespace, that pull the images; comma-separated."
+    )
+    extra_env: tuple[str, ...] = _setting(
+        (), "Environment of job and serving pods, comma-separated NAME=VALUE: HF_ENDPOINT, proxies."
+    )
+
+    @model_validator(mode="after")
+    def _pairs(self) -> Self:
+        for pair in self.extra_env:
+            if not pair.partition("=")[0] or "=" not in pair:
+                raise ValueError(f"extra_env {pair!r} is not NAME=VALUE")
+        return self
+
+
+class StoreSettings(Group):
+    """Where optimised models lie."""
+
+    store_uri: str = _setting(
+        "file:///var/lib/penstock/artefacts",
+        "The artefact store: a folder mounted into every pod, or s3://bucket/prefix and what else fsspec knows.",
+        min_length=1,
+    )
+    store_host_path: str = _setting(
+        "",
+        "Folder of the nodes that is mounted for a file:// store. Empty, and no claim: the folder that the URI names.",
+    )
+    store_claim: str = _setting(
+        "",
+        "PersistentVolumeClaim (in the endpoint's namespace, ReadWriteMany on several nodes) that is mounted for a "
+        "file:// store.",
+    )
+    store_secret: str = _setting(
+        "",
+        "Secret in the endpoint's namespace whose keys become environment variables of job and serving pods: "
+        "AWS_ACCESS_KEY_ID, AWS_SECRET_ACCESS_KEY, AWS_ENDPOINT_URL and the like.",
+    )
+
+    @model_validator(mode="after")
+    def _one_volume(self) -> Self:
+        if self.store_host_path and self.store_claim:
+            raise ValueError("store_host_path and store_claim are both set: keep one")
+        if (self.store_host_path or self.store_claim) and not self.store_uri.startswith("file:"):
+            raise ValueError(f"a volume is set for the store {self.store_uri}, which needs none: leave it out")
+        return self
+
+
+class JobSettings(Group):
+    """How patiently models are optimised."""
+
+    max_attempts: int = _setting(5, "Runs of one optimisation, where another run can help.", unit="runs", ge=1)
+    backoff_seconds: float = _setting(
+        10.0, "Wait before the second run; doubles with each further one.", unit="s", gt=0
+    )
+    backoff_limit_seconds: float = _setting(600.0, "No wait is longer.", unit="s", gt=0)
+    job_overtime_seconds: float = _setting(
+        900.0, "What a job may take over its budget (image, download, export) before it is ended.", unit="s", ge=0
+    )
+    unused_grace_seconds: float = _setting(
+        3600.0, "An OptimizedModel that no endpoint uses is deleted after this.", unit="s", ge=0
+    )
+    job_memory: str = _setting(
+        "4Gi", "Memory of an optimisation pod when neither the endpoint nor the model's size says.", unit="quantity"
+    )
+    runtime_memory: str = _setting(
+        "2Gi", "Memory of a serving pod while the model's size is not known.", unit="quantity"
+    )
+
+
+class WorkSettings(Group):
+    """How the operator goes about it."""
+
+    workers: int = _setting(
+        8,
+        "Endpoints that are reconciled at the same time. Each waits for the API server most of the time; more would "
+        "only queue there.",
+        ge=1,
+        le=100,
+    )
+    resync_seconds: float = _setting(
+        900.0,
+        "Everything is looked at again after about this, whether anything happened or not: from the caches, so without "
+        "a call to the API server; and ModelEndpoints are listed once.",
+        unit="s",
+        gt=0,
+    )
+    progress_seconds: float = _setting(
+        5.0, "Between two looks at the log of a running job, for `Optimizing 7/23`.", unit="s", gt=0
+    )
+    probe_timeout_seconds: float = _setting(3.0, "For a serving pod to say on /info where it runs.", unit="s", gt=0)
+    probe_concurrency: int = _setting(16, "Serving pods that are asked at the same time.", ge=1)
+
+
+class ServerSettings(Group):
+    """Metrics, liveness and readiness."""
+
+    host: str = _setting("0.0.0.0", "Address to listen on.", min_length=1)
+    port: int = _setting(
+        9090, "Port of /metrics, /healthz and /readyz; 0 takes a free one and logs it.", ge=0, le=65535
+    )
+    silence_limit_seconds: float = _setting(
+        240.0,
+        "Not alive when a watch has heard nothing for this long (API servers send a bookmark a minute), or work has "
+        "waited this long without any being done.",
+        unit="s",
+        gt=0,
+    )
+
+
+class LogSettings(Group):
+    """What is written to standard error."""
+
+    log_level: Literal["debug", "info", "warning", "error"] = _setting("info", "Least severity that is logged.")
+    log_format: Literal["json", "text"] = _setting("json", "One JSON object a line, or plain lines for a terminal.")
+
+
+class Settings(Group):
+    """All of them, by concern."""
+
+    cluster: ClusterSettings = ClusterSettings()
+    leader: LeaderSettings = LeaderSettings()
+    images: ImageSettings = ImageSettings()
+    store: StoreSettings = StoreSettings()
+    jobs: JobSettings = JobSettings()
+    work: WorkSettings = WorkSettings()
+    server: ServerSettings = ServerSettings()
+    log: LogSettings = LogSettings()
+
+    @classmethod
+    def load(cls, environment: Mapping[str, str], flags: Mapping[str, Any] | None = None) -> Settings:
+        """Settings from flags (by name; None is "not given") over environment over defaults.
+
+        SettingError names the variable or flag, the value and what to write instead, also for variables that begin with
+        PENSTOCK_OPERATOR_ and are no setting: the prefix is the operator's alone.
+        """
+        given: dict[str, dict[str, Any]] = {group: {} for group in cls.model_fields}
+        origin: dict[str, str] = {}
+        by_name = {setting.name: setting for setting in SETTINGS}
+        for variable, text in environment.items():
+            if not variable.startswith(PREFIX) or _is_service_link(variable, text):
+                continue
+            name = variable.removeprefix(PREFIX).lower()
+            if name not in by_name:
+                close = difflib.get_close_matches(name, by_name, n=1)
+                hint = f"Did you mean {PREFIX}{close[0].upper()}?" if close else "docs/operator.md lists the settings"
+                raise SettingError(f"{variable} is not a setting", field=variable, remedy=hint)
+            setting = by_name[name]
+            given[setting.group][name] = setting.parse(text)
+            origin[name] = variable
+        for name, value in (flags or {}).items():
+            if value is not None:
+                setting = by_name[name]
+                given[setting.group][name] = setting.parse(value) if isinstance(value, str) else value
+                origin[name] = setting.flag
+        try:
+            return cls.model_validate(given)
+        except ValidationError as error:
+            raise _setting_error(error, origin, by_name) from error
+
+    @property
+    def operator_namespace(self) -> str:
+        """The namespace of the operator itself."""
+        if self.cluster.operator_namespace:
+            return self.cluster.operator_namespace
+        try:
+            return NAMESPACE_FILE.read_text(encoding="utf-8").strip()
+        except OSError:
+            return "penstock-system"
+
+    def new_identity(self) -> str:
+        """The name of this process in the Lease: never that of an earlier process, or of a sibling on the same host."""
+        return self.leader.identity or f"{socket.gethostname()}_{uuid.uuid4().hex[:8]}"
+
+    def plan_settings(self) -> PlanSettings:
+        """The part that plans depend on."""
+        volume = None
+        if self.store.store_host_path or self.store.store_claim:
+            volume = StoreVolume(host_path=self.store.store_host_path, claim=self.store.store_claim)
+        pairs = (pair.partition("=") for pair in self.images.extra_env)
+        return PlanSettings(
+            runtime_image=self.images.runtime_image,
+            optimizer_image=self.images.optimizer_image,
+            toolchain=self.images.toolchain,
+            store_uri=self.store.store_uri,
+            store_volume=volume,
+            store_secret=self.store.store_secret,
+            image_pull_policy=self.images.image_pull_policy,
+            image_pull_secrets=self.images.image_pull_secrets,
+            operator_namespace=self.operator_namespace,
+            max_attempts=self.jobs.max_attempts,
+            backoff_seconds=self.jobs.backoff_seconds,
+            backoff_limit_seconds=self.jobs.backoff_limit_seconds,
+            job_overtime_seconds=self.jobs.job_overtime_seconds,
+            unused_grace_seconds=self.jobs.unused_grace_seconds,
+            job_memory=self.jobs.job_memory,
+            runtime_memory=self.jobs.runtime_memory,
+            resync_seconds=self.work.resync_seconds,
+            extra_env=tuple((name, value) for name, _, value in pairs),
+        )
+
+
+@dataclass(frozen=True)
+class Setting:
+    """One setting, described."""
+
+    name: str
+    group: str
+    annotation: Any
+    default: Any
+    unit: str
+    description: str
+
+    @property
+    def variable(self) -> str:
+        """The environment variable."""
+        return PREFIX + self.name.upper()
+
+    @property
+    def flag(self) -> str:
+        """The command-line flag."""
+        return "--" + self.name.replace("_", "-")
+
+    def parse(self, text: str) -> Any:
+        """The text of a variable or flag as what pydantic takes: lists split at commas."""
+        if get_origin(self.annotation) is tuple:
+            return tuple(part.strip() for part in text.split(",") if part.strip())
+        return text
+
+
+def _describe() -> Iterable[Setting]:
+    for group, group_field in Settings.model_fields.items():
+        model = group_field.annotation
+        assert isinstance(model, type)  # noqa: S101 - narrows for mypy: every field of Settings is a Group
+        assert issubclass(model, Group)  # noqa: S101
+        for name, field in model.model_fields.items():
+            extra = field.json_schema_extra
+            unit = str(extra["unit"]) if isinstance(extra, dict) else ""
+            yield Setting(name, group, field.annotation, field.default, unit, field.description or "")
+
+
+SETTINGS: tuple[Setting, ...] = tuple(_describe())
+"""Every setting, in the order of the groups."""
+
+
+_SERVICE_LINK = re.compile(r"SERVICE_(HOST|PORT.*)|PORT_\d+_(TCP|UDP|SCTP).*")
+
+
+def _is_service_link(variable: str, text: str) -> bool:
+    """What the kubelet sets for a Service named penstock-operator, unless the pod says enableServiceLinks: false."""
+    name = variable.removeprefix(PREFIX)
+    return _SERVICE_LINK.fullmatch(name) is not None or (name == "PORT" and "://" in text)
+
+
+def _setting_error(error: ValidationError, origin: Mapping[str, str], by_name: Mapping[str, Setting]) -> SettingError:
+    first = error.errors()[0]
+    name = str(first["loc"][1]) if len(first["loc"]) > 1 else ""
+    message = first["msg"].removeprefix("Value error, ")
+    if name not in by_name:
+        return SettingError(message, remedy="docs/operator.md lists the settings")
+    key = origin.get(name, by_name[name].variable)
+    unit = f" in {by_name[name].unit}" if by_name[name].unit else ""
+    return SettingError(
+        f"{key} is {first['input']!r}: {message[0].lower()}{message[1:]}",
+        field=key,
+        remedy=f"Give a value{unit} that fits; the default is {by_name[name].default!r}",
+    )

@@ -1,0 +1,317 @@
+"""What the operator knows of the cluster: a store for each kind that plans depend on, and what its pods say.
+
+`observe` puts together what belongs to one endpoint, from memory alone: no call is made, so that looking at five
+thousand endpoints costs the API server nothing.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Hashable, Iterable, Iterator
+from dataclasses import replace
+from datetime import UTC, datetime
+from typing import Any, Generic, TypeVar
+
+from penstock_operator.cluster.kinds import (
+    CONFIG_MAP,
+    DEPLOYMENT,
+    HARDWARE_CLASS,
+    JOB,
+    MODEL_ENDPOINT,
+    NETWORK_POLICY,
+    NODE,
+    OPTIMIZED_MODEL,
+    POD,
+    POD_DISRUPTION_BUDGET,
+    REPLICA_SET,
+    SERVICE,
+    Json,
+    Kind,
+)
+from penstock_operator.cluster.store import Key, Store
+from penstock_operator.plan.names import ENDPOINT, MANAGED_BY, MANAGER, NAME, OPTIMIZER, RUNTIME
+from penstock_operator.plan.names import OPTIMIZED_MODEL as MODEL_LABEL
+from penstock_operator.plan.observed import (
+    DeploymentFacts,
+    HostReport,
+    JobFacts,
+    JobLog,
+    Neighbour,
+    Observed,
+    OptimizedModelFacts,
+    PodFacts,
+    Ref,
+    ReplicaSetFacts,
+    RuntimePod,
+    User,
+)
+from penstock_operator.plan.settings import PlanSettings
+
+OURS = f"{MANAGED_BY}={MANAGER}"
+"""Label selector of what the operator makes: nobody else's pods are ever listed."""
+
+USERS = 16
+"""Of an OptimizedModel's users the first so many are told to a plan, by name: thousands may share one, and each of
+their plans would be as long as they are many."""
+
+Value = TypeVar("Value")
+
+
+class Said(Generic[Value]):
+    """What pods have said, by their uid."""
+
+    def __init__(self) -> None:
+        self._values: dict[str, Value] = {}
+
+    def get(self, uid: str) -> Value | None:
+        """What this pod said last."""
+        return self._values.get(uid)
+
+    def put(self, uid: str, value: Value) -> bool:
+        """Remember it; True when it is new."""
+        if self._values.get(uid) == value:
+            return False
+        self._values[uid] = value
+        return True
+
+    def forget(self, uid: str) -> None:
+        """The pod is gone."""
+        self._values.pop(uid, None)
+
+    def __len__(self) -> int:
+        return len(self._values)
+
+
+class World:
+    """All the stores."""
+
+    def __init__(self, settings: PlanSettings) -> None:
+        self.settings = settings
+        self.endpoints = Store(MODEL_ENDPOINT, _trimmed, index=_endpoint_index)
+        self.models = Store(OPTIMIZED_MODEL, OptimizedModelFacts.from_object)
+        self.classes = Store(HARDWARE_CLASS, _trimmed)
+        self.nodes = Store(NODE, _node)
+        self.deployments = Store(DEPLOYMENT, DeploymentFacts.from_object, index=_owner_index)
+        self.replica_sets = Store(REPLICA_SET, ReplicaSetFacts.from_object, index=_owner_index)
+        self.pods = Store(POD, PodFacts.from_object, index=_pod_index)
+        self.jobs = Store(JOB, JobFacts.from_object, index=_owner_index)
+        self.services = Store(SERVICE, _nothing, index=_owner_index)
+        self.budgets = Store(POD_DISRUPTION_BUDGET, _nothing, index=_owner_index)
+        self.policies = Store(NETWORK_POLICY, _nothing, index=_owner_index)
+        self.config_maps = Store(CONFIG_MAP, _nothing, index=_owner_index)
+        self.reports: Said[tuple[HostReport | None, str]] = Said()
+        """Of serving pods: what `/info` said, or why it could not be read."""
+        self.logs: Said[JobLog] = Said()
+        """Of jobs' pods."""
+        self.texts: dict[Key, dict[str, str]] = {}
+        """Contents of the ConfigMaps that endpoints take texts from; an empty one: it is not there."""
+        self._said_listeners: list[Callable[[tuple[Hashable, ...]], None]] = []
+
+    def listen_said(self, listener: Callable[[tuple[Hashable, ...]], None]) -> None:
+        """Call this with the pod's index keys whenever a pod says something new."""
+        self._said_listeners.append(listener)
+
+    def tell_report(self, pod: Key, uid: str, report: tuple[HostReport | None, str]) -> None:
+        """A serving pod said where it runs, or could not be asked."""
+        if self.reports.put(uid, report):
+            self._tell_said(pod)
+
+    def tell_log(self, pod: Key, uid: str, log: JobLog) -> None:
+        """A job's pod said how far it is."""
+        if self.logs.put(uid, log):
+            self._tell_said(pod)
+
+    def _tell_said(self, pod: Key) -> None:
+        entry = self.pods.get(pod)
+        for listener in self._said_listeners if entry is not None else ():
+            listener(entry.index if entry is not None else ())
+
+    @property
+    def stores(self) -> dict[Kind, Store[Any]]:
+        """All of them, by kind."""
+        stores: tuple[Store[Any], ...] = (self.endpoints, self.models, self.classes, self.nodes, *self.made)
+        return {store.kind: store for store in stores}
+
+    @property
+    def made(self) -> tuple[Store[Any], ...]:
+        """Of the kinds that the operator makes, directly or not, and labels."""
+        return (
+            self.deployments,
+            self.replica_sets,
+            self.pods,
+            self.jobs,
+            self.services,
+            self.budgets,
+            self.policies,
+            self.config_maps,
+        )
+
+    def users(self, namespace: str, model: str) -> list[Key]:
+        """The endpoints that use an OptimizedModel, in order of their names."""
+        return [key for key, _ in self.endpoints.of(("model", namespace, model))]
+
+    def model(self, key: Key) -> OptimizedModelFacts | None:
+        """An OptimizedModel with its jobs and users."""
+        entry = self.models.get(key)
+        if entry is None:
+            return None
+        pods: dict[str, PodFacts] = {}
+        for _, pod in self.pods.of(("model", *key)):
+            before = pods.get(pod.facts.owner)
+            # The newest pod of a job counts: an evicted one may still be there.
+            if before is None or (pod.facts.created or _EPOCH) >= (before.created or _EPOCH):
+                pods[pod.facts.owner] = pod.facts
+        jobs = tuple(self._job(job.facts, pods.get(job.facts.name)) for _, job in self.jobs.of(("model", *key)))
+        users = ((name, self.endpoints.get(name)) for name in self.users(*key)[:USERS])
+        return replace(
+            entry.facts,
+            jobs=tuple(sorted(jobs, key=lambda job: job.attempt)),
+            users=tuple(User(name.name, endpoint.uid) for name, endpoint in users if endpoint is not None),
+        )
+
+    def observe(self, key: Key, *, model_names: Iterable[str] = ()) -> Observed | None:
+        """All that belongs to an endpoint, now; None when there is no such endpoint.
+
+        `model_names` are OptimizedModels that matter besides those that its status and its Deployment name.
+        """
+        endpoint = self.endpoints.get(key)
+        if endpoint is None:
+            return None
+        index = ("endpoint", *key)
+        deployment = self.deployments.facts(key)
+        names = {*_models_named(endpoint.facts), *model_names}
+        if deployment is not None and deployment.optimized_model:
+            names.add(deployment.optimized_model)
+        models = [self.model(Key(key.namespace, name)) for name in sorted(names)]
+        pods = tuple(self._runtime_pod(pod.facts) for _, pod in self.pods.of(index))
+        return Observed(
+            endpoint=endpoint.facts,
+            now=datetime.now(UTC),
+            settings=self.settings,
+            hardware_classes={name.name: entry.facts for name in self.classes if (entry := self.classes.get(name))},
+            optimized_models=tuple(model for model in models if model is not None),
+            deployment=deployment,
+            replica_sets=tuple(entry.facts for _, entry in self.replica_sets.of(index)),
+            pods=pods,
+            neighbours=tuple(self._neighbours(key, pods)),
+            present=frozenset(self._present(key, names)),
+            workload_texts=self._texts(key, endpoint.facts),
+            nodes=tuple(entry.facts for name in self.nodes if (entry := self.nodes.get(name))),
+        )
+
+    def _job(self, job: JobFacts, pod: PodFacts | None) -> JobFacts:
+        log = self.logs.get(pod.uid) if pod is not None else None
+        return replace(job, pod=pod, log=log or JobLog())
+
+    def _runtime_pod(self, pod: PodFacts) -> RuntimePod:
+        report, problem = self.reports.get(pod.uid) or (None, "")
+        return RuntimePod(pod, report, problem)
+
+    def _neighbours(self, key: Key, own: Iterable[RuntimePod]) -> Iterator[Neighbour]:
+        for node in sorted({entry.pod.node for entry in own} - {""}):
+            for place, pod in self.pods.of(("node", node)):
+                if ("endpoint", *key) in pod.index:
+                    continue
+                report, _ = self.reports.get(pod.uid) or (None, "")
+                yield Neighbour(place.name, place.namespace, node, () if report is None else report.cpus)
+
+    def _present(self, key: Key, models: Iterable[str]) -> Iterator[Ref]:
+        for store in (self.deployments, self.services, self.budgets, self.policies, self.config_maps):
+            for place, _ in store.of(("endpoint", *key)):
+                yield Ref(store.kind.name, place.name)
+        for name in models:
+            if self.models.get(Key(key.namespace, name)) is not None:
+                yield Ref(OPTIMIZED_MODEL.name, name)
+            for owned in (self.jobs, self.config_maps):
+                for place, _ in owned.of(("model", key.namespace, name)):
+                    yield Ref(owned.kind.name, place.name)
+
+    def _texts(self, key: Key, endpoint: Json) -> tuple[str, ...] | None:
+        source = texts_source(endpoint)
+        if source is None:
+            return None
+        text = self.texts.get(Key(key.namespace, source[0]), {}).get(source[1])
+        return None if text is None else tuple(line for line in text.splitlines() if line.strip())
+
+
+_EPOCH = datetime.fromtimestamp(0, UTC)
+
+
+def texts_source(endpoint: Json) -> tuple[str, str] | None:
+    """Name and key of the ConfigMap that an endpoint takes its texts from; None: from none."""
+    source = ((endpoint.get("spec") or {}).get("workload") or {}).get("textsFrom") or {}
+    name, key = source.get("configMapName"), source.get("key")
+    return (str(name), str(key)) if name and key else None
+
+
+def is_ready(endpoint: Json) -> bool:
+    """Whether its status says so."""
+    conditions = (endpoint.get("status") or {}).get("conditions") or []
+    return any(entry.get("type") == "Ready" and entry.get("status") == "True" for entry in conditions)
+
+
+_NOISE = {"managedFields", "resourceVersion", "selfLink"}
+
+
+def _trimmed(value: Json) -> Json:
+    """Without what changes on every write and what is large and says nothing to a plan."""
+    metadata = {name: field for name, field in value["metadata"].items() if name not in _NOISE}
+    annotations = dict(metadata.get("annotations") or {})
+    annotations.pop("kubectl.kubernetes.io/last-applied-configuration", None)
+    if "annotations" in metadata:
+        metadata["annotations"] = annotations
+    return {**value, "metadata": metadata}
+
+
+def _node(value: Json) -> Json:
+    """What placement asks of a node. Its heartbeats and images are left out, so that they wake nobody."""
+    metadata, spec, status = value["metadata"], value.get("spec") or {}, value.get("status") or {}
+    conditions = [
+        {"type": entry["type"], "status": entry["status"]}
+        for entry in status.get("conditions") or []
+        if entry["type"] == "Ready"
+    ]
+    return {
+        "metadata": {"name": metadata["name"], "labels": metadata.get("labels") or {}},
+        "spec": {name: spec[name] for name in ("taints", "unschedulable") if name in spec},
+        "status": {"allocatable": status.get("allocatable") or {}, "conditions": conditions},
+    }
+
+
+def _nothing(_: Json) -> None:
+    """Of some kinds it matters only that they are there."""
+
+
+def _models_named(endpoint: Json) -> set[str]:
+    status = endpoint.get("status") or {}
+    return {status.get("optimizedModel") or "", (status.get("plan") or {}).get("optimizedModel") or ""} - {""}
+
+
+def _endpoint_index(value: Json) -> Iterator[tuple[str, ...]]:
+    namespace = value["metadata"].get("namespace") or ""
+    for model in sorted(_models_named(value)):
+        yield ("model", namespace, model)
+    yield ("class", str((value.get("spec") or {}).get("hardwareClass") or "any"))
+    source = texts_source(value)
+    if source is not None:
+        yield ("texts", namespace, source[0])
+    if not is_ready(value):
+        yield ("unready",)
+
+
+def _owner_index(value: Json) -> Iterator[tuple[str, str, str]]:
+    metadata = value["metadata"]
+    labels, namespace = metadata.get("labels") or {}, metadata.get("namespace") or ""
+    if labels.get(ENDPOINT):
+        yield ("endpoint", namespace, labels[ENDPOINT])
+    elif labels.get(MODEL_LABEL):
+        yield ("model", namespace, labels[MODEL_LABEL])
+
+
+def _pod_index(value: Json) -> Iterator[tuple[str, ...]]:
+    labels = value["metadata"].get("labels") or {}
+    if labels.get(NAME) not in {RUNTIME, OPTIMIZER}:
+        return
+    yield from _owner_index(value)
+    node = (value.get("spec") or {}).get("nodeName")
+    if node and labels.get(NAME) == RUNTIME:
+        yield ("node", str(node))
