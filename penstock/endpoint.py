@@ -1,50 +1,70 @@
 """ModelEndpoint (`penstock.dev/v1alpha1`): what a user applies, and what `penstock serve` takes from a file.
 
-Field names are camelCase on the outside and snake_case here. Unknown fields are errors: a typo must not be a default.
+Fields that matter on a cluster only are marked `CLUSTER`: a file may hold them, and a local run passes them over.
 """
 
 from __future__ import annotations
 
-import json
-import re
+from dataclasses import dataclass
 from enum import StrEnum
-from pathlib import Path
-from typing import Annotated, Any, Literal, Self
+from typing import Annotated, Any, ClassVar, Literal
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator, model_validator
-from pydantic.alias_generators import to_camel
+from pydantic import Field
 from pydantic_core import PydanticCustomError
 
-from penstock.documents import plain, read_documents
 from penstock.errors import SpecError
-from penstock.problems import closest, spec_error
+from penstock.names import DataKey, Digest, DnsLabel, ObjectName
+from penstock.pod import Pod
 from penstock.recipe import EngineName, Precision
-from penstock.source import ModelSource
+from penstock.resource import API_VERSION, Metadata, Resource, Spec
+from penstock.rules import Rule, TextRule
+from penstock.scaling import MOST_REPLICAS, Scaling
+from penstock.source import NO_WAY_UP_CEL, SOURCE_FORMS, SOURCE_PATTERN, ModelSource, Scheme
 from penstock.tasks import TaskName
 
-API_VERSION = "penstock.dev/v1alpha1"
-NAME_PATTERN = re.compile(r"[a-z]([-a-z0-9]{0,61}[a-z0-9])?")
-"""A DNS label as RFC 1035 has it: Services must begin with a letter."""
+__all__ = [
+    "API_VERSION",
+    "CLUSTER",
+    "AccuracyBudget",
+    "ConfigMapKey",
+    "Latency",
+    "Metadata",
+    "ModelCredentials",
+    "ModelEndpoint",
+    "ModelEndpointSpec",
+    "NoCandidate",
+    "Objective",
+    "Optimization",
+    "OptimizationMode",
+    "Pod",
+    "Rollout",
+    "Scaling",
+    "Serving",
+    "Spec",
+    "Throughput",
+    "Workload",
+]
 
-
-class Spec(BaseModel):
-    """A part of a resource: frozen, camelCase outside, no unknown fields, no numbers that JSON lacks."""
-
-    model_config = ConfigDict(
-        frozen=True, extra="forbid", alias_generator=to_camel, populate_by_name=True, allow_inf_nan=False
-    )
+CLUSTER: dict[str, Any] = {"x-cluster-only": True}
+"""Marks a field that a local run passes over."""
+SIGNED_SCHEMES = {Scheme.HF, Scheme.S3, Scheme.GS, Scheme.AZ}
+"""The sources that one can sign in to."""
+MOST_CHARACTERS = 32_768
+"""Of all texts of a workload together: more would not fit into what an operator notes on an object (256 KiB)."""
 
 
 class Latency(Spec):
     """Answer within this time."""
 
-    p95_milliseconds: float = Field(gt=0, description="95 % of the requests are answered within this, milliseconds.")
+    p95_milliseconds: float = Field(
+        gt=0, le=600_000, description="95 % of the requests are answered within this, milliseconds."
+    )
 
 
 class Throughput(Spec):
     """Answer this many."""
 
-    requests_per_second: float = Field(gt=0, description="Requests a second that one replica is to take.")
+    requests_per_second: float = Field(gt=0, le=1_000_000, description="Requests a second that one replica is to take.")
 
 
 class Objective(Spec):
@@ -64,32 +84,45 @@ class Objective(Spec):
         return " and ".join(parts) or "best of latency and throughput"
 
 
-class Scaling(Spec):
-    """How many replicas."""
+class ConfigMapKey(Spec):
+    """A key of a ConfigMap of the same namespace."""
 
-    min_replicas: int = Field(default=1, ge=0, description="Never fewer; 0 lets an idle endpoint end all its pods.")
-    max_replicas: int = Field(default=4, ge=1, description="Never more.")
-
-    @model_validator(mode="after")
-    def _ordered(self) -> Self:
-        if self.min_replicas > self.max_replicas:
-            raise ValueError(
-                f"minReplicas {self.min_replicas} is over maxReplicas {self.max_replicas}: "
-                "raise maxReplicas or lower minReplicas"
-            )
-        return self
+    config_map_name: ObjectName
+    key: DataKey = Field(default="texts", description="The key whose value holds one text on each line.")
 
 
 class Workload(Spec):
     """What the requests look like: decides what the search measures and what the capacity curve means."""
 
-    sequence_lengths: tuple[Annotated[int, Field(ge=1)], ...] = Field(
+    sequence_lengths: tuple[Annotated[int, Field(ge=1, le=1_000_000)], ...] = Field(
         default=(),
+        max_length=64,
         description="Typical lengths in tokens, each as likely as it is listed. Empty: log-normal, median 44, p95 186.",
     )
-    texts: tuple[Annotated[str, Field(min_length=1)], ...] = Field(
+    texts: tuple[Annotated[str, Field(min_length=1, max_length=8192)], ...] = Field(
         default=(),
-        description="Typical inputs: the guard calibrates and judges with them as well as with its own.",
+        max_length=512,
+        description="Typical inputs: the guard calibrates and judges with them as well as with its own. "
+        f"At most {MOST_CHARACTERS:,} characters in all.",
+    )
+    texts_from: ConfigMapKey | None = Field(
+        default=None,
+        description="Typical inputs from a ConfigMap, one on each line, instead of `texts`.",
+        json_schema_extra=CLUSTER,
+    )
+
+    RULES: ClassVar[tuple[Rule, ...]] = (
+        Rule(
+            "!has(self.texts) || size(self.texts) == 0 || !has(self.textsFrom)",
+            lambda it: not it.texts or it.texts_from is None,
+            "texts and textsFrom are both given: keep one of them",
+        ),
+        Rule(
+            f"!has(self.texts) || self.texts.map(text, size(text)).sum() <= {MOST_CHARACTERS}",
+            lambda it: sum(map(len, it.texts)) <= MOST_CHARACTERS,
+            f"texts are over {MOST_CHARACTERS:,} characters in all: give fewer or shorter ones, "
+            "or put them into a ConfigMap and write textsFrom",
+        ),
     )
 
 
@@ -99,6 +132,7 @@ class OptimizationMode(StrEnum):
     AUTO = "Auto"
     OFF = "Disabled"
     """Not `Off`: YAML reads that as false, unless it is quoted."""
+    PINNED = "Pinned"
 
 
 class NoCandidate(StrEnum):
@@ -121,57 +155,139 @@ class Optimization(Spec):
     """The search and its limits."""
 
     mode: OptimizationMode = Field(
-        default=OptimizationMode.AUTO, description="`Auto` searches; `Disabled` serves the fp32 graph as it is."
+        default=OptimizationMode.AUTO,
+        description="`Auto` searches; `Disabled` serves the fp32 graph as it is; "
+        "`Pinned` serves the artefact that is named below, whatever else could be found.",
+    )
+    artefact: Digest | None = Field(
+        default=None,
+        description="The digest of the artefact to serve in mode Pinned, as the status of a proven endpoint shows it.",
+        json_schema_extra=CLUSTER,
     )
     engines: tuple[EngineName, ...] = Field(
-        default=tuple(EngineName), min_length=1, description="The engines that candidates may use."
+        default=tuple(EngineName), min_length=1, max_length=16, description="The engines that candidates may use."
     )
     precisions: tuple[Precision, ...] = Field(
-        default=tuple(Precision), min_length=1, description="The arithmetic that candidates may use."
+        default=tuple(Precision), min_length=1, max_length=16, description="The arithmetic that candidates may use."
     )
     accuracy: AccuracyBudget = AccuracyBudget()
     when_no_candidate: NoCandidate = Field(
         default=NoCandidate.SERVE_FP32, description="What to do when no candidate is within the accuracy budget."
     )
-    budget_seconds: float = Field(default=600, gt=0, description="The whole optimisation ends within this time.")
+    budget_seconds: float = Field(
+        default=600, gt=0, le=86_400, description="The whole optimisation ends within this time."
+    )
+    serve_while_optimizing: bool = Field(
+        default=True,
+        description="Serve the fp32 graph until there is something better. false: no pods before the result is there.",
+        json_schema_extra=CLUSTER,
+    )
+
+    RULES: ClassVar[tuple[Rule, ...]] = (
+        Rule(
+            "self.mode != 'Pinned' || has(self.artefact)",
+            lambda it: it.mode is not OptimizationMode.PINNED or it.artefact is not None,
+            "mode Pinned needs artefact: add the digest (sha256:...) that the status of a proven endpoint shows, "
+            "or write mode: Auto",
+        ),
+        Rule(
+            "self.mode == 'Pinned' || !has(self.artefact)",
+            lambda it: it.mode is OptimizationMode.PINNED or it.artefact is None,
+            "artefact is for mode Pinned, and mode is {mode}: write mode: Pinned, or remove artefact",
+        ),
+    )
 
 
 class Serving(Spec):
     """Limits of the server that belong to the endpoint rather than to the process."""
 
     max_input_tokens: int | None = Field(
-        default=None, ge=1, description="Longer inputs are cut or refused. None: the model's."
+        default=None, ge=1, le=1_000_000, description="Longer inputs are cut or refused. None: the model's."
     )
     truncate: bool = Field(default=True, description="Cut over-long inputs; false answers them with 422.")
 
 
-class ModelEndpointSpec(Spec):
-    """What to serve, on what, how well."""
+class ModelCredentials(Spec):
+    """What the download signs in with."""
 
-    model: str = Field(
+    secret_name: ObjectName = Field(
+        description="A Secret of this namespace. Each of its keys becomes an environment variable of the download, "
+        "such as HF_TOKEN, AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY."
+    )
+
+
+class Rollout(Spec):
+    """How a new plan takes over."""
+
+    max_surge: int = Field(
+        default=1, ge=1, le=100, description="Pods beyond the replicas meanwhile: each needs cores of its own."
+    )
+    drain_seconds: int = Field(
+        default=20,
+        ge=0,
+        le=600,
+        description="How long a pod that is to end goes on taking requests, while the Service forgets it.",
+    )
+
+
+@dataclass(frozen=True)
+class SourceRule(TextRule):
+    """The forms of a model source, in the words of `ModelSource.parse`."""
+
+    def check(self, text: str) -> str:
+        """The text itself, when it can be parsed."""
+        try:
+            ModelSource.parse(text)
+        except SpecError as error:
+            problem = error.message.removeprefix(f"{error.field}: ")
+            raise PydanticCustomError("spec", "{problem}", {"problem": problem, "remedy": error.remedy}) from error
+        return text
+
+
+ModelUrl = Annotated[
+    str,
+    Field(max_length=512),
+    SourceRule(
+        pattern=SOURCE_PATTERN,
+        problem="{self} is not a model source",
+        remedy=f"Write one of {SOURCE_FORMS}",
+        also=NO_WAY_UP_CEL,
+    ),
+]
+"""Where a model comes from."""
+
+
+class EndpointCore(Spec):
+    """What both a ModelEndpoint and an OptimizedModel state: all that the optimisation depends on."""
+
+    model: ModelUrl = Field(
         description="Where the model comes from: `hf://organisation/name@revision`, `s3://bucket/path`, `gs://`, "
         "`az://`, `pvc://claim/path`, `file:///path`, `pkg://import_name/folder` (docs/models.md)."
     )
     task: TaskName = Field(description="What the endpoint does with a text (the words of the Hugging Face tasks).")
-    hardware_class: str = Field(
-        default="any", min_length=1, description="What kind of node; `any` takes the machine as it is."
+    hardware_class: DnsLabel = Field(
+        default="any", description="What kind of node: a HardwareClass. `any` takes the machine as it is."
     )
-    cores: int = Field(default=1, ge=1, le=256, description="Physical cores of one replica.")
+    cores: int = Field(
+        default=1, ge=1, le=256, description="Physical cores of one replica; NeuronCores on a class that has them."
+    )
     objective: Objective = Objective()
     workload: Workload = Workload()
     optimization: Optimization = Optimization()
     serving: Serving = Serving()
-    scaling: Scaling = Scaling()
+    model_credentials: ModelCredentials | None = Field(
+        default=None,
+        description="What the download signs in with. A local run takes it from its own environment.",
+        json_schema_extra=CLUSTER,
+    )
 
-    @field_validator("model")
-    @classmethod
-    def _is_a_source(cls, model: str) -> str:
-        try:
-            ModelSource.parse(model)
-        except SpecError as error:
-            problem = error.message.removeprefix(f"{error.field}: ")
-            raise PydanticCustomError("spec", "{problem}", {"problem": problem, "remedy": error.remedy}) from error
-        return model
+    RULES: ClassVar[tuple[Rule, ...]] = (
+        Rule(
+            "!has(self.modelCredentials) || self.model.matches('^(hf|s3|gs|az)://')",
+            lambda it: it.model_credentials is None or it.source.scheme in SIGNED_SCHEMES,
+            "modelCredentials are for hf://, s3://, gs:// and az://, and model is {model}: remove modelCredentials",
+        ),
+    )
 
     @property
     def source(self) -> ModelSource:
@@ -179,84 +295,34 @@ class ModelEndpointSpec(Spec):
         return ModelSource.parse(self.model)
 
 
-class Metadata(BaseModel):
-    """The part of Kubernetes' object metadata that a file needs."""
+class ModelEndpointSpec(EndpointCore):
+    """What to serve, on what, how well."""
 
-    model_config = ConfigDict(frozen=True, extra="allow")
-
-    name: str
-    """A DNS label: it becomes the name of a Service."""
-    namespace: str | None = None
-    labels: dict[str, str] = Field(default_factory=dict)
-    annotations: dict[str, str] = Field(default_factory=dict)
-
-    @field_validator("name")
-    @classmethod
-    def _is_a_label(cls, name: str) -> str:
-        if NAME_PATTERN.fullmatch(name):
-            return name
-        better = re.sub(r"[^a-z0-9]+", "-", name.lower()).lstrip("-0123456789")[:63].rstrip("-")
-        rule = "Use at most 63 lower-case letters, digits and '-', a letter first and no '-' last"
-        remedy = f"{rule}, such as {better}" if better else rule
-        problem = f"{name[:80]!r} is not a DNS label"
-        raise PydanticCustomError("spec", "{problem}", {"problem": problem, "remedy": remedy})
+    scaling: Scaling = Field(default=Scaling(), json_schema_extra=CLUSTER)
+    rollout: Rollout = Field(default=Rollout(), json_schema_extra=CLUSTER)
+    pod: Pod = Field(default=Pod(), json_schema_extra=CLUSTER)
+    replicas: int = Field(
+        default=1,
+        ge=0,
+        le=MOST_REPLICAS,
+        description="The replicas in the scaling modes External and None; what `kubectl scale` writes.",
+        json_schema_extra=CLUSTER,
+    )
+    suspend: bool = Field(
+        default=False,
+        description="true ends all pods and starts no optimisation; what was found is kept.",
+        json_schema_extra=CLUSTER,
+    )
 
 
-class ModelEndpoint(BaseModel):
-    """The resource."""
+class ModelEndpoint(Resource):
+    """One model, one task, one HTTP service: Penstock optimises the model on the hardware that will serve it, proves
+    that the answers are still right, and serves it from pods that own their cores."""
 
-    model_config = ConfigDict(frozen=True, extra="forbid", populate_by_name=True, allow_inf_nan=False)
+    KIND: ClassVar[str] = "ModelEndpoint"
 
     api_version: Literal["penstock.dev/v1alpha1"] = Field(alias="apiVersion")
     kind: Literal["ModelEndpoint"]
     metadata: Metadata
     spec: ModelEndpointSpec
     status: dict[str, Any] = Field(default_factory=dict)
-
-    @classmethod
-    def from_yaml(cls, text: str, *, origin: str = "the file") -> ModelEndpoint:
-        """Read the one ModelEndpoint of a YAML text, which may hold other resources too.
-
-        SpecError lists every problem: the field, the value and what to write instead.
-        """
-        documents = read_documents(text, origin)
-        kinds = [document.get("kind") if isinstance(document, dict) else None for document in documents]
-        found = [document for document, kind in zip(documents, kinds, strict=True) if kind == "ModelEndpoint"]
-        if len(found) == 1:
-            return cls.from_object(found[0], origin=origin)
-        if found:
-            raise SpecError(f"{origin} holds {len(found)} ModelEndpoints", remedy="Keep one in each file")
-        meant = next((kind for kind in kinds if isinstance(kind, str) and closest(kind, ["ModelEndpoint"])), None)
-        if meant is not None:
-            raise SpecError(f"{origin}: kind is {meant!r}", field="kind", remedy="Write kind: ModelEndpoint")
-        named = ", ".join(kind if isinstance(kind, str) else "something without a kind" for kind in kinds)
-        raise SpecError(
-            f"{origin} holds {named or 'nothing'}, and no ModelEndpoint",
-            remedy=f"Start it with `apiVersion: {API_VERSION}` and `kind: ModelEndpoint`",
-        )
-
-    @classmethod
-    def from_object(cls, value: dict[str, Any], *, origin: str = "the ModelEndpoint") -> ModelEndpoint:
-        """Read one ModelEndpoint from parsed YAML or JSON; SpecError as `from_yaml`.
-
-        As strict as the API server, so that what runs here is accepted there: no text for numbers, no snake_case.
-        """
-        try:
-            content = json.dumps(plain(value, origin))
-        except ValueError as error:  # whole numbers of thousands of digits
-            raise SpecError(f"{origin}: {error}", remedy="Write numbers of a sensible size") from error
-        try:
-            return cls.model_validate_json(content, strict=True, by_alias=True, by_name=False)
-        except ValidationError as error:
-            raise spec_error(error, cls, origin) from error
-
-    @classmethod
-    def from_file(cls, path: Path) -> ModelEndpoint:
-        """Read one ModelEndpoint from a YAML file."""
-        try:
-            text = path.read_text(encoding="utf-8")
-        except OSError as error:
-            raise SpecError(f"{path}: {error.strerror}", remedy="Give the path of a ModelEndpoint YAML file") from error
-        except UnicodeDecodeError as error:
-            raise SpecError(f"{path} is not UTF-8 text", remedy="Give the path of a ModelEndpoint YAML file") from error
-        return cls.from_yaml(text, origin=str(path))

@@ -121,6 +121,8 @@ def _rule(kind: str, context: Mapping[str, Any], message: str) -> str:
         return f"must be at most {context['le']:g}"
     if kind == "too_short":
         return f"must have at least {context['min_length']} entry"
+    if kind == "too_long":
+        return f"must have at most {context['max_length']} entries"
     if kind == "string_too_long":
         return f"must have at most {context['max_length']} characters"
     return _WORDS.get(kind, message)
@@ -163,9 +165,10 @@ def _meant_field(location: Sequence[int | str], model: type[BaseModel]) -> str:
     name, parent = str(location[-1]), tuple(str(part) for part in location[:-1])
     here = _fields_at(parent, model)
     near = closest(name.replace("_", ""), here)
-    if near is not None:
+    same = name.replace("_", "").lower()
+    elsewhere = [path for path in _all_paths(model) if path[-1].lower() == same]
+    if near is not None and (near.lower() == same or not elsewhere):
         return f"Did you mean {near}?"
-    elsewhere = [path for path in _all_paths(model) if path[-1].lower() == name.replace("_", "").lower()]
     if elsewhere:
         return f"Did you mean {' or '.join('.'.join(path) for path in elsewhere)}?"
     return f"Fields here: {', '.join(here)}" if here else f"See {REFERENCE.removesuffix(' lists the fields')}"

@@ -35,7 +35,18 @@ _SHAPE = {
     Scheme.FILE: (r"/.*", "file:///absolute/path"),
     Scheme.PKG: (r"[A-Za-z_]\w*(\.\w+)*(/.+)?", "pkg://import_name/folder"),
 }
-_FORMS = ", ".join(shape for _, shape in _SHAPE.values())
+SOURCE_FORMS = ", ".join(shape for _, shape in _SHAPE.values())
+"""For people."""
+SOURCE_PATTERN = "|".join(
+    f"{scheme.value}://{pattern}" + (r"(@\w[\w./-]*)?" if scheme is Scheme.HF else "")
+    for scheme, (pattern, _) in _SHAPE.items()
+)
+"""What the API server can check without our code, in RE2 (where `\\w` is ASCII)."""
+NO_WAY_UP_CEL = (
+    r"!self.matches('://([^/]*/)*\\.\\.(/|$)') && !self.matches('^hf://([^/@]*/)?\\.\\.@') "
+    r"&& !self.matches('^hf://[^@]*@.*\\.\\.')"
+)
+"""CEL on `self`: no part of the path is `..`, and no revision holds it."""
 _REVISION = re.compile(r"[\w][\w./-]*", re.ASCII)
 _OTHER_NAMES = {"huggingface": "hf", "hub": "hf", "gcs": "gs", "abfs": "az", "azure": "az", "azblob": "az"}
 _REPOSITORY = re.compile(r"[\w.-]+/[\w.-]+(@[\w./-]+)?", re.ASCII)
@@ -107,7 +118,7 @@ def _meant(text: str) -> str:
         return "Write a local folder with its absolute path: file:///absolute/path"
     if _REPOSITORY.fullmatch(text):
         return f"Did you mean hf://{text}?"
-    return f"Known forms: {_FORMS}"
+    return f"Known forms: {SOURCE_FORMS}"
 
 
 def _mend(scheme: Scheme, rest: str, shape: str) -> str:
