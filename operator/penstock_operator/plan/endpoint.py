@@ -25,9 +25,9 @@ class Endpoint:
         """Read the object of the API; SpecError when this version does not understand its spec."""
         metadata = value["metadata"]
         # managedFields and the like are the API server's business; only the spec can be wrong.
-        known = {key: metadata[key] for key in ("name", "namespace", "labels", "annotations") if key in metadata}
-        parts = {key: value[key] for key in ("apiVersion", "kind", "spec") if key in value}
-        endpoint = ModelEndpoint.from_object({**parts, "metadata": known}, origin=f"ModelEndpoint {metadata['name']}")
+        readable: Json = {key: value[key] for key in ("apiVersion", "kind", "spec") if key in value}
+        readable["metadata"] = {"name": metadata["name"]}
+        endpoint = ModelEndpoint.from_object(readable, origin=f"ModelEndpoint {metadata['name']}")
         return cls(
             name=metadata["name"],
             namespace=metadata.get("namespace") or "default",

@@ -133,11 +133,10 @@ class HostReport:
     pinned: bool = False
     """Its own judgement: a cpuset of exactly its cores, not the whole machine, no quota that cuts into them."""
     findings: tuple[str, ...] = ()
-    isa: str = ""
     cpu: Json = field(default_factory=dict)
     """`penstock.hardware.CpuIdentity` as JSON."""
-    measured_isa: str = ""
-    """What the artefact was measured on."""
+    measured_on: Json = field(default_factory=dict)
+    """The processor that the artefact was measured on, likewise."""
     artefact_key: str = ""
     plan: str = ""
     """The served plan in words."""
@@ -149,16 +148,14 @@ class HostReport:
         if not host:
             return None
         cores, artefact = host.get("cores") or {}, info.get("artefact") or {}
-        cpu = host.get("cpu") or {}
         return cls(
             cpus=tuple(host.get("cpus_allowed") or ()),
             quota=host.get("quota"),
             granted=int(cores.get("granted") or 0),
             pinned=bool(cores.get("pinned")),
             findings=tuple(cores.get("findings") or ()),
-            isa=cpu.get("isa") or "",
-            cpu=dict(cpu),
-            measured_isa=(artefact.get("cpu") or {}).get("isa") or "",
+            cpu=dict(host.get("cpu") or {}),
+            measured_on=dict(artefact.get("cpu") or {}),
             artefact_key=artefact.get("key") or "",
             plan=(info.get("plan") or {}).get("summary") or "",
         )
@@ -431,8 +428,11 @@ class Observed:
     neighbours: tuple[Neighbour, ...] = ()
     present: frozenset[Ref] = frozenset()
     """Which objects of ours exist: only these are ever deleted."""
-    workload_texts: str | None = None
-    """The value of `workload.textsFrom`, one text on each line; None: there is no such ConfigMap or key."""
+    workload_texts: tuple[str, ...] | None = None
+    """The texts of `workload.textsFrom`, without empty lines; None: there is no such ConfigMap or key."""
+    foreign: frozenset[Ref] = frozenset()
+    """Objects that have the names of ours and are not ours (no label `app.kubernetes.io/managed-by: penstock`): never
+    touched, and said."""
     nodes: tuple[Json, ...] = ()
     """Node objects as the API has them (labels, taints, unschedulable, allocatable suffice)."""
     scale: Scale | None = None

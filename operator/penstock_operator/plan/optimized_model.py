@@ -7,7 +7,7 @@ job's name: whoever plans, and however often, starts the same run.
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from datetime import datetime, timedelta
 from typing import Any
@@ -32,12 +32,19 @@ MOST_DOUBLINGS = 3
 """How often a job that ran out of memory gets twice as much."""
 
 
-def texts_digest(texts: str) -> Digest:
+def texts_digest(texts: Sequence[str]) -> Digest:
     """The digest of the texts of a ConfigMap."""
-    return f"sha256:{hashlib.sha256(texts.encode()).hexdigest()}"
+    return f"sha256:{hashlib.sha256(texts_file(texts).encode()).hexdigest()}"
 
 
-def wanted_spec(spec: ModelEndpointSpec, settings: PlanSettings, texts: str | None) -> OptimizedModelSpec | None:
+def texts_file(texts: Sequence[str]) -> str:
+    """Texts as the job reads them: one on each line."""
+    return "".join(f"{text}\n" for text in texts)
+
+
+def wanted_spec(
+    spec: ModelEndpointSpec, settings: PlanSettings, texts: Sequence[str] | None
+) -> OptimizedModelSpec | None:
     """What an endpoint wants optimised; None when it names an artefact itself, or its texts are not there."""
     if spec.optimization.mode is OptimizationMode.PINNED:
         return None
@@ -48,7 +55,7 @@ def wanted_spec(spec: ModelEndpointSpec, settings: PlanSettings, texts: str | No
     return OptimizedModelSpec.of(spec, toolchain, texts_digest=digest)
 
 
-def wanted_name(spec: ModelEndpointSpec, settings: PlanSettings, texts: str | None) -> str:
+def wanted_name(spec: ModelEndpointSpec, settings: PlanSettings, texts: Sequence[str] | None) -> str:
     """The name of the OptimizedModel that an endpoint wants; empty for none."""
     wanted = wanted_spec(spec, settings, texts)
     return "" if wanted is None else optimized_model_name(wanted)

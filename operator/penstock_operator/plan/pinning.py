@@ -7,10 +7,14 @@ whole cores, nobody else of ours on them, no quota that cuts into them.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from dataclasses import dataclass
 
-from penstock_operator.plan.observed import Neighbour, RuntimePod
+from pydantic import ValidationError
+
+from penstock.hardware import CpuIdentity
+from penstock.hardware_class import HardwareClassSpec
+from penstock_operator.plan.observed import HostReport, Neighbour, RuntimePod
 
 REMEDY = (
     "run the nodes of this class with cpuManagerPolicy: static and the full-pcpus-only option, then delete the pod "
@@ -30,30 +34,32 @@ class PinVerdict:
     """CamelCase; empty when pinned."""
     message: str = ""
     """Why it is not, or why it is not known, in plain words."""
-    wrong_isa: str = ""
+    wrong_cpu: str = ""
     """Why the node cannot serve this plan; empty when it can."""
 
 
 def judge(
-    pods: Iterable[RuntimePod], *, cpus: int, isas: Iterable[str] = (), neighbours: Iterable[Neighbour] = ()
+    pods: Iterable[RuntimePod],
+    *,
+    cpus: int,
+    hardware: HardwareClassSpec | None = None,
+    class_name: str = "",
+    neighbours: Iterable[Neighbour] = (),
 ) -> tuple[PinVerdict, ...]:
     """A verdict on each pod, in their order.
 
-    `cpus` is what each has to own: cores x threads per core. `isas` are the instruction sets that the class promises;
-    none: any. `neighbours` are pods of other endpoints; those of this one are compared with each other anyway.
+    `cpus` is what each has to own: cores x threads per core. `hardware` promises a processor; None: any will do.
+    `neighbours` are pods of other endpoints; those of this one are compared with each other anyway.
     """
     judged = tuple(pods)
     others = [(entry.node, entry.name, frozenset(entry.cpus)) for entry in neighbours]
     others += [
         (entry.pod.node, entry.pod.name, frozenset(entry.report.cpus)) for entry in judged if entry.report is not None
     ]
-    promised = tuple(isas)
-    return tuple(_judge(entry, cpus, promised, others) for entry in judged)
+    return tuple(_judge(entry, cpus, _wrong_cpu(entry.report, hardware, class_name), others) for entry in judged)
 
 
-def _judge(
-    entry: RuntimePod, cpus: int, isas: Sequence[str], others: Iterable[tuple[str, str, frozenset[int]]]
-) -> PinVerdict:
+def _judge(entry: RuntimePod, cpus: int, wrong: str, others: Iterable[tuple[str, str, frozenset[int]]]) -> PinVerdict:
     pod, report = entry.pod, entry.report
     if pod.qos and pod.qos != "Guaranteed":
         # Said before anything is reported: without it the kubelet never gives cores of its own.
@@ -68,11 +74,10 @@ def _judge(
     if report is None:
         why = entry.report_problem or "it has not started to serve yet"
         return PinVerdict(pod.name, pod.node, pinned=None, reason="NotReported", message=why)
-    wrong = _wrong_isa(report.isa, report.measured_isa, isas)
     own = frozenset(report.cpus)
 
     def no(reason: str, message: str) -> PinVerdict:
-        return PinVerdict(pod.name, pod.node, pinned=False, reason=reason, message=message, wrong_isa=wrong)
+        return PinVerdict(pod.name, pod.node, pinned=False, reason=reason, message=message, wrong_cpu=wrong)
 
     if len(own) > cpus:
         return no(
@@ -97,15 +102,20 @@ def _judge(
         )
     if not report.pinned:
         return no("NotWholeCores", f"{'; '.join(report.findings) or 'it does not own whole cores'}; {REMEDY}")
-    return PinVerdict(pod.name, pod.node, pinned=True, wrong_isa=wrong)
+    return PinVerdict(pod.name, pod.node, pinned=True, wrong_cpu=wrong)
 
 
-def _wrong_isa(found: str, measured: str, promised: Sequence[str]) -> str:
-    if measured and found and measured != found:
-        return f"it is {found}, and the plan was measured and judged on {measured}"
-    if promised and found and found not in promised:
-        return f"it is {found}, and the hardware class promises {' or '.join(promised)}"
-    return ""
+def _wrong_cpu(report: HostReport | None, hardware: HardwareClassSpec | None, name: str) -> str:
+    """Why the processor is not the one that was measured, or promised; empty when it is, or nobody knows."""
+    if report is None or not report.cpu:
+        return ""
+    try:
+        found = CpuIdentity.model_validate(report.cpu)
+        measured = CpuIdentity.model_validate(report.measured_on) if report.measured_on else None
+    except ValidationError:  # a runtime of another version
+        return ""
+    against_plan = found.objection(measured) if measured is not None else ""
+    return against_plan or ("" if hardware is None else hardware.objection(found, name=name))
 
 
 def spoken(cpus: Iterable[int]) -> str:

@@ -1,0 +1,52 @@
+"""How many replicas, and whether the operator writes the number: there is exactly one writer in each mode."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from penstock.scaling import ScalingMode
+from penstock_operator.plan.endpoint import Endpoint
+from penstock_operator.plan.observed import DeploymentFacts, Scale
+
+
+@dataclass(frozen=True)
+class Replicas:
+    """The number."""
+
+    wanted: int
+    """How many there are to be."""
+    written: bool
+    """True: the operator writes it. False: the field stays out of what it applies, and belongs to the HPA."""
+
+
+def replicas(endpoint: Endpoint, deployment: DeploymentFacts | None, scale: Scale | None) -> Replicas:
+    """Who decides, and what.
+
+    A suspended endpoint has none, in every mode; an HPA leaves a Deployment of 0 replicas alone.
+    """
+    spec = endpoint.spec
+    if spec.suspend:
+        return Replicas(0, written=True)
+    match spec.scaling.mode:
+        case ScalingMode.EXTERNAL | ScalingMode.NONE:
+            return Replicas(spec.replicas, written=True)
+        case ScalingMode.HPA | ScalingMode.KEDA:
+            # A Deployment that an HPA has never seen begins with the API server's default of 1.
+            present = deployment.wanted if deployment is not None and deployment.wanted else 1
+            return Replicas(present, written=False)
+        case ScalingMode.INTERNAL:
+            return Replicas(_internal(endpoint, deployment, scale), written=True)
+
+
+def _internal(endpoint: Endpoint, deployment: DeploymentFacts | None, scale: Scale | None) -> int:
+    scaling = endpoint.spec.scaling
+    least, most = scaling.min_replicas, scaling.max_replicas
+    if scale is not None:
+        return min(most, max(least, scale.replicas))
+    if deployment is None:
+        return max(1, least)
+    if deployment.wanted == 0:
+        # Idle, as the autoscaler once decided; or just resumed from being suspended, which wants a pod again.
+        idle = (endpoint.status.get("scaling") or {}).get("desired") == 0
+        return least if idle else max(1, least)
+    return min(most, max(least, deployment.wanted))
