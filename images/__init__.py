@@ -1,0 +1,8 @@
+"""Builds the container images of the Dockerfile for real, on a machine with Debian's buildah and no registry.
+
+    python -m images build runtime optimizer      (make images builds all that the tests use)
+
+`target` names what can be built, `content` the key that a result is kept under, `base` makes a Debian where none can be
+pulled, `machine` collects what this machine needs to reach packages, `buildah` drives the builder, `archive` reads what
+came out. Nothing of this is part of a Penstock installation.
+"""

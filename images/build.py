@@ -1,0 +1,158 @@
+"""From a checkout to OCI archives in the cache."""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import os
+import tempfile
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+from images.archive import Archive
+from images.base import make_base
+from images.buildah import Buildah, Progress, require
+from images.content import content_key, copy_sources
+from images.machine import Machine, read_machine
+from images.target import ROOT, SOURCE_DATE_EPOCH, Target, project_version
+
+CACHE = Path("~/.cache/penstock/images")
+"""Where archives, the base and buildah's layers are kept unless PENSTOCK_IMAGES_CACHE says otherwise."""
+OWN_BASE = "localhost/penstock-base:trixie"
+
+
+@dataclass(frozen=True)
+class Builder:
+    """Builds targets of one checkout into one cache.
+
+    base: a reference that buildah can pull, or None for a Debian made on the spot.
+    machine: how packages are reached. tell: is told every step.
+    """
+
+    cache: Path
+    machine: Machine
+    tell: Progress
+    base: str | None = None
+    root: Path = ROOT
+
+    @property
+    def log(self) -> Path:
+        """Everything that the tools said."""
+        return self.cache / "build.log"
+
+    @property
+    def buildah(self) -> Buildah:
+        """The builder over the cache's storage."""
+        return Buildah(self.cache)
+
+    def archive(self, target: Target) -> Path:
+        """Where the image of this checkout is, or will be."""
+        key = content_key(self.root, (target.name, self.base or OWN_BASE, project_version(self.root)))
+        return self.cache / f"penstock-{target.name}-{key}.oci.tar"
+
+    def build(self, target: Target) -> Path:
+        """The archive of this checkout's image, built where the cache has none. ImageError says what went wrong."""
+        archive = self.archive(target)
+        if archive.is_file():
+            os.utime(archive)  # the cache forgets what was not asked for the longest
+            return archive
+        require("buildah", *([] if self.base else ["mmdebstrap"]))
+        self.cache.mkdir(parents=True, exist_ok=True)
+        with self._alone():
+            if not archive.is_file():
+                archive = self._make(target, archive)
+        return archive
+
+    def rebuild(self, target: Target, archive: Path) -> None:
+        """Build from the first line again, without any kept layer, into an archive of the caller's choice."""
+        require("buildah")
+        self._make(target, archive, fresh=True)
+
+    def refresh_base(self) -> None:
+        """Make the base again from Debian as it is today; images that stand on it are built again."""
+        require("buildah", "mmdebstrap")
+        with self._alone():
+            self.buildah.prepare()
+            for old in self.cache.glob("*.oci.tar"):
+                old.unlink()
+            self._make_base()
+
+    @contextlib.contextmanager
+    def _alone(self) -> Iterator[None]:
+        """One build at a time: two would do the same work, and buildah's storage is one."""
+        with (self.cache / "lock").open("w") as lock:
+            fcntl.flock(lock, fcntl.LOCK_EX)
+            yield
+
+    def _make(self, target: Target, archive: Path, *, fresh: bool = False) -> Path:
+        began = time.monotonic()
+        self.buildah.prepare()
+        if self.base is None and not self.buildah.has(OWN_BASE):
+            self._make_base()
+        reference = target.reference(project_version(self.root))
+        self.tell(f"building {reference}")
+        with tempfile.TemporaryDirectory(prefix="penstock-build-") as folder:
+            machine, context = Path(folder, "machine"), Path(folder, "context")
+            self.machine.write(machine)
+            copy_sources(self.root, context)
+            # What is built is what the archive is named after, even if somebody writes while we build.
+            if not fresh:
+                archive = replace(self, root=context).archive(target)
+            words = self._build_words(target, reference, machine, context, fresh=fresh)
+            self.buildah.follow("build", words, self.log, self.tell)
+        part = archive.with_suffix(".part")
+        part.unlink(missing_ok=True)
+        self.buildah.run(
+            "push", "-q", "--signature-policy", str(self.buildah.policy), reference, f"oci-archive:{part}:{reference}"
+        )
+        part.rename(archive)
+        built = Archive(archive)
+        packed = archive.stat().st_size
+        self.tell(
+            f"{reference}: {built.unpacked_bytes() / 1e6:.0f} MB unpacked, {packed / 1e6:.0f} MB packed, "
+            f"{time.monotonic() - began:.0f} s"
+        )
+        return archive
+
+    def _build_words(self, target: Target, reference: str, machine: Path, context: Path, *, fresh: bool) -> list[str]:
+        words = ["--isolation", "chroot", "--network", "host", "--format", "oci", "--identity-label=false"]
+        words += ["--signature-policy", str(self.buildah.policy), f"--pull={'missing' if self.base else 'never'}"]
+        words += ["--timestamp", str(SOURCE_DATE_EPOCH), "--target", target.name, "--tag", reference]
+        words += ["--build-context", f"machine={machine}", "--build-arg", f"BASE={self.base or OWN_BASE}"]
+        words += ["--build-arg", f"VERSION={project_version(self.root)}"]
+        for name in self.machine.proxies or {}:
+            words += ["--build-arg", name]  # the value is taken from the environment: it stands in no list of processes
+        words += ["--no-cache"] if fresh else ["--layers"]
+        return [*words, str(context)]
+
+    def _make_base(self) -> None:
+        tar = self.cache / "base.tar"
+        self.tell("making a Debian base with mmdebstrap: a minute, once")
+        make_base(self.machine, tar, self.log)
+        container = self.buildah.run("from", "scratch")
+        try:
+            self.buildah.run("add", "-q", container, str(tar), "/")
+            self.buildah.run("config", "--cmd", "bash", container)
+            self.buildah.run(
+                "commit",
+                "-q",
+                "--timestamp",
+                str(SOURCE_DATE_EPOCH),
+                "--identity-label=false",
+                "--signature-policy",
+                str(self.buildah.policy),
+                container,
+                OWN_BASE,
+            )
+        finally:
+            self.buildah.run("rm", container)
+            tar.unlink(missing_ok=True)
+
+
+def builder(tell: Progress) -> Builder:
+    """The builder of this checkout and this machine; PENSTOCK_IMAGES_CACHE and BASE are its settings."""
+    cache = Path(os.environ.get("PENSTOCK_IMAGES_CACHE", CACHE)).expanduser()
+    machine = read_machine(os.environ, Path.home())
+    return Builder(cache=cache, machine=machine, tell=tell, base=os.environ.get("BASE") or None)
