@@ -12,7 +12,8 @@
     ├── SettingError              a setting of a process is wrong (field)
     ├── MissingPackage            an optional package is needed and not installed
     ├── ArtefactError             an artefact is incomplete or altered, or was made for another machine
-    │   └── ArtefactNotFound      the store has none of this digest
+    │   ├── ArtefactNotFound      the store has none of this digest
+    │   └── OtherInstructionSet   it was measured and judged on processors of another kind
     ├── StoreError                the artefact store cannot be used as it is set
     │   ├── StoreAccessDenied     it wants (other) credentials or permissions
     │   └── StoreUnavailable      it does not answer at the moment (temporary)
@@ -116,6 +117,10 @@ class ArtefactError(PenstockError):
 
 class ArtefactNotFound(ArtefactError):
     """The store has no artefact of this digest, or only a part of one."""
+
+
+class OtherInstructionSet(ArtefactError):
+    """The plan was measured and judged on processors of another kind: its answers and its speed may differ here."""
 
 
 class StoreError(PenstockError):

@@ -12,9 +12,9 @@ from typing import Any
 import click
 
 from penstock.cli.folders import models_option, store_option
-from penstock.cli.logs import configure_logs
 from penstock.cli.serving import ServeOptions, Serving
 from penstock.cli.settings import setting_options, settings_from
+from penstock_runtime.logs import configure_logs
 
 logger = logging.getLogger("penstock.serve")
 

@@ -29,8 +29,9 @@ from penstock.tasks import TaskName
 from penstock_runtime.errors import NotReady
 from penstock_runtime.host import CoreGrant, Host, pin_process, read_host
 from penstock_runtime.http.status import Progress, Status
+from penstock_runtime.launch import launch
 from penstock_runtime.loaded import LoadedModel, Which, load_artefact
-from penstock_runtime.predictor import Limits, Predictor
+from penstock_runtime.predictor import Predictor
 from penstock_runtime.server import Server, task_limits
 from penstock_runtime.settings import Settings
 
@@ -179,20 +180,7 @@ class Serving:
 
     async def _first(self, server: Server, artefact: Path, which: Which, grant: CoreGrant) -> Predictor:
         """Load a model and begin to answer with it."""
-        model = await self._load(artefact, which, grant)
-        queue = self._settings.queue
-        limits = Limits(
-            max_queue_rows=queue.max_queue_rows,
-            max_queue_tokens=queue.max_queue_tokens,
-            deadline_seconds=queue.deadline_seconds,
-            answer_cache_bytes=self._settings.caches.answer_cache_bytes,
-            token_cache_bytes=self._settings.caches.token_cache_bytes,
-        )
-        predictor = Predictor(model, limits, server.metrics)
-        await predictor.warm_up()
-        server.status.limits = {"max_input_tokens": model.max_tokens}
-        server.serve_with(predictor, model.plan, model.manifest)
-        return predictor
+        return await launch(server, await self._load(artefact, which, grant))
 
     async def _load(self, artefact: Path, which: Which, grant: CoreGrant) -> LoadedModel:
         serving = self._endpoint.spec.serving if self._endpoint is not None else None

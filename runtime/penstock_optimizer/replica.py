@@ -16,8 +16,8 @@ import uvloop
 
 from penstock_runtime.host import pin_process, read_host
 from penstock_runtime.http.status import Status
+from penstock_runtime.launch import launch
 from penstock_runtime.loaded import load_artefact
-from penstock_runtime.predictor import Limits, Predictor
 from penstock_runtime.server import Server, task_limits
 from penstock_runtime.settings import Settings
 
@@ -36,11 +36,7 @@ async def serve(artefact: Path, *, cores: int, max_tokens: int | None, truncate:
     )
     server = Server(Status("capacity", model.task.name), settings)
     await server.start()
-    queue = settings.queue
-    limits = Limits(queue.max_queue_rows, queue.max_queue_tokens, queue.deadline_seconds)
-    predictor = Predictor(model, limits, server.metrics)
-    await predictor.warm_up()
-    server.serve_with(predictor, model.plan, model.manifest)
+    await launch(server, model)
     sys.stdout.write(json.dumps({"port": server.port}) + "\n")
     sys.stdout.flush()
     reader = asyncio.StreamReader()

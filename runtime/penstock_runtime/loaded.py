@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Literal
 
-from penstock.errors import ArtefactError
+from penstock.errors import ArtefactError, OtherInstructionSet
 from penstock.hardware import Isa
 from penstock.manifest import GraphIO, Manifest, ServedModel
 from penstock.recipe import EngineName, Plan
@@ -77,17 +77,18 @@ def load_artefact(
     max_tokens: int | None = None,
     truncate: bool = True,
     limits: Limits = DEFAULT_LIMITS,
+    any_isa: bool = False,
 ) -> LoadedModel:
     """Load one of an artefact's two models for this machine.
 
     `cores` to use (None: the plan's); `max_tokens`, `truncate` and `limits` as for `make_task`.
-    ArtefactError: a file is missing or altered, the graph does not load, or the chosen plan was made for another
-    instruction set (the fp32 baseline runs on any). HostError when there is not enough memory. Errors of the model's
-    own files as `ModelFolder.open` and `make_task`.
+    ArtefactError: a file is missing or altered, or the graph does not load. OtherInstructionSet: the chosen plan was
+    made for another one, and `any_isa` is not given (the fp32 baseline runs on any). HostError when there is not enough
+    memory. Errors of the model's own files as `ModelFolder.open` and `make_task`.
     """
     manifest = Manifest.load(folder)
     served = manifest.chosen if which == "chosen" else manifest.baseline
-    if which == "chosen":
+    if which == "chosen" and not any_isa:
         _check_isa(folder, manifest.cpu.isa, host.cpu.isa)
     _verify(folder, manifest, served)
     plan, findings = fit_plan(served.plan, cores)
@@ -123,7 +124,7 @@ def fit_plan(plan: Plan, cores: int | None) -> tuple[Plan, tuple[str, ...]]:
 
 def _check_isa(folder: Path, made_on: Isa, here: Isa) -> None:
     if made_on is not here:
-        raise ArtefactError(
+        raise OtherInstructionSet(
             f"the plan of {folder} was measured and judged on {made_on.value}, and this processor is {here.value}",
             remedy="Run penstock optimize on this machine",
         )

@@ -25,6 +25,8 @@ class Retries:
     longest_wait_seconds: float = 30.0
     """Also for a source that asks for more: a start-up that waits longer had better fail and be seen."""
     sleep: Callable[[float], None] = time.sleep
+    told: Callable[[PenstockError, float], None] = lambda _error, _seconds: None
+    """Before each wait: why, and how many seconds."""
 
     def run(self, action: Callable[[], T]) -> T:
         """Call until it succeeds; what is not temporary, and the last of what is, is passed on."""
@@ -32,13 +34,16 @@ class Retries:
         for _ in range(self.attempts - 1):
             try:
                 return action()
-            except PenstockError as error:
+            except PenstockError as failure:
+                error = failure
                 # A disk that is full may be cleared some day, but not while this waits.
                 if not error.temporary or isinstance(error, HostError):
                     raise
                 asked = getattr(error, "retry_after_seconds", None)
             shortened = wait * random.uniform(0.5, 1.0)  # noqa: S311 - spreads load, guards nothing
-            self.sleep(min(asked if asked is not None else shortened, self.longest_wait_seconds))
+            seconds = min(asked if asked is not None else shortened, self.longest_wait_seconds)
+            self.told(error, seconds)
+            self.sleep(seconds)
             wait = min(2 * wait, self.longest_wait_seconds)
         return action()
 

@@ -65,6 +65,7 @@ def info(service: Service) -> dict[str, Any]:
         if manifest is None
         else {
             "key": manifest.key,
+            "digest": status.digest or None,
             "created": manifest.created,
             "model": manifest.model.model_dump(mode="json"),
             "objective": manifest.objective,
@@ -111,6 +112,9 @@ def _host(service: Service) -> dict[str, Any] | None:
         "cpu": host.cpu.model_dump(mode="json"),
         "cores_found": host.usable,
         "cpus_allowed": list(host.allowed),
+        "affinity": list(host.affinity),
+        "cpuset": None if host.cpuset is None else list(host.cpuset),
+        "threads_per_core": max((len(core.cpus) for core in host.cores), default=1),
         "quota": host.quota,
         "memory": asdict(host.memory),
         "cores": None

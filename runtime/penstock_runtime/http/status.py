@@ -60,6 +60,8 @@ class Status:
     """Being served."""
     manifest: Manifest | None = None
     """Of the artefact, once there is one."""
+    digest: str = ""
+    """Of the artefact, such as `sha256:...`, where it is served by digest."""
     optimization: Progress | None = None
     """While one runs."""
     optimization_error: str = ""

@@ -1,4 +1,4 @@
-"""Logging of the command line: one line an event on standard error."""
+"""Logging of a process: one line an event on standard error."""
 
 from __future__ import annotations
 

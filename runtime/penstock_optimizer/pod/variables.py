@@ -1,0 +1,33 @@
+"""What an optimisation job's pod is told."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from penstock_runtime.termination import DEFAULT_LOG
+from penstock_runtime.variables import Variables, variable
+
+
+class JobVariables(Variables):
+    """An optimisation job."""
+
+    spec: str = variable(
+        "", "The spec of the OptimizedModel: JSON itself, or the path of a file that holds it. Must be given."
+    )
+    store_uri: str = variable(
+        "",
+        "The artefact store to publish into: `file:///path`, `s3://bucket/prefix`, `gs://`, `az://` "
+        "(docs/artefact-store.md). Credentials come by the variables of the store's own library. Must be given.",
+    )
+    work: Path = variable(
+        Path("/var/lib/penstock/work"),
+        "Folder for what is being built. A job that finds it as an interrupted one left it goes on from there.",
+    )
+    models: Path = variable(Path("/var/lib/penstock/models"), "Folder in which models from the network are kept.")
+    texts: Path | None = variable(
+        None,
+        "File with the texts of spec.workload.textsFrom, one a line: the value of the ConfigMap's key, mounted.",
+    )
+    termination_log: Path = variable(
+        DEFAULT_LOG, "File that the result or the failure is written to as JSON of at most 4,096 bytes."
+    )

@@ -1,0 +1,24 @@
+"""From a loaded model to a server that answers."""
+
+from __future__ import annotations
+
+from penstock_runtime.loaded import LoadedModel
+from penstock_runtime.predictor import Limits, Predictor
+from penstock_runtime.server import Server
+
+
+async def launch(server: Server, model: LoadedModel) -> Predictor:
+    """Warm the model up and answer with it from then on; InferenceFailed when it does not run."""
+    queue, caches = server.settings.queue, server.settings.caches
+    limits = Limits(
+        max_queue_rows=queue.max_queue_rows,
+        max_queue_tokens=queue.max_queue_tokens,
+        deadline_seconds=queue.deadline_seconds,
+        answer_cache_bytes=caches.answer_cache_bytes,
+        token_cache_bytes=caches.token_cache_bytes,
+    )
+    predictor = Predictor(model, limits, server.metrics)
+    await predictor.warm_up()
+    server.status.limits = {"max_input_tokens": model.max_tokens}
+    server.serve_with(predictor, model.plan, model.manifest)
+    return predictor

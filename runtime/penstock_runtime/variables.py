@@ -1,0 +1,67 @@
+"""What a process in a pod is told: environment variables that are no settings of the server, documented as these are.
+
+Each field of a `Variables` is one: `cores` is PENSTOCK_CORES. docs/settings.md is made from them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from typing import Any, Self
+
+from pydantic import Field, ValidationError
+
+from penstock.errors import SettingError
+from penstock_runtime.settings import PREFIX, Group, Setting, refuse_near_misses
+
+OF_THE_COMMAND = (f"{PREFIX}STORE", f"{PREFIX}MODELS", f"{PREFIX}PVC_ROOT", f"{PREFIX}STATE")
+"""Variables of the `penstock` command that an image may set for it."""
+
+
+def variable(default: Any, description: str, *, unit: str = "", **constraints: Any) -> Any:
+    """A field: its default, what it means and why, its unit."""
+    return Field(default, description=description, json_schema_extra={"unit": unit}, **constraints)
+
+
+class Variables(Group):
+    """Frozen: read once, at start. An empty variable counts as one that is not set, as a manifest's template leaves
+    it."""
+
+    @classmethod
+    def described(cls) -> tuple[Setting, ...]:
+        """Each of them, in order."""
+        return tuple(
+            Setting(name, "", field.annotation, field.default, _unit(field.json_schema_extra), field.description or "")
+            for name, field in cls.model_fields.items()
+        )
+
+    @classmethod
+    def names(cls) -> tuple[str, ...]:
+        """Of the environment variables, and those of the command beside them."""
+        return (*(setting.variable for setting in cls.described()), *OF_THE_COMMAND)
+
+    @classmethod
+    def read(cls, environment: Mapping[str, str], *, others: Iterable[str] = ()) -> Self:
+        """From the environment; SettingError names the variable, its value and what to write instead. `others`:
+        variables that something else reads."""
+        refuse_near_misses(environment, [*cls.names(), *others])
+        described = cls.described()
+        given = {
+            setting.name: setting.parse(text)
+            for setting in described
+            if (text := environment.get(setting.variable, "").strip())
+        }
+        try:
+            return cls.model_validate(given)
+        except ValidationError as error:
+            first = error.errors()[0]
+            name = f"{PREFIX}{str(first['loc'][0]).upper()}" if first["loc"] else PREFIX
+            message = first["msg"].removeprefix("Value error, ")
+            raise SettingError(
+                f"{name} is {str(first['input'])[:100]!r}: {message[0].lower()}{message[1:]}",
+                field=name,
+                remedy="docs/settings.md says what it takes",
+            ) from error
+
+
+def _unit(extra: object) -> str:
+    return str(extra.get("unit", "")) if isinstance(extra, dict) else ""

@@ -1,0 +1,506 @@
+"""A store in a folder, as a hostPath or a volume of the cluster is one."""
+
+from __future__ import annotations
+
+import fcntl
+import os
+import shutil
+import subprocess
+import sys
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+
+import pytest
+
+from penstock.artefact_store import Digest, StoreUri
+from penstock.errors import (
+    ArtefactError,
+    ArtefactNotFound,
+    HostError,
+    OutOfDisk,
+    StoreAccessDenied,
+    StoreError,
+    StoreUnavailable,
+)
+from penstock.manifest import MANIFEST_NAME, Manifest
+from penstock_runtime.models.progress import Progress
+from penstock_runtime.store import ArtefactStore, fetch, open_store
+from penstock_runtime.store.verify import digest_of, fault
+from penstock_runtime.store.volume import Volume
+from tests.runtime.store.artefacts import FILES, names, write_artefact
+
+NOBODY = 65532
+
+
+@pytest.fixture
+def artefact(tmp_path: Path) -> Path:
+    return write_artefact(tmp_path / "artefact")
+
+
+@pytest.fixture
+def root(tmp_path: Path) -> Path:
+    return tmp_path / "store"
+
+
+@pytest.fixture
+def store(root: Path) -> ArtefactStore:
+    return open_store(StoreUri.parse(f"file://{root}"))
+
+
+def damage(path: Path) -> None:
+    """Another byte in the middle: the size stays."""
+    with path.open("r+b") as file:
+        file.seek(path.stat().st_size // 2)
+        byte = file.read(1)
+        file.seek(-1, os.SEEK_CUR)
+        file.write(bytes([byte[0] ^ 1]))
+
+
+class TestPublishing:
+    def test_what_is_published_is_there_under_its_digest(
+        self, artefact: Path, store: ArtefactStore, root: Path
+    ) -> None:
+        published = store.publish(artefact)
+        folder = root / published.digest.hexadecimal
+
+        assert published.digest == digest_of(artefact)
+        assert published.uri == f"file://{folder}"
+        assert published.bytes == sum(path.stat().st_size for path in artefact.rglob("*") if path.is_file())
+        assert not published.found
+        assert names(folder) == names(artefact)
+        assert fault(folder, published.digest) == ""
+
+    def test_the_same_again_is_found_and_not_written(self, artefact: Path, store: ArtefactStore, root: Path) -> None:
+        first = store.publish(artefact)
+        before = {path: path.stat().st_mtime_ns for path in root.rglob("*")}
+
+        again = store.publish(artefact)
+
+        assert again.found
+        assert (again.digest, again.bytes) == (first.digest, first.bytes)
+        assert {path: path.stat().st_mtime_ns for path in root.rglob("*")} == before
+
+    def test_a_damaged_copy_in_the_store_is_mended(self, artefact: Path, store: ArtefactStore, root: Path) -> None:
+        published = store.publish(artefact)
+        folder = root / published.digest.hexadecimal
+        damage(folder / "tokenizer.json")
+        assert fault(folder, published.digest) == "tokenizer.json has changed"
+
+        store.publish(artefact)
+
+        assert fault(folder, published.digest) == ""
+        assert [path.name for path in root.iterdir()] == [published.digest.hexadecimal]
+
+    def test_many_at_once_publish_it_once(self, artefact: Path, store: ArtefactStore, root: Path) -> None:
+        together = threading.Barrier(6)
+        failures: list[BaseException] = []
+
+        def publish() -> None:
+            together.wait()
+            try:
+                store.publish(artefact)
+            except BaseException as error:
+                failures.append(error)
+
+        threads = [threading.Thread(target=publish) for _ in range(6)]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+
+        assert failures == []
+        assert [path.name for path in root.iterdir()] == [digest_of(artefact).hexadecimal]
+        assert fault(root / digest_of(artefact).hexadecimal, digest_of(artefact)) == ""
+
+    def test_nobody_sees_it_before_it_is_whole(self, artefact: Path, store: ArtefactStore, root: Path) -> None:
+        seen: list[tuple[bool, bool]] = []
+
+        def look(_: Progress) -> None:
+            seen.append(
+                ((root / digest_of(artefact).hexadecimal).exists(), any(one.complete for one in store.entries()))
+            )
+
+        store.publish(artefact, look)
+
+        assert len(seen) == len(FILES) + 2
+        assert set(seen) == {(False, False)}
+
+    def test_a_publisher_that_fails_leaves_nothing(
+        self, artefact: Path, store: ArtefactStore, root: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        def no_space(*_: object) -> None:
+            raise OSError(28, "No space left on device")
+
+        monkeypatch.setattr("penstock_runtime.store.volume.shutil.copyfileobj", no_space)
+        with pytest.raises(OutOfDisk, match="no space is left in the artefact store file://"):
+            store.publish(artefact)
+
+        assert list(root.iterdir()) == []
+
+    def test_a_folder_that_is_no_whole_artefact_is_refused(self, artefact: Path, store: ArtefactStore) -> None:
+        damage(artefact / "config.json")
+        with pytest.raises(ArtefactError, match=r"cannot be published: config\.json has changed"):
+            store.publish(artefact)
+        (artefact / MANIFEST_NAME).unlink()
+        with pytest.raises(ArtefactError, match="has no manifest.json"):
+            store.publish(artefact)
+
+    def test_everybody_may_read_and_the_group_may_delete_whatever_the_umask(
+        self, artefact: Path, store: ArtefactStore, root: Path
+    ) -> None:
+        root.mkdir()
+        root.chmod(0o2775)
+        before = os.umask(0o077)
+        try:
+            published = store.publish(artefact)
+        finally:
+            os.umask(before)
+        folder = root / published.digest.hexadecimal
+
+        for path in (folder, *folder.rglob("*")):
+            mode = path.stat().st_mode & 0o7777
+            assert mode & 0o775 == 0o775 if path.is_dir() else mode & 0o644 == 0o644, (path, oct(mode))
+        assert folder.stat().st_mode & 0o2000, "the volume's group is handed on"
+
+
+class TestFetching:
+    def test_what_was_published_arrives_without_the_report(
+        self, artefact: Path, store: ArtefactStore, tmp_path: Path
+    ) -> None:
+        published = store.publish(artefact)
+        seen: list[Progress] = []
+        folder = store.fetch(published.digest, tmp_path / "cache", seen.append)
+
+        assert folder == tmp_path / "cache" / published.digest.hexadecimal
+        assert names(folder) == {*FILES, MANIFEST_NAME}
+        assert Manifest.load(folder) == Manifest.load(artefact)
+        assert fault(folder, published.digest) == ""
+        assert seen[-1].bytes_done == seen[-1].bytes_total == sum(FILES.values())
+
+    def test_a_second_fetch_reads_the_cache_alone(self, artefact: Path, store: ArtefactStore, tmp_path: Path) -> None:
+        published = store.publish(artefact)
+        first = store.fetch(published.digest, tmp_path / "cache")
+        shutil.rmtree(store.uri.location)
+
+        assert store.fetch(published.digest, tmp_path / "cache") == first
+
+    def test_a_damaged_cache_is_fetched_again(self, artefact: Path, store: ArtefactStore, tmp_path: Path) -> None:
+        published = store.publish(artefact)
+        folder = store.fetch(published.digest, tmp_path / "cache")
+        damage(folder / "tokenizer.json")
+        seen: list[Progress] = []
+
+        store.fetch(published.digest, tmp_path / "cache", seen.append)
+
+        assert fault(folder, published.digest) == ""
+        assert "tokenizer.json has changed" in seen[0].note
+
+    @pytest.mark.parametrize("name", [*(name for name, size in FILES.items() if size), MANIFEST_NAME])
+    def test_an_altered_file_of_the_store_is_never_served(
+        self, name: str, artefact: Path, store: ArtefactStore, root: Path, tmp_path: Path
+    ) -> None:
+        published = store.publish(artefact)
+        damage(root / published.digest.hexadecimal / name)
+
+        with pytest.raises(ArtefactError, match=f"/{name} is not the") as caught:
+            store.fetch(published.digest, tmp_path / "cache")
+
+        assert "made and published again" in caught.value.remedy
+        assert not (tmp_path / "cache" / published.digest.hexadecimal).exists()
+
+    @pytest.mark.parametrize("name", [*(name for name, size in FILES.items() if size), MANIFEST_NAME])
+    def test_nor_is_a_truncated_one(
+        self, name: str, artefact: Path, store: ArtefactStore, root: Path, tmp_path: Path
+    ) -> None:
+        published = store.publish(artefact)
+        path = root / published.digest.hexadecimal / name
+        os.truncate(path, path.stat().st_size // 2)
+
+        with pytest.raises(ArtefactError, match=f"/{name} is not the"):
+            store.fetch(published.digest, tmp_path / "cache")
+
+        assert not (tmp_path / "cache" / published.digest.hexadecimal).exists()
+
+    def test_what_lacks_a_file_is_incomplete(
+        self, artefact: Path, store: ArtefactStore, root: Path, tmp_path: Path
+    ) -> None:
+        published = store.publish(artefact)
+        (root / published.digest.hexadecimal / "config.json").unlink()
+
+        with pytest.raises(ArtefactError, match=r"is incomplete: config\.json is missing"):
+            store.fetch(published.digest, tmp_path / "cache")
+
+    def test_what_was_never_published_is_not_found(self, store: ArtefactStore, root: Path, tmp_path: Path) -> None:
+        root.mkdir()
+        with pytest.raises(ArtefactNotFound, match="is not in the store"):
+            store.fetch(Digest.of(b"nothing"), tmp_path / "cache")
+        (root / Digest.of(b"nothing").hexadecimal).mkdir()
+        (root / Digest.of(b"nothing").hexadecimal / "config.json").write_text("{}")
+        with pytest.raises(ArtefactNotFound, match="has no manifest: it is being published, or was given up"):
+            store.fetch(Digest.of(b"nothing"), tmp_path / "cache")
+
+    def test_a_store_that_is_not_mounted_is_told(self, store: ArtefactStore, tmp_path: Path) -> None:
+        with pytest.raises(StoreError, match="is not there") as caught:
+            store.fetch(Digest.of(b"nothing"), tmp_path / "cache")
+
+        assert not caught.value.temporary
+        assert "Mount its volume" in caught.value.remedy
+
+    def test_a_broken_fetch_goes_on_where_it_ended(
+        self, artefact: Path, store: ArtefactStore, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        monkeypatch.setattr(fetch, "CHUNK_BYTES", 1000)
+        published = store.publish(artefact)
+        reads: list[tuple[str, int]] = []
+        fails_at: list[int] = [100_000]
+        read = Volume.read
+
+        def watched(self: Volume, digest: Digest, name: str, start: int, end: int) -> bytes:
+            if fails_at and start >= fails_at[0]:
+                fails_at.clear()
+                raise StoreUnavailable("the volume went away")
+            reads.append((name, start))
+            return read(self, digest, name, start, end)
+
+        monkeypatch.setattr(Volume, "read", watched)
+        with pytest.raises(StoreUnavailable):
+            store.fetch(published.digest, tmp_path / "cache")
+        assert not (tmp_path / "cache" / published.digest.hexadecimal).exists()
+        reads.clear()
+
+        folder = store.fetch(published.digest, tmp_path / "cache")
+
+        assert fault(folder, published.digest) == ""
+        assert min(start for name, start in reads if name.endswith("model.onnx")) == 100_000
+
+    def test_what_a_broken_fetch_left_damaged_is_fetched_whole(
+        self, artefact: Path, store: ArtefactStore, tmp_path: Path
+    ) -> None:
+        published = store.publish(artefact)
+        partial = tmp_path / "cache" / f"{published.digest.hexadecimal}.partial"
+        (partial / "model" / "onnxruntime-fp32").mkdir(parents=True)
+        (partial / "model" / "onnxruntime-fp32" / "model.onnx").write_bytes(b"x" * 1000)
+        (partial / "config.json").write_bytes(b"x" * 1_000)
+
+        folder = store.fetch(published.digest, tmp_path / "cache")
+
+        assert fault(folder, published.digest) == ""
+        assert not partial.exists()
+
+    def test_those_who_share_a_cache_fetch_once(
+        self, artefact: Path, store: ArtefactStore, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        published = store.publish(artefact)
+        reads: list[str] = []
+        read = Volume.read
+
+        def watched(self: Volume, digest: Digest, name: str, start: int, end: int) -> bytes:
+            reads.append(name)
+            return read(self, digest, name, start, end)
+
+        monkeypatch.setattr(Volume, "read", watched)
+        found: list[Path] = []
+        threads = [
+            threading.Thread(target=lambda: found.append(store.fetch(published.digest, tmp_path / "cache")))
+            for _ in range(5)
+        ]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+
+        assert len(set(found)) == 1
+        assert len(found) == 5
+        assert sorted(reads) == sorted([*(name for name, size in FILES.items() if size), MANIFEST_NAME])
+
+    def test_who_waits_for_another_fetch_says_so(self, artefact: Path, store: ArtefactStore, tmp_path: Path) -> None:
+        published = store.publish(artefact)
+        (tmp_path / "cache").mkdir()
+        said = threading.Event()
+        notes: list[str] = []
+
+        def tell(progress: Progress) -> None:
+            notes.append(progress.note)
+            said.set()
+
+        with (tmp_path / "cache" / f"{published.digest.hexadecimal}.lock").open("a") as lock:
+            fcntl.flock(lock, fcntl.LOCK_EX)
+            thread = threading.Thread(target=store.fetch, args=(published.digest, tmp_path / "cache", tell))
+            thread.start()
+            assert said.wait(60)
+        thread.join()
+
+        assert notes[0] == "another process is fetching it into the same cache: waiting for it"
+        assert (tmp_path / "cache" / published.digest.hexadecimal).is_dir()
+
+    def test_a_cache_without_room_is_the_machines_fault(
+        self, artefact: Path, store: ArtefactStore, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        published = store.publish(artefact)
+
+        def no_space(*_: object) -> None:
+            raise OSError(28, "No space left on device")
+
+        monkeypatch.setattr(Path, "rename", no_space)
+        with pytest.raises(OutOfDisk, match="no space is left in the cache"):
+            store.fetch(published.digest, tmp_path / "cache")
+
+    def test_a_cache_that_cannot_be_made_is_told(self, artefact: Path, store: ArtefactStore, tmp_path: Path) -> None:
+        published = store.publish(artefact)
+        (tmp_path / "file").write_text("x")
+        with pytest.raises(HostError, match="the cache .* cannot be used") as caught:
+            store.fetch(published.digest, tmp_path / "file" / "cache")
+
+        assert "PENSTOCK_CACHE" in caught.value.remedy
+
+
+class TestCollecting:
+    def test_what_nobody_keeps_goes_when_it_is_old_enough(
+        self, store: ArtefactStore, root: Path, tmp_path: Path
+    ) -> None:
+        kept, old, new = (store.publish(write_artefact(tmp_path / key, key=key)).digest for key in "abc")
+        draft = root / f".{'d' * 64}-x1y2"
+        draft.mkdir()
+        (draft / "config.json").write_text("{}")
+        (root / "lost+found").mkdir()
+        now = datetime.now(UTC)
+        for folder in (root / kept.hexadecimal, root / old.hexadecimal, draft):
+            for path in (*folder.rglob("*"), folder):
+                os.utime(path, (1e9, 1e9))
+
+        gone = store.collect({kept}, older_than_seconds=3600, now=now)
+
+        assert {(stored.digest.hexadecimal, stored.complete) for stored in gone} == {
+            (old.hexadecimal, True),
+            ("d" * 64, False),
+        }
+        assert {path.name for path in root.iterdir()} == {kept.hexadecimal, new.hexadecimal, "lost+found"}
+        assert store.collect({kept}, older_than_seconds=3600, now=now) == ()
+        assert [
+            one.digest for one in store.collect(set(), older_than_seconds=0, now=now + timedelta(days=1))
+        ] == sorted([kept, new])
+
+    def test_an_artefact_is_deleted_once(self, artefact: Path, store: ArtefactStore, root: Path) -> None:
+        published = store.publish(artefact)
+        (stored,) = store.entries()
+
+        assert (stored.digest, stored.bytes, stored.complete) == (published.digest, published.bytes, True)
+        assert store.delete(published.digest)
+        assert not store.delete(published.digest)
+        assert list(root.iterdir()) == []
+
+
+@contextmanager
+def mounted(point: Path, *options: str) -> Iterator[None]:
+    point.mkdir(exist_ok=True)
+    made = subprocess.run(["mount", *options, str(point)], capture_output=True, text=True, check=False)
+    if made.returncode != 0:
+        pytest.skip(f"nothing can be mounted here: {made.stderr.strip()}")
+    try:
+        yield
+    finally:
+        subprocess.run(["umount", str(point)], check=True)
+
+
+needs_root = pytest.mark.skipif(os.geteuid() != 0, reason="only root can mount and become another user")
+
+AS_NOBODY = """
+import os, sys
+from pathlib import Path
+os.setgroups([{gid}]); os.setgid({gid}); os.setuid({uid}); os.umask(0o022)
+from penstock.artefact_store import Digest, StoreUri
+from penstock.errors import PenstockError
+from penstock_runtime.store import open_store
+store = open_store(StoreUri.parse(sys.argv[2]))
+try:
+    if sys.argv[1] == "publish":
+        print(store.publish(Path(sys.argv[3])).digest)
+    else:
+        print(store.fetch(Digest.parse(sys.argv[4]), Path(sys.argv[3])))
+except PenstockError as error:
+    print(type(error).__name__, error)
+"""
+
+
+def as_nobody(*words: object, uid: int = NOBODY, gid: int = NOBODY) -> str:
+    """What a user without rights is told."""
+    done = subprocess.run(
+        [sys.executable, "-c", AS_NOBODY.format(uid=uid, gid=gid), *map(str, words)],
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=120,
+    )
+    assert done.returncode == 0, done.stderr
+    return done.stdout.strip()
+
+
+@needs_root
+class TestUsersAndMounts:
+    @pytest.fixture
+    def place(self, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
+        """A folder that other users can reach; pytest's own is for its owner alone."""
+        import tempfile
+
+        with tempfile.TemporaryDirectory(prefix="penstock-store-") as name:
+            Path(name).chmod(0o755)
+            yield Path(name)
+
+    def test_a_volume_with_an_fsgroup_takes_what_a_user_without_rights_publishes(self, place: Path) -> None:
+        artefact = write_artefact(place / "artefact")
+        root = place / "store"
+        root.mkdir()
+        # What the kubelet does for fsGroup.
+        os.chown(root, 0, NOBODY)
+        root.chmod(0o2775)
+        (place / "cache").mkdir()
+        os.chown(place / "cache", 4242, 4242)
+
+        said = as_nobody("publish", f"file://{root}", artefact, gid=NOBODY)
+
+        assert said == str(digest_of(artefact))
+        folder = root / digest_of(artefact).hexadecimal
+        assert {path.stat().st_gid for path in (folder, *folder.rglob("*"))} == {NOBODY}
+        # Another user, of no group of the volume's: reading takes no rights, and writes nothing.
+        with mounted(root, "--bind", str(root)):
+            subprocess.run(["mount", "-o", "remount,bind,ro", str(root)], check=True)
+            said = as_nobody("fetch", f"file://{root}", place / "cache", said, uid=4242, gid=4242)
+        assert said == str(place / "cache" / folder.name)
+
+    def test_a_folder_of_roots_is_denied_with_what_to_do(self, place: Path) -> None:
+        artefact = write_artefact(place / "artefact")
+        (place / "store").mkdir(mode=0o755)
+
+        said = as_nobody("publish", f"file://{place / 'store'}", artefact)
+
+        assert said.startswith(
+            f"StoreAccessDenied the artefact store file://{place / 'store'} cannot be written by user"
+        )
+        assert "fsGroup" in said
+
+    def test_a_read_only_mount_refuses_a_publisher(self, place: Path) -> None:
+        artefact = write_artefact(place / "artefact")
+        root = place / "store"
+        root.mkdir()
+        store = open_store(StoreUri.parse(f"file://{root}"))
+        with mounted(root, "--bind", str(root)):
+            subprocess.run(["mount", "-o", "remount,bind,ro", str(root)], check=True)
+            with pytest.raises(StoreAccessDenied, match="Read-only file system"):
+                store.publish(artefact)
+
+    def test_a_full_volume_and_a_full_cache_are_told_apart(self, place: Path) -> None:
+        artefact = write_artefact(place / "artefact")
+        store = open_store(StoreUri.parse(f"file://{place / 'store'}"))
+        with mounted(place / "store", "-t", "tmpfs", "-o", "size=128k", "tmpfs"):
+            with pytest.raises(OutOfDisk, match="no space is left in the artefact store"):
+                store.publish(artefact)
+            assert list((place / "store").iterdir()) == []
+        published = store.publish(artefact)
+        with (
+            mounted(place / "cache", "-t", "tmpfs", "-o", "size=128k", "tmpfs"),
+            pytest.raises(OutOfDisk, match="no space is left in the cache"),
+        ):
+            store.fetch(published.digest, place / "cache")
