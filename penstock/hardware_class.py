@@ -159,7 +159,7 @@ class HardwareClassSpec(Spec):
             field_path=".resources",
         ),
         Rule(
-            "!has(self.neuron) || (!has(self.isa) && size(self.processors) == 0)",
+            "!has(self.neuron) || (!has(self.isa) && (!has(self.processors) || size(self.processors) == 0))",
             lambda it: it.neuron is None or (it.isa is None and not it.processors),
             "isa and processors promise what the CPUs compute, and with neuron the devices do it: remove them",
         ),
