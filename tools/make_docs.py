@@ -21,6 +21,7 @@ from pydantic_core import PydanticUndefined
 
 from penstock.cli.main import COMMANDS, cli
 from penstock.endpoint import ModelEndpointSpec
+from penstock_operator import manual as operator_manual
 from penstock_runtime import manual
 
 ROOT = Path(__file__).parents[1]
@@ -110,6 +111,7 @@ PARTS: dict[str, tuple[str, Callable[[], str]]] = {
     "endpoint-fields": ("docs/model-endpoint.md", endpoint_fields),
     "commands": ("docs/cli.md", command_help),
     **manual.PARTS,
+    **operator_manual.PARTS,
 }
 """Name of the part -> document and the function that makes it."""
 

@@ -84,8 +84,13 @@ class Probes:
             async with session.get(url, allow_redirects=False) as response:
                 if response.status != 200:
                     return None, f"{url} answers {response.status}"
-                body = await response.content.read(MAX_BYTES)
-                report = HostReport.from_info(json.loads(body))
+                # A body that is longer is cut, and so is no JSON.
+                body = bytearray()
+                async for chunk in response.content.iter_any():
+                    body += chunk
+                    if len(body) > MAX_BYTES:
+                        break
+                report = HostReport.from_info(json.loads(body[:MAX_BYTES]))
         except TimeoutError:
             return None, f"{url} does not answer within {self._timeout.total:g} s"
         except aiohttp.ClientError as error:

@@ -1,0 +1,60 @@
+"""The parts of docs/operator.md that come from the code: settings, metrics, rights. `make docs` writes them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from penstock_operator import rbac
+from penstock_operator.census import Census
+from penstock_operator.metrics import REGISTRY
+from penstock_operator.settings import SETTINGS, Settings
+from penstock_operator.world import World
+
+DOCUMENT = "docs/operator.md"
+
+
+def settings() -> str:
+    """A row for every setting."""
+    rows = ["| flag | variable | default | meaning |", "|---|---|---|---|"]
+    for setting in SETTINGS:
+        default = "(none)" if setting.default in {"", ()} else f"`{setting.default}`"
+        unit = f" {setting.unit}" if setting.unit in {"s"} else ""
+        rows.append(f"| `{setting.flag}` | `{setting.variable}` | {default}{unit} | {setting.description} |")
+    return _part(rows)
+
+
+def metrics() -> str:
+    """A row for every metric."""
+    families = [*REGISTRY.collect(), *Census(World(Settings().plan_settings()), dict).collect()]
+    rows = ["| metric | kind | meaning |", "|---|---|---|"]
+    for family in sorted(families, key=lambda one: one.name):
+        name = f"{family.name}_total" if family.type == "counter" else family.name
+        rows.append(f"| `{name}` | {family.type} | {family.documentation} |")
+    return _part(rows)
+
+
+def rights() -> str:
+    """A row for every grant."""
+    rows = ["| where | resource | verbs | to |", "|---|---|---|---|"]
+    for where, grants in (
+        ("the cluster", rbac.CLUSTER),
+        ("the namespaces looked after", rbac.NAMESPACED),
+        ("its own namespace", rbac.OWN),
+    ):
+        for grant in grants:
+            group = f".{grant.kind.group}" if grant.kind.group else ""
+            why = grant.why.removeprefix("to ")
+            rows.append(f"| {where} | `{grant.resource}{group}` | {', '.join(grant.verbs)} | {why} |")
+    return _part(rows)
+
+
+def _part(rows: list[str]) -> str:
+    return "\n".join(["", *rows, ""])
+
+
+PARTS: dict[str, tuple[str, Callable[[], str]]] = {
+    "operator-settings": (DOCUMENT, settings),
+    "operator-metrics": (DOCUMENT, metrics),
+    "operator-rights": (DOCUMENT, rights),
+}
+"""Name of the part -> document and the function that makes it."""

@@ -1,0 +1,154 @@
+"""What a store knows, whatever order its news comes in."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from penstock_operator.cluster.kinds import POD
+from penstock_operator.cluster.store import Difference, Key, Store
+
+
+def pod(name: str, version: int, *, uid: str = "u", node: str = "n", phase: str = "Running", **more: Any) -> Any:
+    metadata = {"namespace": "a", "name": name, "resourceVersion": str(version), "uid": uid, **more}
+    return {"metadata": metadata, "spec": {"nodeName": node}, "status": {"phase": phase}}
+
+
+def by_node(value: Any) -> Iterator[tuple[str, str]]:
+    yield ("node", value["spec"]["nodeName"])
+
+
+def make() -> tuple[Store[str], list[Difference[str]]]:
+    store: Store[str] = Store(POD, lambda value: str(value["status"]["phase"]), index=by_node)
+    heard: list[Difference[str]] = []
+    store.listen(heard.append)
+    return store, heard
+
+
+def test_a_new_object_is_told_and_found_by_name_and_index() -> None:
+    store, heard = make()
+
+    assert store.put(pod("x", 1))
+
+    assert [change.key for change in heard] == [Key("a", "x")]
+    assert store.facts(Key("a", "x")) == "Running"
+    assert [key for key, _ in store.of(("node", "n"))] == [Key("a", "x")]
+
+
+def test_an_event_that_changes_no_fact_wakes_nobody() -> None:
+    store, heard = make()
+    store.put(pod("y", 3, generation=7))
+    heard.clear()
+
+    assert not store.put(pod("y", 4, generation=7))
+
+    assert heard == []
+    entry = store.get(Key("a", "y"))
+    assert entry is not None
+    assert entry.version == 4
+
+
+def test_without_a_generation_every_version_counts_as_an_edit() -> None:
+    store, heard = make()
+    store.put(pod("x", 1))
+    heard.clear()
+
+    assert store.put(pod("x", 2))
+
+    assert [(change.old is not None, change.new is not None) for change in heard] == [(True, True)]
+
+
+def test_old_news_is_passed_over() -> None:
+    store, _ = make()
+    store.put(pod("x", 5, phase="Running"))
+
+    assert not store.put(pod("x", 4, phase="Pending"))
+
+    assert store.facts(Key("a", "x")) == "Running"
+
+
+def test_an_object_made_again_under_its_name_is_a_change() -> None:
+    store, heard = make()
+    store.put(pod("x", 1, uid="first", generation=1))
+    heard.clear()
+
+    assert store.put(pod("x", 2, uid="second", generation=1))
+
+    assert [(change.old and change.old.uid, change.new and change.new.uid) for change in heard] == [("first", "second")]
+
+
+def test_the_end_of_a_predecessor_does_not_remove_its_successor() -> None:
+    store, _ = make()
+    store.put(pod("x", 9, uid="second"))
+
+    assert not store.remove(Key("a", "x"), version=5)
+
+    assert store.facts(Key("a", "x")) == "Running"
+
+
+def test_an_object_that_moves_is_found_at_its_new_place_only() -> None:
+    store, heard = make()
+    store.put(pod("x", 1, node="n"))
+    store.put(pod("x", 2, node="m"))
+
+    assert store.of(("node", "n")) == []
+    assert [key.name for key, _ in store.of(("node", "m"))] == ["x"]
+    assert heard[-1].indexes == {("node", "n"), ("node", "m")}
+
+
+def test_what_a_whole_list_lacks_is_gone_but_not_what_came_after_it() -> None:
+    store, heard = make()
+    store.put(pod("stays", 1))
+    store.put(pod("missed", 2))
+    store.put(pod("newer", 30))
+    heard.clear()
+
+    assert store.retain({Key("a", "stays")}, version=10) == 1
+
+    assert sorted(key.name for key in store) == ["newer", "stays"]
+    assert [change.key.name for change in heard if change.new is None] == ["missed"]
+
+
+def test_a_list_of_one_namespace_says_nothing_about_others() -> None:
+    store, _ = make()
+    store.put(pod("x", 1))
+
+    assert store.retain(set(), version=10, namespace="b") == 0
+
+
+@pytest.mark.parametrize("missing", [{}, {"namespace": None}])
+def test_objects_without_a_namespace_have_a_place_too(missing: dict[str, Any]) -> None:
+    store, _ = make()
+    value = pod("x", 1)
+    del value["metadata"]["namespace"]
+    value["metadata"].update(missing)
+
+    store.put(value)
+
+    assert store.facts(Key("", "x")) == "Running"
+
+
+@given(
+    st.lists(
+        st.tuples(st.sampled_from("xyz"), st.integers(1, 40), st.sampled_from("nm"), st.sampled_from(["a", "b"])),
+        max_size=30,
+    )
+)
+def test_in_any_order_the_newest_version_is_known_and_the_index_agrees(
+    news: list[tuple[str, int, str, str]],
+) -> None:
+    store, _ = make()
+    newest: dict[str, tuple[int, str, str]] = {}
+    for name, version, node, phase in news:
+        store.put(pod(name, version, node=node, phase=phase))
+        if version > newest.get(name, (0, "", ""))[0]:
+            newest[name] = (version, node, phase)
+
+    assert {key.name: store.facts(key) for key in store} == {name: seen[2] for name, seen in newest.items()}
+    for node in "nm":
+        expected = sorted(name for name, seen in newest.items() if seen[1] == node)
+        assert [key.name for key, _ in store.of(("node", node))] == expected
