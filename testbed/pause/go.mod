@@ -1,0 +1,3 @@
+module penstock.dev/testbed/pause
+
+go 1.24.0
