@@ -11,6 +11,7 @@ from collections.abc import Sequence
 from typing import Any
 
 import click
+from click.core import ParameterSource
 
 from penstock import __version__
 from penstock.errors import PenstockError
@@ -49,9 +50,23 @@ class LazyGroup(click.Group):
         """Run the command; errors that a user can put right become one sentence."""
         try:
             return super().invoke(ctx)
+        except click.BadParameter as error:
+            error.param_hint = _variable(error) or error.param_hint
+            raise
         except PenstockError as error:
             click.echo(f"{click.style('error:', fg='red', bold=True)} {error}", err=True)
             ctx.exit(1)
+
+
+def _variable(error: click.BadParameter) -> str:
+    """The environment variable that brought a wrong value; empty when it came from the command line."""
+    context, parameter = error.ctx, error.param
+    if context is None or parameter is None or parameter.name is None:
+        return ""
+    if context.get_parameter_source(parameter.name) is not ParameterSource.ENVIRONMENT:
+        return ""
+    # As click itself looks it up: the one that the option names, or else made of the command and the flag.
+    return str(parameter.envvar or f"{context.auto_envvar_prefix}_{parameter.name.upper()}")
 
 
 @click.group(

@@ -73,6 +73,8 @@ class Server:
         if self.status.phase is Phase.LOADING:
             self.status.phase = Phase.READY
             self.status.message = ""
+            if self._acceptor is not None:
+                logger.info("ready: requests are answered")
 
     async def start(self) -> None:
         """Listen; HostError when the address cannot be had."""
@@ -81,7 +83,10 @@ class Server:
         await self._acceptor.listen()
         if self.application.access_lines is not None:
             self._write_access_lines()
-        logger.info("listening on %s", self.url)
+        if self.status.phase is Phase.LOADING:
+            logger.info("listening on %s: %s, /readyz says when it is there", self.url, self.status.message)
+        else:
+            logger.info("listening on %s", self.url)
 
     async def serve(self, *, signals: bool = True) -> int:
         """Serve until a signal or `stop`, then drain. Returns how many connections had to be cut off (0: a clean end).

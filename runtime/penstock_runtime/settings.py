@@ -91,15 +91,14 @@ class LimitSettings(Group):
     )
     max_inputs: int = _setting(
         1024,
-        "Texts (or pairs, or documents) in one request; more is answered with 422. Keeps one request from filling the "
-        "queue on its own.",
+        "Texts (or pairs, or documents) in one request; more is answered with 422 before any of them costs anything.",
         unit="texts",
         ge=1,
     )
     max_rows: int = _setting(
-        4096,
+        1024,
         "Sequences that one request may turn into (windows of long contexts, labels times texts); more is answered "
-        "with 422.",
+        "with 422. Not over max_queue_rows, since such a request could never be let in.",
         unit="sequences",
         ge=1,
     )
@@ -272,9 +271,23 @@ class Settings(Group):
     log: LogSettings = LogSettings()
     observation: ObservationSettings = ObservationSettings()
 
+    @model_validator(mode="after")
+    def _largest_request_fits(self) -> Self:
+        most, room = self.limits.max_rows, self.queue.max_queue_rows
+        if most > room:
+            raise ValueError(
+                f"max_rows {most} is over max_queue_rows {room}: a request of so many sequences could never be let in. "
+                f"Set {PREFIX}MAX_ROWS to {room} or less, or {PREFIX}MAX_QUEUE_ROWS to {most} or more"
+            )
+        return self
+
     @classmethod
-    def load(cls, environment: Mapping[str, str], flags: Mapping[str, Any] | None = None) -> Settings:
+    def load(
+        cls, environment: Mapping[str, str], flags: Mapping[str, Any] | None = None, *, others: Iterable[str] = ()
+    ) -> Settings:
         """Settings from flags (by name, such as `port`; None is "not given") over environment over defaults.
+
+        `others`: variables of the process that are no settings of the server, and so no mistyped ones.
 
         SettingError names the variable or flag, the value and what to write instead; also for `PENSTOCK_` variables
         that look like a mistyped setting.
@@ -292,7 +305,7 @@ class Settings(Group):
                 setting = by_name[name]
                 given[setting.group][name] = setting.parse(value) if isinstance(value, str) else value
                 origin[name] = setting.flag
-        _refuse_near_misses(environment, [setting.variable for setting in SETTINGS])
+        refuse_near_misses(environment, [*(setting.variable for setting in SETTINGS), *others])
         try:
             return cls.model_validate(given)
         except ValidationError as error:
@@ -355,11 +368,18 @@ SETTINGS: tuple[Setting, ...] = tuple(_describe())
 """Every setting, in the order of the groups."""
 
 
-def _refuse_near_misses(environment: Mapping[str, str], known: list[str]) -> None:
-    """A variable one or two letters off a setting is a typo whose default would surprise; others are none of ours."""
+def refuse_near_misses(environment: Mapping[str, str], known: Iterable[str]) -> None:
+    """A variable one or two letters off a setting is a typo whose default would surprise, and so is one with the
+    command in its name, as flags that are no settings have it; others are none of ours."""
     names = [variable.removeprefix(PREFIX) for variable in known]
     for variable in environment:
         name = variable.removeprefix(PREFIX)
+        if variable.startswith(PREFIX) and (meant := name.removeprefix("SERVE_")) != name and meant in names:
+            raise SettingError(
+                f"{variable} is not a setting: what a server is set to has no command in its name",
+                field=variable,
+                remedy=f"Set {PREFIX}{meant} instead",
+            )
         # PENSTOCK_SERVE_CORES and the like are flags of the command line.
         if variable.startswith(PREFIX) and name not in names and not name.startswith(COMMANDS):
             close = difflib.get_close_matches(name, names, n=1, cutoff=0.74)

@@ -136,6 +136,25 @@ def test_serve_says_it_as_well(case: str, tiny: Path, tmp_path: Path) -> None:
     assert_one_sentence(result.stderr, problem, remedy)
 
 
+@pytest.mark.parametrize(
+    ("words", "environment", "hint"),
+    [
+        (["optimize", "x.yaml"], {"PENSTOCK_OPTIMIZE_CORES": "abc"}, "PENSTOCK_OPTIMIZE_CORES: 'abc'"),
+        (["serve", "x.yaml"], {"PENSTOCK_SERVE_CORES": "0"}, "PENSTOCK_SERVE_CORES: 0 is not"),
+        (["bench", "x.yaml"], {"PENSTOCK_BENCH_LENGTHS": "1,,2"}, "PENSTOCK_BENCH_LENGTHS: '1,,2'"),
+        (["optimize", "x.yaml"], {"PENSTOCK_STORE": __file__}, "PENSTOCK_STORE: Directory"),
+        (["optimize", "x.yaml", "--cores", "abc"], {"PENSTOCK_OPTIMIZE_CORES": "1"}, "'--cores': 'abc'"),
+    ],
+)
+def test_a_wrong_value_is_said_to_be_where_it_came_from(
+    words: list[str], environment: dict[str, str], hint: str
+) -> None:
+    result = invoke(*words, environment=environment)
+
+    assert result.exit_code == 2
+    assert f"Error: Invalid value for {hint}" in result.stderr
+
+
 @pytest.mark.parametrize("command", ["optimize", "serve"])
 def test_a_store_that_cannot_be_written(command: str, file: Path) -> None:
     port = ["--port", "0"] if command == "serve" else []

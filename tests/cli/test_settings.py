@@ -57,7 +57,6 @@ def test_help_names_the_variable_of_every_setting() -> None:
         ([], {}, 8080),
         ([], {"PENSTOCK_PORT": "81"}, 81),
         (["--port", "83"], {"PENSTOCK_PORT": "81"}, 83),
-        ([], {"PENSTOCK_SERVE_PORT": "82"}, 8080),
     ],
 )
 def test_flags_go_before_variables_before_defaults(
@@ -117,6 +116,7 @@ def test_options_of_the_command(
             "PENSTOCK_DRAIN_LIM",
         ),
         ([], {"PENSTOCK_PORT": "abc"}, "PENSTOCK_PORT is 'abc'", "the default is 8080"),
+        ([], {"PENSTOCK_SERVE_PORT": "abc"}, "PENSTOCK_SERVE_PORT is not a setting", "Set PENSTOCK_PORT instead"),
         (["--port", "70000"], {}, "--port is '70000'", "the default is 8080"),
         ([], {"PENSTOCK_DRAIN_LIMIT_SECONDS": "-1"}, "PENSTOCK_DRAIN_LIMIT_SECONDS is '-1'", "in s"),
         (["--log-level", "loud"], {}, "--log-level is 'loud'", "the default is 'info'"),

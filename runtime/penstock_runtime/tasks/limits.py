@@ -12,7 +12,7 @@ class Limits:
     items: int = 1024
     """Entries of any list in a request: texts, pairs, labels, targets. Clients send a page of documents at a time."""
 
-    rows: int = 4096
+    rows: int = 1024
     """Token sequences that one request may turn into: windows of long texts, labels times texts."""
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import re
 from typing import Any
 
@@ -102,6 +103,28 @@ def test_it_listens_on_either_kind_of_address(host: str, url: str) -> None:
     with serving(Gate(), host=host) as endpoint:
         assert endpoint.url.startswith(url)
         assert httpx.get(f"{endpoint.url}/healthz").text == "ok\n"
+
+
+def test_the_log_says_that_the_model_is_loading_before_it_says_that_it_is_ready(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    gate = Gate()
+    with caplog.at_level(logging.INFO, "penstock.server"), serving(None) as endpoint:
+        in_loop(endpoint, endpoint.server.serve_with, gate, PLAN)
+        in_loop(endpoint, endpoint.server.serve_with, gate, PLAN)
+
+    assert [record.getMessage() for record in caplog.records] == [
+        f"listening on {endpoint.url}: the model is loading, /readyz says when it is there",
+        "ready: requests are answered",
+        "drained",
+    ]
+
+
+def test_a_server_that_starts_with_its_model_only_says_where_it_listens(caplog: pytest.LogCaptureFixture) -> None:
+    with caplog.at_level(logging.INFO, "penstock.server"), serving(Gate()) as endpoint:
+        pass
+
+    assert caplog.records[0].getMessage() == f"listening on {endpoint.url}"
 
 
 def test_the_access_log_has_a_line_for_each_request(capfd: pytest.CaptureFixture[str]) -> None:

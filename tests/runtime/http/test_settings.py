@@ -9,7 +9,9 @@ import pytest
 from pydantic import ValidationError
 
 from penstock.errors import SettingError
+from penstock_runtime.server import task_limits
 from penstock_runtime.settings import SETTINGS, Settings
+from penstock_runtime.tasks.limits import DEFAULT_LIMITS
 
 DEFAULTS = {
     "host": "127.0.0.1",
@@ -24,7 +26,7 @@ DEFAULTS = {
     "idle_timeout_seconds": 75.0,
     "max_body_bytes": 2_000_000,
     "max_inputs": 1024,
-    "max_rows": 4096,
+    "max_rows": 1024,
     "max_queue_rows": 1024,
     "max_queue_tokens": 131_072,
     "deadline_seconds": 30.0,
@@ -89,6 +91,25 @@ def test_lists_are_split_at_commas_and_empty_means_not_set() -> None:
     assert settings.log.access_log is True
 
 
+def test_the_largest_request_fits_into_the_queue() -> None:
+    settings = Settings.load({"PENSTOCK_MAX_ROWS": "100", "PENSTOCK_MAX_QUEUE_ROWS": "100"})
+
+    assert settings.limits.max_rows == settings.queue.max_queue_rows == 100
+    assert Settings().limits.max_inputs <= Settings().limits.max_rows <= Settings().queue.max_queue_rows
+    assert task_limits(Settings()) == DEFAULT_LIMITS
+
+
+def test_a_variable_with_the_command_in_its_name_says_which_one_is_meant() -> None:
+    with pytest.raises(SettingError) as caught:
+        Settings.load({"PENSTOCK_SERVE_DRAIN_LIMIT_SECONDS": "3"})
+
+    assert caught.value.remedy == "Set PENSTOCK_DRAIN_LIMIT_SECONDS instead"
+
+
+def test_variables_of_flags_that_are_no_settings_are_none_of_ours() -> None:
+    assert Settings.load({"PENSTOCK_SERVE_CORES": "2", "PENSTOCK_STORE": "s", "SERVE_PORT": "1"}) == Settings()
+
+
 def test_settings_do_not_change() -> None:
     with pytest.raises(ValidationError):
         Settings.load({}).http.port = 1  # type: ignore[misc]  # mypy knows, too
@@ -106,6 +127,9 @@ def test_settings_do_not_change() -> None:
         ({"PENSTOCK_AUTH_TOKEN": "  "}, {}, "PENSTOCK_AUTH_TOKEN", "PENSTOCK_AUTH_TOKEN is (hidden): is empty"),
         ({"PENSTOCK_DRAIN_DELAY_SECONDS": "30"}, {}, "", "drain_limit_seconds 25: raise the limit"),
         ({"PENSTOCK_MAX_INPUT": "3"}, {}, "PENSTOCK_MAX_INPUT", "PENSTOCK_MAX_INPUT is not a setting"),
+        ({"PENSTOCK_SERVE_PORT": "abc"}, {}, "PENSTOCK_SERVE_PORT", "PENSTOCK_SERVE_PORT is not a setting"),
+        ({"PENSTOCK_MAX_ROWS": "1025"}, {}, "", "max_rows 1025 is over max_queue_rows 1024"),
+        ({}, {"max_queue_rows": "100"}, "", "Set PENSTOCK_MAX_ROWS to 100 or less"),
     ],
 )
 def test_a_wrong_value_is_refused_at_start(
