@@ -20,7 +20,7 @@ from pathlib import Path
 from typing import Any, Self
 
 from penstock import errors
-from penstock.errors import OptimizationError, PenstockError
+from penstock.errors import OptimizationError, OutOfMemory, PenstockError
 from penstock_optimizer.worker import to_json
 
 CLOSE_SECONDS = 3.0
@@ -51,7 +51,13 @@ class WorkerFailed(Exception):
         self.log_tail = log_tail
 
     def as_error(self, what: str) -> PenstockError:
-        """The PenstockError that the method raised, or an OptimizationError that says what came to nothing."""
+        """The PenstockError that the method raised, OutOfMemory where the kernel or the allocator said so, or an
+        OptimizationError that says what came to nothing."""
+        if _is_memory(self.failure, self.reason):
+            return OutOfMemory(
+                f"{what}: {self.reason}",
+                remedy="Give it more memory (spec.pod.memory on a cluster), or take a smaller model",
+            )
         kind = getattr(errors, self.kind, None) if self.kind else None
         if isinstance(kind, type) and issubclass(kind, PenstockError):
             return kind(self.reason, remedy=self.remedy)
@@ -144,8 +150,14 @@ class Worker:
         """The last words of the log."""
         with contextlib.suppress(OSError), self._log.open("rb") as file:
             file.seek(max(0, file.seek(0, os.SEEK_END) - TAIL_BYTES))
-            return file.read().decode(errors="replace").strip()
+            return file.read(TAIL_BYTES).decode(errors="replace").strip()
         return ""
+
+
+def _is_memory(failure: Failure, reason: str) -> bool:
+    """True for a worker that was killed (nobody else here sends SIGKILL), and for allocators that gave up."""
+    killed = failure is Failure.DIED and reason.startswith(f"killed by signal {signal.SIGKILL.value} ")
+    return killed or "bad_alloc" in reason or reason.startswith(("MemoryError", "_ArrayMemoryError"))
 
 
 def death_reason(return_code: int, log_tail: str) -> str:

@@ -7,10 +7,12 @@ import contextlib
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 
+from penstock.errors import OutOfDisk
 from penstock.manifest import CandidateFacts, LatencyPoint, Outcome, Verdict
 from penstock.recipe import Batching, Recipe
 from penstock_optimizer.artefact import digests
 from penstock_optimizer.budget import KILL_SECONDS, Budget
+from penstock_optimizer.disk import full, is_full
 from penstock_optimizer.isolation import Failure, WorkerFailed
 from penstock_optimizer.lab import BuiltFacts, Lab, Session
 from penstock_optimizer.load.summary import median, relative_spread
@@ -33,6 +35,7 @@ MOST_OF_THE_REST = 0.6
 their turn."""
 LEAST_SECONDS = 3.0
 """A candidate is not begun with less time than this: it could not even start."""
+WORK = "the work folder"
 OUT_OF_TIME = "the time budget was spent before its turn"
 
 
@@ -112,7 +115,7 @@ class TryOut:
     def enter(self, recipe: Recipe, *, teacher: bool = False) -> Entrant:
         """Try one candidate: from disk where it is known, else built, looked at and judged.
 
-        The teacher comes first, and its failure is the caller's: WorkerFailed.
+        The teacher comes first, and its failure is the caller's: WorkerFailed. OutOfDisk where nothing can be written.
         """
         entrant = Entrant(recipe, CandidateFacts(recipe=recipe, outcome=Outcome.SKIPPED, reason=OUT_OF_TIME))
         self.entrants.append(entrant)
@@ -126,6 +129,9 @@ class TryOut:
             entrant.close()
             if teacher:
                 raise
+            if failure.kind == OutOfDisk.__name__ or (failure.failure is not Failure.TIMED_OUT and self._is_full()):
+                # None of its doing: with room on the disk it may be the best of all.
+                raise full(self._work.path, what=WORK) from failure
             entrant.settle(Outcome.FAILED, failure.reason)
             # What ran out of time may succeed with more of it: only what really failed is remembered.
             if failure.failure is not Failure.TIMED_OUT:
@@ -176,6 +182,9 @@ class TryOut:
             entrant.milliseconds = {}
         for tokens, values in times.items():
             entrant.milliseconds.setdefault(tokens, []).extend(values)
+
+    def _is_full(self) -> bool:
+        return is_full(self._work.path)
 
     def _left(self) -> float:
         return self._budget.left_for_candidates() - KILL_SECONDS

@@ -19,7 +19,8 @@ from typing import Any, BinaryIO
 
 from pydantic import BaseModel
 
-from penstock.errors import PenstockError
+from penstock.errors import OutOfDisk, PenstockError
+from penstock_optimizer.disk import FULL
 
 PARENT_GONE = 3
 """Exit code when the parent died in the middle of a call."""
@@ -32,6 +33,16 @@ def to_json(value: Any) -> Any:
     raise TypeError(f"{type(value).__name__} does not go through JSON")
 
 
+def failed(error: Exception) -> dict[str, str]:
+    """What a call that raised is answered with: `kind` is the class of a PenstockError, else empty."""
+    if isinstance(error, PenstockError):
+        return {"error": error.message, "remedy": error.remedy, "kind": type(error).__name__}
+    if isinstance(error, OSError) and error.errno in FULL:
+        return {"error": os.strerror(error.errno), "remedy": "", "kind": OutOfDisk.__name__}
+    text = " ".join(str(error).split()) or "no message"
+    return {"error": f"{type(error).__name__}: {text}", "remedy": "", "kind": ""}
+
+
 def serve(target: object, calls: queue.SimpleQueue[bytes | None], busy: threading.Event, output: BinaryIO) -> None:
     """Answer calls until None comes; `busy` is cleared after each."""
     while (line := calls.get()) is not None:
@@ -40,13 +51,11 @@ def serve(target: object, calls: queue.SimpleQueue[bytes | None], busy: threadin
         try:
             answer = {"value": getattr(target, call["method"])(**call["arguments"])}
             encoded = json.dumps(answer, default=to_json)
-        except PenstockError as error:
-            traceback.print_exc()
-            encoded = json.dumps({"error": error.message, "remedy": error.remedy, "kind": type(error).__name__})
         except Exception as error:  # whatever a candidate does is its outcome, not our end
-            traceback.print_exc()
-            text = " ".join(str(error).split()) or "no message"
-            encoded = json.dumps({"error": f"{type(error).__name__}: {text}", "remedy": "", "kind": ""})
+            # The log may be on the very disk that is full.
+            with contextlib.suppress(OSError):
+                traceback.print_exc()
+            encoded = json.dumps(failed(error))
         busy.clear()
         output.write(encoded.encode() + b"\n")
         output.flush()

@@ -3,15 +3,19 @@
 
 from __future__ import annotations
 
+import http.client
 import json
 import os
+import socket
 import sys
+import urllib.error
 import urllib.request
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from penstock.endpoint import ModelEndpoint
+from penstock_optimizer.bench.client import MeasurementFailed
 from penstock_optimizer.bench.results import OURS
 from penstock_optimizer.bench.server import Server, free_port
 from penstock_optimizer.optimise import optimise
@@ -20,6 +24,7 @@ from penstock_optimizer.progress import Progress
 COMMAND = (sys.executable, "-m", "penstock.cli.main")
 READY_PATH = "/readyz"
 READY_SECONDS = 120.0
+INFO_SECONDS = 10.0
 DEFAULT_STORE = Path("artefacts")
 DEFAULT_MODELS = Path("~/.cache/penstock/models")
 
@@ -65,10 +70,32 @@ def serve(
 
 
 def read_info(url: str) -> Mapping[str, Any]:
-    """`/info` of a Penstock server; empty for another kind of server."""
+    """`/info` of a Penstock server; empty for another kind of server. MeasurementFailed when nothing answers there."""
     try:
-        with urllib.request.urlopen(f"{url}/info", timeout=10) as answer:
+        with urllib.request.urlopen(f"{url}/info", timeout=INFO_SECONDS) as answer:
             value = json.load(answer)
-    except (OSError, ValueError):
+    except (urllib.error.HTTPError, ValueError):
         return {}
+    except (OSError, http.client.HTTPException) as error:
+        raise MeasurementFailed(
+            f"nothing answers at {url}: {_in_words(error)}", remedy="Start the server, or check the host and the port"
+        ) from error
     return value if isinstance(value, dict) else {}
+
+
+def _in_words(error: Exception) -> str:
+    """Why a server cannot be reached, such as `connection refused`."""
+    cause = error.reason if isinstance(error, urllib.error.URLError) else error
+    match cause:
+        case socket.gaierror():
+            return f"no such host ({cause.strerror})"
+        case TimeoutError():
+            return f"no answer within {INFO_SECONDS:g} s"
+        case http.client.RemoteDisconnected() | ConnectionResetError():
+            return "it closed the connection without an answer"
+        case http.client.HTTPException():
+            return "what answers there does not speak HTTP"
+        case OSError() if cause.strerror:
+            return cause.strerror[0].lower() + cause.strerror[1:]
+        case _:
+            return str(cause)

@@ -7,6 +7,7 @@ import datetime as dt
 import importlib.metadata
 import signal
 import sys
+import tempfile
 import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack
@@ -15,6 +16,7 @@ from pathlib import Path
 
 from penstock import __version__
 from penstock.endpoint import ModelEndpoint
+from penstock.errors import HostError
 from penstock.manifest import Manifest
 from penstock_optimizer.bench import baseline
 from penstock_optimizer.bench import endpoint as endpoints
@@ -32,6 +34,7 @@ from penstock_optimizer.bench.server import Server, free_port
 from penstock_optimizer.bench.subject import Subject, read_subject
 from penstock_optimizer.bench.tables import to_csv
 from penstock_optimizer.bench.turns import Turn, measure_in_turn
+from penstock_optimizer.disk import full_disk_said
 from penstock_runtime.host import Host, read_host
 
 READY_SECONDS = 300.0
@@ -69,6 +72,7 @@ def run_bench(options: BenchOptions, on_progress: OnProgress = lambda _: None) -
     """
     if options.baseline:
         baseline.require_baseline()
+    _make_writable(options.output)
     host = read_host()
     models = (options.models or endpoints.DEFAULT_MODELS).expanduser()
     subject = read_subject(options, models=models)
@@ -82,6 +86,19 @@ def run_bench(options: BenchOptions, on_progress: OnProgress = lambda _: None) -
     run = _Run(options, host, subject, grid, on_progress, store=options.store or endpoints.DEFAULT_STORE, models=models)
     with _ending_on_term():
         return run.everything()
+
+
+def _make_writable(folder: Path) -> None:
+    """Make the folder; HostError, before anything is measured, when nothing can be written there."""
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        with tempfile.TemporaryFile(dir=folder):
+            pass
+    except OSError as error:
+        raise HostError(
+            f"the folder {folder} cannot be written ({error.strerror})",
+            remedy="Give a folder that this process may write with --output",
+        ) from error
 
 
 class _Run:
@@ -266,10 +283,10 @@ class _Run:
     def _write(self) -> BenchResults:
         results = self._results()
         folder = self._options.output
-        folder.mkdir(parents=True, exist_ok=True)
-        (folder / "results.json").write_text(results.model_dump_json(indent=1), encoding="utf-8")
-        (folder / "results.csv").write_text(to_csv(results), encoding="utf-8")
-        (folder / "report.html").write_text(render(results), encoding="utf-8")
+        with full_disk_said(folder, what="the folder"):
+            (folder / "results.json").write_text(results.model_dump_json(indent=1), encoding="utf-8")
+            (folder / "results.csv").write_text(to_csv(results), encoding="utf-8")
+            (folder / "report.html").write_text(render(results), encoding="utf-8")
         return results
 
     def _note(self, sentence: str) -> None:

@@ -4,13 +4,17 @@ from __future__ import annotations
 
 import csv
 import json
+import socket
+import threading
 from pathlib import Path
 
 import pytest
 
-from penstock.errors import PenstockError, SpecError
+from penstock.errors import HostError, OutOfDisk, PenstockError, SpecError
 from penstock_optimizer.bench import BenchOptions, BenchProgress, BenchResults, run_bench
+from penstock_optimizer.bench.client import MeasurementFailed
 from penstock_optimizer.bench.results import BASELINE, OURS
+from penstock_optimizer.bench.server import free_port
 from penstock_runtime.host import read_host
 
 from .conftest import StartStub
@@ -77,6 +81,52 @@ def test_what_cannot_be_measured_is_an_error_in_words(
 ) -> None:
     with pytest.raises(PenstockError, match=message):
         run_bench(options(target, tmp_path, **values))
+
+
+@pytest.mark.parametrize(
+    ("host", "words"), [("127.0.0.1", "connection refused"), ("no-such-host.invalid", "no such host")]
+)
+def test_a_server_that_is_not_there_is_said_to_be_not_there(host: str, words: str, tmp_path: Path) -> None:
+    url = f"http://{host}:{free_port()}"
+
+    with pytest.raises(MeasurementFailed, match=f"nothing answers at {url}: {words}") as caught:
+        run_bench(options(url, tmp_path, task="text-classification"))
+
+    assert caught.value.remedy == "Start the server, or check the host and the port"
+
+
+@pytest.mark.parametrize(
+    ("answer", "words"),
+    [(b"", "it closed the connection without an answer"), (b"+OK ready\r\n", "what answers there does not speak HTTP")],
+)
+def test_what_is_no_web_server_is_said_to_be_none(answer: bytes, words: str, tmp_path: Path) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as listening:
+
+        def serve() -> None:
+            connection, _ = listening.accept()
+            with connection:
+                connection.recv(65536)
+                connection.sendall(answer)
+
+        thread = threading.Thread(target=serve)
+        thread.start()
+        with pytest.raises(MeasurementFailed, match=words):
+            run_bench(options(f"http://127.0.0.1:{listening.getsockname()[1]}", tmp_path))
+        thread.join(10)
+
+
+def test_a_folder_that_cannot_be_written_is_named_before_anything_is_measured() -> None:
+    with pytest.raises(HostError, match="the folder /proc/bench cannot be written") as caught:
+        run_bench(options("missing.yaml", Path("/proc/bench")))
+
+    assert "--output" in caught.value.remedy
+
+
+def test_results_that_find_no_room_are_an_error_in_words(start_stub: StartStub, tmp_path: Path) -> None:
+    (tmp_path / "results.json").symlink_to("/dev/full")
+
+    with pytest.raises(OutOfDisk, match=f"the folder {tmp_path} cannot take more: No space left on device"):
+        run_bench(options(start_stub().url, tmp_path, task="fill-mask", batches=(1,), lengths=(8,)))
 
 
 def test_a_server_that_does_not_tell_its_task_needs_it_told(start_stub: StartStub, tmp_path: Path) -> None:

@@ -6,6 +6,7 @@ import os
 import signal
 import sys
 import threading
+from pathlib import Path
 from typing import Any
 
 from penstock.errors import ModelError
@@ -47,6 +48,9 @@ class Misbehaviour:
 
     def raise_ours(self) -> None:
         raise ModelError("the model has no head", remedy="Take one that has")
+
+    def fill_the_disk(self) -> None:
+        Path("/dev/full").write_text("x", encoding="ascii")
 
     def die(self, number: int) -> None:
         sys.stderr.write("last words\n")

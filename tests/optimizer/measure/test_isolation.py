@@ -12,7 +12,7 @@ from pathlib import Path
 import psutil
 import pytest
 
-from penstock.errors import ModelError, OptimizationError
+from penstock.errors import ModelError, OptimizationError, OutOfDisk
 from penstock_optimizer.isolation import Failure, Worker, WorkerFailed, death_reason
 
 TARGET = "tests.optimizer.measure.misbehaviour:Misbehaviour"
@@ -68,6 +68,22 @@ def test_each_way_to_fail_has_its_reason(
     assert caught.value.failure is failure
     assert caught.value.reason.startswith(reason)
     assert worker.alive is (failure is Failure.RAISED)
+
+
+def test_a_full_disk_is_no_fault_of_the_method(worker: Worker) -> None:
+    with pytest.raises(WorkerFailed, match=r"^No space left on device$") as caught:
+        worker.call("fill_the_disk", timeout_seconds=SECONDS)
+
+    assert isinstance(caught.value.as_error("building"), OutOfDisk)
+
+
+def test_a_log_on_a_full_disk_does_not_cost_the_answer() -> None:
+    with Worker(TARGET, log=Path("/dev/full")) as worker:
+        with pytest.raises(WorkerFailed) as caught:
+            worker.call("raise_ours", timeout_seconds=SECONDS)
+
+        assert caught.value.reason == "the model has no head"
+        assert worker.call("add", timeout_seconds=SECONDS, a=1, b=1) == 2
 
 
 def test_a_method_that_raised_leaves_the_worker_usable(worker: Worker) -> None:

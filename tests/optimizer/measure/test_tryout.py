@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 
+from penstock.errors import OutOfDisk
 from penstock.manifest import Outcome
 from penstock.recipe import Batching, EngineName, Precision, Recipe
 from penstock_optimizer.budget import Budget
@@ -63,6 +64,24 @@ def test_each_outcome_has_its_reason(tmp_path: Path, script: Script, outcome: Ou
     assert found[FP32].facts.outcome is Outcome.TEACHER
     assert lab.open_now == 0
     assert found[INT8] in settled
+
+
+@pytest.mark.parametrize("kind", ["OutOfDisk", ""])
+def test_a_full_disk_ends_the_stage_and_is_held_against_nobody(
+    tmp_path: Path, kind: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A library that cannot write says anything; a disk without room says it all."""
+    reason = WorkerFailed(Failure.RAISED, "No space left on device" if kind else "basic_ios::clear", kind=kind)
+    script = Script(fails={"build": reason})
+    monkeypatch.setattr("penstock_optimizer.tryout.is_full", lambda _: not kind)
+    tryout, _, _ = stage(tmp_path, {INT8: script})
+    tryout.enter(FP32, teacher=True)
+
+    with pytest.raises(OutOfDisk, match=f"the work folder {tmp_path / 'work'} cannot take more"):
+        tryout.enter(INT8)
+
+    tryout.close()
+    assert WorkFolder(tmp_path / "work").load(INT8) is None
 
 
 def test_survivors_are_measured_at_length_in_turns(tmp_path: Path) -> None:

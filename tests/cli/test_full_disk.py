@@ -1,0 +1,97 @@
+"""A disk that fills up under way: one sentence that says which folder, and with more room it goes on."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from tests.cli.endpoints import SECONDS, clean_environment, write_endpoint
+from tests.cli.test_errors import assert_one_sentence
+
+SHELL = """
+set -e
+folder=$1 size=$2; shift 2
+mount -t tmpfs -o size=$size penstock "$folder"
+"$@" && echo "status 0" || echo "status $?"
+mount -o remount,size=256m "$folder"
+"$@" && echo "status 0" || echo "status $?"
+"""
+"""A file system of so many bytes, seen by nobody else and gone with the command; then one with enough room."""
+QUICK = {
+    "workload": {"sequenceLengths": [8, 32]},
+    "optimization": {"budgetSeconds": 20, "engines": ["onnxruntime"], "precisions": ["int8-dynamic"]},
+}
+
+
+def run_twice(folder: Path, size: str, *words: object) -> subprocess.CompletedProcess[str]:
+    """A command whose folder is on a small disk, then the same on a large one."""
+    folder.mkdir()
+    unshare = ["unshare", *([] if os.geteuid() == 0 else ["--map-root-user"]), "--mount"]
+    penstock = [sys.executable, "-m", "penstock.cli.main", *map(str, words)]
+    return subprocess.run(
+        [*unshare, "sh", "-c", SHELL, "sh", str(folder), size, *penstock],
+        env=clean_environment(),
+        stdin=subprocess.DEVNULL,
+        capture_output=True,
+        text=True,
+        timeout=2 * SECONDS,
+        check=False,
+    )
+
+
+@pytest.mark.parametrize(
+    ("size", "place"),
+    [
+        ("200k", "the store"),  # not even the exported graph
+        ("2500k", "the store"),  # the exported graph, not the fp32 artefact
+        ("4500k", "the "),  # some candidate: in the work folder or, when it is put down, in the store
+    ],
+)
+def test_an_optimisation_says_which_disk_is_full_and_goes_on_with_more_room(
+    size: str, place: str, tiny: Path, tmp_path: Path
+) -> None:
+    file = write_endpoint(tmp_path / "tiny.yaml", tiny, **QUICK)
+    store = tmp_path / "store"
+
+    done = run_twice(store, size, "optimize", file, "--store", store)
+
+    assert [line for line in done.stdout.splitlines() if line.startswith("status")] == ["status 1", "status 0"], (
+        done.stdout + done.stderr
+    )
+    assert_one_sentence(done.stderr, place, "Free space there or choose another folder")
+    assert f"{store}" in done.stderr
+    assert "No space left on device" in done.stderr
+
+
+def test_a_limit_on_the_size_of_files_is_such_a_disk(tiny: Path, tmp_path: Path) -> None:
+    store = tmp_path / "store"
+    file = write_endpoint(tmp_path / "tiny.yaml", tiny)
+    port = ("--port", "0", "--no-optimize")
+
+    done = subprocess.run(
+        [
+            "prlimit",
+            "--fsize=500000",
+            sys.executable,
+            "-m",
+            "penstock.cli.main",
+            "serve",
+            file,
+            "--store",
+            store,
+            *port,
+        ],
+        env=clean_environment(),
+        stdin=subprocess.DEVNULL,
+        capture_output=True,
+        text=True,
+        timeout=SECONDS,
+        check=False,
+    )
+
+    assert done.returncode == 1
+    assert_one_sentence(done.stderr, f"the store {store} cannot take more: File too large", "Free space there")

@@ -1,0 +1,51 @@
+"""A full disk is said in words: which folder, why, how much is free, what to do."""
+
+from __future__ import annotations
+
+import errno
+from pathlib import Path
+
+import pytest
+
+from penstock.errors import OutOfDisk
+from penstock_optimizer.disk import FULL, LEAST_FREE_BYTES, free_bytes, full_disk_said, is_full
+
+
+@pytest.mark.parametrize("number", sorted(FULL))
+def test_errors_of_a_full_disk_name_the_folder_and_the_remedy(number: int, tmp_path: Path) -> None:
+    with pytest.raises(OutOfDisk) as caught, full_disk_said(tmp_path, what="the store"):
+        raise OSError(number, "whatever")
+
+    assert caught.value.message.startswith(f"the store {tmp_path} cannot take more: ")
+    assert "MiB are free" in caught.value.message
+    assert "start again" in caught.value.remedy
+
+
+def test_a_device_that_is_always_full_is_such_a_disk(tmp_path: Path) -> None:
+    with pytest.raises(OutOfDisk, match="No space left on device"), full_disk_said(tmp_path, what="the store"):
+        Path("/dev/full").write_text("x", encoding="ascii")
+
+
+def test_a_worker_that_met_a_full_disk_is_told_which_one(tmp_path: Path) -> None:
+    with pytest.raises(OutOfDisk, match="cannot take more: File too large"), full_disk_said(tmp_path, what="the store"):
+        raise OutOfDisk("File too large")
+
+
+def test_one_that_has_been_said_already_is_not_said_again(tmp_path: Path) -> None:
+    first = OutOfDisk("the work folder is full", remedy="Free space")
+
+    with pytest.raises(OutOfDisk) as caught, full_disk_said(tmp_path, what="the store"):
+        raise first
+
+    assert caught.value is first
+
+
+def test_other_errors_are_left_as_they_are(tmp_path: Path) -> None:
+    with pytest.raises(PermissionError), full_disk_said(tmp_path, what="the store"):
+        raise PermissionError(errno.EACCES, "no")
+
+
+def test_a_folder_that_is_not_there_yet_has_the_room_of_the_one_above_it(tmp_path: Path) -> None:
+    assert free_bytes(tmp_path / "not" / "yet") > LEAST_FREE_BYTES
+    assert not is_full(tmp_path / "not" / "yet")
+    assert is_full(Path("/proc"))
