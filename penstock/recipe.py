@@ -58,6 +58,17 @@ class Recipe(BaseModel):
         return " ".join((self.engine.value, self.precision.value, *self.options))
 
     @property
+    def as_built(self) -> Recipe:
+        """The recipe without what only the engine obeys: recipes that agree in it are served from the same graph."""
+        kept = tuple(option for option in self.options if option != BF16_REST)
+        return self if kept == self.options else self.model_copy(update={"options": kept})
+
+    @property
+    def with_bf16_rest(self) -> Recipe:
+        """The recipe with `BF16_REST` as well."""
+        return self.model_copy(update={"options": tuple(sorted({*self.options, BF16_REST}))})
+
+    @property
     def slug(self) -> str:
         """The name as a folder name."""
         return self.name.replace(" ", "-")

@@ -18,14 +18,16 @@ from typing import Any
 
 from penstock.capacity import CapacityCurve
 from penstock.endpoint import ModelEndpoint, NoCandidate, OptimizationMode
-from penstock.errors import OptimizationError
+from penstock.errors import NoCandidateWithinBudget
 from penstock.manifest import CandidateFacts, Manifest, Outcome, ServedModel
-from penstock.recipe import Plan, Precision, Recipe
+from penstock.recipe import Plan, Recipe
 from penstock_optimizer import conclusion
 from penstock_optimizer.artefact import graph_path, write_artefact
 from penstock_optimizer.baseline import Prepared, baseline_plan, prepare_baseline
 from penstock_optimizer.budget import MOST_PLANS_SECONDS, Budget
+from penstock_optimizer.build_order import by_gain
 from penstock_optimizer.capacity import CapacityFailed, Measured, ReplicaBroken
+from penstock_optimizer.disk import full_disk_said
 from penstock_optimizer.endpoint_capacity import endpoint_capacity
 from penstock_optimizer.events import Events
 from penstock_optimizer.gemm import gemm_shares
@@ -46,7 +48,8 @@ from penstock_optimizer.workfolder import locked
 
 __all__ = ["Prepared", "optimise", "prepare"]
 
-CALIBRATION_IS_CHEAP_SECONDS = 150.0
+STORE = "the store"
+"""In errors of a full disk."""
 CEILING_SECONDS = 30.0
 WRITING_SECONDS = 1.5
 """Kept for copying the artefact and making the report."""
@@ -57,14 +60,15 @@ def prepare(
 ) -> Prepared:
     """What can be served at once: the finished artefact, or else the fp32 one, which is made in seconds.
 
-    PenstockError of all kinds: the model, the machine, the endpoint.
+    PenstockError of all kinds: the model, the machine, the endpoint, a full disk.
     """
     job = Job.of(endpoint, store=store, models=models, cores=cores, token=token)
     if job.finished() is not None:
         job.remove_baseline()
         return Prepared(job.artefact, finished=True)
     if job.prepared() is None:
-        prepare_baseline(job)
+        with full_disk_said(store, what=STORE):
+            prepare_baseline(job)
     return Prepared(job.baseline, finished=False)
 
 
@@ -92,7 +96,7 @@ def optimise(
         def waiting() -> None:
             on_progress(Progress(Stage.EXPORT, 0, 1, "another process makes this artefact: waiting for it"))
 
-        with locked(job.lock(""), waiting=waiting):
+        with full_disk_said(store, what=STORE), locked(job.lock(""), waiting=waiting):
             found = job.finished(more_than_seconds=seconds)
             if found is None:
                 Optimisation(job, seconds, on_progress).run()
@@ -152,7 +156,7 @@ class Optimisation:
         try:
             self._tryout.enter(TEACHER, teacher=True)
             if self._searches:
-                for recipe in by_time(self._candidates.recipes[1:], self._budget.left_for_candidates()):
+                for recipe in by_gain(self._candidates.recipes[1:], self._job.host.cpu.isa):
                     self._events.trying(recipe)
                     self._tryout.enter(recipe)
                 for skipped in self._candidates.skipped:
@@ -231,7 +235,7 @@ class Optimisation:
         if any(one.outcome in {Outcome.CHOSEN, Outcome.SLOWER} for one in others):
             return
         listed = "; ".join(f"{one.recipe.name}: {one.reason}" for one in others)
-        raise OptimizationError(
+        raise NoCandidateWithinBudget(
             f"no candidate is within the accuracy budget, and whenNoCandidate is Fail ({listed})",
             remedy="Widen spec.optimization.accuracy, allow more precisions, or set whenNoCandidate: ServeFP32",
         )
@@ -266,6 +270,7 @@ class Optimisation:
             task=job.spec.task,
             cpu=job.host.cpu,
             cores=job.grant.cores,
+            pinned=job.grant.pinned,
             objective=job.spec.objective.summary,
             chosen=self._served(entrants[climbed.plan.recipe], climbed.plan),
             baseline=self._served(entrants[TEACHER], teacher_plan),
@@ -307,11 +312,3 @@ class Optimisation:
             graphs=graphs,
             describe=lambda files: manifest.model_copy(update={"files": files}),
         )
-
-
-def by_time(recipes: Sequence[Recipe], seconds: float) -> list[Recipe]:
-    """The order to try recipes in: by promise, but with little time those last that must be calibrated, since making
-    one of them takes as long as all the others."""
-    if seconds >= CALIBRATION_IS_CHEAP_SECONDS:
-        return list(recipes)
-    return sorted(recipes, key=lambda recipe: recipe.precision is Precision.INT8_STATIC)

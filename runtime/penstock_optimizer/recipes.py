@@ -40,6 +40,12 @@ TEACHER = Recipe(engine=EngineName.ONNXRUNTIME, precision=Precision.FP32)
 """The fp32 graph that the others are judged by, and the fall-back."""
 
 
+def is_tuned(recipe: Recipe) -> bool:
+    """False for int8 as it comes, without anything that calibration could do for its accuracy."""
+    is_plain = recipe.precision in {Precision.INT8_DYNAMIC, Precision.INT8_STATIC}
+    return not is_plain or bool({COMPENSATED, SMOOTH}.intersection(recipe.options))
+
+
 @dataclass(frozen=True)
 class Skipped:
     """A recipe that is not tried."""
@@ -89,6 +95,9 @@ def _by_promise(isa: Isa) -> Iterator[Recipe]:
     yield _recipe(EngineName.OPENVINO, Precision.INT8_ROWWISE, GROUP_32)
     yield _recipe(EngineName.OPENVINO, Precision.INT8_STATIC, NNCF, SMOOTH, *tuned[3:])
     yield _recipe(EngineName.OPENVINO, Precision.FP32)
+    if not isa.has_int8_dot:
+        # Less accurate than the tuned ones, and made in a second where those take twenty: for budgets that are short.
+        yield _recipe(EngineName.ONNXRUNTIME, Precision.INT8_DYNAMIC, PER_CHANNEL, REDUCED_RANGE)
     # What a user gets without asking for more: the yardstick of the report, hardly ever within the budget.
     yield _recipe(EngineName.ONNXRUNTIME, Precision.INT8_DYNAMIC)
 

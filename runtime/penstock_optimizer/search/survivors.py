@@ -7,6 +7,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from penstock.recipe import Precision, Recipe
+from penstock_optimizer.recipes import is_tuned
 
 WITHIN_BUDGET = "within the accuracy budget"
 """The reason of a candidate that goes on, until there is a better one."""
@@ -62,7 +63,7 @@ def finalists(accepted: Sequence[Timed], teacher: Timed, lengths: Sequence[int])
     """The recipes for the plan search, the one that wins a draw first.
 
     The teacher comes first: whatever is not faster than fp32 beyond the noise is not worth any loss of accuracy.
-    Then the other fp32 engines, then the rest by expected latency.
+    Then the other fp32 engines, then the rest by expected latency, int8 that was not tuned for accuracy last.
     """
     expected = {
         timed.recipe: expected_milliseconds(timed.milliseconds, lengths) for timed in accepted if timed.milliseconds
@@ -74,5 +75,5 @@ def finalists(accepted: Sequence[Timed], teacher: Timed, lengths: Sequence[int])
     near = sorted(
         (recipe for recipe, value in expected.items() if value <= FINALIST_WITHIN * best), key=expected.__getitem__
     )[:MOST_FINALISTS]
-    near.sort(key=lambda recipe: recipe.precision is not Precision.FP32)
+    near.sort(key=lambda recipe: (recipe.precision is not Precision.FP32, not is_tuned(recipe)))
     return [teacher.recipe, *near]

@@ -52,6 +52,16 @@ def test_one_measured_length_stands_for_all() -> None:
     assert interpolate({64: 3.0}, 500) == 3.0
 
 
+def test_of_recipes_of_one_speed_the_more_accurate_is_asked_first() -> None:
+    plain, tuned = (
+        Recipe(engine=EngineName.ONNXRUNTIME, precision=Precision.INT8_DYNAMIC, options=options)
+        for options in (("per-channel",), ("compensated", "per-channel", "smooth"))
+    )
+    accepted = [Timed(plain, {8: 0.99, 32: 1.98}), Timed(tuned, {8: 1.0, 32: 2.0})]
+
+    assert finalists(accepted, Timed(FP32, {8: 3.0, 32: 9.0}), [8, 32]) == [FP32, tuned, plain]
+
+
 latencies = st.fixed_dictionaries({tokens: st.floats(0.01, 1e3) for tokens in (8, 32, 128)})
 
 

@@ -20,13 +20,12 @@ from penstock.manifest import Manifest, Outcome
 from penstock.recipe import Batching
 from penstock_optimizer.artefact import digests
 from penstock_optimizer.capacity import CapacityFailed, ReplicaBroken, replica
-from penstock_optimizer.optimise import by_time, optimise, prepare
+from penstock_optimizer.optimise import optimise, prepare
 from penstock_optimizer.progress import Progress, Stage
 from penstock_optimizer.recipes import TEACHER
 from penstock_runtime.batching.rectangle import run_rows
 from penstock_runtime.host import read_host
 from penstock_runtime.loaded import load_artefact
-from tests.optimizer.search.cost_model import FP32, INT8, STATIC
 from tests.optimizer.whole.small_model import HIDDEN, write_small_bert
 
 BROKEN = "onnxruntime int8-dynamic"
@@ -281,11 +280,6 @@ def test_what_cannot_be_optimised_is_an_error_before_anything_is_made(
         optimise(endpoint(model, QUICK, **spec), store=tmp_path, models=tmp_path)
 
     assert not list(tmp_path.iterdir())
-
-
-def test_with_little_time_recipes_that_must_be_calibrated_come_last() -> None:
-    assert by_time([STATIC, INT8, FP32], 1000) == [STATIC, INT8, FP32]
-    assert by_time([STATIC, INT8, FP32], 20) == [INT8, FP32, STATIC]
 
 
 def test_a_plan_whose_server_breaks_is_not_served(model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
