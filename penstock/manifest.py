@@ -181,6 +181,8 @@ class Manifest(Frozen):
     task: TaskName
     cpu: CpuIdentity
     cores: int = Field(ge=1)
+    pinned: bool | None = None
+    """Whether these cores were the measuring process's alone. None: made by a version that did not say."""
     objective: str
     chosen: ServedModel
     baseline: ServedModel

@@ -171,6 +171,9 @@ class Result(Facts):
     capacity: CapacityFacts = CapacityFacts()
     cpu: CpuFacts
     cores: int = Field(ge=1)
+    pinned: bool | None = Field(
+        default=None, description="Whether the cores that it was measured on were the job's alone."
+    )
     objective: ShortText = ""
     workload: ShortText = Field(default="", description="The lengths that it was measured with.")
     model_digest: Annotated[str, Field(max_length=80)] = ""
@@ -198,6 +201,7 @@ class Result(Facts):
             capacity=_capacity(manifest.capacity),
             cpu=CpuFacts.of(manifest.cpu),
             cores=manifest.cores,
+            pinned=manifest.pinned,
             objective=cut(manifest.objective, 256),
             workload=cut(manifest.workload, 256),
             model_digest=cut(manifest.model.digest, 80),

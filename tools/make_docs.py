@@ -11,6 +11,7 @@ import types
 import typing
 from collections.abc import Callable, Iterator
 from enum import StrEnum
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -22,6 +23,7 @@ from pydantic_core import PydanticUndefined
 from penstock.cli.main import COMMANDS, cli
 from penstock.endpoint import ModelEndpointSpec
 from penstock_operator import manual as operator_manual
+from penstock_optimizer.pod.variables import JobVariables
 from penstock_runtime import manual
 
 ROOT = Path(__file__).parents[1]
@@ -111,6 +113,7 @@ PARTS: dict[str, tuple[str, Callable[[], str]]] = {
     "endpoint-fields": ("docs/model-endpoint.md", endpoint_fields),
     "commands": ("docs/cli.md", command_help),
     **manual.PARTS,
+    "job-variables": ("docs/settings.md", partial(manual.variables_table, JobVariables)),
     **operator_manual.PARTS,
 }
 """Name of the part -> document and the function that makes it."""

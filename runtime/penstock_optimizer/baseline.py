@@ -65,6 +65,7 @@ def _write(job: Job, exported: ExportedFacts) -> Manifest:
             task=job.spec.task,
             cpu=job.host.cpu,
             cores=job.grant.cores,
+            pinned=job.grant.pinned,
             objective=job.spec.objective.summary,
             chosen=served,
             baseline=served,

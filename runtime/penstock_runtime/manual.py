@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Callable, Iterator
+from functools import partial
 
 from penstock.tasks import TaskName
 from penstock_runtime import errors
@@ -14,9 +15,11 @@ from penstock_runtime.http.routes import Route
 from penstock_runtime.http.service import Service
 from penstock_runtime.http.status import Status
 from penstock_runtime.metrics import Metrics
+from penstock_runtime.pod.variables import PodVariables
 from penstock_runtime.settings import SETTINGS, Settings
 from penstock_runtime.tasks import manual as tasks_manual
 from penstock_runtime.tasks.limits import DEFAULT_LIMITS
+from penstock_runtime.variables import Variables
 
 
 def settings_table() -> str:
@@ -35,6 +38,17 @@ def settings_table() -> str:
         title = (inspect.getdoc(model) or group).splitlines()[0].rstrip(".")
         parts.append("\n".join((f"## {title}", "", "| setting | default | meaning |", "|---|---|---|", *rows)))
     return "\n\n".join(parts)
+
+
+def variables_table(variables: type[Variables]) -> str:
+    """A row for every variable that a pod's process is told."""
+    rows = ["| variable | default | meaning |", "|---|---|---|"]
+    for setting in variables.described():
+        default = "" if setting.default in {None, ""} else f"`{setting.default!s}`"
+        default = default.replace("True", "true").replace("False", "false")
+        unit = f" {setting.unit}" if setting.unit and default else ""
+        rows.append(f"| `{setting.variable}` | {default}{unit} | {setting.description} |")
+    return "\n".join(rows)
 
 
 def metrics_table() -> str:
@@ -104,6 +118,7 @@ def timings_table() -> str:
 
 PARTS: dict[str, tuple[str, Callable[[], str]]] = {
     "settings": ("docs/settings.md", settings_table),
+    "pod-variables": ("docs/settings.md", partial(variables_table, PodVariables)),
     "metrics": ("docs/metrics.md", metrics_table),
     "routes": ("docs/http.md", routes_table),
     "timings": ("docs/http.md", timings_table),

@@ -51,21 +51,19 @@ class PodJob:
         grant = read_host().usable_cores(endpoint.spec.cores)
         pinned = "pinned to" if grant.pinned else "not pinned, on"
         lines.stage("start", f"{pinned} CPUs {', '.join(map(str, grant.cpus))}")
-        for folder in (variables.work, variables.models):
-            _require_writable(folder)
+        _require_writable(variables.work)
+        models = variables.work / "models"
         token = os.environ.get("HF_TOKEN") or None
         source = endpoint.spec.source
         lines.stage("download", f"looking for {source}")
-        fetch_model(source, cache=variables.models, token=token, on_progress=lines.transfer("download", "fetching"))
+        fetch_model(source, cache=models, token=token, on_progress=lines.transfer("download", "fetching"))
         lines.stage("export", "writing the fp32 graph")
-        prepared = prepare(endpoint, store=variables.work, models=variables.models, token=token)
+        prepared = prepare(endpoint, store=variables.work, models=models, token=token)
         if not prepared.finished:
             published = self._publish(store, prepared.artefact)
             self.baseline = reference(published)
             lines.published("baseline", published)
-        artefact = optimise(
-            endpoint, store=variables.work, models=variables.models, token=token, on_progress=lines.progress
-        )
+        artefact = optimise(endpoint, store=variables.work, models=models, token=token, on_progress=lines.progress)
         published = self._publish(store, artefact)
         lines.published("artefact", published)
         return summary_of(
@@ -142,7 +140,7 @@ def _read_texts(path: Path | None) -> tuple[str, ...]:
             remedy="Mount the ConfigMap's key as a file, and set the variable to its path",
         )
     try:
-        lines = path.read_text(encoding="utf-8").splitlines()
+        lines = path.read_text(encoding="utf-8").split("\n")
     except (OSError, UnicodeDecodeError) as error:
         raise SettingError(
             f"{field}: {path} cannot be read ({error})", field=field, remedy="Check the ConfigMap and its key"

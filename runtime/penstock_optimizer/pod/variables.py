@@ -21,9 +21,9 @@ class JobVariables(Variables):
     )
     work: Path = variable(
         Path("/var/lib/penstock/work"),
-        "Folder for what is being built. A job that finds it as an interrupted one left it goes on from there.",
+        "Folder for the model and for what is made of it. A job that finds it as an interrupted one left it goes on "
+        "from there.",
     )
-    models: Path = variable(Path("/var/lib/penstock/models"), "Folder in which models from the network are kept.")
     texts: Path | None = variable(
         None,
         "File with the texts of spec.workload.textsFrom, one a line: the value of the ConfigMap's key, mounted.",

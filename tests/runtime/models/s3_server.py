@@ -62,12 +62,18 @@ def versitygw() -> Path:
     return binary
 
 
-@contextmanager
-def running_s3(root: Path) -> Iterator[S3]:
-    """Serve the folders in `root` as buckets on a free loopback port until the block ends."""
+def free_port() -> int:
+    """A loopback port that nobody listens on."""
     with closing(socket.socket()) as probe:
         probe.bind(("127.0.0.1", 0))
-        port = probe.getsockname()[1]
+        found: int = probe.getsockname()[1]
+        return found
+
+
+@contextmanager
+def running_s3(root: Path, port: int | None = None) -> Iterator[S3]:
+    """Serve the folders in `root` as buckets on a loopback port (None: a free one) until the block ends."""
+    port = port or free_port()
     log = root.parent / "versitygw.log"
     with log.open("wb") as output:
         process = subprocess.Popen(

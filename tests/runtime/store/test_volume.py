@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import fcntl
+import json
 import os
 import shutil
 import subprocess
@@ -28,6 +29,7 @@ from penstock.errors import (
 from penstock.manifest import MANIFEST_NAME, Manifest
 from penstock_runtime.models.progress import Progress
 from penstock_runtime.store import ArtefactStore, fetch, open_store
+from penstock_runtime.store.__main__ import main
 from penstock_runtime.store.verify import digest_of, fault
 from penstock_runtime.store.volume import Volume
 from tests.runtime.store.artefacts import FILES, names, write_artefact
@@ -145,7 +147,7 @@ class TestPublishing:
         with pytest.raises(ArtefactError, match=r"cannot be published: config\.json has changed"):
             store.publish(artefact)
         (artefact / MANIFEST_NAME).unlink()
-        with pytest.raises(ArtefactError, match="has no manifest.json"):
+        with pytest.raises(ArtefactError, match=r"has no manifest\.json"):
             store.publish(artefact)
 
     def test_everybody_may_read_and_the_group_may_delete_whatever_the_umask(
@@ -351,7 +353,7 @@ class TestFetching:
     def test_a_cache_that_cannot_be_made_is_told(self, artefact: Path, store: ArtefactStore, tmp_path: Path) -> None:
         published = store.publish(artefact)
         (tmp_path / "file").write_text("x")
-        with pytest.raises(HostError, match="the cache .* cannot be used") as caught:
+        with pytest.raises(HostError, match=r"the cache .* cannot be used") as caught:
             store.fetch(published.digest, tmp_path / "file" / "cache")
 
         assert "PENSTOCK_CACHE" in caught.value.remedy
@@ -393,6 +395,30 @@ class TestCollecting:
         assert list(root.iterdir()) == []
 
 
+class TestCommand:
+    def run(self, *words: object) -> list[dict[str, object]]:
+        assert main([str(word) for word in words]) == 0
+        return [json.loads(line) for line in self.capture.readouterr().out.splitlines()]
+
+    @pytest.fixture(autouse=True)
+    def _capture(self, capsys: pytest.CaptureFixture[str]) -> None:
+        self.capture = capsys
+
+    def test_it_lists_and_collects(self, store: ArtefactStore, tmp_path: Path) -> None:
+        kept, gone = (store.publish(write_artefact(tmp_path / key, key=key)).digest for key in "ab")
+        there = self.run("--store", store.uri, "list")
+        assert {one["digest"] for one in there} == {str(kept), str(gone)}
+        assert all(one["complete"] for one in there)
+
+        collected = self.run("--store", store.uri, "collect", "--keep", kept, "--older-than-seconds", -60)
+        assert [one["digest"] for one in collected] == [str(gone)]
+        assert [one.digest for one in store.entries()] == [kept]
+
+    def test_a_wrong_store_is_one_sentence(self) -> None:
+        assert main(["--store", "nowhere", "list"]) == 1
+        assert self.capture.readouterr().err.startswith("error: PENSTOCK_STORE_URI: 'nowhere' is no artefact store")
+
+
 @contextmanager
 def mounted(point: Path, *options: str) -> Iterator[None]:
     point.mkdir(exist_ok=True)
@@ -410,10 +436,11 @@ needs_root = pytest.mark.skipif(os.geteuid() != 0, reason="only root can mount a
 AS_NOBODY = """
 import os, sys
 from pathlib import Path
-os.setgroups([{gid}]); os.setgid({gid}); os.setuid({uid}); os.umask(0o022)
 from penstock.artefact_store import Digest, StoreUri
 from penstock.errors import PenstockError
 from penstock_runtime.store import open_store
+# After the imports: this interpreter may lie where only root may look.
+os.setgroups([{gid}]); os.setgid({gid}); os.setuid({uid}); os.umask(0o022)
 store = open_store(StoreUri.parse(sys.argv[2]))
 try:
     if sys.argv[1] == "publish":

@@ -1,0 +1,345 @@
+"""The process of an optimisation job's pod, as a kubelet starts it, with a small model and a short budget."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import tempfile
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from penstock.artefact_store import Digest, StoreUri
+from penstock.errors import SettingError, SpecError
+from penstock.manifest import Manifest
+from penstock.summary import LIMIT_BYTES, Summary
+from penstock_optimizer.pod.job import read_endpoint
+from penstock_optimizer.pod.lines import Lines
+from penstock_optimizer.pod.variables import JobVariables
+from penstock_optimizer.progress import Progress, Stage
+from penstock_runtime.host import read_host
+from penstock_runtime.models.progress import Progress as Transfer
+from penstock_runtime.store import open_store
+from tests.optimizer.whole.small_model import HIDDEN, write_small_bert
+from tests.runtime.models.folders import write_pickle
+from tests.runtime.models.hub_server import running_hub
+from tests.runtime.models.s3_server import free_port
+from tests.runtime.pod.pods import Pod
+
+JOB = "penstock_optimizer.pod"
+QUICK = {"engines": ["onnxruntime"], "precisions": ["fp32", "int8-dynamic"], "budgetSeconds": 25}
+FAILED, TRY_AGAIN = 1, 75
+
+
+def spec(model: Path | str, optimization: dict[str, Any] | None = None, **fields: Any) -> dict[str, Any]:
+    return {
+        "model": model if isinstance(model, str) else f"file://{model}",
+        "task": "feature-extraction",
+        "hardwareClass": "any",
+        "cores": 1,
+        "objective": {"latency": {"p95Milliseconds": 100}},
+        "optimization": QUICK if optimization is None else optimization,
+        "toolchain": {"image": "localhost/penstock-optimizer:0.1.0", "version": "0.1.0"},
+        **fields,
+    }
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Not to be changed."""
+    return write_small_bert(tmp_path_factory.mktemp("model"))
+
+
+def job(work: Path, given: dict[str, Any], **variables: object) -> Pod:
+    """A job's process; the spec is a file, as from a ConfigMap."""
+    work.mkdir(parents=True, exist_ok=True)
+    (work / "spec.json").write_text(json.dumps(given))
+    own = {"spec": work / "spec.json", "store_uri": f"file://{work / 'store'}", "work": work / "work"}
+    return Pod(work, JOB, **{**own, **variables})
+
+
+def summary(pod: Pod) -> Summary:
+    """Its termination message, which fits."""
+    text = pod.termination_log.read_bytes()
+    assert len(text) <= LIMIT_BYTES
+    return Summary.from_message(text.decode())
+
+
+class TestSuccess:
+    @pytest.fixture(scope="class")
+    def done(self, model: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Pod, Path]]:
+        work = tmp_path_factory.mktemp("job")
+        with job(work, spec(model)) as pod:
+            assert pod.ended() == 0, pod.said
+            yield pod, work
+
+    def test_the_result_is_in_the_store_and_in_the_summary(self, done: tuple[Pod, Path], tmp_path: Path) -> None:
+        pod, work = done
+        told = summary(pod)
+        assert told.succeeded
+        assert told.artefact is not None
+        assert told.result is not None
+        store = open_store(StoreUri.parse(f"file://{work / 'store'}"))
+        manifest = Manifest.load(store.fetch(Digest.parse(told.artefact.digest), tmp_path))
+
+        assert told.artefact.uri == f"file://{work / 'store'}/{told.artefact.digest.removeprefix('sha256:')}"
+        assert told.result.plan.summary == manifest.chosen.plan.summary
+        assert manifest.capacity.points
+        assert told.result.cpu.isa is read_host().cpu.isa
+        assert told.result.pinned is read_host().usable_cores(1).pinned
+
+    def test_progress_comes_as_json_lines(self, done: tuple[Pod, Path]) -> None:
+        pod, _ = done
+        events = pod.events
+        steps = [event for event in events if event["event"] == "progress"]
+
+        assert {"download", "export", "candidates", "measure", "capacity", "done"} <= {step["stage"] for step in steps}
+        assert all({"done", "of", "stage", "message"} <= step.keys() for step in steps)
+        assert [step for step in steps if step["of"]][-1]["done"] == [step for step in steps if step["of"]][-1]["of"]
+        assert events[-1]["event"] == "summary"
+        assert events[-1]["summary"]["succeeded"]
+        assert "Traceback" not in pod.said
+
+    def test_the_baseline_comes_first_and_is_served_by_a_pod_of_its_own(
+        self, done: tuple[Pod, Path], tmp_path: Path
+    ) -> None:
+        pod, work = done
+        order = [event["event"] for event in pod.events]
+        baseline = next(event for event in pod.events if event["event"] == "baseline")
+        first_candidate = next(i for i, event in enumerate(pod.events) if event.get("stage") == "candidates")
+
+        assert order.index("baseline") < first_candidate
+        told = summary(pod)
+        assert told.baseline is not None
+        assert told.baseline.digest == baseline["digest"]
+        for digest, plan in ((baseline["digest"], "onnxruntime fp32"), (told.artefact.digest, "onnxruntime")):  # type: ignore[union-attr]
+            with Pod(
+                tmp_path / digest[-8:],
+                artefact=digest,
+                store_uri=f"file://{work / 'store'}",
+                task="feature-extraction",
+                cores=1,
+            ) as served:
+                served.wait_for(f"serving {plan}")
+                status, answer = served.ask("POST", "/predict", {"inputs": "I like you."})
+                assert status == 200
+                assert len(answer) == HIDDEN
+
+    def test_the_same_job_again_finds_all_of_it(self, done: tuple[Pod, Path], model: Path) -> None:
+        pod, work = done
+        with job(work, spec(model)) as again:
+            assert again.ended() == 0, again.said
+            found = summary(again)
+
+        assert found.artefact == summary(pod).artefact
+        assert any("found, made before" in event.get("message", "") for event in again.events)
+
+
+def test_an_interrupted_job_says_so_at_once_and_the_next_one_goes_on(model: Path, tmp_path: Path) -> None:
+    given = spec(model, {**QUICK, "precisions": ["fp32", "int8-dynamic", "int8-rowwise"], "budgetSeconds": 40})
+    with job(tmp_path, given) as pod:
+        pod.wait_for('"event": "baseline"')
+        pod.wait_for('"stage": "candidates", "message": "onnxruntime fp32: teacher')
+        assert pod.end() == TRY_AGAIN
+        told = summary(pod)
+
+        assert told.failure is not None
+        assert (told.failure.reason, told.failure.retryable) == ("Interrupted", True)
+        assert told.baseline is not None, "what was published counts"
+        assert pod.events[-1]["event"] == "summary"
+        assert "Traceback" not in pod.said
+    (record,) = (tmp_path / "work").glob("*.work/candidates/onnxruntime-fp32.json")
+    known = json.loads(record.read_text())["facts"]["build_seconds"]
+    with job(tmp_path, given) as again:
+        assert again.ended() == 0, again.said
+    told = summary(again)
+    assert told.artefact is not None
+    store = open_store(StoreUri.parse(f"file://{tmp_path / 'store'}"))
+    manifest = Manifest.load(store.fetch(Digest.parse(told.artefact.digest), tmp_path / "cache"))
+    teacher = next(one for one in manifest.candidates if one.recipe.name == "onnxruntime fp32")
+
+    assert teacher.build_seconds == known, "read, not built again"
+
+
+def failure(pod: Pod, code: int = FAILED) -> tuple[str, str]:
+    """Reason and message of a job that fails, as it should."""
+    with pod:
+        assert pod.ended() == code, pod.said
+    told = summary(pod).failure
+    assert told is not None
+    assert told.remedy
+    assert told.retryable is (code == TRY_AGAIN)
+    assert "Traceback" not in pod.said
+    return told.reason, told.message
+
+
+class TestModels:
+    """What is wrong with the model is told before anything is built, and nothing is tried again."""
+
+    def test_not_found(self, tmp_path: Path) -> None:
+        reason, message = failure(job(tmp_path, spec("file:///nowhere/at/all")))
+        assert reason == "ModelNotFound"
+        assert "/nowhere/at/all" in message
+
+    def test_pickled_weights(self, model: Path, tmp_path: Path) -> None:
+        unsafe = write_small_bert(tmp_path / "unsafe")
+        (unsafe / "model.safetensors").unlink()
+        write_pickle(unsafe / "pytorch_model.bin")
+        assert failure(job(tmp_path / "job", spec(unsafe)))[0] == "UnsafeModel"
+
+    def test_truncated_weights(self, tmp_path: Path) -> None:
+        broken = write_small_bert(tmp_path / "broken")
+        weights = broken / "model.safetensors"
+        os.truncate(weights, weights.stat().st_size // 2)
+        assert failure(job(tmp_path / "job", spec(broken)))[0] == "CorruptModel"
+
+    def test_an_architecture_that_nobody_can_take(self, tmp_path: Path) -> None:
+        odd = write_small_bert(tmp_path / "odd")
+        config = json.loads((odd / "config.json").read_text())
+        (odd / "config.json").write_text(json.dumps({**config, "model_type": "retnet", "architectures": ["RetNet"]}))
+        reason, message = failure(job(tmp_path / "job", spec(odd)))
+        assert reason in {"UnsupportedModel", "MissingPackage"}
+        assert "retnet" in message
+
+    def test_a_wrong_token(self, model: Path, tmp_path: Path) -> None:
+        with running_hub() as hub:
+            hub.add("team/private", model, token="the-right-one")
+            pod = job(
+                tmp_path, spec("hf://team/private"), HF_ENDPOINT=hub.url, HF_TOKEN="wrong", HF_HUB_CACHE=tmp_path / "h"
+            )
+            reason, message = failure(pod)
+        assert reason == "ModelAccessDenied"
+        assert "refuses the token" in message
+
+    def test_a_hub_that_does_not_answer_is_tried_again(self, tmp_path: Path) -> None:
+        pod = job(
+            tmp_path / "job",
+            spec("hf://team/model"),
+            HF_ENDPOINT=f"http://127.0.0.1:{free_port()}",
+            HF_HUB_CACHE=tmp_path / "hub",
+        )
+        reason, message = failure(pod, TRY_AGAIN)
+        assert reason == "ModelUnavailable"
+        assert "does not deliver" in message
+
+
+class TestMachineAndStore:
+    """What the machine cannot do, and where the result cannot go."""
+
+    def test_no_candidate_within_the_budget(self, model: Path, tmp_path: Path) -> None:
+        strict = {**QUICK, "accuracy": {"minCosine": 1.0}, "whenNoCandidate": "Fail"}
+        pod = job(tmp_path, spec(model, strict))
+        reason, message = failure(pod)
+        assert reason == "NoCandidateWithinBudget"
+        assert "onnxruntime int8-dynamic" in message
+        assert summary(pod).baseline is not None, "the fp32 artefact can be served all the same"
+
+    def test_more_cores_than_there_are(self, model: Path, tmp_path: Path) -> None:
+        reason, message = failure(job(tmp_path, spec(model, cores=200)))
+        assert reason == "HostUnsuitable"
+        assert "cores: 200 was asked for" in message
+
+    def test_a_store_that_is_no_folder(self, model: Path, tmp_path: Path) -> None:
+        (tmp_path / "file").write_text("x")
+        assert failure(job(tmp_path, spec(model), store_uri=f"file://{tmp_path}/file/x"))[0] in {
+            "StoreMisconfigured",
+            "StoreUnavailable",
+        }
+
+    def test_a_store_with_a_wrong_secret(self, model: Path, tmp_path: Path) -> None:
+        from tests.runtime.models.s3_server import running_s3
+
+        (tmp_path / "s3" / "artefacts").mkdir(parents=True)
+        with running_s3(tmp_path / "s3") as server:
+            variables = {**server.environment(), "AWS_SECRET_ACCESS_KEY": "wrong"}
+            pod = job(tmp_path / "job", spec(model), store_uri="s3://artefacts/x", **variables)
+            assert failure(pod)[0] == "StoreAccessDenied"
+
+    @pytest.mark.skipif(os.geteuid() != 0, reason="only root can mount")
+    @pytest.mark.parametrize("place", ["work", "store"])
+    def test_a_full_disk(self, place: str, model: Path) -> None:
+        with tempfile.TemporaryDirectory(prefix="penstock-job-") as name:
+            folder = Path(name) / place
+            folder.mkdir()
+            made = subprocess.run(
+                ["mount", "-t", "tmpfs", "-o", "size=1m", "tmpfs", folder], capture_output=True, check=False
+            )
+            if made.returncode != 0:
+                pytest.skip("nothing can be mounted here")
+            try:
+                reason, message = failure(job(Path(name), spec(model)), TRY_AGAIN)
+            finally:
+                subprocess.run(["umount", folder], check=True)
+        assert reason == "OutOfDisk"
+        assert str(folder) in message
+
+
+class TestSettings:
+    @pytest.mark.parametrize(
+        ("variables", "words"),
+        [
+            ({}, "PENSTOCK_SPEC is not set"),
+            ({"spec": "/nowhere.json"}, r"PENSTOCK_SPEC: /nowhere\.json cannot be read"),
+            ({"spec": "{}", "store_uri": "file:///x"}, "PENSTOCK_SPEC has 3 problems"),
+        ],
+    )
+    def test_what_is_wrong_is_told(self, variables: dict[str, str], words: str) -> None:
+        environment = {f"PENSTOCK_{name.upper()}": value for name, value in variables.items()}
+        with pytest.raises((SettingError, SpecError), match=words):
+            read_endpoint(JobVariables.read(environment))
+
+    def test_texts_of_a_config_map_come_from_a_file(self, tmp_path: Path) -> None:
+        texts = tmp_path / "texts.txt"
+        texts.write_text("first text\n\n  second\u2028text \n")
+        given = json.dumps(spec("hf://a/b", workload={"textsFrom": {"configMapName": "mine"}}))
+
+        endpoint = read_endpoint(JobVariables.read({"PENSTOCK_SPEC": given, "PENSTOCK_TEXTS": str(texts)}))
+        assert endpoint.spec.workload.texts == ("first text", "second\u2028text")
+        with pytest.raises(SettingError, match="PENSTOCK_TEXTS does not say where"):
+            read_endpoint(JobVariables.read({"PENSTOCK_SPEC": given}))
+        texts.write_text("\n")
+        with pytest.raises(SettingError, match="holds no texts"):
+            read_endpoint(JobVariables.read({"PENSTOCK_SPEC": given, "PENSTOCK_TEXTS": str(texts)}))
+
+    def test_everything_of_the_spec_arrives(self) -> None:
+        given = spec("hf://a/b@v1", serving={"maxInputTokens": 64}, workload={"sequenceLengths": [8]})
+        endpoint = read_endpoint(JobVariables.read({"PENSTOCK_SPEC": json.dumps(given)})).spec
+
+        assert (endpoint.model, endpoint.cores, endpoint.serving.max_input_tokens) == ("hf://a/b@v1", 1, 64)
+        assert endpoint.workload.sequence_lengths == (8,)
+        assert endpoint.optimization.budget_seconds == 25
+
+
+class TestLines:
+    def test_steps_are_kept_through_what_is_told_between_them(self) -> None:
+        written: list[dict[str, Any]] = []
+        lines = Lines(lambda line: written.append(json.loads(line)))
+        lines.stage("download", "looking")
+        lines.progress(Progress(Stage.CANDIDATES, 3, 9, "a candidate", step=7, steps=23))
+        lines.stage("publish", "uploading")
+
+        assert [(line["done"], line["of"]) for line in written] == [(0, 0), (7, 23), (7, 23)]
+
+    def test_bytes_are_told_now_and_then_and_at_the_end(self) -> None:
+        written: list[dict[str, Any]] = []
+        moved = Lines(lambda line: written.append(json.loads(line))).transfer("download", "fetching")
+        for done in range(0, 101, 10):
+            moved(Transfer("hf://a/b", "model.safetensors", done * 10**6, 100 * 10**6))
+
+        assert [line["message"] for line in written] == [
+            "fetching model.safetensors: 0 of 100 MB",
+            "fetching model.safetensors: 100 of 100 MB",
+        ]
+
+
+def test_an_interrupted_job_that_has_not_begun_reports_as_well(model: Path, tmp_path: Path) -> None:
+    with job(tmp_path, spec(model)) as pod:
+        pod.wait_for('"stage": "start"')
+        assert pod.end(signal.SIGINT) == TRY_AGAIN
+    told = summary(pod)
+    assert told.failure is not None
+    assert "SIGINT" in told.failure.message

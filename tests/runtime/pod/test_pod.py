@@ -1,0 +1,279 @@
+"""The process of a serving pod, as a kubelet starts it."""
+
+from __future__ import annotations
+
+import json
+import shutil
+import subprocess
+import sys
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from penstock.artefact_store import Digest, StoreUri
+from penstock.errors import OtherInstructionSet, SettingError
+from penstock.hardware import CpuIdentity
+from penstock.manifest import Manifest
+from penstock_runtime.host import read_host
+from penstock_runtime.pod.checks import isa_finding, with_count
+from penstock_runtime.pod.serving import require_artefact
+from penstock_runtime.pod.variables import PodVariables
+from penstock_runtime.store import open_store
+from tests.runtime.minilm import ORT_FP32
+from tests.runtime.models.s3_server import S3, running_s3
+from tests.runtime.pod.pods import Pod, other_isa, write_artefact
+
+INPUT = {"inputs": "I like you. I love you."}
+
+
+@pytest.fixture(scope="module")
+def artefact(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Not to be changed."""
+    folder = tmp_path_factory.mktemp("artefact") / "minilm"
+    write_artefact(folder)
+    return folder
+
+
+@pytest.fixture(scope="module")
+def volume(artefact: Path, tmp_path_factory: pytest.TempPathFactory) -> tuple[str, Digest]:
+    """A store with it; not to be changed."""
+    uri = f"file://{tmp_path_factory.mktemp('store')}"
+    return uri, open_store(StoreUri.parse(uri)).publish(artefact).digest
+
+
+class TestServing:
+    def test_an_artefact_is_fetched_by_digest_and_served(self, volume: tuple[str, Digest], tmp_path: Path) -> None:
+        uri, digest = volume
+        with Pod(tmp_path, artefact=digest, store_uri=uri, task="feature-extraction", cores=1, name="emotion") as pod:
+            pod.wait_for("serving onnxruntime int8-dynamic")
+            status, answer = pod.ask("POST", "/predict", INPUT)
+            info = pod.ask("GET", "/info")[1]
+
+            assert (status, len(answer)) == (200, 384)
+            assert pod.ask("GET", "/readyz")[0] == 200
+            assert info["name"] == "emotion"
+            assert info["artefact"]["digest"] == str(digest)
+            assert info["plan"]["summary"].startswith("onnxruntime int8-dynamic")
+            assert (tmp_path / "cache" / digest.hexadecimal).is_dir()
+            assert pod.end() == 0
+            assert "drained" in pod.said
+            assert "Traceback" not in pod.said
+        assert pod.termination_log.read_text() == ""
+
+    def test_where_it_runs_is_told(self, artefact: Path, tmp_path: Path) -> None:
+        with Pod(tmp_path, artefact=artefact) as pod:
+            pod.wait_for("serving onnxruntime")
+            host = pod.ask("GET", "/info")[1]["host"]
+        here = read_host()
+
+        assert host["affinity"] == list(here.affinity)
+        assert host["cpus_allowed"] == list(here.allowed)
+        assert host["quota"] == here.quota
+        assert host["threads_per_core"] == len(here.cores[0].cpus)
+        assert host["cpu"]["isa"] == here.cpu.isa.value
+        assert {"vendor", "family", "model", "stepping", "flags", "model_name"} <= host["cpu"].keys()
+        assert host["cores"]["granted"] == 1
+        assert isinstance(host["cores"]["pinned"], bool)
+        assert host["cores"]["pinned"] or host["cores"]["findings"], "it says why not"
+
+    def test_a_folder_is_served_and_may_be_read_only(self, artefact: Path, tmp_path: Path) -> None:
+        with Pod(tmp_path, artefact=artefact) as pod:
+            pod.wait_for("serving onnxruntime")
+            assert pod.ask("POST", "/predict", INPUT)[0] == 200
+            assert not (tmp_path / "cache").exists()
+
+    def test_it_imports_neither_the_optimiser_nor_what_only_that_needs(self, artefact: Path) -> None:
+        code = (
+            "import sys, penstock_runtime.pod.__main__\n"
+            "found = {name.partition('.')[0] for name in sys.modules}\n"
+            "print(sorted(found & {'torch', 'onnx', 'nncf', 'penstock_optimizer', 'transformers', 's3fs', 'click'}))"
+        )
+        said = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout
+        assert said.strip() == "[]"
+
+
+class TestS3:
+    @pytest.fixture
+    def s3(self, tmp_path: Path) -> Iterator[S3]:
+        root = tmp_path / "s3" / "buckets"
+        (root / "artefacts").mkdir(parents=True)
+        with running_s3(root) as server:
+            yield server
+
+    def test_a_store_that_is_down_is_waited_for_and_said_meanwhile(
+        self, artefact: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        root = tmp_path / "s3" / "buckets"
+        (root / "artefacts").mkdir(parents=True)
+        with running_s3(root) as server:
+            for name, value in server.environment().items():
+                monkeypatch.setenv(name, value)
+            digest = open_store(StoreUri.parse("s3://artefacts/x")).publish(artefact).digest
+        port = int(server.url.rpartition(":")[2])
+        with Pod(
+            tmp_path / "pod", artefact=digest, store_uri="s3://artefacts/x", task="feature-extraction", cores=1
+        ) as pod:
+            pod.wait_for("(again in")
+            status, reason = pod.ask("GET", "/readyz")
+
+            assert pod.ask("GET", "/healthz")[0] == 200
+            assert status == 503
+            assert "does not answer" in json.dumps(reason)
+            assert pod.ask("POST", "/predict", INPUT)[0] == 503
+            with running_s3(root, port=port):
+                pod.wait_for("serving onnxruntime")
+            assert pod.ask("POST", "/predict", INPUT)[0] == 200
+
+    def test_while_it_waits_it_ends_when_it_is_told_to(
+        self, s3: S3, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        for name, value in s3.environment().items():
+            monkeypatch.setenv(name, value)
+        with Pod(
+            tmp_path / "pod",
+            artefact=Digest.of(b"x"),
+            store_uri="s3://artefacts/x",
+            task="feature-extraction",
+            cores=1,
+            AWS_ENDPOINT_URL="http://127.0.0.1:9",
+        ) as pod:
+            pod.wait_for("(again in")
+            assert pod.end() == 0
+
+    def test_wrong_credentials_end_it_with_the_reason(
+        self, s3: S3, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        for name, value in s3.environment().items():
+            monkeypatch.setenv(name, value)
+        with Pod(
+            tmp_path / "pod",
+            artefact=Digest.of(b"x"),
+            store_uri="s3://artefacts/x",
+            task="feature-extraction",
+            AWS_SECRET_ACCESS_KEY="wrong",
+        ) as pod:
+            assert pod.ended() == 1
+        assert pod.last_words["reason"] == "StoreAccessDenied"
+
+
+class TestFailures:
+    @pytest.mark.parametrize(
+        ("name", "reason"),
+        [
+            ("model/onnxruntime-int8-dynamic-per-channel-reduced-range/model.onnx", "ArtefactDamaged"),
+            ("manifest.json", "ArtefactDamaged"),
+        ],
+    )
+    def test_a_corrupt_artefact_is_refused(
+        self, name: str, reason: str, artefact: Path, volume: tuple[str, Digest], tmp_path: Path
+    ) -> None:
+        store = tmp_path / "store" / volume[1].hexadecimal
+        shutil.copytree(artefact, store)
+        with (store / name).open("r+b") as file:
+            file.seek(1000)
+            file.write(b"garbage")
+        with Pod(
+            tmp_path / "pod", artefact=volume[1], store_uri=f"file://{store.parent}", task="feature-extraction"
+        ) as pod:
+            assert pod.ended() == 1
+        words = pod.last_words
+
+        assert words["reason"] == reason
+        assert f"{name} is not the" in words["message"]
+        assert words["remedy"]
+        assert words["message"] in pod.said
+        assert "Traceback" not in pod.said
+
+    def test_a_plan_of_another_instruction_set_is_refused(self, tmp_path: Path) -> None:
+        write_artefact(tmp_path / "artefact", isa=other_isa())
+        with Pod(tmp_path / "pod", artefact=tmp_path / "artefact") as pod:
+            assert pod.ended() == 1
+        words = pod.last_words
+
+        assert words["reason"] == "OtherInstructionSet"
+        assert f"measured and judged on {other_isa().value} (another processor)" in words["message"]
+        assert "PENSTOCK_ALLOW_OTHER_ISA" in words["remedy"]
+        assert words["message"] in pod.said
+
+    def test_unless_that_is_allowed_which_it_says(self, tmp_path: Path) -> None:
+        write_artefact(tmp_path / "artefact", isa=other_isa())
+        with Pod(tmp_path / "pod", artefact=tmp_path / "artefact", allow_other_isa="true") as pod:
+            pod.wait_for("serving onnxruntime int8-dynamic")
+            info = pod.ask("GET", "/info")[1]
+
+            assert info["artefact"]["cpu"]["isa"] == other_isa().value
+            assert any("neither its answers nor its speed" in one for one in info["host"]["cores"]["findings"])
+
+    def test_too_few_cores_are_told(self, volume: tuple[str, Digest], tmp_path: Path) -> None:
+        with Pod(tmp_path, artefact=volume[1], store_uri=volume[0], task="feature-extraction", cores=999) as pod:
+            assert pod.ended() == 1
+        assert pod.last_words["reason"] == "HostUnsuitable"
+        assert "cores: 999 was asked for" in pod.last_words["message"]
+
+    def test_what_is_not_in_the_store_is_told(self, volume: tuple[str, Digest], tmp_path: Path) -> None:
+        with Pod(tmp_path, artefact=Digest.of(b"x"), store_uri=volume[0], task="feature-extraction") as pod:
+            assert pod.ended() == 1
+        assert pod.last_words["reason"] == "ArtefactNotFound"
+
+    def test_another_task_than_the_endpoints_is_refused(self, volume: tuple[str, Digest], tmp_path: Path) -> None:
+        with Pod(tmp_path, artefact=volume[1], store_uri=volume[0], task="text-ranking", cores=1) as pod:
+            assert pod.ended() == 1
+        assert "is for feature-extraction, and PENSTOCK_TASK is text-ranking" in pod.last_words["message"]
+
+    @pytest.mark.parametrize(
+        ("variables", "words"),
+        [
+            ({}, "PENSTOCK_ARTEFACT is not set"),
+            ({"artefact": "sha256:" + "a" * 64}, "PENSTOCK_STORE_URI does not say where"),
+            ({"artefact": "sha256:12", "store_uri": "file:///x"}, "is no digest"),
+            ({"artefact": "sha256:" + "a" * 64, "store_uri": "http://x"}, "is no artefact store"),
+            ({"artefact": "/nowhere", "cores": "two"}, "PENSTOCK_CORES is 'two'"),
+            ({"artifact": "/nowhere"}, "Did you mean PENSTOCK_ARTEFACT?"),
+            ({"artefact": "/nowhere", "drain_delay": "5"}, "Did you mean PENSTOCK_DRAIN_DELAY_SECONDS?"),
+            ({"artefact": "/nowhere"}, "/nowhere has no manifest.json"),
+            ({"model": "hf://a/b"}, "PENSTOCK_MODEL is 'hf://a/b', and this process serves artefacts only"),
+        ],
+    )
+    def test_what_is_wrong_with_its_settings_is_told(
+        self, variables: dict[str, str], words: str, tmp_path: Path
+    ) -> None:
+        with Pod(tmp_path, **variables) as pod:
+            assert pod.ended() == 1
+        assert words in pod.said
+        assert "Traceback" not in pod.said
+
+
+class TestChecks:
+    """Pure."""
+
+    HOST = replace(read_host(), cpu=CpuIdentity(isa=other_isa()))
+
+    def test_the_fp32_graph_runs_on_any_processor_until_something_was_measured(self, tmp_path: Path) -> None:
+        write_artefact(tmp_path / "unmeasured", recipe=ORT_FP32, measured=False)
+        write_artefact(tmp_path / "measured", recipe=ORT_FP32)
+
+        assert "runs on" in isa_finding(Manifest.load(tmp_path / "unmeasured"), self.HOST, allowed=False)
+        with pytest.raises(OtherInstructionSet):
+            isa_finding(Manifest.load(tmp_path / "measured"), self.HOST, allowed=False)
+        assert isa_finding(Manifest.load(tmp_path / "measured"), read_host(), allowed=False) == ""
+
+    def test_more_cpus_than_asked_for_are_not_pinned(self) -> None:
+        host = read_host()
+        grant = replace(host.usable_cores(1), pinned=True, findings=())
+        threads = len(host.cores[0].cpus)
+        own = replace(host, affinity=host.cores[0].cpus, cpuset=host.cores[0].cpus)
+
+        assert with_count(grant, own, threads) == grant
+        told = with_count(grant, own, threads + 1)
+        assert not told.pinned
+        assert f"1 cores x {threads + 1} threads are {threads + 1}" in told.findings[0]
+
+    def test_a_model_alone_leads_to_the_optimiser(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        variables = PodVariables.read({"PENSTOCK_MODEL": "hf://a/b"})
+        with pytest.raises(SettingError, match="Run `penstock serve FILE`"):
+            require_artefact(variables)
+        monkeypatch.setattr("importlib.util.find_spec", lambda _: None)
+        with pytest.raises(SettingError, match="penstock-optimizer image"):
+            require_artefact(variables)

@@ -1,0 +1,318 @@
+"""A store in a real S3 server (versitygw), through s3fs as users have it."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import socket
+import threading
+from collections.abc import Iterator
+from contextlib import ExitStack, closing
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+
+import pytest
+
+from penstock.artefact_store import Digest, StoreUri
+from penstock.errors import (
+    ArtefactError,
+    ArtefactNotFound,
+    MissingPackage,
+    PenstockError,
+    StoreAccessDenied,
+    StoreError,
+    StoreUnavailable,
+)
+from penstock.manifest import MANIFEST_NAME
+from penstock_runtime.models.progress import Progress
+from penstock_runtime.retries import Retries
+from penstock_runtime.store import ArtefactStore, fetch, objects, open_store
+from penstock_runtime.store.verify import digest_of, fault
+from tests.runtime.models.s3_server import S3, running_s3
+from tests.runtime.store.artefacts import FILES, names, write_artefact
+
+pytest.importorskip("s3fs")
+
+URI = StoreUri.parse("s3://artefacts/team/penstock")
+FEW = Retries(attempts=2, sleep=lambda _: None)
+
+
+@pytest.fixture(scope="module")
+def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[S3]:
+    root = tmp_path_factory.mktemp("s3") / "buckets"
+    (root / "artefacts").mkdir(parents=True)
+    with running_s3(root) as server:
+        yield server
+
+
+@pytest.fixture
+def s3(server: S3, monkeypatch: pytest.MonkeyPatch) -> Iterator[S3]:
+    for name, value in server.environment().items():
+        monkeypatch.setenv(name, value)
+    yield server
+    for child in (server.root / "artefacts").iterdir():
+        shutil.rmtree(child)
+
+
+@pytest.fixture
+def store(s3: S3) -> ArtefactStore:
+    return open_store(URI, retries=FEW)
+
+
+@pytest.fixture
+def artefact(tmp_path: Path) -> Path:
+    return write_artefact(tmp_path / "artefact")
+
+
+def stored(s3: S3, digest: Digest) -> Path:
+    """The server keeps objects as files."""
+    return s3.root / "artefacts" / "team" / "penstock" / digest.hexadecimal
+
+
+def test_what_is_published_is_fetched_byte_by_byte(
+    s3: S3, store: ArtefactStore, artefact: Path, tmp_path: Path
+) -> None:
+    published = store.publish(artefact)
+    seen: list[Progress] = []
+    folder = store.fetch(published.digest, tmp_path / "cache", seen.append)
+
+    assert published.uri == f"s3://artefacts/team/penstock/{digest_of(artefact).hexadecimal}"
+    assert names(stored(s3, published.digest)) == names(artefact)
+    assert names(folder) == {*FILES, MANIFEST_NAME}
+    assert fault(folder, published.digest) == ""
+    assert seen[-1].bytes_done == seen[-1].bytes_total == sum(FILES.values())
+
+
+def test_a_file_of_many_parts_arrives_whole(
+    s3: S3, store: ArtefactStore, artefact: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # S3 takes parts from 5 MiB on.
+    monkeypatch.setitem(
+        objects._UPLOAD, StoreUri.parse("s3://x").scheme, {"chunksize": 5 * 2**20, "max_concurrency": 2}
+    )  # type: ignore[index]
+    monkeypatch.setattr(fetch, "CHUNK_BYTES", 3_000_000)
+    big = artefact / "model/onnxruntime-fp32/model.onnx"
+    big.write_bytes(os.urandom(12_000_000))
+    artefact = _resigned(artefact)
+
+    published = store.publish(artefact)
+
+    assert fault(store.fetch(published.digest, tmp_path / "cache"), published.digest) == ""
+
+
+def _resigned(artefact: Path) -> Path:
+    """The manifest as it has to be for the files that are there."""
+    import hashlib
+
+    from penstock.manifest import Manifest
+
+    manifest = Manifest.load(artefact)
+    files = {name: hashlib.sha256((artefact / name).read_bytes()).hexdigest() for name in manifest.files}
+    (artefact / MANIFEST_NAME).write_text(manifest.model_copy(update={"files": files}).model_dump_json())
+    return artefact
+
+
+def test_the_same_again_is_found_and_not_sent(s3: S3, store: ArtefactStore, artefact: Path) -> None:
+    published = store.publish(artefact)
+    before = {path: path.stat().st_mtime_ns for path in stored(s3, published.digest).rglob("*")}
+
+    assert store.publish(artefact).found
+    assert {path: path.stat().st_mtime_ns for path in stored(s3, published.digest).rglob("*")} == before
+
+
+def test_many_at_once_leave_one_whole_artefact(s3: S3, artefact: Path, tmp_path: Path) -> None:
+    together = threading.Barrier(4)
+    failures: list[BaseException] = []
+
+    def publish() -> None:
+        own = open_store(URI, retries=FEW)
+        together.wait()
+        try:
+            own.publish(artefact)
+        except BaseException as error:
+            failures.append(error)
+
+    threads = [threading.Thread(target=publish) for _ in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+
+    assert failures == []
+    digest = digest_of(artefact)
+    assert fault(open_store(URI).fetch(digest, tmp_path / "cache"), digest) == ""
+
+
+def test_nobody_sees_it_before_its_manifest(s3: S3, store: ArtefactStore, artefact: Path) -> None:
+    seen: list[tuple[str, bool]] = []
+
+    def look(progress: Progress) -> None:
+        seen.append((progress.file, any(one.complete for one in store.entries())))
+
+    store.publish(artefact, look)
+
+    assert seen[-1] == (MANIFEST_NAME, True)
+    assert not any(complete for _, complete in seen[:-1])
+
+
+def test_what_a_publisher_left_when_it_was_killed_is_completed(
+    s3: S3, store: ArtefactStore, artefact: Path, tmp_path: Path
+) -> None:
+    published = store.publish(artefact)
+    folder = stored(s3, published.digest)
+    (folder / MANIFEST_NAME).unlink()
+    (folder / "config.json").unlink()
+    with pytest.raises(ArtefactNotFound, match="it is being published, or was given up"):
+        store.fetch(published.digest, tmp_path / "cache")
+
+    store.publish(artefact)
+
+    assert fault(store.fetch(published.digest, tmp_path / "cache"), published.digest) == ""
+
+
+@pytest.mark.parametrize("name", ["model/onnxruntime-fp32/model.onnx", MANIFEST_NAME])
+@pytest.mark.parametrize("how", ["truncated", "corrupted"])
+def test_a_damaged_object_is_never_served_and_can_be_mended(
+    how: str, name: str, s3: S3, artefact: Path, tmp_path: Path
+) -> None:
+    store = open_store(URI, retries=FEW)
+    published = store.publish(artefact)
+    path = stored(s3, published.digest) / name
+    content = path.read_bytes()
+    path.write_bytes(content[: len(content) // 2] if how == "truncated" else content[:-3] + b"xyz")
+
+    with pytest.raises(ArtefactError, match=f"/{name} is not the") as caught:
+        store.fetch(published.digest, tmp_path / "cache")
+
+    assert not caught.value.temporary
+    assert not (tmp_path / "cache" / published.digest.hexadecimal).exists()
+    if how == "truncated" or name == MANIFEST_NAME:
+        assert not store.publish(artefact).found
+        assert fault(store.fetch(published.digest, tmp_path / "cache"), published.digest) == ""
+
+
+def test_a_missing_object_makes_it_incomplete(s3: S3, store: ArtefactStore, artefact: Path, tmp_path: Path) -> None:
+    published = store.publish(artefact)
+    (stored(s3, published.digest) / "tokenizer.json").unlink()
+
+    with pytest.raises(ArtefactError, match=r"is incomplete: tokenizer\.json is missing"):
+        store.fetch(published.digest, tmp_path / "cache")
+
+
+def test_what_was_never_published_is_not_found(store: ArtefactStore, tmp_path: Path) -> None:
+    with pytest.raises(ArtefactNotFound, match="is not in the store"):
+        store.fetch(Digest.of(b"nothing"), tmp_path / "cache")
+    assert store.entries() == ()
+    assert not store.delete(Digest.of(b"nothing"))
+
+
+def test_what_nobody_keeps_is_collected(s3: S3, store: ArtefactStore, tmp_path: Path) -> None:
+    kept, gone = (store.publish(write_artefact(tmp_path / key, key=key)).digest for key in "ab")
+    other = s3.root / "artefacts" / "team" / "penstock" / "notes"
+    other.mkdir()
+    (other / "x.txt").write_text("not ours")
+    now = datetime.now(UTC)
+
+    assert store.collect({kept}, older_than_seconds=3600, now=now) == ()
+    assert [one.digest for one in store.collect({kept}, older_than_seconds=3600, now=now + timedelta(hours=2))] == [
+        gone
+    ]
+    assert [one.digest for one in store.entries()] == [kept]
+    assert not names(stored(s3, gone)) if stored(s3, gone).exists() else True
+    assert (other / "x.txt").exists()
+
+
+def errors_of_both(tmp_path: Path, artefact: Path) -> Iterator[PenstockError]:
+    """What a publisher and a runtime are told."""
+    with pytest.raises(PenstockError) as caught:
+        open_store(URI, retries=FEW).publish(artefact)
+    yield caught.value
+    with pytest.raises(PenstockError) as caught:
+        open_store(URI, retries=FEW).fetch(digest_of(artefact), tmp_path / "cache")
+    yield caught.value
+
+
+def test_a_wrong_secret_is_access_denied(
+    s3: S3, artefact: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", "not-the-right-one")
+    for error in errors_of_both(tmp_path, artefact):
+        assert type(error) is StoreAccessDenied
+        assert not error.temporary
+        assert "docs/artefact-store.md#object-stores" in error.remedy
+        assert "not-the-right-one" not in str(error)
+
+
+def test_no_credentials_at_all_are_access_denied(
+    s3: S3, artefact: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name in ("AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY"):
+        monkeypatch.delenv(name)
+    monkeypatch.setenv("AWS_SHARED_CREDENTIALS_FILE", str(tmp_path / "none"))
+    monkeypatch.setenv("AWS_CONFIG_FILE", str(tmp_path / "none"))
+    for error in errors_of_both(tmp_path, artefact):
+        assert type(error) is StoreAccessDenied
+
+
+def test_an_unknown_key_is_told_in_the_servers_words(
+    s3: S3, artefact: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """AWS answers it with 403, versitygw with 404 and a code of its own."""
+    monkeypatch.setenv("AWS_ACCESS_KEY_ID", "nobody")
+    for error in errors_of_both(tmp_path, artefact):
+        assert type(error) is StoreError
+        assert "No user exists with the provided access key" in error.message
+
+
+def test_a_bucket_that_is_not_there_is_told(s3: S3, artefact: Path, tmp_path: Path) -> None:
+    nowhere = open_store(StoreUri.parse("s3://no-such-bucket/x"), retries=FEW)
+    with pytest.raises(StoreError, match="there is no bucket no-such-bucket"):
+        nowhere.publish(artefact)
+    with pytest.raises(StoreError, match="there is no bucket no-such-bucket"):
+        nowhere.fetch(digest_of(artefact), tmp_path / "cache")
+
+
+def test_a_server_that_is_away_is_temporary(
+    s3: S3, artefact: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with closing(socket.socket()) as unused:
+        unused.bind(("127.0.0.1", 0))
+        monkeypatch.setenv("AWS_ENDPOINT_URL", f"http://127.0.0.1:{unused.getsockname()[1]}")
+        for error in errors_of_both(tmp_path, artefact):
+            assert type(error) is StoreUnavailable
+            assert error.temporary
+            assert "AWS_ENDPOINT_URL" in error.remedy
+
+
+def test_a_server_that_comes_back_is_waited_for(
+    artefact: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    root = tmp_path / "own" / "buckets"
+    (root / "artefacts").mkdir(parents=True)
+    with ExitStack() as running:
+        first = running.enter_context(running_s3(root))
+        for name, value in first.environment().items():
+            monkeypatch.setenv(name, value)
+        digest = open_store(URI).publish(artefact).digest
+    told: list[str] = []
+    with ExitStack() as running:
+
+        def start(error: PenstockError, _: float) -> None:
+            told.append(type(error).__name__)
+            if len(told) == 2:
+                running.enter_context(running_s3(root, port=int(first.url.rpartition(":")[2])))
+
+        patient = Retries(attempts=6, first_wait_seconds=0.01, told=start)
+        folder = open_store(URI, retries=patient).fetch(digest, tmp_path / "cache")
+
+    assert told[:2] == ["StoreUnavailable", "StoreUnavailable"]
+    assert fault(folder, digest) == ""
+
+
+def test_a_package_that_is_missing_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    import sys
+
+    monkeypatch.setitem(sys.modules, "gcsfs", None)
+    monkeypatch.setattr(sys.modules["fsspec.registry"], "_registry", {})
+    with pytest.raises(MissingPackage, match="Run pip install gcsfs"):
+        open_store(StoreUri.parse("gs://bucket/x"))
