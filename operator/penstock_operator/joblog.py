@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+from dataclasses import replace
 
 from penstock_operator.cluster.errors import ClusterError
 from penstock_operator.cluster.port import ClusterPort
@@ -60,13 +61,6 @@ class JobLogs:
                 continue
             before = self._world.logs.get(pod.uid) or JobLog()
             now = JobLog.from_lines(text)
-            self._world.tell_log(
-                key,
-                pod.uid,
-                JobLog(
-                    now.progress or before.progress,
-                    now.baseline_digest or before.baseline_digest,
-                    now.baseline_uri or before.baseline_uri,
-                ),
-            )
+            known = now if now.baseline_digest else replace(before, progress=now.progress)
+            self._world.tell_log(key, pod.uid, known if known.progress else replace(known, progress=before.progress))
             self._queue.done(key, again_seconds=self._interval_seconds)

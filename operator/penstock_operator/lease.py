@@ -4,11 +4,12 @@ The rules are client-go's. Others' clocks are not believed: a follower takes the
 for the duration stated in it. The leader stops writing (`held`) before that, counted from when it *began* its last
 successful renewal, so that a stalled process cannot write beside its successor.
 
-    duration 9 s    a follower waits this long after the last change that it saw
-    deadline 6 s    the leader gives up after this long without a renewal
-    interval 1.5 s  renewals, and a follower's looks
+    duration 10 s    a follower waits this long after the last change that it saw
+    deadline 8 s     the leader gives up after this long without a renewal: an API server may be away for so long
+    interval 1.25 s  renewals, and a follower's looks
 
-After a kill -9 the next one leads within duration + interval, 10.5 s. A leader that ends in order hands over at once.
+After a kill -9 the next one leads within duration + 2 x interval, 12.5 s, and works a second later. A leader that ends
+in order hands over at once.
 """
 
 from __future__ import annotations
@@ -33,9 +34,9 @@ logger = logging.getLogger(__name__)
 class LeaseTimes:
     """See the module. deadline + interval < duration."""
 
-    duration_seconds: float = 9.0
-    deadline_seconds: float = 6.0
-    interval_seconds: float = 1.5
+    duration_seconds: float = 10.0
+    deadline_seconds: float = 8.0
+    interval_seconds: float = 1.25
 
     def __post_init__(self) -> None:
         """Refuse times that would let two lead."""

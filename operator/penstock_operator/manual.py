@@ -18,7 +18,7 @@ def settings() -> str:
     rows = ["| flag | variable | default | meaning |", "|---|---|---|---|"]
     for setting in SETTINGS:
         default = "(none)" if setting.default in {"", ()} else f"`{setting.default}`"
-        unit = f" {setting.unit}" if setting.unit in {"s"} else ""
+        unit = f" {setting.unit}" if setting.unit == "s" else ""
         rows.append(f"| `{setting.flag}` | `{setting.variable}` | {default}{unit} | {setting.description} |")
     return _part(rows)
 

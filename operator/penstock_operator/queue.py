@@ -49,6 +49,11 @@ class WorkQueue(Generic[Item]):
         return sum(map(len, self._ready.values()))
 
     @property
+    def busy(self) -> bool:
+        """Whether anything is ready or being worked on; what waits for its time does not count."""
+        return bool(self._working) or len(self) > 0
+
+    @property
     def oldest_seconds(self) -> float:
         """How long the first in line has been ready; 0 for none."""
         now = asyncio.get_running_loop().time()

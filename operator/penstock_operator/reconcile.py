@@ -31,13 +31,16 @@ from penstock_operator.cluster.store import Entry, Key, key_of
 from penstock_operator.metrics import COLLECTED, WRITES_SKIPPED
 from penstock_operator.plan.actions import Event, Plan
 from penstock_operator.plan.endpoint import Endpoint
-from penstock_operator.plan.observed import Observed, OptimizedModelFacts
+from penstock_operator.plan.names import MANAGED_BY, MANAGER
+from penstock_operator.plan.observed import Observed, OptimizedModelFacts, Ref
 from penstock_operator.plan.optimized_model import sweep, wanted_name
 from penstock_operator.plan.plan import plan
 from penstock_operator.problem import with_problem
 from penstock_operator.world import World, texts_source
 
 REPORTER = "penstock.dev/operator"
+REFUSED_SECONDS = 60.0
+"""When to try again what the API server does not take, or what somebody else's object is in the way of."""
 NOTE_LIMIT = 1024
 """Characters of an Event's note that the API takes."""
 EVENT_WINDOW_SECONDS = 600
@@ -95,18 +98,21 @@ class Reconciler:
 
     async def _endpoint(self, key: Key) -> float | None:
         await self._read_texts(key)
-        # From here to the plan nothing is awaited: what is planned for is one moment.
-        entry, observed = self._world.endpoints.get(key), self._world.observe(key)
-        if entry is None or observed is None or "deletionTimestamp" in entry.facts["metadata"]:
+        # What was somebody else's may be gone: it is looked at again below.
+        self._world.foreign.pop(key, None)
+        entry, observed, planned = self._planned(key)
+        if entry is None or observed is None:
             # Everything of it is owned by it: the API server's garbage collector takes it, whether we run or not.
             return None
-        name = _wanted_name(observed)
-        if name and all(model.name != name for model in observed.optimized_models):
-            observed = self._world.observe(key, model_names=[name]) or observed
+        new = [value for value in planned.apply if self._stores[KINDS[value["kind"]]].get(key_of(value)) is None]
+        if new:
+            if not await self._is_there(key, entry.uid):
+                return None
+            if await self._look_for_others(key, entry.uid, new):
+                entry, observed, planned = self._planned(key)
+                if entry is None or observed is None:
+                    return None
         models = self._models(key.namespace, observed)
-        planned = plan(observed)
-        if self._creates(planned) and not await self._is_there(key, entry.uid):
-            return None
         problem = await self._act(key, planned, models)
         status = planned.status if problem is None else with_problem(planned.status, problem, observed.now)
         for event in planned.events:
@@ -114,10 +120,20 @@ class Reconciler:
         if problem is not None:
             await self._post(Event("Warning", "ApplyFailed", str(problem)), entry.facts)
         await self._write_status(MODEL_ENDPOINT, key, entry, status)
-        if problem is not None:
-            # What the API server refuses today (a quota, an admission policy) it may take later.
-            return min(planned.requeue_seconds or 60.0, 60.0)
+        if problem is not None or observed.foreign:
+            # What the API server refuses today (a quota, an admission policy) it may take later; names get free.
+            return min(planned.requeue_seconds or REFUSED_SECONDS, REFUSED_SECONDS)
         return planned.requeue_seconds
+
+    def _planned(self, key: Key) -> tuple[Entry[Json] | None, Observed | None, Plan]:
+        """The plan, and what it was made from: of one moment, since nothing is awaited here."""
+        entry, observed = self._world.endpoints.get(key), self._world.observe(key)
+        if entry is None or observed is None or "deletionTimestamp" in entry.facts["metadata"]:
+            return None, None, Plan()
+        name = _wanted_name(observed)
+        if name and all(model.name != name for model in observed.optimized_models):
+            observed = self._world.observe(key, model_names=[name]) or observed
+        return entry, observed, plan(observed)
 
     def _models(self, namespace: str, observed: Observed) -> dict[Key, Entry[OptimizedModelFacts]]:
         places = (Key(namespace, model.name) for model in observed.optimized_models)
@@ -212,9 +228,6 @@ class Reconciler:
             logger.info("OptimizedModel %s is deleted: no endpoint uses it", key)
         return outcome.requeue_seconds
 
-    def _creates(self, planned: Plan) -> bool:
-        return any(self._stores[KINDS[value["kind"]]].get(key_of(value)) is None for value in planned.apply)
-
     async def _is_there(self, key: Key, uid: str) -> bool:
         """Nothing is made for an endpoint that is gone: a deletion may have been missed, and then the garbage collector
         would take away what we make, and we make it again, without end."""
@@ -225,6 +238,28 @@ class Reconciler:
         self._world.endpoints.put(live)
         # Another one of that name: its event is under way.
         return bool(live["metadata"].get("uid") == uid)
+
+    async def _look_for_others(self, key: Key, uid: str, new: list[Json]) -> bool:
+        """Whether what is about to be made is there already and somebody else's: an apply would take it over.
+
+        True when that, or anything of ours that the caches had not seen, changes the plan.
+        """
+        foreign: set[Ref] = set()
+        changed = False
+        for value in new:
+            kind, place = KINDS[value["kind"]], key_of(value)
+            found = await self._port.get(kind, place.name, place.namespace)
+            if found is None:
+                continue
+            metadata = found["metadata"]
+            owners = {owner.get("uid") for owner in metadata.get("ownerReferences") or []}
+            if (metadata.get("labels") or {}).get(MANAGED_BY) == MANAGER:
+                changed |= self._stores[kind].put(found)
+            elif uid not in owners:
+                foreign.add(Ref(kind.name, place.name))
+        if foreign:
+            self._world.foreign[key] = frozenset(foreign)
+        return bool(foreign) or changed
 
     async def _read_texts(self, key: Key) -> None:
         endpoint = self._world.endpoints.facts(key)

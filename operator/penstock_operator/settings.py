@@ -58,16 +58,16 @@ class LeaderSettings(Group):
     lease_name: str = _setting("penstock-operator", "Name of the Lease that the leader holds.", min_length=1)
     identity: str = _setting("", "Name of this replica in the Lease. Empty: the host's name and a random part.")
     lease_duration_seconds: float = _setting(
-        9.0,
+        10.0,
         "Another replica takes over when the Lease has not been renewed for this long. Rounded up to whole seconds in "
         "the Lease.",
         unit="s",
         gt=0,
     )
     lease_deadline_seconds: float = _setting(
-        6.0, "The leader ends itself when it could not renew for this long. Less than the duration.", unit="s", gt=0
+        8.0, "The leader ends itself when it could not renew for this long. Less than the duration.", unit="s", gt=0
     )
-    lease_interval_seconds: float = _setting(1.5, "Between renewals.", unit="s", gt=0)
+    lease_interval_seconds: float = _setting(1.25, "Between renewals.", unit="s", gt=0)
 
     @model_validator(mode="after")
     def _one_leads(self) -> Self:

@@ -104,6 +104,8 @@ class World:
         """Of jobs' pods."""
         self.texts: dict[Key, dict[str, str]] = {}
         """Contents of the ConfigMaps that endpoints take texts from; an empty one: it is not there."""
+        self.foreign: dict[Key, frozenset[Ref]] = {}
+        """By endpoint: objects that have the names of its own and are somebody else's."""
         self._said_listeners: list[Callable[[tuple[Hashable, ...]], None]] = []
 
     def listen_said(self, listener: Callable[[tuple[Hashable, ...]], None]) -> None:
@@ -195,6 +197,7 @@ class World:
             neighbours=tuple(self._neighbours(key, pods)),
             present=frozenset(self._present(key, names)),
             workload_texts=self._texts(key, endpoint.facts),
+            foreign=self.foreign.get(key, frozenset()),
             nodes=tuple(entry.facts for name in self.nodes if (entry := self.nodes.get(name))),
         )
 

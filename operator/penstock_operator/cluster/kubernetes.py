@@ -130,6 +130,7 @@ class KubernetesPort:
             body=value,
             content_type="application/apply-patch+yaml",
             verb="APPLY",
+            subresource=subresource,
         )
 
     async def create(self, value: Json) -> Json:
@@ -171,7 +172,7 @@ class KubernetesPort:
         query = {"tailLines": str(lines), "limitBytes": str(max_bytes)}
         what = f"read the log of pod {_where(namespace, pod)}"
         try:
-            body = await self._bytes("GET", POD, POD.path(namespace, pod, "log"), what, query=query, verb="LOG")
+            body = await self._bytes("GET", POD, POD.path(namespace, pod, "log"), what, query=query, subresource="log")
         except (NotFound, Refused):
             # 400 while the container is being made.
             return ""
@@ -212,11 +213,12 @@ class KubernetesPort:
         content_type: str = "application/json",
         limits: aiohttp.ClientTimeout | None = None,
         verb: str = "",
+        subresource: str = "",
     ) -> aiohttp.ClientResponse:
         """One request; the response when it is a success, to be read or closed."""
         if method != "GET" and not self._may_write():
             raise NotLeading(f"{what}: this process does not hold the lease", remedy="The holder will do it")
-        verb = verb or method
+        verb, label = verb or method, f"{kind}{'/' if subresource else ''}{subresource}"
         headers = {"Accept": "application/json", "Content-Type": content_type, **self._client.default_headers}
         # Reads the pod's token again once a minute: projected tokens expire.
         token = await self._client.configuration.get_api_key_with_prefix("BearerToken", alias="authorization")
@@ -229,13 +231,13 @@ class KubernetesPort:
                 method, url, headers=headers, body=body, _request_timeout=limits or self._timeout
             )
         except (aiohttp.ClientError, TimeoutError, OSError) as error:
-            API_REQUESTS.labels(verb, kind.name, "none").inc()
+            API_REQUESTS.labels(verb, label, "none").inc()
             raise Unavailable(
                 f"{what}: {error or type(error).__name__}",
                 remedy="Is the API server up, and reachable from here?",
             ) from error
         response: aiohttp.ClientResponse = answer.response
-        API_REQUESTS.labels(verb, kind.name, str(response.status)).inc()
+        API_REQUESTS.labels(verb, label, str(response.status)).inc()
         API_SECONDS.labels(verb).observe(time.monotonic() - begin)
         if response.status < 300:
             return response

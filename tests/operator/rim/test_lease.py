@@ -216,7 +216,7 @@ def test_transitions_are_counted() -> None:
 
     spec = scenario(body)
 
-    assert (spec["holderIdentity"], spec["leaseTransitions"], spec["leaseDurationSeconds"]) == ("b", 1, 9)
+    assert (spec["holderIdentity"], spec["leaseTransitions"], spec["leaseDurationSeconds"]) == ("b", 1, 10)
 
 
 def test_times_that_let_two_lead_are_refused() -> None:

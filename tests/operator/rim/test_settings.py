@@ -9,8 +9,8 @@ from penstock_operator.plan.settings import StoreVolume
 from penstock_operator.settings import PREFIX, SETTINGS, Settings
 
 PROMISED = {
-    "lease_duration_seconds": 9.0,
-    "lease_deadline_seconds": 6.0,
+    "lease_duration_seconds": 10.0,
+    "lease_deadline_seconds": 8.0,
     "max_attempts": 5,
     "unused_grace_seconds": 3600.0,
     "resync_seconds": 900.0,
