@@ -95,7 +95,13 @@ def clipped(message: str, limit: int = MESSAGE_LIMIT) -> str:
     return message if len(message) <= limit else f"{message[: limit - 4].rstrip()} ..."
 
 
-def sentence(text: str) -> str:
-    """Begins with a capital, and ends with a full stop: for messages that are put together."""
+def stopped(text: str) -> str:
+    """Ends with a full stop."""
     text = text.strip()
-    return f"{text[:1].upper()}{text[1:]}{'' if text.endswith(('.', '!', '?')) else '.'}" if text else ""
+    return f"{text}{'' if text.endswith(('.', '!', '?', '…')) else '.'}" if text else ""
+
+
+def sentence(text: str) -> str:
+    """Begins with a capital as well: for messages that are put together."""
+    text = stopped(text)
+    return f"{text[:1].upper()}{text[1:]}"

@@ -134,7 +134,7 @@ def _environment(endpoint: Endpoint, serving: Serving, hardware: HardwareClassSp
         "PENSTOCK_CORES": str(serving.cores),
         "PENSTOCK_THREADS_PER_CORE": str(hardware.threads_per_core),
         "PENSTOCK_CACHE": CACHE,
-        "PENSTOCK_HOST": "0.0.0.0",  # noqa: S104 - the pod's own network
+        "PENSTOCK_HOST": "0.0.0.0",
         "PENSTOCK_PORT": str(HTTP_PORT),
         "PENSTOCK_TRUNCATE": "true" if serving.truncate else "false",
         "PENSTOCK_DRAIN_DELAY_SECONDS": str(drain.delay),

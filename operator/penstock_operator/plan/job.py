@@ -10,7 +10,7 @@ from penstock.hardware_class import HardwareClassSpec
 from penstock.source import ModelSource, Scheme
 from penstock_operator.plan.endpoint import Endpoint
 from penstock_operator.plan.memory import job_memory
-from penstock_operator.plan.names import API_VERSION, job_labels, job_name
+from penstock_operator.plan.names import API_VERSION, job_labels, job_name, model_labels
 from penstock_operator.plan.observed import OptimizedModelFacts
 from penstock_operator.plan.optimized_model import Optimization, texts_file
 from penstock_operator.plan.pod_template import TMP, pod_spec, resources, scratch, variables
@@ -40,7 +40,7 @@ def config_map(model: Optimization, facts: OptimizedModelFacts, namespace: str, 
         "metadata": {
             "name": f"{model.name}-spec",
             "namespace": namespace,
-            "labels": job_labels(model.name, 0),
+            "labels": model_labels(model.name),
             "ownerReferences": [_owner(facts)],
         },
         "data": data,

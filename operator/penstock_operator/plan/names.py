@@ -49,15 +49,14 @@ def runtime_labels(endpoint: str) -> dict[str, str]:
     return {**runtime_selector(endpoint), INSTANCE: endpoint, MANAGED_BY: MANAGER}
 
 
+def model_labels(optimized_model: str) -> dict[str, str]:
+    """Labels of what belongs to an OptimizedModel."""
+    return {NAME: OPTIMIZER, INSTANCE: optimized_model, MANAGED_BY: MANAGER, OPTIMIZED_MODEL: optimized_model}
+
+
 def job_labels(optimized_model: str, attempt: int) -> dict[str, str]:
     """Labels of an optimisation job and its pod."""
-    return {
-        NAME: OPTIMIZER,
-        INSTANCE: optimized_model,
-        MANAGED_BY: MANAGER,
-        OPTIMIZED_MODEL: optimized_model,
-        ATTEMPT: str(attempt),
-    }
+    return {**model_labels(optimized_model), ATTEMPT: str(attempt)}
 
 
 def job_name(optimized_model: str, attempt: int) -> str:

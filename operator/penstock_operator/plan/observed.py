@@ -8,10 +8,11 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from datetime import datetime
 from typing import Any
 
+from penstock.quantity import is_quantity, parse_quantity
 from penstock_operator.plan.names import ARTEFACT, ATTEMPT, CONTAINER, OPTIMIZED_MODEL, TEMPLATE_HASH
 from penstock_operator.plan.settings import Json, PlanSettings
 
@@ -78,6 +79,8 @@ class PodFacts:
     """Reason of the DisruptionTarget condition: `PreemptionByScheduler`, `EvictionByEvictionAPI`,
     `TerminationByKubelet`, `DeletionByTaintManager`."""
     container: ContainerFacts = ContainerFacts()
+    cpus: int = 0
+    """What its container asks for, in whole CPUs; 0 for less than one."""
     owner: str = ""
     """The name of the controlling ReplicaSet or Job."""
     template: str = ""
@@ -199,6 +202,8 @@ class JobLog:
     baseline_digest: str = ""
     """`sha256:...` of the fp32 artefact, once it is published."""
     baseline_uri: str = ""
+    baseline_bytes: int | None = None
+    """Where the job says it."""
 
     @classmethod
     def from_lines(cls, text: str) -> JobLog:
@@ -211,12 +216,14 @@ class JobLog:
                 continue
             if not isinstance(value, dict):
                 continue
-            done, of = value.get("done"), value.get("of")
+            done, of, digest = value.get("done"), value.get("of"), value.get("digest")
             if value.get("event") == "progress" and isinstance(done, int) and isinstance(of, int):
                 stage, message = str(value.get("stage") or ""), str(value.get("message") or "")
-                log = cls(Progress(done, of, stage, message), log.baseline_digest, log.baseline_uri)
-            elif value.get("event") == "baseline" and isinstance(value.get("digest"), str):
-                log = cls(log.progress, value["digest"], str(value.get("uri") or ""))
+                log = replace(log, progress=Progress(done, of, stage, message))
+            elif value.get("event") == "baseline" and isinstance(digest, str):
+                size = value.get("bytes")
+                uri, known = str(value.get("uri") or ""), size if isinstance(size, int) and size >= 0 else None
+                log = replace(log, baseline_digest=digest, baseline_uri=uri, baseline_bytes=known)
         return log
 
 
@@ -404,8 +411,14 @@ class Scale:
 
     replicas: int
     reason: str = ""
+    """The figures that it was made from, in one sentence."""
     metrics_available: bool = True
     metrics_message: str = ""
+    """Why the load cannot be read, and what to do."""
+    requests_per_second: float | None = None
+    """The load that was read."""
+    capacity_per_replica: float | None = None
+    """Requests a second."""
 
 
 @dataclass(frozen=True)
@@ -442,6 +455,14 @@ class Observed:
 def moment(text: str | None) -> datetime | None:
     """A time of the API, such as `2026-11-21T19:30:00Z`; None for none."""
     return datetime.fromisoformat(text) if text else None
+
+
+def _whole_cpus(spec: Object) -> int:
+    for container in spec.get("containers") or []:
+        if container.get("name") == CONTAINER:
+            asked = str(((container.get("resources") or {}).get("requests") or {}).get("cpu") or "")
+            return int(parse_quantity(asked)) if is_quantity(asked) else 0
+    return 0
 
 
 def _number(text: str | None) -> int:

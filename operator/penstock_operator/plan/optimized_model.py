@@ -23,7 +23,7 @@ from penstock.status import Condition, ConditionStatus, timestamp, updated_condi
 from penstock_operator.plan.actions import StatusWrite
 from penstock_operator.plan.conditions import clipped, sentence
 from penstock_operator.plan.endpoint import Endpoint
-from penstock_operator.plan.names import API_VERSION, MANAGED_BY, MANAGER, NAME, OPTIMIZER, job_name
+from penstock_operator.plan.names import API_VERSION, job_name, model_labels
 from penstock_operator.plan.observed import JobFacts, OptimizedModelFacts, User
 from penstock_operator.plan.outcome import OUT_OF_MEMORY, Failed, Outcome, Running, Succeeded, outcome
 from penstock_operator.plan.settings import Json, PlanSettings
@@ -130,7 +130,8 @@ def _from_job(begun: Optimization, jobs: list[JobFacts], now: datetime, settings
             "attempts": job.attempt,
             "job": job.name,
             "retry_after": None,
-            "baseline": _baseline(job, seen) or begun.status.baseline,
+            # The first one stays: it may be serving, and another run's would only be the same again.
+            "baseline": begun.status.baseline or _baseline(job, seen),
         }
     )
     if isinstance(seen, Succeeded):
@@ -162,7 +163,9 @@ def _baseline(job: JobFacts, seen: Outcome) -> ArtefactReference | None:
         return seen.baseline.baseline
     if job.log.baseline_digest:
         try:
-            return ArtefactReference(digest=job.log.baseline_digest, uri=job.log.baseline_uri)
+            return ArtefactReference(
+                digest=job.log.baseline_digest, uri=job.log.baseline_uri, bytes=job.log.baseline_bytes
+            )
         except ValidationError:  # a line that only looks like ours
             return None
     return None
@@ -243,10 +246,11 @@ def resource(facts: OptimizedModelFacts | None, spec: OptimizedModelSpec, endpoi
     also while no operator runs. A result belongs to nobody: it outlives them for the grace time.
     """
     users = {User(endpoint.name, endpoint.uid), *(facts.users if facts is not None else ())}
+    name = optimized_model_name(spec) if facts is None else facts.name
     metadata: dict[str, Any] = {
-        "name": optimized_model_name(spec) if facts is None else facts.name,
+        "name": name,
         "namespace": endpoint.namespace,
-        "labels": {NAME: OPTIMIZER, MANAGED_BY: MANAGER},
+        "labels": model_labels(name),
     }
     if not ready:
         metadata["ownerReferences"] = [

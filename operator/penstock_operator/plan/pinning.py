@@ -7,13 +7,14 @@ whole cores, nobody else of ours on them, no quota that cuts into them.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass
 
 from pydantic import ValidationError
 
 from penstock.hardware import CpuIdentity
 from penstock.hardware_class import HardwareClassSpec
+from penstock_operator.plan.conditions import Finding, no, sentence, unknown, yes
 from penstock_operator.plan.observed import HostReport, Neighbour, RuntimePod
 
 REMEDY = (
@@ -48,7 +49,8 @@ def judge(
 ) -> tuple[PinVerdict, ...]:
     """A verdict on each pod, in their order.
 
-    `cpus` is what each has to own: cores x threads per core. `hardware` promises a processor; None: any will do.
+    `cpus` is what each has to own, cores x threads per core, unless it asked for another number: pods of an older plan
+    did. `hardware` promises a processor; None: any will do.
     `neighbours` are pods of other endpoints; those of this one are compared with each other anyway.
     """
     judged = tuple(pods)
@@ -56,7 +58,10 @@ def judge(
     others += [
         (entry.pod.node, entry.pod.name, frozenset(entry.report.cpus)) for entry in judged if entry.report is not None
     ]
-    return tuple(_judge(entry, cpus, _wrong_cpu(entry.report, hardware, class_name), others) for entry in judged)
+    return tuple(
+        _judge(entry, entry.pod.cpus or cpus, _wrong_cpu(entry.report, hardware, class_name), others)
+        for entry in judged
+    )
 
 
 def _judge(entry: RuntimePod, cpus: int, wrong: str, others: Iterable[tuple[str, str, frozenset[int]]]) -> PinVerdict:
@@ -76,32 +81,32 @@ def _judge(entry: RuntimePod, cpus: int, wrong: str, others: Iterable[tuple[str,
         return PinVerdict(pod.name, pod.node, pinned=None, reason="NotReported", message=why)
     own = frozenset(report.cpus)
 
-    def no(reason: str, message: str) -> PinVerdict:
+    def shared(reason: str, message: str) -> PinVerdict:
         return PinVerdict(pod.name, pod.node, pinned=False, reason=reason, message=message, wrong_cpu=wrong)
 
     if len(own) > cpus:
-        return no(
+        return shared(
             "SharedCores",
             f"it may run on CPUs {spoken(own)}, more than its {_cpus(cpus)}: these are the shared CPUs of the node, "
             f"not its own; {REMEDY}",
         )
     if len(own) < cpus:
-        return no(
+        return shared(
             "TooFewCores",
             f"it may run on {_cpus(len(own))} ({spoken(own)}) of the {_cpus(cpus)} that it asked for; delete the pod, "
             "and look at the kubelet's log if it comes back so",
         )
     for node, name, theirs in others:
         if node == pod.node and name != pod.name and own & theirs:
-            return no("SharedCores", f"it shares CPUs {spoken(own & theirs)} with the pod {name}; {REMEDY}")
+            return shared("SharedCores", f"it shares CPUs {spoken(own & theirs)} with the pod {name}; {REMEDY}")
     if report.quota is not None and report.quota + 1e-6 < cpus:
-        return no(
+        return shared(
             "Throttled",
             f"a quota of {report.quota:g} CPUs stops its {_cpus(cpus)} now and then; use Kubernetes 1.33 or later, or "
             "cpuCFSQuota: false on the nodes of this class",
         )
     if not report.pinned:
-        return no("NotWholeCores", f"{'; '.join(report.findings) or 'it does not own whole cores'}; {REMEDY}")
+        return shared("NotWholeCores", f"{'; '.join(report.findings) or 'it does not own whole cores'}; {REMEDY}")
     return PinVerdict(pod.name, pod.node, pinned=True, wrong_cpu=wrong)
 
 
@@ -131,3 +136,28 @@ def spoken(cpus: Iterable[int]) -> str:
 
 def _cpus(count: int) -> str:
     return "1 CPU" if count == 1 else f"{count} CPUs"
+
+
+def cores_pinned(verdicts: Sequence[PinVerdict], serving: Collection[str]) -> Finding:
+    """What the condition CoresPinned says; `serving` are the names of the pods that are ready.
+
+    One pod that shares its cores makes it false. A pod that has said nothing makes it unknown only when it serves:
+    those that start up say it soon.
+    """
+    if not verdicts:
+        return unknown("NoPods", "No pod runs that could say where.")
+    shared = [verdict for verdict in verdicts if verdict.pinned is False]
+    if shared:
+        first = shared[0]
+        more = f" (and {len(shared) - 1} more pods)" if len(shared) > 1 else ""
+        where = f" on the node {first.node}" if first.node else ""
+        return no(first.reason, sentence(f"the pod {first.pod}{where}{more}: {first.message}"))
+    silent = [verdict for verdict in verdicts if verdict.pinned is None and verdict.pod in serving]
+    if silent:
+        return unknown(
+            "NotReported", sentence(f"the pod {silent[0].pod} has not told where it runs: {silent[0].message}")
+        )
+    own = sum(1 for verdict in verdicts if verdict.pinned)
+    if not own:
+        return unknown("NotReported", "The pods are starting and have not told where they run.")
+    return yes("Pinned", "The pod owns its cores." if own == 1 else f"All {own} pods own their cores.")

@@ -25,7 +25,7 @@ class Serving:
     """What the Deployment is to serve, and what it was made for."""
 
     artefact: ArtefactReference | None
-    """None: what is there goes on, and nothing is known of it but its digest."""
+    """None: pinned, or not known."""
     digest: str
     """`sha256:...`."""
     optimized_model: str
@@ -41,6 +41,8 @@ class Serving:
     """The fp32 graph, while the search is not through."""
     kept: str = ""
     """Why it is not what the present spec asks for; empty: it is."""
+    known: bool = True
+    """False: nothing is known of it but its digest, and the Deployment stays exactly as it is."""
 
 
 def choose(
@@ -67,15 +69,15 @@ def choose(
         if serving is not None and present and wanted.name != serving.name:
             worse = why_worse(wanted, serving)
             if worse:
-                return _of(serving, _reference(serving, present), kept=worse)
+                kept = _of(serving, _reference(serving, present), kept=worse)
+                return kept or _unknown(endpoint, present, deployment, kept=worse)
         return _of(wanted, wanted.status.artefact)
     if present:
         if wanted is not None and _baseline_digest(wanted) == present:
             return _of(wanted, wanted.status.baseline)
         waits = "the present plan goes on serving until there is a better one"
-        if serving is not None:
-            return _of(serving, _reference(serving, present), kept=waits)
-        return _unknown(endpoint, present, deployment, kept=waits)
+        known = None if serving is None else _of(serving, _reference(serving, present), kept=waits)
+        return known or _unknown(endpoint, present, deployment, kept=waits)
     if wanted is None or not spec.optimization.serve_while_optimizing:
         return None
     failure = wanted.status.failure
@@ -130,11 +132,11 @@ def _of(model: Optimization, artefact: ArtefactReference | None, *, kept: str = 
     )
 
 
-def _reference(model: Optimization, digest: str) -> ArtefactReference:
+def _reference(model: Optimization, digest: str) -> ArtefactReference | None:
     for known in (model.status.artefact, model.status.baseline):
         if known is not None and known.digest == digest:
             return known
-    return ArtefactReference(digest=digest, uri=f"unknown:{digest}")
+    return None  # that OptimizedModel was deleted, and another of its name found something else
 
 
 def _unknown(endpoint: Endpoint, digest: str, deployment: DeploymentFacts | None, *, kept: str) -> Serving:
@@ -150,6 +152,7 @@ def _unknown(endpoint: Endpoint, digest: str, deployment: DeploymentFacts | None
         max_input_tokens=spec.serving.max_input_tokens,
         truncate=spec.serving.truncate,
         kept=kept,
+        known=False,
     )
 
 
