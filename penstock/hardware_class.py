@@ -52,12 +52,12 @@ class LabelRequirement(Spec):
         Rule(
             "!(self.operator in ['In', 'NotIn']) || (has(self.values) && size(self.values) > 0)",
             lambda it: it.operator not in {SelectorOperator.IN, SelectorOperator.NOT_IN} or bool(it.values),
-            "operator {operator} needs values: list at least one",
+            "operators In and NotIn need values: list at least one",
         ),
         Rule(
             "!(self.operator in ['Exists', 'DoesNotExist']) || !has(self.values) || size(self.values) == 0",
             lambda it: it.operator not in {SelectorOperator.EXISTS, SelectorOperator.DOES_NOT_EXIST} or not it.values,
-            "operator {operator} takes no values: remove them",
+            "operators Exists and DoesNotExist take no values: remove them",
         ),
         Rule(
             "!(self.operator in ['Gt', 'Lt']) || (has(self.values) && size(self.values) == 1 && "
@@ -66,7 +66,7 @@ class LabelRequirement(Spec):
                 it.operator not in {SelectorOperator.GREATER, SelectorOperator.LESS}
                 or (len(it.values) == 1 and it.values[0].isascii() and it.values[0].isdigit())
             ),
-            "operator {operator} needs one value, a whole number in quotes",
+            "operators Gt and Lt need one value, a whole number in quotes",
         ),
     )
 
@@ -74,7 +74,7 @@ class LabelRequirement(Spec):
 class NodeTerm(Spec):
     """Conditions that a node has to fulfil all of."""
 
-    match_expressions: tuple[LabelRequirement, ...] = Field(min_length=1, max_length=16)
+    match_expressions: tuple[LabelRequirement, ...] = Field(min_length=1, max_length=8)
 
 
 class Processors(Spec):
@@ -118,7 +118,7 @@ class HardwareClassSpec(Spec):
         default=None, description="The label kubernetes.io/arch of the nodes. None: any."
     )
     node_selector_terms: tuple[NodeTerm, ...] = Field(
-        default=(), max_length=16, description="A node belongs to the class when one of these holds. Empty: every node."
+        default=(), max_length=12, description="A node belongs to the class when one of these holds. Empty: every node."
     )
     tolerations: tuple[Toleration, ...] = Field(
         default=(), max_length=16, description="Taints of such nodes that the pods put up with."

@@ -43,7 +43,7 @@ class Rule:
         """The rule as an entry of `x-kubernetes-validations`."""
         entry: dict[str, Any] = {"rule": self.cel, "message": _SHOWN.sub(r"\1", self.words)}
         if _SHOWN.search(self.words):
-            entry["messageExpression"] = _expression(self.words, lambda name: f"string(self.{name})")
+            entry["messageExpression"] = _expression(self.words, lambda name: f"self.{name}")
         if self.field_path:
             entry["fieldPath"] = self.field_path
         return entry
@@ -81,7 +81,7 @@ class TextRule:
         return {
             "rule": f"{rule} && {self.also}" if self.also else rule,
             "message": words.replace("{self}", "this"),
-            "messageExpression": _expression(words, lambda _: '"\'" + self + "\'"'),
+            "messageExpression": _expression(words.replace("{self}", "'{self}'"), lambda _: "self"),
         }
 
     def __get_pydantic_core_schema__(self, source: Any, handler: GetCoreSchemaHandler) -> CoreSchema:
@@ -103,14 +103,10 @@ def _plain(value: object) -> str:
 
 
 def _expression(words: str, value: Callable[[str], str]) -> str:
-    """A CEL expression that puts the words together."""
-    parts, end = [], 0
-    for found in _SHOWN.finditer(words):
-        parts += [_quoted(words[end : found.start()])] if found.start() > end else []
-        parts.append(value(found[1]))
-        end = found.end()
-    parts += [_quoted(words[end:])] if words[end:] else []
-    return " + ".join(parts)
+    """A CEL expression that puts the words together. By `format`: the API server takes the cost of concatenating a
+    number to be without bounds."""
+    values = ", ".join(value(found[1]) for found in _SHOWN.finditer(words))
+    return f"{_quoted(_SHOWN.sub('%s', words.replace('%', '%%')))}.format([{values}])"
 
 
 def _quoted(text: str) -> str:

@@ -101,11 +101,11 @@ class Definition:
         if self.immutable:
             spec[VALIDATIONS] = [*spec.get(VALIDATIONS, ()), _IMMUTABLE]
         if "required" not in spec:
-            spec["default"] = {}
+            spec["default"] = _defaults_of(spec["properties"])
         properties = {
             "apiVersion": {"type": "string", "description": f"{GROUP}/{VERSION}"},
             "kind": {"type": "string", "description": self.resource.KIND},
-            "metadata": {"type": "object"},
+            "metadata": {"type": "object", "properties": {"name": {"type": "string"}}},
             "spec": spec,
         }
         if self.status is not None:
@@ -243,13 +243,18 @@ def _without_null(node: dict[str, Any]) -> dict[str, Any]:
 
 
 def _default(value: Any, schema: dict[str, Any]) -> dict[str, Any]:
-    """What the API server fills in: scalars, and empty objects whose own fields have defaults. Lists stay out: what is
-    left out there may mean more in a later version."""
+    """What the API server fills in: scalars, and objects whose own fields have defaults, with these, for the rules are
+    checked against them. Lists stay out: what is left out there may mean more in a later version."""
     if isinstance(value, list):
         return {}
     if isinstance(value, dict):
-        return {"default": {}} if "properties" in schema else {}
+        fields = schema.get("properties")
+        return {} if fields is None else {"default": _defaults_of(fields)}
     return {"default": _plain_number(value)}
+
+
+def _defaults_of(fields: dict[str, Any]) -> dict[str, Any]:
+    return {name: inner["default"] for name, inner in fields.items() if "default" in inner}
 
 
 def _plain_number(value: Any) -> Any:

@@ -1,0 +1,54 @@
+"""A way to ask the real API server what it thinks of an object, without creating it."""
+
+from __future__ import annotations
+
+import http.client
+import json
+import re
+import subprocess
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from typing import Any
+
+import pytest
+
+from testbed.cluster import Cluster
+
+PLURALS = {"ModelEndpoint": "modelendpoints", "OptimizedModel": "optimizedmodels", "HardwareClass": "hardwareclasses"}
+
+
+@dataclass
+class ApiServer:
+    """Dry runs, through `kubectl proxy`, which signs in as the kubeconfig says."""
+
+    port: int
+    connection: http.client.HTTPConnection = field(init=False)
+
+    def __post_init__(self) -> None:
+        self.connection = http.client.HTTPConnection("127.0.0.1", self.port, timeout=60)
+
+    def verdict(self, resource: dict[str, Any], *, kind: str) -> tuple[dict[str, Any] | None, str]:
+        """The object as the API server would store it, or None and the message."""
+        namespaced = "" if kind == "HardwareClass" else "/namespaces/default"
+        path = f"/apis/penstock.dev/v1alpha1{namespaced}/{PLURALS[kind]}?dryRun=All&fieldValidation=Strict"
+        self.connection.request("POST", path, json.dumps(resource), {"Content-Type": "application/json"})
+        answer = self.connection.getresponse()
+        body = json.loads(answer.read())
+        return (body, "") if answer.status == http.HTTPStatus.CREATED else (None, str(body.get("message", body)))
+
+
+@pytest.fixture(scope="session")
+def api_server(crds: Cluster) -> Iterator[ApiServer]:
+    """The API server of the test cluster, with our CRDs."""
+    command = [str(crds.kubectl.executable), "--kubeconfig", str(crds.kubeconfig), "proxy", "--port=0"]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as proxy:
+        try:
+            assert proxy.stdout is not None
+            line = proxy.stdout.readline()
+            found = re.search(r":(\d+)$", line.strip())
+            assert found is not None, f"kubectl proxy said {line!r}"
+            server = ApiServer(int(found[1]))
+            yield server
+            server.connection.close()
+        finally:
+            proxy.terminate()
