@@ -45,5 +45,5 @@ class Census(Collector):
 
 def _ready(endpoint: Json) -> tuple[str, str]:
     conditions = (endpoint.get("status") or {}).get("conditions") or []
-    ready = next((entry for entry in conditions if entry.get("type") == "Ready"), {})
+    ready: Json = next((entry for entry in conditions if entry.get("type") == "Ready"), {})
     return str(ready.get("status") or "Unknown"), str(ready.get("reason") or "New")

@@ -6,14 +6,14 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from collections.abc import Hashable, Iterable
+from collections.abc import Iterable
 from typing import Any
 
 from penstock.errors import PenstockError
 from penstock_operator.cluster.errors import ClusterError, Conflict, NotLeading
 from penstock_operator.cluster.kinds import MODEL_ENDPOINT, Json
 from penstock_operator.cluster.port import ClusterPort
-from penstock_operator.cluster.store import Difference, Key, key_of, version_of
+from penstock_operator.cluster.store import Difference, Index, Key, key_of, version_of
 from penstock_operator.health import Progress
 from penstock_operator.logs import ENDPOINT
 from penstock_operator.metrics import MISSED, RECONCILE_ERRORS, RECONCILE_SECONDS
@@ -155,24 +155,24 @@ class Controller:
         before = set(change.old.index) if change.old is not None else set()
         now = set(change.new.index) if change.new is not None else set()
         for index in before - now:
-            if index[0] == "model":  # type: ignore[index]  # index keys are tuples; Hashable is all that a store knows
+            if index[0] == "model":
                 self._on_unused(index)
 
     def _on_model(self, change: Difference[OptimizedModelFacts]) -> None:
         self._add_all(("model", *change.key))
         self._on_unused(("model", *change.key))
 
-    def _on_unused(self, index: Hashable) -> None:
-        _, namespace, name = index  # type: ignore[misc]  # as above
+    def _on_unused(self, index: Index) -> None:
+        _, namespace, name = index
         if not self._world.users(namespace, name) and self._begun:
             self.queue.add(Subject("OptimizedModel", Key(namespace, name)), Lane.ROUTINE)
 
     def _on_made(self, change: Difference[Any]) -> None:
         self._on_indexes(change.indexes)
 
-    def _on_indexes(self, indexes: Iterable[Hashable]) -> None:
+    def _on_indexes(self, indexes: Iterable[Index]) -> None:
         for index in indexes:
-            what, *rest = index  # type: ignore[misc]  # as above
+            what, *rest = index
             if what == "endpoint":
                 key = Key(*rest)
                 if self._world.endpoints.get(key) is not None:
@@ -183,7 +183,7 @@ class Controller:
                 if users:
                     self.queue.add(Subject("ModelEndpoint", users[0]), self._lane)
 
-    def _add_all(self, index: Hashable) -> None:
+    def _add_all(self, index: Index) -> None:
         found = self._world.endpoints.of(index)
         lane = self._lane if len(found) <= MANY else Lane.ROUTINE
         for key, _ in found:

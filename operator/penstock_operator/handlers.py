@@ -25,7 +25,7 @@ def registry(
     """Handlers that call `heard` with the type and the object of each event of a ModelEndpoint."""
     handlers = kopf.OperatorRegistry()
 
-    @kopf.on.login(registry=handlers)  # type: ignore[arg-type]  # Kopf's protocol wants named arguments spelt out
+    @kopf.on.login(registry=handlers)
     async def _login(**_: Any) -> kopf.ConnectionInfo:
         return await login()
 

@@ -12,7 +12,7 @@ import logging
 import aiohttp
 
 from penstock_operator.cluster.backoff import Backoff
-from penstock_operator.cluster.store import Difference, Key
+from penstock_operator.cluster.store import Difference, Index, Key
 from penstock_operator.metrics import PROBES
 from penstock_operator.plan.names import HTTP_PORT
 from penstock_operator.plan.observed import HostReport, PodFacts
@@ -100,8 +100,8 @@ class Probes:
         return report, "" if report is not None else "it has not looked at its host yet"
 
 
-def _serves(index: tuple[object, ...]) -> bool:
-    return any(isinstance(key, tuple) and key[0] == "endpoint" for key in index)
+def _serves(indexes: tuple[Index, ...]) -> bool:
+    return any(index[0] == "endpoint" for index in indexes)
 
 
 def _runs(pod: PodFacts) -> bool:

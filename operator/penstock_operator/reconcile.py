@@ -13,6 +13,7 @@ import logging
 import random
 from dataclasses import dataclass
 from datetime import UTC, datetime
+from functools import partial
 from typing import Any, Literal, NamedTuple
 
 from penstock.errors import PenstockError
@@ -27,7 +28,7 @@ from penstock_operator.cluster.kinds import (
     Kind,
 )
 from penstock_operator.cluster.port import ClusterPort
-from penstock_operator.cluster.store import Entry, Key, key_of
+from penstock_operator.cluster.store import Difference, Entry, Key, key_of
 from penstock_operator.metrics import COLLECTED, WRITES_SKIPPED
 from penstock_operator.plan.actions import Event, Plan
 from penstock_operator.plan.endpoint import Endpoint
@@ -71,10 +72,10 @@ class _Applied:
 
 @dataclass(frozen=True)
 class _Written:
-    """A status as it was written, and as the API server then had it (it may add defaults)."""
+    """Digests of a status as it was written, and as the API server then had it (it may add defaults)."""
 
-    wanted: Json
-    became: Json
+    wanted: str
+    became: str
 
 
 class Reconciler:
@@ -88,7 +89,7 @@ class Reconciler:
         self._applied: dict[tuple[Kind, Key], _Applied] = {}
         self._written: dict[tuple[Kind, Key], _Written] = {}
         for store in self._stores.values():
-            store.listen(lambda change, kind=store.kind: self._forget(kind, change.key) if change.new is None else None)
+            store.listen(partial(self._on_change, store.kind))
 
     async def reconcile(self, subject: Subject) -> float | None:
         """Seconds until it is to be looked at again; None: the slow resync suffices. ClusterError: try again."""
@@ -171,7 +172,7 @@ class Reconciler:
     async def _apply(self, value: Json, *, version: int | None = None) -> None:
         """Apply an object, unless that would change nothing; with a version, on condition that it still has it."""
         kind, place = KINDS[value["kind"]], key_of(value)
-        digest = hashlib.sha256(json.dumps(value, sort_keys=True).encode()).hexdigest()
+        digest = _digest(value)
         known = self._stores[kind].get(place)
         before = self._applied.get((kind, place))
         if known is not None and before == _Applied(digest, known.uid, known.marker):
@@ -189,11 +190,11 @@ class Reconciler:
 
     async def _write_status(self, kind: Kind, place: Key, entry: Entry[Any], status: Json) -> None:
         """Write a status, when it is another than what is there."""
-        current = entry.facts.get("status") if isinstance(entry.facts, dict) else entry.facts.status
-        written = self._written.get((kind, place))
-        if status == (current or {}) or (
-            written is not None and written.wanted == status and written.became == (current or {})
-        ):
+        current = (entry.facts.get("status") if isinstance(entry.facts, dict) else entry.facts.status) or {}
+        if status == current:
+            return
+        wanted, written = _digest(status), self._written.get((kind, place))
+        if written is not None and written == _Written(wanted, _digest(current)):
             return
         now = self._stores[kind].get(place)
         if now is None or now.uid != entry.uid:
@@ -212,7 +213,7 @@ class Reconciler:
             },
             subresource="status",
         )
-        self._written[kind, place] = _Written(status, result.get("status") or {})
+        self._written[kind, place] = _Written(wanted, _digest(result.get("status") or {}))
         self._stores[kind].put(result)
 
     async def _sweep(self, key: Key) -> float | None:
@@ -303,9 +304,14 @@ class Reconciler:
             # An Event is a courtesy; the status says it too. A namespace that is being deleted refuses new objects.
             logger.warning("%s", error)
 
-    def _forget(self, kind: Kind, place: Key) -> None:
-        self._applied.pop((kind, place), None)
-        self._written.pop((kind, place), None)
+    def _on_change(self, kind: Kind, change: Difference[Any]) -> None:
+        if change.new is None:
+            self._applied.pop((kind, change.key), None)
+            self._written.pop((kind, change.key), None)
+
+
+def _digest(value: Json) -> str:
+    return hashlib.sha256(json.dumps(value, sort_keys=True).encode()).hexdigest()
 
 
 def _wanted_name(observed: Observed) -> str:

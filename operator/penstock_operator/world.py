@@ -6,7 +6,7 @@ thousand endpoints costs the API server nothing.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Hashable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import replace
 from datetime import UTC, datetime
 from typing import Any, Generic, TypeVar
@@ -27,7 +27,7 @@ from penstock_operator.cluster.kinds import (
     Json,
     Kind,
 )
-from penstock_operator.cluster.store import Key, Store
+from penstock_operator.cluster.store import Index, Key, Store
 from penstock_operator.plan.names import ENDPOINT, MANAGED_BY, MANAGER, NAME, OPTIMIZER, RUNTIME
 from penstock_operator.plan.names import OPTIMIZED_MODEL as MODEL_LABEL
 from penstock_operator.plan.observed import (
@@ -106,9 +106,9 @@ class World:
         """Contents of the ConfigMaps that endpoints take texts from; an empty one: it is not there."""
         self.foreign: dict[Key, frozenset[Ref]] = {}
         """By endpoint: objects that have the names of its own and are somebody else's."""
-        self._said_listeners: list[Callable[[tuple[Hashable, ...]], None]] = []
+        self._said_listeners: list[Callable[[tuple[Index, ...]], None]] = []
 
-    def listen_said(self, listener: Callable[[tuple[Hashable, ...]], None]) -> None:
+    def listen_said(self, listener: Callable[[tuple[Index, ...]], None]) -> None:
         """Call this with the pod's index keys whenever a pod says something new."""
         self._said_listeners.append(listener)
 
@@ -289,7 +289,7 @@ def _models_named(endpoint: Json) -> set[str]:
     return {status.get("optimizedModel") or "", (status.get("plan") or {}).get("optimizedModel") or ""} - {""}
 
 
-def _endpoint_index(value: Json) -> Iterator[tuple[str, ...]]:
+def _endpoint_index(value: Json) -> Iterator[Index]:
     namespace = value["metadata"].get("namespace") or ""
     for model in sorted(_models_named(value)):
         yield ("model", namespace, model)
@@ -301,7 +301,7 @@ def _endpoint_index(value: Json) -> Iterator[tuple[str, ...]]:
         yield ("unready",)
 
 
-def _owner_index(value: Json) -> Iterator[tuple[str, str, str]]:
+def _owner_index(value: Json) -> Iterator[Index]:
     metadata = value["metadata"]
     labels, namespace = metadata.get("labels") or {}, metadata.get("namespace") or ""
     if labels.get(ENDPOINT):
@@ -310,7 +310,7 @@ def _owner_index(value: Json) -> Iterator[tuple[str, str, str]]:
         yield ("model", namespace, labels[MODEL_LABEL])
 
 
-def _pod_index(value: Json) -> Iterator[tuple[str, ...]]:
+def _pod_index(value: Json) -> Iterator[Index]:
     labels = value["metadata"].get("labels") or {}
     if labels.get(NAME) not in {RUNTIME, OPTIMIZER}:
         return

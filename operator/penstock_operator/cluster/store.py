@@ -5,13 +5,15 @@ Objects themselves are not kept: of a pod's 6 KB of JSON a plan wants 300 bytes.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Hashable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from typing import Generic, NamedTuple, TypeVar
 
 from penstock_operator.cluster.kinds import Json, Kind
 
 Facts = TypeVar("Facts")
+Index = tuple[str, ...]
+"""Something that objects have in common, such as `("node", "n1")`."""
 
 
 class Key(NamedTuple):
@@ -35,7 +37,7 @@ class Entry(Generic[Facts]):
     marker: int
     """Changes when somebody changes what is asked of the object: its generation, or its version where it has none."""
     facts: Facts
-    index: tuple[Hashable, ...]
+    index: tuple[Index, ...]
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,7 +49,7 @@ class Difference(Generic[Facts]):
     new: Entry[Facts] | None
 
     @property
-    def indexes(self) -> frozenset[Hashable]:
+    def indexes(self) -> frozenset[Index]:
         """The index keys of both."""
         entries = [entry for entry in (self.old, self.new) if entry is not None]
         return frozenset(key for entry in entries for key in entry.index)
@@ -61,13 +63,13 @@ class Store(Generic[Facts]):
         kind: Kind,
         distil: Callable[[Json], Facts],
         *,
-        index: Callable[[Json], Iterable[Hashable]] = lambda _: (),
+        index: Callable[[Json], Iterable[Index]] = lambda _: (),
     ) -> None:
         self.kind = kind
         self._distil = distil
         self._index = index
         self._entries: dict[Key, Entry[Facts]] = {}
-        self._by_index: dict[Hashable, set[Key]] = {}
+        self._by_index: dict[Index, set[Key]] = {}
         self._listeners: list[Callable[[Difference[Facts]], None]] = []
 
     def __len__(self) -> int:
@@ -89,7 +91,7 @@ class Store(Generic[Facts]):
         entry = self._entries.get(key)
         return None if entry is None else entry.facts
 
-    def of(self, index: Hashable) -> list[tuple[Key, Entry[Facts]]]:
+    def of(self, index: Index) -> list[tuple[Key, Entry[Facts]]]:
         """The objects with this index key, in order of their names."""
         return [(key, self._entries[key]) for key in sorted(self._by_index.get(index, ()))]
 

@@ -63,7 +63,7 @@ def test_progress_is_read_as_it_grows() -> None:
 
 
 def test_the_baseline_is_remembered_when_it_has_scrolled_away() -> None:
-    baseline = {"event": "baseline", "digest": "sha256:" + "0" * 64, "uri": "file:///x"}
+    baseline: dict[str, object] = {"event": "baseline", "digest": "sha256:" + "0" * 64, "uri": "file:///x"}
 
     found, _ = followed(9, log(baseline, progress(1)), log(progress(9)))
 

@@ -10,7 +10,7 @@ from typing import Any, TypeVar
 Result = TypeVar("Result")
 
 
-class _Jumping(selectors.DefaultSelector):  # type: ignore[misc,valid-type]  # it is a variable, of the platform's best
+class _Jumping(selectors.DefaultSelector):
     now = 0.0
 
     def select(self, timeout: float | None = None) -> Any:
