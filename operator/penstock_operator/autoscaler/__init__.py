@@ -1,0 +1,41 @@
+"""How many replicas: demand over measured capacity. A pure library: no IO, no clock; time is an argument.
+
+    measurement  three-state metrics: Value, Idle, Unknown
+    interpret    what Prometheus answered -> metrics
+    counters     samples of counters -> rates, for whoever scrapes by itself
+    service      the capacity of one replica from its curve, and how much slower it is
+    demand       rates -> what replicas have to meet when they are there
+    memory       what the past forbids
+    correction   the curve held against the observed p95
+    decide       all of it -> a number and a sentence
+
+It knows nothing of Kubernetes but the number of replicas.
+"""
+
+from penstock_operator.autoscaler.decide import decide
+from penstock_operator.autoscaler.decision import Cause, Condition, Decision, Observation
+from penstock_operator.autoscaler.demand import Demand
+from penstock_operator.autoscaler.measurement import Idle, Measurement, Metrics, Unknown, Value, known
+from penstock_operator.autoscaler.service import Service
+from penstock_operator.autoscaler.settings import ScalingSettings, WhenMissing
+from penstock_operator.autoscaler.state import Peak, State
+
+__all__ = [
+    "Cause",
+    "Condition",
+    "Decision",
+    "Demand",
+    "Idle",
+    "Measurement",
+    "Metrics",
+    "Observation",
+    "Peak",
+    "ScalingSettings",
+    "Service",
+    "State",
+    "Unknown",
+    "Value",
+    "WhenMissing",
+    "decide",
+    "known",
+]

@@ -1,0 +1,256 @@
+"""The decision: demand over measured capacity, what the past forbids, p95 as the guard. docs/autoscaling.md explains it.
+
+Pure: no clock, no IO. `decide` maps settings, capacity, what is seen and what is remembered to a number and a sentence.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass, replace
+
+from penstock_operator.autoscaler import correction, memory
+from penstock_operator.autoscaler.decision import Cause, Condition, Decision, Observation
+from penstock_operator.autoscaler.demand import Demand, demand_of, proven
+from penstock_operator.autoscaler.explain import explain
+from penstock_operator.autoscaler.measurement import Metrics, Unknown, Value, known
+from penstock_operator.autoscaler.service import Service
+from penstock_operator.autoscaler.settings import ScalingSettings, WhenMissing
+from penstock_operator.autoscaler.state import State
+
+ROUNDING = 1e-6
+"""Replicas: less than this over a whole number is arithmetic and not demand."""
+UNEXPECTED = 1.15
+"""An observed p95 over the predicted one by this factor is worth a doubt."""
+
+
+def decide(
+    settings: ScalingSettings, service: Service | None, seen: Observation, state: State, now: float
+) -> tuple[Decision, State]:
+    """How many replicas to ask for at `now` (seconds since the epoch), and what to remember.
+
+    `service` None: the capacity of a replica is not known (yet), and the number stays as it is within its bounds.
+    """
+    state = memory.forgiven(memory.recalled(state, settings, now), now)
+    elapsed = max(0.0, now - state.at) if state.at is not None else 0.0
+    if seen.replicas != state.replicas:
+        state = state.model_copy(update={"unsettled_at": now})
+    facts = _Facts(settings, service, seen, state, now)
+    if service is not None:
+        facts.demand = demand_of(
+            seen.metrics,
+            settings,
+            level=state.level,
+            elapsed_seconds=elapsed,
+            objective_seconds=service.p95_objective_milliseconds / 1000,
+            capacity=service.total(max(seen.replicas, 1), slowdown=facts.slowdown),
+        )
+    choice, state = _choose(facts, state)
+    state = _remember(facts, state, choice, seen.replicas)
+    return facts.decision(choice, state), state
+
+
+@dataclass(frozen=True, slots=True)
+class _Choice:
+    replicas: int
+    cause: Cause
+    detail: str = ""
+    wanted: int | None = None
+
+
+class _Facts:
+    """What all steps of one decision share."""
+
+    def __init__(
+        self, settings: ScalingSettings, service: Service | None, seen: Observation, state: State, now: float
+    ) -> None:
+        self.settings = settings
+        self.service = service
+        self.seen = seen
+        self.now = now
+        self.demand: Demand | None = None
+        self.slowdown = max(1.0, state.slowdown)
+        """As remembered: what is observed now counts from the next decision on, so that more load never asks for less."""
+
+    def needed(self, demand: float, headroom: float, *, backlog: float = 0.0) -> int:
+        """Replicas for a demand at a share of the capacity, and at full capacity for the backlog."""
+        assert self.service is not None  # noqa: S101 - called with a known service only
+        rate = demand / headroom + backlog / self.settings.drain_seconds
+        replicas = math.ceil(self.service.replicas_for(rate, slowdown=self.slowdown) - ROUNDING)
+        return max(replicas, 1 if rate > 0 else 0)
+
+    def predicted(self) -> float | None:
+        """p95 in milliseconds by the curve at the demand and replicas of now."""
+        slow = known(self.seen.metrics.arrivals_slow)
+        if self.service is None or slow is None or self.seen.ready == 0:
+            return None
+        return self.service.p95_of(slow / (self.seen.metrics.coverage or 1.0), self.seen.ready)
+
+    def each(self, replicas: int) -> float | None:
+        """Requests/s that each of so many replicas takes within the objective."""
+        if self.service is None:
+            return None
+        return self.service.total(max(replicas, 1), slowdown=self.slowdown) / max(replicas, 1)
+
+    def decision(self, choice: _Choice, state: State) -> Decision:
+        """The decision with its sentence and conditions."""
+        decision = Decision(
+            replicas=choice.replicas,
+            cause=choice.cause,
+            reason="",
+            wanted=choice.wanted,
+            demand=self.demand,
+            capacity=self.each(choice.replicas),
+            slowdown=state.slowdown,
+            predicted_p95_milliseconds=self.predicted(),
+            metrics_available=_metrics_available(self.seen.metrics, state, self.settings, self.now),
+            curve_current=_curve_current(self.service, state, self.settings),
+        )
+        sentence = explain(decision, self.seen, self.settings, self.service, detail=choice.detail)
+        return replace(decision, reason=sentence)
+
+
+def _choose(facts: _Facts, state: State) -> tuple[_Choice, State]:
+    """The number, and the state with what the choice itself makes known."""
+    settings, seen, now = facts.settings, facts.seen, facts.now
+    allowed = settings.clamp(seen.replicas)
+    if facts.service is None:
+        return _Choice(allowed, Cause.NO_CURVE), state
+    if facts.demand is None:
+        return _without_metrics(facts, state)
+    if state.unknown_since is not None:
+        if now - state.unknown_since >= settings.unknown_seconds:
+            until = now + memory.window_seconds(state, settings)
+            state = memory.held(state, until, "metrics have just come back")
+        state = state.model_copy(update={"unknown_since": None})
+
+    state = _keep_books(facts, state, facts.demand)
+    wanted = facts.needed(facts.demand.forecast, settings.headroom, backlog=facts.demand.backlog)
+    guard = wanted <= seen.replicas and correction.guard_acts(state, settings, now)
+    target = seen.replicas + 1 if guard else wanted
+    if allowed != seen.replicas:
+        return _Choice(allowed, Cause.BOUNDS, wanted=wanted), state
+    if target > seen.replicas:
+        step = max(math.floor(seen.replicas * settings.grow_factor), seen.replicas + settings.grow_least)
+        replicas = settings.clamp(min(target, step))
+        if replicas > seen.replicas:
+            cause = Cause.GUARD if guard else Cause.DEMAND
+            return _Choice(replicas, cause, wanted=wanted), state
+        return _Choice(replicas, Cause.MAXIMUM, wanted=wanted), state
+    return _shrink(facts, state, wanted), state
+
+
+def _keep_books(facts: _Facts, state: State, demand: Demand) -> State:
+    """What every known demand leaves behind: peaks, panic, the correction and the guard's clock."""
+    settings, seen, now = facts.settings, facts.seen, facts.now
+    assert facts.service is not None  # noqa: S101 - the caller has seen to it
+    fast = known(seen.metrics.arrivals_fast)
+    rate = demand.now if fast is None else proven(fast / (seen.metrics.coverage or 1.0), seen.metrics.fast_seconds)
+    if seen.ready and rate >= facts.service.total(seen.ready, slowdown=facts.slowdown):
+        until = now + settings.panic_hold_seconds
+        state = memory.held(state, until, "demand has just been over the capacity of the replicas there are")
+        state = state.model_copy(update={"unsettled_at": now})
+    keep = facts.needed(demand.now, settings.headroom - settings.shrink_margin)
+    state = memory.with_peak(state, settings, now, keep)
+    if not seen.rolling_out and seen.ready == seen.replicas:
+        state = correction.corrected(
+            state, settings, facts.service, seen.metrics, replicas=seen.ready, now=now
+        )
+        state = correction.watched(state, settings, seen.metrics, now)
+    return state.model_copy(update={"level": demand.now})
+
+
+def _without_metrics(facts: _Facts, state: State) -> tuple[_Choice, State]:
+    settings, seen, now = facts.settings, facts.seen, facts.now
+    since = now if state.unknown_since is None else state.unknown_since
+    state = state.model_copy(update={"unknown_since": since, "late_since": None})
+    long = now - since >= settings.unknown_seconds
+    fallback = settings.fallback_replicas
+    allowed = settings.clamp(seen.replicas)
+    if long and settings.when_metrics_missing is WhenMissing.FALLBACK and fallback is not None:
+        replicas = max(allowed, settings.clamp(fallback))
+        if replicas > allowed:
+            return _Choice(replicas, Cause.FALLBACK), state
+    return _Choice(allowed, Cause.UNKNOWN), state
+
+
+def _shrink(facts: _Facts, state: State, wanted: int) -> _Choice:
+    """As it is, or fewer."""
+    settings, seen, now = facts.settings, facts.seen, facts.now
+    replicas = seen.replicas
+    lowest = settings.clamp(max(memory.highest(state), wanted))
+    if lowest >= replicas:
+        if settings.clamp(state.peaks[-1].replicas) < replicas and wanted < replicas:
+            left = f"{memory.highest(state)} were wanted within the last {memory.window_seconds(state, settings):.0f} s"
+            return _Choice(replicas, Cause.WINDOW, left, wanted=wanted)
+        return _Choice(replicas, Cause.DEMAND, wanted=wanted)
+    forbidden = _forbidden(facts, state)
+    if forbidden:
+        return _Choice(replicas, Cause.HELD, forbidden, wanted=wanted)
+    step = max(1, math.floor(replicas * settings.shrink_share))
+    if state.shrunk_at is not None and now - state.shrunk_at < settings.shrink_interval_seconds:
+        return _Choice(
+            replicas, Cause.HELD, f"one step down in {settings.shrink_interval_seconds:.0f} s", wanted=wanted
+        )
+    return _Choice(max(lowest, replicas - step), Cause.DEMAND, wanted=wanted)
+
+
+def _forbidden(facts: _Facts, state: State) -> str:
+    """Why not to shrink now, as a clause; empty when nothing forbids it."""
+    settings, seen, now = facts.settings, facts.seen, facts.now
+    metrics = seen.metrics
+    if seen.rolling_out:
+        return "a new plan is being rolled out"
+    if now < state.hold_until:
+        return f"{state.hold_reason}, for another {state.hold_until - now:.0f} s"
+    everything = (
+        metrics.arrivals_fast, metrics.arrivals_slow, metrics.in_flight, metrics.good_share, metrics.p95_milliseconds,
+    )  # fmt: skip
+    for measurement in everything:
+        if isinstance(measurement, Unknown):
+            return measurement.reason
+    if metrics.coverage < settings.coverage_least:
+        return f"only {metrics.coverage:.0%} of the ready replicas were scraped"
+    p95 = metrics.p95_milliseconds
+    predicted = facts.predicted()
+    if isinstance(p95, Value) and predicted is not None and facts.service is not None and facts.service.within_objective:
+        limit = max(facts.service.p95_objective_milliseconds * settings.shrink_p95_share, predicted * UNEXPECTED)
+        if p95.value > limit:
+            return f"p95 is {p95.value:.3g} ms, over {limit:.3g}"
+    return ""
+
+
+def _remember(facts: _Facts, state: State, choice: _Choice, before: int) -> State:
+    if choice.replicas > before:
+        if choice.cause is Cause.DEMAND:
+            state = memory.grown(state, facts.settings, facts.now, above=before)
+        else:
+            update = {"grown_at": facts.now, "unsettled_at": facts.now, "late_since": None}
+            state = state.model_copy(update=update)
+    elif choice.replicas < before:
+        state = memory.shrunk(state, facts.now, below=before)
+    return state.model_copy(update={"at": facts.now, "replicas": choice.replicas})
+
+
+def _metrics_available(metrics: Metrics, state: State, settings: ScalingSettings, now: float) -> Condition:
+    since = state.unknown_since
+    reasons = [m.reason for m in (metrics.arrivals_fast, metrics.in_flight) if isinstance(m, Unknown)]
+    if since is not None and now - since >= settings.unknown_seconds:
+        message = f"{reasons[0] if reasons else 'metrics are missing'} for {now - since:.0f} s: replicas stay as they are"
+        return Condition(status=False, reason="MetricsMissing", message=message)
+    if metrics.coverage < settings.coverage_least and since is None:
+        message = f"{metrics.coverage:.0%} of the ready replicas were scraped: no shrinking until the others are"
+        return Condition(status=False, reason="PartialScrape", message=message)
+    return Condition(status=True, reason="Scraped", message="rates and requests in flight are known")
+
+
+def _curve_current(service: Service | None, state: State, settings: ScalingSettings) -> Condition:
+    if service is None:
+        return Condition(status=False, reason="NoCurve", message="no capacity was measured: optimise again")
+    if state.slowdown >= settings.stale_slowdown:
+        message = (
+            f"replicas are {state.slowdown:.2f} times slower than their measured curve: other texts, other neighbours or "
+            "another processor than measured; optimise again to measure it"
+        )
+        return Condition(status=False, reason="SlowerThanMeasured", message=message)
+    message = f"observed p95 fits the measured curve (slow-down {state.slowdown:.2f})"
+    return Condition(status=True, reason="AsMeasured", message=message)

@@ -1,0 +1,103 @@
+"""What the past forbids: the shrink window with its peaks, holds, and shrinks that had to be taken back. Pure."""
+
+from __future__ import annotations
+
+import math
+
+from penstock_operator.autoscaler.settings import ScalingSettings
+from penstock_operator.autoscaler.state import Peak, State
+
+SLICES = 10
+"""The window is remembered in so many slices: a status of some hundred bytes, and a window that is a tenth too long."""
+LONGEST_GAP_SECONDS = 60.0
+"""Without a decision for longer than this, nobody saw what was wanted: the window begins again."""
+CLOCK_SLACK_SECONDS = 2.0
+"""Leaders' clocks differ by so much without anybody's noticing."""
+FORGET_SECONDS = 3600.0
+"""After so long without a shrink that had to be taken back, the window halves again."""
+
+
+def window_seconds(state: State, settings: ScalingSettings) -> float:
+    """The shrink window in force."""
+    return settings.shrink_window_seconds * min(state.window_factor, settings.longest_window_factor)
+
+
+def recalled(state: State, settings: ScalingSettings, now: float) -> State:
+    """The state as far as it still holds: after a start, a gap or a clock that jumped back, shrinking waits a window."""
+    why = ""
+    if state.at is None:
+        why = "the autoscaler has just begun to watch"
+    elif now < state.at - CLOCK_SLACK_SECONDS:
+        why = f"the clock went back by {state.at - now:.0f} s"
+    elif now - state.at > LONGEST_GAP_SECONDS:
+        why = f"nobody watched for {now - state.at:.0f} s"
+    if not why:
+        return state
+    return State(
+        at=now,
+        replicas=state.replicas,
+        level=None,
+        hold_until=now + window_seconds(state, settings),
+        hold_reason=why,
+        window_factor=state.window_factor,
+        factor_at=now,
+        unsettled_at=now,
+        slowdown=state.slowdown,
+        unknown_since=None if state.unknown_since is None else min(state.unknown_since, now),
+    )
+
+
+def with_peak(state: State, settings: ScalingSettings, now: float, replicas: int) -> State:
+    """The state with what is wanted now, and without slices that ended before the window began."""
+    width = window_seconds(state, settings) / SLICES
+    begin = now - SLICES * width
+    ends = [*(peak.since for peak in state.peaks), math.inf][1:]
+    peaks = [peak for peak, end in zip(state.peaks, ends, strict=False) if end > begin]
+    if peaks and now - peaks[-1].since < width:
+        peaks[-1] = Peak(since=peaks[-1].since, replicas=max(peaks[-1].replicas, replicas))
+    else:
+        peaks.append(Peak(since=now, replicas=replicas))
+    return state.model_copy(update={"peaks": tuple(peaks)})
+
+
+def highest(state: State) -> int:
+    """The most replicas that were wanted during the window; 0 when nothing was."""
+    return max((peak.replicas for peak in state.peaks), default=0)
+
+
+def held(state: State, until: float, reason: str) -> State:
+    """The state with a hold; an existing longer one stays."""
+    if until <= state.hold_until:
+        return state
+    return state.model_copy(update={"hold_until": until, "hold_reason": reason})
+
+
+def grown(state: State, settings: ScalingSettings, now: float, *, above: int) -> State:
+    """The state after growing from `above`: growing back into what was taken away makes the window longer."""
+    update: dict[str, object] = {"grown_at": now, "unsettled_at": now, "late_since": None}
+    horizon = settings.shrink_window_seconds * settings.longest_window_factor
+    regretted = (
+        state.shrunk_at is not None
+        and state.shrunk_from is not None
+        and now - state.shrunk_at <= horizon
+        and above < state.shrunk_from
+    )
+    if regretted:
+        factor = min(state.window_factor * 2, settings.longest_window_factor)
+        # One shrink is regretted once, in however many steps it is taken back.
+        update |= {"window_factor": factor, "factor_at": now, "shrunk_from": None}
+    return state.model_copy(update=update)
+
+
+def shrunk(state: State, now: float, *, below: int) -> State:
+    """The state after shrinking from `below`."""
+    first = state.shrunk_from is None or (state.grown_at or 0.0) > (state.shrunk_at or 0.0)
+    came_from = below if first else state.shrunk_from
+    return state.model_copy(update={"shrunk_at": now, "shrunk_from": came_from, "unsettled_at": now})
+
+
+def forgiven(state: State, now: float) -> State:
+    """The state with a window that shortens when no shrink had to be taken back for long."""
+    if state.window_factor == 1 or state.factor_at is None or now - state.factor_at < FORGET_SECONDS:
+        return state
+    return state.model_copy(update={"window_factor": max(1.0, state.window_factor / 2), "factor_at": now})

@@ -1,0 +1,56 @@
+"""What the autoscaler remembers from one decision to the next: small, frozen, and written into the endpoint's status.
+
+A new leader reads it there and goes on as the old one would have; without it, it starts by holding what runs.
+"""
+
+from __future__ import annotations
+
+from pydantic import BaseModel, ConfigDict, Field
+from pydantic.alias_generators import to_camel
+
+
+class Peak(BaseModel):
+    """The most replicas that were wanted during one slice of the shrink window."""
+
+    model_config = ConfigDict(frozen=True, extra="ignore", alias_generator=to_camel, populate_by_name=True)
+
+    since: float
+    """Begin of the slice, seconds since the epoch."""
+    replicas: int
+
+
+class State(BaseModel):
+    """Times are seconds since the epoch, None for never. Unknown fields of another version are left out."""
+
+    model_config = ConfigDict(
+        frozen=True, extra="ignore", alias_generator=to_camel, populate_by_name=True, allow_inf_nan=False
+    )
+
+    at: float | None = None
+    """The last decision. None: there was none; nothing is known about the time before."""
+    replicas: int | None = None
+    """What it asked for."""
+    level: float | None = None
+    """Smoothed demand, requests/s."""
+    peaks: tuple[Peak, ...] = ()
+    """By slice of the window, oldest first."""
+    hold_until: float = 0.0
+    """No shrinking before this..."""
+    hold_reason: str = ""
+    """... and why: a clause for the sentence."""
+    grown_at: float | None = None
+    shrunk_at: float | None = None
+    shrunk_from: int | None = None
+    """The number before the last series of steps down."""
+    window_factor: float = Field(default=1.0, ge=1)
+    """How much longer than its setting the shrink window has become by shrinks that had to be taken back."""
+    factor_at: float | None = None
+    """When that last changed."""
+    unsettled_at: float | None = None
+    """Replicas changed, or demand was over capacity."""
+    late_since: float | None = None
+    """Answers have been late in steady state since."""
+    slowdown: float = Field(default=1.0, gt=0)
+    """How much slower than its curve a replica is."""
+    unknown_since: float | None = None
+    """Metrics have been unknown since."""

@@ -1,0 +1,95 @@
+"""A replica as a queue: servers, service times and a fixed delay, fitted to the endpoint's own capacity curve.
+
+One replica is c servers in front of one queue. Service times are log-normal; what an answer takes besides (network,
+tokenisation in other threads) is a constant that occupies no server. The fit needs no knob:
+
+- `saturation` = the highest measured rate that was answered as it came: c / mean service time;
+- at the lowest measured rate nothing waits, so p50 and p95 there are those of the service times (and the constant);
+- c = saturation * mean time of a lone request, rounded down to at least 1 (Little's law at full servers).
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+import numpy as np
+
+from penstock.capacity import CapacityCurve, CapacityPoint
+from penstock.errors import SettingError
+
+P95_SIGMAS = 1.6449
+"""Standard normal quantile of 0.95."""
+BEYOND = 1.1
+"""The highest rate of a curve that saw no saturation is taken to be this far under it."""
+
+
+@dataclass(frozen=True)
+class ReplicaModel:
+    """The queue that stands for a replica. Times are seconds."""
+
+    servers: int
+    mean_service_seconds: float
+    sigma: float
+    """Of the logarithm of the service time."""
+    fixed_seconds: float = 0.0
+
+    @property
+    def saturation(self) -> float:
+        """Requests/s that it answers when it never idles."""
+        return self.servers / self.mean_service_seconds
+
+    @classmethod
+    def from_curve(cls, curve: CapacityCurve) -> ReplicaModel:
+        """Fit to a measured curve; SettingError when it has no points."""
+        points = sorted(curve.points, key=lambda point: point.arrivals_per_second)
+        if not points:
+            raise SettingError(
+                "the capacity curve has no points",
+                field="--curve",
+                remedy="Give an artefact whose optimisation measured its capacity, or leave --curve out",
+            )
+        first = points[0]
+        saturation = max(point.completed_per_second for point in points)
+        if all(point.meets(math.inf) for point in points):
+            saturation = max(saturation, points[-1].arrivals_per_second) * BEYOND
+        median = max(first.p50_milliseconds, 1e-3) / 1000
+        sigma = math.log(max(first.p95_milliseconds / 1000 / median, 1.0)) / P95_SIGMAS
+        mean = median * math.exp(sigma * sigma / 2)
+        servers = max(1, math.floor(saturation * mean + 1e-9))
+        service = servers / saturation
+        return cls(servers, service, sigma, max(0.0, mean - service))
+
+    def service_seconds(self, random: np.random.Generator, count: int) -> np.ndarray:
+        """Service times drawn at random; shape [count], float64."""
+        location = math.log(self.mean_service_seconds) - self.sigma * self.sigma / 2
+        return random.lognormal(location, self.sigma, count)
+
+
+def measured(
+    model: ReplicaModel, rates: list[float], *, p95_objective_milliseconds: float, seconds: float = 600.0, seed: int = 1
+) -> CapacityCurve:
+    """The capacity curve of one modelled replica, as the optimiser would measure it: Poisson arrivals, one replica."""
+    from penstock_operator.simulator.fleet import Dispatch, Fleet, FleetSettings
+
+    points = []
+    for rate in rates:
+        random = np.random.default_rng(seed)
+        count = max(50, round(rate * seconds))
+        arrivals = np.cumsum(random.exponential(1 / rate, count))
+        fleet = Fleet(model, FleetSettings(dispatch=Dispatch.LEAST_OUTSTANDING, start_up_seconds=0, deadline_seconds=1e9))
+        fleet.resize(1, 0.0)
+        fleet.activate(0.0)
+        end = float(arrivals[-1])
+        fleet.advance(arrivals.tolist(), model.service_seconds(random, count).tolist(), end)
+        fleet.advance([], [], math.inf)
+        latency = np.array([latency for _, _, latency in fleet.take_log()]) * 1000
+        done = len(latency) / max(end, fleet.last_departure)
+        p50, p95, p99 = np.percentile(latency, [50, 95, 99])
+        points.append(
+            CapacityPoint(
+                arrivals_per_second=round(rate, 3), completed_per_second=round(done, 3), p50_milliseconds=round(p50, 2),
+                p95_milliseconds=round(p95, 2), p99_milliseconds=round(p99, 2), samples=count,
+            )
+        )  # fmt: skip
+    return CapacityCurve(points=tuple(points), p95_objective_milliseconds=p95_objective_milliseconds)

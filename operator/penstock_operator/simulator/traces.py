@@ -1,0 +1,182 @@
+"""Load over time: what replicas are asked for, second by second.
+
+Built-in traces are stated in multiples of what one replica takes within its objective (1.0 = one replica at its limit),
+so that they mean the same for every endpoint. Each says how often its load changes direction or level: a policy that
+turns more often than that reacts to chance or to itself.
+"""
+
+from __future__ import annotations
+
+import csv
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+
+from penstock.errors import SettingError
+
+WARM_UP_SECONDS = 600
+"""Before each trace its first load lasts for this long, uncounted: every policy starts where it would stand."""
+
+
+@dataclass(frozen=True)
+class Trace:
+    """Requests per second, one figure a second."""
+
+    name: str
+    description: str
+    rates: np.ndarray
+    """Shape [seconds], float64, requests/s; without the warm-up."""
+    changes: int
+    """How often the load changes its level or direction."""
+
+    @property
+    def seconds(self) -> int:
+        """How long it lasts."""
+        return len(self.rates)
+
+    def arrivals(self, random: np.random.Generator) -> np.ndarray:
+        """Arrival times of a Poisson process with these rates after the warm-up; shape [requests], rising, seconds."""
+        rates = np.concatenate([np.full(WARM_UP_SECONDS, self.rates[0]), self.rates])
+        counts = random.poisson(rates)
+        times = np.repeat(np.arange(len(rates)), counts) + random.random(counts.sum())
+        return np.sort(times)
+
+
+Shape = Callable[[np.random.Generator], np.ndarray]
+
+
+def _levels(*parts: tuple[float, float]) -> np.ndarray:
+    """Constant stretches: (load, minutes) each."""
+    return np.concatenate([np.full(round(minutes * 60), load) for load, minutes in parts])
+
+
+def _step(_: np.random.Generator) -> np.ndarray:
+    return _levels((1.5, 10), (5.0, 35))
+
+
+def _ramp(_: np.random.Generator) -> np.ndarray:
+    up = np.linspace(1.0, 7.0, 20 * 60)
+    return np.concatenate([_levels((1.0, 5)), up, _levels((7.0, 5)), up[::-1], _levels((1.0, 5))])
+
+
+def _spike(_: np.random.Generator) -> np.ndarray:
+    return _levels((1.5, 15), (6.0, 3), (1.5, 42))
+
+
+def _diurnal(_: np.random.Generator) -> np.ndarray:
+    seconds = np.arange(2 * 40 * 60)
+    return 4.0 - 3.0 * np.cos(2 * np.pi * seconds / (40 * 60))
+
+
+def _flash_crowd(_: np.random.Generator) -> np.ndarray:
+    rise = np.linspace(1.2, 8.0, 30)
+    decay = 1.2 + 6.8 * np.exp(-np.arange(45 * 60) / (10 * 60))
+    return np.concatenate([_levels((1.2, 10)), rise, decay])
+
+
+def _noisy(random: np.random.Generator) -> np.ndarray:
+    """Log-normal, correlated over half a minute, a fifth up and down."""
+    seconds, correlation, spread = 60 * 60, 30.0, 0.2
+    keep = np.exp(-1 / correlation)
+    shocks = random.normal(0, spread * np.sqrt(1 - keep * keep), seconds)
+    path = np.empty(seconds)
+    value = 0.0
+    for second in range(seconds):
+        value = keep * value + shocks[second]
+        path[second] = value
+    return 3.0 * np.exp(path - spread * spread / 2)
+
+
+def _on_off(_: np.random.Generator) -> np.ndarray:
+    return np.concatenate([_levels((1.0, 8), (4.5, 8)) for _ in range(4)] + [_levels((1.0, 8))])
+
+
+_BUILT_IN: dict[str, tuple[str, int, Shape]] = {
+    "step": ("1.5 replicas' worth, from minute 10 on 5", 1, _step),
+    "ramp": ("from 1 to 7 in 20 minutes, and back", 2, _ramp),
+    "spike": ("1.5, but 6 for 3 minutes", 2, _spike),
+    "diurnal": ("two days of 40 minutes each, between 1 and 7", 4, _diurnal),
+    "flash-crowd": ("from 1.2 to 8 within 30 s, fading over 10 minutes", 2, _flash_crowd),
+    "noisy": ("3, give or take a fifth, correlated over half a minute", 0, _noisy),
+    "on-off": ("1 and 4.5 in turns of 8 minutes", 8, _on_off),
+}
+"""Name -> description, changes of load, shape."""
+
+BUILT_IN = tuple(_BUILT_IN)
+"""The names of the built-in traces."""
+
+
+def built_in(name: str, requests_per_second: float, seed: int) -> Trace:
+    """A built-in trace for replicas that take so many requests/s within their objective."""
+    description, changes, shape = _BUILT_IN[name]
+    loads = shape(np.random.default_rng([seed, 7]))
+    return Trace(name, description, loads * requests_per_second, changes)
+
+
+def from_csv(path: Path) -> Trace:
+    """Columns `seconds,requests_per_second`: each rate lasts until the next row's time; the last row ends the trace.
+
+    SettingError tells the line of the first mistake.
+    """
+    rows = _rows(path)
+    if len(rows) < 2:
+        raise SettingError(
+            f"{path} has {len(rows)} rows of figures",
+            field="--trace",
+            remedy="Write at least two: where the load begins, and where the trace ends",
+        )
+    begin = rows[0][0]
+    rates: list[float] = []
+    for (_, rate), (until, _) in zip(rows, rows[1:], strict=False):
+        rates += [rate] * (round(until - begin) - len(rates))
+    levels = np.array(rates)
+    return Trace(path.stem, f"from {path.name}", levels, _turns(levels))
+
+
+def _rows(path: Path) -> list[tuple[float, float]]:
+    try:
+        with path.open(encoding="utf-8", newline="") as file:
+            lines = list(csv.reader(file))
+    except OSError as error:
+        raise SettingError(f"{path}: {error.strerror}", field="--trace", remedy="Give a readable CSV file") from error
+    except UnicodeDecodeError as error:
+        raise SettingError(f"{path} is not UTF-8 text", field="--trace", remedy="Give a CSV file") from error
+    rows: list[tuple[float, float]] = []
+    for number, line in enumerate(lines, 1):
+        if not line or (number == 1 and not _is_number(line[0])):
+            continue
+        wrong = len(line) < 2 or not _is_number(line[0]) or not _is_number(line[1])
+        if wrong or float(line[1]) < 0 or (rows and float(line[0]) <= rows[-1][0]):
+            raise SettingError(
+                f"{path}, line {number}: {','.join(line)!r} is not a later time and a rate from 0",
+                field="--trace",
+                remedy="Write lines like 60,120.5: seconds, rising, and requests per second",
+            )
+        rows.append((float(line[0]), float(line[1])))
+    return rows
+
+
+def _is_number(text: str) -> bool:
+    try:
+        return bool(np.isfinite(float(text)))
+    except ValueError:
+        return False
+
+
+def _turns(rates: np.ndarray) -> int:
+    """Changes of load in figures that nobody has described: turns of the direction by over a tenth of the range."""
+    reach = 0.1 * float(rates.max() - rates.min())
+    turns, direction = 0, 0
+    low = high = float(rates[0])
+    for rate in rates.tolist():
+        if direction >= 0:
+            high = max(high, rate)
+        if direction <= 0:
+            low = min(low, rate)
+        if direction <= 0 and rate > low + reach:
+            turns, direction, high = turns + 1, 1, rate
+        elif direction >= 0 and rate < high - reach:
+            turns, direction, low = turns + 1, -1, rate
+    return turns
