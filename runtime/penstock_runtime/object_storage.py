@@ -32,6 +32,8 @@ _DENIED = {
 }  # fmt: skip
 """Errors of botocore, google-auth and azure-identity that mean missing or wrong credentials."""
 _LIBRARIES = {"aiobotocore", "aiohttp", "azure", "botocore", "fsspec", "gcsfs", "google", "s3fs", "adlfs", "urllib3"}
+_ALTERED = {"ChecksumError", "FlexibleChecksumError"}
+"""Errors of gcsfs and botocore."""
 FULL_DISK = frozenset({errno.ENOSPC, errno.EDQUOT})
 
 
@@ -76,6 +78,8 @@ class Trouble(StrEnum):
     """Ours, not the store's."""
     REFUSED = "refused"
     """The request itself is wrong: the same one would be refused again."""
+    ALTERED = "altered"
+    """The store itself keeps a checksum of the object, and what came does not fit it."""
     UNAVAILABLE = "unavailable"
 
 
@@ -98,6 +102,8 @@ def trouble(error: Exception) -> Trouble | None:
     """What an error of a store's library means; None for one that is not theirs."""
     names = {kind.__name__ for kind in type(error).__mro__}
     status = _status(error)
+    if names & _ALTERED:
+        return Trouble.ALTERED
     if isinstance(error, FileNotFoundError) or "ResourceNotFoundError" in names:
         return Trouble.NOTHING_THERE
     if isinstance(error, PermissionError) or names & _DENIED or status in {401, 403}:

@@ -18,6 +18,7 @@ from pathlib import Path
 from typing import Any
 
 from penstock.errors import (
+    CorruptModel,
     ModelAccessDenied,
     ModelError,
     ModelNotFound,
@@ -215,6 +216,10 @@ def object_error(error: Exception, source: ModelSource) -> PenstockError | None:
             return ModelError(
                 f"{source}: the store cannot answer ({first_line(error)})",
                 remedy="Check its address, its settings and the credentials (docs/models.md#object-stores)",
+            )
+        case Trouble.ALTERED:
+            return CorruptModel(
+                f"{source}: a file was altered in the store ({first_line(error)})", remedy="Upload the model again"
             )
         case Trouble.UNAVAILABLE:
             return ModelUnavailable(

@@ -138,8 +138,8 @@ class PodServing:
         digest, uri = Digest.parse(variables.artefact), StoreUri.parse(variables.store_uri)
 
         def told(error: PenstockError, seconds: float) -> None:
-            logger.warning("%s (again in %.0f s)", error.message, seconds)
             tell(f"{error.message}; trying again")
+            logger.warning("%s (again in %.0f s)", error.message, seconds)
             self._check_ended()
 
         retries = Retries(ATTEMPTS, told=told, sleep=self._sleep)

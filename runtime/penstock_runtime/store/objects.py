@@ -11,6 +11,7 @@ from typing import Any, TypeVar
 
 from penstock.artefact_store import Digest, StoreScheme, StoreUri
 from penstock.errors import (
+    ArtefactError,
     ArtefactNotFound,
     OutOfDisk,
     PenstockError,
@@ -64,7 +65,10 @@ class Objects:
         there = self.sizes(digest)
         if any(there.get(name) != size for name, size in sizes.items()):
             return False
-        return Digest.of(self.read(digest, MANIFEST_NAME, 0, sizes[MANIFEST_NAME])) == digest
+        try:
+            return Digest.of(self.read(digest, MANIFEST_NAME, 0, sizes[MANIFEST_NAME])) == digest
+        except ArtefactError:  # altered
+            return False
 
     def sizes(self, digest: Digest) -> Mapping[str, int]:
         """See `Place`."""
@@ -82,6 +86,13 @@ class Objects:
             except FileNotFoundError as error:
                 raise ArtefactNotFound(
                     f"{self.uri.of(digest)} has no {name}", remedy="It was deleted, or never published whole"
+                ) from error
+            except Exception as error:
+                if trouble(error) is not Trouble.ALTERED:
+                    raise
+                raise ArtefactError(
+                    f"{self.uri.of(digest)}/{name} is not the file that was published ({first_line(error)})",
+                    remedy="The store is damaged: delete the OptimizedModel, so that it is made and published again",
                 ) from error
 
         return self._run(read)
@@ -131,13 +142,21 @@ class Objects:
                 self.filesystem.pipe_file(target, manifest, mode="create")
             except Exception as error:
                 if already_there(error):
-                    if Digest.of(self.filesystem.cat_file(target)) == digest:
+                    if self._is_manifest(digest, target):
                         return
                 elif not not_supported(error):
                     raise
             else:
                 return
         self.filesystem.pipe_file(target, manifest)
+
+    def _is_manifest(self, digest: Digest, path: str) -> bool:
+        try:
+            return Digest.of(self.filesystem.cat_file(path)) == digest
+        except Exception as error:
+            if trouble(error) not in {Trouble.ALTERED, Trouble.NOTHING_THERE}:
+                raise
+            return False
 
     def _remove(self, path: str) -> None:
         try:
@@ -179,6 +198,10 @@ class Objects:
                 f"the artefact store {self.uri}: there is no bucket {bucket}",
                 remedy=f"Create it, or correct PENSTOCK_STORE_URI ({DOCUMENTED})",
             ) from error
+        except Exception as error:
+            # Who may list below the prefix only is refused here: then there is a bucket.
+            if trouble(error) is not Trouble.DENIED:
+                raise
 
     def _path(self, *parts: str) -> str:
         return "/".join((self.uri.location, *parts))
@@ -221,7 +244,7 @@ def store_error(error: Exception, uri: StoreUri) -> PenstockError | None:
                 f"{where} cannot answer ({first_line(error)})",
                 remedy=f"Check its address, its settings and the credentials ({DOCUMENTED})",
             )
-        case Trouble.UNAVAILABLE:
+        case Trouble.UNAVAILABLE | Trouble.ALTERED:
             return StoreUnavailable(
                 f"{where} does not answer ({first_line(error)})",
                 remedy="Check its address (AWS_ENDPOINT_URL) and the connection, and try again later",

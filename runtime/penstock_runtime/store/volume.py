@@ -96,8 +96,11 @@ class Volume:
                 name = draft[1] if draft else path.name
                 if not path.is_dir() or re.fullmatch(r"[0-9a-f]{64}", name) is None:
                     continue
-                sizes = _sizes(path)
-                newest = max([path.stat().st_mtime, *((path / inner).stat().st_mtime for inner in sizes)])
+                try:
+                    sizes = _sizes(path)
+                    newest = max([path.stat().st_mtime, *((path / inner).stat().st_mtime for inner in sizes)])
+                except FileNotFoundError:  # renamed or deleted in this moment
+                    continue
                 yield Stored(
                     digest=Digest(name),
                     bytes=sum(sizes.values()),

@@ -127,7 +127,7 @@ class TestSuccess:
                 served.wait_for(f"serving {plan}")
                 status, answer = served.ask("POST", "/predict", {"inputs": "I like you."})
                 assert status == 200
-                assert len(answer) == HIDDEN
+                assert len(answer[0]) == HIDDEN
 
     def test_the_same_job_again_finds_all_of_it(self, done: tuple[Pod, Path], model: Path) -> None:
         pod, work = done

@@ -188,3 +188,14 @@ class Pod:
             return response.status, json.loads(text) if text.startswith(("{", "[")) else text
         finally:
             connection.close()
+
+    def unready_for(self, words: str, seconds: float = SECONDS) -> str:
+        """Until /readyz is 503 with these words; all of them. It is looked at ten times a second: it announces
+        nothing."""
+        end = time.monotonic() + seconds
+        while True:
+            status, reason = self.ask("GET", "/readyz")
+            if status == 503 and words in reason["error"]:
+                return str(reason["error"])
+            assert time.monotonic() < end, (status, reason)
+            time.sleep(0.1)

@@ -87,9 +87,7 @@ def test_a_file_of_many_parts_arrives_whole(
     s3: S3, store: ArtefactStore, artefact: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     # S3 takes parts from 5 MiB on.
-    monkeypatch.setitem(
-        objects._UPLOAD, StoreUri.parse("s3://x").scheme, {"chunksize": 5 * 2**20, "max_concurrency": 2}
-    )  # type: ignore[index]
+    monkeypatch.setitem(objects._UPLOAD, URI.scheme, {"chunksize": 5 * 2**20, "max_concurrency": 2})
     monkeypatch.setattr(fetch, "CHUNK_BYTES", 3_000_000)
     big = artefact / "model/onnxruntime-fp32/model.onnx"
     big.write_bytes(os.urandom(12_000_000))
