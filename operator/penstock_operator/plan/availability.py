@@ -152,8 +152,8 @@ def progressing(
         return no(
             "NoRoomForSurge",
             f"The new pod {waiting_pods[0].name} waits for {cpus} free CPUs of {where} while the old ones serve on: "
-            f"{sentence(waiting_pods[0].unschedulable)} Add a node or free these CPUs; or accept an interruption and set "
-            "spec.suspend to true and back to false.",
+            f"{sentence(waiting_pods[0].unschedulable)} Add a node or free these CPUs; or accept an interruption "
+            "and set spec.suspend to true and back to false.",
         )
     if deployment.progressing == "ProgressDeadlineExceeded" or (replacing and any(one.crashing for one in wrong)):
         told = _together(wrong) if wrong else "New pods do not get ready; look at them with kubectl describe pod."

@@ -17,7 +17,7 @@ from penstock_operator.plan.names import (
     runtime_labels,
     runtime_selector,
 )
-from penstock_operator.plan.pod_template import TMP, pod_spec, resources, scratch, variables
+from penstock_operator.plan.pod_template import TMP, environment, pod_spec, resources, scratch
 from penstock_operator.plan.replicas import Replicas
 from penstock_operator.plan.serving import Serving
 from penstock_operator.plan.settings import Json, PlanSettings
@@ -86,11 +86,7 @@ def template(endpoint: Endpoint, serving: Serving, hardware: HardwareClassSpec, 
     container: Json = {
         "image": settings.runtime_image,
         "command": ["python", "-m", "penstock_runtime.pod"],
-        "env": [
-            *store.env,
-            *variables(_environment(endpoint, serving, hardware)),
-            *variables(dict(settings.extra_env)),
-        ],
+        "env": environment(settings, store.env, _environment(endpoint, serving, hardware)),
         "ports": [{"name": "http", "containerPort": HTTP_PORT, "protocol": "TCP"}],
         "resources": resources(hardware, serving.cores, memory),
         "volumeMounts": [*store.mounts, cache_mount, tmp_mount],

@@ -57,7 +57,8 @@ def optimized(endpoint: Endpoint, wanted: Optimization | None, serving: Serving 
     status, result = wanted.status, wanted.status.result
     if wanted.ready and result is not None:
         if serving is not None and serving.kept:
-            return no("KeptPrevious", sentence(f"{serving.kept}; what serves is kept"))
+            kept = sentence(f"{serving.kept}; what serves is kept")
+            return yes("KeptPrevious", kept) if serving.same_wish else no("KeptPrevious", kept)
         if spec.optimization.mode is OptimizationMode.OFF:
             return yes("Disabled", f"Optimisation is disabled: {result.plan.summary}.")
         speed = f", {result.speed_up:.1f}x as fast as fp32" if result.speed_up else ""
@@ -99,7 +100,7 @@ def accuracy(wanted: Optimization | None, serving: Serving | None) -> Finding:
             "NotKnown",
             f"The verdict on the artefact {_short(serving.digest)} is in its report.html: no OptimizedModel has it.",
         )
-    said = sentence(result.accuracy.reason)
+    said = stopped(result.accuracy.reason)
     if not result.accuracy.within_budget:
         return no("OverBudget", f"{said} Loosen optimization.accuracy, or allow other engines or precisions.")
     return yes("WithinBudget", said or f"Judged on {result.accuracy.texts} texts.")
@@ -120,6 +121,12 @@ def objective(endpoint: Endpoint, serving: Serving | None, pinned: Finding, verd
     if not pinned.true:
         return unknown(
             "CoresNotPinned", "The figures hold for pods that own their cores, which these are not known to."
+        )
+    if serving.result.pinned is False:
+        return unknown(
+            "MeasuredUnpinned",
+            "The optimisation job did not own its cores, so its figures mean little. Run the nodes of this class with "
+            f"cpuManagerPolicy: static, then: kubectl delete optimizedmodel {serving.optimized_model}.",
         )
     capacity = serving.result.capacity
     rate = capacity.requests_per_second
@@ -146,7 +153,7 @@ def objective(endpoint: Endpoint, serving: Serving | None, pinned: Finding, verd
 
 def p95_words(result: Result | None, headroom: float) -> str:
     """The p95 at the load that a replica is planned to have, for people, such as `14 ms`; empty when not measured."""
-    if result is None:
+    if result is None or result.pinned is False:
         return ""
     point = _planned_point(result.capacity, headroom)
     if point is None:
@@ -156,7 +163,9 @@ def p95_words(result: Result | None, headroom: float) -> str:
 
 def speed_words(result: Result | None) -> str:
     """The gain against fp32, for people, such as `4.7x`; empty when not measured."""
-    return f"{result.speed_up:.1f}x" if result is not None and result.speed_up else ""
+    if result is None or not result.speed_up or result.pinned is False:
+        return ""
+    return f"{result.speed_up:.1f}x"
 
 
 def _planned_point(capacity: CapacityFacts, headroom: float) -> float | None:

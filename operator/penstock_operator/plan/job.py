@@ -13,7 +13,7 @@ from penstock_operator.plan.memory import job_memory
 from penstock_operator.plan.names import API_VERSION, job_labels, job_name, model_labels
 from penstock_operator.plan.observed import OptimizedModelFacts
 from penstock_operator.plan.optimized_model import Optimization, texts_file
-from penstock_operator.plan.pod_template import TMP, pod_spec, resources, scratch, variables
+from penstock_operator.plan.pod_template import TMP, environment, pod_spec, resources, scratch
 from penstock_operator.plan.settings import Json, PlanSettings
 from penstock_operator.plan.store import store_access
 
@@ -100,18 +100,17 @@ def _pod(model: Optimization, endpoint: Endpoint, hardware: HardwareClassSpec, s
     work_volume, work_mount = scratch("work", WORK)
     tmp_volume, tmp_mount = scratch("tmp", TMP)
     volumes, mounts = _model_volume(spec.source, settings)
-    environment = {
+    values = {
         "PENSTOCK_SPEC": f"{SPEC_FOLDER}/{SPEC_KEY}",
         "PENSTOCK_WORK": WORK,
         "HOME": WORK,
-        **dict(settings.extra_env),
     }
     if spec.texts_digest is not None:
-        environment["PENSTOCK_TEXTS"] = f"{SPEC_FOLDER}/{TEXTS_KEY}"
+        values["PENSTOCK_TEXTS"] = f"{SPEC_FOLDER}/{TEXTS_KEY}"
     container: Json = {
         "image": settings.optimizer_image,
         "command": ["python", "-m", "penstock_optimizer.pod"],
-        "env": [*store.env, *variables(environment)],
+        "env": environment(settings, store.env, values),
         "resources": resources(
             hardware, spec.cores, job_memory(endpoint.spec.pod, settings, factor=model.memory_factor)
         ),

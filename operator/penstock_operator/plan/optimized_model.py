@@ -28,6 +28,9 @@ from penstock_operator.plan.observed import JobFacts, OptimizedModelFacts, User
 from penstock_operator.plan.outcome import OUT_OF_MEMORY, Failed, Outcome, Running, Succeeded, outcome
 from penstock_operator.plan.settings import Json, PlanSettings
 
+OWNERS = 16
+"""How many of the endpoints that share an OptimizedModel own it, the first by name. Thousands may share one; all of
+their plans have to name the same owners, or each would undo what the other did."""
 MOST_DOUBLINGS = 3
 """How often a job that ran out of memory gets twice as much."""
 
@@ -255,7 +258,7 @@ def resource(facts: OptimizedModelFacts | None, spec: OptimizedModelSpec, endpoi
     if not ready:
         metadata["ownerReferences"] = [
             {"apiVersion": API_VERSION, "kind": "ModelEndpoint", "name": user.name, "uid": user.uid}
-            for user in sorted(users)
+            for user in sorted(users)[:OWNERS]
             if user.uid
         ]
     return {

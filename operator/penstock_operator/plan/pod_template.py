@@ -49,9 +49,11 @@ def scratch(name: str, path: str, *, bytes_limit: int | None = None) -> tuple[Js
     return {"name": name, "emptyDir": empty}, {"name": name, "mountPath": path}
 
 
-def variables(values: Mapping[str, str]) -> list[Json]:
-    """Environment variables, in their order."""
-    return [{"name": name, "value": value} for name, value in values.items()]
+def environment(settings: PlanSettings, given: Sequence[Json], values: Mapping[str, str]) -> list[Json]:
+    """Environment variables: the installation's, then ours, which win. Each name once, or the API server refuses it."""
+    ours = {entry["name"]: entry for entry in (*given, *({"name": key, "value": text} for key, text in values.items()))}
+    extra = {name: {"name": name, "value": value} for name, value in settings.extra_env if name not in ours}
+    return [*extra.values(), *ours.values()]
 
 
 def pod_spec(

@@ -18,7 +18,7 @@ NEEDED = (ConditionType.ACCEPTED, ConditionType.OPTIMIZED, ConditionType.AVAILAB
 NOT_DENIED = (ConditionType.MODEL_RESOLVED, ConditionType.ACCURACY_WITHIN_BUDGET, ConditionType.OBJECTIVE_MET)
 """Must not be known to be broken. Not being known is no reason to say no: a pinned artefact, a measurement left out.
 
-MetricsAvailable is in neither: without metrics an endpoint serves as well, and only its number of replicas stands still.
+MetricsAvailable is in neither: an endpoint serves as well without metrics; only its number of replicas stands still.
 """
 
 
@@ -30,8 +30,6 @@ def ready(endpoint: Endpoint, findings: Mapping[str, Finding], wrong: Sequence[T
         finding = findings[kind]
         if not finding.true:
             return no(finding.reason, finding.message)
-        if kind is ConditionType.OPTIMIZED and findings[ConditionType.MODEL_RESOLVED].false:
-            break
     for kind in NOT_DENIED:
         if findings[kind].false:
             return no(findings[kind].reason, findings[kind].message)

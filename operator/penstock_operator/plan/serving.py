@@ -41,6 +41,8 @@ class Serving:
     """The fp32 graph, while the search is not through."""
     kept: str = ""
     """Why it is not what the present spec asks for; empty: it is."""
+    same_wish: bool = False
+    """It is kept, and was made for the same spec by another version of the optimiser: as good as asked for."""
     known: bool = True
     """False: nothing is known of it but its digest, and the Deployment stays exactly as it is."""
 
@@ -69,7 +71,8 @@ def choose(
         if serving is not None and present and wanted.name != serving.name:
             worse = why_worse(wanted, serving)
             if worse:
-                kept = _of(serving, _reference(serving, present), kept=worse)
+                same = _without_toolchain(wanted.spec) == _without_toolchain(serving.spec)
+                kept = _of(serving, _reference(serving, present), kept=worse, same_wish=same)
                 return kept or _unknown(endpoint, present, deployment, kept=worse)
         return _of(wanted, wanted.status.artefact)
     if present:
@@ -113,7 +116,9 @@ def _without_toolchain(spec: OptimizedModelSpec) -> object:
     return spec.model_dump(exclude={"toolchain"})
 
 
-def _of(model: Optimization, artefact: ArtefactReference | None, *, kept: str = "") -> Serving | None:
+def _of(
+    model: Optimization, artefact: ArtefactReference | None, *, kept: str = "", same_wish: bool = False
+) -> Serving | None:
     if artefact is None:
         return None
     result = model.status.artefact is not None and artefact.digest == model.status.artefact.digest
@@ -129,6 +134,7 @@ def _of(model: Optimization, artefact: ArtefactReference | None, *, kept: str = 
         result=model.status.result if result else None,
         baseline=not result,
         kept=kept,
+        same_wish=same_wish,
     )
 
 
