@@ -64,6 +64,10 @@ test-all: system check ## The tests that take much longer, too
 coverage: $(VENV)/.test ## Coverage of the pure core
 	@$(BIN)/python -m pytest -m "not extended" --cov --cov-report=term-missing:skip-covered
 
+.PHONY: crds
+crds: $(VENV)/.test ## Write crds/ and the chart's hardware classes from the types
+	@$(BIN)/python tools/make_crds.py
+
 .PHONY: docs
 docs: $(VENV)/.test ## Write the parts of docs/ that come from the code
 	@$(BIN)/python tools/make_docs.py

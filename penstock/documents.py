@@ -19,6 +19,8 @@ LONGEST_TEXT = 1_500_000
 MOST_VALUES = 100_000
 """After anchors are expanded: a few lines of YAML can name billions."""
 DEEPEST = 50
+_EXACT = 2**53
+"""Whole numbers below are the same as floats: `2.0` is a whole number, as it is in JSON schema."""
 
 
 class _Loader(yaml.SafeLoader):
@@ -113,6 +115,8 @@ def _plain(value: Any, path: str, origin: str, budget: Iterator[int], depth: int
         return [_plain(inner, f"{path}[{index}]", origin, budget, depth + 1) for index, inner in enumerate(value)]
     if isinstance(value, str):
         return _text(value, path, origin)
+    if isinstance(value, float) and value.is_integer() and abs(value) < _EXACT:
+        return int(value)
     if value is None or isinstance(value, bool | int) or (isinstance(value, float) and math.isfinite(value)):
         return value
     shown = value if isinstance(value, float) else type(value).__name__

@@ -87,7 +87,7 @@ class Objective(Spec):
 class ConfigMapKey(Spec):
     """A key of a ConfigMap of the same namespace."""
 
-    config_map_name: ObjectName
+    config_map_name: ObjectName = Field(description="The name of the ConfigMap.")
     key: DataKey = Field(default="texts", description="The key whose value holds one text on each line.")
 
 

@@ -44,9 +44,11 @@ class SelectorOperator(StrEnum):
 class LabelRequirement(Spec):
     """A condition on one label of a node, as in node affinity."""
 
-    key: LabelKey
+    key: LabelKey = Field(description="The label.")
     operator: SelectorOperator
-    values: tuple[LabelValue, ...] = Field(default=(), max_length=256)
+    values: tuple[LabelValue, ...] = Field(
+        default=(), max_length=256, description="What it is compared with; none for Exists and DoesNotExist."
+    )
 
     RULES: ClassVar[tuple[Rule, ...]] = (
         Rule(
@@ -74,7 +76,9 @@ class LabelRequirement(Spec):
 class NodeTerm(Spec):
     """Conditions that a node has to fulfil all of."""
 
-    match_expressions: tuple[LabelRequirement, ...] = Field(min_length=1, max_length=8)
+    match_expressions: tuple[LabelRequirement, ...] = Field(
+        min_length=1, max_length=8, description="Conditions on labels, all of which have to hold."
+    )
 
 
 class Processors(Spec):

@@ -107,7 +107,9 @@ class OptimizedModelStatus(Facts):
     attempts: int = Field(default=0, ge=0, description="Jobs that were started.")
     retry_after: Time | None = Field(default=None, description="When the next attempt is made.")
     job: str = Field(default="", max_length=253, description="The job of the last attempt.")
-    conditions: tuple[Condition, ...] = Field(default=(), max_length=16)
+    conditions: tuple[Condition, ...] = Field(
+        default=(), max_length=16, description="What holds and what does not, each with the reason and what to do."
+    )
     last_used: Time | None = Field(
         default=None,
         description="When the last endpoint let it go; none while one uses it. It is deleted some time after that.",

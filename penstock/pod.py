@@ -84,7 +84,7 @@ class TopologySpread(Spec):
 class LocalReference(Spec):
     """An object of the same namespace."""
 
-    name: ObjectName
+    name: ObjectName = Field(description="Its name.")
 
 
 def _free_labels(labels: dict[str, str]) -> bool:

@@ -34,9 +34,11 @@ class PlanFacts(Facts):
     summary: ShortText = Field(description="In one line, such as `openvino int8-static, 2x1 threads`.")
     engine: EngineName
     precision: Precision
-    options: tuple[Annotated[str, Field(max_length=64)], ...] = Field(default=(), max_length=8)
+    options: tuple[Annotated[str, Field(max_length=64)], ...] = Field(
+        default=(), max_length=8, description="Choices within the precision, such as `per-channel`."
+    )
     streams: int = Field(ge=1, description="Runs that may be under way at once.")
-    threads_per_stream: int = Field(ge=1)
+    threads_per_stream: int = Field(ge=1, description="Threads of one run.")
     batching: Batching = Field(description="Which rows may share a run.")
 
     @classmethod
@@ -58,7 +60,7 @@ class MetricFacts(Facts):
     """One measured agreement with the fp32 model."""
 
     name: Annotated[str, Field(max_length=64)] = Field(description="Such as `min_cosine`.")
-    value: float
+    value: float = Field(description="What was measured.")
     lower: float | None = Field(default=None, description="Lower end of the 95 % confidence interval.")
     budget: float = Field(description="What it was held against.")
 
@@ -66,17 +68,17 @@ class MetricFacts(Facts):
 class AccuracyFacts(Facts):
     """What the guard found of the chosen plan."""
 
-    within_budget: bool
+    within_budget: bool = Field(description="Whether answers stay as near to those of fp32 as the budget asks.")
     reason: ShortText = Field(default="", description="In one sentence.")
     texts: int = Field(default=0, ge=0, description="Texts that were judged.")
-    metrics: tuple[MetricFacts, ...] = Field(default=(), max_length=16)
+    metrics: tuple[MetricFacts, ...] = Field(default=(), max_length=16, description="What was measured of the answers.")
 
 
 class LatencyFacts(Facts):
     """The time of one run of one text."""
 
-    tokens: int = Field(ge=1)
-    p50_milliseconds: float = Field(ge=0)
+    tokens: int = Field(ge=1, description="The length of the text.")
+    p50_milliseconds: float = Field(ge=0, description="Its median time, milliseconds.")
     speed_up: float | None = Field(default=None, ge=0, description="Time of the fp32 graph over this time.")
 
 
@@ -84,9 +86,9 @@ class RateFacts(Facts):
     """One measured rate of one replica."""
 
     requests_per_second: float = Field(gt=0, description="Arrivals, at random.")
-    completed_per_second: float = Field(ge=0)
-    p95_milliseconds: float = Field(ge=0)
-    refused_share: float = Field(default=0.0, ge=0, le=1)
+    completed_per_second: float = Field(ge=0, description="Answers.")
+    p95_milliseconds: float = Field(ge=0, description="95 % of them came within this, milliseconds.")
+    refused_share: float = Field(default=0.0, ge=0, le=1, description="The share that was refused.")
 
 
 class CapacityFacts(Facts):
@@ -96,7 +98,7 @@ class CapacityFacts(Facts):
         default=None, ge=0, description="The highest rate within the objective; none: not even the lowest is."
     )
     p95_objective_milliseconds: float | None = Field(default=None, gt=0, description="The p95 that it keeps.")
-    points: tuple[RateFacts, ...] = Field(default=(), max_length=16)
+    points: tuple[RateFacts, ...] = Field(default=(), max_length=16, description="Measured rates, rising.")
 
     @property
     def curve(self) -> CapacityCurve:
@@ -119,11 +121,11 @@ class CapacityFacts(Facts):
 class CpuFacts(Facts):
     """The processor that all this was measured on."""
 
-    vendor: Annotated[str, Field(max_length=32)]
-    family: int
-    model: int
-    stepping: int
-    model_name: Annotated[str, Field(max_length=128)]
+    vendor: str = Field(max_length=32, description="Such as GenuineIntel; on Arm the implementer.")
+    family: int = Field(description="On Arm the architecture version.")
+    model: int = Field(description="On Arm the part number.")
+    stepping: int = Field(description="On Arm the revision.")
+    model_name: str = Field(max_length=128, description="As /proc/cpuinfo has it.")
     isa: Isa
 
     @classmethod
@@ -154,9 +156,9 @@ class CpuFacts(Facts):
 class RejectedFacts(Facts):
     """A candidate that is not served."""
 
-    recipe: Annotated[str, Field(max_length=128)]
-    outcome: Outcome
-    reason: ShortText = ""
+    recipe: str = Field(max_length=128, description="Engine, precision and options.")
+    outcome: Outcome = Field(description="What became of it.")
+    reason: ShortText = Field(default="", description="Why.")
 
 
 class Result(Facts):
@@ -164,25 +166,27 @@ class Result(Facts):
 
     plan: PlanFacts
     accuracy: AccuracyFacts
-    latency: tuple[LatencyFacts, ...] = Field(default=(), max_length=32)
+    latency: tuple[LatencyFacts, ...] = Field(default=(), max_length=32, description="Times of one run, by length.")
     speed_up: float | None = Field(
         default=None, ge=0, description="Against fp32: the geometric mean over the measured lengths."
     )
     capacity: CapacityFacts = CapacityFacts()
     cpu: CpuFacts
-    cores: int = Field(ge=1)
+    cores: int = Field(ge=1, description="The cores that it was measured on.")
     pinned: bool | None = Field(
         default=None, description="Whether the cores that it was measured on were the job's alone."
     )
-    objective: ShortText = ""
+    objective: ShortText = Field(default="", description="What it was optimised for.")
     workload: ShortText = Field(default="", description="The lengths that it was measured with.")
-    model_digest: Annotated[str, Field(max_length=80)] = ""
-    parameters: int = Field(default=0, ge=0)
-    max_tokens: int = Field(default=1, ge=1)
+    model_digest: str = Field(default="", max_length=80, description="sha256 of the model's own files.")
+    parameters: int = Field(default=0, ge=0, description="Weights.")
+    max_tokens: int = Field(default=1, ge=1, description="The longest input that is served.")
     resident_bytes: int | None = Field(default=None, ge=0, description="Memory of the serving process under load.")
     seconds: float = Field(default=0, ge=0, description="What the optimisation took.")
     cut_short: bool = Field(default=False, description="true when the time budget left something untried.")
-    rejected: tuple[RejectedFacts, ...] = Field(default=(), max_length=32)
+    rejected: tuple[RejectedFacts, ...] = Field(
+        default=(), max_length=32, description="Candidates that are not served, and why."
+    )
     findings: tuple[ShortText, ...] = Field(
         default=(), max_length=16, description="What to know before trusting the figures."
     )

@@ -98,9 +98,9 @@ def updated_conditions(before: Sequence[Condition], now: Iterable[Condition]) ->
 class PodReport(Facts):
     """What one pod says of the machine that it runs on."""
 
-    name: str = Field(max_length=253)
-    node: str = Field(default="", max_length=253)
-    ready: bool = Field(default=False)
+    name: str = Field(max_length=253, description="The pod.")
+    node: str = Field(default="", max_length=253, description="The node that it is on.")
+    ready: bool = Field(default=False, description="Whether it takes requests.")
     digest: str = Field(default="", max_length=71, description="The artefact that it serves.")
     pinned: bool | None = Field(default=None, description="Whether it owns its cores; none: it has not said yet.")
     reason: str = Field(default="", max_length=512, description="Why it is not pinned, or not ready.")
@@ -122,7 +122,7 @@ class PlanStatus(Facts):
 class ScalingStatus(Facts):
     """The last decision on the number of replicas."""
 
-    desired: int = Field(ge=0)
+    desired: int = Field(ge=0, description="The replicas that it asks for.")
     reason: LongText = Field(default="", description="The figures that it was made from.")
     last_scale_time: Time | None = Field(default=None, description="When the number last changed.")
     requests_per_second: float | None = Field(default=None, ge=0, description="The load that was read.")
@@ -134,16 +134,18 @@ class ScalingStatus(Facts):
 class ServedBefore(Facts):
     """A plan that was served, to go back to."""
 
-    digest: Digest
-    summary: ShortText = ""
-    until: Time
+    digest: Digest = Field(description="The artefact.")
+    summary: ShortText = Field(default="", description="Recipe and threads.")
+    until: Time = Field(description="When something else took over.")
 
 
 class EndpointStatus(Facts):
     """What the operator has found."""
 
     observed_generation: int | None = Field(default=None, ge=0, description="The generation that all this is of.")
-    conditions: tuple[Condition, ...] = Field(default=(), max_length=16)
+    conditions: tuple[Condition, ...] = Field(
+        default=(), max_length=16, description="What holds and what does not, each with the reason and what to do."
+    )
     reason: ShortText = Field(
         default="", description="The reason of Ready, with the progress while there is one, such as `Optimizing 7/23`."
     )

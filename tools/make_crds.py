@@ -18,9 +18,10 @@ from pydantic import BaseModel
 
 from penstock.endpoint import ModelEndpoint, ModelEndpointSpec
 from penstock.hardware_class import HardwareClass, HardwareClassSpec
+from penstock.hardware_classes import HARDWARE_CLASSES
 from penstock.names import LABEL_RULE
 from penstock.optimized import OptimizedModel, OptimizedModelSpec, OptimizedModelStatus
-from penstock.resource import GROUP, VERSION, Resource
+from penstock.resource import API_VERSION, GROUP, VERSION, Resource
 from penstock.rules import VALIDATIONS
 from penstock.status import EndpointStatus
 
@@ -269,6 +270,18 @@ def manifests() -> Iterator[tuple[Path, str]]:
     """Every file that this writes, with its content."""
     for definition in DEFINITIONS:
         yield ROOT / "crds" / f"{definition.plural}.yaml", written(definition.manifest())
+    yield ROOT / "charts/penstock/files/hardware-classes.yaml", written(*hardware_classes())
+
+
+def hardware_classes() -> Iterator[dict[str, Any]]:
+    """The classes that the chart installs."""
+    for name, spec in HARDWARE_CLASSES.items():
+        yield {
+            "apiVersion": API_VERSION,
+            "kind": HardwareClass.KIND,
+            "metadata": {"name": name},
+            "spec": spec.model_dump(mode="json", by_alias=True, exclude_defaults=True),
+        }
 
 
 def written(*documents: dict[str, Any]) -> str:

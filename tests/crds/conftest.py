@@ -31,10 +31,19 @@ class ApiServer:
         """The object as the API server would store it, or None and the message."""
         namespaced = "" if kind == "HardwareClass" else "/namespaces/default"
         path = f"/apis/penstock.dev/v1alpha1{namespaced}/{PLURALS[kind]}?dryRun=All&fieldValidation=Strict"
-        self.connection.request("POST", path, json.dumps(resource), {"Content-Type": "application/json"})
+        self.connection.request("POST", path, json.dumps(_as_kubectl(resource)), {"Content-Type": "application/json"})
         answer = self.connection.getresponse()
         body = json.loads(answer.read())
         return (body, "") if answer.status == http.HTTPStatus.CREATED else (None, str(body.get("message", body)))
+
+
+def _as_kubectl(value: Any) -> Any:
+    """As kubectl turns YAML into JSON: `1.0` becomes `1`."""
+    if isinstance(value, dict):
+        return {key: _as_kubectl(inner) for key, inner in value.items()}
+    if isinstance(value, list):
+        return [_as_kubectl(inner) for inner in value]
+    return int(value) if isinstance(value, float) and value.is_integer() else value
 
 
 @pytest.fixture(scope="session")

@@ -68,6 +68,7 @@ GOOD: list[tuple[str, Case]] = [
             ("spec.model", "file:///Ü/x"),
             ("spec.model", "pkg://a.b/c/d"),
             ("spec.cores", 256),
+            ("spec.cores", 2.0),
             ("spec.objective.latency", {"p95Milliseconds": 20.0}),
             ("spec.objective", {"latency": {"p95Milliseconds": 0.5}, "throughput": {"requestsPerSecond": 1}}),
             ("spec.workload", {"sequenceLengths": [8, 8, 1_000_000], "texts": ["ü" * 8192, "x"]}),
@@ -249,7 +250,7 @@ TEXT = st.one_of(
 )  # fmt: skip
 SCALAR = st.one_of(
     TEXT, st.booleans(), st.integers(-2, 2000), st.floats(0, 2000, allow_nan=False, width=32),
-    st.sampled_from([10**9, 2**40, 10**17, -1, 0.75]),
+    st.sampled_from([10**9, 2**40, 10**17, -1, 0.75, 1.0, 1e18, -0.0]),
 )  # fmt: skip
 TOLERATION = st.fixed_dictionaries(
     {}, optional={"key": TEXT, "operator": st.sampled_from(["Exists", "Equal", "In"]), "value": TEXT,

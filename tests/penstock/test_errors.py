@@ -8,7 +8,7 @@ import re
 import pytest
 
 from penstock import errors
-from penstock.errors import ModelUnavailable, PenstockError, SpecError
+from penstock.errors import Interrupted, ModelUnavailable, OutOfDisk, PenstockError, SpecError, StoreUnavailable
 
 CLASSES = [kind for _, kind in inspect.getmembers(errors, inspect.isclass) if issubclass(kind, PenstockError)]
 
@@ -33,8 +33,8 @@ def test_each_error_reads_as_message_and_remedy(kind: type[PenstockError]) -> No
     assert kind.__doc__
 
 
-def test_only_an_unavailable_source_is_temporary() -> None:
-    assert [kind for kind in CLASSES if kind.temporary] == [ModelUnavailable]
+def test_only_what_passes_by_itself_is_temporary() -> None:
+    assert {kind for kind in CLASSES if kind.temporary} == {ModelUnavailable, StoreUnavailable, OutOfDisk, Interrupted}
     assert ModelUnavailable("x", retry_after_seconds=3).retry_after_seconds == 3
 
 
