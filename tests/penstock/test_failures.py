@@ -1,0 +1,50 @@
+"""Errors as a job reports them."""
+
+from __future__ import annotations
+
+import errno
+import inspect
+
+import pytest
+
+from penstock import errors
+from penstock.failures import INTERNAL, Failure
+
+OURS = [kind for _, kind in inspect.getmembers(errors, inspect.isclass) if issubclass(kind, errors.PenstockError)]
+
+
+@pytest.mark.parametrize("kind", OURS)
+def test_each_of_our_errors_keeps_its_words_and_whether_it_may_pass(kind: type[errors.PenstockError]) -> None:
+    failure = Failure.of(kind("x is wrong", remedy="Write y"))
+    assert (failure.message, failure.remedy, failure.retryable) == ("x is wrong", "Write y", kind.temporary)
+
+
+def test_errors_with_another_reason_are_told_apart() -> None:
+    reasons = {kind: Failure.of(kind("x")).reason for kind in OURS}
+    # The bases say what an error of no particular kind means; nothing else may hide behind another's reason.
+    assert len(set(reasons.values())) == len(OURS) - 1
+    assert reasons[errors.PenstockError] == reasons[errors.OptimizationError] == "OptimizationFailed"
+    assert not [reason for reason in reasons.values() if reason.endswith("Error")]
+
+
+@pytest.mark.parametrize(
+    ("error", "reason", "retryable"),
+    [
+        (MemoryError(), "OutOfMemory", False),
+        (OSError(errno.ENOSPC, "No space left on device", "/work/x"), "OutOfDisk", True),
+        (OSError(errno.EDQUOT, "Disk quota exceeded"), "OutOfDisk", True),
+        (ZeroDivisionError("division by zero"), INTERNAL, True),
+        (KeyError("x"), INTERNAL, True),
+        (Exception(), INTERNAL, True),
+    ],
+)
+def test_other_errors_are_told_as_far_as_they_can_be(error: BaseException, reason: str, *, retryable: bool) -> None:
+    failure = Failure.of(error)
+    assert (failure.reason, failure.retryable) == (reason, retryable)
+    assert failure.message
+    assert failure.remedy
+
+
+def test_words_without_end_are_cut() -> None:
+    failure = Failure.of(errors.CorruptModel("x" * 10_000, remedy="y" * 10_000))
+    assert (len(failure.message), len(failure.remedy)) == (2048, 1024)
