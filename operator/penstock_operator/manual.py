@@ -20,7 +20,7 @@ def settings() -> str:
         default = "(none)" if setting.default in {"", ()} else f"`{setting.default}`"
         unit = f" {setting.unit}" if setting.unit == "s" else ""
         rows.append(f"| `{setting.flag}` | `{setting.variable}` | {default}{unit} | {setting.description} |")
-    return _part(rows)
+    return "\n".join(rows)
 
 
 def metrics() -> str:
@@ -30,7 +30,7 @@ def metrics() -> str:
     for family in sorted(families, key=lambda one: one.name):
         name = f"{family.name}_total" if family.type == "counter" else family.name
         rows.append(f"| `{name}` | {family.type} | {family.documentation} |")
-    return _part(rows)
+    return "\n".join(rows)
 
 
 def rights() -> str:
@@ -43,13 +43,9 @@ def rights() -> str:
     ):
         for grant in grants:
             group = f".{grant.kind.group}" if grant.kind.group else ""
-            why = grant.why.removeprefix("to ")
-            rows.append(f"| {where} | `{grant.resource}{group}` | {', '.join(grant.verbs)} | {why} |")
-    return _part(rows)
-
-
-def _part(rows: list[str]) -> str:
-    return "\n".join(["", *rows, ""])
+            resource = f"{grant.kind.plural}{group}{'/' if grant.subresource else ''}{grant.subresource}"
+            rows.append(f"| {where} | `{resource}` | {', '.join(grant.verbs)} | {grant.why.removeprefix('to ')} |")
+    return "\n".join(rows)
 
 
 PARTS: dict[str, tuple[str, Callable[[], str]]] = {

@@ -44,14 +44,11 @@ from penstock_operator.plan.observed import (
     RuntimePod,
     User,
 )
+from penstock_operator.plan.optimized_model import OWNERS
 from penstock_operator.plan.settings import PlanSettings
 
 OURS = f"{MANAGED_BY}={MANAGER}"
 """Label selector of what the operator makes: nobody else's pods are ever listed."""
-
-USERS = 16
-"""Of an OptimizedModel's users the first so many are told to a plan, by name: thousands may share one, and each of
-their plans would be as long as they are many."""
 
 Value = TypeVar("Value")
 
@@ -152,7 +149,7 @@ class World:
         return [key for key, _ in self.endpoints.of(("model", namespace, model))]
 
     def model(self, key: Key) -> OptimizedModelFacts | None:
-        """An OptimizedModel with its jobs and users."""
+        """An OptimizedModel with its jobs and those of its users that may own it."""
         entry = self.models.get(key)
         if entry is None:
             return None
@@ -163,7 +160,7 @@ class World:
             if before is None or (pod.facts.created or _EPOCH) >= (before.created or _EPOCH):
                 pods[pod.facts.owner] = pod.facts
         jobs = tuple(self._job(job.facts, pods.get(job.facts.name)) for _, job in self.jobs.of(("model", *key)))
-        users = ((name, self.endpoints.get(name)) for name in self.users(*key)[:USERS])
+        users = ((name, self.endpoints.get(name)) for name in self.users(*key)[:OWNERS])
         return replace(
             entry.facts,
             jobs=tuple(sorted(jobs, key=lambda job: job.attempt)),

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -87,27 +88,30 @@ class Running:
         self.controller = controller
         self._tasks = tasks
         self._heard = asyncio.get_running_loop().time()
+        self._last: tuple[object, ...] = ()
         for store in world.stores.values():
-            store.listen(lambda _: self._hear())
-        world.listen_said(lambda _: self._hear())
+            store.listen(partial(self._hear, store.kind))
+        world.listen_said(self._hear)
 
-    def _hear(self) -> None:
+    def _hear(self, *what: object) -> None:
         self._heard = asyncio.get_running_loop().time()
+        self._last = (*self._last[-4:], what)
 
-    async def rest(self, *, within: float = 60.0) -> bool:
+    async def rest(self, *, within: float = 180.0) -> bool:
         """Wait until there is nothing to do; False when it was killed meanwhile."""
         loop = asyncio.get_running_loop()
+        begin = loop.time()
         self._hear()
-        async with asyncio.timeout(within):
-            while True:
-                done, _ = await asyncio.wait(self._tasks, timeout=0.05, return_when=asyncio.FIRST_COMPLETED)
-                for task in done:
-                    error = task.exception()
-                    if _is_killed(error):
-                        return False
-                    raise AssertionError("a task ended") from error
-                if not self.controller.queue.busy and loop.time() - self._heard > QUIET_SECONDS:
-                    return True
+        while True:
+            done, _ = await asyncio.wait(self._tasks, timeout=0.05, return_when=asyncio.FIRST_COMPLETED)
+            for task in done:
+                error = task.exception()
+                if _is_killed(error):
+                    return False
+                raise AssertionError("a task ended") from error
+            if not self.controller.queue.busy and loop.time() - self._heard > QUIET_SECONDS:
+                return True
+            assert loop.time() - begin < within, f"no rest: busy {self.controller.queue.busy}, heard {self._last}"
 
 
 def _is_killed(error: BaseException | None) -> bool:

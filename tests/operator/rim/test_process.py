@@ -107,16 +107,18 @@ def cluster(private_control_plane: ControlPlane) -> Cluster:
             "roleRef": {"apiGroup": rights, "kind": "ClusterRole", "name": USER},
             "subjects": [subject],
         },
+    )
+    found.kubectl.within(NAMESPACE).apply(
         {
             "apiVersion": f"{rights}/v1",
             "kind": "Role",
-            "metadata": {"name": USER, "namespace": NAMESPACE},
+            "metadata": {"name": USER},
             "rules": rbac.rules(rbac.OWN),
         },
         {
             "apiVersion": f"{rights}/v1",
             "kind": "RoleBinding",
-            "metadata": {"name": USER, "namespace": NAMESPACE},
+            "metadata": {"name": USER},
             "roleRef": {"apiGroup": rights, "kind": "Role", "name": USER},
             "subjects": [subject],
         },

@@ -6,8 +6,9 @@ import pytest
 
 from penstock_operator.cluster.store import Key
 from penstock_operator.plan.observed import HostReport, JobLog, Observed, Progress, Ref
+from penstock_operator.plan.optimized_model import OWNERS
 from penstock_operator.settings import Settings
-from penstock_operator.world import USERS, World
+from penstock_operator.world import World
 from tests.operator.rim import objects
 from tests.operator.rim.objects import Json
 
@@ -106,7 +107,7 @@ def test_thousands_of_users_do_not_make_a_plan_of_thousands(world: World) -> Non
 
     (model,) = seen(world).optimized_models
 
-    assert len(model.users) == USERS
+    assert len(model.users) == OWNERS
     assert len(world.users("a", "new")) == 101
 
 
