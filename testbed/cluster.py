@@ -13,10 +13,14 @@ from pathlib import Path
 from testbed.build import binary
 from testbed.errors import BedError
 from testbed.kubectl import Kubectl
+from testbed.machine import Machine
 from testbed.tools import KUBE
 
 VARIABLES = ("PENSTOCK_TEST_KUBECONFIG", "KUBECONFIG")
 """The first that is set names a cluster to use instead of one of our own."""
+
+POD_END_SECONDS = 120
+"""A pod has its grace, 30 seconds unless it says otherwise."""
 
 
 @dataclass(frozen=True)
@@ -26,11 +30,24 @@ class Cluster:
     kubeconfig: Path
     kubectl: Kubectl
 
+    machine: Machine | None = None
+    """The cluster of this machine, where it is that one: to import images into its nodes, and to look at or end them.
+    None for a control plane alone, and for a cluster that the environment names."""
+
+    def load_image(self, archive: Path) -> None:
+        """Give every node the images of an OCI archive. Raises BedError on somebody's own cluster."""
+        if self.machine is None:
+            raise BedError(
+                f"{archive} cannot be loaded into the cluster of {self.kubeconfig}",
+                remedy="load it into its nodes yourself (kind load image-archive), or push it to its registry",
+            )
+        self.machine.import_image(archive)
+
     @contextmanager
     def temporary_namespace(
-        self, prefix: str = "test", *, labels: Mapping[str, str] | None = None, wait_for_end: bool = False
+        self, prefix: str = "test", *, labels: Mapping[str, str] | None = None, wait_for_pods: bool = False
     ) -> Iterator[str]:
-        """A new namespace for the block; its end is waited for only where asked."""
+        """A new namespace for the block. Its end is not waited for, that of its pods where asked: they hold cores."""
         name = f"{prefix}-{secrets.token_hex(4)}"
         manifest = {
             "apiVersion": "v1",
@@ -41,7 +58,10 @@ class Cluster:
         try:
             yield name
         finally:
-            self.kubectl("delete", "namespace", name, "--ignore-not-found", f"--wait={str(wait_for_end).lower()}")
+            self.kubectl("delete", "namespace", name, "--ignore-not-found", "--wait=false")
+            inside = self.kubectl.within(name)
+            if wait_for_pods and (pods := [f"pod/{pod['metadata']['name']}" for pod in inside.items("pods")]):
+                inside.wait("delete", *pods, timeout_seconds=POD_END_SECONDS)
 
 
 def given_cluster() -> Cluster | None:

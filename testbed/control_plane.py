@@ -2,11 +2,7 @@
 
 from __future__ import annotations
 
-import http.client
 import ssl
-import time
-import urllib.error
-import urllib.request
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import replace
@@ -17,22 +13,17 @@ import yaml
 from testbed import state
 from testbed.build import Say, binary, say
 from testbed.daemon import Daemon
-from testbed.errors import BedError
 from testbed.identities import Authority, Identity, KeyPair, key_pair, kubeconfig
 from testbed.kubectl import Kubectl
 from testbed.ports import free_ports
 from testbed.programs import LOOPBACK, Settings, api_hosts, arguments
+from testbed.readiness import AddressTaken, await_ready
 from testbed.tools import KUBE
 
 START_SECONDS = 180
 """Five seconds on two quiet cores; machines are shared."""
 
-POLL_SECONDS = 0.05
 ATTEMPTS = 3
-
-
-class AddressTaken(BedError):
-    """Somebody else listens where a program wanted to: other ports may help."""
 
 
 class ControlPlane:
@@ -88,10 +79,7 @@ class ControlPlane:
         self.wait_for(program)
 
     def wait_for(self, program: str) -> None:
-        """Return once the program does its work.
-
-        Raises AddressTaken or BedError, with the end of its log, when it has ended or does not get there.
-        """
+        """Return once the program does its work. Raises what `await_ready` raises."""
         settings, daemon = self.settings, self.daemon(program)
         probe = {
             "etcd": f"http://{LOOPBACK}:{settings.ports.etcd}/health",
@@ -101,27 +89,13 @@ class ControlPlane:
             "kube-scheduler": f"https://{LOOPBACK}:{settings.ports.scheduler}/healthz",
         }[program]
         context = _client(settings, verify=program != "kube-scheduler")
-        deadline = time.monotonic() + START_SECONDS
-        while not _answers(probe, context):
-            words = daemon.last_words()
-            if daemon.process is None:
-                taken = "address already in use" in words
-                raise (AddressTaken if taken else BedError)(f"{program} has ended:\n{words}\n")
-            if time.monotonic() > deadline:
-                raise BedError(f"{program} does not work after {START_SECONDS} s ({probe}):\n{words}\n")
-            time.sleep(POLL_SECONDS)
+        await_ready(daemon, probe, seconds=START_SECONDS, context=context)
 
     def user(self, name: str, *groups: str) -> Path:
         """The kubeconfig of a new user, who may do nothing until RBAC says so."""
         keys = self.settings.keys
         authority = Authority((keys / "ca.crt").read_bytes(), (keys / "ca.key").read_bytes())
         return _write_kubeconfig(self.settings, authority, name, authority.client(name, *groups), file=name)
-
-    def end(self) -> None:
-        """End all programs at once, and remove what they wrote."""
-        for program in reversed(self.programs):
-            self.stop(program, grace_seconds=0)
-        state.remove(self.settings.folder)
 
 
 @contextmanager
@@ -137,18 +111,21 @@ def running_control_plane(
     for folder in state.sweep():
         report(f"removed a control plane that an interrupted run left in {folder}")
     settings = Settings(folder=state.owned_folder(), extra=extra or {})
-    plane = ControlPlane(settings, executable)
     try:
-        plane = _started(settings, executable)
-        yield plane
+        yield started(settings, executable)
     finally:
-        plane.end()
+        state.remove(settings.folder)
 
 
-def _started(settings: Settings, executable: Path) -> ControlPlane:
-    """Started on ports that were free a moment ago; on others when somebody was quicker."""
+def started(settings: Settings, executable: Path, *, api_port: int | None = None) -> ControlPlane:
+    """Start on ports that were free a moment ago, and on others when somebody was quicker.
+
+    The API server's is `api_port` where that is given.
+    """
     for attempt in range(1, ATTEMPTS + 1):
-        plane = ControlPlane(replace(settings, ports=free_ports()), executable)
+        ports = free_ports()
+        ports = ports if api_port is None else replace(ports, api=api_port)
+        plane = ControlPlane(replace(settings, ports=ports), executable)
         try:
             plane.start()
         except AddressTaken:
@@ -220,13 +197,3 @@ def _client(settings: Settings, *, verify: bool) -> ssl.SSLContext:
         context.verify_mode = ssl.CERT_NONE
     context.load_cert_chain(keys / "admin.crt", keys / "admin.key")
     return context
-
-
-def _answers(url: str, context: ssl.SSLContext) -> bool:
-    # No proxy of the environment stands between us and our own machine.
-    opener = urllib.request.build_opener(urllib.request.ProxyHandler({}), urllib.request.HTTPSHandler(context=context))
-    try:
-        with opener.open(url, timeout=5) as answer:
-            return bool(answer.status == http.HTTPStatus.OK)
-    except (urllib.error.URLError, OSError, http.client.HTTPException):
-        return False

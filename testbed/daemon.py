@@ -33,6 +33,12 @@ class Process:
         return cls(os.getpid(), _started_ticks(os.getpid()) or 0)
 
     @classmethod
+    def of(cls, pid: int) -> Process | None:
+        """The process that has this id now; None when none has."""
+        ticks = _started_ticks(pid)
+        return None if ticks is None else cls(pid, ticks)
+
+    @classmethod
     def read(cls, path: Path) -> Process | None:
         """What `write` wrote; None where nothing, or nothing whole, is written."""
         try:

@@ -13,8 +13,18 @@ Control plane only (5 s to start, once for each test process; no privilege):
                            (`.restart("kube-apiserver", grace_seconds=0)`), make users (`.user("system:...", "group")`
                            gives a kubeconfig). Always our own, even where the environment names a cluster.
 
-PENSTOCK_TEST_KUBECONFIG (or KUBECONFIG) names a cluster to use in place of control_plane. Where neither that nor Go is
-there the tests fail and say what is missing: a test that is skipped for want of a cluster proves nothing.
+Whole cluster (12 s to start, root, cgroup v1; nodes a and b that own cores: 1,2 and 3 of four, 0 and 1 of two):
+
+    full_cluster           a Cluster whose `.machine` has `.nodes` and `.node("a")`; `.load_image(archive)` gives the
+                           nodes the images of an OCI archive. One for each machine, for all test processes, and only
+                           for one test module at a time: cores are few. Uses one that `make cluster` started.
+    full_namespace         name of a namespace of this test's own there; its pods' end is waited for: they hold cores
+    full_kubectl           kubectl in that namespace
+
+Tests that use it get the marker `full_cluster`, so that `-m full_cluster` and `-m "not full_cluster"` divide them.
+
+PENSTOCK_TEST_KUBECONFIG (or KUBECONFIG) names a cluster to use in place of control_plane and of full_cluster. Where
+neither that nor Go is there the tests fail and say what is missing: a test that is skipped for want of a cluster proves nothing.
 """
 
 from __future__ import annotations
@@ -28,6 +38,11 @@ from testbed.cluster import Cluster, given_cluster
 from testbed.control_plane import ControlPlane, running_control_plane
 from testbed.errors import BedError
 from testbed.kubectl import Kubectl
+from testbed.machine import machine_lock
+from testbed.sharing import shared_machine
+
+FULL_CLUSTER_SECONDS = 1800
+"""A test's time-out includes waiting until another test process's module is done with the machine's cluster."""
 
 CRDS = Path(__file__).parents[1] / "crds"
 
@@ -39,6 +54,21 @@ def pytest_report_header() -> list[str]:
     except BedError as error:
         return [f"cluster: {error}"]
     return [f"cluster: {given.kubeconfig}, given by the environment"] if given else []
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    """Declare the marker that `pytest_collection_modifyitems` gives."""
+    config.addinivalue_line("markers", "full_cluster: runs on nodes that own cores; one test module at a time")
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Mark what wants the whole cluster, before `-m` chooses, and let it wait for its turn."""
+    for item in items:
+        if "full_cluster" in getattr(item, "fixturenames", ()):
+            item.add_marker("full_cluster")
+            if item.get_closest_marker("timeout") is None:
+                item.add_marker(pytest.mark.timeout(FULL_CLUSTER_SECONDS))
 
 
 @pytest.fixture(scope="session")
@@ -71,6 +101,39 @@ def namespace(control_plane: Cluster) -> Iterator[str]:
 def kubectl(control_plane: Cluster, namespace: str) -> Kubectl:
     """What kubectl does in this test's namespace."""
     return control_plane.kubectl.within(namespace)
+
+
+@pytest.fixture(scope="session")
+def _full_cluster() -> Iterator[Cluster]:
+    """The machine's cluster, from the first of the test processes that want it to the last that has it."""
+    try:
+        if given := given_cluster():
+            yield given
+            return
+        with shared_machine() as running:
+            yield Cluster(running.kubeconfig, running.kubectl, running)
+    except BedError as error:
+        pytest.fail(str(error), pytrace=False)
+
+
+@pytest.fixture(scope="module")
+def full_cluster(_full_cluster: Cluster) -> Iterator[Cluster]:
+    """The whole cluster, for this module alone as long as its tests run."""
+    with machine_lock("turn.lock"):
+        yield _full_cluster
+
+
+@pytest.fixture
+def full_namespace(full_cluster: Cluster) -> Iterator[str]:
+    """A namespace of this test's own; whatever ran in it is gone when the next test starts."""
+    with full_cluster.temporary_namespace(wait_for_pods=True) as name:
+        yield name
+
+
+@pytest.fixture
+def full_kubectl(full_cluster: Cluster, full_namespace: str) -> Kubectl:
+    """What kubectl does in this test's namespace of the whole cluster."""
+    return full_cluster.kubectl.within(full_namespace)
 
 
 @pytest.fixture(scope="session")

@@ -46,7 +46,7 @@ class Settings:
     """How long a node may be silent before it counts as lost (Kubernetes' defaults)."""
 
     extra: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
-    """Further arguments by program, such as `{"kube-apiserver": ("--max-requests-inflight=20",)}`; the last one wins."""
+    """Further arguments by program, such as `{"kube-apiserver": ("--max-requests-inflight=20",)}`; the last wins."""
 
     @property
     def server(self) -> str:

@@ -1,17 +1,48 @@
 #!/usr/bin/env bash
 # Installs the Debian packages that the tests use, where they are missing and we may; says what is missing elsewhere.
+# One call of apt for all of them, and none when nothing is missing. No daemon is started.
 set -euo pipefail
 
-packages=()
-command -v chromium >/dev/null || packages+=(chromium)
+# What there must be (a command or a file), the package that brings it, and what for.
+needs="
+chromium                 chromium                   pages in a real browser
+containerd               containerd                 nodes: runs pods
+runc                     runc                       nodes: runs containers
+/usr/lib/cni/bridge      containernetworking-plugins nodes: the pods' network
+ip                       iproute2                   nodes: bridges and addresses
+nft                      nftables                   nodes: Services
+iptables                 iptables                   nodes: host ports
+conntrack                conntrack                  nodes: Services' connections
+busybox                  busybox-static             nodes: a small image for tests
+buildah                  buildah                    images: builds the Dockerfile
+fuse-overlayfs           fuse-overlayfs             images: layers without privilege
+mmdebstrap               mmdebstrap                 images: a Debian base without a registry
+qemu-x86_64              qemu-user                  serving on processors of other kinds
+"
+
+packages=() reasons=""
+while read -r there package reason; do
+  [ -n "$there" ] || continue
+  if [ "${there#/}" = "$there" ]; then command -v "$there" >/dev/null && continue; else [ -e "$there" ] && continue; fi
+  packages+=("$package")
+  reasons+="  $package: $reason"$'\n'
+done <<<"$needs"
 [ ${#packages[@]} -eq 0 ] && exit 0
 
 if [ "$(id -u)" -ne 0 ] || ! command -v apt-get >/dev/null; then
-  echo "note: ${packages[*]} missing and not installable here (Debian and root are needed):" \
-    "the tests that use them are skipped and say so" >&2
+  printf 'note: missing, and not installable here (that takes root on Debian or Ubuntu):\n%s' "$reasons" >&2
+  echo "The tests that use them say so. Those of a cluster take yours: PENSTOCK_TEST_KUBECONFIG=/path/to/kubeconfig" >&2
   exit 0
 fi
-echo "installing ${packages[*]}"
+
+printf 'installing, once (some 100 MB without chromium, which is 120 MB):\n%s' "$reasons"
+# The packages' daemons stay off, also where there is a systemd that would start them: the tests run their own.
+policy=/usr/sbin/policy-rc.d
+if [ ! -e "$policy" ]; then
+  trap 'rm -f "$policy"' EXIT
+  printf '#!/bin/sh\nexit 101\n' >"$policy"
+  chmod +x "$policy"
+fi
 export DEBIAN_FRONTEND=noninteractive
 apt-get update -qq
 apt-get install -y -qq --no-install-recommends "${packages[@]}" >/dev/null
