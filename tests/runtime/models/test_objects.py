@@ -280,6 +280,7 @@ class TestErrors:
 @pytest.mark.parametrize(("url", "package"), [("gs://b/m", "gcsfs"), ("az://c/m", "adlfs"), ("s3://b/m", "s3fs")])
 def test_a_missing_package_says_how_to_install_it(url: str, package: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, package, None)
-    monkeypatch.setattr(sys.modules["fsspec.registry"], "_registry", {})  # forget what was imported before
+    # Forget what was imported before.
+    monkeypatch.delitem(sys.modules["fsspec.registry"]._registry, url.partition(":")[0], raising=False)
     with pytest.raises(MissingPackage, match=f"Run pip install {package}"):
         open_filesystem(ModelSource.parse(url))

@@ -93,7 +93,7 @@ def write_artefact(
 class Pod:
     """A running pod process. Use as a context manager: it is ended at the end."""
 
-    def __init__(self, work: Path, module: str = "penstock_runtime.pod", **variables: object) -> None:
+    def __init__(self, work: Path, module: str = "penstock_runtime.pod", /, **variables: object) -> None:
         work.mkdir(parents=True, exist_ok=True)
         self.port = free_port()
         self.termination_log = work / "termination-log"

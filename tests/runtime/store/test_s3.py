@@ -311,6 +311,6 @@ def test_a_package_that_is_missing_is_named(monkeypatch: pytest.MonkeyPatch) -> 
     import sys
 
     monkeypatch.setitem(sys.modules, "gcsfs", None)
-    monkeypatch.setattr(sys.modules["fsspec.registry"], "_registry", {})
+    monkeypatch.delitem(sys.modules["fsspec.registry"]._registry, "gs", raising=False)
     with pytest.raises(MissingPackage, match="Run pip install gcsfs"):
         open_store(StoreUri.parse("gs://bucket/x"))
