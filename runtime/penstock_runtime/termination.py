@@ -7,6 +7,7 @@ from pathlib import Path
 
 from penstock.errors import PenstockError
 from penstock.failures import Failure
+from penstock.result import cut
 
 DEFAULT_LOG = Path("/dev/termination-log")
 """Where a kubelet looks, unless the pod says otherwise. Outside of Kubernetes it is not there."""
@@ -26,14 +27,13 @@ def exit_code(error: BaseException) -> int:
 
 def failure_message(error: BaseException) -> str:
     """An error as JSON (`reason`, `message`, `remedy`, `retryable`) that fits."""
-    failure = Failure.of(error)
-    for characters in (2000, 800, 300):
-        text = failure.model_dump_json(by_alias=True)
+    whole = Failure.of(error)
+    text = whole.model_dump_json(by_alias=True)
+    for characters in (1200, 500, 200):
         if len(text.encode()) <= LIMIT_BYTES:
             break
-        failure = failure.model_copy(
-            update={"message": failure.message[:characters], "remedy": failure.remedy[: characters // 2]}
-        )
+        shorter = {"message": cut(whole.message, characters), "remedy": cut(whole.remedy, characters // 2)}
+        text = whole.model_copy(update=shorter).model_dump_json(by_alias=True)
     return text
 
 

@@ -5,9 +5,11 @@ from __future__ import annotations
 import json
 import os
 import signal
+import socket
 import subprocess
 import tempfile
 from collections.abc import Iterator
+from contextlib import closing
 from pathlib import Path
 from typing import Any
 
@@ -228,6 +230,20 @@ class TestModels:
         reason, message = failure(pod, TRY_AGAIN)
         assert reason == "ModelUnavailable"
         assert "does not deliver" in message
+
+
+@pytest.mark.extended
+def test_a_hub_that_hangs_is_given_up_in_time(tmp_path: Path) -> None:
+    """It takes connections and never answers: four times fifteen seconds, and the waits between."""
+    with closing(socket.socket()) as silent:
+        silent.bind(("127.0.0.1", 0))
+        silent.listen()
+        url = f"http://127.0.0.1:{silent.getsockname()[1]}"
+        with job(tmp_path, spec("hf://team/model"), HF_ENDPOINT=url, HF_HUB_CACHE=tmp_path / "hub") as pod:
+            assert pod.ended(240) == TRY_AGAIN
+    told = summary(pod).failure
+    assert told is not None
+    assert told.reason == "ModelUnavailable"
 
 
 class TestMachineAndStore:
