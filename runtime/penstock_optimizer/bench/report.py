@@ -227,20 +227,7 @@ def _latencies(results: BenchResults) -> list[list[str]]:
     for result in results.settings:
         for name, figures in result.figures.items():
             latency = figures.latency
-            values = ["-"] * 7
-            if latency is not None:
-                values = [
-                    short(value)
-                    for value in (
-                        latency.minimum,
-                        latency.mean,
-                        latency.p50,
-                        latency.p90,
-                        latency.p95,
-                        latency.p99,
-                        latency.maximum,
-                    )
-                ]
+            values = ["-"] * 7 if latency is None else [short(value) for value in latency.columns]
             rows.append(
                 [
                     "plain transformers" if name == BASELINE else name,

@@ -12,39 +12,28 @@ import asyncio
 import gc
 import os
 import time
-from collections.abc import Iterable
+from collections import Counter
+from collections.abc import Iterable, Mapping
 from typing import Any
-from urllib.parse import urlsplit
 
 import psutil
 
 from penstock_optimizer.bench.cell import CellResult, CellSpec
-from penstock_optimizer.load.connection import Connection, request_bytes
-from penstock_optimizer.load.spec import ClosedLoop, LoadSpec
+from penstock_optimizer.load.exchanges import SWEEP_SECONDS, Exchanges, is_good, status_name
 from penstock_optimizer.load.summary import quantile
 from penstock_optimizer.load.timer import PreciseTimer
+from penstock_optimizer.load.usage import Usage
 
-TIMED_OUT = -1
-LOST = 0
 HOPELESS = 100
 """So many requests in a row without a 2xx answer end a cell: nothing is measured any more."""
 
 
-class Usage:
+class Reading:
     """Processor time so far: of the server's processes, of this one, of whole CPUs."""
 
     def __init__(self, pids: Iterable[int], cpus: Iterable[int], *, at: float | None = None) -> None:
         self.client = time.process_time()
-        self.server = 0.0
-        self.resident = 0
-        for pid in pids:
-            try:
-                process = psutil.Process(pid)
-                times = process.cpu_times()
-                self.server += times.user + times.system
-                self.resident += process.memory_info().rss
-            except psutil.NoSuchProcess:
-                continue
+        self.server = Usage.of(pids)
         wanted = list(cpus)
         everything = psutil.cpu_times(percpu=True) if wanted else []
         self.busy = sum(_busy(everything[cpu]) for cpu in wanted if cpu < len(everything))
@@ -62,95 +51,34 @@ class Sender:
 
     def __init__(self, spec: CellSpec) -> None:
         self._spec = spec
-        request = LoadSpec(url=spec.url, bodies=spec.bodies, pattern=ClosedLoop(clients=1), headers=spec.headers)
-        self._payloads = request_bytes(request)
-        parts = urlsplit(spec.url)
-        self._address = (parts.hostname or "", parts.port or 80)
-        self._sent: list[float] = []
-        self._done: list[float] = []
-        self._status: list[int] = []
-        self._due: list[float] = []
-        self._busy: dict[Connection, int] = {}
-        self._idle: list[Connection] = []
-        self._waiting: list[int] = []
-        self._opening: set[asyncio.Task[None]] = set()
+        self._exchanges = Exchanges(spec, self._settled)
         self._recording_from: int | None = None
-        self._before: Usage | None = None
-        self._after: Usage | None = None
-        self._stopped = False
+        self._before: Reading | None = None
+        self._after: Reading | None = None
         self._over = asyncio.Event()
-        self._quiet = asyncio.Event()
         self._headers: dict[str, list[float]] = {}
-        self._first_failure = ""
         self._answers = 0
         self._ok = 0
         self._failed_in_a_row = 0
         self._begin = 0.0
 
     async def run(self) -> CellResult:
-        """Send, wait for what is still out, and say what was seen."""
+        """Send, wait for what is still out, and say what was seen. OSError when nobody listens."""
         spec = self._spec
-        count = spec.clients if spec.per_second is None else 1
-        self._idle = list(await asyncio.gather(*(self._connect() for _ in range(count))))
+        await self._exchanges.start(spec.clients if spec.per_second is None else 1)
         self._begin = time.perf_counter()
-        sweeper = asyncio.create_task(self._sweep())
-        pace = asyncio.create_task(self._send_evenly(spec.per_second)) if spec.per_second else None
-        if pace is None:
+        watch = asyncio.create_task(self._watch())
+        if spec.per_second is None:
             for _ in range(spec.clients):
-                self._send_next(time.perf_counter())
-        await self._over.wait()
-        if pace is not None:
-            await pace
-        if self._busy or self._waiting:
-            await self._quiet.wait()
-        sweeper.cancel()
-        await asyncio.gather(sweeper, *self._opening, return_exceptions=True)
-        for connection in [*self._idle, *self._busy]:
-            connection.abort()
-        return self._result()
-
-    async def _connect(self) -> Connection:
-        loop = asyncio.get_running_loop()
-        _, connection = await loop.create_connection(
-            lambda: Connection(self._answered, self._lost, self._spec.response_headers), *self._address
-        )
-        return connection
-
-    # sending
-
-    def _send_next(self, due: float) -> None:
-        """One more request, on an idle connection or, at an even rate, on a new one when none is idle."""
-        request = len(self._sent)
-        self._due.append(due)
-        self._sent.append(0.0)
-        self._done.append(0.0)
-        self._status.append(LOST)
-        while self._idle:
-            connection = self._idle.pop()
-            if not connection.closed:
-                self._send(connection, request)
-                return
-        self._waiting.append(request)
-        task = asyncio.get_running_loop().create_task(self._open())
-        self._opening.add(task)
-        task.add_done_callback(self._opening.discard)
-
-    async def _open(self) -> None:
-        try:
-            connection = await self._connect()
-        except OSError:
-            if self._waiting:
-                self._settle(self._waiting.pop(0), LOST, time.perf_counter())
-            return
-        if self._waiting:
-            self._send(connection, self._waiting.pop(0))
+                self._exchanges.launch(time.perf_counter())
+            await self._over.wait()
         else:
-            self._idle.append(connection)
-
-    def _send(self, connection: Connection, request: int) -> None:
-        self._busy[connection] = request
-        connection.send(request, self._payloads[request % len(self._payloads)])
-        self._sent[request] = connection.sent_at
+            await self._send_evenly(spec.per_second)
+        await self._exchanges.drain()
+        watch.cancel()
+        await asyncio.gather(watch, return_exceptions=True)
+        await self._exchanges.close()
+        return self._result()
 
     async def _send_evenly(self, per_second: float) -> None:
         """One request every 1/n seconds until the cell is over."""
@@ -162,46 +90,35 @@ class Sender:
                 fired.clear()
                 timer.set(due)
                 await fired.wait()
-                if not self._stopped:
-                    self._send_next(due)
+                if not self._over.is_set():
+                    self._exchanges.launch(due)
                 due += 1 / per_second
         finally:
             timer.close()
 
-    # answers
+    async def _watch(self) -> None:
+        """Give up on a cell whose server answers nothing."""
+        limit = self._begin + self._spec.maximum_seconds + 2 * self._spec.timeout_seconds
+        while not self._over.is_set():
+            await asyncio.sleep(SWEEP_SECONDS)
+            if time.perf_counter() > limit:
+                self._stop(time.perf_counter())
 
-    def _answered(self, connection: Connection, request: int, status: int, at: float) -> None:
-        self._busy.pop(connection, None)
-        if self._recording_from is not None and request >= self._recording_from:
-            for name, value in connection.numbers.items():
-                self._headers.setdefault(name, []).append(value)
-        if status >= 300 and not self._first_failure:
-            self._first_failure = f"{status} {connection.failure.decode(errors='replace')}".strip()
-        if not connection.closed:
-            self._idle.append(connection)
-        self._settle(request, status, at)
-
-    def _lost(self, connection: Connection) -> None:
-        self._busy.pop(connection, None)
-        if connection in self._idle:
-            self._idle.remove(connection)
-
-    def _settle(self, request: int, status: int, at: float) -> None:
-        """Record an outcome, and go on."""
+    def _settled(self, request: int, status: int, at: float, numbers: Mapping[str, float]) -> None:
+        """Note an outcome, and go on."""
         spec = self._spec
-        self._done[request] = at
-        self._status[request] = status
         self._answers += 1
-        good = 200 <= status < 300
+        good = is_good(status)
         self._failed_in_a_row = 0 if good else self._failed_in_a_row + 1
-        if self._stopped:
-            if not self._busy and not self._waiting:
-                self._quiet.set()
+        if self._recording_from is not None and request >= self._recording_from:
+            for name, value in numbers.items():
+                self._headers.setdefault(name, []).append(value)
+        if self._over.is_set():
             return
         if self._recording_from is None:
             if at - self._begin >= spec.warm_up_seconds and self._answers >= spec.warm_up_requests:
-                self._recording_from = len(self._sent)
-                self._before = Usage(spec.pids, spec.cpus)
+                self._recording_from = len(self._exchanges.due)
+                self._before = Reading(spec.pids, spec.cpus)
         elif request >= self._recording_from:
             self._ok += good
             if self._is_enough(at):
@@ -210,11 +127,10 @@ class Sender:
         if self._failed_in_a_row >= HOPELESS:
             self._stop(at)
         elif spec.per_second is None:
-            self._send_next(at)
+            self._exchanges.launch(at)
 
     def _stop(self, at: float) -> None:
-        self._stopped = True
-        self._after = Usage(self._spec.pids, self._spec.cpus, at=at)
+        self._after = Reading(self._spec.pids, self._spec.cpus, at=at)
         self._over.set()
 
     def _is_enough(self, at: float) -> bool:
@@ -222,19 +138,6 @@ class Sender:
         elapsed = at - self._before.at
         spec = self._spec
         return elapsed >= spec.maximum_seconds or (elapsed >= spec.seconds and self._ok >= spec.minimum_requests)
-
-    async def _sweep(self) -> None:
-        """Give up on requests over their time limit, and on cells whose server answers nothing."""
-        while True:
-            await asyncio.sleep(0.1)
-            now = time.perf_counter()
-            for connection, request in list(self._busy.items()):
-                if now - self._due[request] > self._spec.timeout_seconds:
-                    self._busy.pop(connection, None)
-                    connection.abort()
-                    self._settle(request, TIMED_OUT, now)
-            if not self._stopped and now - self._begin > self._spec.maximum_seconds + 2 * self._spec.timeout_seconds:
-                self._stop(now)
 
     # results
 
@@ -244,47 +147,45 @@ class Sender:
         assert after is not None  # noqa: S101 - set before `_over`
         before = self._before or after
         # Nothing but failures: then the warm-up never ended, and its failures are all there is to tell.
+        seen = self._exchanges
         first = self._recording_from if self._recording_from is not None else 0
-        within = [number for number in range(first, len(self._sent)) if self._done[number] <= after.at]
-        good = [number for number in range(first, len(self._sent)) if 200 <= self._status[number] < 300]
-        failures: dict[str, int] = {}
-        for number in range(first, len(self._sent)):
-            if not 200 <= self._status[number] < 300:
-                name = {LOST: "disconnected", TIMED_OUT: "timeout"}.get(self._status[number], str(self._status[number]))
-                failures[name] = failures.get(name, 0) + 1
+        numbers = range(first, len(seen.due))
+        within = [number for number in numbers if seen.done[number] <= after.at]
+        good = [number for number in numbers if is_good(seen.status[number])]
+        failures = Counter(status_name(seen.status[number]) for number in numbers if not is_good(seen.status[number]))
         # With several clients, answers to requests of the warm-up count too: they are what the server did meanwhile.
         completed = sum(
             1
-            for number in range(len(self._sent))
-            if before.at < self._done[number] <= after.at and 200 <= self._status[number] < 300
+            for done, status in zip(seen.done, seen.status, strict=True)
+            if before.at < done <= after.at and is_good(status)
         )
         elapsed = max(after.at - before.at, 1e-9)
-        server = after.server - before.server if spec.pids else None
+        server = after.server.seconds - before.server.seconds if spec.pids else None
         client = after.client - before.client
         even = spec.per_second is not None
-        origin = self._due if even else self._sent
-        lags = sorted(self._sent[number] - self._due[number] for number in within) if even else []
+        origin = seen.due if even else seen.sent
+        lags = sorted(seen.sent[number] - seen.due[number] for number in within if seen.sent[number]) if even else []
         return CellResult(
             seconds=elapsed,
-            latencies_milliseconds=tuple((self._done[number] - origin[number]) * 1e3 for number in good),
+            latencies_milliseconds=tuple((seen.done[number] - origin[number]) * 1e3 for number in good),
             groups=tuple(spec.bodies[number % len(spec.bodies)].group for number in good),
             completed_per_second=completed / elapsed,
             failures=dict(sorted(failures.items())),
-            first_failure=self._first_failure,
+            first_failure=seen.first_failure,
             server_cores=None if server is None else server / elapsed,
             server_cpu_milliseconds=None if server is None or not completed else server / completed * 1e3,
-            server_rss_bytes=after.resident or None,
+            server_rss_bytes=after.server.resident_bytes or None,
             client_cores=client / elapsed,
             foreign_cores=self._foreign(before, after, elapsed),
             send_lag_p99_milliseconds=quantile(lags, 0.99) * 1e3 if lags else 0.0,
             header_means={name: sum(values) / len(values) for name, values in self._headers.items()},
         )
 
-    def _foreign(self, before: Usage, after: Usage, elapsed: float) -> float | None:
+    def _foreign(self, before: Reading, after: Reading, elapsed: float) -> float | None:
         """What others took of the server's CPUs. This process counts as ours when it runs on them."""
         if not self._spec.cpus or not self._spec.pids:
             return None
-        ours = after.server - before.server
+        ours = after.server.seconds - before.server.seconds
         if os.sched_getaffinity(0) & set(self._spec.cpus):
             ours += after.client - before.client
         return max(0.0, (after.busy - before.busy - ours) / elapsed)

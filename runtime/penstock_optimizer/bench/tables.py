@@ -34,19 +34,7 @@ def to_csv(results: BenchResults) -> str:
                 figures.per_second,
                 figures.per_second * result.batch,
                 figures.spread,
-                *(
-                    (None,) * 7
-                    if latency is None
-                    else (
-                        latency.minimum,
-                        latency.mean,
-                        latency.p50,
-                        latency.p90,
-                        latency.p95,
-                        latency.p99,
-                        latency.maximum,
-                    )
-                ),
+                *((None,) * 7 if latency is None else latency.columns),
             ]
             writer.writerow(
                 [

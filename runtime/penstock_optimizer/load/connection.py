@@ -1,16 +1,16 @@
-"""One keep-alive HTTP/1.1 connection that carries one request at a time: the protocol side of the load generator."""
+"""One keep-alive HTTP/1.1 connection that carries one request at a time: the protocol side of `exchanges`."""
 
 from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Protocol, cast
 from urllib.parse import urlsplit
 
 import httptools
 
-from penstock_optimizer.load.spec import LoadSpec
+from penstock_optimizer.load.spec import RequestBody
 
 FAILURE_BYTES = 300
 """How much of the body of a failed answer is kept, to show what went wrong."""
@@ -24,7 +24,36 @@ class Answered(Protocol):
         ...
 
 
-def request_bytes(spec: LoadSpec) -> list[bytes]:
+class Requests(Protocol):
+    """What to send and what to look at in the answers: a LoadSpec, or a CellSpec of the bench."""
+
+    @property
+    def url(self) -> str:
+        """Plain HTTP."""
+        ...
+
+    @property
+    def bodies(self) -> Sequence[RequestBody]:
+        """Sent in this order, over and over."""
+        ...
+
+    @property
+    def headers(self) -> Mapping[str, str]:
+        """Of each request, besides host and length."""
+        ...
+
+    @property
+    def response_headers(self) -> Sequence[str]:
+        """Names of numeric headers of the answers that are wanted."""
+        ...
+
+    @property
+    def timeout_seconds(self) -> float:
+        """For each request."""
+        ...
+
+
+def request_bytes(spec: Requests) -> list[bytes]:
     """The whole requests, heads included, one for each body of the spec."""
     parts = urlsplit(spec.url)
     path = parts.path or "/"

@@ -45,6 +45,11 @@ class LatencySummary(BaseModel):
             p95_upper=upper,
         )
 
+    @property
+    def columns(self) -> tuple[float, ...]:
+        """Minimum, mean, p50, p90, p95, p99, maximum: as tables have them."""
+        return (self.minimum, self.mean, self.p50, self.p90, self.p95, self.p99, self.maximum)
+
 
 def quantile(ordered: Sequence[float], share: float) -> float:
     """The quantile of a sorted, non-empty sequence, interpolated between neighbours."""
