@@ -65,10 +65,11 @@ class Builder:
                 archive = self._make(target, archive)
         return archive
 
-    def rebuild(self, target: Target, archive: Path) -> None:
+    def rebuild(self, target: Target, archive: Path) -> Path:
         """Build from the first line again, without any kept layer, into an archive of the caller's choice."""
         require("buildah")
-        self._make(target, archive, fresh=True)
+        with self._alone():
+            return self._make(target, archive, fresh=True)
 
     def refresh_base(self) -> None:
         """Make the base again from Debian as it is today; images that stand on it are built again."""

@@ -40,7 +40,8 @@ def generated(root: Path = ROOT) -> dict[Path, str]:
     """Path below the repository -> its content."""
     found = {CHART / "files/rbac.yaml": rbac()}
     for definition in sorted((root / "crds").glob("*.yaml")):
-        found[CHART / "crds" / definition.name] = definition.read_text(encoding="utf-8")
+        # `helm show crds` writes the files one after the other, as they are.
+        found[CHART / "crds" / definition.name] = "---\n" + definition.read_text(encoding="utf-8")
     return found
 
 

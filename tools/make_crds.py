@@ -286,9 +286,21 @@ def hardware_classes() -> Iterator[dict[str, Any]]:
 
 def written(*documents: dict[str, Any]) -> str:
     """As YAML, readable and always the same."""
-    return HEAD + yaml.safe_dump_all(
-        documents, sort_keys=False, width=118, allow_unicode=True, explicit_start=len(documents) > 1
+    return HEAD + yaml.dump_all(
+        documents,
+        Dumper=_WithoutAliases,
+        sort_keys=False,
+        width=118,
+        allow_unicode=True,
+        explicit_start=len(documents) > 1,
     )
+
+
+class _WithoutAliases(yaml.SafeDumper):
+    """Writes a value that occurs twice twice: nobody wants to read `&id001` in a definition."""
+
+    def ignore_aliases(self, data: Any) -> bool:  # noqa: ARG002 - the base class's signature
+        return True
 
 
 def stale() -> list[str]:

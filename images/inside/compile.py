@@ -26,7 +26,7 @@ def compile_folder(folder: Path) -> int:
     for source in sorted(folder.rglob("*.py")):
         try:
             py_compile.compile(
-                str(source), doraise=True, invalidation_mode=py_compile.PycInvalidationMode.UNCHECKED_HASH, quiet=2
+                str(source), doraise=True, invalidation_mode=py_compile.PycInvalidationMode.UNCHECKED_HASH
             )
         except py_compile.PyCompileError:
             continue  # templates and samples of packages: nobody imports them

@@ -12,6 +12,7 @@ import click
 
 from penstock.cli.folders import models_option, store_option
 from penstock.cli.host import describe_cpu
+from penstock.cli.packages import require_optimizer
 from penstock.cli.progress import OptimizationView, show_result
 from penstock.cli.screen import console, fact
 from penstock.endpoint import ModelEndpoint
@@ -37,6 +38,7 @@ def command(
     Tries recipes (engine and precision), rejects those whose answers differ from fp32 by more than the accuracy budget,
     measures the rest, and writes the artefact: model, manifest.json, report.html. Interrupted, it goes on where it was.
     """
+    require_optimizer()
     # Not with the module: `penstock --help` and the documents read this command, and need none of it.
     from penstock_optimizer.optimise import optimise
 

@@ -20,6 +20,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from penstock.cli.host import describe_cpu
+from penstock.cli.packages import require_optimizer
 from penstock.cli.progress import OptimizationView, event_from_json, show_result
 from penstock.cli.screen import bytes_text, console, fact
 from penstock.endpoint import ModelEndpoint, OptimizationMode
@@ -153,6 +154,7 @@ class Serving:
             await self._first(server, self._options.target, "chosen", grant)
             self._show_serving(server)
             return
+        require_optimizer()
         # Building and searching bring libraries that serving an artefact does without.
         from penstock_optimizer.optimise import prepare
 

@@ -1,0 +1,256 @@
+"""What the chart makes of its values, seen by a real helm."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from penstock_operator.rbac import CLUSTER, NAMESPACED, OWN, rules
+from penstock_operator.settings import Settings
+from tests.charts.conftest import CHART, NAMESPACE, Helm, Manifest, of_kind
+from tools import make_chart
+
+ROOT = Path(__file__).parents[2]
+
+
+def environment(manifests: list[Manifest]) -> dict[str, str]:
+    """The operator's environment, without what the kubelet fills in."""
+    (container,) = of_kind(manifests, "Deployment")["spec"]["template"]["spec"]["containers"]
+    return {entry["name"]: entry["value"] for entry in container["env"] if "value" in entry}
+
+
+def test_helm_s_linter_has_nothing_to_say_against_it(helm: Helm) -> None:
+    lines = helm.run("lint", "--strict", str(CHART)).stdout.splitlines()
+
+    assert [line for line in lines if line.startswith(("[WARNING]", "[ERROR]"))] == []
+
+
+def test_what_comes_from_the_code_is_as_the_code_says() -> None:
+    assert make_chart.differences(make_chart.generated()) == []
+
+
+def test_the_roles_are_what_the_operator_says_it_needs(helm: Helm) -> None:
+    manifests = helm.template()
+
+    assert of_kind(manifests, "ClusterRole")["rules"] == rules([*CLUSTER, *NAMESPACED])
+    assert of_kind(manifests, "Role")["rules"] == rules(OWN)
+
+
+def test_with_namespaces_to_watch_the_rights_end_there(helm: Helm) -> None:
+    manifests = helm.template({"watchNamespaces": ["team-a", "team-b"]})
+
+    assert of_kind(manifests, "ClusterRole")["rules"] == rules(CLUSTER)
+    watched = {one["metadata"]["namespace"]: one["rules"] for one in manifests if one["kind"] == "Role"}
+    assert watched == {NAMESPACE: rules(OWN), "team-a": rules(NAMESPACED), "team-b": rules(NAMESPACED)}
+    bound = {one["metadata"]["namespace"] for one in manifests if one["kind"] == "RoleBinding"}
+    assert bound == {NAMESPACE, "team-a", "team-b"}
+    assert environment(manifests)["PENSTOCK_OPERATOR_NAMESPACES"] == "team-a,team-b"
+
+
+def test_the_operator_is_kept_to_the_restricted_pod_security_standard(helm: Helm) -> None:
+    pod = of_kind(helm.template(), "Deployment")["spec"]["template"]["spec"]
+    (container,) = pod["containers"]
+
+    assert pod["securityContext"]["runAsNonRoot"] is True
+    assert pod["securityContext"]["seccompProfile"] == {"type": "RuntimeDefault"}
+    assert container["securityContext"] == {
+        "allowPrivilegeEscalation": False,
+        "readOnlyRootFilesystem": True,
+        "capabilities": {"drop": ["ALL"]},
+    }
+
+
+@pytest.mark.parametrize(
+    ("values", "expected"),
+    [
+        (
+            {},
+            {
+                "PENSTOCK_OPERATOR_STORE_URI": "file:///var/lib/penstock/artefacts",
+                "PENSTOCK_OPERATOR_STORE_HOST_PATH": "/var/lib/penstock/artefacts",
+                "PENSTOCK_OPERATOR_RUNTIME_IMAGE": "localhost/penstock-runtime:0.1.0",
+                "PENSTOCK_OPERATOR_OPTIMIZER_IMAGE": "localhost/penstock-optimizer:0.1.0",
+                "PENSTOCK_OPERATOR_TOOLCHAIN": "0.1.0",
+            },
+        ),
+        (
+            {"store": {"hostPath": {"enabled": False}, "claim": {"enabled": True, "name": "shared"}}},
+            {
+                "PENSTOCK_OPERATOR_STORE_URI": "file:///var/lib/penstock/artefacts",
+                "PENSTOCK_OPERATOR_STORE_CLAIM": "shared",
+            },
+        ),
+        (
+            {
+                "store": {
+                    "hostPath": {"enabled": False},
+                    "s3": {"enabled": True, "uri": "s3://models/penstock", "secretName": "s3"},
+                }
+            },
+            {"PENSTOCK_OPERATOR_STORE_URI": "s3://models/penstock", "PENSTOCK_OPERATOR_STORE_SECRET": "s3"},
+        ),
+        (
+            {
+                "images": {
+                    "optimizer": {"repository": "registry.example:5000/team/optimizer", "tag": "2.0"},
+                    "pullSecrets": ["a", "b"],
+                    "pullPolicy": "Always",
+                },
+                "extraEnv": {"HF_ENDPOINT": "https://hub.example/", "NO_PROXY": "cluster.local"},
+                "operator": {"settings": {"WORKERS": 16}},
+            },
+            {
+                "PENSTOCK_OPERATOR_OPTIMIZER_IMAGE": "registry.example:5000/team/optimizer:2.0",
+                "PENSTOCK_OPERATOR_TOOLCHAIN": "2.0",
+                "PENSTOCK_OPERATOR_IMAGE_PULL_SECRETS": "a,b",
+                "PENSTOCK_OPERATOR_IMAGE_PULL_POLICY": "Always",
+                "PENSTOCK_OPERATOR_EXTRA_ENV": "HF_ENDPOINT=https://hub.example/,NO_PROXY=cluster.local",
+                "PENSTOCK_OPERATOR_WORKERS": "16",
+            },
+        ),
+    ],
+)
+def test_values_become_settings_that_the_operator_takes(helm: Helm, values: Manifest, expected: dict[str, str]) -> None:
+    given = environment(helm.template(values))
+
+    assert expected.items() <= given.items()
+    Settings.load(given)  # refuses names that are none, and values that do not go together
+
+
+def test_the_defaults_of_the_chart_are_those_of_the_operator(helm: Helm) -> None:
+    ours = Settings.load(environment(helm.template())).plan_settings()
+    its = Settings.load({}).plan_settings()
+
+    assert {
+        name: (getattr(ours, name), getattr(its, name))
+        for name in ("max_attempts", "job_overtime_seconds", "unused_grace_seconds", "image_pull_policy", "store_uri")
+        if getattr(ours, name) != getattr(its, name)
+    } == {}
+
+
+def test_one_of_two_operators_stays_through_a_drain_and_a_single_one_blocks_none(helm: Helm) -> None:
+    assert of_kind(helm.template(), "PodDisruptionBudget")["spec"]["maxUnavailable"] == 1
+    assert [one for one in helm.template({"replicas": 1}) if one["kind"] == "PodDisruptionBudget"] == []
+
+
+def test_the_classes_are_those_of_the_code_and_can_be_left_out(helm: Helm) -> None:
+    in_file = {one["metadata"]["name"]: one["spec"] for one in yaml.safe_load_all(_classes_file()) if one}
+    values = yaml.safe_load((CHART / "values.yaml").read_text())["hardwareClasses"]
+
+    rendered = [one for one in helm.template() if one["kind"] == "HardwareClass"]
+    without = [one for one in helm.template({"hardwareClasses": {"inf1": False}}) if one["kind"] == "HardwareClass"]
+
+    assert set(values) == set(in_file)
+    assert {one["metadata"]["name"]: one["spec"] for one in rendered} == in_file
+    assert {one["metadata"]["name"] for one in without} == set(in_file) - {"inf1"}
+
+
+def _classes_file() -> str:
+    return (CHART / "files/hardware-classes.yaml").read_text()
+
+
+def test_only_the_store_of_one_node_is_prepared_as_root(helm: Helm) -> None:
+    with_folder = of_kind(helm.template(), "DaemonSet")
+    s3 = {"store": {"hostPath": {"enabled": False}, "s3": {"enabled": True, "uri": "s3://models"}}}
+
+    (prepare,) = with_folder["spec"]["template"]["spec"]["initContainers"]
+    assert prepare["securityContext"]["capabilities"] == {"drop": ["ALL"], "add": ["CHOWN", "FOWNER"]}
+    assert [one for one in helm.template(s3) if one["kind"] == "DaemonSet"] == []
+
+
+def test_a_pod_monitor_is_made_where_it_is_asked_for(helm: Helm) -> None:
+    monitor = of_kind(helm.template({"podMonitor": {"enabled": True, "interval": "10s"}}), "PodMonitor")
+
+    assert monitor["spec"]["podMetricsEndpoints"] == [{"port": "metrics", "interval": "10s"}]
+    assert monitor["spec"]["selector"] == of_kind(helm.template(), "Deployment")["spec"]["selector"]
+
+
+BAD: list[tuple[Manifest, str]] = [
+    ({"replica": 2}, "replica"),
+    ({"replicas": "two"}, "replicas"),
+    ({"replicas": 0}, "replicas"),
+    ({"images": {"runtime": {"tagg": "1"}}}, "tagg"),
+    ({"images": {"runtime": {"tag": "spaces are none"}}}, "tag"),
+    ({"images": {"pullPolicy": "Sometimes"}}, "pullPolicy"),
+    ({"watchNamespaces": "team-a"}, "watchNamespaces"),
+    ({"watchNamespaces": ["Team_A"]}, "watchNamespaces"),
+    ({"store": {"hostPath": {"path": "relative/path"}}}, "path"),
+    ({"store": {"s3": {"enabled": True}}}, "uri"),
+    ({"store": {"s3": {"enabled": True, "uri": "https://bucket"}}}, "uri"),
+    ({"store": {"claim": {"enabled": True, "name": ""}}}, "name"),
+    ({"hardwareClasses": {"icelak": True}}, "icelak"),
+    ({"jobs": {"maxAttempts": 0}}, "maxAttempts"),
+    ({"extraEnv": {"NO_PROXY": "a,b"}}, "NO_PROXY"),
+    ({"operator": {"settings": {"workers": 1}}}, "workers"),
+    ({"operator": {"logLevel": "loud"}}, "logLevel"),
+    ({"operator": {"resources": {"limits": {"memory": "plenty"}}}}, "memory"),
+    ({"podMonitor": {"interval": "often"}}, "interval"),
+]
+
+
+@pytest.mark.parametrize(("values", "word"), BAD, ids=str)
+def test_bad_values_are_refused_by_name(helm: Helm, values: Manifest, word: str) -> None:
+    run = helm.run("template", "penstock", str(CHART), values=values, check=False)
+
+    assert run.returncode != 0
+    assert "don't meet the specifications of the schema" in run.stderr
+    assert word in run.stderr
+
+
+@pytest.mark.parametrize(
+    ("store", "word"),
+    [
+        ({"hostPath": {"enabled": False}}, "not none"),
+        ({"claim": {"enabled": True}}, "not hostPath and claim"),
+    ],
+)
+def test_exactly_one_store_is_asked_for(helm: Helm, store: Manifest, word: str) -> None:
+    run = helm.run("template", "penstock", str(CHART), values={"store": store}, check=False)
+
+    assert run.returncode != 0
+    assert f"exactly one of hostPath, claim and s3 is enabled, {word}" in run.stderr
+
+
+def test_every_value_is_explained_by_the_schema_and_the_other_way_round() -> None:
+    import json
+
+    schema = json.loads((CHART / "values.schema.json").read_text())
+    values = yaml.safe_load((CHART / "values.yaml").read_text())
+
+    assert set(_paths(values)) == set(_schema_paths(schema, schema["definitions"])) - {"global"}
+
+
+def _paths(value: Any, path: str = "") -> list[str]:
+    if not isinstance(value, dict) or not value or path in {"operator.resources.requests", "operator.resources.limits"}:
+        return [path]
+    return [found for name, inner in value.items() for found in _paths(inner, f"{path}.{name}".strip("."))]
+
+
+def _schema_paths(schema: Manifest, definitions: Manifest, path: str = "") -> list[str]:
+    if "$ref" in schema:
+        schema = definitions[schema["$ref"].rsplit("/", 1)[1]]
+    inner = schema.get("properties")
+    if not inner:
+        return [path]
+    return [
+        found for name, part in inner.items() for found in _schema_paths(part, definitions, f"{path}.{name}".strip("."))
+    ]
+
+
+def test_the_generator_notices_what_is_stale(tmp_path: Path) -> None:
+    wanted = make_chart.generated()
+    for path, text in wanted.items():
+        (tmp_path / path).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / path).write_text(text)
+    assert make_chart.differences(wanted, tmp_path) == []
+
+    (tmp_path / make_chart.CHART / "files/rbac.yaml").write_text("cluster: []\n")
+    (tmp_path / make_chart.CHART / "crds/gone.yaml").write_text("kind: CustomResourceDefinition\n")
+
+    assert make_chart.differences(wanted, tmp_path) == [
+        "charts/penstock/files/rbac.yaml is not what the code says: make chart writes it",
+        "charts/penstock/crds/gone.yaml is no longer in crds/: remove it",
+    ]

@@ -1,0 +1,49 @@
+"""Two builds of the same sources give the same image, whoever builds."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from images.archive import Archive
+from images.build import Builder
+from images.machine import Machine
+from images.target import target_named
+
+CANARY = "canary.invalid"
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    "name",
+    [
+        "operator",
+        pytest.param("runtime", marks=pytest.mark.extended),
+        pytest.param("optimizer", marks=pytest.mark.extended),
+    ],
+)
+@pytest.mark.timeout(1200)
+def test_a_second_build_by_another_machine_gives_the_same_layers(
+    archive: Callable[[str], Archive], images: Builder, tmp_path: Path, name: str
+) -> None:
+    """The second one has settings that the first one has not: what gets into a layer would change its digest."""
+    first = archive(name)
+    machine = images.machine
+    other = Machine(
+        apt=(*machine.apt, f'Acquire::http::Proxy::{CANARY} "DIRECT";'),
+        pip={**(machine.pip or {}), "trusted-host": CANARY},
+        certificates=machine.certificates,
+        proxies=machine.proxies,
+        mirror=machine.mirror,
+        security_mirror=machine.security_mirror,
+    )
+
+    again = replace(images, machine=other).rebuild(target_named(name), tmp_path / "again.oci.tar")
+
+    second = Archive(again)
+    assert [layer.diff_id for layer in second.layers] == [layer.diff_id for layer in first.layers]
+    assert [layer.digest for layer in second.layers] == [layer.digest for layer in first.layers]
+    assert second.configuration == first.configuration

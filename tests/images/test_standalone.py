@@ -1,0 +1,151 @@
+"""The images without Kubernetes, as `docker run` has them: optimise and serve a model, serve an artefact."""
+
+from __future__ import annotations
+
+import subprocess
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+from images.archive import Archive
+from images.build import Builder
+from tests.cli.endpoints import write_endpoint, write_tiny
+from tests.images.container import Answer, Engine, engine
+
+pytestmark = pytest.mark.slow
+
+USER = 65532
+QUESTION = {"inputs": ["I like you.", "I love you."]}
+
+
+@pytest.fixture(scope="module")
+def optimizer(
+    images: Builder, archive: Callable[[str], Archive], tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[Engine]:
+    with engine(images, archive("optimizer"), tmp_path_factory.mktemp("optimizer")) as started:
+        yield started
+
+
+@pytest.fixture(scope="module")
+def runtime(
+    images: Builder, archive: Callable[[str], Archive], tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[Engine]:
+    with engine(images, archive("runtime"), tmp_path_factory.mktemp("runtime")) as started:
+        yield started
+
+
+@pytest.fixture(scope="module")
+def models(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder with a small model and endpoints that name it by its path in a container."""
+    folder = tmp_path_factory.mktemp("models")
+    write_tiny(folder / "tiny")
+    openvino = {"budgetSeconds": 100, "engines": ["openvino"], "precisions": ["int8-static"]}
+    few = {"engines": ["onnxruntime", "openvino"], "precisions": ["fp32", "int8-static"], "budgetSeconds": 100}
+    # The accuracy is not what is tried here, and a model of random numbers suffers from rounding.
+    loose = {"accuracy": {"minCosine": 0.5}}
+    lengths = {"workload": {"sequenceLengths": [8]}}
+    write_endpoint(folder / "endpoint.yaml", "file:///models/tiny", optimization=few | loose, **lengths)
+    write_endpoint(folder / "openvino.yaml", "file:///models/tiny", optimization=openvino | loose, **lengths)
+    subprocess.run(["chmod", "-R", "a+rX", folder], check=True)
+    return folder
+
+
+def volume(path: Path) -> Path:
+    """A folder that the images' user may write to."""
+    path.mkdir()
+    subprocess.run(["chown", f"{USER}:{USER}", path], check=True)
+    return path
+
+
+def ready(answer: Answer) -> bool:
+    return answer.status == 200
+
+
+def check(answer: Answer) -> None:
+    """It is an answer of the model, with what it took in milliseconds."""
+    assert answer.status == 200
+    assert len(answer.body) == 2
+    assert float(answer.headers["x-compute-time"]) > 0
+
+
+@pytest.mark.timeout(900)
+def test_a_model_is_served_while_it_is_optimised_and_its_artefact_by_the_smaller_image(
+    optimizer: Engine, runtime: Engine, models: Path, tmp_path: Path
+) -> None:
+    artefacts = volume(tmp_path / "artefacts")
+
+    with optimizer.run(
+        "serve", "/models/endpoint.yaml", mounts={"/models": models, "/var/lib/penstock/artefacts": artefacts}
+    ) as container:
+        container.until("GET", "/readyz", is_it=ready)
+        first = container.ask("POST", "/predict", QUESTION)
+        check(first)
+        container.until("GET", "/info", is_it=lambda answer: answer.status == 200 and settled(answer))
+        check(container.ask("POST", "/predict", QUESTION))
+        said = container.said()
+        assert container.end() == 0
+    finished = [path.parent for path in artefacts.glob("*/report.html")]
+    assert len(finished) == 1, said
+
+    with runtime.run("serve", "/artefact", mounts={"/artefact": finished[0]}) as container:
+        container.until("GET", "/readyz", is_it=ready)
+        answer = container.ask("POST", "/predict", QUESTION)
+        check(answer)
+        assert container.ask("GET", "/metrics").status == 200
+        assert container.end() == 0
+
+
+def settled(answer: Answer) -> bool:
+    """Whether no optimisation is under way any more."""
+    return not answer.body.get("optimization")
+
+
+@pytest.mark.timeout(600)
+def test_openvino_and_its_quantiser_work_with_what_was_left_of_them(
+    optimizer: Engine, models: Path, tmp_path: Path
+) -> None:
+    artefacts = volume(tmp_path / "artefacts")
+
+    with optimizer.run(
+        "optimize", "/models/openvino.yaml", mounts={"/models": models, "/var/lib/penstock/artefacts": artefacts}
+    ) as container:
+        status = container.process.wait(400)
+
+    assert status == 0, container.said()
+    assert "int8" in container.said()
+    assert list(artefacts.glob("*/manifest.json"))
+    assert "rror" not in container.said()
+
+
+def test_the_smaller_image_says_which_one_optimises(runtime: Engine, models: Path) -> None:
+    with runtime.run("serve", "/models/endpoint.yaml", mounts={"/models": models}) as container:
+        status = container.process.wait(60)
+
+    assert status == 1
+    assert "penstock-optimizer" in container.said()
+    assert "Traceback" not in container.said()
+
+
+@pytest.mark.parametrize("which", ["optimizer", "runtime"])
+def test_without_words_it_is_a_pod_s_process_and_says_what_it_is_not_told(
+    which: str, request: pytest.FixtureRequest
+) -> None:
+    started: Engine = request.getfixturevalue(which)
+
+    with started.run() as container:
+        status = container.process.wait(60)
+
+    assert status != 0
+    assert "PENSTOCK_" in container.said()
+    assert "Traceback" not in container.said()
+
+
+@pytest.mark.parametrize("which", ["optimizer", "runtime"])
+def test_it_knows_its_version(which: str, request: pytest.FixtureRequest) -> None:
+    started: Engine = request.getfixturevalue(which)
+
+    with started.run("--version") as container:
+        assert container.process.wait(60) == 0
+
+    assert container.said().startswith("penstock, version ")

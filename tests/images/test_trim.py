@@ -1,0 +1,60 @@
+"""Trimming removes what its patterns name, and notices when a package has changed."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from images.inside import trim
+
+
+def write(folder: Path, *names: str) -> None:
+    for name in names:
+        path = folder / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text("ten bytes\n")
+
+
+def names(folder: Path) -> set[str]:
+    return {str(path.relative_to(folder)) for path in folder.rglob("*") if path.is_file()}
+
+
+def test_files_and_folders_of_a_group_go_and_the_saving_is_counted(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    write(tmp_path, "a/keep.py", "a/tests/one.py", "a/b/tests/data/two.bin", "a/lib.so.3")
+    monkeypatch.setitem(trim.GROUPS, "a", ("a/**/tests", "a/lib.so.*"))
+
+    saved = trim.trim(tmp_path, ["a"])
+
+    assert names(tmp_path) == {"a/keep.py"}
+    assert saved == 30
+
+
+def test_what_a_group_keeps_stays(tmp_path: Path) -> None:
+    write(tmp_path, "botocore/data/s3/service.json", "botocore/data/ec2/service.json", "botocore/data/endpoints.json")
+
+    trim.trim(tmp_path, ["botocore"])
+
+    assert names(tmp_path) == {"botocore/data/s3/service.json", "botocore/data/endpoints.json"}
+
+
+def test_a_pattern_that_matches_nothing_ends_the_build(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    write(tmp_path, "a/keep.py")
+    monkeypatch.setitem(trim.GROUPS, "a", ("a/gone.so",))
+
+    with pytest.raises(SystemExit, match=r"matches 'a/gone.so' of group 'a': the package has changed"):
+        trim.trim(tmp_path, ["a"])
+
+
+def test_a_link_is_removed_and_not_what_it_leads_to(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    write(tmp_path, "outside/file.txt")
+    (tmp_path / "a").mkdir()
+    (tmp_path / "a/tests").symlink_to(tmp_path / "outside")
+    monkeypatch.setitem(trim.GROUPS, "a", ("a/tests",))
+
+    trim.trim(tmp_path, ["a"])
+
+    assert names(tmp_path) == {"outside/file.txt"}
+    assert not (tmp_path / "a/tests").is_symlink()
