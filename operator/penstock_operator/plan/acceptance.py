@@ -75,6 +75,18 @@ def hardware_class(name: str, classes: Mapping[str, Mapping[str, Any]]) -> Hardw
         return no("HardwareClassInvalid", sentence(f"the HardwareClass {name} cannot be read: {error}"))
 
 
+def fitting_class(name: str, cores: int, classes: Mapping[str, Mapping[str, Any]]) -> HardwareClassSpec | None:
+    """The class of this name, if it is there and pods of so many cores can be made on it."""
+    found = hardware_class(name, classes)
+    if isinstance(found, Finding):
+        return None
+    try:
+        found.requests(cores)
+    except SpecError:
+        return None
+    return found
+
+
 def taken_names(endpoint: Endpoint, foreign: Iterable[Ref]) -> list[Ref]:
     """Objects of other people that have the names of ours."""
     return sorted(ref for ref in foreign if ref.kind in OURS and ref.name == endpoint.name)

@@ -31,7 +31,7 @@ ORDINARY = {
     "Settled",
 }
 """Reasons that are no trouble, though something does not hold (yet)."""
-UNSAID = {"OptimizationPending", "Starting", "NothingToServe", "Settled", "Scaling", "NotNeeded"}
+UNSAID = {"OptimizationPending", "Starting", "NothingToServe", "Settled", "Scaling", "NotNeeded", "NoObjective"}
 """What everybody expects."""
 
 

@@ -116,6 +116,8 @@ def objective(endpoint: Endpoint, serving: Serving | None, pinned: Finding, verd
             f"{_pods([verdict.pod for verdict in wrong])} on {wrong[0].node}: {stopped(wrong[0].wrong_cpu)} "
             "Narrow the hardware class to nodes of one kind.",
         )
+    if wishes.latency is None and wishes.throughput is None:
+        return yes("NoObjective", "The spec states none: the best of latency and throughput serves.")
     if serving is None or serving.result is None:
         return unknown("NotMeasured", "What serves, if anything, was not measured.")
     if not pinned.true:
@@ -130,8 +132,6 @@ def objective(endpoint: Endpoint, serving: Serving | None, pinned: Finding, verd
         )
     capacity = serving.result.capacity
     rate = capacity.requests_per_second
-    if wishes.latency is None and wishes.throughput is None:
-        return yes("NoObjective", "The spec states none: the best of latency and throughput serves.")
     if capacity.p95_objective_milliseconds is None:
         return unknown("NotMeasured", "The capacity of this plan was not measured: the time budget was too short.")
     if rate is None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from penstock.errors import SpecError
 from penstock.hardware_class import HardwareClassSpec
 from penstock.placement import Needs, Node, place
 from penstock_operator.plan.endpoint import Endpoint
@@ -24,8 +23,5 @@ def missing_for(
     """
     if hardware is None or not observed.nodes:
         return ""
-    try:
-        needs = Needs.of(class_name, hardware, endpoint.spec.pod, cores=cores, memory_bytes=memory_bytes)
-    except SpecError:  # said by the condition Accepted
-        return ""
+    needs = Needs.of(class_name, hardware, endpoint.spec.pod, cores=cores, memory_bytes=memory_bytes)
     return place(needs, map(Node.from_object, observed.nodes)).explanation

@@ -18,7 +18,7 @@ from penstock.hardware_class import HardwareClassSpec
 from penstock.optimized import OptimizedModelStatus, Phase, optimized_model_name
 from penstock.scaling import ScalingMode
 from penstock.status import ConditionType, EndpointStatus
-from penstock_operator.plan.acceptance import accepted, hardware_class, read
+from penstock_operator.plan.acceptance import accepted, fitting_class, hardware_class, read
 from penstock_operator.plan.actions import Event, Plan, StatusWrite
 from penstock_operator.plan.availability import available, progressing, troubles
 from penstock_operator.plan.conditions import Finding, conditions, no, unknown, yes
@@ -154,9 +154,9 @@ class _Planning:
             self.delete.append(ref)
         if serving is None or not serving.known:
             return ""
-        hardware = hardware_class(serving.hardware_class, observed.hardware_classes)
-        if isinstance(hardware, Finding):
-            # The class of an older spec was deleted; its pods go on.
+        hardware = fitting_class(serving.hardware_class, serving.cores, observed.hardware_classes)
+        if hardware is None:
+            # The class of an older spec was deleted or changed; its pods go on.
             return ""
         desired = deployment(endpoint, serving, hardware, count, observed.settings)
         self.apply.append(desired)
@@ -180,8 +180,7 @@ class _Planning:
             if serving is not None
             else (endpoint.spec.hardware_class, endpoint.spec.cores)
         )
-        found = hardware_class(class_name, observed.hardware_classes)
-        hardware = None if isinstance(found, Finding) else found
+        hardware = fitting_class(class_name, cores, observed.hardware_classes)
         cpus = cores if hardware is None else hardware.requests(cores)["cpu"]
         live = [entry for entry in observed.pods if not entry.pod.deleting]
         wrong = troubles(live, self._missing_for_pods(serving, hardware, class_name, cores, live))
@@ -271,12 +270,11 @@ class _Planning:
         if wanted is None or wanted.running is None or not wanted.running.unschedulable:
             return ""
         spec = wanted.spec
-        found = hardware_class(spec.hardware_class, self.observed.hardware_classes)
         memory = job_memory(self.endpoint.spec.pod, self.observed.settings)
         return missing_for(
             self.endpoint,
             self.observed,
-            None if isinstance(found, Finding) else found,
+            fitting_class(spec.hardware_class, spec.cores, self.observed.hardware_classes),
             class_name=spec.hardware_class,
             cores=spec.cores,
             memory_bytes=memory,

@@ -108,6 +108,7 @@ class PodFacts:
             unschedulable=(scheduled.get("message") or "") if scheduled.get("reason") == "Unschedulable" else "",
             disruption=(disrupted.get("reason") or "") if disrupted.get("status") == "True" else "",
             container=ContainerFacts.from_pod(pod),
+            cpus=_whole_cpus(pod.get("spec") or {}),
             owner=next(
                 (entry["name"] for entry in metadata.get("ownerReferences") or [] if entry.get("controller")), ""
             ),

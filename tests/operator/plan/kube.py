@@ -160,6 +160,7 @@ class Kube:
         self.other_users: dict[str, list[User]] = {}
         self.deleted: list[Ref] = []
         self._made = 0
+        self._replicas_ours: set[tuple[str, str]] = set()
 
     # what is seen
 
@@ -237,6 +238,13 @@ class Kube:
         key = (value["kind"], value["metadata"]["name"])
         made = copy.deepcopy(value)
         present = self.objects.get(key)
+        if value["kind"] == "Deployment" and "replicas" not in value["spec"]:
+            # Whose the number is stays, and one that was ours until now falls back to the default.
+            ours = present is None or key in self._replicas_ours
+            made["spec"]["replicas"] = 1 if ours or present is None else present["spec"]["replicas"]
+        self._replicas_ours.discard(key)
+        if "replicas" in value.get("spec", {}):
+            self._replicas_ours.add(key)
         if present is None:
             self._made += 1
             made["metadata"].update(
@@ -249,8 +257,6 @@ class Kube:
             made["status"] = present.get("status") or {}
             if made.get("spec") != present.get("spec"):
                 made["metadata"]["generation"] += 1
-            if value["kind"] == "Deployment" and "replicas" not in value["spec"]:
-                made["spec"]["replicas"] = present["spec"].get("replicas", 1)
         self.objects[key] = made
 
     def delete(self, ref: Ref) -> None:
@@ -278,10 +284,10 @@ class Kube:
 
     @property
     def job(self) -> str:
-        """The name of the newest job."""
-        return max(
-            (name for kind, name in self.objects if kind == "Job"), key=lambda name: int(name.rpartition("-")[2])
-        )
+        """The name of the newest job of the present spec."""
+        model = self.endpoint["status"]["optimizedModel"]
+        jobs = [name for kind, name in self.objects if kind == "Job" and name.startswith(f"{model}-")]
+        return max(jobs, key=lambda name: int(name.rpartition("-")[2]))
 
     def job_runs(self, done: int = 7, of: int = 23, *, baseline: bool = False) -> None:
         """Its pod runs and has said how far it is."""

@@ -1,0 +1,118 @@
+"""What is distilled from objects of the API, from logs, and from what pods say of themselves."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from penstock_operator.plan.conditions import Finding, clipped, no, sentence, yes
+from penstock_operator.plan.observed import (
+    DeploymentFacts,
+    HostReport,
+    JobFacts,
+    JobLog,
+    OptimizedModelFacts,
+    PodFacts,
+    ReplicaSetFacts,
+    moment,
+)
+from penstock_operator.plan.pinning import spoken
+from tests.operator.plan.kube import Json, info
+
+ANYTHING = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False) | st.text(max_size=5),
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=5), inner, max_size=3),
+    max_leaves=8,
+)
+
+
+def test_an_empty_pod_is_a_pending_one() -> None:
+    facts = PodFacts.from_object({"metadata": {"name": "p"}})
+    assert (facts.phase, facts.ready, facts.deleting, facts.cpus) == ("Pending", False, False, 0)
+
+
+@pytest.mark.parametrize(("asked", "cpus"), [("4", 4), ("4000m", 4), ("500m", 0), ("", 0), ("many", 0), (2, 2)])
+def test_a_pods_cpus_are_whole_ones(asked: object, cpus: int) -> None:
+    container = {"name": "penstock", "resources": {"requests": {"cpu": asked}}}
+    sidecar = {"name": "sidecar", "resources": {"requests": {"cpu": "9"}}}
+    facts = PodFacts.from_object({"metadata": {"name": "p"}, "spec": {"containers": [sidecar, container]}})
+    assert facts.cpus == cpus
+
+
+def test_new_objects_without_a_status_are_understood() -> None:
+    metadata = {"name": "x"}
+    assert JobFacts.from_object({"metadata": metadata, "spec": {}}).failed == ""
+    assert ReplicaSetFacts.from_object({"metadata": metadata, "spec": {}}).wanted == 0
+    assert OptimizedModelFacts.from_object({"metadata": metadata}).status == {}
+    deployment = DeploymentFacts.from_object({"metadata": metadata, "spec": {"template": {}}})
+    assert (deployment.wanted, deployment.available) == (1, 0)
+    assert DeploymentFacts.from_object({"metadata": metadata, "spec": {"replicas": 0, "template": {}}}).wanted == 0
+
+
+def test_the_newest_progress_counts_and_chatter_is_passed_over() -> None:
+    lines = [
+        "Some library says hello",
+        '{"event": "progress", "done": 1, "of": 23}',
+        '{"event": "baseline", "digest": "sha256:b", "uri": "file:///b", "bytes": 12}',
+        "[1, 2]",
+        '{"event": "progress", "done": 7, "of": 23, "stage": "candidates", "message": "int8"}',
+        '{"event": "progress", "done": 8, "o',
+    ]
+    log = JobLog.from_lines("\n".join(lines))
+    assert log.progress is not None
+    assert (log.progress.summary, log.progress.stage) == ("7/23", "candidates")
+    assert (log.baseline_digest, log.baseline_uri, log.baseline_bytes) == ("sha256:b", "file:///b", 12)
+
+
+@given(st.lists(ANYTHING, max_size=5), st.text(max_size=40))
+def test_no_log_can_stop_the_operator(values: list[object], tail: str) -> None:
+    JobLog.from_lines("\n".join([*(json.dumps(value) for value in values), tail]))
+
+
+@given(st.dictionaries(st.sampled_from(["host", "plan", "artefact", "x"]), ANYTHING))
+def test_no_answer_of_a_pod_can_stop_the_operator(value: Json) -> None:
+    HostReport.from_info(value)
+
+
+def test_a_report_says_where_a_pod_runs() -> None:
+    report = HostReport.from_info(info((4, 5), quota=2.5))
+    assert report is not None
+    assert (report.cpus, report.quota, report.pinned, report.cpu["isa"]) == ((4, 5), 2.5, True, "avx512-vnni")
+    assert HostReport.from_info({"host": None}) is None
+    assert HostReport.from_info({"host": {"cpus_allowed": 3}}) is None
+
+
+@given(st.sets(st.integers(min_value=0, max_value=300)))
+def test_cpu_numbers_are_written_as_the_kernel_does(cpus: set[int]) -> None:
+    text = spoken(cpus)
+    found: set[int] = set()
+    for part in text.split(",") if cpus else []:
+        first, _, last = part.partition("-")
+        found |= set(range(int(first), int(last or first) + 1))
+    assert found == cpus
+    assert text == "none" or cpus
+
+
+def test_a_finding_has_a_camel_case_reason_and_a_message() -> None:
+    with pytest.raises(ValueError, match="CamelCase"):
+        no("not this", "message")
+    with pytest.raises(ValueError, match="message"):
+        yes("Fine", "  ")
+    assert isinstance(yes("Fine", "All is well."), Finding)
+
+
+def test_messages_are_cut_and_stopped() -> None:
+    assert clipped("x" * 50, 10) == "xxxxxx ..."
+    assert sentence("it is so") == "It is so."
+    assert sentence("Is it?") == "Is it?"
+    assert sentence("") == ""
+
+
+def test_times_have_their_zone() -> None:
+    found = moment("2026-11-21T19:30:00Z")
+    assert found is not None
+    assert found.tzinfo is not None
+    assert moment(None) is None

@@ -1,0 +1,425 @@
+"""The objects that are applied: Guaranteed, restricted, on the right nodes, drained in time."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Iterable
+from dataclasses import replace
+
+import pytest
+
+from penstock_operator.plan import names
+from penstock_operator.plan.deployment import Drain
+from penstock_operator.plan.observed import Ref, Scale
+from penstock_operator.plan.settings import PlanSettings, StoreVolume
+from tests.operator.plan.kube import SETTINGS, Json, Kube, hardware_class, reference, result
+
+
+def job_of(kube: Kube) -> Json:
+    return kube.objects["Job", kube.job]
+
+
+def container_of(value: Json) -> Json:
+    containers = value["spec"]["template"]["spec"]["containers"]
+    assert len(containers) == 1
+    found: Json = containers[0]
+    return found
+
+
+def env_of(value: Json) -> dict[str, str]:
+    entries = container_of(value)["env"]
+    found = {entry["name"]: entry["value"] for entry in entries}
+    assert len(found) == len(entries), "a variable twice is refused by the API server"
+    return found
+
+
+def mounts_of(value: Json) -> dict[str, Json]:
+    """What is mounted where: path to volume, with readOnly as it takes effect."""
+    volumes = {volume["name"]: volume for volume in value["spec"]["template"]["spec"]["volumes"]}
+    mounts = container_of(value)["volumeMounts"]
+    assert {mount["name"] for mount in mounts} == set(volumes)
+    return {mount["mountPath"]: {**volumes[mount["name"]], "writes": not mount.get("readOnly")} for mount in mounts}
+
+
+def both(kube: Kube) -> Iterable[Json]:
+    yield job_of(kube)
+    yield kube.deployment
+
+
+def test_pods_are_guaranteed_with_whole_cpus_on_all_threads_of_their_cores() -> None:
+    for value in both(Kube().optimised()):
+        resources = container_of(value)["resources"]
+        assert resources["requests"] == resources["limits"]
+        assert resources["limits"]["cpu"] == "4", "2 cores of 2 threads"
+
+
+def test_pods_keep_to_restricted_security() -> None:
+    for value in both(Kube(settings=replace(SETTINGS, store_uri="s3://models/here")).optimised()):
+        pod = value["spec"]["template"]["spec"]
+        assert pod["securityContext"]["runAsNonRoot"] is True
+        assert pod["securityContext"]["seccompProfile"] == {"type": "RuntimeDefault"}
+        security = container_of(value)["securityContext"]
+        assert security["capabilities"] == {"drop": ["ALL"]}
+        assert security["allowPrivilegeEscalation"] is False
+        assert security["readOnlyRootFilesystem"] is True
+        assert all(set(volume) - {"name"} <= {"emptyDir", "configMap"} for volume in pod["volumes"])
+
+
+def test_pods_have_no_token_no_service_links_and_a_place_to_write() -> None:
+    for value in both(Kube().optimised()):
+        pod = value["spec"]["template"]["spec"]
+        assert pod["automountServiceAccountToken"] is False
+        assert pod["enableServiceLinks"] is False
+        assert "emptyDir" in mounts_of(value)["/tmp"]
+
+
+def test_pods_go_to_nodes_of_their_class_and_put_up_with_its_taints() -> None:
+    kube = Kube(pod={"nodeSelector": {"zone": "a"}, "tolerations": [{"key": "spot", "operator": "Exists"}]}).optimised()
+    for value in both(kube):
+        pod = value["spec"]["template"]["spec"]
+        node_affinity = pod["affinity"]["nodeAffinity"]["requiredDuringSchedulingIgnoredDuringExecution"]
+        assert node_affinity["nodeSelectorTerms"] == [
+            {
+                "matchExpressions": [
+                    {"key": "penstock.dev/class", "operator": "In", "values": ["icelake"]},
+                    {"key": "zone", "operator": "In", "values": ["a"]},
+                ]
+            }
+        ]
+        assert [toleration["key"] for toleration in pod["tolerations"]] == ["dedicated", "spot"]
+
+
+def test_the_class_any_asks_nothing_of_its_nodes() -> None:
+    pod = Kube(hardwareClass="any").optimised().deployment["spec"]["template"]["spec"]
+    assert "affinity" not in pod
+    assert "tolerations" not in pod
+
+
+def test_a_class_may_name_architecture_scheduler_runtime_class_and_devices() -> None:
+    kube = Kube(hardwareClass="special", cores=4)
+    kube.classes["special"] = hardware_class(
+        "special",
+        architecture="arm64",
+        schedulerName="my-scheduler",
+        runtimeClassName="neuron",
+        neuron={"coresPerDevice": 4, "hostCpusPerDevice": 3},
+        resources={"example.com/fast": 1},
+    )
+    for value in both(kube.optimised()):
+        pod = value["spec"]["template"]["spec"]
+        assert (pod["schedulerName"], pod["runtimeClassName"]) == ("my-scheduler", "neuron")
+        terms = pod["affinity"]["nodeAffinity"]["requiredDuringSchedulingIgnoredDuringExecution"]["nodeSelectorTerms"]
+        assert terms == [{"matchExpressions": [{"key": "kubernetes.io/arch", "operator": "In", "values": ["arm64"]}]}]
+        limits = container_of(value)["resources"]["limits"]
+        assert (limits["cpu"], limits["aws.amazon.com/neuron"], limits["example.com/fast"]) == ("3", "1", "1")
+    assert "PENSTOCK_CORES" not in env_of(kube.deployment)
+
+
+def test_the_runtime_is_told_everything_by_its_environment() -> None:
+    environment = env_of(Kube(serving={"maxInputTokens": 256, "truncate": False}).optimised().deployment)
+    assert environment == {
+        "PENSTOCK_STORE_URI": "file:///var/lib/penstock/artefacts",
+        "PENSTOCK_ARTEFACT": "sha256:" + "a" * 64,
+        "PENSTOCK_NAME": "emotion",
+        "PENSTOCK_TASK": "text-classification",
+        "PENSTOCK_CORES": "2",
+        "PENSTOCK_THREADS_PER_CORE": "2",
+        "PENSTOCK_CACHE": "/var/lib/penstock/cache",
+        "PENSTOCK_HOST": "0.0.0.0",
+        "PENSTOCK_PORT": "8080",
+        "PENSTOCK_TRUNCATE": "false",
+        "PENSTOCK_MAX_INPUT_TOKENS": "256",
+        "PENSTOCK_DRAIN_DELAY_SECONDS": "20",
+        "PENSTOCK_DRAIN_LIMIT_SECONDS": "55",
+    }
+
+
+def test_the_variables_are_such_as_the_runtime_and_the_job_read() -> None:
+    from penstock_optimizer.pod.variables import JobVariables
+    from penstock_runtime.pod.variables import PodVariables
+    from penstock_runtime.settings import SETTINGS as RUNTIME_SETTINGS
+    from penstock_runtime.settings import Settings
+
+    kube = Kube(workload={"textsFrom": {"configMapName": "texts", "key": "texts"}})
+    kube.texts = ("I like you", "I love you")
+    kube.optimised()
+    environment = env_of(kube.deployment)
+    variables = PodVariables.read(environment, others=[setting.variable for setting in RUNTIME_SETTINGS])
+    assert (variables.cores, variables.threads_per_core, variables.name) == (2, 2, "emotion")
+    settings = Settings.load(environment, others=variables.names())
+    assert settings.drain.drain_delay_seconds == 20
+    job = JobVariables.read(env_of(job_of(kube)))
+    assert str(job.texts) == "/etc/penstock/texts.txt"
+
+
+@pytest.mark.parametrize("seconds", [0, 5, 20, 600])
+def test_a_pod_drains_within_its_grace_period(seconds: int) -> None:
+    drain = Drain.of(seconds)
+    assert drain.delay < drain.limit < drain.grace
+    pod = Kube(rollout={"drainSeconds": seconds}).optimised().deployment["spec"]["template"]["spec"]
+    assert pod["terminationGracePeriodSeconds"] == drain.grace
+
+
+def test_rollouts_take_no_pod_away_before_a_new_one_serves() -> None:
+    spec = Kube(rollout={"maxSurge": 2}).optimised().deployment["spec"]
+    assert spec["strategy"] == {"type": "RollingUpdate", "rollingUpdate": {"maxSurge": 2, "maxUnavailable": 0}}
+    assert spec["minReadySeconds"] > 0
+
+
+def test_probes_ask_life_of_one_path_and_readiness_of_another() -> None:
+    container = container_of(Kube().optimised().deployment)
+    paths = {kind: container[kind]["httpGet"]["path"] for kind in ("startupProbe", "readinessProbe", "livenessProbe")}
+    assert paths == {"startupProbe": "/healthz", "readinessProbe": "/readyz", "livenessProbe": "/healthz"}
+
+
+def test_the_selector_of_the_deployment_never_changes() -> None:
+    kube = Kube().optimised()
+    selector = kube.deployment["spec"]["selector"]
+    kube.edit(cores=4, pod={"labels": {"a": "b"}})
+    kube.reconcile()
+    kube.job_succeeds(artefact="sha256:" + "c" * 64)
+    kube.reconcile()
+    assert kube.deployment["spec"]["selector"] == selector == {"matchLabels": names.runtime_selector("emotion")}
+    assert kube.objects["Service", "emotion"]["spec"]["selector"] == names.runtime_selector("emotion")
+
+
+def test_what_a_user_says_of_pods_is_in_both_and_their_labels_cannot_replace_ours() -> None:
+    kube = Kube(
+        pod={
+            "labels": {"team": "search"},
+            "annotations": {"note": "x"},
+            "serviceAccountName": "reader",
+            "priorityClassName": "high",
+            "imagePullSecrets": [{"name": "mine"}],
+            "topologySpreadConstraints": [{"topologyKey": "topology.kubernetes.io/zone", "maxSkew": 2}],
+            "memory": "6Gi",
+        },
+        settings=replace(SETTINGS, image_pull_secrets=("ours", "mine")),
+    ).optimised()
+    for value in both(kube):
+        template = value["spec"]["template"]
+        assert template["metadata"]["labels"]["team"] == "search"
+        assert template["metadata"]["annotations"]["note"] == "x"
+        pod = template["spec"]
+        assert (pod["serviceAccountName"], pod["priorityClassName"]) == ("reader", "high")
+        assert pod["imagePullSecrets"] == [{"name": "mine"}, {"name": "ours"}]
+        assert container_of(value)["resources"]["limits"]["memory"] == "6144Mi"
+    spread = kube.deployment["spec"]["template"]["spec"]["topologySpreadConstraints"]
+    assert [(entry["topologyKey"], entry["maxSkew"]) for entry in spread] == [("topology.kubernetes.io/zone", 2)]
+    assert spread[0]["labelSelector"] == {"matchLabels": names.runtime_selector("emotion")}
+    assert "topologySpreadConstraints" not in job_of(kube)["spec"]["template"]["spec"]
+
+
+def test_replicas_are_spread_over_nodes_by_default_where_that_is_possible() -> None:
+    spread = Kube().optimised().deployment["spec"]["template"]["spec"]["topologySpreadConstraints"]
+    assert [(entry["topologyKey"], entry["whenUnsatisfiable"]) for entry in spread] == [
+        ("kubernetes.io/hostname", "ScheduleAnyway")
+    ]
+
+
+@pytest.mark.parametrize(
+    ("settings", "volume"),
+    [
+        ({}, {"hostPath": {"path": "/var/lib/penstock/artefacts", "type": "Directory"}}),
+        ({"store_volume": StoreVolume(host_path="/data")}, {"hostPath": {"path": "/data", "type": "Directory"}}),
+        ({"store_volume": StoreVolume(claim="store")}, {"persistentVolumeClaim": {"claimName": "store"}}),
+    ],
+)
+def test_a_store_in_a_folder_is_mounted_and_only_jobs_write_it(settings: Json, volume: Json) -> None:
+    kube = Kube(settings=replace(SETTINGS, **settings)).optimised()
+    for value, writes in ((job_of(kube), True), (kube.deployment, False)):
+        mounted = mounts_of(value)["/var/lib/penstock/artefacts"]
+        assert mounted["writes"] is writes
+        kind = next(iter(volume))
+        assert volume[kind].items() <= mounted[kind].items()
+
+
+def test_a_store_that_is_a_service_is_reached_with_the_variables_of_its_secret() -> None:
+    kube = Kube(settings=replace(SETTINGS, store_uri="s3://models/here", store_secret="s3")).optimised()
+    for value in both(kube):
+        assert container_of(value)["envFrom"] == [{"secretRef": {"name": "s3"}}]
+        assert env_of(value)["PENSTOCK_STORE_URI"] == "s3://models/here"
+    assert kube.objects["NetworkPolicy", "emotion"]["spec"]["policyTypes"] == ["Ingress"]
+
+
+def test_the_models_credentials_reach_the_job_and_no_runtime_pod() -> None:
+    kube = Kube(modelCredentials={"secretName": "hf-token"}).optimised()
+    assert {"secretRef": {"name": "hf-token"}} in container_of(job_of(kube))["envFrom"]
+    assert "hf-token" not in json.dumps(kube.deployment)
+
+
+def test_a_mounted_store_lets_runtime_pods_call_nobody() -> None:
+    policy = Kube().optimised().objects["NetworkPolicy", "emotion"]["spec"]
+    assert policy["egress"] == []
+    assert policy["policyTypes"] == ["Ingress", "Egress"]
+    assert policy["ingress"] == [{"ports": [{"port": 8080, "protocol": "TCP"}]}]
+    assert policy["podSelector"] == {"matchLabels": names.runtime_selector("emotion")}
+
+
+@pytest.mark.parametrize(
+    ("model", "path", "volume"),
+    [
+        ("pvc://models/bert", "/var/run/penstock/claims/models", "persistentVolumeClaim"),
+        ("file:///models/bert", "/models/bert", "hostPath"),
+    ],
+)
+def test_a_model_in_a_volume_is_mounted_read_only_into_the_job(model: str, path: str, volume: str) -> None:
+    kube = Kube(model=model).optimised()
+    mounted = mounts_of(job_of(kube))[path]
+    assert volume in mounted
+    assert mounted["writes"] is False
+    assert path not in mounts_of(kube.deployment)
+
+
+def test_a_model_below_the_store_needs_no_mount_of_its_own() -> None:
+    kube = Kube(model="file:///var/lib/penstock/artefacts/models/bert").optimised()
+    assert "/var/lib/penstock/artefacts/models/bert" not in mounts_of(job_of(kube))
+
+
+def test_the_job_reads_the_spec_and_the_texts_as_the_key_has_them() -> None:
+    kube = Kube(workload={"textsFrom": {"configMapName": "texts", "key": "texts"}})
+    kube.texts = ("I like you", "I love you")
+    kube.reconcile()
+    model = kube.endpoint["status"]["optimizedModel"]
+    data = kube.objects["ConfigMap", f"{model}-spec"]["data"]
+    assert json.loads(data["spec.json"]) == kube.objects["OptimizedModel", model]["spec"]
+    assert data["texts.txt"] == "I like you\nI love you\n"
+    digest = kube.objects["OptimizedModel", model]["spec"]["textsDigest"]
+    assert digest == f"sha256:{hashlib.sha256(data['texts.txt'].encode()).hexdigest()}"
+    mounts_of(job_of(kube))["/etc/penstock"]
+    kube.texts = ("I hate you",)
+    kube.reconcile()
+    assert kube.endpoint["status"]["optimizedModel"] != model, "other texts are another optimisation"
+
+
+def test_texts_that_are_empty_are_not_accepted() -> None:
+    kube = Kube(workload={"textsFrom": {"configMapName": "texts", "key": "texts"}})
+    kube.texts = ()
+    made = kube.reconcile()
+    assert next(entry for entry in made.status["conditions"] if entry["type"] == "Accepted")["reason"] == "TextsEmpty"
+
+
+def test_a_job_is_run_once_by_kubernetes_and_ends_a_while_after_its_budget() -> None:
+    job = job_of(Kube(optimization={"budgetSeconds": 100.0}).optimised())
+    assert job["spec"]["backoffLimit"] == 0
+    assert job["spec"]["template"]["spec"]["restartPolicy"] == "Never"
+    assert job["spec"]["template"]["spec"]["activeDeadlineSeconds"] == 1000
+    assert "activeDeadlineSeconds" not in job["spec"], "that one would count the time without a node"
+
+
+def test_the_installations_variables_reach_the_pods_and_replace_none_of_ours() -> None:
+    extra = (("HF_ENDPOINT", "http://mirror"), ("PENSTOCK_ARTEFACT", "x"), ("PENSTOCK_STORE_URI", "x"))
+    kube = Kube(settings=replace(SETTINGS, extra_env=extra)).optimised()
+    for value in both(kube):
+        assert env_of(value)["HF_ENDPOINT"] == "http://mirror"
+        assert env_of(value)["PENSTOCK_STORE_URI"].startswith("file:")
+    assert env_of(kube.deployment)["PENSTOCK_ARTEFACT"].startswith("sha256:")
+
+
+@pytest.mark.parametrize(("replicas", "there"), [(0, False), (1, False), (2, True), (5, True)])
+def test_only_several_replicas_have_a_disruption_budget(replicas: int, there: bool) -> None:
+    kube = Kube(scaling={"mode": "None"}, replicas=replicas)
+    kube.reconcile()
+    assert (("PodDisruptionBudget", "emotion") in kube.objects) is there
+
+
+def test_the_budget_goes_with_the_second_replica() -> None:
+    kube = Kube(scaling={"mode": "None"}, replicas=2).optimised()
+    kube.edit(replicas=1)
+    kube.reconcile()
+    assert kube.deleted == [Ref("PodDisruptionBudget", "emotion")]
+
+
+@pytest.mark.parametrize(
+    ("scaling", "replicas", "scale", "present", "expected"),
+    [
+        ({"mode": "None"}, 3, None, None, 3),
+        ({"mode": "External"}, 3, Scale(9), 1, 3),
+        ({"mode": "Internal", "minReplicas": 2, "maxReplicas": 8}, 1, None, None, 2),
+        ({"mode": "Internal", "minReplicas": 2, "maxReplicas": 8}, 1, Scale(5), 2, 5),
+        ({"mode": "Internal", "minReplicas": 2, "maxReplicas": 8}, 1, Scale(50), 2, 8),
+        ({"mode": "Internal", "minReplicas": 2, "maxReplicas": 8}, 1, None, 6, 6),
+        ({"mode": "Internal", "minReplicas": 0, "maxReplicas": 8}, 1, None, None, 1),
+        ({"mode": "Internal", "minReplicas": 0, "maxReplicas": 8}, 1, Scale(0), 1, 0),
+        ({"mode": "HPA"}, 3, Scale(9), None, None),
+        ({"mode": "HPA"}, 3, Scale(9), 4, None),
+        ({"mode": "KEDA"}, 3, None, 4, None),
+    ],
+)
+def test_the_number_of_replicas_has_exactly_one_writer(
+    scaling: Json, replicas: int, scale: Scale | None, present: int | None, expected: int | None
+) -> None:
+    kube = Kube(scaling=scaling, replicas=replicas)
+    kube.reconcile()
+    kube.job_succeeds()
+    if present is not None:
+        kube.reconcile()
+        kube.deployment["spec"]["replicas"] = present
+    kube.scale = scale
+    desired = kube.plan().object("Deployment") or kube.reconcile().object("Deployment")
+    assert desired is not None
+    assert desired["spec"].get("replicas") == expected
+
+
+@pytest.mark.parametrize("mode", ["HPA", "KEDA", "Internal", "None", "External"])
+def test_suspending_writes_zero_in_every_mode_and_resuming_gives_the_number_back(mode: str) -> None:
+    kube = Kube(scaling={"mode": mode}).optimised()
+    kube.edit(suspend=True)
+    suspended = kube.reconcile().object("Deployment")
+    assert suspended is not None
+    assert suspended["spec"]["replicas"] == 0
+    kube.edit(suspend=False)
+    resumed = kube.reconcile().object("Deployment")
+    assert resumed is not None
+    assert resumed["spec"].get("replicas") == (None if mode in {"HPA", "KEDA"} else 1)
+
+
+def test_an_idle_endpoint_stays_at_zero_while_the_autoscaler_says_nothing() -> None:
+    kube = Kube(scaling={"mode": "Internal", "minReplicas": 0}).optimised()
+    kube.scale = Scale(0, "idle")
+    kube.reconcile()
+    kube.scale = None
+    kube.reconcile()
+    assert kube.deployment["spec"]["replicas"] == 0
+
+
+@pytest.mark.parametrize(
+    ("resident", "size", "expected"),
+    [(600_000_000, 250_000_000, "1024Mi"), (None, 250_000_000, "1152Mi"), (None, None, "2048Mi")],
+)
+def test_memory_is_what_was_measured_else_from_the_size_else_the_default(
+    resident: int | None, size: int | None, expected: str
+) -> None:
+    kube = Kube()
+    kube.reconcile()
+    kube.job_succeeds(result(residentBytes=resident))
+    kube.reconcile()
+    model = kube.objects["OptimizedModel", kube.endpoint["status"]["optimizedModel"]]
+    model["status"]["artefact"] = reference("sha256:" + "a" * 64, size).to_object()
+    kube.reconcile()
+    assert container_of(kube.deployment)["resources"]["limits"]["memory"] == expected
+
+
+@pytest.mark.parametrize("name", ["a", "emotion", "x" * 63])
+def test_names_are_dns_labels_of_at_most_63_characters(name: str) -> None:
+    kube = Kube(name=name).optimised()
+    for _, found in kube.objects:
+        assert len(found) <= 63
+    for value in both(kube):
+        labels = value["spec"]["template"]["metadata"]["labels"]
+        assert all(len(text) <= 63 for text in labels.values())
+
+
+def test_a_name_that_is_cut_stays_deterministic_and_distinct() -> None:
+    long, other = "a" * 80, "a" * 81
+    assert names.shortened(long, suffix="-1") == names.shortened(long, suffix="-1")
+    assert names.shortened(long) != names.shortened(other)
+    assert len(names.shortened(long, suffix="-1")) <= 63
+
+
+def test_settings_that_cannot_be_meant_are_refused() -> None:
+    with pytest.raises(ValueError, match="either"):
+        PlanSettings("r", "o", "1", store_volume=StoreVolume("a", "b"))
+    with pytest.raises(ValueError, match="max_attempts"):
+        PlanSettings("r", "o", "1", max_attempts=0)

@@ -1,0 +1,164 @@
+"""OptimizedModels: their keys, who shares them, when they are swept."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from datetime import timedelta
+
+import pytest
+
+from penstock_operator.plan.endpoint import Endpoint
+from penstock_operator.plan.observed import OptimizedModelFacts, User
+from penstock_operator.plan.optimized_model import assess, sweep, wanted_name
+from tests.operator.plan.kube import BEGIN, SETTINGS, Json, Kube
+
+GRACE = timedelta(seconds=SETTINGS.unused_grace_seconds)
+USER = User("emotion", "uid")
+
+
+def name_of(kube: Kube) -> str:
+    return wanted_name(Endpoint.from_object(kube.endpoint).spec, kube.settings, kube.texts)
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"model": "hf://org/other@main"},
+        {"cores": 3},
+        {"hardwareClass": "any"},
+        {"objective": {"latency": {"p95Milliseconds": 20.0}}},
+        {"workload": {"sequenceLengths": [128]}},
+        {"optimization": {"engines": ["onnxruntime"]}},
+        {"serving": {"maxInputTokens": 256}},
+        {"modelCredentials": {"secretName": "token"}},
+    ],
+)
+def test_what_the_result_depends_on_makes_another_optimized_model(change: Json) -> None:
+    assert name_of(Kube(**change)) != name_of(Kube())
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"replicas": 3},
+        {"scaling": {"maxReplicas": 9}},
+        {"rollout": {"drainSeconds": 1}},
+        {"pod": {"labels": {"a": "b"}}},
+        {"suspend": True},
+        {"optimization": {"serveWhileOptimizing": False}},
+        {"optimization": {"engines": ["openvino", "onnxruntime"]}},
+    ],
+)
+def test_what_it_does_not_depend_on_does_not(change: Json) -> None:
+    assert name_of(Kube(**change)) == name_of(Kube())
+
+
+def test_endpoints_with_the_same_key_share_one_and_a_newer_toolchain_is_another() -> None:
+    assert name_of(Kube(name="one")) == name_of(Kube(name="two"))
+    assert name_of(Kube(settings=replace(SETTINGS, toolchain="0.2.0"))) != name_of(Kube())
+
+
+def test_an_endpoint_that_finds_a_result_serves_it_without_a_job() -> None:
+    first = Kube(name="one").optimised()
+    model = first.endpoint["status"]["optimizedModel"]
+    second = Kube(name="two")
+    second.objects["OptimizedModel", model] = first.objects["OptimizedModel", model]
+    second.reconcile()
+    assert second.artefact == first.artefact
+    assert not [kind for kind, _ in second.objects if kind == "Job"]
+
+
+def test_two_endpoints_write_the_same_status_of_the_model_that_they_share() -> None:
+    first = Kube(name="one")
+    first.reconcile()
+    first.job_runs(baseline=True)
+    second = Kube(name="two")
+    second.objects = first.objects
+    second.pods, second.logs = first.pods, first.logs
+    one, two = first.plan(), second.plan()
+    assert one.optimized_status == two.optimized_status
+
+
+def model(**more: object) -> OptimizedModelFacts:
+    values: Json = {"name": "m", "spec": {}, "created": BEGIN, "status": {"phase": "Ready"}}
+    return OptimizedModelFacts(**{**values, **more})
+
+
+def test_a_result_that_nobody_uses_is_deleted_after_the_grace_time() -> None:
+    now = BEGIN + timedelta(days=1)
+    marked = sweep(model(), now=now, settings=SETTINGS)
+    assert not marked.delete
+    assert marked.status is not None
+    assert marked.requeue_seconds == GRACE.total_seconds()
+    later = model(status=marked.status.status)
+    early = sweep(later, now=now + GRACE / 2, settings=SETTINGS)
+    assert not early.delete
+    assert early.requeue_seconds == pytest.approx(GRACE.total_seconds() / 2)
+    assert sweep(later, now=now + GRACE, settings=SETTINGS).delete
+
+
+def test_a_result_that_is_used_again_forgets_that_it_was_not() -> None:
+    unused = model(status={"phase": "Ready", "lastUsed": "2026-11-21T12:00:00Z"}, users=(USER,))
+    again = sweep(unused, now=BEGIN + 2 * GRACE, settings=SETTINGS)
+    assert not again.delete
+    assert again.status is not None
+    assert "lastUsed" not in again.status.status
+
+
+def test_a_result_in_use_is_left_alone() -> None:
+    swept = sweep(model(users=(USER,)), now=BEGIN + 10 * GRACE, settings=SETTINGS)
+    assert (swept.delete, swept.status, swept.requeue_seconds) == (False, None, None)
+
+
+@pytest.mark.parametrize("phase", ["Pending", "Optimizing", "Failed"])
+def test_what_has_no_result_and_no_user_is_deleted_at_once_unless_it_is_new(phase: str) -> None:
+    facts = model(status={"phase": phase})
+    assert not sweep(facts, now=BEGIN + timedelta(seconds=5), settings=SETTINGS).delete
+    assert sweep(facts, now=BEGIN + timedelta(seconds=60), settings=SETTINGS).delete
+
+
+def test_one_that_is_being_deleted_is_left_alone() -> None:
+    assert not sweep(model(deleting=True, status={}), now=BEGIN + 10 * GRACE, settings=SETTINGS).delete
+
+
+def test_a_spec_of_another_version_is_not_acted_upon() -> None:
+    assert assess(model(spec={"model": 3}), now=BEGIN, settings=SETTINGS) is None
+
+
+def test_an_unreadable_optimized_model_of_the_name_that_is_wanted_leaves_what_serves() -> None:
+    kube = Kube().optimised()
+    name = kube.endpoint["status"]["optimizedModel"]
+    kube.objects["OptimizedModel", name]["spec"] = {"model": 3}
+    made = kube.plan()
+    assert all(value["kind"] not in {"OptimizedModel", "Job"} for value in made.apply)
+    assert made.delete == ()
+    assert made.requeue_seconds is not None
+
+
+def test_an_optimized_model_that_is_being_deleted_is_waited_for() -> None:
+    kube = Kube()
+    kube.reconcile()
+    name = kube.endpoint["status"]["optimizedModel"]
+    kube.objects["OptimizedModel", name]["metadata"]["deletionTimestamp"] = "2026-11-21T12:00:00Z"
+    made = kube.plan()
+    assert all(value["kind"] not in {"OptimizedModel", "Job"} for value in made.apply)
+    assert made.requeue_seconds is not None
+
+
+def test_a_status_that_somebody_else_wrote_is_made_again_from_the_jobs() -> None:
+    kube = Kube()
+    kube.reconcile()
+    kube.job_succeeds()
+    name = kube.endpoint["status"]["optimizedModel"]
+    kube.objects["OptimizedModel", name]["status"] = {"phase": "Done"}
+    kube.reconcile()
+    assert kube.objects["OptimizedModel", name]["status"]["phase"] == "Ready"
+
+
+def test_a_baseline_line_that_is_no_digest_is_passed_over() -> None:
+    kube = Kube()
+    kube.reconcile()
+    kube.job_runs()
+    kube.logs[kube.job] += '\n{"event": "baseline", "digest": "latest", "uri": "file:///x"}\n'
+    kube.reconcile()
+    assert ("Deployment", "emotion") not in kube.objects
