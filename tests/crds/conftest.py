@@ -1,4 +1,4 @@
-"""A way to ask the real API server what it thinks of an object, without creating it."""
+"""Ways to ask the real API server what it thinks of an object, and the real scheduler where a pod belongs."""
 
 from __future__ import annotations
 
@@ -7,12 +7,14 @@ import json
 import re
 import subprocess
 from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any
 
 import pytest
 
 from testbed.cluster import Cluster
+from testbed.kubectl import Kubectl
 
 PLURALS = {"ModelEndpoint": "modelendpoints", "OptimizedModel": "optimizedmodels", "HardwareClass": "hardwareclasses"}
 
@@ -27,14 +29,20 @@ class ApiServer:
     def __post_init__(self) -> None:
         self.connection = http.client.HTTPConnection("127.0.0.1", self.port, timeout=60)
 
+    def call(self, method: str, path: str, body: Any = None) -> tuple[int, Any]:
+        """Status and JSON of a request; PATCH is a JSON merge patch."""
+        kind = "application/merge-patch+json" if method == "PATCH" else "application/json"
+        text = None if body is None else json.dumps(_as_kubectl(body))
+        self.connection.request(method, path, text, {"Content-Type": kind})
+        answer = self.connection.getresponse()
+        return answer.status, json.loads(answer.read())
+
     def verdict(self, resource: dict[str, Any], *, kind: str) -> tuple[dict[str, Any] | None, str]:
         """The object as the API server would store it, or None and the message."""
         namespaced = "" if kind == "HardwareClass" else "/namespaces/default"
         path = f"/apis/penstock.dev/v1alpha1{namespaced}/{PLURALS[kind]}?dryRun=All&fieldValidation=Strict"
-        self.connection.request("POST", path, json.dumps(_as_kubectl(resource)), {"Content-Type": "application/json"})
-        answer = self.connection.getresponse()
-        body = json.loads(answer.read())
-        return (body, "") if answer.status == http.HTTPStatus.CREATED else (None, str(body.get("message", body)))
+        status, body = self.call("POST", path, resource)
+        return (body, "") if status == http.HTTPStatus.CREATED else (None, str(body.get("message", body)))
 
 
 def _as_kubectl(value: Any) -> Any:
@@ -46,10 +54,10 @@ def _as_kubectl(value: Any) -> Any:
     return int(value) if isinstance(value, float) and value.is_integer() else value
 
 
-@pytest.fixture(scope="session")
-def api_server(crds: Cluster) -> Iterator[ApiServer]:
-    """The API server of the test cluster, with our CRDs."""
-    command = [str(crds.kubectl.executable), "--kubeconfig", str(crds.kubeconfig), "proxy", "--port=0"]
+@contextmanager
+def proxied(kubectl: Kubectl) -> Iterator[ApiServer]:
+    """The API server behind this kubectl."""
+    command = [str(kubectl.executable), "--kubeconfig", str(kubectl.kubeconfig), "proxy", "--port=0"]
     with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as proxy:
         try:
             assert proxy.stdout is not None
@@ -61,3 +69,10 @@ def api_server(crds: Cluster) -> Iterator[ApiServer]:
             server.connection.close()
         finally:
             proxy.terminate()
+
+
+@pytest.fixture(scope="session")
+def api_server(crds: Cluster) -> Iterator[ApiServer]:
+    """The API server of the test cluster, with our CRDs."""
+    with proxied(crds.kubectl) as server:
+        yield server

@@ -1,0 +1,196 @@
+"""What a user of kubectl sees: explanations, defaults, columns, scaling, refusals."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from penstock.endpoint import ModelEndpoint
+from testbed.cluster import Cluster
+from testbed.kubectl import Kubectl, KubectlError
+
+EXAMPLE = Path(__file__).parents[2] / "examples" / "sentence-embedding.yaml"
+ENDPOINT: dict[str, Any] = {
+    "apiVersion": "penstock.dev/v1alpha1",
+    "kind": "ModelEndpoint",
+    "metadata": {"name": "emotion"},
+    "spec": {"model": "hf://org/emotion", "task": "text-classification", "hardwareClass": "icelake", "cores": 2},
+}
+OPTIMIZED: dict[str, Any] = {
+    "apiVersion": "penstock.dev/v1alpha1",
+    "kind": "OptimizedModel",
+    "metadata": {"name": "0123456789abcdef"},
+    "spec": {"model": "hf://org/emotion", "task": "fill-mask", "toolchain": {"image": "x:1", "version": "0.1.0"}},
+}
+STATUS: dict[str, Any] = {
+    "observedGeneration": 1,
+    "reason": "Serving",
+    "replicas": 3,
+    "readyReplicas": 3,
+    "selector": "penstock.dev/endpoint=emotion",
+    "p95": "14 ms",
+    "speedUp": "4.7x",
+    "plan": {"summary": "openvino int8-static, 1x2 threads"},
+    "conditions": [
+        {"type": "Ready", "status": "True", "reason": "Serving", "message": "All is well.", "observedGeneration": 1,
+         "lastTransitionTime": "2026-11-21T10:00:00Z"},
+    ],
+}  # fmt: skip
+
+
+@pytest.fixture
+def kube(crds: Cluster, kubectl: Kubectl) -> Kubectl:
+    """kubectl in a namespace of this test's own, on a cluster that knows our resources."""
+    assert crds.kubeconfig == kubectl.kubeconfig
+    return kubectl
+
+
+def explained(kube: Kubectl, path: str) -> str:
+    return " ".join(kube("explain", path).split())
+
+
+@pytest.mark.parametrize(
+    ("path", "words"),
+    [
+        (
+            "mep",
+            "One model, one task, one HTTP service: Penstock optimises the model on the hardware that will serve it",
+        ),
+        ("mep.spec.model", "Where the model comes from: `hf://organisation/name@revision`"),
+        ("mep.spec", "cores <integer> Physical cores of one replica; NeuronCores on a class that has them."),
+        ("mep.spec", "model <string> -required-"),
+        ("mep.spec.objective", "What to optimise for. Both: the highest rate within the latency."),
+        ("mep.spec.scaling.mode", "Who decides: `Internal` the operator, from the measured capacity and the live"),
+        ("mep.spec.scaling.mode", "ENUM: Internal HPA KEDA External None"),
+        ("mep.spec.pod.memory", "Memory of one pod, requested and limited, such as 2Gi."),
+        ("mep.spec.optimization.budgetSeconds", "The whole optimisation ends within this time."),
+        ("mep.status.conditions", "What holds and what does not, each with the reason and what to do."),
+        ("om", "One optimisation and its result."),
+        ("om.status.result.capacity", "What one replica takes, through the real HTTP server."),
+        ("hwc", "A kind of node: which nodes belong to it, what a pod asks for on them"),
+        ("hwc.spec.threadsPerCore", "CPUs that one physical core counts as: 2 where SMT is on."),
+    ],
+)
+def test_kubectl_explain_says_what_a_field_is_for(kube: Kubectl, path: str, words: str) -> None:
+    assert words in explained(kube, path)
+
+
+def test_the_example_is_taken_and_its_defaults_are_filled_in(kube: Kubectl) -> None:
+    kube("apply", "--filename", str(EXAMPLE))
+    stored = kube.get("modelendpoint", "sentence-embedding")
+    spec = stored["spec"]
+    assert spec["hardwareClass"] == "any"
+    assert spec["replicas"] == 1
+    assert spec["suspend"] is False
+    assert spec["rollout"] == {"maxSurge": 1, "drainSeconds": 20}
+    assert spec["optimization"] == {
+        "mode": "Auto",
+        "accuracy": {},
+        "whenNoCandidate": "ServeFP32",
+        "budgetSeconds": 600,
+        "serveWhileOptimizing": True,
+    }
+    assert spec["scaling"] == {
+        "mode": "Internal",
+        "minReplicas": 1,
+        "maxReplicas": 4,
+        "headroom": 0.75,
+        "scaleDownWindowSeconds": 300,
+        "metrics": {"prometheus": {"queries": {}}},
+        "whenMetricsMissing": "Hold",
+    }
+    # What was not written is what our own reader would have taken.
+    assert ModelEndpoint.from_object(stored).spec == ModelEndpoint.from_file(EXAMPLE).spec
+
+
+def patch_status(kube: Kubectl, kind: str, name: str, status: dict[str, Any]) -> None:
+    kube("patch", kind, name, "--subresource=status", "--type=merge", "--patch", json.dumps({"status": status}))
+
+
+def columns(kube: Kubectl, *arguments: str) -> tuple[list[str], list[str]]:
+    heads, row = kube("get", *arguments).splitlines()
+    starts = [
+        index
+        for index, letter in enumerate(heads)
+        if letter != " " and (index == 0 or heads[index - 2 : index] == "  ")
+    ]
+    ends = [*starts[1:], max(len(heads), len(row))]
+    return heads.split(), [row[start:end].strip() for start, end in zip(starts, ends, strict=True)]
+
+
+def test_kubectl_get_shows_how_an_endpoint_is(kube: Kubectl) -> None:
+    kube.apply(ENDPOINT)
+    patch_status(kube, "mep", "emotion", STATUS)
+    heads, row = columns(kube, "mep")
+    assert heads == [
+        "NAME", "MODEL", "CLASS", "CORES", "PLAN", "READY", "REASON", "REPLICAS", "P95", "SPEED-UP", "AGE",
+    ]  # fmt: skip
+    assert row[:-1] == [
+        "emotion", "hf://org/emotion", "icelake", "2", "openvino int8-static, 1x2 threads", "True", "Serving", "3",
+        "14 ms", "4.7x",
+    ]  # fmt: skip
+    assert "All is well." in kube("get", "mep", "-o", "wide")
+
+
+def test_kubectl_get_shows_how_an_optimisation_is(kube: Kubectl) -> None:
+    kube.apply(OPTIMIZED)
+    patch_status(kube, "om", "0123456789abcdef", {"phase": "Optimizing", "progress": "7/23"})
+    heads, row = columns(kube, "om")
+    assert heads[:6] == ["NAME", "MODEL", "CLASS", "CORES", "PHASE", "PROGRESS"]
+    assert row[:6] == ["0123456789abcdef", "hf://org/emotion", "any", "1", "Optimizing", "7/23"]
+
+
+def test_all_of_ours_can_be_listed_at_once(kube: Kubectl) -> None:
+    kube.apply(ENDPOINT, OPTIMIZED)
+    assert set(kube("get", "penstock", "-o", "name").split()) >= {
+        "modelendpoint.penstock.dev/emotion",
+        "optimizedmodel.penstock.dev/0123456789abcdef",
+    }
+
+
+def test_an_endpoint_can_be_scaled(kube: Kubectl) -> None:
+    kube.apply(ENDPOINT)
+    patch_status(kube, "mep", "emotion", STATUS)
+    kube("scale", "mep/emotion", "--replicas=5")
+    assert kube.get("mep", "emotion")["spec"]["replicas"] == 5
+    path = f"/apis/penstock.dev/v1alpha1/namespaces/{kube.namespace}/modelendpoints/emotion/scale"
+    scale = json.loads(kube("get", "--raw", path))
+    assert scale["spec"] == {"replicas": 5}
+    assert scale["status"] == {"replicas": 3, "selector": "penstock.dev/endpoint=emotion"}
+
+
+def test_a_status_is_not_written_with_a_spec(kube: Kubectl) -> None:
+    kube.apply({**ENDPOINT, "status": STATUS})
+    assert "status" not in kube.get("mep", "emotion")
+
+
+def test_an_optimized_model_cannot_be_changed(kube: Kubectl) -> None:
+    kube.apply(OPTIMIZED)
+    kube.apply(OPTIMIZED)
+    changed = {**OPTIMIZED, "spec": {**OPTIMIZED["spec"], "cores": 2}}
+    with pytest.raises(KubectlError, match="an OptimizedModel cannot be changed, for its name says what it depends on"):
+        kube.apply(changed)
+
+
+def test_a_refusal_says_what_to_write(kube: Kubectl) -> None:
+    scaling = {"minReplicas": 4, "maxReplicas": 2}
+    with pytest.raises(KubectlError) as caught:
+        kube.apply({**ENDPOINT, "spec": {**ENDPOINT["spec"], "scaling": scaling}})
+    told = "minReplicas 4 is over maxReplicas 2: raise maxReplicas or lower minReplicas"
+    assert told in str(caught.value)
+    assert "spec.scaling" in str(caught.value)
+
+
+def test_two_writers_of_conditions_do_not_overwrite_each_other(kube: Kubectl) -> None:
+    kube.apply(ENDPOINT)
+    for writer, kind in (("one", "Ready"), ("two", "Theirs")):
+        status = {"conditions": [{**STATUS["conditions"][0], "type": kind}]}
+        resource = {key: ENDPOINT[key] for key in ("apiVersion", "kind", "metadata")}
+        kube(
+            "apply", "--server-side", "--subresource=status", f"--field-manager={writer}", "--filename", "-",
+            text=json.dumps({**resource, "status": status}),
+        )  # fmt: skip
+    assert {one["type"] for one in kube.get("mep", "emotion")["status"]["conditions"]} == {"Ready", "Theirs"}
