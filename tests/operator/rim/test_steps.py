@@ -18,6 +18,9 @@ from tests.operator.rim.running import Tripwire, running
 
 LIVES = 4
 """At the same time, each in a namespace of its own: they wait more than they work."""
+LASTING = {"Valid", "Resolved", "Optimized"}
+"""What is said of a transition that the status remembers is said at least once: the status is written afterwards. Of a
+state that passes by itself (a rollout that is over) the next process knows nothing."""
 KINDS = (
     "modelendpoints",
     "optimizedmodels",
@@ -88,6 +91,7 @@ def state(kubectl: Kubectl) -> Any:
     return _scrubbed(found, kubectl.namespace)
 
 
+_POD = re.compile(r"emotion-[0-9a-f]+-[a-z0-9]{5}")
 _ONCE = re.compile(r"lastTransitionTime|lastUsed|clusterIPs?|.*controller-uid|resourceVersion|uid")
 
 
@@ -100,7 +104,9 @@ def _scrubbed(value: Any, namespace: str) -> Any:
         }
     if isinstance(value, list):
         return [_scrubbed(one, namespace) for one in value]
-    return value.replace(namespace, "NAMESPACE") if isinstance(value, str) else value
+    if isinstance(value, str):
+        return _POD.sub("emotion-POD", value).replace(namespace, "NAMESPACE")
+    return value
 
 
 def reasons(kubectl: Kubectl) -> set[str]:
@@ -122,22 +128,28 @@ def test_killed_at_every_write_it_converges(classes: Cluster) -> None:
         writes, expected, told = await outcome()
         assert ("deployments", "emotion") in expected
         assert len(writes) > 8, writes
-        assert told
+        assert told >= LASTING
 
         async def judged(at: int, *, sent: bool) -> list[str]:
             _, found, said = await outcome(at, sent=sent)
             problems = [] if found == expected else [_first_difference(expected, found)]
-            problems += [f"nothing said of {reason}" for reason in told - said]
+            problems += [f"nothing said of {reason}" for reason in LASTING - said]
             when = "after" if sent else "before"
             return [f"killed {when} write {at}, {writes[at - 1]}: {problem}" for problem in problems]
 
-        lives = [judged(at, sent=sent) for at in range(1, len(writes) + 1) for sent in (False, True)]
+        # Killed before a write is killed after the one before it.
+        lives = [judged(1, sent=False), *(judged(at, sent=True) for at in range(1, len(writes) + 1))]
         return [problem for problems in await asyncio.gather(*lives) for problem in problems]
 
-    assert asyncio.run(scenario()) == []
+    problems = asyncio.run(scenario())
+
+    assert not problems, "\n".join(problems)
 
 
 def _first_difference(expected: Any, found: Any, path: str = "") -> str:
+    if isinstance(expected, list) and isinstance(found, list) and len(expected) == len(found):
+        one, other = next(pair for pair in zip(expected, found, strict=True) if pair[0] != pair[1])
+        return _first_difference(one, other, f"{path}[]")
     if isinstance(expected, dict) and isinstance(found, dict):
         for key in expected.keys() | found.keys():
             if expected.get(key) != found.get(key):
