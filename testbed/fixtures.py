@@ -12,6 +12,9 @@ Control plane only (5 s to start, once for each test process; no privilege):
     private_control_plane  a ControlPlane that belongs to this test module alone: stop, launch, restart its programs
                            (`.restart("kube-apiserver", grace_seconds=0)`), make users (`.user("system:...", "group")`
                            gives a kubeconfig). Always our own, even where the environment names a cluster.
+    fake_nodes             kwok at work on control_plane: fake_nodes.add([FakeNode("n1", labels={...})]), and
+                           pods that tolerate kwok.TOLERATION become Running there. Removed with the module.
+    helm                   path of a real helm 3
 
 Whole cluster (12 s to start, root, cgroup v1; nodes a and b that own cores: 1,2 and 3 of four, 0 and 1 of two):
 
@@ -24,7 +27,8 @@ Whole cluster (12 s to start, root, cgroup v1; nodes a and b that own cores: 1,2
 Tests that use it get the marker `full_cluster`, so that `-m full_cluster` and `-m "not full_cluster"` divide them.
 
 PENSTOCK_TEST_KUBECONFIG (or KUBECONFIG) names a cluster to use in place of control_plane and of full_cluster. Where
-neither that nor Go is there the tests fail and say what is missing: a test that is skipped for want of a cluster proves nothing.
+neither that nor Go is there the tests fail and say what is missing: one that is skipped for want of a cluster proves
+nothing.
 """
 
 from __future__ import annotations
@@ -34,12 +38,15 @@ from pathlib import Path
 
 import pytest
 
+from testbed.build import binary
 from testbed.cluster import Cluster, given_cluster
 from testbed.control_plane import ControlPlane, running_control_plane
 from testbed.errors import BedError
 from testbed.kubectl import Kubectl
+from testbed.kwok import FakeNodes, running_kwok
 from testbed.machine import machine_lock
 from testbed.sharing import shared_machine
+from testbed.tools import HELM
 
 FULL_CLUSTER_SECONDS = 1800
 """A test's time-out includes waiting until another test process's module is done with the machine's cluster."""
@@ -141,6 +148,26 @@ def crds(control_plane: Cluster) -> Cluster:
     """The control plane once it knows our resources."""
     install_crds(control_plane)
     return control_plane
+
+
+@pytest.fixture(scope="module")
+def fake_nodes(control_plane: Cluster) -> Iterator[FakeNodes]:
+    """Nodes that only say that they run pods."""
+    try:
+        with running_kwok(control_plane.kubeconfig, control_plane.kubectl) as nodes:
+            yield nodes
+            nodes.remove_all()
+    except BedError as error:
+        pytest.fail(str(error), pytrace=False)
+
+
+@pytest.fixture(scope="session")
+def helm() -> Path:
+    """A real helm 3."""
+    try:
+        return binary(HELM)
+    except BedError as error:
+        pytest.fail(str(error), pytrace=False)
 
 
 @pytest.fixture(scope="module")

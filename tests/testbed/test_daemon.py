@@ -1,0 +1,95 @@
+"""Processes are started, found again, ended, and never mistaken for others."""
+
+from __future__ import annotations
+
+import os
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from testbed.daemon import Daemon, Process, daemons
+from testbed.errors import BedError
+
+PYTHON = Path(sys.executable)
+WAIT = "import signal; print('here', flush=True); signal.pause()"
+DEAF = """
+import signal
+signal.signal(signal.SIGTERM, signal.SIG_IGN)
+print("here", flush=True)
+while True:
+    signal.pause()
+"""
+
+
+def started(folder: Path, code: str, name: str = "program") -> Daemon:
+    """A daemon that runs Python code which says `here` once it is ready."""
+    daemon = Daemon(name, folder)
+    daemon.start(PYTHON, [name, "-c", code])
+    deadline = time.monotonic() + 60
+    while "here" not in daemon.last_words():
+        assert daemon.process, daemon.last_words()
+        assert time.monotonic() < deadline
+        time.sleep(0.01)
+    return daemon
+
+
+def test_running_program_is_found_by_its_record(tmp_path: Path) -> None:
+    started(tmp_path, WAIT)
+
+    (found,) = daemons(tmp_path)
+    process = found.process
+    found.stop()
+
+    assert process is not None
+    assert not process.alive
+    assert daemons(tmp_path) == []
+
+
+def test_program_that_is_deaf_to_the_first_signal_is_killed(tmp_path: Path) -> None:
+    daemon = started(tmp_path, DEAF)
+    process = daemon.process
+
+    daemon.stop(grace_seconds=0.2)
+
+    assert process is not None
+    assert not process.alive
+
+
+def test_second_start_is_refused(tmp_path: Path) -> None:
+    daemon = started(tmp_path, WAIT)
+    try:
+        with pytest.raises(BedError, match="program is running already"):
+            daemon.start(PYTHON, ["program", "-c", WAIT])
+    finally:
+        daemon.stop(grace_seconds=0)
+
+
+def test_program_that_has_ended_has_no_process_but_last_words(tmp_path: Path) -> None:
+    daemon = started(tmp_path, "print('here'); raise SystemExit('no room')")
+    process = Process.read(daemon.record)
+    assert process is not None
+    os.waitpid(process.pid, 0)
+
+    assert daemon.process is None
+    assert daemon.last_words().endswith("no room")
+
+
+def test_id_that_another_process_has_by_now_is_let_alone(tmp_path: Path) -> None:
+    own = Process.current()
+    stranger = Process(own.pid, own.started_ticks + 1)
+    stranger.write(tmp_path / "pids" / "program.json")
+
+    Daemon("program", tmp_path).stop(grace_seconds=0)
+
+    assert own.alive  # and here to say so
+    assert not stranger.alive
+
+
+@pytest.mark.parametrize("text", ["", "{", '{"pid": "x", "started_ticks": 1}', '{"pid": 1}'])
+def test_broken_record_is_no_process(text: str, tmp_path: Path) -> None:
+    record = tmp_path / "program.json"
+    record.write_text(text)
+
+    assert Process.read(record) is None
