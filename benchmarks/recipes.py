@@ -26,7 +26,7 @@ from penstock.recipe import EngineName, Precision, Recipe
 from penstock.tasks import HEAD_OF_TASK, TaskName
 from penstock_optimizer.calibration import calibration_rows, judging_samples, own_corpus, samples, split
 from penstock_optimizer.export import Exported, Flavour, export
-from penstock_optimizer.guard import Teacher, forward_of, guard_candidate, teach
+from penstock_optimizer.guard import Teacher, arithmetic_of, forward_of, guard_candidate, teach
 from penstock_optimizer.load.summary import median
 from penstock_optimizer.quantise import build
 from penstock_optimizer.recipes import TEACHER, candidate_recipes
@@ -91,7 +91,14 @@ class Workshop:
         built = build(recipe, source.path, source.io, self.calibration, self.folder / recipe.slug, threads=self.threads)
         seconds = time.perf_counter() - begin
         engine = load_engine(built.path, built.io, recipe, Threads(1, self.threads))
-        verdict = guard_candidate(self.task, forward_of(engine, built.io), self.teacher, AccuracyBudget())
+        verdict = guard_candidate(
+            self.task,
+            forward_of(engine, built.io),
+            self.teacher,
+            AccuracyBudget(),
+            arithmetic=arithmetic_of(recipe),
+            grid=engine.facts.grid,
+        )
         return Entry(recipe, engine, verdict, seconds)
 
 

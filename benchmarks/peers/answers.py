@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from urllib.parse import urlsplit
 
 from benchmarks.peers.servers import Shape, Vector
-from penstock_optimizer.guard.judge import MIN_COSINE, P1_COSINE
+from penstock_optimizer.guard.judge import MEAN_COSINE, MIN_COSINE, P1_COSINE
 from penstock_optimizer.load.summary import quantile
 
 AT_ONCE = 16
@@ -22,20 +22,21 @@ TIMEOUT_SECONDS = 120.0
 class Cosines:
     """To the teacher's vectors."""
 
-    minimum: float
+    mean: float
     p1: float
     """One text in a hundred has a lower one."""
+    minimum: float
 
     @classmethod
     def of(cls, vectors: Sequence[Vector], teacher: Sequence[Vector]) -> Cosines:
         """Of as many vectors as the teacher has."""
         found = sorted(cosine(one, other) for one, other in zip(vectors, teacher, strict=True))
-        return cls(minimum=found[0], p1=quantile(found, 0.01))
+        return cls(mean=sum(found) / len(found), p1=quantile(found, 0.01), minimum=found[0])
 
     @property
     def right(self) -> bool:
         """Within the budget that the guard holds our own recipes to."""
-        return self.minimum >= MIN_COSINE and self.p1 >= P1_COSINE
+        return self.mean >= MEAN_COSINE and self.p1 >= P1_COSINE and self.minimum >= MIN_COSINE
 
 
 @dataclass(frozen=True)

@@ -14,8 +14,10 @@ from benchmarks.peers.answers import Agreement, Cosines
 from benchmarks.peers.cells import GROUPS, Aim, Cell
 from penstock_optimizer.bench.figures import Figures
 from penstock_optimizer.bench.tables import markdown_table
-from penstock_optimizer.guard.judge import MIN_COSINE, P1_COSINE
+from penstock_optimizer.guard.judge import MEAN_COSINE, MIN_COSINE, P1_COSINE
 
+BUDGET = f"{MEAN_COSINE:g} / {P1_COSINE:g} / {MIN_COSINE:g}"
+"""Mean, first percentile and minimum."""
 WORDS = {True: "pass", False: "FAIL", None: "not judged"}
 
 
@@ -132,14 +134,14 @@ def _answers(outcome: Outcome) -> str:
         if one is None or one.alone is None or one.together is None:
             rows.append([name, about, "", "", "", one.error if one else "not asked"])
             continue
-        verdict = "right" if one.right else f"WRONG: {MIN_COSINE:g} and {P1_COSINE:g} are asked"
+        verdict = "right" if one.right else f"WRONG: {BUDGET} are asked"
         rows.append([name, about, _cosines(one.alone), _cosines(one.together), f"{one.moved:.5f}", verdict])
-    header = ("server", "what", "lowest cosine / p1, alone", "in company", "alone to in company", "")
+    header = ("server", "what", "mean cosine / p1 / lowest, alone", "in company", "alone to in company", "")
     return markdown_table(header, rows)
 
 
 def _cosines(cosines: Cosines) -> str:
-    return f"{cosines.minimum:.4f} / {cosines.p1:.4f}"
+    return f"{cosines.mean:.4f} / {cosines.p1:.4f} / {cosines.minimum:.4f}"
 
 
 def _speeds(outcome: Outcome, cells: Sequence[Cell]) -> str:

@@ -46,7 +46,7 @@ def expectation(recipe: Recipe, isa: Isa) -> Expectation:
         case Precision.INT8_ROWWISE:
             return Expectation(0.7 * speed_up, 0.9, 11.0)
     if NNCF in options:
-        return Expectation(speed_up, 0.3, 15.0)
+        return Expectation(speed_up, 0.5, 15.0)
     if is_tuned(recipe):
         better = 0.1 if BF16_REST in options else 0.0
         # Static graphs may be batched, dynamic ones may not.

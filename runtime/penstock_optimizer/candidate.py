@@ -150,7 +150,7 @@ class Candidate:
         forward = forward_of(self._latency_engine(), self._its_graph.io)
         teacher = teach(self._task, forward, self._judging)
         save_observed(teacher.observed, Path(file))
-        invariance = measure_invariance(forward, teacher.rows)
+        invariance = measure_invariance(forward, teacher.rows, grid=self._latency_engine().facts.grid)
         return Verdict(
             passed=True,
             reason="the fp32 graph is right by definition",
@@ -161,12 +161,19 @@ class Candidate:
 
     def judge(self, file: str) -> Verdict:
         """Hold it against the teacher's outcomes in `file`."""
-        from penstock_optimizer.guard import Teacher, forward_of, guard_candidate, prepare
+        from penstock_optimizer.guard import Teacher, arithmetic_of, forward_of, guard_candidate, prepare
         from penstock_optimizer.teacher_file import load_observed
 
         teacher = Teacher(prepare(self._task, self._judging), load_observed(Path(file)))
-        forward = forward_of(self._latency_engine(), self._its_graph.io)
-        return guard_candidate(self._task, forward, teacher, self._about.accuracy)
+        engine = self._latency_engine()
+        return guard_candidate(
+            self._task,
+            forward_of(engine, self._its_graph.io),
+            teacher,
+            self._about.accuracy,
+            arithmetic=arithmetic_of(self._its_recipe),
+            grid=engine.facts.grid,
+        )
 
     def time(self, lengths: list[int], seconds: float) -> dict[str, list[float]]:
         """Milliseconds of single runs at batch 1 on all cores, by tokens (as text: JSON has no other keys)."""

@@ -7,9 +7,10 @@ from dataclasses import dataclass
 
 from penstock.endpoint import AccuracyBudget
 from penstock.manifest import Verdict
-from penstock_optimizer.guard.invariance import Forward, measure_invariance
+from penstock_optimizer.guard.invariance import FP32, Alone, Arithmetic, Forward, measure_invariance
 from penstock_optimizer.guard.judge import judge
 from penstock_optimizer.guard.sample import Observed, Sample
+from penstock_runtime.engines.grid import ShapeGrid
 from penstock_runtime.errors import InferenceFailed, InvalidInput
 from penstock_runtime.rows import Row
 from penstock_runtime.tasks.base import Prepared, Task
@@ -51,19 +52,29 @@ def teach(task: Task, forward: Forward, samples: Sequence[Sample]) -> Teacher:
     return Teacher(prepared, tuple(observe(task, forward, one) for one in prepared))
 
 
-def guard_candidate(task: Task, forward: Forward, teacher: Teacher, budget: AccuracyBudget) -> Verdict:
-    """Judge a candidate: its answers one row at a time, and whether they stay the same in company.
+def guard_candidate(
+    task: Task,
+    forward: Forward,
+    teacher: Teacher,
+    budget: AccuracyBudget,
+    *,
+    arithmetic: Arithmetic = FP32,
+    grid: ShapeGrid | None = None,
+) -> Verdict:
+    """Judge a candidate: its answers one row at a time, and whether they stay the same in company, as far as its
+    arithmetic (`arithmetic_of`) can, in the shapes that its engine rounds to (`grid`).
 
     A candidate whose engine fails or whose outputs hold NaN is not accepted; other errors are the caller's.
     """
     try:
-        observed = [observe(task, forward, prepared) for prepared in teacher.prepared]
+        alone = Alone(forward)
+        observed = [observe(task, alone, prepared) for prepared in teacher.prepared]
     except InferenceFailed as error:
         return Verdict(passed=False, reason=f"a judging request failed: {error.message}", texts=len(teacher.prepared))
     verdict = judge(task.name, teacher.observed, observed, budget)
     if not verdict.passed:
         return verdict
-    invariance = measure_invariance(forward, teacher.rows)
+    invariance = measure_invariance(forward, teacher.rows, alone=alone, arithmetic=arithmetic, grid=grid)
     return verdict.model_copy(
         update={"metrics": (*verdict.metrics, *invariance.metrics), "batching": invariance.batching.value}
     )

@@ -9,7 +9,7 @@ import pytest
 
 from penstock.tasks import TaskName
 from penstock_optimizer.calibration import JUDGING_SAMPLES, STRATA
-from penstock_optimizer.guard.invariance import TOLERANCE
+from penstock_optimizer.guard.invariance import BF16_TOLERANCE, TOLERANCE
 from penstock_optimizer.guard.judge import DRAW, FEW
 from tests.optimizer.guard.test_judge import verdict
 
@@ -33,6 +33,7 @@ def test_metrics_of_special_cases_are_documented(name: str) -> None:
 def test_the_numbers_of_the_text_are_those_of_the_code() -> None:
     assert f"At most {JUDGING_SAMPLES} requests judge" in PAGE
     assert [f"{share:.0%}".replace("%", " %") in PAGE for _, share in STRATA] == [True] * len(STRATA)
-    assert f"stay within {TOLERANCE:.0%}".replace("%", " %") in PAGE
+    assert f"stay within {TOLERANCE:.2%}".replace("%", " %") in PAGE
+    assert f"Where activations are rounded to bf16 it is {BF16_TOLERANCE:.2%}".replace("%", " %") in PAGE
     assert f"with fewer than {FEW} requests" in PAGE
     assert f"within {DRAW} of each other" in PAGE

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Sequence
 
 import numpy as np
@@ -9,18 +10,27 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from penstock.recipe import Batching
-from penstock_optimizer.guard import measure_invariance
+from penstock.hardware import Isa
+from penstock.recipe import BF16_REST, Batching, EngineName, Precision, Recipe
+from penstock_optimizer.guard import arithmetic_of, measure_invariance
 from penstock_optimizer.guard.invariance import (
-    GROUPS,
-    NEAR_TOKENS,
-    ROWS_PER_GROUP,
-    SPREAD,
-    equal_length_groups,
+    BF16_TOLERANCE,
+    LONG_ROWS,
+    LONG_TOKENS,
+    ROWS_PER_BATCH,
+    TOLERANCE,
+    Alone,
+    Arithmetic,
+    equal_groups,
     padded_groups,
     relative_difference,
 )
+from penstock_optimizer.recipes import candidate_recipes
+from penstock_optimizer.search.space import PADDING_SHARES
+from penstock_runtime.engines.grid import ShapeGrid
 from penstock_runtime.rows import Outputs, Row
+
+GRID = ShapeGrid()
 
 
 def rows(lengths: Sequence[int]) -> list[Row]:
@@ -45,6 +55,13 @@ def leaking_padding(some: Sequence[Row]) -> list[Outputs]:
     """A mask that was forgotten: the width of the batch is in the outputs."""
     width = max(row.length for row in some)
     return [{"y": np.array([row.ids], np.float32) + 0.5 * (width - row.length)} for row in some]
+
+
+def summed_in_another_order(some: Sequence[Row]) -> list[Outputs]:
+    """As an engine whose kernels depend on the shape, on a grid: other last bits at another point of it, which rounding
+    to int8 turns into a step now and then."""
+    step = GRID.length(max(row.length for row in some)) / 1000 * 0.02
+    return [{"y": np.array([row.ids], np.float32) * (1 + step * (row.ids[0] % 5 == 0))} for row in some]
 
 
 def broken_in_company(some: Sequence[Row]) -> list[Outputs]:
@@ -81,39 +98,117 @@ def test_what_the_rows_cannot_show_is_not_taken_as_proved() -> None:
     assert measure_invariance(alone, []).batching is Batching.SINGLE
 
 
-def test_rounding_in_the_last_bits_is_allowed_and_a_step_of_a_grid_is_not() -> None:
-    def slightly(some: Sequence[Row], size: float) -> list[Outputs]:
+@pytest.mark.parametrize(
+    ("size", "tolerance", "widest"),
+    [
+        (1e-6, TOLERANCE, Batching.PADDED),
+        (1e-3, TOLERANCE, Batching.SINGLE),
+        (1e-3, BF16_TOLERANCE, Batching.PADDED),
+        (5e-3, BF16_TOLERANCE, Batching.SINGLE),
+    ],
+)
+def test_the_last_bits_of_the_arithmetic_may_move_and_no_more(size: float, tolerance: float, widest: Batching) -> None:
+    def slightly(some: Sequence[Row]) -> list[Outputs]:
         return [{"y": np.array([row.ids], np.float32) * (1 + size * (len(some) > 1))} for row in some]
 
-    assert measure_invariance(lambda some: slightly(some, 1e-5), rows(LENGTHS)).batching is Batching.PADDED
-    assert measure_invariance(lambda some: slightly(some, 0.05), rows(LENGTHS)).batching is Batching.SINGLE
+    assert measure_invariance(slightly, rows(LENGTHS), arithmetic=Arithmetic(tolerance)).batching is widest
 
 
-lengths = st.lists(st.integers(1, 60), max_size=80)
+def test_rows_at_one_point_of_an_engine_s_grid_are_of_equal_length() -> None:
+    """Without the grid, the guard would prove less than the batcher does; or nothing, as rows differ in length."""
+    found = measure_invariance(summed_in_another_order, rows(range(9, 60)), grid=GRID)
+
+    assert found.batching is Batching.EQUAL_LENGTH
+    assert [(one.passed, one.value > 0) for one in found.metrics] == [(True, False), (False, True)]
+
+
+@pytest.mark.parametrize(
+    ("rounds", "grid", "widest"),
+    [
+        (False, None, Batching.PADDED),
+        (False, GRID, Batching.PADDED),
+        (True, None, Batching.PADDED),
+        (True, GRID, Batching.EQUAL_LENGTH),
+    ],
+)
+def test_what_rounds_is_never_padded_to_another_shape_of_a_grid(
+    rounds: bool, grid: ShapeGrid | None, widest: Batching
+) -> None:
+    """Not even when no sample shows a difference: it is too rare for samples."""
+    found = measure_invariance(alone, rows(range(2, 60)) * 2, arithmetic=Arithmetic(rounds=rounds), grid=grid)
+
+    assert found.batching is widest
+
+
+@pytest.mark.parametrize("isa", Isa)
+def test_only_bf16_is_allowed_what_bf16_does(isa: Isa) -> None:
+    for recipe in candidate_recipes(isa, tuple(EngineName), tuple(Precision)).recipes:
+        is_bf16 = "bf16" in recipe.name
+        assert arithmetic_of(recipe).tolerance == (BF16_TOLERANCE if is_bf16 else TOLERANCE)
+
+
+def test_bf16_beside_int8_counts_as_bf16() -> None:
+    recipe = Recipe(engine=EngineName.OPENVINO, precision=Precision.INT8_STATIC, options=(BF16_REST,))
+
+    assert arithmetic_of(recipe) == Arithmetic(BF16_TOLERANCE, rounds=True)
+    assert TOLERANCE < BF16_TOLERANCE
+
+
+lengths = st.lists(st.integers(1, 200), max_size=80)
+grids = st.sampled_from([None, GRID])
+
+
+def point(row: Row, grid: ShapeGrid | None) -> int:
+    return row.length if grid is None else grid.length(row.length)
+
+
+@given(lengths, grids)
+def test_equal_groups_hold_rows_of_one_length(some: list[int], grid: ShapeGrid | None) -> None:
+    groups = equal_groups(rows(some), grid)
+
+    assert all(len({point(row, grid) for row in group}) == 1 for group in groups)
+    assert all(2 <= len(group) <= ROWS_PER_BATCH for group in groups)
+
+
+@given(lengths, grids)
+def test_padded_groups_hold_rows_of_different_lengths_within_the_widest_padding(
+    some: list[int], grid: ShapeGrid | None
+) -> None:
+    for group in padded_groups(rows(some), grid):
+        found = [point(row, grid) for row in group]
+        assert len(set(found)) > 1
+        assert len(group) <= ROWS_PER_BATCH
+        assert 1 - sum(found) / (max(found) * len(found)) <= PADDING_SHARES[-1]
 
 
 @given(lengths)
-def test_equal_length_groups_hold_rows_of_one_length(some: list[int]) -> None:
-    groups = equal_length_groups(rows(some))
+def test_every_short_row_that_has_company_of_its_length_is_looked_at(some: list[int]) -> None:
+    made = rows([length for length in some if length <= LONG_TOKENS])
 
-    assert all(len({row.length for row in group}) == 1 for group in groups)
-    assert all(2 <= len(group) <= ROWS_PER_GROUP for group in groups)
-    assert len(groups) <= GROUPS
+    seen = [id(row) for group in equal_groups(made) for row in group]
 
-
-@given(lengths)
-def test_padded_groups_hold_rows_of_near_but_different_lengths(some: list[int]) -> None:
-    for group in padded_groups(rows(some)):
-        shortest, longest = group[0].length, group[-1].length
-        assert shortest < longest <= max(shortest * (1 + SPREAD), shortest + NEAR_TOKENS)
-        assert len(group) <= ROWS_PER_GROUP
+    alone = sum(count % ROWS_PER_BATCH == 1 for count in Counter(row.length for row in made).values())
+    assert len(set(seen)) == len(seen) == len(made) - alone
 
 
-def test_groups_reach_from_the_shortest_to_the_longest_rows() -> None:
-    groups = equal_length_groups(rows([length for length in range(1, 101) for _ in range(2)]))
+def test_of_long_rows_a_few_are_looked_at() -> None:
+    made = rows([LONG_TOKENS + 1] * 50)
 
-    assert len(groups) == GROUPS
-    assert (groups[0][0].length, groups[-1][0].length) == (1, 100)
+    assert sum(map(len, equal_groups(made))) == LONG_ROWS
+
+
+def test_rows_are_run_alone_once() -> None:
+    runs: list[int] = []
+
+    def forward(some: Sequence[Row]) -> list[Outputs]:
+        runs.append(len(some))
+        return alone(some)
+
+    one_by_one, some = Alone(forward), rows([3, 3, LONG_TOKENS + 1])
+    first, second = one_by_one(some), one_by_one(some)
+
+    assert runs == [1] * 4  # what is long is not kept
+    assert all(np.array_equal(a["y"], b["y"]) for a, b in zip(first, second, strict=True))
 
 
 @pytest.mark.parametrize(

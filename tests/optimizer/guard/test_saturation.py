@@ -1,7 +1,7 @@
 """What a processor without VNNI makes of int8 graphs: the real AVX2 kernels, on an emulated Haswell.
 
 QEMU's user mode runs ONNX Runtime's own machine code and reports a CPU without AVX-512 and VNNI, so that the library
-takes the kernels that it would take there, saturation included. Slow (some 50 s), hence few rows.
+takes the kernels that it would take there, saturation included. Slow (some 50 s each), hence few rows.
 """
 
 from __future__ import annotations
@@ -14,10 +14,12 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from penstock.endpoint import AccuracyBudget
 from penstock.recipe import EngineName, Precision, Recipe
 from penstock.tasks import TaskName
-from penstock_optimizer.calibration import calibration_rows, own_corpus, samples, split
+from penstock_optimizer.calibration import calibration_rows, judging_samples, own_corpus, samples, split
 from penstock_optimizer.export import Flavour
+from penstock_optimizer.guard import Observed, judge, prepare
 from penstock_optimizer.quantise import build
 from penstock_optimizer.quantise.observe import feed
 from penstock_runtime.host import read_host
@@ -27,10 +29,19 @@ from tests.runtime import minilm
 EMULATOR = "qemu-x86_64"
 TEXTS = ("I like you. I love you.", "ok", "Where is the nearest pharmacy, please?", "😀 🎉", "192.168.0.1:8080")
 
-pytestmark = [
-    pytest.mark.slow,
-    pytest.mark.skipif(shutil.which(EMULATOR) is None, reason=f"{EMULATOR} is not installed (apt install qemu-user)"),
-]
+JUDGED_TOKENS = 32
+JUDGED_TEXTS = 60
+"""As many as the guard wants; short ones, which are the worst, and take least time."""
+
+pytestmark = pytest.mark.slow
+
+
+@pytest.fixture(autouse=True)
+def emulator() -> None:
+    """What these tests are about cannot be seen without it: no reason to skip them."""
+    if shutil.which(EMULATOR) is None:
+        pytest.fail(f"{EMULATOR} is not installed: make system installs it (Debian: apt-get install qemu-user)")
+
 
 PROGRAM = """
 import sys
@@ -49,8 +60,8 @@ for graph in sys.argv[2:]:
 """
 
 
-def recipe(*options: str) -> Recipe:
-    return Recipe(engine=EngineName.ONNXRUNTIME, precision=Precision.INT8_STATIC, options=tuple(sorted(options)))
+def recipe(*options: str, precision: Precision = Precision.INT8_STATIC) -> Recipe:
+    return Recipe(engine=EngineName.ONNXRUNTIME, precision=precision, options=tuple(sorted(options)))
 
 
 RECIPES = {
@@ -72,6 +83,40 @@ def run(graphs: list[Path], rows: list[Row], folder: Path, *emulator: str) -> di
         with np.load(f"{graph}.npz") as found:
             result[graph.parent.name] = [found[str(index)] for index in range(len(rows))]
     return result
+
+
+def test_the_default_budget_rejects_per_tensor_and_keeps_per_channel_reduced_range(tmp_path: Path) -> None:
+    exported = minilm.exported(Flavour.FUSED)
+    task = minilm.task()
+    texts = judging_samples(task, samples(TaskName.FEATURE_EXTRACTION, split(own_corpus())[1]))
+    rows = [row for prepared in prepare(task, texts) for row in prepared.rows if row.length <= JUDGED_TOKENS]
+    rows = rows[:: len(rows) // JUDGED_TEXTS]
+    dynamic = {
+        "per-tensor": recipe(precision=Precision.INT8_DYNAMIC),
+        "per-channel": recipe("per-channel", "reduced-range", precision=Precision.INT8_DYNAMIC),
+    }
+    graphs = [build(one, exported.path, exported.io, (), tmp_path / name).path for name, one in dynamic.items()]
+    teacher = tmp_path / "fp32"
+    teacher.mkdir()
+    shutil.copy(exported.path, teacher)
+
+    expected = observed(run([teacher / exported.path.name], rows, tmp_path)["fp32"])
+    haswell = run(graphs, rows, tmp_path, EMULATOR, "-cpu", "Haswell")
+    found = {
+        name: judge(TaskName.FEATURE_EXTRACTION, expected, observed(outputs), AccuracyBudget())
+        for name, outputs in haswell.items()
+    }
+
+    means = {name: verdict.metrics[0].value for name, verdict in found.items()}
+    assert means == {"per-tensor": pytest.approx(0.93, abs=0.02), "per-channel": pytest.approx(0.99, abs=0.004)}
+    assert not found["per-tensor"].passed
+    assert [one.name for one in found["per-tensor"].metrics if not one.passed][:2] == ["mean_cosine", "p1_cosine"]
+    assert found["per-channel"].passed, found["per-channel"].reason
+
+
+def observed(outputs: list[Float]) -> list[Observed]:
+    vectors = pooled(outputs)
+    return [Observed(vector[np.newaxis], (vector,)) for vector in vectors]
 
 
 def pooled(outputs: list[Float]) -> Float:

@@ -1,0 +1,72 @@
+"""Candidates that are served from one graph: made once, and never taken for whole when they are not."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from penstock.manifest import CandidateFacts, Outcome
+from penstock.recipe import EngineName, Precision, Recipe
+from penstock.tasks import TaskName
+from penstock_optimizer.artefact import digests
+from penstock_optimizer.candidate import Subject
+from penstock_optimizer.processes import ProcessLab
+from penstock_optimizer.workfolder import CandidateRecord, WorkFolder
+from tests.optimizer.report.sample import IO
+
+STATIC = Recipe(engine=EngineName.OPENVINO, precision=Precision.INT8_STATIC, options=("per-channel", "smooth"))
+FILES = {"model.xml": "<net/>", "model.bin": "weights"}
+
+
+@pytest.fixture
+def lab(tmp_path: Path) -> ProcessLab:
+    subject = Subject(model=str(tmp_path), task=TaskName.FEATURE_EXTRACTION, max_tokens=8, cores=1)
+    return ProcessLab(subject, WorkFolder(tmp_path / "work"), ())
+
+
+def make(work: WorkFolder, recipe: Recipe, outcome: Outcome = Outcome.SLOWER) -> None:
+    """As a candidate leaves it that was built and judged."""
+    folder = work.candidate(recipe)
+    folder.mkdir(parents=True)
+    for name, content in FILES.items():
+        (folder / name).write_text(content)
+    facts = CandidateFacts(
+        recipe=recipe, outcome=outcome, reason="", fused_nodes={"MatMul": 3}, build_seconds=9, size_bytes=13
+    )
+    work.save(CandidateRecord(facts=facts, graph="model.xml", io=IO, files=digests(folder)))
+
+
+@pytest.mark.parametrize("outcome", [Outcome.SLOWER, Outcome.REJECTED])
+@pytest.mark.parametrize(("first", "second"), [(STATIC, STATIC.with_bf16_rest), (STATIC.with_bf16_rest, STATIC)])
+def test_the_graph_of_the_one_is_copied_for_the_other(
+    first: Recipe, second: Recipe, outcome: Outcome, lab: ProcessLab
+) -> None:
+    make(lab.work, first, outcome)
+
+    built = lab.copy_of_the_same(second)
+
+    assert built is not None
+    assert (built.graph, built.io, built.fused_nodes, built.size_bytes) == ("model.xml", IO, {"MatMul": 3}, 13)
+    assert built.seconds < 9
+    assert {path.name: path.read_text() for path in lab.work.candidate(second).iterdir()} == FILES
+
+
+def test_a_graph_that_is_not_as_it_was_built_is_not_copied(lab: ProcessLab) -> None:
+    make(lab.work, STATIC)
+    (lab.work.candidate(STATIC) / "model.bin").write_text("torn")
+
+    assert lab.copy_of_the_same(STATIC.with_bf16_rest) is None
+
+
+def test_another_graph_is_not_copied(lab: ProcessLab) -> None:
+    make(lab.work, STATIC)
+
+    assert lab.copy_of_the_same(STATIC.model_copy(update={"options": ("per-channel",)})) is None
+    assert lab.copy_of_the_same(STATIC) is None
+
+
+def test_what_failed_before_a_graph_was_written_is_not_copied(lab: ProcessLab) -> None:
+    lab.work.save(CandidateRecord(facts=CandidateFacts(recipe=STATIC, outcome=Outcome.FAILED, reason="it crashed")))
+
+    assert lab.copy_of_the_same(STATIC.with_bf16_rest) is None
