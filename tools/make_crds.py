@@ -111,7 +111,11 @@ class Definition:
         }
         if self.status is not None:
             properties["status"] = schema_of(self.status, defaults=False)
-        schema = {"type": "object", "description": _sentences(self.resource.__doc__), "properties": properties}
+        schema: dict[str, Any] = {
+            "type": "object",
+            "description": _sentences(self.resource.__doc__),
+            "properties": properties,
+        }
         schema["required"] = ["spec"]
         if self.named_by_rule:
             rule = LABEL_RULE.validation()
