@@ -34,6 +34,8 @@ def command(machine: Machine, folder: Path, tar: Path) -> list[str]:
     return [
         "mmdebstrap",
         "--variant=minbase",
+        # Devices are the container engine's business.
+        "--skip=output/dev",
         f"--include={','.join(PACKAGES)}",
         *(f"--dpkgopt=path-exclude={path}" for path in UNUSED),
         *(f"--aptopt={line}" for line in machine.apt),

@@ -20,6 +20,8 @@ from images.target import ROOT, SOURCE_DATE_EPOCH, Target, project_version
 
 CACHE = Path("~/.cache/penstock/images")
 """Where archives, the base and buildah's layers are kept unless PENSTOCK_IMAGES_CACHE says otherwise."""
+KEPT = 3
+"""Archives of one target that the cache keeps: so many states of the sources can be gone to and fro between."""
 OWN_BASE = "localhost/penstock-base:trixie"
 
 
@@ -109,6 +111,8 @@ class Builder:
             "push", "-q", "--signature-policy", str(self.buildah.policy), reference, f"oci-archive:{part}:{reference}"
         )
         part.rename(archive)
+        if not fresh:
+            self._forget(target)
         built = Archive(archive)
         packed = archive.stat().st_size
         self.tell(
@@ -116,6 +120,14 @@ class Builder:
             f"{time.monotonic() - began:.0f} s"
         )
         return archive
+
+    def _forget(self, target: Target) -> None:
+        """Remove archives of earlier sources but for the last ones: each has hundreds of megabytes."""
+        known = sorted(
+            self.cache.glob(f"penstock-{target.name}-{'[0-9a-f]' * 16}.oci.tar"), key=lambda path: -path.stat().st_mtime
+        )
+        for old in known[KEPT:]:
+            old.unlink()
 
     def _build_words(self, target: Target, reference: str, machine: Path, context: Path, *, fresh: bool) -> list[str]:
         words = ["--isolation", "chroot", "--network", "host", "--format", "oci", "--identity-label=false"]

@@ -11,7 +11,7 @@ import yaml
 
 from testbed.control_plane import ControlPlane
 from testbed.kubectl import Kubectl, KubectlError
-from tests.charts.conftest import CHART, NAMESPACE, RELEASE, Helm
+from tests.charts.helm import CHART, NAMESPACE, RELEASE, Helm
 
 EXAMPLE = Path(__file__).parents[2] / "examples/sentence-embedding.yaml"
 ACCOUNT = f"system:serviceaccount:{NAMESPACE}:penstock-operator"
@@ -23,9 +23,9 @@ def kubectl(private_control_plane: ControlPlane) -> Kubectl:
 
 
 @pytest.fixture(scope="module")
-def installed(helm: Helm, private_control_plane: ControlPlane) -> Helm:
+def installed(chart: Helm, private_control_plane: ControlPlane) -> Helm:
     """helm for that control plane, where the chart is installed."""
-    here = replace(helm, kubeconfig=private_control_plane.kubeconfig)
+    here = replace(chart, kubeconfig=private_control_plane.kubeconfig)
     here.run("install", RELEASE, str(CHART), "--namespace", NAMESPACE, "--create-namespace")
     return here
 

@@ -10,7 +10,7 @@ import yaml
 
 from penstock_operator.rbac import CLUSTER, NAMESPACED, OWN, rules
 from penstock_operator.settings import Settings
-from tests.charts.conftest import CHART, NAMESPACE, Helm, Manifest, of_kind
+from tests.charts.helm import CHART, NAMESPACE, Helm, Manifest, of_kind
 from tools import make_chart
 
 ROOT = Path(__file__).parents[2]
@@ -22,8 +22,8 @@ def environment(manifests: list[Manifest]) -> dict[str, str]:
     return {entry["name"]: entry["value"] for entry in container["env"] if "value" in entry}
 
 
-def test_helm_s_linter_has_nothing_to_say_against_it(helm: Helm) -> None:
-    lines = helm.run("lint", "--strict", str(CHART)).stdout.splitlines()
+def test_helm_s_linter_has_nothing_to_say_against_it(chart: Helm) -> None:
+    lines = chart.run("lint", "--strict", str(CHART)).stdout.splitlines()
 
     assert [line for line in lines if line.startswith(("[WARNING]", "[ERROR]"))] == []
 
@@ -32,15 +32,15 @@ def test_what_comes_from_the_code_is_as_the_code_says() -> None:
     assert make_chart.differences(make_chart.generated()) == []
 
 
-def test_the_roles_are_what_the_operator_says_it_needs(helm: Helm) -> None:
-    manifests = helm.template()
+def test_the_roles_are_what_the_operator_says_it_needs(chart: Helm) -> None:
+    manifests = chart.template()
 
     assert of_kind(manifests, "ClusterRole")["rules"] == rules([*CLUSTER, *NAMESPACED])
     assert of_kind(manifests, "Role")["rules"] == rules(OWN)
 
 
-def test_with_namespaces_to_watch_the_rights_end_there(helm: Helm) -> None:
-    manifests = helm.template({"watchNamespaces": ["team-a", "team-b"]})
+def test_with_namespaces_to_watch_the_rights_end_there(chart: Helm) -> None:
+    manifests = chart.template({"watchNamespaces": ["team-a", "team-b"]})
 
     assert of_kind(manifests, "ClusterRole")["rules"] == rules(CLUSTER)
     watched = {one["metadata"]["namespace"]: one["rules"] for one in manifests if one["kind"] == "Role"}
@@ -50,8 +50,8 @@ def test_with_namespaces_to_watch_the_rights_end_there(helm: Helm) -> None:
     assert environment(manifests)["PENSTOCK_OPERATOR_NAMESPACES"] == "team-a,team-b"
 
 
-def test_the_operator_is_kept_to_the_restricted_pod_security_standard(helm: Helm) -> None:
-    pod = of_kind(helm.template(), "Deployment")["spec"]["template"]["spec"]
+def test_the_operator_is_kept_to_the_restricted_pod_security_standard(chart: Helm) -> None:
+    pod = of_kind(chart.template(), "Deployment")["spec"]["template"]["spec"]
     (container,) = pod["containers"]
 
     assert pod["securityContext"]["runAsNonRoot"] is True
@@ -113,15 +113,17 @@ def test_the_operator_is_kept_to_the_restricted_pod_security_standard(helm: Helm
         ),
     ],
 )
-def test_values_become_settings_that_the_operator_takes(helm: Helm, values: Manifest, expected: dict[str, str]) -> None:
-    given = environment(helm.template(values))
+def test_values_become_settings_that_the_operator_takes(
+    chart: Helm, values: Manifest, expected: dict[str, str]
+) -> None:
+    given = environment(chart.template(values))
 
     assert expected.items() <= given.items()
     Settings.load(given)  # refuses names that are none, and values that do not go together
 
 
-def test_the_defaults_of_the_chart_are_those_of_the_operator(helm: Helm) -> None:
-    ours = Settings.load(environment(helm.template())).plan_settings()
+def test_the_defaults_of_the_chart_are_those_of_the_operator(chart: Helm) -> None:
+    ours = Settings.load(environment(chart.template())).plan_settings()
     its = Settings.load({}).plan_settings()
 
     assert {
@@ -131,17 +133,17 @@ def test_the_defaults_of_the_chart_are_those_of_the_operator(helm: Helm) -> None
     } == {}
 
 
-def test_one_of_two_operators_stays_through_a_drain_and_a_single_one_blocks_none(helm: Helm) -> None:
-    assert of_kind(helm.template(), "PodDisruptionBudget")["spec"]["maxUnavailable"] == 1
-    assert [one for one in helm.template({"replicas": 1}) if one["kind"] == "PodDisruptionBudget"] == []
+def test_one_of_two_operators_stays_through_a_drain_and_a_single_one_blocks_none(chart: Helm) -> None:
+    assert of_kind(chart.template(), "PodDisruptionBudget")["spec"]["maxUnavailable"] == 1
+    assert [one for one in chart.template({"replicas": 1}) if one["kind"] == "PodDisruptionBudget"] == []
 
 
-def test_the_classes_are_those_of_the_code_and_can_be_left_out(helm: Helm) -> None:
+def test_the_classes_are_those_of_the_code_and_can_be_left_out(chart: Helm) -> None:
     in_file = {one["metadata"]["name"]: one["spec"] for one in yaml.safe_load_all(_classes_file()) if one}
     values = yaml.safe_load((CHART / "values.yaml").read_text())["hardwareClasses"]
 
-    rendered = [one for one in helm.template() if one["kind"] == "HardwareClass"]
-    without = [one for one in helm.template({"hardwareClasses": {"inf1": False}}) if one["kind"] == "HardwareClass"]
+    rendered = [one for one in chart.template() if one["kind"] == "HardwareClass"]
+    without = [one for one in chart.template({"hardwareClasses": {"inf1": False}}) if one["kind"] == "HardwareClass"]
 
     assert set(values) == set(in_file)
     assert {one["metadata"]["name"]: one["spec"] for one in rendered} == in_file
@@ -152,20 +154,20 @@ def _classes_file() -> str:
     return (CHART / "files/hardware-classes.yaml").read_text()
 
 
-def test_only_the_store_of_one_node_is_prepared_as_root(helm: Helm) -> None:
-    with_folder = of_kind(helm.template(), "DaemonSet")
+def test_only_the_store_of_one_node_is_prepared_as_root(chart: Helm) -> None:
+    with_folder = of_kind(chart.template(), "DaemonSet")
     s3 = {"store": {"hostPath": {"enabled": False}, "s3": {"enabled": True, "uri": "s3://models"}}}
 
     (prepare,) = with_folder["spec"]["template"]["spec"]["initContainers"]
     assert prepare["securityContext"]["capabilities"] == {"drop": ["ALL"], "add": ["CHOWN", "FOWNER"]}
-    assert [one for one in helm.template(s3) if one["kind"] == "DaemonSet"] == []
+    assert [one for one in chart.template(s3) if one["kind"] == "DaemonSet"] == []
 
 
-def test_a_pod_monitor_is_made_where_it_is_asked_for(helm: Helm) -> None:
-    monitor = of_kind(helm.template({"podMonitor": {"enabled": True, "interval": "10s"}}), "PodMonitor")
+def test_a_pod_monitor_is_made_where_it_is_asked_for(chart: Helm) -> None:
+    monitor = of_kind(chart.template({"podMonitor": {"enabled": True, "interval": "10s"}}), "PodMonitor")
 
     assert monitor["spec"]["podMetricsEndpoints"] == [{"port": "metrics", "interval": "10s"}]
-    assert monitor["spec"]["selector"] == of_kind(helm.template(), "Deployment")["spec"]["selector"]
+    assert monitor["spec"]["selector"] == of_kind(chart.template(), "Deployment")["spec"]["selector"]
 
 
 BAD: list[tuple[Manifest, str]] = [
@@ -192,8 +194,8 @@ BAD: list[tuple[Manifest, str]] = [
 
 
 @pytest.mark.parametrize(("values", "word"), BAD, ids=str)
-def test_bad_values_are_refused_by_name(helm: Helm, values: Manifest, word: str) -> None:
-    run = helm.run("template", "penstock", str(CHART), values=values, check=False)
+def test_bad_values_are_refused_by_name(chart: Helm, values: Manifest, word: str) -> None:
+    run = chart.run("template", "penstock", str(CHART), values=values, check=False)
 
     assert run.returncode != 0
     assert "don't meet the specifications of the schema" in run.stderr
@@ -207,8 +209,8 @@ def test_bad_values_are_refused_by_name(helm: Helm, values: Manifest, word: str)
         ({"claim": {"enabled": True}}, "not hostPath and claim"),
     ],
 )
-def test_exactly_one_store_is_asked_for(helm: Helm, store: Manifest, word: str) -> None:
-    run = helm.run("template", "penstock", str(CHART), values={"store": store}, check=False)
+def test_exactly_one_store_is_asked_for(chart: Helm, store: Manifest, word: str) -> None:
+    run = chart.run("template", "penstock", str(CHART), values={"store": store}, check=False)
 
     assert run.returncode != 0
     assert f"exactly one of hostPath, claim and s3 is enabled, {word}" in run.stderr

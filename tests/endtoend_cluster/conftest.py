@@ -1,0 +1,51 @@
+"""The whole of it on real nodes: the project's own images, installed by helm, on kubelets that give cores away."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+from images.build import builder
+from images.errors import ImageError
+from images.target import project_version, target_named
+from testbed.cluster import Cluster
+from testbed.kubectl import Kubectl
+from tests.charts.helm import Helm
+from tests.endtoend_cluster.installation import Endpoint, Installation, installed
+
+IMAGES = ("operator", "runtime", "optimizer-demo")
+"""The demonstration's optimiser has the example's model inside: nothing here leaves the machine."""
+
+VALUES: dict[str, object] = {
+    "images": {
+        "optimizer": {"repository": "localhost/penstock-optimizer-demo", "tag": project_version()},
+        "pullPolicy": "Never",
+    },
+    "jobs": {"overtimeSeconds": 300},
+    "operator": {"settings": {"PROGRESS_SECONDS": "1"}},
+}
+"""What differs from the chart's defaults."""
+
+
+@pytest.fixture(scope="module")
+def installation(full_cluster: Cluster, helm: Path) -> Iterator[Installation]:
+    """Penstock, installed on the whole cluster as its README says; taken away with the module."""
+    working = builder(lambda line: print(line, file=sys.stderr, flush=True))
+    try:
+        archives = [working.build(target_named(name)) for name in IMAGES]
+    except ImageError as error:
+        pytest.fail(str(error), pytrace=False)
+    if full_cluster.machine is not None:
+        for archive in archives:
+            full_cluster.load_image(archive)
+    with installed(full_cluster, Helm(helm, full_cluster.kubeconfig), VALUES) as installation:
+        yield installation
+
+
+@pytest.fixture
+def endpoint(installation: Installation, full_kubectl: Kubectl) -> Callable[[str], Endpoint]:
+    """Gives an endpoint of this test's own namespace by its name; nothing is applied yet."""
+    return lambda name: Endpoint(installation, full_kubectl, name)

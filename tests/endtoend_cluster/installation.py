@@ -1,0 +1,174 @@
+"""Penstock on the whole cluster, as a user has it: helm, kubectl, and requests to a Service."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from testbed.cluster import Cluster
+from testbed.kubectl import Kubectl, KubectlError
+from tests.charts.helm import CHART, NAMESPACE, RELEASE, Helm
+
+EXAMPLE = Path(__file__).parents[2] / "examples/sentence-embedding.yaml"
+OPERATOR = "penstock-operator"
+POLL_SECONDS = 0.1
+
+Json = dict[str, Any]
+
+
+@dataclass(frozen=True)
+class Installation:
+    """A release of the chart, and what its operator makes of ModelEndpoints."""
+
+    cluster: Cluster
+    helm: Helm
+
+    @property
+    def system(self) -> Kubectl:
+        """kubectl in the operator's namespace."""
+        return self.cluster.kubectl.within(NAMESPACE)
+
+    def operators(self, replicas: int) -> None:
+        """Have so many operators, and wait until they are there, or gone."""
+        self.system("scale", f"deployment/{OPERATOR}", f"--replicas={replicas}")
+        if replicas:
+            self.system("rollout", "status", f"deployment/{OPERATOR}", "--timeout=120s", timeout_seconds=150)
+        else:
+            self.system.wait("delete", "pod", "--selector=app.kubernetes.io/name=penstock-operator", timeout_seconds=90)
+
+    def words(self) -> str:
+        """What the operators said last, and what became of their pods: for a failed test."""
+        try:
+            pods = self.system("get", "pods", "--output", "wide")
+            log = self.system("logs", f"deployment/{OPERATOR}", "--tail=40", "--all-pods=true", "--ignore-errors=true")
+        except KubectlError as error:
+            return str(error)
+        return f"{pods}\n{log}"
+
+
+@dataclass(frozen=True)
+class Endpoint:
+    """One ModelEndpoint, by name, in a test's own namespace."""
+
+    installation: Installation
+    kubectl: Kubectl
+    name: str
+
+    def apply(self, **spec: Any) -> None:
+        """The example, under this name and with these fields, as `kubectl apply` gives it to the API server.
+
+        One core, a short search and a short drain: that is what fits on the smallest machine and into a test.
+        """
+        body: Json = yaml.safe_load(EXAMPLE.read_text())
+        body["metadata"]["name"] = self.name
+        body["spec"] |= {
+            "cores": 1,
+            "workload": {"sequenceLengths": [16]},
+            "optimization": {"budgetSeconds": 60, "engines": ["onnxruntime"], "precisions": ["fp32", "int8-dynamic"]},
+            "scaling": {"mode": "None"},
+            "rollout": {"drainSeconds": 3},
+        } | spec
+        self.kubectl.apply(body)
+
+    def read(self) -> Json:
+        """The object as it is."""
+        found: Json = self.kubectl.get("modelendpoint", self.name)
+        return found
+
+    def condition(self, kind: str, body: Json | None = None) -> Json:
+        """A condition; {} while there is none of that type."""
+        conditions = (body or self.read()).get("status", {}).get("conditions", [])
+        found: Json = next((one for one in conditions if one["type"] == kind), {})
+        return found
+
+    def until(self, is_it: Callable[[Json], bool], what: str, *, seconds: float = 300) -> Json:
+        """Wait until the object is so; fails with what the operator and the pods say."""
+        deadline = time.monotonic() + seconds
+        body: Json = {}
+        while time.monotonic() < deadline:
+            body = self.read()
+            if is_it(body):
+                return body
+            time.sleep(POLL_SECONDS)
+        pytest.fail(
+            f"{self.name} is not {what} after {seconds:g} s: {yaml.safe_dump(body.get('status'))}\n{self.pods_text()}\n"
+            f"{self.installation.words()}"
+        )
+
+    def until_optimised(self, *, seconds: float = 300, other_than: str = "") -> Json:
+        """Ready, of its present generation, on a plan that was searched for."""
+
+        def is_it(body: Json) -> bool:
+            status = body.get("status", {})
+            plan = status.get("plan") or {}
+            ready = self.condition("Ready", body)
+            return bool(
+                ready.get("status") == "True"
+                and status.get("observedGeneration") == body["metadata"]["generation"]
+                and plan.get("digest")
+                and not plan.get("baseline")
+                and plan["digest"] != other_than
+            )
+
+        return self.until(is_it, "Ready on an optimised plan", seconds=seconds)
+
+    def pods(self) -> list[Json]:
+        """Its serving pods that are not about to go."""
+        found = self.kubectl.items("pods", f"app.kubernetes.io/name=penstock-runtime,penstock.dev/endpoint={self.name}")
+        return [pod for pod in found if not pod["metadata"].get("deletionTimestamp")]
+
+    def pods_text(self) -> str:
+        """The namespace's pods and events, for people."""
+        pods = self.kubectl("get", "pods,jobs,optimizedmodels", "--output", "wide")
+        return f"{pods}\n{self.kubectl('get', 'events', '--sort-by=.lastTimestamp')[-4000:]}"
+
+    def address(self) -> str:
+        """The Service's own, which leads to whichever pod is ready."""
+        return str(self.kubectl.get("service", self.name)["spec"]["clusterIP"])
+
+
+def cpus(pod: Json) -> set[int]:
+    """The CPUs that the processes of a pod may run on, from /proc of this machine, which is the nodes'."""
+    found: set[int] = set()
+    uid = pod["metadata"]["uid"]
+    for process in Path("/proc").glob("[0-9]*"):
+        try:
+            ours = uid in (process / "cgroup").read_text() and b"python" in (process / "cmdline").read_bytes()
+            status = (process / "status").read_text() if ours else ""
+        except OSError:  # it has just ended
+            continue
+        for line in status.splitlines():
+            if line.startswith("Cpus_allowed_list:"):
+                for part in line.split()[1].split(","):
+                    first, _, last = part.partition("-")
+                    found.update(range(int(first), int(last or first) + 1))
+    return found
+
+
+@contextmanager
+def installed(cluster: Cluster, helm: Helm, values: Json) -> Iterator[Installation]:
+    """`helm install --wait`, and `helm uninstall` at the end, with the definitions and the namespace."""
+    installation = Installation(cluster, helm)
+    try:
+        helm.run(
+            *("upgrade", "--install", RELEASE, str(CHART), "--namespace", NAMESPACE, "--create-namespace"),
+            *("--wait", "--timeout", "180s"),
+            values=values,
+            check=True,
+            timeout_seconds=240,
+        )
+    except AssertionError as error:
+        pytest.fail(f"{error}\n{installation.words()}")
+    try:
+        yield installation
+    finally:
+        helm.run("uninstall", RELEASE, "--namespace", NAMESPACE, "--wait", check=False, timeout_seconds=240)
+        cluster.kubectl("delete", "--ignore-not-found", "--filename", str(CHART / "crds"), timeout_seconds=180)
+        cluster.kubectl("delete", "namespace", NAMESPACE, "--ignore-not-found", timeout_seconds=180)

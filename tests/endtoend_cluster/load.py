@@ -1,0 +1,124 @@
+"""A constant load on a Service, and everything that went wrong with it."""
+
+from __future__ import annotations
+
+import http.client
+import json
+import threading
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+
+BODY = json.dumps({"inputs": "I like you. I love you."})
+HEADERS = {"content-type": "application/json"}
+
+
+@dataclass(frozen=True)
+class Answer:
+    """What one request was answered. Names of headers are in lower case."""
+
+    status: int
+    headers: dict[str, str]
+    body: str
+
+    @property
+    def vector(self) -> list[float]:
+        """The embedding."""
+        found: list[float] = json.loads(self.body)
+        return found[0] if isinstance(found[0], list) else found
+
+
+def predict(address: str, *, timeout_seconds: float = 30) -> Answer:
+    """One request on a connection of its own. OSError or HTTPException when it fails."""
+    connection = http.client.HTTPConnection(address, 80, timeout=timeout_seconds)
+    try:
+        return _send(connection)
+    finally:
+        connection.close()
+
+
+def until_answered(address: str, *, seconds: float) -> Answer:
+    """Ask until there is an answer of the model. TimeoutError with what happened last."""
+    deadline = time.monotonic() + seconds
+    last: object = None
+    while time.monotonic() < deadline:
+        try:
+            answer = predict(address, timeout_seconds=5)
+        except (OSError, http.client.HTTPException) as error:
+            last = error
+        else:
+            if answer.status == 200:
+                return answer
+            last = answer
+        time.sleep(0.05)
+    raise TimeoutError(f"{address} did not answer within {seconds:g} s; last: {last}")
+
+
+def _send(connection: http.client.HTTPConnection) -> Answer:
+    connection.request("POST", "/predict", BODY, HEADERS)
+    response = connection.getresponse()
+    return Answer(
+        response.status, {name.lower(): value for name, value in response.getheaders()}, response.read().decode()
+    )
+
+
+@dataclass
+class Load:
+    """Requests that are under way all the time. `failures` is what a user would have noticed."""
+
+    address: str
+    per_second: float
+    answered: int = 0
+    failures: list[str] = field(default_factory=list)
+    _over: threading.Event = field(default_factory=threading.Event)
+
+    def on_new_connections(self) -> None:
+        """Each request on a connection of its own: each may meet another pod."""
+        while not self._over.wait(1 / self.per_second):
+            try:
+                self._count(predict(self.address))
+            except (OSError, http.client.HTTPException) as error:
+                self.failures.append(f"new connection: {error!r}")
+
+    def on_kept_connections(self) -> None:
+        """One connection for as long as the server keeps it, as most clients have it."""
+        connection: http.client.HTTPConnection | None = None
+        while not self._over.wait(1 / self.per_second):
+            if connection is None:
+                connection = http.client.HTTPConnection(self.address, 80, timeout=30)
+            try:
+                answer = _send(connection)
+            except (OSError, http.client.HTTPException) as error:
+                self.failures.append(f"kept connection: {error!r}")
+                connection = None
+                continue
+            self._count(answer)
+            if answer.headers.get("connection", "").lower() == "close":
+                connection.close()
+                connection = None
+
+    def _count(self, answer: Answer) -> None:
+        if answer.status == 200:
+            self.answered += 1
+        else:
+            self.failures.append(f"{answer.status}: {answer.body[:200]}")
+
+    def end(self) -> None:
+        """No more requests."""
+        self._over.set()
+
+
+@contextmanager
+def constant_load(address: str, *, per_second: float = 10) -> Iterator[Load]:
+    """Requests at that rate, half of them on new connections, while the block runs."""
+    load = Load(address, per_second / 2)
+    threads = [threading.Thread(target=work) for work in (load.on_new_connections, load.on_kept_connections)]
+    for thread in threads:
+        thread.start()
+    try:
+        yield load
+    finally:
+        load.end()
+        for thread in threads:
+            thread.join()

@@ -1,0 +1,128 @@
+"""The life of endpoints, from `kubectl apply` to `kubectl delete`, on an installation that helm made."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+
+import pytest
+
+from testbed.kubectl import Kubectl
+from tests.endtoend_cluster.installation import Endpoint, Installation, Json, cpus
+from tests.endtoend_cluster.load import constant_load, predict, until_answered
+
+pytestmark = pytest.mark.slow
+
+New = Callable[[str], Endpoint]
+
+CHILDREN = "pods,deployments,replicasets,services,endpointslices,poddisruptionbudgets,networkpolicies"
+
+
+def children(kubectl: Kubectl, name: str) -> list[str]:
+    """What there is of an endpoint, as `kind/name`."""
+    return [
+        f"{one['kind']}/{one['metadata']['name']}" for one in kubectl.items(CHILDREN, f"penstock.dev/endpoint={name}")
+    ]
+
+
+def gone(kubectl: Kubectl, name: str, *, seconds: float) -> float:
+    """Wait until nothing is left of an endpoint; how long that took."""
+    began = time.monotonic()
+    while left := children(kubectl, name):
+        assert time.monotonic() - began < seconds, f"{left} are still there after {seconds:g} s"
+        time.sleep(0.1)
+    return time.monotonic() - began
+
+
+def test_an_applied_endpoint_answers_is_optimised_and_owns_its_cores(endpoint: New) -> None:
+    first = endpoint("first")
+    first.apply()
+
+    # The fp32 graph answers while the search is under way.
+    body = first.until(lambda body: first.condition("Available", body).get("status") == "True", "available")
+    address = first.address()
+    answer = until_answered(address, seconds=30)
+    assert answer.status == 200
+    assert len(answer.vector) == 384
+    assert float(answer.headers["x-compute-time"]) > 0
+
+    body = first.until_optimised()
+    assert body["status"]["plan"]["summary"]
+    assert body["status"]["plan"]["optimizedModel"] == body["status"]["optimizedModel"]
+    assert first.condition("CoresPinned", body)["status"] == "True"
+    assert predict(address).status == 200
+    check_pinned(first, body)
+
+
+def check_pinned(one: Endpoint, body: Json) -> None:
+    """What the pods report is what the kernel says of their processes: one core, nobody else's."""
+    (pod,) = one.pods()
+    (report,) = [entry for entry in body["status"]["pods"] if entry["name"] == pod["metadata"]["name"]]
+
+    assert pod["status"]["qosClass"] == "Guaranteed"
+    assert len(cpus(pod)) == 1
+    assert report["pinned"] is True
+    assert {int(report["cpus"])} == cpus(pod)
+
+
+def test_two_endpoints_share_a_result_and_never_a_core(endpoint: New, full_kubectl: Kubectl) -> None:
+    first, second = endpoint("first"), endpoint("second")
+    first.apply()
+    first.until_optimised()
+
+    began = time.monotonic()
+    second.apply()
+    second.until(lambda body: bool(body.get("status", {}).get("url")), "known", seconds=60)
+    until_answered(second.address(), seconds=60)
+    print(f"apply to first answer with a cached artefact: {time.monotonic() - began:.1f} s")
+    second.until_optimised()
+
+    assert len(full_kubectl.items("optimizedmodels")) == 1
+    (mine,), (its,) = first.pods(), second.pods()
+    assert cpus(mine)
+    assert cpus(its)
+    assert not cpus(mine) & cpus(its)
+
+
+def test_a_spec_that_is_edited_under_load_costs_no_request(endpoint: New) -> None:
+    edited = endpoint("edited")
+    edited.apply()
+    before = edited.until_optimised()["status"]["plan"]
+
+    with constant_load(edited.address()) as load:
+        # Another objective: another search, and its result takes over.
+        edited.apply(objective={"latency": {"p95Milliseconds": 40}}, workload={"sequenceLengths": [24]})
+        after = edited.until_optimised(other_than=before["digest"])["status"]["plan"]
+        edited.kubectl("rollout", "status", f"deployment/{edited.name}", "--timeout=120s", timeout_seconds=150)
+
+    assert load.failures == []
+    assert load.answered > 50
+    assert after["optimizedModel"] != before["optimizedModel"]
+
+
+def test_a_deleted_endpoint_leaves_nothing_behind(endpoint: New, full_kubectl: Kubectl) -> None:
+    doomed = endpoint("doomed")
+    doomed.apply(optimization={"mode": "Disabled"})
+    doomed.until(lambda body: doomed.condition("Available", body).get("status") == "True", "available")
+    assert children(full_kubectl, "doomed")
+
+    full_kubectl("delete", "modelendpoint", "doomed", "--timeout=10s")
+
+    assert gone(full_kubectl, "doomed", seconds=30) < 30
+
+
+def test_without_an_operator_endpoints_go_on_answering_and_can_be_deleted(
+    endpoint: New, installation: Installation, full_kubectl: Kubectl
+) -> None:
+    orphan = endpoint("orphan")
+    orphan.apply(optimization={"mode": "Disabled"})
+    orphan.until(lambda body: orphan.condition("Available", body).get("status") == "True", "available")
+    address = orphan.address()
+
+    installation.operators(0)
+    try:
+        assert until_answered(address, seconds=30).status == 200
+        full_kubectl("delete", "modelendpoint", "orphan", "--timeout=10s")
+        assert gone(full_kubectl, "orphan", seconds=30) < 30
+    finally:
+        installation.operators(2)
