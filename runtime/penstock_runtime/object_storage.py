@@ -135,7 +135,7 @@ def already_there(error: Exception) -> bool:
 
 def not_supported(error: Exception) -> bool:
     """True when the store does not know what was asked (conditional writes, on some that speak S3)."""
-    return _status(error) == 501
+    return _status(error) == 501 or (isinstance(error, OSError) and error.errno == errno.ENOSYS)
 
 
 def relative(path: str, prefix: str) -> str:

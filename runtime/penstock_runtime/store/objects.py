@@ -184,7 +184,9 @@ class Objects:
         try:
             found = self.filesystem.ls(folder, detail=True)
         except FileNotFoundError:
-            self._require_bucket()
+            # The other stores' libraries may say the same of a bucket that is empty: there it shows when one writes.
+            if self.uri.scheme is StoreScheme.S3:
+                self._require_bucket()
             return []
         return list(found)
 
