@@ -13,11 +13,10 @@ from penstock.errors import PenstockError
 from penstock_operator.cluster.errors import ClusterError, Conflict, NotLeading
 from penstock_operator.cluster.kinds import MODEL_ENDPOINT, Json
 from penstock_operator.cluster.port import ClusterPort
-from penstock_operator.cluster.store import Difference, Index, Key, key_of, version_of
+from penstock_operator.cluster.store import Difference, Index, Key, Packed, key_of, version_of
 from penstock_operator.health import Progress
 from penstock_operator.logs import ENDPOINT
 from penstock_operator.metrics import MISSED, RECONCILE_ERRORS, RECONCILE_SECONDS
-from penstock_operator.plan.observed import OptimizedModelFacts
 from penstock_operator.queue import Lane, WorkQueue
 from penstock_operator.reconcile import Reconciler, Subject, jittered
 from penstock_operator.world import World
@@ -146,7 +145,7 @@ class Controller:
                 again = jittered(self._resync_seconds)
             self.queue.done(subject, failed=outcome != "ok" and not gone, again_seconds=again)
 
-    def _on_endpoint(self, change: Difference[Json]) -> None:
+    def _on_endpoint(self, change: Difference[Packed]) -> None:
         subject = Subject("ModelEndpoint", change.key)
         if change.new is None:
             self.queue.forget(subject)
@@ -158,7 +157,7 @@ class Controller:
             if index[0] == "model":
                 self._on_unused(index)
 
-    def _on_model(self, change: Difference[OptimizedModelFacts]) -> None:
+    def _on_model(self, change: Difference[Packed]) -> None:
         self._add_all(("model", *change.key))
         self._on_unused(("model", *change.key))
 

@@ -50,11 +50,11 @@ class Grant:
 
 
 _SEE = ("list", "watch")
-_MAKE = ("get", *_SEE, "create", "patch")
-"""Server-side apply is the verb patch, and asks for create as well when there is no such object yet. Before that it is
-looked at whether somebody else's object has the name."""
-_MAKE_AND_END = (*_MAKE, "delete")
-"""What an endpoint may cease to want while it lives. All else goes with its owner."""
+_MAKE = (*_SEE, "create", "patch")
+"""Server-side apply is the verb patch, and asks for create as well when there is no such object yet. What an endpoint
+may cease to want while it lives is deleted; all else goes with its owner."""
+_LOOK_AND_MAKE = ("get", *_MAKE)
+"""What is named like the endpoint: it is looked at first whether somebody else's object has that name."""
 
 CLUSTER: tuple[Grant, ...] = (
     Grant(HARDWARE_CLASS, _SEE, "to know what nodes a class means"),
@@ -65,17 +65,17 @@ CLUSTER: tuple[Grant, ...] = (
 NAMESPACED: tuple[Grant, ...] = (
     Grant(MODEL_ENDPOINT, ("get", *_SEE), "to follow them; get before making anything for one"),
     Grant(MODEL_ENDPOINT, ("patch",), "to write what was found", "status"),
-    Grant(OPTIMIZED_MODEL, _MAKE_AND_END, "to share optimisations, and to delete unused ones"),
+    Grant(OPTIMIZED_MODEL, (*_MAKE, "delete"), "to share optimisations, and to delete unused ones"),
     Grant(OPTIMIZED_MODEL, ("patch",), "to write their results", "status"),
-    Grant(JOB, _MAKE_AND_END, "to optimise"),
-    Grant(DEPLOYMENT, _MAKE, "to serve"),
+    Grant(JOB, (*_MAKE, "delete"), "to optimise"),
+    Grant(DEPLOYMENT, _LOOK_AND_MAKE, "to serve"),
     Grant(REPLICA_SET, _SEE, "to follow rollouts"),
     Grant(POD, _SEE, "to see why they do not run, and where they do"),
     Grant(POD, ("get",), "to read how far a job is", "log"),
-    Grant(SERVICE, _MAKE, "to give the pods an address"),
-    Grant(POD_DISRUPTION_BUDGET, _MAKE_AND_END, "to keep replicas through node drains"),
-    Grant(NETWORK_POLICY, _MAKE, "to let in requests and nothing else"),
-    Grant(CONFIG_MAP, _MAKE, "to hand jobs their spec; get for the texts that an endpoint names"),
+    Grant(SERVICE, _LOOK_AND_MAKE, "to give the pods an address"),
+    Grant(POD_DISRUPTION_BUDGET, (*_LOOK_AND_MAKE, "delete"), "to keep replicas through node drains"),
+    Grant(NETWORK_POLICY, _LOOK_AND_MAKE, "to let in requests and nothing else"),
+    Grant(CONFIG_MAP, _LOOK_AND_MAKE, "to hand jobs their spec; get for the texts that an endpoint names"),
     Grant(EVENT, ("create",), "to say what has happened"),
 )
 """In every namespace that is looked after."""

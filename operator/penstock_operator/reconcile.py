@@ -28,12 +28,12 @@ from penstock_operator.cluster.kinds import (
     Kind,
 )
 from penstock_operator.cluster.port import ClusterPort
-from penstock_operator.cluster.store import Difference, Entry, Key, key_of
+from penstock_operator.cluster.store import Difference, Entry, Key, Packed, key_of
 from penstock_operator.metrics import COLLECTED, WRITES_SKIPPED
 from penstock_operator.plan.actions import Event, Plan
 from penstock_operator.plan.endpoint import Endpoint
 from penstock_operator.plan.names import MANAGED_BY, MANAGER
-from penstock_operator.plan.observed import Observed, OptimizedModelFacts, Ref
+from penstock_operator.plan.observed import Observed, Ref
 from penstock_operator.plan.optimized_model import sweep, wanted_name
 from penstock_operator.plan.plan import plan
 from penstock_operator.problem import with_problem
@@ -61,7 +61,7 @@ class Subject(NamedTuple):
         return f"{self.kind} {self.key}"
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, slots=True)
 class _Applied:
     """An object as it was applied, and as it then was."""
 
@@ -70,7 +70,7 @@ class _Applied:
     marker: int
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, slots=True)
 class _Written:
     """Digests of a status as it was written, and as the API server then had it (it may add defaults)."""
 
@@ -117,30 +117,30 @@ class Reconciler:
         problem = await self._act(key, planned, models)
         status = planned.status if problem is None else with_problem(planned.status, problem, observed.now)
         for event in planned.events:
-            await self._post(event, entry.facts)
+            await self._post(event, observed.endpoint)
         if problem is not None:
-            await self._post(Event("Warning", "ApplyFailed", str(problem)), entry.facts)
+            await self._post(Event("Warning", "ApplyFailed", str(problem)), observed.endpoint)
         await self._write_status(MODEL_ENDPOINT, key, entry, status)
         if problem is not None or observed.foreign:
             # What the API server refuses today (a quota, an admission policy) it may take later; names get free.
             return min(planned.requeue_seconds or REFUSED_SECONDS, REFUSED_SECONDS)
         return planned.requeue_seconds
 
-    def _planned(self, key: Key) -> tuple[Entry[Json] | None, Observed | None, Plan]:
+    def _planned(self, key: Key) -> tuple[Entry[Packed] | None, Observed | None, Plan]:
         """The plan, and what it was made from: of one moment, since nothing is awaited here."""
         entry, observed = self._world.endpoints.get(key), self._world.observe(key)
-        if entry is None or observed is None or "deletionTimestamp" in entry.facts["metadata"]:
+        if entry is None or observed is None or "deletionTimestamp" in observed.endpoint["metadata"]:
             return None, None, Plan()
         name = _wanted_name(observed)
         if name and all(model.name != name for model in observed.optimized_models):
             observed = self._world.observe(key, model_names=[name]) or observed
         return entry, observed, plan(observed)
 
-    def _models(self, namespace: str, observed: Observed) -> dict[Key, Entry[OptimizedModelFacts]]:
+    def _models(self, namespace: str, observed: Observed) -> dict[Key, Entry[Packed]]:
         places = (Key(namespace, model.name) for model in observed.optimized_models)
         return {place: entry for place in places if (entry := self._world.models.get(place)) is not None}
 
-    async def _act(self, key: Key, planned: Plan, models: dict[Key, Entry[OptimizedModelFacts]]) -> ClusterError | None:
+    async def _act(self, key: Key, planned: Plan, models: dict[Key, Entry[Packed]]) -> ClusterError | None:
         """Apply and delete; the first refusal, when there was one. The others are tried all the same.
 
         `models` are the OptimizedModels as they were when it was planned. Endpoints share them and are reconciled side
@@ -188,9 +188,9 @@ class Reconciler:
         if now is not None:
             self._applied[kind, place] = _Applied(digest, now.uid, now.marker)
 
-    async def _write_status(self, kind: Kind, place: Key, entry: Entry[Any], status: Json) -> None:
+    async def _write_status(self, kind: Kind, place: Key, entry: Entry[Packed], status: Json) -> None:
         """Write a status, when it is another than what is there."""
-        current = (entry.facts.get("status") if isinstance(entry.facts, dict) else entry.facts.status) or {}
+        current = entry.facts.value.get("status") or {}
         if status == current:
             return
         wanted, written = _digest(status), self._written.get((kind, place))
@@ -249,6 +249,9 @@ class Reconciler:
         changed = False
         for value in new:
             kind, place = KINDS[value["kind"]], key_of(value)
+            if place != key:
+                # Named by a digest: nobody else comes to such a name.
+                continue
             found = await self._port.get(kind, place.name, place.namespace)
             if found is None:
                 continue
@@ -264,7 +267,7 @@ class Reconciler:
 
     async def _read_texts(self, key: Key) -> None:
         endpoint = self._world.endpoints.facts(key)
-        source = texts_source(endpoint) if endpoint is not None else None
+        source = texts_source(endpoint.value) if endpoint is not None else None
         place = Key(key.namespace, source[0]) if source is not None else None
         if place is None or place in self._world.texts:
             return

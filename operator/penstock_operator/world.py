@@ -27,7 +27,7 @@ from penstock_operator.cluster.kinds import (
     Json,
     Kind,
 )
-from penstock_operator.cluster.store import Index, Key, Store
+from penstock_operator.cluster.store import Index, Key, Packed, Store
 from penstock_operator.plan.names import ENDPOINT, MANAGED_BY, MANAGER, NAME, OPTIMIZER, RUNTIME
 from penstock_operator.plan.names import OPTIMIZED_MODEL as MODEL_LABEL
 from penstock_operator.plan.observed import (
@@ -83,8 +83,8 @@ class World:
 
     def __init__(self, settings: PlanSettings) -> None:
         self.settings = settings
-        self.endpoints = Store(MODEL_ENDPOINT, _trimmed, index=_endpoint_index)
-        self.models = Store(OPTIMIZED_MODEL, OptimizedModelFacts.from_object)
+        self.endpoints = Store(MODEL_ENDPOINT, _packed, index=_endpoint_index)
+        self.models = Store(OPTIMIZED_MODEL, _packed)
         self.classes = Store(HARDWARE_CLASS, _trimmed)
         self.nodes = Store(NODE, _node)
         self.deployments = Store(DEPLOYMENT, DeploymentFacts.from_object, index=_owner_index)
@@ -162,7 +162,7 @@ class World:
         jobs = tuple(self._job(job.facts, pods.get(job.facts.name)) for _, job in self.jobs.of(("model", *key)))
         users = ((name, self.endpoints.get(name)) for name in self.users(*key)[:OWNERS])
         return replace(
-            entry.facts,
+            OptimizedModelFacts.from_object(entry.facts.value),
             jobs=tuple(sorted(jobs, key=lambda job: job.attempt)),
             users=tuple(User(name.name, endpoint.uid) for name, endpoint in users if endpoint is not None),
         )
@@ -175,15 +175,16 @@ class World:
         endpoint = self.endpoints.get(key)
         if endpoint is None:
             return None
+        value = endpoint.facts.value
         index = ("endpoint", *key)
         deployment = self.deployments.facts(key)
-        names = {*_models_named(endpoint.facts), *model_names}
+        names = {*_models_named(value), *model_names}
         if deployment is not None and deployment.optimized_model:
             names.add(deployment.optimized_model)
         models = [self.model(Key(key.namespace, name)) for name in sorted(names)]
         pods = tuple(self._runtime_pod(pod.facts) for _, pod in self.pods.of(index))
         return Observed(
-            endpoint=endpoint.facts,
+            endpoint=value,
             now=datetime.now(UTC),
             settings=self.settings,
             hardware_classes={name.name: entry.facts for name in self.classes if (entry := self.classes.get(name))},
@@ -193,7 +194,7 @@ class World:
             pods=pods,
             neighbours=tuple(self._neighbours(key, pods)),
             present=frozenset(self._present(key, names)),
-            workload_texts=self._texts(key, endpoint.facts),
+            workload_texts=self._texts(key, value),
             foreign=self.foreign.get(key, frozenset()),
             nodes=tuple(entry.facts for name in self.nodes if (entry := self.nodes.get(name))),
         )
@@ -243,10 +244,11 @@ def texts_source(endpoint: Json) -> tuple[str, str] | None:
     return (str(name), str(key)) if name and key else None
 
 
-def is_ready(endpoint: Json) -> bool:
-    """Whether its status says so."""
+def readiness(endpoint: Json) -> tuple[str, str]:
+    """Status and reason of its Ready condition."""
     conditions = (endpoint.get("status") or {}).get("conditions") or []
-    return any(entry.get("type") == "Ready" and entry.get("status") == "True" for entry in conditions)
+    ready: Json = next((entry for entry in conditions if entry.get("type") == "Ready"), {})
+    return str(ready.get("status") or "Unknown"), str(ready.get("reason") or "New")
 
 
 _NOISE = {"managedFields", "resourceVersion", "selfLink"}
@@ -260,6 +262,10 @@ def _trimmed(value: Json) -> Json:
     if "annotations" in metadata:
         metadata["annotations"] = annotations
     return {**value, "metadata": metadata}
+
+
+def _packed(value: Json) -> Packed:
+    return Packed(_trimmed(value))
 
 
 def _node(value: Json) -> Json:
@@ -294,7 +300,9 @@ def _endpoint_index(value: Json) -> Iterator[Index]:
     source = texts_source(value)
     if source is not None:
         yield ("texts", namespace, source[0])
-    if not is_ready(value):
+    status, reason = readiness(value)
+    yield ("ready", status, reason)
+    if status != "True":
         yield ("unready",)
 
 

@@ -5,6 +5,7 @@ Objects themselves are not kept: of a pod's 6 KB of JSON a plan wants 300 bytes.
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from typing import Generic, NamedTuple, TypeVar
@@ -14,6 +15,27 @@ from penstock_operator.cluster.kinds import Json, Kind
 Facts = TypeVar("Facts")
 Index = tuple[str, ...]
 """Something that objects have in common, such as `("node", "n1")`."""
+
+
+class Packed:
+    """An object kept as JSON text: a tenth of the memory of dicts, for thirty microseconds at each look."""
+
+    __slots__ = ("_text",)
+
+    def __init__(self, value: Json) -> None:
+        self._text = json.dumps(value, separators=(",", ":"), ensure_ascii=False).encode()
+
+    @property
+    def value(self) -> Json:
+        """The object, the caller's own."""
+        value: Json = json.loads(self._text)
+        return value
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, Packed) and self._text == other._text
+
+    def __hash__(self) -> int:
+        return hash(self._text)
 
 
 class Key(NamedTuple):
@@ -94,6 +116,10 @@ class Store(Generic[Facts]):
     def of(self, index: Index) -> list[tuple[Key, Entry[Facts]]]:
         """The objects with this index key, in order of their names."""
         return [(key, self._entries[key]) for key in sorted(self._by_index.get(index, ()))]
+
+    def sizes(self, first: str) -> dict[Index, int]:
+        """How many objects each index key has that begins with this word."""
+        return {index: len(keys) for index, keys in self._by_index.items() if index[0] == first}
 
     def put(self, value: Json) -> bool:
         """An object as the API has it, from a watch, a list or the answer to a write. True when that changed anything.

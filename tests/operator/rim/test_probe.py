@@ -109,7 +109,7 @@ def test_a_pod_is_asked_once_and_its_report_kept() -> None:
     [
         (503, "answers 503"),
         ("not json", "says nothing that this version of the operator understands"),
-        ("[]", "says nothing that this version of the operator understands"),
+        ("[]", "it has not looked at its host yet"),
         ({}, "it has not looked at its host yet"),
         ("hang", "does not answer within 0.05 s"),
     ],
