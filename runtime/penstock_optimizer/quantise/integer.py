@@ -22,19 +22,18 @@ class IntegerWriter:
         weight = graph.constant(product.weight.values, product.name)
         scale = graph.constant(product.weight.scale, f"{product.name}.scale")
         zero = graph.constant(np.zeros(product.weight.scale.shape, np.int8), f"{product.name}.zero")
-        bias = self._bias(graph, product)
         node = product.node
         if product.grid is None and product.alone and node.op_type != "Attention":
-            inputs = [product.source, weight, scale, zero, bias]
-            return [], [_node("DynamicQuantizeMatMul", inputs, node)]
+            inputs = [product.source, weight, scale, zero, product.bias]
+            return [], [_node("DynamicQuantizeMatMul", inputs, product)]
         front, (x, x_scale, x_zero) = self._activation(graph, product)
         if node.op_type == "Attention":
             mask = node.input[3] if len(node.input) > 3 else ""
             attributes = {attribute.name: helper.get_attribute_value(attribute) for attribute in node.attribute}
-            inputs = [x, weight, bias, x_scale, scale, mask, x_zero, zero]
-            return front, [_node("QAttention", inputs, node, **attributes)]
-        inputs = [x, weight, x_scale, scale, x_zero, zero, bias]
-        return front, [_node("MatMulIntegerToFloat", inputs, node)]
+            inputs = [x, weight, product.bias, x_scale, scale, mask, x_zero, zero]
+            return front, [_node("QAttention", inputs, product, **attributes)]
+        inputs = [x, weight, x_scale, scale, x_zero, zero, product.bias]
+        return front, [_node("MatMulIntegerToFloat", inputs, product)]
 
     def _activation(self, graph: LinearGraph, product: Product) -> tuple[list[Any], tuple[str, str, str]]:
         source = product.source
@@ -48,17 +47,9 @@ class IntegerWriter:
         graph.constant(np.asarray(product.grid.zero, np.uint8), names[2])
         return [helper.make_node("QuantizeLinear", [source, names[1], names[2]], [name], name)], names
 
-    @staticmethod
-    def _bias(graph: LinearGraph, product: Product) -> str:
-        """The node's own bias and the correction, as one constant; empty: neither."""
-        own = product.node.input[2] if len(product.node.input) > 2 else ""
-        if product.correction is None:
-            return str(own)
-        total = product.correction if not own else graph.array(own) + product.correction
-        return graph.constant(total, f"{product.name}.bias{f' of {own}' if own else ''}")
 
-
-def _node(operator: str, inputs: list[str], replaced: Any, **attributes: Any) -> Any:
+def _node(operator: str, inputs: list[str], product: Product, **attributes: Any) -> Any:
     while not inputs[-1]:
         inputs.pop()
-    return helper.make_node(operator, inputs, list(replaced.output), replaced.name, domain=MICROSOFT, **attributes)
+    name = product.node.name
+    return helper.make_node(operator, inputs, [product.output], name, domain=MICROSOFT, **attributes)

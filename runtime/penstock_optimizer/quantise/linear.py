@@ -100,6 +100,16 @@ class LinearGraph:
         """True for the nodes of the groups."""
         return id(node) in self._linear
 
+    def bias_after(self, node: Any) -> Any | None:
+        """The Add of a constant vector that alone reads a product; None where there is no such."""
+        value = node.output[0]
+        readers = self.readers(value)
+        if node.op_type != "MatMul" or len(readers) != 1 or self.is_output(value) or readers[0].op_type != "Add":
+            return None
+        (other,) = [name for name in readers[0].input if name != value] or [""]
+        fits = self._is_vector(other) and self.array(other).size == self.matrix(node).shape[1]
+        return readers[0] if fits else None
+
     def replace(self, before: Mapping[int, Sequence[Any]], instead: Mapping[int, Sequence[Any]]) -> None:
         """Put nodes in front of others, or in their place, by `id(node)`; constants that nobody reads any more go."""
         graph = self.model.graph

@@ -44,17 +44,14 @@ class QdqWriter:
             scale = graph.constant(product.weight.scale, f"{product.name}.scale")
             zero = graph.constant(np.zeros(product.weight.scale.shape, np.int8), f"{product.name}.zero")
             front.append(helper.make_node("DequantizeLinear", [weight, scale, zero], [name], name, axis=1))
-        return front, self._product(graph, product)
+        return front, self._product(product)
 
-    def _product(self, graph: LinearGraph, product: Product) -> list[Any]:
-        node = product.node
-        output = str(node.output[0])
-        summands = list(node.input[2:3])
-        if product.correction is not None:
-            summands.append(graph.constant(product.correction, f"{product.name}.correction"))
-        names = [f"{output}/product.{index}" for index in range(len(summands))] + [output]
+    def _product(self, product: Product) -> list[Any]:
         inputs = [self._quantised[product.source], self._weights[product.name]]
-        written = [helper.make_node("MatMul", inputs, names[:1], names[0])]
-        for index, summand in enumerate(summands):
-            written.append(helper.make_node("Add", [names[index], summand], [names[index + 1]], names[index + 1]))
-        return written
+        if not product.bias:
+            return [helper.make_node("MatMul", inputs, [product.output], product.node.name)]
+        name = f"{product.output}/product"
+        return [
+            helper.make_node("MatMul", inputs, [name], name),
+            helper.make_node("Add", [name, product.bias], [product.output], product.node.name),
+        ]

@@ -54,8 +54,10 @@ class Product:
     name: str
     """For the weight's constants: the same for nodes that share it."""
     weight: QuantisedWeight
-    correction: Float | None
-    """[out], to be added to the product; None: nothing to correct."""
+    bias: str
+    """A constant [out] to be added to the product, with what rounding changed in its mean; empty: nothing to add."""
+    output: str
+    """The name of the sum."""
 
 
 class Writer(Protocol):
@@ -84,6 +86,7 @@ def quantise(graph: LinearGraph, style: Style, seen: Mapping[str, Seen], writer:
         for node in group.nodes:
             value, name = node.input[0], node.input[1]
             weight, correction = weights[name]
+            addition = graph.bias_after(node)
             product = Product(
                 node=node,
                 source=smoothed[index].names[value] if index in smoothed else value,
@@ -91,12 +94,24 @@ def quantise(graph: LinearGraph, style: Style, seen: Mapping[str, Seen], writer:
                 grid=_grid(seen[value], divisors[index]) if style.static else None,
                 name=f"{name}/int8",
                 weight=weight,
-                correction=correction,
+                bias=_bias(graph, node, addition, correction, f"{name}/int8"),
+                output=str((node if addition is None else addition).output[0]),
             )
             front, place = writer.write(graph, product)
             before[id(node)] += front
             instead[id(node)] = place
+            if addition is not None:
+                instead[id(addition)] = []
     graph.replace(before, instead)
+
+
+def _bias(graph: LinearGraph, node: Any, addition: Any | None, correction: Float | None, name: str) -> str:
+    """What is added to a product, as one constant: its own bias or that of the Add after it, and the correction."""
+    own = [str(one) for one in (addition.input if addition is not None else node.input[2:3]) if one != node.output[0]]
+    if correction is None:
+        return own[0] if own else ""
+    total = sum((graph.array(one) for one in own), correction)
+    return graph.constant(np.asarray(total, np.float32), f"{name}.bias{f' of {own[0]}' if own else ''}")
 
 
 def _grid(span: Seen, by: Float) -> Grid:

@@ -102,12 +102,9 @@ class _Requests:
         request = self._free.get()
         try:
             with _FIRST_RUN.turn():
+                self._mark(request)
                 self._infer(request, padded)
-                # Copies: the request's own output memory is written again by its next run.
-                return {
-                    name: np.array(_unpadded(request.get_tensor(port).data, axes, tokens))
-                    for name, axes, port in self._outputs
-                }
+                return self._results(request, tokens)
         except RuntimeError as error:
             self._recover(request, padded)
             raise InferenceFailed(f"openvino: {error}", remedy="Report it with the model and the input") from error
@@ -119,8 +116,27 @@ class _Requests:
         inputs = [_tensor(array) for array in feed(batch, self._inputs).values()]
         for number, tensor in enumerate(inputs):
             request.set_input_tensor(number, tensor)
-        request.start_async()
-        request.wait()
+        # In this thread: started asynchronously, it would wait for one of the plugin's own threads to wake up, which
+        # is 0.3 ms of a short run and a sixth of the throughput of two callers.
+        request.infer(share_outputs=True)
+
+    def _mark(self, request: Any) -> None:
+        """Make the last run's output recognisable: with a single thread the plugin loses the exceptions of `infer`
+        (2026.4), and a run that failed would give the answer of the one before it."""
+        for _, _, port in self._outputs:
+            last = request.get_tensor(port).data
+            if last.size:
+                last.flat[0] = np.nan
+
+    def _results(self, request: Any, tokens: int) -> Outputs:
+        """Copies: the request's own output memory is written again by its next run. RuntimeError: it was not."""
+        results = {}
+        for name, axes, port in self._outputs:
+            values = request.get_tensor(port).data
+            if values.size and np.isnan(values.flat[0]):
+                raise RuntimeError(f"{name} is not a number: the run failed, or the model overflows on this input")
+            results[name] = np.array(_unpadded(values, axes, tokens))
+        return results
 
     def _recover(self, request: Any, failed: Batch) -> None:
         """A stream that failed half-way takes the next batch of the same shape for prepared, and fails again: a run of
