@@ -78,9 +78,22 @@ test-all: system check testbed ## The tests that take much longer, too
 coverage: $(VENV)/.test ## Coverage of the pure core
 	@$(BIN)/python -m pytest -m "not extended" --cov --cov-report=term-missing:skip-covered
 
+.PHONY: images
+images: system $(VENV)/.test ## Build the container images (a Debian mirror and a Python index will do, no registry)
+	@$(BIN)/python -m images build
+
+.PHONY: deploy
+deploy: images testbed ## Install the chart with these images on the cluster that `make cluster` started
+	@$(BIN)/python -m testbed load $$($(BIN)/python -m images build operator runtime optimizer-demo)
+	@eval "$$($(BIN)/python -m testbed status | grep '^export ')"; \
+	  $$($(BIN)/python -m testbed build helm) upgrade --install penstock charts/penstock --wait \
+	  --namespace penstock-system --create-namespace \
+	  --set images.optimizer.repository=localhost/penstock-optimizer-demo --set images.pullPolicy=Never
+
 .PHONY: crds
-crds: $(VENV)/.test ## Write crds/ and the chart's hardware classes from the types
+crds: $(VENV)/.test ## Write crds/ and the parts of the chart that come from the code
 	@$(BIN)/python tools/make_crds.py
+	@$(BIN)/python tools/make_chart.py
 
 .PHONY: docs
 docs: $(VENV)/.test ## Write the parts of docs/ that come from the code

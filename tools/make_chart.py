@@ -1,4 +1,4 @@
-"""Writes the parts of charts/penstock that come from the code (`make chart`); `--check` says whether they are current.
+"""Writes the parts of charts/penstock that come from the code (`make crds`); `--check` says whether they are current.
 
 The operator's rules of access come from operator/penstock_operator/rbac.py, so that what it does and what it may do are
 one text; the custom resource definitions are those of crds/. The HardwareClasses are tools/make_crds.py's.
@@ -22,7 +22,7 @@ CHART = Path("charts/penstock")
 
 def rbac() -> str:
     """The rules as templates/rbac.yaml reads them, each with its reason."""
-    lines = ["# Generated from operator/penstock_operator/rbac.py by `make chart`: change that file."]
+    lines = ["# Generated from operator/penstock_operator/rbac.py by `make crds`: change that file."]
     for name, grants in (("cluster", CLUSTER), ("namespaced", NAMESPACED), ("own", OWN)):
         lines.append(f"{name}:")
         for grant in grants:
@@ -48,7 +48,7 @@ def generated(root: Path = ROOT) -> dict[Path, str]:
 def differences(wanted: Mapping[Path, str], root: Path = ROOT) -> list[str]:
     """What is not as the code says, one sentence each."""
     found = [
-        f"{path} is not what the code says: make chart writes it"
+        f"{path} is not what the code says: make crds writes it"
         for path, text in wanted.items()
         if not (root / path).is_file() or (root / path).read_text(encoding="utf-8") != text
     ]

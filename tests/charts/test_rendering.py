@@ -253,6 +253,6 @@ def test_the_generator_notices_what_is_stale(tmp_path: Path) -> None:
     (tmp_path / make_chart.CHART / "crds/gone.yaml").write_text("kind: CustomResourceDefinition\n")
 
     assert make_chart.differences(wanted, tmp_path) == [
-        "charts/penstock/files/rbac.yaml is not what the code says: make chart writes it",
+        "charts/penstock/files/rbac.yaml is not what the code says: make crds writes it",
         "charts/penstock/crds/gone.yaml is no longer in crds/: remove it",
     ]
