@@ -23,6 +23,7 @@ from penstock_operator.world import World
 
 MANY = 32
 """A change that concerns more endpoints than this is not urgent: others' changes go first."""
+LAG_SECONDS = 30.0
 
 logger = logging.getLogger(__name__)
 
@@ -158,8 +159,16 @@ class Controller:
                 self._on_unused(index)
 
     def _on_model(self, change: Difference[Packed]) -> None:
-        self._add_all(("model", *change.key))
-        self._on_unused(("model", *change.key))
+        index = ("model", *change.key)
+        same_stage = change.old is not None and change.new is not None and change.old.index == change.new.index
+        users = self._world.users(*change.key)
+        if same_stage and len(users) > MANY:
+            # `Optimizing 8/23` in thousands of statuses may lag a little.
+            for key in users:
+                self.queue.add_after(Subject("ModelEndpoint", key), jittered(LAG_SECONDS))
+        else:
+            self._add_all(index)
+        self._on_unused(index)
 
     def _on_unused(self, index: Index) -> None:
         _, namespace, name = index

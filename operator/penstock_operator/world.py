@@ -84,7 +84,7 @@ class World:
     def __init__(self, settings: PlanSettings) -> None:
         self.settings = settings
         self.endpoints = Store(MODEL_ENDPOINT, _packed, index=_endpoint_index)
-        self.models = Store(OPTIMIZED_MODEL, _packed)
+        self.models = Store(OPTIMIZED_MODEL, _packed, index=_model_index)
         self.classes = Store(HARDWARE_CLASS, _trimmed)
         self.nodes = Store(NODE, _node)
         self.deployments = Store(DEPLOYMENT, DeploymentFacts.from_object, index=_owner_index)
@@ -304,6 +304,13 @@ def _endpoint_index(value: Json) -> Iterator[Index]:
     yield ("ready", status, reason)
     if status != "True":
         yield ("unready",)
+
+
+def _model_index(value: Json) -> Iterator[Index]:
+    """What its users wait for: the rest of its status is how far it is."""
+    status = value.get("status") or {}
+    artefacts = ((status.get(name) or {}).get("digest") or "" for name in ("baseline", "artefact"))
+    yield ("stage", str(status.get("phase") or "Pending"), *artefacts)
 
 
 def _owner_index(value: Json) -> Iterator[Index]:

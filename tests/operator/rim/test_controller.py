@@ -1,0 +1,128 @@
+"""What is looked at when something happens."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from typing import Any, cast
+
+import pytest
+
+from penstock_operator.cluster.port import ClusterPort, Page
+from penstock_operator.cluster.store import Key
+from penstock_operator.controller import MANY, Controller
+from penstock_operator.plan import names
+from penstock_operator.plan.observed import HostReport
+from penstock_operator.settings import Settings
+from penstock_operator.world import World
+from tests.operator.rim import objects
+from tests.operator.rim.virtual_time import run
+
+Change = Callable[[World], Any]
+
+
+class Empty:
+    """A cluster without endpoints: `begin` lists them."""
+
+    async def pages(self, *_: Any, **__: Any) -> Any:
+        yield Page((), "1")
+
+
+def looked_at(before: Change, change: Change, *, wait: float = 0.0) -> list[str]:
+    """Who is looked at after a change, in their order."""
+
+    async def scenario() -> list[str]:
+        world = World(Settings().plan_settings())
+        controller = Controller(cast("ClusterPort", Empty()), world, identity="test")
+        await controller.begin()
+        before(world)
+        while controller.queue.busy:
+            controller.queue.done(await controller.queue.get())
+        change(world)
+        await asyncio.sleep(wait)
+        found = []
+        while controller.queue.busy:
+            subject = await controller.queue.get()
+            found.append(f"{'' if subject.kind == 'ModelEndpoint' else 'model '}{subject.key.name}")
+            controller.queue.done(subject)
+        return found
+
+    return run(scenario())
+
+
+def two_endpoints(world: World) -> None:
+    world.endpoints.put(objects.endpoint("e1", status={"optimizedModel": "m"}))
+    world.endpoints.put(objects.endpoint("e2", status={"optimizedModel": "m"}, hardwareClass="icelake"))
+    world.models.put(objects.optimized_model("m"))
+    world.pods.put(objects.runtime_pod("p", "e1", ip="10.0.0.1", node="n"))
+
+
+def of(name: str) -> dict[str, Any]:
+    return {"metadata": objects.metadata(name, 9, names.runtime_labels(name))}
+
+
+@pytest.mark.parametrize(
+    ("change", "expected"),
+    [
+        (lambda w: w.endpoints.put(objects.endpoint("e3", 9)), ["e3"]),
+        (lambda w: w.endpoints.put(objects.endpoint("e1", 1)), []),
+        (lambda w: w.models.put(objects.optimized_model("m", 9, status={"phase": "Ready"})), ["e1", "e2"]),
+        (lambda w: w.models.put(objects.optimized_model("unused", 9)), ["model unused"]),
+        (lambda w: w.jobs.put(objects.job("m", 1, 9)), ["e1"]),
+        (lambda w: w.pods.put(objects.job_pod("j", "m", 1, 9)), ["e1"]),
+        (lambda w: w.services.put(of("e2")), ["e2"]),
+        (lambda w: w.services.put(of("nobody")), []),
+        (lambda w: w.pods.remove(Key("a", "p")), ["e1"]),
+        (lambda w: w.tell_report(Key("a", "p"), "uid-p", (HostReport(), "")), ["e1"]),
+        (lambda w: w.classes.put({"metadata": {"name": "icelake", "resourceVersion": "9"}}), ["e2"]),
+        (lambda w: w.nodes.put({"metadata": {"name": "n", "resourceVersion": "9"}}), ["e1", "e2"]),
+        (lambda w: w.endpoints.remove(Key("a", "e1")), []),
+        (lambda w: w.endpoints.put(objects.endpoint("e2", 9, status={"optimizedModel": "other"})), ["e2"]),
+    ],
+)
+def test_a_change_concerns(change: Change, expected: list[str]) -> None:
+    assert looked_at(two_endpoints, change) == expected
+
+
+def test_the_last_user_that_goes_leaves_an_unused_model() -> None:
+    def both_go(world: World) -> None:
+        world.endpoints.remove(Key("a", "e1"))
+        world.endpoints.remove(Key("a", "e2"))
+
+    assert looked_at(two_endpoints, both_go) == ["model m"]
+
+
+def test_nodes_are_no_news_to_endpoints_that_are_ready() -> None:
+    ready = {"conditions": [{"type": "Ready", "status": "True"}]}
+
+    found = looked_at(
+        lambda w: w.endpoints.put(objects.endpoint("e", status=ready)),
+        lambda w: w.nodes.put({"metadata": {"name": "n", "resourceVersion": "9"}}),
+    )
+
+    assert found == []
+
+
+@pytest.mark.parametrize(("wait", "expected"), [(0.0, 0), (60.0, MANY + 1)])
+def test_progress_reaches_thousands_of_users_with_a_lag(wait: float, expected: int) -> None:
+    def many(world: World) -> None:
+        world.models.put(objects.optimized_model("m", status={"phase": "Optimizing", "progress": "7/23"}))
+        for number in range(MANY + 1):
+            world.endpoints.put(objects.endpoint(f"e{number}", status={"optimizedModel": "m"}))
+
+    def goes_on(world: World) -> None:
+        world.models.put(objects.optimized_model("m", 9, status={"phase": "Optimizing", "progress": "8/23"}))
+
+    assert len(looked_at(many, goes_on, wait=wait)) == expected
+
+
+def test_the_result_reaches_thousands_of_users_at_once() -> None:
+    def many(world: World) -> None:
+        world.models.put(objects.optimized_model("m", status={"phase": "Optimizing"}))
+        for number in range(MANY + 1):
+            world.endpoints.put(objects.endpoint(f"e{number}", status={"optimizedModel": "m"}))
+
+    def ready(world: World) -> None:
+        world.models.put(objects.optimized_model("m", 9, status={"phase": "Ready"}))
+
+    assert len(looked_at(many, ready)) == MANY + 1
