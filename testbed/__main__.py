@@ -13,7 +13,7 @@ from testbed import machine, state
 from testbed.build import binary, say
 from testbed.errors import BedError
 from testbed.layout import DEFAULT_NODES, core_list
-from testbed.tools import TOOLS
+from testbed.tools import TESTED, TOOLS
 
 
 class _Commands(click.Group):
@@ -35,9 +35,9 @@ def main() -> None:
 @main.command()
 @click.argument("tools", nargs=-1, type=click.Choice(sorted(TOOLS)))
 def build(tools: tuple[str, ...]) -> None:
-    """Build the programs that are not built yet (all, or those named) and print where they lie."""
-    for name in tools or TOOLS:
-        print(binary(TOOLS[name]))
+    """Build the programs that are not built yet (those that tests use, or those named) and print where they lie."""
+    for tool in [TOOLS[name] for name in tools] or TESTED:
+        print(binary(tool))
 
 
 @main.command()
@@ -48,9 +48,9 @@ def up(nodes: int, *, egress: bool) -> None:
     machine.up(nodes=nodes, egress=egress)
 
 
-@main.command()
+@main.command(context_settings={"ignore_unknown_options": True})
 @click.argument("name")
-@click.argument("command", nargs=-1, required=True)
+@click.argument("command", nargs=-1, required=True, type=click.UNPROCESSED)
 def node(name: str, command: tuple[str, ...]) -> None:
     """Run a command of containerd's client (ctr) on a node: `node a images list`."""
     running = _running()
@@ -85,10 +85,10 @@ def status() -> None:
         print(f"control plane of a test run: {folder}")
 
 
-@main.command()
+@main.command(context_settings={"ignore_unknown_options": True})
 @click.argument("command", nargs=-1, type=click.UNPROCESSED)
 def kubectl(command: tuple[str, ...]) -> None:
-    """Run kubectl on the cluster: `kubectl -- get pods -A`."""
+    """Run kubectl on the cluster: `kubectl get pods -A`."""
     running = _running()
     sys.exit(subprocess.call([running.kubectl.executable, "--kubeconfig", running.kubeconfig, *command]))
 

@@ -96,8 +96,18 @@ HELM = Tool(
     cold_minutes=2.5,
 )
 COREDNS = Tool(name="coredns", package="github.com/coredns/coredns", cold_minutes=4)
+PROMETHEUS = Tool(
+    name="prometheus",
+    package="github.com/prometheus/prometheus/cmd/prometheus",
+    # Of all the ways to find targets only Kubernetes': the others are the SDKs of a dozen clouds.
+    tags=("netgo", "remove_all_sd", "enable_kubernetes_sd"),
+    variables={"github.com/prometheus/common/version.Version": "3.12.0"},
+    cold_minutes=5,
+)
 
-TOOLS: Mapping[str, Tool] = {tool.name: tool for tool in (KUBE, PAUSE, KWOK, HELM, COREDNS)}
+TOOLS: Mapping[str, Tool] = {tool.name: tool for tool in (KUBE, PAUSE, KWOK, HELM, COREDNS, PROMETHEUS)}
+TESTED: tuple[Tool, ...] = (KUBE, PAUSE, KWOK, HELM, COREDNS)
+"""What `make test` uses, and builds beforehand."""
 
 
 def content_key(tool: Tool, *, go_version: str, platform: str) -> str:
