@@ -75,9 +75,8 @@ def hardware_class(name: str, classes: Mapping[str, Mapping[str, Any]]) -> Hardw
         return no("HardwareClassInvalid", sentence(f"the HardwareClass {name} cannot be read: {error}"))
 
 
-def fitting_class(name: str, cores: int, classes: Mapping[str, Mapping[str, Any]]) -> HardwareClassSpec | None:
-    """The class of this name, if it is there and pods of so many cores can be made on it."""
-    found = hardware_class(name, classes)
+def fitting(found: HardwareClassSpec | Finding, cores: int) -> HardwareClassSpec | None:
+    """The class, if there is one and pods of so many cores can be made on it."""
     if isinstance(found, Finding):
         return None
     try:

@@ -21,6 +21,7 @@ def network_policy(endpoint: Endpoint, settings: PlanSettings) -> Json:
         "ingress": [{"ports": [{"port": HTTP_PORT, "protocol": "TCP"}]}],
     }
     if StoreUri.parse(settings.store_uri).scheme is StoreScheme.FILE:
+        # No `egress` at all allows none. An empty list would say so too, but the API server drops it, and then takes
+        # each apply for a change.
         spec["policyTypes"] = ["Ingress", "Egress"]
-        spec["egress"] = []
     return endpoint.owned("networking.k8s.io/v1", "NetworkPolicy", spec)

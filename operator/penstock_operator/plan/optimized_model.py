@@ -90,12 +90,6 @@ class Optimization:
         """Nothing will happen by itself."""
         return self.status.phase is Phase.FAILED
 
-    def artefact(self, *, baseline: bool) -> ArtefactReference | None:
-        """What can be served: the result, or else, where that is wished, the fp32 artefact."""
-        if self.status.artefact is not None and self.ready:
-            return self.status.artefact
-        return self.status.baseline if baseline else None
-
     @property
     def write(self) -> StatusWrite:
         """The status to write."""

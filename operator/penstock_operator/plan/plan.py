@@ -18,7 +18,7 @@ from penstock.hardware_class import HardwareClassSpec
 from penstock.optimized import OptimizedModelStatus, Phase, optimized_model_name
 from penstock.scaling import ScalingMode
 from penstock.status import ConditionType, EndpointStatus
-from penstock_operator.plan.acceptance import accepted, fitting_class, hardware_class, read
+from penstock_operator.plan.acceptance import accepted, fitting, hardware_class, read
 from penstock_operator.plan.actions import Event, Plan, StatusWrite
 from penstock_operator.plan.availability import available, progressing, troubles
 from penstock_operator.plan.conditions import Finding, conditions, no, unknown, yes
@@ -90,11 +90,13 @@ class _Planning:
     delete: list[Ref] = field(default_factory=list)
     writes: list[StatusWrite] = field(default_factory=list)
     requeue: list[float] = field(default_factory=list)
+    classes: dict[str, HardwareClassSpec | Finding] = field(default_factory=dict)
+    """Those that were read for this plan: reading is a good part of its cost."""
 
     def run(self) -> Plan:
         """The whole of it."""
         endpoint, observed = self.endpoint, self.observed
-        hardware = hardware_class(endpoint.spec.hardware_class, observed.hardware_classes)
+        hardware = self._class(endpoint.spec.hardware_class)
         acceptance = accepted(endpoint, observed, hardware)
         wanted: Optimization | None = None
         if acceptance.true and not isinstance(hardware, Finding):
@@ -109,6 +111,11 @@ class _Planning:
         template = self._objects(serving, count) if acceptance.true else ""
         models = tuple(model for model in (wanted, serving_model) if model is not None)
         return self._told(acceptance, wanted, serving, count, template=template, models=models)
+
+    def _class(self, name: str) -> HardwareClassSpec | Finding:
+        if name not in self.classes:
+            self.classes[name] = hardware_class(name, self.observed.hardware_classes)
+        return self.classes[name]
 
     def _optimise(self, hardware: HardwareClassSpec) -> Optimization | None:
         """The OptimizedModel of the spec, and its next run."""
@@ -154,7 +161,7 @@ class _Planning:
             self.delete.append(ref)
         if serving is None or not serving.known:
             return ""
-        hardware = fitting_class(serving.hardware_class, serving.cores, observed.hardware_classes)
+        hardware = fitting(self._class(serving.hardware_class), serving.cores)
         if hardware is None:
             # The class of an older spec was deleted or changed; its pods go on.
             return ""
@@ -180,7 +187,7 @@ class _Planning:
             if serving is not None
             else (endpoint.spec.hardware_class, endpoint.spec.cores)
         )
-        hardware = fitting_class(class_name, cores, observed.hardware_classes)
+        hardware = fitting(self._class(class_name), cores)
         cpus = cores if hardware is None else hardware.requests(cores)["cpu"]
         live = [entry for entry in observed.pods if not entry.pod.deleting]
         wrong = troubles(live, self._missing_for_pods(serving, hardware, class_name, cores, live))
@@ -274,7 +281,7 @@ class _Planning:
         return missing_for(
             self.endpoint,
             self.observed,
-            fitting_class(spec.hardware_class, spec.cores, self.observed.hardware_classes),
+            fitting(self._class(spec.hardware_class), spec.cores),
             class_name=spec.hardware_class,
             cores=spec.cores,
             memory_bytes=memory,

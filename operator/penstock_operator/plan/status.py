@@ -48,10 +48,8 @@ def plan_status(
 ) -> PlanStatus | None:
     """What is served: in a rollout the old plan, until a pod answers with the new one."""
     answering = {entry.pod.artefact for entry in pods if entry.pod.ready and not entry.pod.deleting}
-    if before is not None and answering and (serving is None or serving.digest not in answering):
-        if before.digest in answering:
-            return before
-        return None if serving is None else _plan_status(serving, pods, models)
+    if before is not None and before.digest in answering and (serving is None or serving.digest not in answering):
+        return before
     return None if serving is None else _plan_status(serving, pods, models)
 
 

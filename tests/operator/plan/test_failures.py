@@ -8,8 +8,10 @@ from typing import Any
 
 import pytest
 
+from penstock.failures import Failure
+from penstock.summary import Summary
 from penstock_operator.plan.optimized_model import backoff
-from tests.operator.plan.kube import BASELINE, SETTINGS, Kube, condition, container
+from tests.operator.plan.kube import BASELINE, SETTINGS, Kube, condition, container, reference
 
 
 @dataclass(frozen=True)
@@ -289,3 +291,24 @@ def test_a_job_pod_that_is_being_deleted_counts_as_interrupted() -> None:
     kube.reconcile()
     model = kube.objects["OptimizedModel", kube.endpoint["status"]["optimizedModel"]]["status"]
     assert model["failure"]["reason"] == "Interrupted"
+
+
+def test_a_failure_may_bring_the_fp32_graph_in_its_last_words() -> None:
+    kube = Kube()
+    kube.reconcile()
+    failure = Failure(reason="StoreAccessDenied", message="no", remedy="Give a key")
+    kube.job_ends(Summary(succeeded=False, failure=failure, baseline=reference(BASELINE)).to_message(), code=1)
+    kube.reconcile()
+    assert kube.artefact == BASELINE
+
+
+def test_memory_grows_also_when_the_job_that_ran_out_of_it_is_gone() -> None:
+    kube = Kube()
+    kube.reconcile()
+    kube.job_ends("", code=137, reason="OOMKilled")
+    kube.reconcile()
+    del kube.objects["Job", kube.job]
+    kube.pass_by(20)
+    kube.reconcile()
+    resources = kube.objects["Job", kube.job]["spec"]["template"]["spec"]["containers"][0]["resources"]
+    assert resources["limits"]["memory"] == "8192Mi"

@@ -373,3 +373,27 @@ def test_pods_that_are_being_deleted_are_nobodys_trouble() -> None:
     made = kube.reconcile()
     assert condition(made, "Ready")[0] == "True"
     assert [pod["name"] for pod in made.status["pods"]] != ["emotion-old"]
+
+
+def test_a_report_that_no_version_of_ours_wrote_names_no_processor() -> None:
+    kube = Kube().optimised()
+    kube.infos = dict.fromkeys(kube.infos, info(range(4, 8), cpu={"isa": "z80"}))
+    made = kube.reconcile()
+    assert condition(made, "CoresPinned")[0] == "True"
+    assert made.status["pods"][0]["cpu"] == ""
+
+
+def test_a_pod_that_has_ended_well_is_nobodys_trouble() -> None:
+    kube = Kube().optimised()
+    kube.pod_of("emotion-done", phase="Succeeded")
+    assert condition(kube.reconcile(), "Ready")[0] == "True"
+
+
+def test_a_class_that_no_longer_fits_the_cores_of_what_serves_leaves_its_pods() -> None:
+    kube = Kube(cores=3).optimised()
+    template = kube.template_hash
+    kube.classes["icelake"]["spec"] = {"neuron": {"coresPerDevice": 2}}
+    kube.edit(cores=2)
+    made = kube.reconcile()
+    assert kube.template_hash == template
+    assert condition(made, "Available")[0] == "True"

@@ -121,7 +121,7 @@ HAPPENINGS: dict[str, Callable[..., None]] = {
     "upgrade": upgrade,
     "scale": lambda kube, dice: setattr(kube, "scale", dice.choice([None, Scale(dice.randrange(6), "so")])),
 }
-LIVES = st.lists(st.sampled_from(sorted(HAPPENINGS)), max_size=25)
+LIVES = st.lists(st.sampled_from(sorted(HAPPENINGS)), max_size=16)
 
 
 def check(made: Plan) -> None:
@@ -162,7 +162,7 @@ def vouched(kube: Kube) -> set[str]:
     return found
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=60, deadline=None)
 @given(LIVES, st.randoms(use_true_random=False))
 def test_whatever_happens_plans_settle_and_hold_what_they_promise(life: list[str], dice: random.Random) -> None:
     kube = Kube(settings=replace(SETTINGS, max_attempts=3))
@@ -180,7 +180,7 @@ def test_whatever_happens_plans_settle_and_hold_what_they_promise(life: list[str
             assert kube.artefact == serving or kube.artefact in vouched(kube)
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=25, deadline=None)
 @given(LIVES, st.randoms(use_true_random=False))
 def test_a_plan_that_has_been_acted_upon_asks_for_nothing_more(life: list[str], dice: random.Random) -> None:
     kube = Kube()
@@ -196,7 +196,7 @@ def test_a_plan_that_has_been_acted_upon_asks_for_nothing_more(life: list[str], 
     assert made.delete == ()
 
 
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=20, deadline=None)
 @given(LIVES, st.randoms(use_true_random=False))
 def test_a_failed_optimisation_never_changes_what_serves(life: list[str], dice: random.Random) -> None:
     kube = Kube().optimised()
