@@ -31,7 +31,7 @@ from penstock_operator.plan.job import config_map, job
 from penstock_operator.plan.memory import job_memory, runtime_memory
 from penstock_operator.plan.names import TEMPLATE_HASH
 from penstock_operator.plan.network_policy import network_policy
-from penstock_operator.plan.observed import Observed, Ref, RuntimePod
+from penstock_operator.plan.observed import Observed, OptimizedModelFacts, Ref, RuntimePod
 from penstock_operator.plan.optimized_model import Optimization, assess, find, resource, wanted_spec
 from penstock_operator.plan.pinning import cores_pinned, judge
 from penstock_operator.plan.placing import missing_for
@@ -106,6 +106,9 @@ class _Planning:
         serving_model = None if served is None else assess(served, now=observed.now, settings=observed.settings)
         if wanted is not None and serving_model is not None and serving_model.name == wanted.name:
             serving_model = wanted
+        elif wanted is not None and served is not None and serving_model is not None and serving_model.running:
+            # The fp32 graph of an older spec serves; what its job would find is no longer wanted.
+            self._end_jobs(served)
         serving = choose(endpoint, wanted, serving_model, present)
         count = replicas(endpoint, present, observed.scale)
         template = self._objects(serving, count) if acceptance.true else ""
@@ -139,15 +142,21 @@ class _Planning:
         if found.start:
             self.apply.append(config_map(found, facts, endpoint.namespace, observed.workload_texts))
             self.apply.append(job(found, facts, endpoint, hardware, observed.settings))
-        if suspended and found.running is not None and all(user.uid == endpoint.uid for user in facts.users):
-            jobs = (Ref("Job", entry.name) for entry in facts.jobs if not entry.deleting)
-            self.delete += [ref for ref in jobs if ref in observed.present]
+        if suspended and found.running is not None:
+            self._end_jobs(facts)
         self.writes.append(found.write)
         if found.requeue_seconds is not None:
             self.requeue.append(found.requeue_seconds)
         if found.running is not None and found.status.phase is Phase.OPTIMIZING:
             self.requeue.append(PROGRESS_SECONDS)
         return found
+
+    def _end_jobs(self, facts: OptimizedModelFacts) -> None:
+        """Jobs of an OptimizedModel end, unless somebody else waits for it."""
+        if any(user.uid != self.endpoint.uid for user in facts.users):
+            return
+        jobs = (Ref("Job", entry.name) for entry in facts.jobs if not entry.deleting)
+        self.delete += [ref for ref in jobs if ref in self.observed.present]
 
     def _objects(self, serving: Serving | None, count: Replicas) -> str:
         """What serves. The hash of the desired pod template; empty when the present one stays as it is."""
@@ -244,7 +253,12 @@ class _Planning:
             url=endpoint.url,
             p95=figures[0],
             speed_up=figures[1],
-            scaling=scaling_status(before.scaling, count, observed.scale, observed.now),
+            scaling=scaling_status(
+                before.scaling if endpoint.spec.scaling.mode is ScalingMode.INTERNAL else None,
+                count,
+                observed.scale,
+                observed.now,
+            ),
             pods=pod_reports(live, verdicts, wrong),
             history=history(before, shown, observed.now),
         )

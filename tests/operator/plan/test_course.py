@@ -235,6 +235,20 @@ def test_suspending_leaves_a_job_alone_that_another_endpoint_waits_for() -> None
     assert not kube.deleted
 
 
+def test_a_job_whose_result_is_no_longer_wanted_ends_while_its_fp32_graph_serves_on() -> None:
+    kube = Kube()
+    kube.reconcile()
+    kube.job_runs(baseline=True)
+    kube.reconcile()
+    kube.pods_serve()
+    old = kube.job
+    kube.edit(model="hf://org/another@main")
+    kube.reconcile()
+    assert Ref("Job", old) in kube.deleted
+    assert kube.artefact == BASELINE
+    assert kube.job != old
+
+
 def test_an_endpoint_that_is_being_deleted_is_left_to_the_garbage_collector() -> None:
     kube = Kube().optimised()
     kube.endpoint["metadata"]["deletionTimestamp"] = "2026-11-21T12:00:00Z"

@@ -162,3 +162,18 @@ def test_a_baseline_line_that_is_no_digest_is_passed_over() -> None:
     kube.logs[kube.job] += '\n{"event": "baseline", "digest": "latest", "uri": "file:///x"}\n'
     kube.reconcile()
     assert ("Deployment", "emotion") not in kube.objects
+
+
+def test_an_endpoint_whose_texts_are_not_there_wants_none_yet() -> None:
+    assert name_of(Kube(workload={"textsFrom": {"configMapName": "texts", "key": "texts"}})) == ""
+
+
+def test_a_result_of_a_version_that_told_no_figures_is_replaced() -> None:
+    kube = Kube().optimised()
+    name = kube.endpoint["status"]["optimizedModel"]
+    del kube.objects["OptimizedModel", name]["status"]["result"]
+    kube.edit(cores=4)
+    kube.reconcile()
+    kube.job_succeeds(artefact="sha256:" + "c" * 64)
+    kube.reconcile()
+    assert kube.artefact == "sha256:" + "c" * 64

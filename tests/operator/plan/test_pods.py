@@ -49,6 +49,7 @@ def words(reason: str, message: str, remedy: str) -> str:
 
 
 CASES = [
+    Case("last words of another", crashed("Segmentation fault", code=139), "CrashLooping", "code 139"),
     Case("starting", {"phase": "Pending"}, "Starting", "fetch the artefact"),
     Case(
         "no room", {"phase": "Pending", "node": "", "conditions": [UNSCHEDULABLE]}, "Unschedulable", "Insufficient cpu"
@@ -339,6 +340,17 @@ def test_the_autoscalers_figures_are_in_the_status_and_its_time_moves_with_the_n
     kube.scale = Scale(4, "4 replicas")
     kube.reconcile()
     assert kube.endpoint["status"]["scaling"]["lastScaleTime"] != before["lastScaleTime"]
+
+
+def test_figures_of_the_autoscaler_go_when_somebody_else_scales() -> None:
+    kube = Kube().optimised()
+    kube.scale = Scale(2, "2 replicas")
+    kube.reconcile()
+    assert kube.endpoint["status"]["scaling"]["desired"] == 2
+    kube.scale = None
+    kube.edit(scaling={"mode": "None"})
+    kube.reconcile()
+    assert "scaling" not in kube.endpoint["status"]
 
 
 def test_transition_times_move_only_with_the_status() -> None:
