@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import time
 from pathlib import Path
 from typing import Any
 
@@ -41,10 +42,25 @@ STATUS: dict[str, Any] = {
 }  # fmt: skip
 
 
+@pytest.fixture(scope="module")
+def discovered(crds: Cluster) -> Cluster:
+    """Once short names and explanations are published, which is a moment after a CRD is established."""
+    deadline = time.monotonic() + 60
+    for short in ("mep", "om", "hwc"):
+        while True:
+            try:
+                crds.kubectl("explain", short)
+                break
+            except KubectlError:
+                assert time.monotonic() < deadline, f"{short} is not published after a minute"
+                time.sleep(0.2)  # nothing says when
+    return crds
+
+
 @pytest.fixture
-def kube(crds: Cluster, kubectl: Kubectl) -> Kubectl:
+def kube(discovered: Cluster, kubectl: Kubectl) -> Kubectl:
     """kubectl in a namespace of this test's own, on a cluster that knows our resources."""
-    assert crds.kubeconfig == kubectl.kubeconfig
+    assert discovered.kubeconfig == kubectl.kubeconfig
     return kubectl
 
 
