@@ -12,4 +12,8 @@ class BedError(Exception):
         self.remedy = remedy
 
     def __str__(self) -> str:
-        return f"{self.message}. {self.remedy}" if self.remedy else self.message
+        if not self.remedy:
+            return self.message.rstrip()
+        # What a program wrote stands on lines of its own.
+        end = "" if self.message.endswith("\n") else ". "
+        return f"{self.message}{end}{self.remedy[0].upper()}{self.remedy[1:]}"

@@ -35,7 +35,7 @@ if [ "$(id -u)" -ne 0 ] || ! command -v apt-get >/dev/null; then
   exit 0
 fi
 
-printf 'installing, once (some 100 MB without chromium, which is 120 MB):\n%s' "$reasons"
+printf 'installing, once (some 70 MB to download, chromium 120 MB):\n%s' "$reasons"
 # The packages' daemons stay off, also where there is a systemd that would start them: the tests run their own.
 policy=/usr/sbin/policy-rc.d
 if [ ! -e "$policy" ]; then

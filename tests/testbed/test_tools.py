@@ -94,5 +94,5 @@ def test_broken_source_is_no_binary_and_its_complaint_is_told(tmp_path: Path, mo
 def test_without_go_one_is_told_what_to_do(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setenv("PATH", str(tmp_path))
 
-    with pytest.raises(BedError, match=r"install Go 1\.24 or later .* PENSTOCK_TEST_KUBECONFIG"):
+    with pytest.raises(BedError, match=r"Install Go 1\.24 or later .* PENSTOCK_TEST_KUBECONFIG"):
         build.binary(PAUSE)
