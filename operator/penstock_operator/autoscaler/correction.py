@@ -32,7 +32,7 @@ def corrected(
         return state
     if replicas == 0 or not steady(state, settings, now):
         return state
-    observed = service.slowdown_of(rate / metrics.coverage, replicas, p95.value)
+    observed = service.slowdown_of(rate * metrics.scale, replicas, p95.value)
     share = 1 - math.exp(-(now - (state.at or now)) / settings.slowdown_memory_seconds)
     slowdown = state.slowdown + share * (min(observed, settings.slowdown_most) - state.slowdown)
     return state.model_copy(update={"slowdown": min(max(slowdown, FASTEST), settings.slowdown_most)})

@@ -31,7 +31,6 @@ def decide(
     `service` None: the capacity of a replica is not known (yet), and the number stays as it is within its bounds.
     """
     state = memory.forgiven(memory.recalled(state, settings, now), now)
-    elapsed = max(0.0, now - state.at) if state.at is not None else 0.0
     if seen.replicas != state.replicas:
         state = state.model_copy(update={"unsettled_at": now})
     facts = _Facts(settings, service, seen, state, now)
@@ -39,8 +38,8 @@ def decide(
         facts.demand = demand_of(
             seen.metrics,
             settings,
-            level=state.level,
-            elapsed_seconds=elapsed,
+            state,
+            now,
             objective_seconds=service.p95_objective_milliseconds / 1000,
             capacity=service.total(max(seen.replicas, 1), slowdown=facts.slowdown),
         )
@@ -83,7 +82,7 @@ class _Facts:
         slow = known(self.seen.metrics.arrivals_slow)
         if self.service is None or slow is None or self.seen.ready == 0:
             return None
-        return self.service.p95_of(slow / (self.seen.metrics.coverage or 1.0), self.seen.ready)
+        return self.service.p95_of(slow * self.seen.metrics.scale, self.seen.ready)
 
     def each(self, replicas: int) -> float | None:
         """Requests/s that each of so many replicas takes within the objective."""
@@ -129,7 +128,11 @@ def _choose(facts: _Facts, state: State) -> tuple[_Choice, State]:
     target = seen.replicas + 1 if guard else wanted
     if allowed != seen.replicas:
         return _Choice(allowed, Cause.BOUNDS, wanted=wanted), state
-    if target > seen.replicas:
+    short = target > seen.replicas
+    state = state.model_copy(update={"short_since": (state.short_since or now) if short else None})
+    if short and not guard and not _urgent(facts, facts.demand, state):
+        return _Choice(seen.replicas, Cause.HEADROOM, wanted=wanted), state
+    if short:
         step = max(math.floor(seen.replicas * settings.grow_factor), seen.replicas + settings.grow_least)
         replicas = settings.clamp(min(target, step))
         if replicas > seen.replicas:
@@ -139,12 +142,21 @@ def _choose(facts: _Facts, state: State) -> tuple[_Choice, State]:
     return _shrink(facts, state, wanted), state
 
 
+def _urgent(facts: _Facts, demand: Demand, state: State) -> bool:
+    """Whether more replicas are wanted for long enough, or headroom is not enough until they would come."""
+    settings, seen = facts.settings, facts.seen
+    assert facts.service is not None  # noqa: S101 - the caller has seen to it
+    waited = facts.now - (state.short_since or facts.now) >= settings.grow_seconds
+    rate = demand.forecast + demand.backlog / settings.drain_seconds
+    return waited or seen.replicas == 0 or rate >= facts.service.total(seen.replicas, slowdown=facts.slowdown)
+
+
 def _keep_books(facts: _Facts, state: State, demand: Demand) -> State:
     """What every known demand leaves behind: peaks, panic, the correction and the guard's clock."""
     settings, seen, now = facts.settings, facts.seen, facts.now
     assert facts.service is not None  # noqa: S101 - the caller has seen to it
     fast = known(seen.metrics.arrivals_fast)
-    rate = demand.now if fast is None else proven(fast / (seen.metrics.coverage or 1.0), seen.metrics.fast_seconds)
+    rate = demand.now if fast is None else proven(fast * seen.metrics.scale, seen.metrics.fast_seconds)
     if seen.ready and rate >= facts.service.total(seen.ready, slowdown=facts.slowdown):
         until = now + settings.panic_hold_seconds
         state = memory.held(state, until, "demand has just been over the capacity of the replicas there are")
@@ -152,11 +164,10 @@ def _keep_books(facts: _Facts, state: State, demand: Demand) -> State:
     keep = facts.needed(demand.now, settings.headroom - settings.shrink_margin)
     state = memory.with_peak(state, settings, now, keep)
     if not seen.rolling_out and seen.ready == seen.replicas:
-        state = correction.corrected(
-            state, settings, facts.service, seen.metrics, replicas=seen.ready, now=now
-        )
+        state = correction.corrected(state, settings, facts.service, seen.metrics, replicas=seen.ready, now=now)
         state = correction.watched(state, settings, seen.metrics, now)
-    return state.model_copy(update={"level": demand.now})
+    surged_at = now if demand.surge is not None else state.surged_at
+    return state.model_copy(update={"level": demand.now, "surge": demand.surge, "surged_at": surged_at})
 
 
 def _without_metrics(facts: _Facts, state: State) -> tuple[_Choice, State]:
@@ -184,6 +195,11 @@ def _shrink(facts: _Facts, state: State, wanted: int) -> _Choice:
             return _Choice(replicas, Cause.WINDOW, left, wanted=wanted)
         return _Choice(replicas, Cause.DEMAND, wanted=wanted)
     forbidden = _forbidden(facts, state)
+    # What has not started yet serves nobody: an overshoot is taken back as soon as the surge has levelled off.
+    surplus = max(lowest, min(seen.ready, replicas))
+    if surplus < replicas and facts.demand is not None and facts.demand.surge is None:
+        if not _blind(seen.metrics, settings) and not seen.rolling_out:
+            return _Choice(surplus, Cause.DEMAND, wanted=wanted)
     if forbidden:
         return _Choice(replicas, Cause.HELD, forbidden, wanted=wanted)
     step = max(1, math.floor(replicas * settings.shrink_share))
@@ -202,20 +218,37 @@ def _forbidden(facts: _Facts, state: State) -> str:
         return "a new plan is being rolled out"
     if now < state.hold_until:
         return f"{state.hold_reason}, for another {state.hold_until - now:.0f} s"
+    blind = _blind(metrics, settings)
+    if blind:
+        return blind
+    p95 = metrics.p95_milliseconds
+    predicted = facts.predicted()
+    if (
+        isinstance(p95, Value)
+        and predicted is not None
+        and facts.service is not None
+        and facts.service.within_objective
+    ):
+        limit = max(facts.service.p95_objective_milliseconds * settings.shrink_p95_share, predicted * UNEXPECTED)
+        if p95.value > limit:
+            return f"p95 is {p95.value:.3g} ms, over {limit:.3g}"
+    return ""
+
+
+def _blind(metrics: Metrics, settings: ScalingSettings) -> str:
+    """What is not known about the traffic, as a clause; empty when everything is."""
     everything = (
-        metrics.arrivals_fast, metrics.arrivals_slow, metrics.in_flight, metrics.good_share, metrics.p95_milliseconds,
-    )  # fmt: skip
+        metrics.arrivals_fast,
+        metrics.arrivals_slow,
+        metrics.in_flight,
+        metrics.good_share,
+        metrics.p95_milliseconds,
+    )
     for measurement in everything:
         if isinstance(measurement, Unknown):
             return measurement.reason
     if metrics.coverage < settings.coverage_least:
         return f"only {metrics.coverage:.0%} of the ready replicas were scraped"
-    p95 = metrics.p95_milliseconds
-    predicted = facts.predicted()
-    if isinstance(p95, Value) and predicted is not None and facts.service is not None and facts.service.within_objective:
-        limit = max(facts.service.p95_objective_milliseconds * settings.shrink_p95_share, predicted * UNEXPECTED)
-        if p95.value > limit:
-            return f"p95 is {p95.value:.3g} ms, over {limit:.3g}"
     return ""
 
 
@@ -235,7 +268,9 @@ def _metrics_available(metrics: Metrics, state: State, settings: ScalingSettings
     since = state.unknown_since
     reasons = [m.reason for m in (metrics.arrivals_fast, metrics.in_flight) if isinstance(m, Unknown)]
     if since is not None and now - since >= settings.unknown_seconds:
-        message = f"{reasons[0] if reasons else 'metrics are missing'} for {now - since:.0f} s: replicas stay as they are"
+        message = (
+            f"{reasons[0] if reasons else 'metrics are missing'} for {now - since:.0f} s: replicas stay as they are"
+        )
         return Condition(status=False, reason="MetricsMissing", message=message)
     if metrics.coverage < settings.coverage_least and since is None:
         message = f"{metrics.coverage:.0%} of the ready replicas were scraped: no shrinking until the others are"

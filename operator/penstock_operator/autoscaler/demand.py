@@ -10,13 +10,20 @@ from dataclasses import dataclass
 
 from penstock_operator.autoscaler.measurement import Metrics, known
 from penstock_operator.autoscaler.settings import ScalingSettings
+from penstock_operator.autoscaler.state import State, Surge
 
 LEVEL_SECONDS = 30.0
 """Time constant of the smoothed demand: shorter than a start-up, longer than chance at a few requests a second."""
+SURGE_SECONDS = 4.0
+"""The same in a surge, where every second counts and chance is small beside the change."""
+LEVELLED_SECONDS = 10.0
+"""A surge is over when demand has set no new record for this long..."""
+RECORD = 1.02
+"""... by more than this factor."""
 SURE = 2.0
 """Standard deviations of a Poisson count: what is beyond them is a change and not chance."""
-MOST_GROWTH = 0.5
-"""A forecast adds at most this share of today's demand: lines do not go on for ever."""
+MOST_GROWTH = 1.0
+"""A forecast is at most this share over today's demand: lines do not go on for ever."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -24,52 +31,77 @@ class Demand:
     """What is asked of the endpoint."""
 
     now: float
-    """Requests/s that come now: smooth, except for what a sudden change proves."""
+    """Requests/s that come now: smooth, except in a surge."""
     forecast: float
     """Requests/s when a replica that is asked for now would take traffic; never under `now`."""
     ahead_seconds: float
     backlog: float
     """Requests in flight beyond those that the demand itself keeps in flight within the objective."""
-    burst: bool = False
-    """Demand has suddenly exceeded what the replicas take."""
+    surge: Surge | None = None
+    """Demand has suddenly exceeded what the replicas take, and still rises."""
 
 
 def demand_of(
     metrics: Metrics,
     settings: ScalingSettings,
+    state: State,
+    now: float,
     *,
-    level: float | None,
-    elapsed_seconds: float,
     objective_seconds: float,
     capacity: float,
 ) -> Demand | None:
-    """The demand, or None when no rate is known.
+    """The demand at `now` (seconds since the epoch), or None when no rate is known.
 
-    `level` is the smoothed demand of the last decision, `elapsed_seconds` ago; None: there is none. `capacity` is what
-    the replicas that are asked for take within the objective, without headroom: up to there chance is left to the
-    headroom, and demand is smooth; what provably exceeds it counts at once.
+    `capacity` is what the replicas that are asked for take within the objective, without headroom: up to there chance
+    is left to the headroom, and demand is smooth; what provably exceeds it counts at once.
     """
     fast = known(metrics.arrivals_fast)
     slow = known(metrics.arrivals_slow)
     rate = fast if fast is not None else slow
     if rate is None:
         return None
-    # Of a part of the pods we know the rate: the others are taken to get as much.
-    scale = 1 / metrics.coverage if 0 < metrics.coverage < 1 else 1.0
+    scale = metrics.scale
     rate *= scale
-    share = 1.0 if level is None else 1 - math.exp(-elapsed_seconds / LEVEL_SECONDS)
-    level = rate if level is None else level + share * (rate - level)
-    sure = proven(rate, metrics.fast_seconds)
-    burst = sure > max(capacity, level)
-    level = sure if burst else level
+    level, surge = _follow(rate, metrics.fast_seconds, state, now, capacity)
     ahead = min(settings.start_up_seconds, settings.furthest_seconds)
-    # A step has no slope, however steep it looks.
-    slope = 0.0 if burst or slow is None else _slope(level, slow * scale, metrics.slow_seconds)
+    slope = 0.0
+    if surge is not None:
+        slope = max(0.0, level - surge.from_rate) / max(now - surge.since, 1.0)
+    elif slow is not None and not _recently(state.surged_at, now, metrics.slow_seconds + LEVEL_SECONDS):
+        # For a while after a step the slow average lags behind it, and would make a slope of it.
+        slope = _slope(min(level, rate), slow * scale, metrics.slow_seconds)
     forecast = min(level + slope * ahead, level * (1 + MOST_GROWTH))
     in_flight = (known(metrics.in_flight) or 0.0) * scale
     # Little's law: a demand that is answered within the objective keeps at most this many in flight.
     backlog = max(0.0, in_flight - max(1.0, level * objective_seconds))
-    return Demand(level, forecast, ahead, backlog, burst=burst)
+    return Demand(level, forecast, ahead, backlog, surge)
+
+
+def _follow(
+    rate: float, window_seconds: float, state: State, now: float, capacity: float
+) -> tuple[float, Surge | None]:
+    """The demand that follows the rate: slowly by itself, fast in a surge."""
+    before, surge = state.level, state.surge
+    if before is None or state.at is None:
+        return rate, None
+    elapsed = max(0.0, now - state.at)
+    if proven(rate, window_seconds) > max(capacity, before):
+        level = rate
+        surge = surge or Surge(since=state.at, from_rate=before, highest=before, highest_at=now)
+    else:
+        constant = LEVEL_SECONDS if surge is None else SURGE_SECONDS
+        level = before + (1 - math.exp(-elapsed / constant)) * (rate - before)
+    if surge is None:
+        return level, None
+    if level > surge.highest * RECORD:
+        return level, surge.model_copy(update={"highest": level, "highest_at": now})
+    if now - surge.highest_at <= LEVELLED_SECONDS:
+        return level, surge
+    return before + (1 - math.exp(-elapsed / LEVEL_SECONDS)) * (rate - before), None
+
+
+def _recently(when: float | None, now: float, seconds: float) -> bool:
+    return when is not None and now - when < seconds
 
 
 def proven(rate: float, window_seconds: float) -> float:

@@ -66,6 +66,14 @@ class Metrics:
     slow_seconds: float = 120.0
     """Length of the slow window, seconds."""
 
+    @property
+    def scale(self) -> float:
+        """What rates are multiplied by for the pods that were not scraped, taken to get as much as the others.
+
+        At most 10: of a tenth of the pods nobody concludes to all.
+        """
+        return 1 / max(self.coverage, 0.1) if 0 < self.coverage < 1 else 1.0
+
     @classmethod
     def unknown(cls, reason: str) -> Metrics:
         """Nothing is known, for one reason."""

@@ -48,20 +48,29 @@ class ScalingSettings(BaseModel):
         default=30, gt=0, description="A backlog is to be worked off within this time of new replicas being there."
     )
     shrink_window_seconds: float = Field(
-        default=300,
+        default=120,
         ge=0,
         description="Shrink to the highest number that was wanted during this time (HPA's stabilisation window).",
     )
     longest_window_factor: float = Field(
-        default=4,
+        default=8,
         ge=1,
         description="A shrink that had to be taken back doubles the window, up to this many times its length; "
         "1 turns the learning off.",
     )
     shrink_share: float = Field(
-        default=0.5, gt=0, le=1, description="One step down takes away at most this share of the replicas, at least one."
+        default=0.5,
+        gt=0,
+        le=1,
+        description="One step down takes away at most this share of the replicas, at least one.",
     )
     shrink_interval_seconds: float = Field(default=60, ge=0, description="At least this long between two steps down.")
+    grow_seconds: float = Field(
+        default=30,
+        ge=0,
+        description="More replicas have to be wanted for this long, while the headroom takes the difference; what exceeds "
+        "the capacity without headroom is answered at once.",
+    )
     grow_factor: float = Field(default=2, ge=1, description="One step up is at most to this many times the replicas...")
     grow_least: int = Field(default=4, ge=1, description="... or by this many, whichever is more.")
     panic_hold_seconds: float = Field(

@@ -19,6 +19,22 @@ class Peak(BaseModel):
     replicas: int
 
 
+class Surge(BaseModel):
+    """A rise that began with more demand than the replicas take, and has not levelled off yet. Rates are requests/s."""
+
+    model_config = ConfigDict(
+        frozen=True, extra="ignore", alias_generator=to_camel, populate_by_name=True, allow_inf_nan=False
+    )
+
+    since: float
+    """The last decision before it."""
+    from_rate: float
+    """The demand then."""
+    highest: float
+    """The highest demand since."""
+    highest_at: float
+
+
 class State(BaseModel):
     """Times are seconds since the epoch, None for never. Unknown fields of another version are left out."""
 
@@ -32,6 +48,11 @@ class State(BaseModel):
     """What it asked for."""
     level: float | None = None
     """Smoothed demand, requests/s."""
+    surge: Surge | None = None
+    surged_at: float | None = None
+    """The last decision in a surge."""
+    short_since: float | None = None
+    """More replicas have been wanted than asked for since."""
     peaks: tuple[Peak, ...] = ()
     """By slice of the window, oldest first."""
     hold_until: float = 0.0

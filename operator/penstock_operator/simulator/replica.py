@@ -77,7 +77,9 @@ def measured(
         random = np.random.default_rng(seed)
         count = max(50, round(rate * seconds))
         arrivals = np.cumsum(random.exponential(1 / rate, count))
-        fleet = Fleet(model, FleetSettings(dispatch=Dispatch.LEAST_OUTSTANDING, start_up_seconds=0, deadline_seconds=1e9))
+        fleet = Fleet(
+            model, FleetSettings(dispatch=Dispatch.LEAST_OUTSTANDING, start_up_seconds=0, deadline_seconds=1e9)
+        )
         fleet.resize(1, 0.0)
         fleet.activate(0.0)
         end = float(arrivals[-1])

@@ -52,16 +52,12 @@ class PolicyFacts:
     make: Callable[[Endpoint, float], Policy]
     own_scrape_seconds: int | None = None
     """It scrapes by itself, at this interval; None: Prometheus does, for it as for the others."""
+    is_ours: bool = False
 
 
 OWN_SCRAPE_SECONDS = 2
 """The operator's own scrapes: two counters and a gauge of each pod."""
 HEADROOMS = (0.45, 0.55, 0.65, 0.75, 0.85, 0.95)
-
-
-def fast_window(scrape_interval: int) -> int:
-    """Seconds: three samples, so that one lost scrape leaves a rate."""
-    return 3 * scrape_interval
 
 
 def _ours(endpoint: Endpoint, headroom: float, scrape_interval: int) -> Ours:
@@ -72,7 +68,9 @@ def _ours(endpoint: Endpoint, headroom: float, scrape_interval: int) -> Ours:
         headroom=headroom,
         start_up_seconds=endpoint.start_up_seconds,
     )
-    fast = float(fast_window(scrape_interval))
+    # Its own scrapes make a rate of any two samples; a query of Prometheus has to survive lost ones.
+    samples = 1.5 if scrape_interval == OWN_SCRAPE_SECONDS else 4.0
+    fast = samples * scrape_interval
     return Ours(settings, endpoint.service, interval=scrape_interval, fast_seconds=fast, slow_seconds=120.0)
 
 
@@ -88,12 +86,14 @@ POLICIES: dict[PolicyKind, PolicyFacts] = {
         HEADROOMS,
         lambda endpoint, knob: _ours(endpoint, knob, OWN_SCRAPE_SECONDS),
         OWN_SCRAPE_SECONDS,
+        is_ours=True,
     ),
     PolicyKind.PENSTOCK_PROMETHEUS: PolicyFacts(
         "Penstock on Prometheus",
         "headroom",
         HEADROOMS,
         lambda endpoint, knob: _ours(endpoint, knob, endpoint.scrape_interval),
+        is_ours=True,
     ),
     PolicyKind.HPA_P95: PolicyFacts(
         "HPA on p95",

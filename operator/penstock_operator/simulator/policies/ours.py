@@ -60,7 +60,8 @@ class Ours:
             good_share=quiet if good is None else Value(good),
             p95_milliseconds=quiet if p95 is None else Value(p95 * 1000),
             coverage=0.0 if last is None else min(1.0, len(last.pods) / ready),
-            fast_seconds=self.fast,
+            # What the samples in the window span, which is what chance goes by.
+            fast_seconds=self.fast // self.interval * self.interval,
             slow_seconds=self.slow,
         )
 

@@ -1,0 +1,212 @@
+"""All policies on the same traffic, held against each other at equal replica-hours.
+
+A policy with more replicas has fewer late requests: two points say nothing. So each rival's knob is swept, which gives
+its frontier (replica-hours against late requests), and the frontier is read at the replica-hours that ours took. It is
+read to the rival's favour: dominated points are left out, and between two points the straight line counts, although no
+setting of the knob may give it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from concurrent.futures import ProcessPoolExecutor
+from dataclasses import dataclass, field
+from functools import lru_cache
+
+from penstock_operator.autoscaler import Service
+from penstock_operator.simulator.fleet import Dispatch, FleetSettings
+from penstock_operator.simulator.policies.base import Limits
+from penstock_operator.simulator.policies.catalogue import POLICIES, Endpoint, PolicyKind, make_policy
+from penstock_operator.simulator.replica import ReplicaModel
+from penstock_operator.simulator.run import Outcome, Traffic, simulate
+from penstock_operator.simulator.traces import Trace, built_in
+
+
+@dataclass(frozen=True)
+class Experiment:
+    """What is simulated."""
+
+    service: Service
+    model: ReplicaModel
+    traces: tuple[str | Trace, ...]
+    """Names of built-in traces, or traces of one's own."""
+    policies: tuple[PolicyKind, ...] = tuple(PolicyKind)
+    limits: Limits = Limits()
+    fleet: FleetSettings = FleetSettings()
+    scrape_interval: int = 5
+    """Seconds between Prometheus' scrapes."""
+    headroom: float = 0.75
+    """Ours, at which the policies are held against each other."""
+    seeds: tuple[int, ...] = (1, 2, 3)
+    knobs: Mapping[PolicyKind, tuple[float, ...]] = field(default_factory=dict)
+    """Values to try instead of a policy's own."""
+
+    def values(self, kind: PolicyKind) -> tuple[float, ...]:
+        """The values of a policy's knob that are tried, the headroom of ours among them."""
+        values = self.knobs.get(kind, POLICIES[kind].values)
+        return tuple(sorted({*values, self.headroom})) if POLICIES[kind].is_ours else values
+
+
+@dataclass(frozen=True)
+class Point:
+    """A policy with one value of its knob on one trace: means over the seeds."""
+
+    kind: PolicyKind
+    knob: float
+    requests: float
+    late: float
+    lost: float
+    replica_hours: float
+    flips: float
+    most_flips: int
+    """Of any seed."""
+    most_replicas: int
+
+    @property
+    def late_share(self) -> float:
+        """Late ones of all requests, 0 to 1."""
+        return self.late / self.requests if self.requests else 0.0
+
+
+@dataclass(frozen=True)
+class Verdict:
+    """One of ours against one rival on one trace, at the replica-hours that ours took."""
+
+    ours: Point
+    rival: PolicyKind
+    rival_late: float | None
+    """Late requests of the rival at our replica-hours; None where it never manages with so few."""
+
+    @property
+    def fewer(self) -> bool:
+        """True when ours had fewer late requests."""
+        return self.rival_late is None or self.ours.late < self.rival_late
+
+
+@dataclass(frozen=True)
+class TraceResult:
+    """All policies on one trace."""
+
+    trace: Trace
+    points: tuple[Point, ...]
+    verdicts: tuple[Verdict, ...]
+    runs: Mapping[PolicyKind, Outcome]
+    """One run each to look at: the first seed, ours at the headroom, rivals at the knob with the nearest replica-hours."""
+
+    def of(self, kind: PolicyKind) -> list[Point]:
+        """A policy's points by rising replica-hours."""
+        return sorted((point for point in self.points if point.kind is kind), key=lambda point: point.replica_hours)
+
+
+def late_at(points: Iterable[Point], replica_hours: float) -> float | None:
+    """Late requests of a frontier at some replica-hours, to its favour; None when it never takes so few."""
+    front: list[Point] = []
+    for point in sorted(points, key=lambda point: (point.replica_hours, point.late)):
+        if not front or point.late < front[-1].late:
+            front.append(point)
+    if not front or replica_hours < front[0].replica_hours:
+        return None
+    for left, right in zip(front, front[1:], strict=False):
+        if replica_hours <= right.replica_hours:
+            share = (replica_hours - left.replica_hours) / (right.replica_hours - left.replica_hours)
+            return left.late + share * (right.late - left.late)
+    return front[-1].late
+
+
+_Job = tuple[Experiment, int, int, PolicyKind, float]
+
+
+def compare(
+    experiment: Experiment, *, workers: int = 1, on_progress: Callable[[int, int, str], None] = lambda *_: None
+) -> Iterator[TraceResult]:
+    """Results trace by trace; `on_progress(done, total, what)` after each run. Deterministic for any workers."""
+    plan = [(kind, knob) for kind in experiment.policies for knob in experiment.values(kind)]
+    total = len(experiment.traces) * len(plan) * len(experiment.seeds)
+    done = 0
+    pool = ProcessPoolExecutor(workers) if workers > 1 else None
+    try:
+        for index, name in enumerate(experiment.traces):
+            jobs: list[_Job] = [
+                (experiment, index, seed, kind, knob) for seed in experiment.seeds for kind, knob in plan
+            ]
+            outcomes: dict[tuple[int, PolicyKind, float], Outcome] = {}
+            results = pool.map(_run, jobs, chunksize=2) if pool is not None else map(_run, jobs)
+            for job, outcome in zip(jobs, results, strict=True):
+                outcomes[job[2:]] = outcome
+                done += 1
+                on_progress(done, total, name if isinstance(name, str) else name.name)
+            yield _result(experiment, index, plan, outcomes)
+    finally:
+        if pool is not None:
+            pool.shutdown(cancel_futures=True)
+
+
+def _run(job: _Job) -> Outcome:
+    experiment, index, seed, kind, knob = job
+    endpoint = _endpoint(experiment)
+    name = experiment.traces[index]
+    traffic = _built_in(name, seed, endpoint) if isinstance(name, str) else Traffic.of(name, endpoint, seed)
+    interval = POLICIES[kind].own_scrape_seconds or experiment.scrape_interval
+    return simulate(traffic, endpoint, make_policy(kind, endpoint, knob), experiment.fleet, scrape_interval=interval)
+
+
+@lru_cache(maxsize=1)
+def _built_in(name: str, seed: int, endpoint: Endpoint) -> Traffic:
+    return Traffic.of(built_in(name, endpoint.service.rate, seed), endpoint, seed)
+
+
+def _endpoint(experiment: Experiment) -> Endpoint:
+    return Endpoint(
+        experiment.service,
+        experiment.model,
+        experiment.limits,
+        experiment.scrape_interval,
+        experiment.fleet.start_up_seconds,
+    )
+
+
+def _result(
+    experiment: Experiment,
+    index: int,
+    plan: Sequence[tuple[PolicyKind, float]],
+    outcomes: Mapping[tuple[int, PolicyKind, float], Outcome],
+) -> TraceResult:
+    seeds = experiment.seeds
+    points = tuple(_mean(kind, knob, [outcomes[seed, kind, knob] for seed in seeds]) for kind, knob in plan)
+    ours = [point for point in points if POLICIES[point.kind].is_ours and point.knob == experiment.headroom]
+    rivals = [kind for kind in experiment.policies if not POLICIES[kind].is_ours]
+    verdicts = tuple(
+        Verdict(point, rival, late_at((other for other in points if other.kind is rival), point.replica_hours))
+        for point in ours
+        for rival in rivals
+    )
+    hours = ours[0].replica_hours if ours else 0.0
+    runs = {}
+    for kind in experiment.policies:
+        own = [point for point in points if point.kind is kind]
+        near = min(own, key=lambda point: (abs(point.replica_hours - hours), point.late))
+        knob = experiment.headroom if POLICIES[kind].is_ours else near.knob
+        runs[kind] = outcomes[seeds[0], kind, knob]
+    name = experiment.traces[index]
+    trace = built_in(name, experiment.service.rate, seeds[0]) if isinstance(name, str) else name
+    return TraceResult(trace, points, verdicts, runs)
+
+
+def _mean(kind: PolicyKind, knob: float, outcomes: Sequence[Outcome]) -> Point:
+    count = len(outcomes)
+    return Point(
+        kind=kind,
+        knob=knob,
+        requests=sum(outcome.requests for outcome in outcomes) / count,
+        late=sum(outcome.late for outcome in outcomes) / count,
+        lost=sum(outcome.lost for outcome in outcomes) / count,
+        replica_hours=sum(outcome.replica_hours for outcome in outcomes) / count,
+        flips=sum(outcome.flips for outcome in outcomes) / count,
+        most_flips=max(outcome.flips for outcome in outcomes),
+        most_replicas=max(max(outcome.replicas) for outcome in outcomes),
+    )
+
+
+def pooled(dispatch: Dispatch) -> bool:
+    """Whether replicas are more than their sum under a dispatch."""
+    return dispatch is not Dispatch.RANDOM

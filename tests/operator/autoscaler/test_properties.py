@@ -1,0 +1,153 @@
+"""What holds for every history: bounds, no shrinking on unknown, more load never asks for less."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from penstock_operator.autoscaler import (
+    Idle,
+    Measurement,
+    Metrics,
+    Observation,
+    ScalingSettings,
+    State,
+    Unknown,
+    Value,
+    decide,
+)
+from penstock_operator.autoscaler.settings import WhenMissing
+from tests.operator.autoscaler.cases import SETTINGS, START, Replay, flips, service, traffic
+
+rates = st.floats(0, 500, allow_nan=False)
+
+
+def measurements(values: st.SearchStrategy[float]) -> st.SearchStrategy[Measurement]:
+    return st.one_of(st.builds(Value, values), st.just(Idle()), st.just(Unknown("lost")))
+
+
+anything = st.builds(
+    Metrics,
+    arrivals_fast=measurements(rates),
+    arrivals_slow=measurements(rates),
+    in_flight=measurements(st.floats(0, 1000)),
+    good_share=measurements(st.floats(0, 1)),
+    p95_milliseconds=measurements(st.floats(1, 30_000)),
+    coverage=st.floats(0, 1),
+)
+steps = st.lists(st.tuples(anything, st.floats(0.5, 200), st.booleans(), st.integers(0, 25)), min_size=1, max_size=25)
+choices = st.builds(
+    lambda low, more, missing, fallback: SETTINGS.model_copy(
+        update={
+            "min_replicas": low,
+            "max_replicas": low + more,
+            "when_metrics_missing": missing,
+            "fallback_replicas": fallback,
+        }
+    ),
+    st.integers(0, 5),
+    st.integers(1, 15),
+    st.sampled_from(WhenMissing),
+    st.integers(1, 10),
+)
+
+
+@settings(max_examples=150, deadline=None)
+@given(steps, choices, st.booleans())
+def test_the_number_is_always_within_its_bounds(
+    course: list[tuple[Metrics, float, bool, int]], chosen: ScalingSettings, pooled: bool
+) -> None:
+    replay = Replay(chosen, service(pooled=pooled))
+
+    for metrics, seconds, rolling_out, ready in course:
+        replay.rolling_out, replay.ready = rolling_out, ready
+        decision = replay.tick(metrics, seconds=seconds)
+        assert chosen.min_replicas <= decision.replicas <= chosen.max_replicas
+        assert decision.reason.startswith(f"{decision.replicas} replica")
+
+
+@settings(max_examples=150, deadline=None)
+@given(steps, st.sampled_from(["arrivals_fast", "arrivals_slow", "in_flight", "good_share", "p95_milliseconds"]))
+def test_nothing_shrinks_while_any_of_the_metrics_is_unknown(
+    course: list[tuple[Metrics, float, bool, int]], lost: str
+) -> None:
+    replay = Replay(replicas=9)
+
+    for metrics, seconds, rolling_out, ready in course:
+        replay.rolling_out, replay.ready = rolling_out, ready
+        before = replay.replicas
+        assert replay.tick(replace(metrics, **{lost: Unknown("lost")}), seconds=seconds).replicas >= before
+
+
+@settings(max_examples=150, deadline=None)
+@given(steps, anything, rates, rates, st.integers(0, 20), st.booleans())
+def test_more_load_never_asks_for_less(
+    course: list[tuple[Metrics, float, bool, int]],
+    last: Metrics,
+    one: float,
+    other: float,
+    replicas: int,
+    pooled: bool,
+) -> None:
+    replay = Replay(SETTINGS, service(pooled=pooled), replicas=replicas)
+    for metrics, seconds, rolling_out, ready in course:
+        replay.rolling_out, replay.ready = rolling_out, ready
+        replay.tick(metrics, seconds=seconds)
+
+    def asked(rate: float) -> int:
+        metrics = replace(last, arrivals_fast=Value(rate), arrivals_slow=Value(rate))
+        seen = Observation(replay.replicas, replay.replicas, metrics)
+        return decide(SETTINGS, replay.service, seen, replay.state, replay.now + 5)[0].replicas
+
+    assert asked(min(one, other)) <= asked(max(one, other))
+
+
+@settings(max_examples=60, deadline=None)
+@given(st.lists(st.floats(0.9, 1.1), min_size=60, max_size=200), st.floats(5, 150))
+def test_noise_of_a_tenth_around_a_steady_load_turns_at_most_once(noise: list[float], rate: float) -> None:
+    replay = Replay(replicas=3)
+
+    numbers = [replay.tick(traffic(rate * factor), seconds=15).replicas for factor in noise]
+
+    assert flips([3, *numbers]) <= 1
+
+
+@settings(max_examples=40, deadline=None)
+@given(st.lists(st.floats(0, 150), min_size=1, max_size=5))
+def test_each_change_of_load_turns_the_number_at_most_once(levels: list[float]) -> None:
+    replay = Replay()
+    numbers = [1]
+
+    for level in levels:
+        numbers += replay.play(traffic(level), 900)
+
+    assert flips(numbers) <= len(levels)
+
+
+@settings(max_examples=80, deadline=None)
+@given(steps, st.integers(1, 20))
+def test_a_new_leader_with_the_state_of_the_old_one_decides_the_same(
+    course: list[tuple[Metrics, float, bool, int]], replicas: int
+) -> None:
+    """The replay passes State through JSON at each step; here it does not."""
+    replay = Replay(replicas=replicas)
+    state, now, current = State(), START, replicas
+
+    for metrics, seconds, _, _ in course:
+        now += seconds
+        seen = Observation(current, current, metrics)
+        decision, state = decide(replay.settings, replay.service, seen, state, now)
+        current = decision.replicas
+        assert replay.tick(metrics, seconds=seconds) == decision
+
+
+@settings(max_examples=80, deadline=None)
+@given(steps, rates, st.integers(2, 20))
+def test_a_leader_without_any_state_does_not_shrink_for_a_window(
+    course: list[tuple[Metrics, float, bool, int]], rate: float, replicas: int
+) -> None:
+    replay = Replay(replicas=replicas)
+
+    assert min(replay.play(traffic(rate), SETTINGS.shrink_window_seconds)) >= replicas
