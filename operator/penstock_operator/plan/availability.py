@@ -120,7 +120,7 @@ def available(
         return no(
             "PodsRefused",
             f"No pod can be made: {stopped(deployment.failure)} Raise the quota, or allow what the policy refuses "
-            "(docs/cluster.md).",
+            "(docs/conditions.md#available).",
         )
     if wrong:
         return no(wrong[0].reason, _together(wrong))

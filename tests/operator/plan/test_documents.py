@@ -1,0 +1,50 @@
+"""docs/conditions.md knows every reason that the code can give, and messages point only at documents that are there."""
+
+from __future__ import annotations
+
+import ast
+import re
+from collections.abc import Iterator
+from pathlib import Path
+
+from penstock.status import ConditionType
+
+ROOT = Path(__file__).parents[3]
+PLAN = ROOT / "operator" / "penstock_operator" / "plan"
+PAGE = (ROOT / "docs" / "conditions.md").read_text(encoding="utf-8")
+MAKERS = {"no", "yes", "unknown", "shared", "Trouble", "PinVerdict", "_failed", "_timed_out"}
+"""The functions whose argument is a reason."""
+
+
+def reasons() -> Iterator[str]:
+    for path in PLAN.glob("*.py"):
+        for call in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+            if isinstance(call, ast.Call) and isinstance(call.func, ast.Name) and call.func.id in MAKERS:
+                given = [*call.args, *(word.value for word in call.keywords if word.arg == "reason")]
+                for part in (part for value in given for part in ast.walk(value)):
+                    text = part.value if isinstance(part, ast.Constant) else None
+                    if isinstance(text, str) and re.fullmatch(r"[A-Z][A-Za-z]+", text):
+                        yield text
+
+
+def test_every_reason_is_documented() -> None:
+    found = set(reasons())
+    assert len(found) > 50
+    assert sorted(reason for reason in found if f"`{reason}`" not in PAGE) == []
+
+
+def test_every_condition_has_a_section() -> None:
+    headings = re.findall(r"^## (\w+)$", PAGE, re.MULTILINE)
+    assert [kind.value for kind in ConditionType if kind.value not in headings] == []
+
+
+def test_messages_point_at_documents_that_are_there() -> None:
+    pointed = {
+        link
+        for path in PLAN.glob("*.py")
+        for link in re.findall(r"docs/([\w./-]+\.md)(?:#([\w-]+))?", path.read_text())
+    }
+    assert pointed
+    for name, section in pointed:
+        text = (ROOT / "docs" / name).read_text(encoding="utf-8")
+        assert not section or re.search(rf"^#+ {section}$", text, re.MULTILINE | re.IGNORECASE)
