@@ -144,13 +144,15 @@ class Candidate:
 
     def teach(self, file: str) -> Verdict:
         """As the teacher: run the judging requests, keep the outcomes in `file`, and prove how it may be batched."""
-        from penstock_optimizer.guard import forward_of, measure_invariance, teach
+        from penstock_optimizer.guard import Alone, forward_of, measure_invariance, teach
         from penstock_optimizer.teacher_file import save_observed
 
         forward = forward_of(self._latency_engine(), self._its_graph.io)
-        teacher = teach(self._task, forward, self._judging)
+        alone = Alone(forward)
+        teacher = teach(self._task, alone, self._judging)
         save_observed(teacher.observed, Path(file))
-        invariance = measure_invariance(forward, teacher.rows, grid=self._latency_engine().facts.grid)
+        grid = self._latency_engine().facts.grid
+        invariance = measure_invariance(forward, teacher.rows, alone=alone, grid=grid)
         return Verdict(
             passed=True,
             reason="the fp32 graph is right by definition",

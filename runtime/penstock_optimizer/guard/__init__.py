@@ -4,12 +4,20 @@ The fp32 graph is the teacher. `teach` runs the judging requests through it once
 a candidate, by the very tasks and engines that serve, and returns the verdict with its evidence.
 """
 
-from penstock_optimizer.guard.invariance import Forward, Invariance, arithmetic_of, forward_of, measure_invariance
+from penstock_optimizer.guard.invariance import (
+    Alone,
+    Forward,
+    Invariance,
+    arithmetic_of,
+    forward_of,
+    measure_invariance,
+)
 from penstock_optimizer.guard.judge import judge
 from penstock_optimizer.guard.runner import Teacher, guard_candidate, prepare, teach
 from penstock_optimizer.guard.sample import Observed, Sample
 
 __all__ = [
+    "Alone",
     "Forward",
     "Invariance",
     "Observed",
