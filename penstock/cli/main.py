@@ -7,6 +7,7 @@ business (status 2); anything else is a defect and shows its traceback.
 from __future__ import annotations
 
 import importlib
+import sys
 from collections.abc import Sequence
 from typing import Any
 
@@ -14,7 +15,12 @@ import click
 from click.core import ParameterSource
 
 from penstock import __version__
+<<<<<<< ours
+from penstock.errors import MissingPackage, PenstockError
+=======
+from penstock.cli.huge_pages import start_again_with_huge_pages
 from penstock.errors import PenstockError
+>>>>>>> theirs
 
 COMMANDS = {
     "serve": "Serve a model: fp32 at once, the optimised plan when it is found.",
@@ -24,6 +30,20 @@ COMMANDS = {
 }
 """Command -> what it does. Each is `command` of the module of its name, imported on use: `penstock --help`, which click
 would make from the commands' own words, loads no engine."""
+HEAVY = frozenset({"serve", "optimize", "bench"})
+"""Those that run models."""
+
+
+def missing(package: str) -> MissingPackage:
+    """What to say when a package is not there that only one part of Penstock needs."""
+    return MissingPackage(
+        f"{package} is not installed here: without it artefacts can be served, and nothing can be optimised",
+        remedy="Run pip install 'penstock[optimizer]', or take the image penstock-optimizer",
+    )
+
+
+def _say(error: PenstockError) -> None:
+    click.echo(f"{click.style('error:', fg='red', bold=True)} {error}", err=True)
 
 
 class LazyGroup(click.Group):
@@ -54,7 +74,13 @@ class LazyGroup(click.Group):
             error.param_hint = _variable(error) or error.param_hint
             raise
         except PenstockError as error:
-            click.echo(f"{click.style('error:', fg='red', bold=True)} {error}", err=True)
+            _say(error)
+            ctx.exit(1)
+        except ModuleNotFoundError as error:
+            package = (error.name or "").partition(".")[0]
+            if not package or package.startswith("penstock"):
+                raise
+            _say(missing(package))
             ctx.exit(1)
 
 
@@ -88,6 +114,8 @@ def cli() -> None:
 
 def main(arguments: Sequence[str] | None = None) -> None:
     """Entry point of the `penstock` script."""
+    if arguments is None and HEAVY.intersection(sys.argv[1:2]):
+        start_again_with_huge_pages()
     cli(args=arguments)
 
 
