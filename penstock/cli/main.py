@@ -15,12 +15,8 @@ import click
 from click.core import ParameterSource
 
 from penstock import __version__
-<<<<<<< ours
-from penstock.errors import MissingPackage, PenstockError
-=======
 from penstock.cli.huge_pages import start_again_with_huge_pages
-from penstock.errors import PenstockError
->>>>>>> theirs
+from penstock.errors import MissingPackage, PenstockError
 
 COMMANDS = {
     "serve": "Serve a model: fp32 at once, the optimised plan when it is found.",
