@@ -16,7 +16,7 @@ FROM scratch AS machine
 FROM ${BASE} AS python
 RUN --mount=type=bind,from=machine,target=/mnt --mount=type=bind,source=images/inside,target=/media \
     sh /media/apt-install python3 ca-certificates \
- && PYTHONHASHSEED=0 python3 -B /media/compile.py /usr/lib/python3 /usr/lib/python3.13 \
+ && PYTHONHASHSEED=0 python3 -B /media/compile.py /usr/lib/python3 /usr/lib/python3.13 /usr/share/python3 \
  && echo 'penstock:x:65532:65532:penstock:/tmp:/usr/sbin/nologin' >>/etc/passwd \
  && echo 'penstock:x:65532:' >>/etc/group \
  && mkdir -p /var/lib/penstock/artefacts /var/lib/penstock/models \
@@ -48,11 +48,11 @@ RUN --mount=type=bind,source=images/inside,target=/media sh /media/install-proje
 
 FROM builder AS operator-packages
 RUN --mount=type=bind,from=machine,target=/mnt --mount=type=bind,source=images/inside,target=/media \
-    sh /media/install-packages "operator" "any"
+    sh /media/install-packages "operator" "any kubernetes"
 
 FROM builder AS runtime-packages
 RUN --mount=type=bind,from=machine,target=/mnt --mount=type=bind,source=images/inside,target=/media \
-    sh /media/install-packages "runtime s3" "any openvino onnxruntime numpy botocore"
+    sh /media/install-packages "runtime s3" "any openvino onnxruntime numpy hub botocore"
 
 FROM builder AS optimizer-packages
 RUN --mount=type=bind,from=machine,target=/mnt --mount=type=bind,source=images/inside,target=/media \

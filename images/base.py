@@ -24,6 +24,7 @@ OF_THE_MACHINE = (
     "/etc/resolv.conf",
     "/var/log/*",
     "/var/cache/ldconfig/aux-cache",
+    "/usr/share/info/*",
 )
 """What mmdebstrap copies from the machine that it runs on, or that carries the time: taken out at the end."""
 

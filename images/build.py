@@ -137,7 +137,7 @@ class Builder:
         words += ["--build-arg", f"VERSION={project_version(self.root)}"]
         for name in self.machine.proxies or {}:
             words += ["--build-arg", name]  # the value is taken from the environment: it stands in no list of processes
-        words += ["--no-cache"] if fresh else ["--layers"]
+        words += ["--layers", *(["--no-cache"] if fresh else [])]
         return [*words, str(context)]
 
     def _make_base(self) -> None:
