@@ -31,7 +31,7 @@ VALUES: dict[str, object] = {
 
 
 @pytest.fixture(scope="module")
-def installation(full_cluster: Cluster, helm: Path) -> Iterator[Installation]:
+def installation(full_cluster: Cluster, helm: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Installation]:
     """Penstock, installed on the whole cluster as its README says; taken away with the module."""
     working = builder(lambda line: print(line, file=sys.stderr, flush=True))
     try:
@@ -41,7 +41,9 @@ def installation(full_cluster: Cluster, helm: Path) -> Iterator[Installation]:
     if full_cluster.machine is not None:
         for archive in archives:
             full_cluster.load_image(archive)
-    with installed(full_cluster, Helm(helm, full_cluster.kubeconfig), VALUES) as installation:
+    # The nodes are this machine, and its own folder of artefacts is none of ours.
+    store = {"hostPath": {"path": str(tmp_path_factory.mktemp("store"))}} if full_cluster.machine else {}
+    with installed(full_cluster, Helm(helm, full_cluster.kubeconfig), {**VALUES, "store": store}) as installation:
         yield installation
 
 
