@@ -36,12 +36,12 @@ def looked_at(before: Change, change: Change, *, wait: float = 0.0) -> list[str]
         controller = Controller(cast("ClusterPort", Empty()), world, identity="test")
         await controller.begin()
         before(world)
-        while controller.queue.busy:
+        while len(controller.queue):
             controller.queue.done(await controller.queue.get())
         change(world)
         await asyncio.sleep(wait)
-        found = []
-        while controller.queue.busy:
+        found: list[str] = []
+        while len(controller.queue):
             subject = await controller.queue.get()
             found.append(f"{'' if subject.kind == 'ModelEndpoint' else 'model '}{subject.key.name}")
             controller.queue.done(subject)
