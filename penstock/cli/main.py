@@ -22,6 +22,7 @@ COMMANDS = {
     "serve": "Serve a model: fp32 at once, the optimised plan when it is found.",
     "optimize": "Make the artefact only: model, evidence, report.",
     "bench": "Measure an endpoint: cores x lengths x batches.",
+    "simulate": "Replay load against autoscalers: ours, HPA, KEDA, Knative's.",
     "host": "Show what this machine is: processor, cores, pinning.",
 }
 """Command -> what it does. Each is `command` of the module of its name, imported on use: `penstock --help`, which click

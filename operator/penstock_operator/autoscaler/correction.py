@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import math
 
-from penstock_operator.autoscaler.measurement import Idle, Metrics, Value, known
+from penstock_operator.autoscaler.measurement import Idle, Measurement, Metrics, Value, known
 from penstock_operator.autoscaler.service import FASTEST, Service
 from penstock_operator.autoscaler.settings import ScalingSettings
 from penstock_operator.autoscaler.state import State
@@ -38,11 +38,15 @@ def corrected(
     return state.model_copy(update={"slowdown": min(max(slowdown, FASTEST), settings.slowdown_most)})
 
 
+def is_late(good_share: Measurement, settings: ScalingSettings) -> bool:
+    """Whether more answers are late than a p95 within the objective allows."""
+    return isinstance(good_share, Value) and good_share.value < settings.good_share_target - settings.good_share_slack
+
+
 def watched(state: State, settings: ScalingSettings, metrics: Metrics, now: float) -> State:
     """The state with the time since when answers have been late in steady state."""
     good = metrics.good_share
-    late = isinstance(good, Value) and good.value < settings.good_share_target - settings.good_share_slack
-    if not late or not steady(state, settings, now):
+    if not is_late(good, settings) or not steady(state, settings, now):
         # An unknown share says nothing: it neither accuses nor acquits.
         unknown = not isinstance(good, Value | Idle)
         return state if unknown or state.late_since is None else state.model_copy(update={"late_since": None})

@@ -10,6 +10,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 
 from penstock_operator.autoscaler.measurement import Idle, Measurement, Unknown, Value
 
@@ -30,7 +31,7 @@ Series = Mapping[str, Sequence[Sample]]
 def increase(samples: Sequence[Sample]) -> float:
     """How much a counter has grown over its samples, resets included."""
     total = 0.0
-    for before, after in zip(samples, samples[1:], strict=False):
+    for before, after in pairwise(samples):
         total += after.value if after.value < before.value else after.value - before.value
     return total
 

@@ -1,4 +1,4 @@
-"""The decision: demand over measured capacity, what the past forbids, p95 as the guard. docs/autoscaling.md explains it.
+"""The decision: demand over measured capacity, what the past forbids, p95 as the guard (docs/autoscaling.md).
 
 Pure: no clock, no IO. `decide` maps settings, capacity, what is seen and what is remembered to a number and a sentence.
 """
@@ -19,6 +19,8 @@ from penstock_operator.autoscaler.state import State
 
 ROUNDING = 1e-6
 """Replicas: less than this over a whole number is arithmetic and not demand."""
+EXCUSED = 1.1
+"""A slow-down up to this changes nothing: a p95 out of a histogram's buckets is no more exact."""
 UNEXPECTED = 1.15
 """An observed p95 over the predicted one by this factor is worth a doubt."""
 
@@ -67,8 +69,8 @@ class _Facts:
         self.seen = seen
         self.now = now
         self.demand: Demand | None = None
-        self.slowdown = max(1.0, state.slowdown)
-        """As remembered: what is observed now counts from the next decision on, so that more load never asks for less."""
+        self.slowdown = max(1.0, state.slowdown / EXCUSED)
+        """As remembered: what is observed now counts from the next decision on, so that load never lowers the number."""
 
     def needed(self, demand: float, headroom: float, *, backlog: float = 0.0) -> int:
         """Replicas for a demand at a share of the capacity, and at full capacity for the backlog."""
@@ -160,6 +162,8 @@ def _keep_books(facts: _Facts, state: State, demand: Demand) -> State:
     if seen.ready and rate >= facts.service.total(seen.ready, slowdown=facts.slowdown):
         until = now + settings.panic_hold_seconds
         state = memory.held(state, until, "demand has just been over the capacity of the replicas there are")
+    if seen.ready and rate >= facts.service.total(seen.ready):
+        # By the curve as it was measured: a replica that is believed to be slow goes on being observed.
         state = state.model_copy(update={"unsettled_at": now})
     keep = facts.needed(demand.now, settings.headroom - settings.shrink_margin)
     state = memory.with_peak(state, settings, now, keep)
@@ -197,9 +201,9 @@ def _shrink(facts: _Facts, state: State, wanted: int) -> _Choice:
     forbidden = _forbidden(facts, state)
     # What has not started yet serves nobody: an overshoot is taken back as soon as the surge has levelled off.
     surplus = max(lowest, min(seen.ready, replicas))
-    if surplus < replicas and facts.demand is not None and facts.demand.surge is None:
-        if not _blind(seen.metrics, settings) and not seen.rolling_out:
-            return _Choice(surplus, Cause.DEMAND, wanted=wanted)
+    levelled = facts.demand is not None and facts.demand.surge is None
+    if surplus < replicas and levelled and not seen.rolling_out and not _blind(seen.metrics, settings):
+        return _Choice(surplus, Cause.DEMAND, wanted=wanted)
     if forbidden:
         return _Choice(replicas, Cause.HELD, forbidden, wanted=wanted)
     step = max(1, math.floor(replicas * settings.shrink_share))
@@ -221,6 +225,9 @@ def _forbidden(facts: _Facts, state: State) -> str:
     blind = _blind(metrics, settings)
     if blind:
         return blind
+    good = metrics.good_share
+    if correction.is_late(good, settings):
+        return f"{1 - (known(good) or 0):.1%} of the answers were late"
     p95 = metrics.p95_milliseconds
     predicted = facts.predicted()
     if (
@@ -254,11 +261,10 @@ def _blind(metrics: Metrics, settings: ScalingSettings) -> str:
 
 def _remember(facts: _Facts, state: State, choice: _Choice, before: int) -> State:
     if choice.replicas > before:
-        if choice.cause is Cause.DEMAND:
-            state = memory.grown(state, facts.settings, facts.now, above=before)
-        else:
-            update = {"grown_at": facts.now, "unsettled_at": facts.now, "late_since": None}
-            state = state.model_copy(update=update)
+        state = memory.grown(state, facts.settings, facts.now, above=before)
+        if choice.cause is Cause.GUARD:
+            # No rate asks for this one: the window has to know of it.
+            state = memory.with_peak(state, facts.settings, facts.now, choice.replicas)
     elif choice.replicas < before:
         state = memory.shrunk(state, facts.now, below=before)
     return state.model_copy(update={"at": facts.now, "replicas": choice.replicas})
@@ -283,8 +289,8 @@ def _curve_current(service: Service | None, state: State, settings: ScalingSetti
         return Condition(status=False, reason="NoCurve", message="no capacity was measured: optimise again")
     if state.slowdown >= settings.stale_slowdown:
         message = (
-            f"replicas are {state.slowdown:.2f} times slower than their measured curve: other texts, other neighbours or "
-            "another processor than measured; optimise again to measure it"
+            f"replicas are {state.slowdown:.2f} times slower than their measured curve: other texts, other neighbours "
+            "or another processor than measured; optimise again to measure it"
         )
         return Condition(status=False, reason="SlowerThanMeasured", message=message)
     message = f"observed p95 fits the measured curve (slow-down {state.slowdown:.2f})"

@@ -22,8 +22,8 @@ RECORD = 1.02
 """... by more than this factor."""
 SURE = 2.0
 """Standard deviations of a Poisson count: what is beyond them is a change and not chance."""
-MOST_GROWTH = 1.0
-"""A forecast is at most this share over today's demand: lines do not go on for ever."""
+MOST_GROWTH = 0.5
+"""A forecast is at most this share over today's demand, but in a surge: lines do not go on for ever."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,6 +63,8 @@ def demand_of(
     scale = metrics.scale
     rate *= scale
     level, surge = _follow(rate, metrics.fast_seconds, state, now, capacity)
+    if rate == 0 and level * LEVEL_SECONDS < 0.5:
+        level = 0.0  # less than half a request: an average alone would never say that there is none
     ahead = min(settings.start_up_seconds, settings.furthest_seconds)
     slope = 0.0
     if surge is not None:
@@ -70,7 +72,8 @@ def demand_of(
     elif slow is not None and not _recently(state.surged_at, now, metrics.slow_seconds + LEVEL_SECONDS):
         # For a while after a step the slow average lags behind it, and would make a slope of it.
         slope = _slope(min(level, rate), slow * scale, metrics.slow_seconds)
-    forecast = min(level + slope * ahead, level * (1 + MOST_GROWTH))
+    most = 1 + MOST_GROWTH if surge is None else settings.surge_factor
+    forecast = min(level + slope * ahead, level * most)
     in_flight = (known(metrics.in_flight) or 0.0) * scale
     # Little's law: a demand that is answered within the objective keeps at most this many in flight.
     backlog = max(0.0, in_flight - max(1.0, level * objective_seconds))

@@ -43,7 +43,7 @@ def _load(decision: Decision, settings: ScalingSettings, service: Service) -> st
     objective = f"p95 {number(service.p95_objective_milliseconds)} ms"
     at = f"at {objective}" if service.within_objective else f"({objective} is out of reach)"
     text += f", over {number(decision.capacity or 0.0)} per replica {at} with {(1 - settings.headroom) * 100:.0f} % headroom"
-    if decision.slowdown >= 1.05:
+    if decision.slowdown >= 1.1:
         text += f" (replicas are {decision.slowdown:.2f} times slower than measured)"
     return text
 
@@ -58,7 +58,8 @@ def _after(decision: Decision, settings: ScalingSettings, detail: str) -> list[s
         case Cause.MAXIMUM:
             return [f"{wanted} are wanted, maxReplicas is {settings.max_replicas}"]
         case Cause.BOUNDS:
-            return [f"{wanted} are wanted, minReplicas is {settings.min_replicas}, maxReplicas {settings.max_replicas}"]
+            bounds = f"minReplicas is {settings.min_replicas}, maxReplicas {settings.max_replicas}"
+            return [f"{wanted} are wanted, {bounds}"]
         case Cause.GUARD:
             return ["answers are late although demand is within capacity: one more"]
     return []

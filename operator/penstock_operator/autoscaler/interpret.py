@@ -1,4 +1,4 @@
-"""What Prometheus answered -> three-state metrics. Pure: whoever asks hands in the answers, and when they were evaluated.
+"""What Prometheus answered -> three-state metrics. Pure: whoever asks hands in the answers and their time.
 
 Every age is a difference of two times of Prometheus' own clock, so that the operator's clock may be wrong. Nothing is
 filled in: `or vector(0)` is what turns an outage into an idle service, and no query of ours has it.
@@ -19,7 +19,7 @@ from dataclasses import dataclass
 from penstock_operator.autoscaler.measurement import Idle, Measurement, Metrics, Unknown, Value
 
 STALE_INTERVALS = 3.0
-"""A target that was not scraped for this many intervals is stale, long before Prometheus' own look-back of 5 minutes."""
+"""A target not scraped for so many intervals is stale, long before Prometheus' own look-back of 5 minutes."""
 FUTURE_SECONDS = 5.0
 """Samples from further in the future come from a broken clock."""
 
@@ -185,7 +185,7 @@ def bucket_rates(answer: Answer) -> Buckets | str:
 
 
 def quantile(buckets: Buckets | str, share: float) -> float | str:
-    """A quantile in seconds, linear within its bucket; in the last one the highest finite bound, which is a lower limit.
+    """A quantile in seconds, linear within its bucket; in the last one the highest finite bound, a lower limit.
 
     A clause instead when there were no answers (Prometheus' NaN).
     """

@@ -1,7 +1,8 @@
-"""What is known about a metric: a value, that nothing happens, or nothing at all. Three types, so that none is mistaken.
+"""What is known about a metric: a value, that nothing happens, or nothing at all. Three types, so none is mistaken.
 
 Zero is a statement ("no requests came"), and must be proven: an outage, an empty vector, a NaN and a series that went
-stale look like zero to whoever maps them to a number, and have scaled services to nothing at their peak (docs/autoscaling.md).
+stale look like zero to whoever maps them to a number, and have scaled services to nothing at their peak
+(docs/autoscaling.md).
 """
 
 from __future__ import annotations

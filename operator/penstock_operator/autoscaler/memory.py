@@ -23,7 +23,7 @@ def window_seconds(state: State, settings: ScalingSettings) -> float:
 
 
 def recalled(state: State, settings: ScalingSettings, now: float) -> State:
-    """The state as far as it still holds: after a start, a gap or a clock that jumped back, shrinking waits a window."""
+    """The state as far as it still holds: after a start, a gap or a clock that jumped, shrinking waits a window."""
     why = ""
     if state.at is None:
         why = "the autoscaler has just begun to watch"

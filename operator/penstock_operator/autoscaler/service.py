@@ -68,7 +68,7 @@ class Service:
             rates.append(point.arrivals_per_second)
             p95s.append(max(point.p95_milliseconds, p95s[-1] if p95s else 1e-3))
         rate = curve.rate_within(objective)
-        # The latency objective is out of reach; the rate that it keeps up with still tells how many replicas are enough.
+        # The objective is out of reach; the rate that it keeps up with still tells how many replicas are enough.
         keeps_up = rate if rate is not None else curve.rate_within(math.inf)
         if keeps_up is None:
             return None

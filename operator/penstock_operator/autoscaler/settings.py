@@ -44,6 +44,12 @@ class ScalingSettings(BaseModel):
     furthest_seconds: float = Field(
         default=120, ge=0, description="Never look further ahead than this: a straight line is not true for longer."
     )
+    surge_factor: float = Field(
+        default=3,
+        ge=1,
+        description="While demand rises beyond what the replicas take, its line is followed up to this many times its "
+        "height; what was too much is given back before it has started.",
+    )
     drain_seconds: float = Field(
         default=30, gt=0, description="A backlog is to be worked off within this time of new replicas being there."
     )
@@ -68,8 +74,8 @@ class ScalingSettings(BaseModel):
     grow_seconds: float = Field(
         default=30,
         ge=0,
-        description="More replicas have to be wanted for this long, while the headroom takes the difference; what exceeds "
-        "the capacity without headroom is answered at once.",
+        description="More replicas have to be wanted for this long, while the headroom takes the difference; what "
+        "exceeds the capacity without headroom is answered at once.",
     )
     grow_factor: float = Field(default=2, ge=1, description="One step up is at most to this many times the replicas...")
     grow_least: int = Field(default=4, ge=1, description="... or by this many, whichever is more.")

@@ -12,6 +12,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from dataclasses import dataclass, field
 from functools import lru_cache
+from itertools import pairwise
 
 from penstock_operator.autoscaler import Service
 from penstock_operator.simulator.fleet import Dispatch, FleetSettings
@@ -31,8 +32,8 @@ class Experiment:
     traces: tuple[str | Trace, ...]
     """Names of built-in traces, or traces of one's own."""
     policies: tuple[PolicyKind, ...] = tuple(PolicyKind)
-    limits: Limits = Limits()
-    fleet: FleetSettings = FleetSettings()
+    limits: Limits = field(default_factory=Limits)
+    fleet: FleetSettings = field(default_factory=FleetSettings)
     scrape_interval: int = 5
     """Seconds between Prometheus' scrapes."""
     headroom: float = 0.75
@@ -91,7 +92,7 @@ class TraceResult:
     points: tuple[Point, ...]
     verdicts: tuple[Verdict, ...]
     runs: Mapping[PolicyKind, Outcome]
-    """One run each to look at: the first seed, ours at the headroom, rivals at the knob with the nearest replica-hours."""
+    """One run each to look at, of the first seed: ours at the headroom, rivals at the nearest replica-hours."""
 
     def of(self, kind: PolicyKind) -> list[Point]:
         """A policy's points by rising replica-hours."""
@@ -106,7 +107,7 @@ def late_at(points: Iterable[Point], replica_hours: float) -> float | None:
             front.append(point)
     if not front or replica_hours < front[0].replica_hours:
         return None
-    for left, right in zip(front, front[1:], strict=False):
+    for left, right in pairwise(front):
         if replica_hours <= right.replica_hours:
             share = (replica_hours - left.replica_hours) / (right.replica_hours - left.replica_hours)
             return left.late + share * (right.late - left.late)

@@ -77,7 +77,7 @@ class Fleet:
         self._log: list[tuple[float, int, float]] = []
         self._queue: deque[tuple[float, float]] = deque()
         self._free: list[tuple[float, int]] = []
-        self._random = Random(seed)
+        self._random = Random(seed)  # noqa: S311 - lots of a simulation
         self._now = 0.0
 
     # Replicas
@@ -194,9 +194,7 @@ class Fleet:
                 self.refused += 1
                 continue
             free = pod.free
-            start = free[0]
-            if start < t:
-                start = t
+            start = max(free[0], t)
             pod.outstanding += 1
             accepted.append(t)
             if start - t > deadline:

@@ -1,16 +1,15 @@
 """A replica as a queue: servers, service times and a fixed delay, fitted to the endpoint's own capacity curve.
 
 One replica is c servers in front of one queue. Service times are log-normal; what an answer takes besides (network,
-tokenisation in other threads) is a constant that occupies no server. The fit needs no knob:
-
-- `saturation` = the highest measured rate that was answered as it came: c / mean service time;
-- at the lowest measured rate nothing waits, so p50 and p95 there are those of the service times (and the constant);
-- c = saturation * mean time of a lone request, rounded down to at least 1 (Little's law at full servers).
+tokenisation in other threads) is a constant that occupies no server. The fit has no knob: at the lowest measured rate
+hardly anything waits, so p50 and p95 there are those of a lone request; the number of servers and the saturation are
+those whose simulated p95 is nearest to the measured one over the other rates.
 """
 
 from __future__ import annotations
 
 import math
+from collections.abc import Iterator
 from dataclasses import dataclass
 
 import numpy as np
@@ -20,8 +19,12 @@ from penstock.errors import SettingError
 
 P95_SIGMAS = 1.6449
 """Standard normal quantile of 0.95."""
-BEYOND = 1.1
-"""The highest rate of a curve that saw no saturation is taken to be this far under it."""
+MOST_SERVERS = 16
+SATURATIONS = (1.0, 1.04, 1.1, 1.2, 1.35)
+"""The saturation is looked for at these multiples of the highest rate that was answered."""
+FIT_REQUESTS = 1500
+"""Simulated for each point and candidate."""
+FIT_POINTS = 8
 
 
 @dataclass(frozen=True)
@@ -49,16 +52,9 @@ class ReplicaModel:
                 field="--curve",
                 remedy="Give an artefact whose optimisation measured its capacity, or leave --curve out",
             )
-        first = points[0]
-        saturation = max(point.completed_per_second for point in points)
-        if all(point.meets(math.inf) for point in points):
-            saturation = max(saturation, points[-1].arrivals_per_second) * BEYOND
-        median = max(first.p50_milliseconds, 1e-3) / 1000
-        sigma = math.log(max(first.p95_milliseconds / 1000 / median, 1.0)) / P95_SIGMAS
-        mean = median * math.exp(sigma * sigma / 2)
-        servers = max(1, math.floor(saturation * mean + 1e-9))
-        service = servers / saturation
-        return cls(servers, service, sigma, max(0.0, mean - service))
+        candidates = [*_candidates(points)]
+        chosen = [points[index] for index in sorted({*np.linspace(0, len(points) - 1, FIT_POINTS).round().astype(int)})]
+        return min(candidates, key=lambda model: _misfit(model, chosen))
 
     def service_seconds(self, random: np.random.Generator, count: int) -> np.ndarray:
         """Service times drawn at random; shape [count], float64."""
@@ -66,8 +62,35 @@ class ReplicaModel:
         return random.lognormal(location, self.sigma, count)
 
 
+def _candidates(points: list[CapacityPoint]) -> Iterator[ReplicaModel]:
+    """Queues that a lone request cannot tell from the measured replica."""
+    first = points[0]
+    answered = max(point.completed_per_second for point in points)
+    median = max(first.p50_milliseconds, 1e-3) / 1000
+    sigma = math.log(max(first.p95_milliseconds / 1000 / median, 1.0)) / P95_SIGMAS
+    alone = median * math.exp(sigma * sigma / 2)
+    for factor in SATURATIONS:
+        saturation = answered * factor
+        for servers in range(1, MOST_SERVERS + 1):
+            service = servers / saturation
+            # More servers than that would each be slower than a lone request is answered.
+            if servers > 1 and service > alone * 1.1:
+                break
+            yield ReplicaModel(servers, service, sigma, max(0.0, alone - service))
+
+
+def _misfit(model: ReplicaModel, points: list[CapacityPoint]) -> float:
+    """Mean squared logarithm of simulated over measured p95."""
+    rates = [point.arrivals_per_second for point in points]
+    curve = measured(model, rates, p95_objective_milliseconds=1.0, requests=FIT_REQUESTS)
+    pairs = zip(curve.points, points, strict=True)
+    return sum(
+        math.log(max(ours.p95_milliseconds, 1e-3) / max(theirs.p95_milliseconds, 1e-3)) ** 2 for ours, theirs in pairs
+    ) / len(points)
+
+
 def measured(
-    model: ReplicaModel, rates: list[float], *, p95_objective_milliseconds: float, seconds: float = 600.0, seed: int = 1
+    model: ReplicaModel, rates: list[float], *, p95_objective_milliseconds: float, requests: int = 6000, seed: int = 1
 ) -> CapacityCurve:
     """The capacity curve of one modelled replica, as the optimiser would measure it: Poisson arrivals, one replica."""
     from penstock_operator.simulator.fleet import Dispatch, Fleet, FleetSettings
@@ -75,10 +98,13 @@ def measured(
     points = []
     for rate in rates:
         random = np.random.default_rng(seed)
-        count = max(50, round(rate * seconds))
+        count = requests
         arrivals = np.cumsum(random.exponential(1 / rate, count))
         fleet = Fleet(
-            model, FleetSettings(dispatch=Dispatch.LEAST_OUTSTANDING, start_up_seconds=0, deadline_seconds=1e9)
+            model,
+            FleetSettings(
+                dispatch=Dispatch.LEAST_OUTSTANDING, start_up_seconds=0, deadline_seconds=1e9, queue_rows=requests + 1
+            ),
         )
         fleet.resize(1, 0.0)
         fleet.activate(0.0)

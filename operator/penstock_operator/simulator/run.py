@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
+from itertools import pairwise
 
 import numpy as np
 
@@ -114,7 +115,7 @@ def simulate(
 def flips(replicas: list[int]) -> int:
     """How often a series of numbers turned from growing to shrinking or back."""
     count, direction = 0, 0
-    for before, after in zip(replicas, replicas[1:], strict=False):
+    for before, after in pairwise(replicas):
         turn = (after > before) - (after < before)
         if turn and direction and turn != direction:
             count += 1

@@ -101,7 +101,9 @@ class Scraper:
             rows = list(pods)
             deltas = last.buckets[rows] - first.buckets[rows]
             at_first = first.buckets[rows].sum(axis=1)
-            factors = _factors(deltas.sum(axis=1), at_first, first.at, last.at, number, window, now)
+            factors = _factors(
+                deltas.sum(axis=1), at_first, first=first.at, last=last.at, number=number, window=window, now=now
+            )
             part = (deltas * factors[:, None]).sum(axis=0) / window
             total = part if total is None else total + part
         return total
@@ -157,7 +159,7 @@ class Scraper:
 
 
 def _factors(
-    deltas: np.ndarray, at_first: np.ndarray, first: float, last: float, number: int, window: float, now: float
+    deltas: np.ndarray, at_first: np.ndarray, *, first: float, last: float, number: int, window: float, now: float
 ) -> np.ndarray:
     """What Prometheus multiplies increases by to fill the window; shape [pods]."""
     sampled = last - first

@@ -10,6 +10,7 @@ from __future__ import annotations
 import csv
 from collections.abc import Callable
 from dataclasses import dataclass
+from itertools import pairwise
 from pathlib import Path
 
 import numpy as np
@@ -129,7 +130,7 @@ def from_csv(path: Path) -> Trace:
         )
     begin = rows[0][0]
     rates: list[float] = []
-    for (_, rate), (until, _) in zip(rows, rows[1:], strict=False):
+    for (_, rate), (until, _) in pairwise(rows):
         rates += [rate] * (round(until - begin) - len(rates))
     levels = np.array(rates)
     return Trace(path.stem, f"from {path.name}", levels, _turns(levels))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
+from itertools import pairwise
 
 from penstock.capacity import CapacityCurve, CapacityPoint
 from penstock_operator.autoscaler import (
@@ -91,8 +92,8 @@ class Replay:
 
 def flips(numbers: Sequence[int]) -> int:
     """How often a series turned from growing to shrinking or back."""
-    turns = [(b > a) - (b < a) for a, b in zip(numbers, numbers[1:], strict=False) if a != b]
-    return sum(1 for a, b in zip(turns, turns[1:], strict=False) if a != b)
+    turns = [(b > a) - (b < a) for a, b in pairwise(numbers) if a != b]
+    return sum(1 for a, b in pairwise(turns) if a != b)
 
 
 def without(metrics: Metrics, **changes: object) -> Metrics:

@@ -1,0 +1,137 @@
+"""A comparison as files: figures as CSV, and a self-contained page with charts. No scripts, nothing is loaded."""
+
+from __future__ import annotations
+
+import csv
+import io
+from collections.abc import Sequence
+from html import escape
+
+from penstock_operator.simulator.compare import Experiment, Point, TraceResult, Verdict
+from penstock_operator.simulator.plot import frontier, legend, timeline
+from penstock_operator.simulator.policies.catalogue import POLICIES
+
+COLUMNS = (
+    "trace", "policy", "knob", "requests", "late", "late_share", "lost", "replica_hours", "flips", "most_replicas",
+    "cost",
+)  # fmt: skip
+
+_STYLE = """
+:root { color-scheme: light dark; --ink: light-dark(#1b1f24, #e6e8ea); --soft: light-dark(#667, #99a);
+  --line: light-dark(#dde1e6, #33383f); --card: light-dark(#fff, #191d22); --good: light-dark(#167c3a, #58c878);
+  --bad: light-dark(#b3261e, #ff8a80); }
+body { font: 15px/1.5 system-ui, sans-serif; color: var(--ink); background: light-dark(#f4f6f8, #101317); margin: 0; }
+main { max-width: 1040px; margin: 0 auto; padding: 1.5rem 1rem; }
+section, header { background: var(--card); border: 1px solid var(--line); border-radius: 8px; padding: 1rem 1.25rem;
+  margin: 0 0 1rem; }
+h1, h2 { line-height: 1.2; margin: 0 0 .4rem; } p { margin: .3rem 0; } .soft { color: var(--soft); }
+.charts { display: grid; grid-template-columns: repeat(auto-fit, minmax(320px, 1fr)); gap: .75rem; }
+.scroll { overflow-x: auto; } table { border-collapse: collapse; margin-top: .5rem; }
+th, td { text-align: right; padding: .2rem .7rem .2rem 0; border-bottom: 1px solid var(--line); white-space: nowrap; }
+th:first-child, td:first-child { text-align: left; } .pass { color: var(--good); }
+.fail { color: var(--bad); font-weight: 600; }
+.chart { width: 100%; } .chart text { font-size: 11px; fill: var(--soft); } .grid { stroke: var(--line); }
+polyline, line { fill: none; stroke-width: 1.6; } .load { fill: var(--line); }
+.legend { list-style: none; padding: 0; display: flex; flex-wrap: wrap; gap: .2rem 1.1rem; margin: .4rem 0 0; }
+.p0 { stroke: light-dark(#0b57d0, #8ab4f8); } polyline.p0 { stroke-width: 2.6; } circle.chosen { fill: currentColor; }
+.p1 { stroke: light-dark(#00796b, #4db6ac); } .p2 { stroke: light-dark(#c77700, #ffb74d); }
+.p3 { stroke: light-dark(#8e24aa, #ce93d8); } .p4 { stroke: light-dark(#c2185b, #f48fb1); }
+.p5 { stroke: light-dark(#5d4037, #bcaaa4); } circle { fill: var(--card); stroke-width: 1.4; }
+"""
+
+
+def figures_csv(results: Sequence[TraceResult], price_per_hour: float | None) -> str:
+    """All points, a row each: means over the seeds; cost is empty without a price."""
+    buffer = io.StringIO()
+    writer = csv.writer(buffer, lineterminator="\n")
+    writer.writerow(COLUMNS)
+    for result in results:
+        for point in result.points:
+            cost = "" if price_per_hour is None else f"{point.replica_hours * price_per_hour:.4f}"
+            writer.writerow(
+                [
+                    result.trace.name, point.kind.value, f"{point.knob:g}", f"{point.requests:.0f}", f"{point.late:.1f}",
+                    f"{point.late_share:.6f}", f"{point.lost:.1f}", f"{point.replica_hours:.4f}", f"{point.flips:.2f}",
+                    point.most_replicas, cost,
+                ]
+            )  # fmt: skip
+    return buffer.getvalue()
+
+
+def page(experiment: Experiment, results: Sequence[TraceResult], price_per_hour: float | None) -> str:
+    """The report as HTML."""
+    service, model = experiment.service, experiment.model
+    kinds = experiment.policies
+    body = "".join(_section(experiment, result, price_per_hour) for result in results)
+    return (
+        "<!doctype html>\n"
+        '<html lang="en"><head><meta charset="utf-8"><meta name="viewport" content="width=device-width, initial-scale=1">'
+        f"<title>Penstock: autoscaling simulated</title><style>{_STYLE}</style></head><body><main>"
+        f"<header><h1>Autoscaling, simulated</h1><p>{escape(headline(results))}</p>"
+        f'<p class="soft">One replica takes {service.rate:.3g} requests/s within p95 '
+        f"{service.p95_objective_milliseconds:g} ms and saturates at {model.saturation:.3g}: {model.servers} servers, "
+        f"{model.mean_service_seconds * 1000:.3g} ms each on average. Start-up {experiment.fleet.start_up_seconds:g} s, "
+        f"dispatch {experiment.fleet.dispatch.value}, Prometheus scrapes every {experiment.scrape_interval} s, "
+        f"{experiment.limits.min_replicas} to {experiment.limits.max_replicas} replicas; means over seeds "
+        f"{', '.join(map(str, experiment.seeds))}. Rivals are read at our replica-hours off the line through their best "
+        f"points.</p>{legend(kinds)}</header>{body}</main></body></html>\n"
+    )
+
+
+def headline(results: Sequence[TraceResult]) -> str:
+    """The outcome in a sentence or two."""
+    verdicts = [(result.trace.name, verdict) for result in results for verdict in result.verdicts]
+    if not verdicts:
+        return "Nothing to compare with: name more policies."
+    lost = [(name, verdict) for name, verdict in verdicts if not verdict.fewer]
+    text = f"Fewer late requests at equal replica-hours in {len(verdicts) - len(lost)} of {len(verdicts)} comparisons."
+    if lost:
+        text += " Not: " + "; ".join(f"{name}, {_pair(verdict)}" for name, verdict in lost) + "."
+    return text
+
+
+def _pair(verdict: Verdict) -> str:
+    ours, rival = POLICIES[verdict.ours.kind].title, POLICIES[verdict.rival].title
+    theirs = (verdict.rival_late or 0) / verdict.ours.requests
+    return f"{ours} {verdict.ours.late_share:.2%} against {rival} {theirs:.2%}"
+
+
+def _section(experiment: Experiment, result: TraceResult, price_per_hour: float | None) -> str:
+    trace = result.trace
+    heads = ["policy", "knob", "late", "lost", "replica-hours", "flips", "most", "late at our hours"]
+    if price_per_hour is not None:
+        heads.insert(5, "cost")
+    rows = "".join(_row(result, point, price_per_hour) for point in shown(experiment, result))
+    return (
+        f'<section><h2>{escape(trace.name)}</h2><p class="soft">{escape(trace.description)}; {trace.changes} '
+        f'changes of load</p><div class="charts">{frontier(result, experiment.headroom)}'
+        f'{timeline(result, experiment.service.rate)}</div><div class="scroll"><table><thead><tr>'
+        f"{''.join(f'<th>{head}</th>' for head in heads)}</tr></thead><tbody>{rows}</tbody></table></div></section>"
+    )
+
+
+def shown(experiment: Experiment, result: TraceResult) -> list[Point]:
+    """One point a policy: ours at the headroom, rivals at the knob with the nearest replica-hours."""
+    ours = [p for p in result.points if POLICIES[p.kind].is_ours and p.knob == experiment.headroom]
+    hours = ours[0].replica_hours if ours else 0.0
+    points = []
+    for kind in experiment.policies:
+        own = [point for point in ours if point.kind is kind] or result.of(kind)
+        points.append(min(own, key=lambda point: (abs(point.replica_hours - hours), point.late)))
+    return points
+
+
+def _row(result: TraceResult, point: Point, price_per_hour: float | None) -> str:
+    facts = POLICIES[point.kind]
+    verdict = next((verdict for verdict in result.verdicts if verdict.rival is point.kind), None)
+    cells = [
+        facts.title, f"{point.knob:g}", f"{point.late_share:.2%}", f"{point.lost / max(point.requests, 1):.2%}",
+        f"{point.replica_hours:.2f}", f"{point.flips:.1f}", str(point.most_replicas),
+    ]  # fmt: skip
+    if price_per_hour is not None:
+        cells.insert(5, f"{point.replica_hours * price_per_hour:.2f}")
+    last = '<td class="soft">ours</td>' if facts.is_ours else "<td></td>"
+    if verdict is not None:
+        text = "never so few hours" if verdict.rival_late is None else f"{verdict.rival_late / point.requests:.2%}"
+        last = f'<td class="{"pass" if verdict.fewer else "fail"}">{text}</td>'
+    return f"<tr>{''.join(f'<td>{escape(cell)}</td>' for cell in cells)}{last}</tr>"

@@ -1,0 +1,198 @@
+"""`penstock simulate`: what autoscalers would do with a trace, before anybody runs it."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import click
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
+from rich.table import Table
+
+from penstock.capacity import CapacityCurve
+from penstock.cli.screen import NAME_WIDTH, console, fact
+from penstock.errors import MissingPackage, SettingError
+from penstock.manifest import Manifest
+
+if TYPE_CHECKING:
+    from penstock_operator.simulator.compare import Experiment, TraceResult
+
+TRACES = ("step", "ramp", "spike", "diurnal", "flash-crowd", "noisy", "on-off")
+POLICIES = ("penstock", "penstock-prometheus", "hpa-p95", "hpa-in-flight", "keda", "kpa")
+DISPATCHES = ("least-outstanding", "random", "gateway-queue")
+
+
+@click.command
+@click.argument("artefact", required=False, type=click.Path(exists=True, file_okay=False, path_type=Path))
+@click.option(
+    "--trace",
+    "traces",
+    multiple=True,
+    metavar="NAME|CSV",
+    help=f"A built-in trace ({', '.join(TRACES)}) or a CSV file with seconds,requests_per_second; may be repeated.  "
+    "[default: all built-in ones]",
+)
+@click.option(
+    "--policy",
+    "policies",
+    multiple=True,
+    type=click.Choice(POLICIES),
+    help="Who scales; may be repeated.  [default: all]",
+)
+@click.option(
+    "--p95-milliseconds", type=click.FloatRange(min=0, min_open=True), help="The objective, instead of the artefact's."
+)
+@click.option("--headroom", type=click.FloatRange(0, 1, min_open=True), default=0.75, show_default=True, help="Ours.")
+@click.option("--min-replicas", type=click.IntRange(min=1), default=1, show_default=True, help="Never fewer.")
+@click.option("--max-replicas", type=click.IntRange(min=1), default=24, show_default=True, help="Never more.")
+@click.option(
+    "--start-up-seconds",
+    type=click.IntRange(min=0),
+    default=40,
+    show_default=True,
+    help="From the request for a replica until it takes traffic.",
+)
+@click.option(
+    "--scrape-interval",
+    type=click.IntRange(min=1),
+    default=5,
+    show_default=True,
+    help="Seconds between Prometheus' scrapes.",
+)
+@click.option(
+    "--dispatch",
+    type=click.Choice(DISPATCHES),
+    default=DISPATCHES[0],
+    show_default=True,
+    help="Who decides which replica answers: a gateway by outstanding requests, kube-proxy by lot, or a gateway that "
+    "keeps the queue.",
+)
+@click.option("--seeds", type=click.IntRange(min=1), default=3, show_default=True, help="Runs of each, averaged.")
+@click.option("--price", type=click.FloatRange(min=0), help="Of a replica for an hour, for the cost column.")
+@click.option("--workers", type=click.IntRange(min=1), default=1, show_default=True, help="Processes that simulate.")
+@click.option(
+    "--output",
+    type=click.Path(file_okay=False, path_type=Path),
+    default=Path("simulation"),
+    show_default=True,
+    help="Folder for figures.csv and report.html.",
+)
+def command(artefact: Path | None, **options: Any) -> None:
+    """Replay load against autoscalers: late requests, replica-hours, flips, cost.
+
+    ARTEFACT is a folder that penstock optimize has made: its capacity curve becomes the simulated replica. Without it,
+    an invented endpoint is taken. Ours is compared with HPA on p95, HPA on requests in flight, KEDA on the request rate
+    and Knative's KPA, each with its own knob swept, at the replica-hours that ours takes.
+    """
+    try:
+        from penstock_operator.simulator.compare import compare
+        from penstock_operator.simulator.report import figures_csv, headline, page
+    except ModuleNotFoundError as error:
+        raise MissingPackage(
+            f"penstock simulate needs {error.name}", remedy="Install it: pip install 'penstock[runtime]'"
+        ) from error
+    experiment = _experiment(artefact, options)
+    service = experiment.service
+    fact("replica", _replica(experiment))
+    fact("policies", ", ".join(kind.value for kind in experiment.policies))
+    results: list[TraceResult] = []
+    with Progress(
+        TextColumn(f"[dim]{'simulate':<{NAME_WIDTH - 1}}"),
+        BarColumn(bar_width=28),
+        MofNCompleteColumn(),
+        TimeElapsedColumn(),
+        TextColumn("{task.fields[message]}", markup=False),
+        console=console,
+        transient=True,
+        disable=not console.is_terminal,
+    ) as bar:
+        task = bar.add_task("simulate", total=None, message="")
+        for result in compare(
+            experiment,
+            workers=options["workers"],
+            on_progress=lambda done, total, what: bar.update(task, completed=done, total=total, message=what),
+        ):
+            results.append(result)
+            fact(result.trace.name, f"{result.trace.description}; {result.trace.changes} changes of load")
+            bar.console.print(_table(experiment, result, options["price"]))
+    fact("outcome", headline(results))
+    output: Path = options["output"]
+    output.mkdir(parents=True, exist_ok=True)
+    (output / "figures.csv").write_text(figures_csv(results, options["price"]), encoding="utf-8")
+    (output / "report.html").write_text(page(experiment, results, options["price"]), encoding="utf-8")
+    fact("report", str(output / "report.html"))
+    if not service.within_objective:
+        fact("note", "not even a nearly idle replica keeps the objective: every request may be late")
+
+
+def _experiment(artefact: Path | None, options: dict[str, Any]) -> Experiment:
+    from penstock_operator.autoscaler import Service
+    from penstock_operator.simulator.compare import Experiment, pooled
+    from penstock_operator.simulator.fleet import Dispatch, FleetSettings
+    from penstock_operator.simulator.policies import Limits, PolicyKind
+    from penstock_operator.simulator.reference import MODEL, reference_curve
+    from penstock_operator.simulator.replica import ReplicaModel
+    from penstock_operator.simulator.traces import BUILT_IN, from_csv
+
+    if options["min_replicas"] > options["max_replicas"]:
+        raise SettingError(
+            f"--min-replicas {options['min_replicas']} is over --max-replicas {options['max_replicas']}",
+            field="--max-replicas",
+            remedy="Raise --max-replicas",
+        )
+    dispatch = Dispatch(options["dispatch"])
+    curve: CapacityCurve = Manifest.load(artefact).capacity if artefact is not None else reference_curve()
+    service = Service.from_curve(curve, p95_objective_milliseconds=options["p95_milliseconds"], pooled=pooled(dispatch))
+    if service is None:
+        raise SettingError(
+            f"{artefact} has no capacity curve, or one that the replica never kept up with",
+            field="ARTEFACT",
+            remedy="Optimise again with more time (--budget), or leave the artefact out",
+        )
+    return Experiment(
+        service=service,
+        model=MODEL if artefact is None else ReplicaModel.from_curve(curve),
+        traces=tuple(name if name in BUILT_IN else from_csv(Path(name)) for name in options["traces"] or BUILT_IN),
+        policies=tuple(map(PolicyKind, options["policies"])) or tuple(PolicyKind),
+        limits=Limits(options["min_replicas"], options["max_replicas"]),
+        fleet=FleetSettings(dispatch=dispatch, start_up_seconds=float(options["start_up_seconds"])),
+        scrape_interval=options["scrape_interval"],
+        headroom=options["headroom"],
+        seeds=tuple(range(1, options["seeds"] + 1)),
+    )
+
+
+def _replica(experiment: Experiment) -> str:
+    service, model = experiment.service, experiment.model
+    servers = f"{model.servers} server{'' if model.servers == 1 else 's'}"
+    return (
+        f"{service.rate:.3g} requests/s within p95 {service.p95_objective_milliseconds:g} ms, saturates at "
+        f"{model.saturation:.3g}; as a queue: {servers} of {model.mean_service_seconds * 1000:.3g} ms"
+    )
+
+
+def _table(experiment: Experiment, result: TraceResult, price: float | None) -> Table:
+    """One row a policy, at about our replica-hours."""
+    from penstock_operator.simulator.policies import POLICIES as ALL
+    from penstock_operator.simulator.report import shown
+
+    table = Table(box=None, padding=(0, 2, 0, 0), pad_edge=False, header_style="dim")
+    table.add_column("  policy", no_wrap=True)
+    heads = ["knob", "late", "replica-hours", "flips", "most", "late at our hours"]
+    for head in [*heads, "cost"] if price is not None else heads:
+        table.add_column(head, justify="right", no_wrap=True)
+    for point in shown(experiment, result):
+        verdict = next((verdict for verdict in result.verdicts if verdict.rival is point.kind), None)
+        at = ""
+        if verdict is not None:
+            late = verdict.rival_late
+            at = "never so few" if late is None else f"{late / point.requests:.2%}"
+            at = at if verdict.fewer else f"{at} (fewer)"
+        row = [
+            f"  {ALL[point.kind].title}", f"{point.knob:g}", f"{point.late_share:.2%}", f"{point.replica_hours:.2f}",
+            f"{point.flips:.1f}", str(point.most_replicas), at,
+        ]  # fmt: skip
+        if price is not None:
+            row.append(f"{point.replica_hours * price:.2f}")
+        table.add_row(*row, style="bold" if ALL[point.kind].is_ours else "")
+    return table
