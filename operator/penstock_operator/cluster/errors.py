@@ -83,6 +83,7 @@ _REMEDIES: dict[type[ClusterError], str] = {
 def from_status(status: int, body: bytes, *, what: str, retry_after: str = "") -> ClusterError:
     """The error for an answer of the API server; `what` says what was tried, such as `apply Deployment a/b`."""
     message = ""
+    ending = False
     seconds = _seconds(retry_after)
     try:
         answer = json.loads(body)
@@ -92,11 +93,14 @@ def from_status(status: int, body: bytes, *, what: str, retry_after: str = "") -
         if isinstance(answer, dict):
             message = str(answer.get("message") or answer.get("reason") or "")
             # Kubernetes repeats the header in the body, and only there when a proxy drops headers.
-            seconds = seconds or _seconds(str((answer.get("details") or {}).get("retryAfterSeconds") or ""))
+            details = answer.get("details") or {}
+            seconds = seconds or _seconds(str(details.get("retryAfterSeconds") or ""))
+            ending = any(cause.get("reason") == "NamespaceTerminating" for cause in details.get("causes") or ())
     kind = _BY_STATUS.get(status, Unavailable if status >= 500 else Refused)
     return kind(
         f"{what}: HTTP {status}{': ' if message else ''}{message}",
-        remedy=_REMEDIES.get(kind, ""),
+        # Forbidden, too, is whatever would be made in a namespace that is being deleted: nobody's rights are missing.
+        remedy="" if ending else _REMEDIES.get(kind, ""),
         status=status,
         retry_after_seconds=seconds,
     )

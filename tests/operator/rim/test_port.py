@@ -260,6 +260,13 @@ def test_the_wait_may_stand_in_the_body_too() -> None:
     assert error.retry_after_seconds == 7.0
 
 
+def test_rights_are_asked_for_unless_the_namespace_is_on_its_way_out() -> None:
+    ending = b'{"message": "m", "details": {"causes": [{"reason": "NamespaceTerminating"}]}}'
+
+    assert from_status(403, ending, what="x").remedy == ""
+    assert "service account" in from_status(403, b'{"message": "m"}', what="x").remedy
+
+
 def test_paths_are_those_of_the_api() -> None:
     assert POD.path("a", "x", "log") == "/api/v1/namespaces/a/pods/x/log"
     assert KINDS["Deployment"].path("a") == "/apis/apps/v1/namespaces/a/deployments"
