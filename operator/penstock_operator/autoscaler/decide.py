@@ -70,7 +70,7 @@ class _Facts:
         self.now = now
         self.demand: Demand | None = None
         self.slowdown = max(1.0, state.slowdown / EXCUSED)
-        """As remembered: what is observed now counts from the next decision on, so that load never lowers the number."""
+        """As remembered: what is observed now counts from the next decision on, so that load never lowers a number."""
 
     def needed(self, demand: float, headroom: float, *, backlog: float = 0.0) -> int:
         """Replicas for a demand at a share of the capacity, and at full capacity for the backlog."""
@@ -170,8 +170,7 @@ def _keep_books(facts: _Facts, state: State, demand: Demand) -> State:
     if not seen.rolling_out and seen.ready == seen.replicas:
         state = correction.corrected(state, settings, facts.service, seen.metrics, replicas=seen.ready, now=now)
         state = correction.watched(state, settings, seen.metrics, now)
-    surged_at = now if demand.surge is not None else state.surged_at
-    return state.model_copy(update={"level": demand.now, "surge": demand.surge, "surged_at": surged_at})
+    return state.model_copy(update={"level": demand.now, "base": demand.base, "surge": demand.surge})
 
 
 def _without_metrics(facts: _Facts, state: State) -> tuple[_Choice, State]:

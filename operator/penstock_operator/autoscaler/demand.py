@@ -14,6 +14,8 @@ from penstock_operator.autoscaler.state import State, Surge
 
 LEVEL_SECONDS = 30.0
 """Time constant of the smoothed demand: shorter than a start-up, longer than chance at a few requests a second."""
+BASE_SECONDS = 150.0
+"""Time constant of what the level is held against to see it rise: long enough that a slow rise is more than chance."""
 SURGE_SECONDS = 4.0
 """The same in a surge, where every second counts and chance is small beside the change."""
 LEVELLED_SECONDS = 10.0
@@ -37,6 +39,8 @@ class Demand:
     ahead_seconds: float
     backlog: float
     """Requests in flight beyond those that the demand itself keeps in flight within the objective."""
+    base: float = 0.0
+    """The demand smoothed for longer, for the next time."""
     surge: Surge | None = None
     """Demand has suddenly exceeded what the replicas take, and still rises."""
 
@@ -66,18 +70,18 @@ def demand_of(
     if rate == 0 and level * LEVEL_SECONDS < 0.5:
         level = 0.0  # less than half a request: an average alone would never say that there is none
     ahead = min(settings.start_up_seconds, settings.furthest_seconds)
-    slope = 0.0
+    # A step has no slope: after it, the rise is told from where it ended.
+    base = level if surge is not None or state.base is None else _smooth(state.base, level, BASE_SECONDS, state, now)
     if surge is not None:
         slope = max(0.0, level - surge.from_rate) / max(now - surge.since, 1.0)
-    elif slow is not None and not _recently(state.surged_at, now, metrics.slow_seconds + LEVEL_SECONDS):
-        # For a while after a step the slow average lags behind it, and would make a slope of it.
-        slope = _slope(min(level, rate), slow * scale, metrics.slow_seconds)
+    else:
+        slope = _slope(min(level, rate), base)
     most = 1 + MOST_GROWTH if surge is None else settings.surge_factor
     forecast = min(level + slope * ahead, level * most)
     in_flight = (known(metrics.in_flight) or 0.0) * scale
     # Little's law: a demand that is answered within the objective keeps at most this many in flight.
     backlog = max(0.0, in_flight - max(1.0, level * objective_seconds))
-    return Demand(level, forecast, ahead, backlog, surge)
+    return Demand(level, forecast, ahead, backlog, base, surge)
 
 
 def _follow(
@@ -87,24 +91,24 @@ def _follow(
     before, surge = state.level, state.surge
     if before is None or state.at is None:
         return rate, None
-    elapsed = max(0.0, now - state.at)
     if proven(rate, window_seconds) > max(capacity, before):
         level = rate
         surge = surge or Surge(since=state.at, from_rate=before, highest=before, highest_at=now)
     else:
-        constant = LEVEL_SECONDS if surge is None else SURGE_SECONDS
-        level = before + (1 - math.exp(-elapsed / constant)) * (rate - before)
+        level = _smooth(before, rate, LEVEL_SECONDS if surge is None else SURGE_SECONDS, state, now)
     if surge is None:
         return level, None
     if level > surge.highest * RECORD:
         return level, surge.model_copy(update={"highest": level, "highest_at": now})
     if now - surge.highest_at <= LEVELLED_SECONDS:
         return level, surge
-    return before + (1 - math.exp(-elapsed / LEVEL_SECONDS)) * (rate - before), None
+    return _smooth(before, rate, LEVEL_SECONDS, state, now), None
 
 
-def _recently(when: float | None, now: float, seconds: float) -> bool:
-    return when is not None and now - when < seconds
+def _smooth(before: float, value: float, constant_seconds: float, state: State, now: float) -> float:
+    """Exponential smoothing over the time since the last decision."""
+    elapsed = max(0.0, now - (state.at if state.at is not None else now))
+    return before + (1 - math.exp(-elapsed / constant_seconds)) * (value - before)
 
 
 def proven(rate: float, window_seconds: float) -> float:
@@ -112,10 +116,8 @@ def proven(rate: float, window_seconds: float) -> float:
     return max(0.0, rate - SURE * math.sqrt(rate / window_seconds))
 
 
-def _slope(level: float, slow: float, slow_seconds: float) -> float:
+def _slope(level: float, base: float) -> float:
     """Requests/s per second by which demand rises, as far as it is no chance; 0 where it falls."""
-    between = slow_seconds / 2 - LEVEL_SECONDS  # from the middle of one average to that of the other
-    if between <= 0:
-        return 0.0
-    chance = SURE * math.sqrt(level / (2 * LEVEL_SECONDS) + slow / slow_seconds)
-    return max(0.0, level - slow - chance) / between
+    # An average over an exponential of constant T lags by T, and is as sure as a count over 2 T.
+    chance = SURE * math.sqrt(level / (2 * LEVEL_SECONDS) + base / (2 * BASE_SECONDS))
+    return max(0.0, level - base - chance) / (BASE_SECONDS - LEVEL_SECONDS)

@@ -42,7 +42,8 @@ def _load(decision: Decision, settings: ScalingSettings, service: Service) -> st
         text += f", {number(demand.backlog)} waiting to be worked off in {settings.drain_seconds:.0f} s"
     objective = f"p95 {number(service.p95_objective_milliseconds)} ms"
     at = f"at {objective}" if service.within_objective else f"({objective} is out of reach)"
-    text += f", over {number(decision.capacity or 0.0)} per replica {at} with {(1 - settings.headroom) * 100:.0f} % headroom"
+    headroom = f"{(1 - settings.headroom) * 100:.0f} % headroom"
+    text += f", over {number(decision.capacity or 0.0)} per replica {at} with {headroom}"
     if decision.slowdown >= 1.1:
         text += f" (replicas are {decision.slowdown:.2f} times slower than measured)"
     return text

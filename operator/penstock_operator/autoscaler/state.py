@@ -48,9 +48,9 @@ class State(BaseModel):
     """What it asked for."""
     level: float | None = None
     """Smoothed demand, requests/s."""
+    base: float | None = None
+    """Demand smoothed for longer, from which a rise is told, requests/s."""
     surge: Surge | None = None
-    surged_at: float | None = None
-    """The last decision in a surge."""
     short_since: float | None = None
     """More replicas have been wanted than asked for since."""
     peaks: tuple[Peak, ...] = ()

@@ -18,6 +18,8 @@ from penstock_operator.simulator.replica import ReplicaModel
 
 LOST = float("inf")
 """The latency of a request that was refused or given up."""
+GATEWAY = -1
+"""In a pod's place: the request never got to one."""
 
 
 class Dispatch(StrEnum):
@@ -69,6 +71,8 @@ class Fleet:
         """Indices of pods that take traffic."""
         self.refused = 0
         """Requests answered with 429 so far."""
+        self.given_up = 0
+        """Requests that a gateway has answered with 504 so far."""
         self.last_departure = 0.0
         self.area = 0.0
         """Integral of the requests in flight over time so far, request seconds."""
@@ -161,7 +165,8 @@ class Fleet:
         departures, log, pods = self._departures, self._log, self.pods
         while departures and departures[0][0] <= until:
             item = heappop(departures)
-            pods[item[1]].outstanding -= 1
+            if item[1] != GATEWAY:
+                pods[item[1]].outstanding -= 1
             log.append(item)
             self.last_departure = item[0]
 
@@ -230,9 +235,8 @@ class Fleet:
                 if t + deadline > until:
                     return
                 queue.popleft()
-                owner = free[0][1] if free else 0
-                pods[owner].outstanding += 1
-                heappush(self._departures, (t + deadline, owner, LOST))
+                self.given_up += 1
+                heappush(self._departures, (t + deadline, GATEWAY, LOST))
                 continue
             if start > until:
                 return

@@ -111,7 +111,8 @@ def _dot(point: Point, x: float, y: float, style: str, headroom: float) -> str:
         f"{facts.title}, {facts.knob} {point.knob:g}: {point.late_share:.2%} late, {point.replica_hours:.2f} "
         f"replica-hours, {point.flips:.1f} flips"
     )
-    return f'<circle class="{style}{" chosen" if chosen else ""}" cx="{x:.1f}" cy="{y:.1f}" r="{5 if chosen else 2.5}"><title>{escape(title)}</title></circle>'
+    shape = f'class="{style}{" chosen" if chosen else ""}" cx="{x:.1f}" cy="{y:.1f}" r="{5 if chosen else 2.5}"'
+    return f"<circle {shape}><title>{escape(title)}</title></circle>"
 
 
 def _svg(parts: Sequence[str], title: str) -> str:

@@ -46,11 +46,12 @@ def figures_csv(results: Sequence[TraceResult], price_per_hour: float | None) ->
     writer = csv.writer(buffer, lineterminator="\n")
     writer.writerow(COLUMNS)
     for result in results:
+        name = result.trace.name
         for point in result.points:
             cost = "" if price_per_hour is None else f"{point.replica_hours * price_per_hour:.4f}"
             writer.writerow(
                 [
-                    result.trace.name, point.kind.value, f"{point.knob:g}", f"{point.requests:.0f}", f"{point.late:.1f}",
+                    name, point.kind.value, f"{point.knob:g}", f"{point.requests:.0f}", f"{point.late:.1f}",
                     f"{point.late_share:.6f}", f"{point.lost:.1f}", f"{point.replica_hours:.4f}", f"{point.flips:.2f}",
                     point.most_replicas, cost,
                 ]
@@ -65,16 +66,17 @@ def page(experiment: Experiment, results: Sequence[TraceResult], price_per_hour:
     body = "".join(_section(experiment, result, price_per_hour) for result in results)
     return (
         "<!doctype html>\n"
-        '<html lang="en"><head><meta charset="utf-8"><meta name="viewport" content="width=device-width, initial-scale=1">'
+        '<html lang="en"><head><meta charset="utf-8">'
+        '<meta name="viewport" content="width=device-width, initial-scale=1">'
         f"<title>Penstock: autoscaling simulated</title><style>{_STYLE}</style></head><body><main>"
         f"<header><h1>Autoscaling, simulated</h1><p>{escape(headline(results))}</p>"
         f'<p class="soft">One replica takes {service.rate:.3g} requests/s within p95 '
-        f"{service.p95_objective_milliseconds:g} ms and saturates at {model.saturation:.3g}: {model.servers} servers, "
-        f"{model.mean_service_seconds * 1000:.3g} ms each on average. Start-up {experiment.fleet.start_up_seconds:g} s, "
+        f"{service.p95_objective_milliseconds:g} ms and saturates at {model.saturation:.3g}: {model.servers} servers "
+        f"of {model.mean_service_seconds * 1000:.3g} ms each. Start-up {experiment.fleet.start_up_seconds:g} s, "
         f"dispatch {experiment.fleet.dispatch.value}, Prometheus scrapes every {experiment.scrape_interval} s, "
         f"{experiment.limits.min_replicas} to {experiment.limits.max_replicas} replicas; means over seeds "
-        f"{', '.join(map(str, experiment.seeds))}. Rivals are read at our replica-hours off the line through their best "
-        f"points.</p>{legend(kinds)}</header>{body}</main></body></html>\n"
+        f"{', '.join(map(str, experiment.seeds))}. Rivals are read at our replica-hours, off the line through their "
+        f"best points.</p>{legend(kinds)}</header>{body}</main></body></html>\n"
     )
 
 

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from penstock_operator.simulator.fleet import Fleet
+from penstock_operator.simulator.fleet import GATEWAY, Fleet
 
 BOUNDS = (
     0.0005, 0.001, 0.0015, 0.002, 0.003, 0.005, 0.0075, 0.01, 0.015, 0.02, 0.03, 0.05, 0.075, 0.1, 0.15, 0.2, 0.3, 0.5,
@@ -55,6 +55,7 @@ class Scraper:
         missing = len(fleet.pods) - len(self._counts)
         if missing:
             self._counts = np.concatenate([self._counts, np.zeros((missing, width))])
+        log = [item for item in log if item[1] != GATEWAY]
         if log:
             pods = np.fromiter((item[1] for item in log), dtype=np.int64, count=len(log))
             latency = np.fromiter((item[2] for item in log), dtype=np.float64, count=len(log))
@@ -69,7 +70,7 @@ class Scraper:
             self._first.setdefault(index, now)
         in_flight = tuple(fleet.pods[index].outstanding for index in up)
         waiting = fleet.in_flight - sum(in_flight)
-        self._scrapes.append(_Scrape(now, up, self._counts, in_flight, waiting, fleet.refused))
+        self._scrapes.append(_Scrape(now, up, self._counts, in_flight, waiting, fleet.refused + fleet.given_up))
         while self._scrapes[0].at < now - KEPT_SECONDS:
             self._scrapes.popleft()
 
@@ -125,7 +126,7 @@ class Scraper:
         return None if rates is None else float(rates.sum())
 
     def refused_per_second(self, window: float, now: float) -> float:
-        """`sum(rate(requests_total{code="429"}[window]))`."""
+        """`sum(rate(requests_total{code="429"}[window]))`, and what a gateway gave up."""
         return self._slope(window, now, lambda scrape: scrape.refused)
 
     def in_flight_growth(self, window: float, now: float) -> float:
@@ -170,4 +171,5 @@ def _factors(
     to_zero = np.divide(sampled * at_first, deltas, out=np.full(len(deltas), np.inf), where=deltas > 0)
     start = np.minimum(start, to_zero)
     end = interval / 2 if to_end >= interval * 1.1 else to_end
-    return (sampled + start + end) / sampled
+    factors: np.ndarray = (sampled + start + end) / sampled
+    return factors

@@ -1,0 +1,108 @@
+"""Policies held against each other at equal replica-hours."""
+
+from __future__ import annotations
+
+import csv
+import io
+import re
+
+import numpy as np
+import pytest
+
+from penstock_operator.autoscaler import Service
+from penstock_operator.simulator.compare import Experiment, Point, compare, late_at
+from penstock_operator.simulator.fleet import FleetSettings
+from penstock_operator.simulator.plot import ticks
+from penstock_operator.simulator.policies import Limits, PolicyKind
+from penstock_operator.simulator.reference import MODEL, reference_curve
+from penstock_operator.simulator.report import COLUMNS, figures_csv, headline, page
+from penstock_operator.simulator.run import flips
+from penstock_operator.simulator.traces import Trace
+
+
+def point(hours: float, late: float, kind: PolicyKind = PolicyKind.KPA) -> Point:
+    return Point(kind, hours, 1000, late, 0, hours, 0, 0, 1)
+
+
+FRONTIER = [point(2, 100), point(4, 20), point(3, 300), point(8, 10), point(6, 15)]
+
+
+@pytest.mark.parametrize(("hours", "late"), [(1.9, None), (2, 100), (3, 60), (4, 20), (5, 17.5), (8, 10), (100, 10)])
+def test_a_frontier_is_read_along_its_best_points(hours: float, late: float | None) -> None:
+    """The point at 3 hours, worse than that at 2, counts for nothing."""
+    assert late_at(FRONTIER, hours) == (None if late is None else pytest.approx(late))
+
+
+def test_flips_are_turns_and_not_steps() -> None:
+    assert [flips(n) for n in ([1, 1], [1, 2, 5], [1, 3, 2], [1, 3, 3, 2, 2, 4, 1])] == [0, 0, 1, 3]
+
+
+def test_ticks_are_round() -> None:
+    assert ticks(11) == [0, 5, 10]
+    assert ticks(0.9) == [0, 0.2, 0.4, 0.6, 0.8]
+
+
+def small(*policies: PolicyKind, seeds: tuple[int, ...] = (1,)) -> Experiment:
+    """A quarter of an hour with a step of a small endpoint."""
+    service = Service.from_curve(reference_curve(), pooled=True)
+    assert service is not None
+    load = np.concatenate([np.full(300, 10.0), np.full(600, 30.0)])
+    return Experiment(
+        service=service,
+        model=MODEL,
+        traces=(Trace("small", "a small step", load, 1),),
+        policies=policies or tuple(PolicyKind),
+        limits=Limits(1, 10),
+        fleet=FleetSettings(start_up_seconds=20.0),
+        seeds=seeds,
+        knobs=dict.fromkeys(PolicyKind, (0.6, 0.9)),
+    )
+
+
+def test_the_same_seeds_give_the_same_figures_with_any_number_of_workers() -> None:
+    experiment = small(PolicyKind.PENSTOCK, PolicyKind.KPA, seeds=(1, 2))
+
+    alone, together = list(compare(experiment)), list(compare(experiment, workers=2))
+
+    assert alone[0].points == together[0].points
+    assert alone[0].runs == together[0].runs
+
+
+def test_progress_counts_every_run() -> None:
+    seen: list[tuple[int, int, str]] = []
+
+    list(compare(small(PolicyKind.PENSTOCK, PolicyKind.KEDA), on_progress=lambda *what: seen.append(what)))
+
+    assert seen == [(done, 5, "small") for done in range(1, 6)]  # three headrooms, two thresholds
+
+
+def test_a_report_has_every_policy_and_nothing_from_elsewhere() -> None:
+    experiment = small()
+    results = list(compare(experiment))
+
+    html, rows = page(experiment, results, 0.5), list(csv.reader(io.StringIO(figures_csv(results, 0.5))))
+
+    assert rows[0] == list(COLUMNS)
+    assert {row[1] for row in rows[1:]} == {kind.value for kind in PolicyKind}
+    assert all(float(row[-1]) == pytest.approx(float(row[7]) / 2, rel=1e-3) for row in rows[1:])
+    assert not re.search(r"https?://|<script|@import|url\(", html)
+    assert html.count('<svg class="chart"') == 2
+    assert "in 8 comparisons" in headline(results) or "of 8 comparisons" in headline(results)
+    assert headline([]) == "Nothing to compare with: name more policies."
+
+
+def test_without_a_price_there_is_no_cost() -> None:
+    experiment = small(PolicyKind.PENSTOCK, PolicyKind.KPA)
+    results = list(compare(experiment))
+
+    assert "cost" not in page(experiment, results, None)
+    assert {row[-1] for row in csv.reader(io.StringIO(figures_csv(results, None)))} == {"cost", ""}
+
+
+def test_more_headroom_costs_more_replicas_and_fewer_are_late() -> None:
+    (result,) = compare(small(PolicyKind.PENSTOCK, seeds=(1, 2)))
+
+    points = result.of(PolicyKind.PENSTOCK)
+
+    assert [p.knob for p in points] == [0.9, 0.75, 0.6]
+    assert points[0].late >= points[-1].late
