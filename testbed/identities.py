@@ -51,6 +51,7 @@ class Authority(Identity):
             _builder(name, name, key.public_key())
             .add_extension(x509.BasicConstraints(ca=True, path_length=0), critical=True)
             .add_extension(_usage(signs_certificates=True), critical=True)
+            .add_extension(x509.SubjectKeyIdentifier.from_public_key(key.public_key()), critical=False)
             .sign(key, hashes.SHA256())
         )
         return cls(certificate.public_bytes(serialization.Encoding.PEM), _pem(key))
@@ -73,6 +74,9 @@ class Authority(Identity):
             _builder(subject, issuer.subject, key.public_key())
             .add_extension(_usage(signs_certificates=False), critical=True)
             .add_extension(x509.ExtendedKeyUsage([purpose]), critical=False)
+            # RFC 5280 asks for both key identifiers, and Python holds to it from 3.13 on.
+            .add_extension(x509.SubjectKeyIdentifier.from_public_key(key.public_key()), critical=False)
+            .add_extension(x509.AuthorityKeyIdentifier.from_issuer_public_key(signer.public_key()), critical=False)
         )
         if hosts:
             names = x509.SubjectAlternativeName([_host(host) for host in hosts])
