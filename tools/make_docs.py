@@ -16,6 +16,7 @@ import click
 
 from penstock.cli.main import COMMANDS, cli
 from penstock_operator import manual as operator_manual
+from penstock_operator.autoscaler import manual as autoscaler_manual
 from penstock_optimizer.pod.variables import JobVariables
 from penstock_runtime import manual
 from tools import field_tables
@@ -46,6 +47,7 @@ PARTS: dict[str, tuple[str, Callable[[], str]]] = {
     **manual.PARTS,
     "job-variables": ("docs/settings.md", partial(manual.variables_table, JobVariables)),
     **operator_manual.PARTS,
+    **autoscaler_manual.PARTS,
 }
 """Name of the part -> document and the function that makes it."""
 

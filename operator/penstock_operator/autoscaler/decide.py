@@ -130,11 +130,7 @@ def _choose(facts: _Facts, state: State) -> tuple[_Choice, State]:
     target = seen.replicas + 1 if guard else wanted
     if allowed != seen.replicas:
         return _Choice(allowed, Cause.BOUNDS, wanted=wanted), state
-    short = target > seen.replicas
-    state = state.model_copy(update={"short_since": (state.short_since or now) if short else None})
-    if short and not guard and not _urgent(facts, facts.demand, state):
-        return _Choice(seen.replicas, Cause.HEADROOM, wanted=wanted), state
-    if short:
+    if target > seen.replicas:
         step = max(math.floor(seen.replicas * settings.grow_factor), seen.replicas + settings.grow_least)
         replicas = settings.clamp(min(target, step))
         if replicas > seen.replicas:
@@ -142,15 +138,6 @@ def _choose(facts: _Facts, state: State) -> tuple[_Choice, State]:
             return _Choice(replicas, cause, wanted=wanted), state
         return _Choice(replicas, Cause.MAXIMUM, wanted=wanted), state
     return _shrink(facts, state, wanted), state
-
-
-def _urgent(facts: _Facts, demand: Demand, state: State) -> bool:
-    """Whether more replicas are wanted for long enough, or headroom is not enough until they would come."""
-    settings, seen = facts.settings, facts.seen
-    assert facts.service is not None  # noqa: S101 - the caller has seen to it
-    waited = facts.now - (state.short_since or facts.now) >= settings.grow_seconds
-    rate = demand.forecast + demand.backlog / settings.drain_seconds
-    return waited or seen.replicas == 0 or rate >= facts.service.total(seen.replicas, slowdown=facts.slowdown)
 
 
 def _keep_books(facts: _Facts, state: State, demand: Demand) -> State:

@@ -27,8 +27,6 @@ class Cause(StrEnum):
 
     DEMAND = "Demand"
     """What demand over capacity asks for, up or down or as it is."""
-    HEADROOM = "WithinHeadroom"
-    """More would be planned for; the headroom takes it until that has lasted."""
     GUARD = "AnswersLate"
     """Answers are late although the curve says that they are not: one more."""
     BOUNDS = "Bounds"

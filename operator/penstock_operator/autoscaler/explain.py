@@ -54,8 +54,6 @@ def _after(decision: Decision, settings: ScalingSettings, detail: str) -> list[s
     match decision.cause:
         case Cause.WINDOW | Cause.HELD:
             return [f"{wanted} would do, but {detail}"]
-        case Cause.HEADROOM:
-            return [f"{wanted} if this lasts {settings.grow_seconds:.0f} s: until then it is what the headroom is for"]
         case Cause.MAXIMUM:
             return [f"{wanted} are wanted, maxReplicas is {settings.max_replicas}"]
         case Cause.BOUNDS:

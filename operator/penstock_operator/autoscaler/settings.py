@@ -71,13 +71,7 @@ class ScalingSettings(BaseModel):
         description="One step down takes away at most this share of the replicas, at least one.",
     )
     shrink_interval_seconds: float = Field(default=60, ge=0, description="At least this long between two steps down.")
-    grow_seconds: float = Field(
-        default=30,
-        ge=0,
-        description="More replicas have to be wanted for this long, while the headroom takes the difference; what "
-        "exceeds the capacity without headroom is answered at once.",
-    )
-    grow_factor: float = Field(default=2, ge=1, description="One step up is at most to this many times the replicas...")
+    grow_factor: float = Field(default=4, ge=1, description="One step up is at most to this many times the replicas...")
     grow_least: int = Field(default=4, ge=1, description="... or by this many, whichever is more.")
     panic_hold_seconds: float = Field(
         default=60, ge=0, description="No shrinking for this long after demand was over the capacity of what there is."

@@ -51,8 +51,6 @@ class State(BaseModel):
     base: float | None = None
     """Demand smoothed for longer, from which a rise is told, requests/s."""
     surge: Surge | None = None
-    short_since: float | None = None
-    """More replicas have been wanted than asked for since."""
     peaks: tuple[Peak, ...] = ()
     """By slice of the window, oldest first."""
     hold_until: float = 0.0
