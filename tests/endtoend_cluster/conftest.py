@@ -25,7 +25,8 @@ VALUES: dict[str, object] = {
         "pullPolicy": "Never",
     },
     "jobs": {"overtimeSeconds": 300},
-    "operator": {"settings": {"PROGRESS_SECONDS": "1"}},
+    # The nodes own one or two cores each: a tenth of one would keep a pod from its own.
+    "operator": {"settings": {"PROGRESS_SECONDS": "1"}, "resources": {"requests": {"cpu": 0, "memory": "128Mi"}}},
 }
 """What differs from the chart's defaults."""
 

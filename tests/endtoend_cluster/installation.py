@@ -47,7 +47,7 @@ class Installation:
         """What the operators said last, and what became of their pods: for a failed test."""
         try:
             pods = self.system("get", "pods", "--output", "wide")
-            log = self.system("logs", f"deployment/{OPERATOR}", "--tail=40", "--all-pods=true", "--ignore-errors=true")
+            log = self.system("logs", f"deployment/{OPERATOR}", "--tail=15", "--all-pods=true")
         except KubectlError as error:
             return str(error)
         return f"{pods}\n{log}"
@@ -71,7 +71,7 @@ class Endpoint:
         body["spec"] |= {
             "cores": 1,
             "workload": {"sequenceLengths": [16]},
-            "optimization": {"budgetSeconds": 60, "engines": ["onnxruntime"], "precisions": ["fp32", "int8-dynamic"]},
+            "optimization": {"budgetSeconds": 45, "engines": ["onnxruntime"], "precisions": ["fp32", "int8-dynamic"]},
             "scaling": {"mode": "None"},
             "rollout": {"drainSeconds": 3},
         } | spec
