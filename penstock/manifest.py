@@ -12,8 +12,9 @@ from __future__ import annotations
 
 from enum import StrEnum
 from pathlib import Path, PurePosixPath
+from typing import Self
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
 
 from penstock.capacity import CapacityCurve
 from penstock.errors import ArtefactError
@@ -74,13 +75,32 @@ class ModelFacts(Frozen):
     max_tokens: int = Field(ge=1)
 
 
-class ServedModel(Frozen):
-    """A graph in the artefact that can be served, with the plan that fits it."""
+class ServedGraph(Frozen):
+    """A graph in the artefact."""
 
     path: str
     """Relative to the artefact: `model/<slug>/model.onnx` or `.xml`."""
     io: GraphIO
+
+
+class ServedModel(ServedGraph):
+    """A graph in the artefact that can be served, with the plan that fits it."""
+
     plan: Plan
+    short: ServedGraph | None = None
+    """The graph of `plan.short`, where the plan has that."""
+
+    @model_validator(mode="after")
+    def _has_the_graphs_of_its_plan(self) -> Self:
+        if (self.short is None) != (self.plan.short is None):
+            missing = "graph" if self.short is None else "plan"
+            raise ValueError(f"short rows have no {missing} of their own")
+        return self
+
+    @property
+    def graphs(self) -> tuple[ServedGraph, ...]:
+        """All that it takes: its own, and that of the short rows."""
+        return (self,) if self.short is None else (self, self.short)
 
 
 class LatencyPoint(Frozen):

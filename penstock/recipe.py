@@ -74,6 +74,22 @@ class Recipe(BaseModel):
         return self.name.replace(" ", "-")
 
 
+class ShortRoute(BaseModel):
+    """Short rows run on another recipe's graph, which is loaded beside the plan's own. What is not said here (streams,
+    threads, tokens of a batch) is the plan's."""
+
+    model_config = ConfigDict(frozen=True)
+
+    longest_tokens: int = Field(ge=1)
+    """Rows up to this length, it included, go here: by their own length, whatever else waits."""
+    recipe: Recipe
+    batching: Batching = Batching.SINGLE
+    max_batch_rows: int = Field(default=1, ge=1)
+    max_padding_share: float = Field(default=0.0, ge=0.0, lt=1.0)
+    wide_from_tokens: int | None = Field(default=None, ge=1)
+    """A lone short row at least this long runs on all the cores at once; None: never."""
+
+
 class Plan(BaseModel):
     """A recipe and how to run it on this many cores."""
 
@@ -91,8 +107,36 @@ class Plan(BaseModel):
     """The largest share of padding tokens in a batch (`Batching.PADDED` only)."""
     wide_from_tokens: int | None = Field(default=None, ge=1)
     """A lone row at least this long runs on all the cores at once; None: never."""
+    short: ShortRoute | None = None
+    """Another recipe for short rows; None: this one serves all lengths."""
 
     @property
     def summary(self) -> str:
-        """The plan in a table cell, such as `openvino int8-static, 2x1 threads`."""
-        return f"{self.recipe.name}, {self.streams}x{self.threads_per_stream} threads"
+        """The plan in a table cell, such as `openvino int8-static, 2x1 threads` or
+        `openvino int8-static, 2x1 threads; up to 16 tokens onnxruntime int8-static`."""
+        own = f"{self.recipe.name}, {self.streams}x{self.threads_per_stream} threads"
+        return (
+            own if self.short is None else f"{own}; up to {self.short.longest_tokens} tokens {self.short.recipe.name}"
+        )
+
+    @property
+    def unrouted(self) -> Plan:
+        """The same without another recipe for short rows: how the long ones run."""
+        return self if self.short is None else self.model_copy(update={"short": None})
+
+    @property
+    def of_short_rows(self) -> Plan | None:
+        """How the short rows run, as a plan of their own; None when they run like all the others."""
+        if self.short is None:
+            return None
+        route = {name: getattr(self.short, name) for name in ShortRoute.model_fields if name != "longest_tokens"}
+        return self.model_copy(update={**route, "short": None})
+
+    @property
+    def recipes(self) -> tuple[Recipe, ...]:
+        """Its own, and that of the short rows."""
+        return (self.recipe,) if self.short is None else (self.recipe, self.short.recipe)
+
+    def serves(self, tokens: int) -> bool:
+        """True when its own recipe serves rows of this length; False when that of the short rows does."""
+        return self.short is None or tokens > self.short.longest_tokens

@@ -9,28 +9,32 @@ from __future__ import annotations
 import asyncio
 import json
 import time
+from collections.abc import Sequence
 from functools import cached_property
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from penstock.endpoint import AccuracyBudget, Workload
-from penstock.manifest import GraphIO, Verdict
+from penstock.manifest import Verdict
 from penstock.recipe import Plan, Precision, Recipe
 from penstock.tasks import HEAD_OF_TASK, Head, TaskName
 from penstock_optimizer import measure
-from penstock_optimizer.lab import BuiltFacts, ExportedFacts, Value
+from penstock_optimizer.lab import BuiltFacts, ExportedFacts, GraphFile, Value
 from penstock_optimizer.load.summary import median
 from penstock_optimizer.search.goal import Sample
-from penstock_runtime.engines.base import Engine, EngineFacts, Threads
-from penstock_runtime.rows import Batch, Outputs, Row
+from penstock_runtime.engines.base import Engine, Threads
+from penstock_runtime.rows import Batch, Row
+
+if TYPE_CHECKING:
+    from penstock_optimizer.kept_engines import KeptEngines
+    from penstock_optimizer.load.spec import RequestBody
 
 MIX_REQUESTS = 48
 """Requests of one round over the workload's mix: a median and a 95th percentile of lengths, and short enough to be
 repeated."""
+SHORT_REQUESTS = 8
+"""Of each of the shortest lengths."""
 WIDE_SECONDS = 0.08
-ENGINES_KEPT = 2
-LARGE_BYTES = 600_000_000
-"""Of a graph's files: of larger ones only one engine is kept."""
 
 
 class Subject(Value):
@@ -49,41 +53,6 @@ class Subject(Value):
     """The rate at which p95 is wanted, where the objective has both."""
 
 
-class GraphFile(Value):
-    """A graph that can be loaded."""
-
-    path: str
-    io: GraphIO
-
-
-Shape = tuple[Threads, bool]
-"""Threads of an engine, and whether it runs wide."""
-
-
-def _shape(plan: Plan) -> Shape:
-    return Threads(plan.streams, plan.threads_per_stream), plan.wide_from_tokens is not None
-
-
-class _Kept:
-    """An engine that its user may not close: it is used again for the next plan."""
-
-    def __init__(self, engine: Engine) -> None:
-        self._engine = engine
-
-    @property
-    def facts(self) -> EngineFacts:
-        return self._engine.facts
-
-    def run(self, batch: Batch) -> Outputs:
-        return self._engine.run(batch)
-
-    def run_wide(self, batch: Batch) -> Outputs:
-        return self._engine.run_wide(batch)
-
-    def close(self) -> None:
-        return
-
-
 class Candidate:
     """The object behind the calls. `configure` comes first."""
 
@@ -91,8 +60,8 @@ class Candidate:
         self._subject: Subject | None = None
         self._recipe: Recipe | None = None
         self._graph: GraphFile | None = None
-        self._engines: dict[Shape, Engine] = {}
-        self._warm: set[Shape | Plan] = set()
+        self._kept: KeptEngines | None = None
+        self._second_graph_bytes: int | None = None
 
     # calls
 
@@ -104,7 +73,9 @@ class Candidate:
     def use(self, graph: dict[str, Any]) -> None:
         """Measure and judge this graph from now on."""
         self._graph = GraphFile.model_validate(graph)
-        self._close_engines()
+        if self._kept is not None:
+            self._kept.close()
+            self._kept = None
 
     def export(self, out: str, flavour: str) -> ExportedFacts:
         """Write the fp32 graph."""
@@ -192,9 +163,23 @@ class Candidate:
         narrow, wide = ({tokens: self._lone(tokens, wide=wide) for tokens in lengths} for wide in (False, True))
         return measure.wide_from(lengths, narrow.__getitem__, wide.__getitem__)
 
-    def sample(self, plan: dict[str, Any]) -> Sample:
-        """Measure a plan over the workload's mix."""
-        return self._loop.run(self._sample(Plan.model_validate(plan)))
+    def lone(self, lengths: list[int], wide: bool) -> dict[str, float]:
+        """See `Session` (lengths as text: JSON has no other keys)."""
+        return {str(tokens): self._lone(tokens, wide=wide) for tokens in lengths}
+
+    def sample(self, plan: dict[str, Any], short: dict[str, Any] | None = None) -> Sample:
+        """Measure a plan over the workload's mix; `short`: the graph of its short rows."""
+        return self._loop.run(self._sample(self._planned(plan, short)))
+
+    def judge_plan(self, file: str, plan: dict[str, Any], short: dict[str, Any] | None = None) -> Verdict:
+        """Hold the answers of a plan against the teacher's outcomes in `file`."""
+        from penstock_optimizer.guard import Teacher, forward_of, guard_answers, prepare
+        from penstock_optimizer.teacher_file import load_observed
+
+        threads = {"streams": 1, "threads_per_stream": self._about.cores, "wide_from_tokens": None}
+        engine = self._engines.of(self._planned(plan, short).model_copy(update=threads))
+        teacher = Teacher(prepare(self._task, self._judging), load_observed(Path(file)))
+        return guard_answers(self._task, forward_of(engine, self._its_graph.io), teacher, self._about.accuracy)
 
     def ceiling(self, precision: str, folder: str) -> float:
         """The best rate of matrix products in this precision of any engine here, 10^9 operations a second."""
@@ -215,24 +200,35 @@ class Candidate:
     # what the calls need
 
     async def _sample(self, plan: Plan) -> Sample:
+        from penstock_optimizer.kept_engines import Kept, resident_bytes, shapes
         from penstock_runtime.loaded import LoadedModel
         from penstock_runtime.predictor import Limits, Predictor
 
-        shape = _shape(plan)
-        engine = _Kept(self._plan_engine(shape[0], wide=shape[1]))
+        used = shapes(plan)
+        engines = self._engines
+        before = resident_bytes()
+        engine = Kept(engines.of(plan))
         model = LoadedModel(self._task, engine, plan, self._its_graph.io, max_tokens=self._about.max_tokens)
         predictor = Predictor(model, Limits(deadline_seconds=600.0))
         try:
-            if shape not in self._warm:
+            if not engines.is_warm(used):
                 # As the server does before it is ready; then the very lengths, since kernels may be compiled for each.
+                was_warm = engines.is_warm(used[:1])
                 await predictor.warm_up()
                 await measure.lone_latency(predictor, self._requests, seconds=0.0)
-                self._warm.add(shape)
-            if plan not in self._warm:
+                engines.warmed(used)
+                if plan.short is not None and was_warm:
+                    # All that came since is the second graph's.
+                    self._second_graph_bytes = max(resident_bytes() - before, 0)
+            if not engines.is_warm(plan):
                 # The batches that really form with this plan, once, unmeasured.
                 await measure.saturation(predictor, self._requests, expected_seconds=60.0)
-                self._warm.add(plan)
-            return await measure.sample_plan(predictor, self._requests, rate=self._about.requests_per_second)
+                engines.warmed(plan)
+            sample = await measure.sample_plan(
+                predictor, self._requests, short=self._short_requests, rate=self._about.requests_per_second
+            )
+            added = self._second_graph_bytes if plan.short is not None else None
+            return sample.model_copy(update={"second_graph_bytes": added})
         finally:
             await predictor.drain()
 
@@ -306,24 +302,41 @@ class Candidate:
         return [mask, *plain] if HEAD_OF_TASK[self._about.task] is Head.MASKED_LM and mask is not None else plain
 
     @cached_property
-    def _requests(self) -> list[measure.Request]:
+    def _bodies(self) -> tuple[RequestBody, ...]:
+        """Requests of the workload's mix, grouped by their tokens."""
         from penstock_optimizer.load.bodies import workload_bodies
         from penstock_optimizer.load.lengths import LengthMix
+
+        about = self._about
+        mix = LengthMix.of(about.workload, maximum=about.max_tokens)
+        return workload_bodies(
+            about.task, self._backend, about.workload, mix, count=MIX_REQUESTS, mask_token=self._mask
+        )
+
+    @cached_property
+    def _requests(self) -> list[measure.Request]:
+        return _requests(self._bodies)
+
+    @cached_property
+    def _short_requests(self) -> dict[int, list[measure.Request]]:
+        """Requests of the shortest lengths, by tokens; none where the workload has hardly any so short."""
+        from penstock_optimizer.load.bodies import predict_bodies
+        from penstock_optimizer.search.route import short_lengths
+
+        return {
+            tokens: _requests(
+                predict_bodies(self._about.task, self._backend, [tokens] * SHORT_REQUESTS, mask_token=self._mask)
+            )
+            for tokens in short_lengths([int(body.group) for body in self._bodies])
+        }
+
+    @cached_property
+    def _backend(self) -> Any:
         from penstock_runtime.models.json_files import read_optional
         from penstock_runtime.tokens.backend import open_backend
 
-        about = self._about
         config = read_optional(self._folder.path, "tokenizer_config.json")
-        bodies = workload_bodies(
-            about.task,
-            open_backend(self._folder.tokenizer, config, lower_case=self._folder.lower_case),
-            about.workload,
-            LengthMix.of(about.workload, maximum=about.max_tokens),
-            count=MIX_REQUESTS,
-            mask_token=self._mask,
-        )
-        read = [json.loads(body.body) for body in bodies]
-        return [measure.Request(one["inputs"], one.get("parameters", {})) for one in read]
+        return open_backend(self._folder.tokenizer, config, lower_case=self._folder.lower_case)
 
     def _batch(self, tokens: int) -> Batch:
         from penstock_runtime.batching.rectangle import stack
@@ -333,35 +346,29 @@ class Candidate:
 
     def _lone(self, tokens: int, *, wide: bool) -> float:
         """Median milliseconds of a lone row with one thread for each stream, on one of them or on all."""
-        engine = self._plan_engine(Threads(self._about.cores, 1), wide=wide)
+        engine = self._engines.get((self._its_recipe, Threads(self._about.cores, 1), wide))
         run, batch = (engine.run_wide if wide else engine.run), self._batch(tokens)
         return median(measure.time_runs(lambda: run(batch), WIDE_SECONDS))
 
     def _latency_engine(self) -> Engine:
-        return self._plan_engine(Threads(1, self._about.cores), wide=False)
+        return self._engines.get((self._its_recipe, Threads(1, self._about.cores), False))
 
-    def _plan_engine(self, threads: Threads, *, wide: bool) -> Engine:
-        """The graph, loaded with these threads. The last few are kept: a challenger and its incumbent take turns."""
-        from penstock_runtime.engines.load import load_engine
+    @property
+    def _engines(self) -> KeptEngines:
+        from penstock_optimizer.kept_engines import KeptEngines
 
-        wanted = (threads, wide)
-        engine = self._engines.pop(wanted, None)
-        if engine is None:
-            graph = self._its_graph
-            size = sum(file.stat().st_size for file in Path(graph.path).parent.iterdir() if file.is_file())
-            while len(self._engines) >= (ENGINES_KEPT if size < LARGE_BYTES else 1):
-                self._forget(next(iter(self._engines)))
-            engine = load_engine(Path(graph.path), graph.io, self._its_recipe, threads, wide=wide)
-        # At the end again: the first one is the one that was not used for the longest time.
-        self._engines[wanted] = engine
-        return engine
+        if self._kept is None:
+            self._kept = KeptEngines(self._its_recipe, self._its_graph)
+        return self._kept
 
-    def _close_engines(self) -> None:
-        for shape in list(self._engines):
-            self._forget(shape)
+    def _planned(self, plan: dict[str, Any], short: dict[str, Any] | None) -> Plan:
+        """A plan from a call, the graph of its short rows made known."""
+        found = Plan.model_validate(plan)
+        if found.short is not None and short is not None:
+            self._engines.know(found.short.recipe, GraphFile.model_validate(short))
+        return found
 
-    def _forget(self, shape: Shape) -> None:
-        self._engines.pop(shape).close()
-        self._warm = {
-            one for one in self._warm if one != shape and not (isinstance(one, Plan) and _shape(one) == shape)
-        }
+
+def _requests(bodies: Sequence[RequestBody]) -> list[measure.Request]:
+    read = [json.loads(body.body) for body in bodies]
+    return [measure.Request(one["inputs"], one.get("parameters", {})) for one in read]

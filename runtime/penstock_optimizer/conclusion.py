@@ -22,7 +22,7 @@ def milliseconds(facts: CandidateFacts) -> dict[int, float]:
 def conclude(
     candidates: Sequence[CandidateFacts],
     *,
-    chosen: Recipe,
+    chosen: Plan,
     teacher: Recipe,
     expected: Sequence[int],
     steps: Sequence[Step],
@@ -38,12 +38,12 @@ def _concluded(
     facts: CandidateFacts,
     by_recipe: Mapping[Recipe, CandidateFacts],
     *,
-    chosen: Recipe,
+    chosen: Plan,
     teacher: Recipe,
     expected: Sequence[int],
     steps: Sequence[Step],
 ) -> CandidateFacts:
-    if facts.recipe == chosen:
+    if facts.recipe == chosen.recipe:
         gain = _ratio(by_recipe.get(teacher), facts, expected)
         if facts.recipe == teacher:
             reason = "no candidate within the accuracy budget beats fp32 beyond the noise"
@@ -52,9 +52,12 @@ def _concluded(
         else:
             reason = f"best for the objective {WITHIN_BUDGET}: {gain:.1f} times as fast as fp32 over the workload"
         return facts.model_copy(update={"outcome": Outcome.CHOSEN, "reason": reason})
+    if chosen.short is not None and facts.recipe == chosen.short.recipe:
+        reason = f"serves rows of up to {chosen.short.longest_tokens} tokens beside {chosen.recipe.name}"
+        return facts.model_copy(update={"reason": f"{reason}, which it is faster than there"})
     if facts.outcome is not Outcome.SLOWER or facts.reason != WITHIN_BUDGET:
         return facts
-    slower = _ratio(facts, by_recipe.get(chosen), expected)
+    slower = _ratio(facts, by_recipe.get(chosen.recipe), expected)
     lost = next(
         (step for step in reversed(steps) if step.challenger.recipe == facts.recipe and not step.promoted), None
     )
@@ -74,9 +77,20 @@ def _ratio(slow: CandidateFacts | None, fast: CandidateFacts | None, expected: S
     return expected_milliseconds(milliseconds(slow), expected) / expected_milliseconds(milliseconds(fast), expected)
 
 
-def speed_up(teacher: CandidateFacts, chosen: CandidateFacts) -> dict[int, float]:
-    """fp32 time over chosen time, by tokens."""
-    slow, fast = milliseconds(teacher), milliseconds(chosen)
+def served_milliseconds(plan: Plan, by_recipe: Mapping[Recipe, CandidateFacts]) -> dict[int, float]:
+    """Median latency by tokens of what serves each length."""
+    own = milliseconds(by_recipe[plan.recipe])
+    short = milliseconds(by_recipe[plan.short.recipe]) if plan.short is not None else {}
+    return {
+        tokens: times[tokens]
+        for tokens in sorted(own.keys() | short.keys())
+        if tokens in (times := own if plan.serves(tokens) else short)
+    }
+
+
+def speed_up(teacher: CandidateFacts, plan: Plan, by_recipe: Mapping[Recipe, CandidateFacts]) -> dict[int, float]:
+    """fp32 time over that of the chosen plan, by tokens."""
+    slow, fast = milliseconds(teacher), served_milliseconds(plan, by_recipe)
     return {tokens: slow[tokens] / fast[tokens] for tokens in sorted(slow.keys() & fast.keys()) if fast[tokens] > 0}
 
 
@@ -93,6 +107,7 @@ def findings(
     candidates: Sequence[CandidateFacts],
     teacher: Recipe,
     plan: Plan,
+    second_graph_bytes: int | None = None,
     noise: float,
     skipped_for_time: int,
     search_finished: bool,
@@ -118,6 +133,13 @@ def findings(
         found.append("Nothing was fused in the fp32 graph: this architecture runs node by node, slower than it could.")
     if plan.recipe == teacher and any(one.outcome is Outcome.REJECTED for one in candidates):
         found.append("Faster candidates were rejected for their answers: see the accuracy budget (docs/guard.md).")
+    if plan.short is not None:
+        size = next((one.size_bytes for one in candidates if one.recipe == plan.short.recipe), 0)
+        memory = f"{second_graph_bytes / 1e6:.0f} MB of memory" if second_graph_bytes else "its memory was not measured"
+        found.append(
+            f"Rows of up to {plan.short.longest_tokens} tokens have a graph of their own ({plan.short.recipe.name}): "
+            f"{memory}, {size / 1e6:.0f} MB of the artefact."
+        )
     if shared_cpus:
         found.append(
             "The load generator shared the cores with the server, since there were no others: "

@@ -43,6 +43,13 @@ class BuiltFacts(Value):
     seconds: float
 
 
+class GraphFile(Value):
+    """A graph that can be loaded."""
+
+    path: str
+    io: GraphIO
+
+
 class Session(Protocol):
     """One candidate in a process of its own. Times are hard limits: beyond them the process is killed."""
 
@@ -62,8 +69,16 @@ class Session(Protocol):
         """The shortest of these lengths from which all cores answer a lone row sooner than one core; None: none."""
         ...
 
+    def lone(self, lengths: Sequence[int], *, wide: bool, timeout_seconds: float) -> dict[int, float]:
+        """Median milliseconds of a lone row by tokens, on one core or on all, of an engine with a stream for each."""
+        ...
+
     def sample(self, plan: Plan, *, timeout_seconds: float) -> Sample:
-        """Measure a plan over the workload's length mix."""
+        """Measure a plan over the workload's length mix. The graph of its short rows, if it has one, is on disk."""
+        ...
+
+    def judge_plan(self, plan: Plan, *, timeout_seconds: float) -> Verdict:
+        """Ask the guard about the answers of a plan with two graphs, each of which it let pass already."""
         ...
 
     def close(self) -> None:

@@ -23,6 +23,8 @@ CLEARLY_FASTER = 0.97
 """All cores must beat one by this much before a lone row is run on all of them."""
 
 LONE_SECONDS = 0.4
+SHORT_SECONDS = 0.15
+"""For each of the shortest lengths."""
 MOST_LONE_SECONDS = 6.0
 SATURATION_SECONDS = 0.7
 MOST_SATURATION_SECONDS = 6.0
@@ -87,16 +89,32 @@ def wide_from(lengths: Sequence[int], narrow: Callable[[int], float], wide: Call
     return lengths[best]
 
 
-async def sample_plan(predictor: Predicts, requests: Sequence[Request], *, rate: float | None = None) -> Sample:
-    """Measure a plan with requests of the workload's mix: each in turn alone, then many at once, and where `rate`
-    (requests/s) is given, arriving at random at that rate."""
+async def sample_plan(
+    predictor: Predicts,
+    requests: Sequence[Request],
+    *,
+    short: Mapping[int, Sequence[Request]] | None = None,
+    rate: float | None = None,
+) -> Sample:
+    """Measure a plan with requests of the workload's mix: each in turn alone, those of the shortest lengths (`short`,
+    by tokens) as well, then many at once, and where `rate` (requests/s) is given, arriving at random at that rate."""
     for request in requests[:4]:
         await predictor.predict(request.inputs, request.parameters)
     with no_collection():
         p50, p95, mean = await lone_latency(predictor, requests)
+        shortest = {
+            tokens: (await lone_latency(predictor, some, seconds=SHORT_SECONDS))[0]
+            for tokens, some in (short or {}).items()
+        }
         rows = await saturation(predictor, requests, expected_seconds=mean)
         loaded = await loaded_p95(predictor, requests, rate) if rate is not None else None
-    return Sample(p50_milliseconds=p50, p95_milliseconds=p95, requests_per_second=rows, loaded_p95_milliseconds=loaded)
+    return Sample(
+        p50_milliseconds=p50,
+        p95_milliseconds=p95,
+        requests_per_second=rows,
+        loaded_p95_milliseconds=loaded,
+        short_milliseconds=shortest,
+    )
 
 
 async def lone_latency(

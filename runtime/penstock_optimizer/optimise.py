@@ -19,7 +19,7 @@ from typing import Any
 from penstock.capacity import CapacityCurve
 from penstock.endpoint import ModelEndpoint, NoCandidate, OptimizationMode
 from penstock.errors import NoCandidateWithinBudget
-from penstock.manifest import CandidateFacts, Manifest, Outcome, ServedModel
+from penstock.manifest import CandidateFacts, Manifest, Outcome, ServedGraph, ServedModel
 from penstock.recipe import Plan, Recipe
 from penstock_optimizer import conclusion
 from penstock_optimizer.artefact import graph_path, write_artefact
@@ -134,7 +134,9 @@ class Optimisation:
         finally:
             self._tryout.close()
         manifest = self._prove(exported, climbed)
-        gemm = self._gemm(next(one for one in manifest.candidates if one.recipe == manifest.chosen.plan.recipe))
+        gemm = self._gemm(
+            next(one for one in manifest.candidates if one.recipe == manifest.chosen.plan.recipe), manifest.chosen.plan
+        )
         manifest = manifest.model_copy(update={"gemm": gemm, "seconds": self._budget.spent})
         self._write(self._job.artefact, manifest)
         if not manifest.cut_short:
@@ -195,6 +197,9 @@ class Optimisation:
                 self._job, folder, seconds_left=self._budget.left_for_capacity, on_point=self._events.point
             )
         except ReplicaBroken as failure:
+            if climbed.plan.short is not None:
+                # The second graph may be what breaks it: without that first.
+                return self._prove(exported, replace(climbed, plan=climbed.plan.unrouted, sample=None))
             if climbed.plan.recipe == TEACHER:
                 self._events.no_capacity(failure.message)
                 return self._manifest(exported, climbed, doubts=(f"The capacity was not measured: {failure.message}.",))
@@ -208,7 +213,7 @@ class Optimisation:
         self._events.capacity(measured)
         return self._manifest(exported, climbed, measured)
 
-    def _gemm(self, chosen: CandidateFacts) -> Any:
+    def _gemm(self, chosen: CandidateFacts, plan: Plan) -> Any:
         shape = EncoderShape.of(self._job.folder.config)
         left = self._budget.left() - WRITING_SECONDS
         if shape is None or not chosen.latency or left < 1.0:
@@ -218,7 +223,8 @@ class Optimisation:
         except WorkerFailed:
             # A figure for the report, and no reason to lose the rest of it.
             return ()
-        return gemm_shares(shape, conclusion.milliseconds(chosen), ceiling)
+        own = {tokens: ms for tokens, ms in conclusion.milliseconds(chosen).items() if plan.serves(tokens)}
+        return gemm_shares(shape, own, ceiling)
 
     # what the stages need
 
@@ -250,7 +256,7 @@ class Optimisation:
         job = self._job
         candidates = conclusion.conclude(
             [entrant.facts for entrant in self._tryout.entrants],
-            chosen=climbed.plan.recipe,
+            chosen=climbed.plan,
             teacher=TEACHER,
             expected=self._expected,
             steps=climbed.steps,
@@ -276,7 +282,7 @@ class Optimisation:
             baseline=self._served(entrants[TEACHER], teacher_plan),
             candidates=candidates,
             capacity=measured.curve if measured else CapacityCurve(),
-            speed_up=conclusion.speed_up(by_recipe[TEACHER], by_recipe[climbed.plan.recipe]),
+            speed_up=conclusion.speed_up(by_recipe[TEACHER], climbed.plan, by_recipe),
             noise=noise,
             workload=job.mix.summary,
             trials=conclusion.plan_trials(climbed.steps),
@@ -284,6 +290,7 @@ class Optimisation:
                 candidates=candidates,
                 teacher=TEACHER,
                 plan=climbed.plan,
+                second_graph_bytes=climbed.second_graph_bytes,
                 noise=noise,
                 skipped_for_time=skipped + late,
                 search_finished=climbed.finished,
@@ -299,13 +306,23 @@ class Optimisation:
 
     def _served(self, entrant: Entrant, plan: Plan) -> ServedModel:
         assert entrant.built is not None  # noqa: S101 - what may serve was built
-        return ServedModel(path=graph_path(entrant.recipe, Path(entrant.built.graph)), io=entrant.built.io, plan=plan)
+        path = graph_path(entrant.recipe, Path(entrant.built.graph))
+        return ServedModel(path=path, io=entrant.built.io, plan=plan, short=self._short(plan))
+
+    def _short(self, plan: Plan) -> ServedGraph | None:
+        if plan.short is None:
+            return None
+        entrant = next(one for one in self._tryout.entrants if one.recipe == plan.short.recipe)
+        assert entrant.built is not None  # noqa: S101 - what may serve was built
+        return ServedGraph(path=graph_path(entrant.recipe, Path(entrant.built.graph)), io=entrant.built.io)
 
     def _write(self, target: Path, manifest: Manifest) -> None:
-        graphs = {
-            served.plan.recipe: self._job.work.candidate(served.plan.recipe) / Path(served.path).name
+        recipes = {
+            recipe: graph
             for served in (manifest.chosen, manifest.baseline)
+            for recipe, graph in zip(served.plan.recipes, served.graphs, strict=True)
         }
+        graphs = {recipe: self._job.work.candidate(recipe) / Path(graph.path).name for recipe, graph in recipes.items()}
         write_artefact(
             target,
             folder=self._job.folder,

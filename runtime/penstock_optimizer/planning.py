@@ -11,6 +11,7 @@ from penstock.recipe import Plan, Recipe
 from penstock_optimizer.budget import Budget
 from penstock_optimizer.isolation import WorkerFailed
 from penstock_optimizer.lab import Lab
+from penstock_optimizer.routing import Router
 from penstock_optimizer.search.climb import Climbed, Climber, MeasurementFailed, Step
 from penstock_optimizer.search.goal import Goal, Sample
 from penstock_optimizer.search.space import Limits, first_plan
@@ -73,14 +74,15 @@ class Planner:
                 time_left=self.budget.plans_deadline(),
                 on_step=self.on_step,
             )
+            router = Router(self, climber, open_for_good=recipes)
             try:
-                return climber.search(starts, lambda plan: self._limits[plan.recipe])
+                return climber.search(starts, lambda plan: self._limits[plan.recipe], routes=router.routes)
             except MeasurementFailed as failure:
                 if self.budget.left_for_plans() <= 0:
                     # Cut off by the clock, not by a fault: the best so far by its latencies wins.
                     return self._unmeasured([one for one in timed if one.recipe in recipes])
                 broken = self._broken(recipes)
-                entrant = self._entrant(broken)
+                entrant = self.entrant(broken)
                 entrant.close()
                 entrant.settle(Outcome.FAILED, f"{failure} while its plans were measured")
                 recipes.remove(broken)
@@ -89,17 +91,22 @@ class Planner:
                         f"no plan could be measured: {failure}", remedy="See the log of the optimisation"
                     ) from failure
 
+    @property
+    def limit(self) -> float:
+        """Seconds that one call may take."""
+        return max(min(SAMPLE_SECONDS, self.budget.left_for_capacity()), 1.0)
+
     def _unmeasured(self, timed: Sequence[Timed]) -> Climbed:
         """The first plan of the recipe with the lowest expected latency, when no time is left to try plans."""
         best = min(timed, key=lambda one: expected_milliseconds(one.milliseconds, self.expected))
         plan = first_plan(best.recipe, self._limits[best.recipe], wide_from_tokens=self._wide[best.recipe])
-        spreads = [point.spread for point in self._entrant(best.recipe).facts.latency]
+        spreads = [point.spread for point in self.entrant(best.recipe).facts.latency]
         return Climbed(plan, None, (), finished=False, noise=max(spreads, default=0.0))
 
     def _starts(self, recipes: Sequence[Recipe]) -> list[Plan]:
         plans = []
         for recipe in recipes:
-            entrant = self._entrant(recipe)
+            entrant = self.entrant(recipe)
             limits = Limits(self.cores, entrant.batching, tuple(self.lengths))
             self._limits[recipe] = limits
             if recipe not in self._wide:
@@ -110,25 +117,23 @@ class Planner:
     def _wide_from(self, entrant: Entrant) -> int | None:
         if self.cores == 1 or entrant.session is None:
             return None
-        limit = max(min(SAMPLE_SECONDS, self.budget.left_for_capacity()), 1.0)
         try:
-            return entrant.session.wide_from(self.lengths, timeout_seconds=limit)
+            return entrant.session.wide_from(self.lengths, timeout_seconds=self.limit)
         except WorkerFailed:
             # The search will find out whether its plans run.
             entrant.close()
             return UNMEASURED_WIDE_FROM
 
     def _measure(self, plan: Plan) -> Sample:
-        entrant = self._entrant(plan.recipe)
+        entrant = self.entrant(plan.recipe)
         if entrant.session is None:
             again = self._reopened.get(plan.recipe, 0)
             if again >= MOST_REOPENED or entrant.built is None:
                 raise MeasurementFailed(self._last_reason.get(plan.recipe, "its process ended"))
             self._reopened[plan.recipe] = again + 1
             entrant.session = self.lab.open(plan.recipe, built=entrant.built)
-        limit = max(min(SAMPLE_SECONDS, self.budget.left_for_capacity()), 1.0)
         try:
-            return entrant.session.sample(plan, timeout_seconds=limit)
+            return entrant.session.sample(plan, timeout_seconds=self.limit)
         except WorkerFailed as failure:
             entrant.close()
             self._last_reason[plan.recipe] = failure.reason
@@ -136,7 +141,8 @@ class Planner:
 
     def _broken(self, recipes: Sequence[Recipe]) -> Recipe:
         """The recipe whose process is gone: the incumbent's, since a challenger's failure does not end the climb."""
-        return next((recipe for recipe in recipes if self._entrant(recipe).session is None), recipes[0])
+        return next((recipe for recipe in recipes if self.entrant(recipe).session is None), recipes[0])
 
-    def _entrant(self, recipe: Recipe) -> Entrant:
+    def entrant(self, recipe: Recipe) -> Entrant:
+        """The candidate of a recipe."""
         return next(one for one in self.tryout.entrants if one.recipe == recipe)

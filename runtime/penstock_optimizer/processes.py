@@ -11,9 +11,9 @@ from typing import Any
 
 from penstock.manifest import Verdict
 from penstock.recipe import EngineName, Plan, Precision, Recipe
-from penstock_optimizer.candidate import GraphFile, Subject
+from penstock_optimizer.candidate import Subject
 from penstock_optimizer.isolation import Failure, Worker, WorkerFailed
-from penstock_optimizer.lab import BuiltFacts, ExportedFacts
+from penstock_optimizer.lab import BuiltFacts, ExportedFacts, GraphFile
 from penstock_optimizer.recipes import TEACHER
 from penstock_optimizer.search.goal import Sample
 from penstock_optimizer.workfolder import WorkFolder
@@ -69,13 +69,35 @@ class ProcessSession:
         value = self._call("wide_from", timeout_seconds, lengths=list(lengths))
         return None if value is None else int(value)
 
+    def lone(self, lengths: Sequence[int], *, wide: bool, timeout_seconds: float) -> dict[int, float]:
+        """See `Session`."""
+        value = self._call("lone", timeout_seconds, lengths=list(lengths), wide=wide)
+        return {int(tokens): milliseconds for tokens, milliseconds in value.items()}
+
     def sample(self, plan: Plan, *, timeout_seconds: float) -> Sample:
         """See `Session`."""
-        return Sample.model_validate(self._call("sample", timeout_seconds, plan=plan.model_dump(mode="json")))
+        return Sample.model_validate(self._call("sample", timeout_seconds, **self._planned(plan)))
+
+    def judge_plan(self, plan: Plan, *, timeout_seconds: float) -> Verdict:
+        """See `Session`."""
+        file = str(self._lab.teacher_file)
+        return Verdict.model_validate(self._call("judge_plan", timeout_seconds, file=file, **self._planned(plan)))
 
     def close(self) -> None:
         """See `Session`."""
         self._worker.close()
+
+    def _planned(self, plan: Plan) -> dict[str, Any]:
+        """The plan as a call's arguments, with the graph of its short rows. WorkerFailed when that is not there."""
+        arguments: dict[str, Any] = {"plan": plan.model_dump(mode="json")}
+        if plan.short is not None:
+            recipe = plan.short.recipe
+            known = self._lab.work.load(recipe)
+            if known is None or known.io is None or not known.graph:
+                raise WorkerFailed(Failure.RAISED, f"the graph of {recipe.name} is not in the work folder any more")
+            graph = GraphFile(path=str(self._lab.work.candidate(recipe) / known.graph), io=known.io)
+            arguments["short"] = graph.model_dump(mode="json")
+        return arguments
 
     def _call(self, method: str, timeout_seconds: float, **arguments: Any) -> Any:
         if not self._configured:

@@ -15,6 +15,7 @@ from penstock.manifest import GraphIO, Manifest, ServedModel
 from penstock.recipe import EngineName, Plan
 from penstock_runtime.engines.base import Engine, Threads
 from penstock_runtime.engines.load import load_engine
+from penstock_runtime.engines.routed import RoutedEngine
 from penstock_runtime.host import Host, require_memory
 from penstock_runtime.models.folder import ModelFolder
 from penstock_runtime.tasks.base import Task
@@ -59,13 +60,46 @@ class LoadedModel:
 
 
 def load_graph(
-    task: Task, path: Path, io: GraphIO, plan: Plan, *, manifest: Manifest | None = None, max_tokens: int = 512
+    task: Task,
+    path: Path,
+    io: GraphIO,
+    plan: Plan,
+    *,
+    short: tuple[Path, GraphIO] | None = None,
+    manifest: Manifest | None = None,
+    max_tokens: int = 512,
 ) -> LoadedModel:
-    """Load one graph with a plan. ArtefactError when it does not load."""
+    """Load a graph with a plan, and with it that of its short rows where the plan has one.
+
+    ArtefactError when one does not load, or when the two do not give the same.
+    """
+    engine = _engine(path, io, plan, max_tokens)
+    short_plan = plan.of_short_rows
+    if plan.short is None or short_plan is None or short is None:
+        return LoadedModel(task, engine, plan.unrouted, io, manifest, max_tokens=max_tokens)
+    try:
+        check_same_outputs(io, short[1])
+        second = _engine(*short, short_plan, max_tokens)
+    except BaseException:
+        engine.close()
+        raise
+    routed = RoutedEngine(engine, second, plan.short.longest_tokens)
+    return LoadedModel(task, routed, plan, io, manifest, max_tokens=max_tokens)
+
+
+def check_same_outputs(io: GraphIO, short: GraphIO) -> None:
+    """ArtefactError unless the answers of two graphs can be read alike."""
+    if short.outputs != io.outputs:
+        raise ArtefactError(
+            f"the graph of the short rows gives {sorted(short.outputs)}, and that of the others {sorted(io.outputs)}",
+            remedy="Run penstock optimize again",
+        )
+
+
+def _engine(path: Path, io: GraphIO, plan: Plan, max_tokens: int) -> Engine:
     threads = Threads(plan.streams, plan.threads_per_stream)
     wide = plan.wide_from_tokens is not None
-    engine = load_engine(path, io, plan.recipe, threads, wide=wide, max_tokens=max_tokens)
-    return LoadedModel(task, engine, plan, io, manifest, max_tokens=max_tokens)
+    return load_engine(path, io, plan.recipe, threads, wide=wide, max_tokens=max_tokens)
 
 
 def load_artefact(
@@ -92,11 +126,15 @@ def load_artefact(
         _check_isa(folder, manifest.cpu.isa, host.cpu.isa)
     _verify(folder, manifest, served)
     plan, findings = fit_plan(served.plan, cores)
-    require_memory(host.memory, _needed_bytes(folder / served.path, plan), f"serving {plan.recipe.name}")
+    short = (folder / served.short.path, served.short.io) if served.short is not None else None
+    needed = _needed_bytes(folder / served.path, plan)
+    if short is not None and (short_plan := plan.of_short_rows) is not None:
+        needed += _needed_bytes(short[0], short_plan) - _WORKING_BYTES
+    require_memory(host.memory, needed, f"serving {plan.recipe.name}")
     model_folder = ModelFolder.open(folder, weights=False)
     task = make_task(manifest.task, model_folder, max_tokens=max_tokens, truncate=truncate, limits=limits)
     longest = min(max_tokens or manifest.model.max_tokens, model_folder.max_tokens)
-    model = load_graph(task, folder / served.path, served.io, plan, manifest=manifest, max_tokens=longest)
+    model = load_graph(task, folder / served.path, served.io, plan, short=short, manifest=manifest, max_tokens=longest)
     model.which = which
     model.findings = findings
     return model
@@ -113,8 +151,12 @@ def fit_plan(plan: Plan, cores: int | None) -> tuple[Plan, tuple[str, ...]]:
         return plan, ()
     threads = min(plan.threads_per_stream, cores)
     streams = max(1, cores // threads)
-    wide = plan.wide_from_tokens if streams > 1 else None
-    fitted = plan.model_copy(update={"streams": streams, "threads_per_stream": threads, "wide_from_tokens": wide})
+    changes: dict[str, object] = {"streams": streams, "threads_per_stream": threads}
+    if streams == 1:
+        changes["wide_from_tokens"] = None
+        if plan.short is not None:
+            changes["short"] = plan.short.model_copy(update={"wide_from_tokens": None})
+    fitted = plan.model_copy(update=changes)
     finding = (
         f"The plan was made for {made_for} cores ({plan.streams}x{plan.threads_per_stream} threads) and runs on "
         f"{cores} as {streams}x{threads}: optimise again with cores: {cores}"
@@ -132,10 +174,11 @@ def _check_isa(folder: Path, made_on: Isa, here: Isa) -> None:
 
 def _verify(folder: Path, manifest: Manifest, served: ServedModel) -> None:
     """Check every file that this model reads against its sha256."""
-    if served.path not in manifest.files:
-        raise ArtefactError(
-            f"the manifest of {folder} has no digest of {served.path}", remedy="Make the artefact again"
-        )
+    for graph in served.graphs:
+        if graph.path not in manifest.files:
+            raise ArtefactError(
+                f"the manifest of {folder} has no digest of {graph.path}", remedy="Make the artefact again"
+            )
     for name in _names(manifest, served):
         path = folder / name
         try:
@@ -154,10 +197,10 @@ def _verify(folder: Path, manifest: Manifest, served: ServedModel) -> None:
 
 
 def _names(manifest: Manifest, served: ServedModel) -> Iterator[str]:
-    """The files of the model: its graph's folder, and all that is not a graph."""
-    own = served.path.rpartition("/")[0]
+    """The files of the model: the folders of its graphs, and all that is not a graph."""
+    own = tuple(f"{graph.path.rpartition('/')[0]}/" for graph in served.graphs)
     for name in sorted(manifest.files):
-        if not name.startswith(f"{GRAPHS}/") or name.startswith(f"{own}/"):
+        if not name.startswith(f"{GRAPHS}/") or name.startswith(own):
             yield name
 
 

@@ -14,6 +14,7 @@ from penstock_runtime.batching.lane import Lane
 from penstock_runtime.batching.observer import Observer, Unobserved
 from penstock_runtime.batching.workers import Workers
 from penstock_runtime.cache import BoundedCache, content_key, json_size
+from penstock_runtime.engines.base import EngineFacts
 from penstock_runtime.errors import NotReady, Overloaded
 from penstock_runtime.loaded import LoadedModel
 from penstock_runtime.tasks.base import Prepared
@@ -166,13 +167,10 @@ class Predictor:
             "which": model.which,
             "plan": model.plan.model_dump(mode="json"),
             "engine": {
-                "name": engine.engine,
-                "version": engine.version,
-                "precision": engine.precision,
-                "streams": engine.threads.streams,
-                "threads_per_stream": engine.threads.per_stream,
-                "fused_nodes": engine.fused_nodes,
+                **_engine_facts(engine),
+                # Of both, where short rows have an engine of their own.
                 "weight_copies": engine.weight_copies,
+                **({"short": _engine_facts(engine.short)} if engine.short is not None else {}),
             },
             "findings": list(model.findings),
             "queue": {
@@ -278,6 +276,18 @@ def characters(value: Any) -> int:
     if isinstance(value, list | tuple):
         return sum(map(characters, value))
     return 0
+
+
+def _engine_facts(facts: EngineFacts) -> dict[str, Any]:
+    return {
+        "name": facts.engine,
+        "version": facts.version,
+        "precision": facts.precision,
+        "streams": facts.threads.streams,
+        "threads_per_stream": facts.threads.per_stream,
+        "fused_nodes": facts.fused_nodes,
+        "weight_copies": facts.weight_copies,
+    }
 
 
 def _cache(max_bytes: int) -> BoundedCache[Any] | None:

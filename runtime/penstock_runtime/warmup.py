@@ -9,6 +9,7 @@ from time import perf_counter
 
 from penstock.recipe import Batching, Plan
 from penstock_runtime.batching.rectangle import run_rows
+from penstock_runtime.engines.base import EngineFacts
 from penstock_runtime.engines.grid import ShapeGrid
 from penstock_runtime.loaded import LoadedModel
 from penstock_runtime.rows import Row
@@ -31,7 +32,7 @@ def warm_up(model: LoadedModel, ran: Callable[[int, float], None] | None = None)
     # Streams have kernels and buffers of their own: all run at once, or one might do the work of two.
     together = Barrier(plan.streams)
     with ThreadPoolExecutor(max_workers=plan.streams, thread_name_prefix="penstock-warm-up") as pool:
-        for rows, length in shapes(plan, model.max_tokens, model.engine.facts.grid):
+        for rows, length in all_shapes(plan, model.max_tokens, model.engine.facts):
             batch = [Row([_ANY_TOKEN] * length)] * rows
             for again in (False, True):
                 runs = [pool.submit(_timed, model, batch, together) for _ in range(plan.streams)]
@@ -39,10 +40,30 @@ def warm_up(model: LoadedModel, ran: Callable[[int, float], None] | None = None)
                     seconds = run.result()
                     if again and ran is not None:
                         ran(rows * length, seconds)
-            if rows == 1 and plan.wide_from_tokens is not None and length >= plan.wide_from_tokens:
+            if rows == 1 and _may_run_wide(plan, length):
                 run_rows(model.engine, model.io, batch, wide=True)
             if perf_counter() > end:
                 return
+
+
+def all_shapes(plan: Plan, max_tokens: int, facts: EngineFacts) -> Iterator[tuple[int, int]]:
+    """Rows and length of the batches to run. Where short rows have an engine of their own: its shapes, then those of
+    the other that no short row has."""
+    short_plan = plan.of_short_rows
+    if plan.short is None or short_plan is None or facts.short is None:
+        yield from shapes(plan, max_tokens, facts.grid)
+        return
+    longest = plan.short.longest_tokens
+    short = shapes(short_plan, min(longest, max_tokens), facts.short.grid)
+    long = ((rows, length) for rows, length in shapes(plan, max_tokens, facts.grid) if length > longest)
+    yield from sorted((*short, *long), key=lambda shape: shape[0] > 1)
+
+
+def _may_run_wide(plan: Plan, length: int) -> bool:
+    short_plan = plan.of_short_rows
+    is_short = plan.short is not None and length <= plan.short.longest_tokens
+    wide_from = short_plan.wide_from_tokens if is_short and short_plan is not None else plan.wide_from_tokens
+    return wide_from is not None and length >= wide_from
 
 
 def shapes(plan: Plan, max_tokens: int, grid: ShapeGrid | None = None) -> Iterator[tuple[int, int]]:

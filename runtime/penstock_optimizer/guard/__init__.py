@@ -13,7 +13,7 @@ from penstock_optimizer.guard.invariance import (
     measure_invariance,
 )
 from penstock_optimizer.guard.judge import judge
-from penstock_optimizer.guard.runner import Teacher, guard_candidate, prepare, teach
+from penstock_optimizer.guard.runner import Teacher, guard_answers, guard_candidate, prepare, teach
 from penstock_optimizer.guard.sample import Observed, Sample
 
 __all__ = [
@@ -25,6 +25,7 @@ __all__ = [
     "Teacher",
     "arithmetic_of",
     "forward_of",
+    "guard_answers",
     "guard_candidate",
     "judge",
     "measure_invariance",

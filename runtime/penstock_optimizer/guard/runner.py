@@ -78,3 +78,12 @@ def guard_candidate(
     return verdict.model_copy(
         update={"metrics": (*verdict.metrics, *invariance.metrics), "batching": invariance.batching.value}
     )
+
+
+def guard_answers(task: Task, forward: Forward, teacher: Teacher, budget: AccuracyBudget) -> Verdict:
+    """Judge the answers alone, row by row: for two graphs that were each proved in company, and now serve together."""
+    try:
+        observed = [observe(task, forward, prepared) for prepared in teacher.prepared]
+    except InferenceFailed as error:
+        return Verdict(passed=False, reason=f"a judging request failed: {error.message}", texts=len(teacher.prepared))
+    return judge(task.name, teacher.observed, observed, budget)

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 
 from penstock.manifest import CandidateFacts, Manifest, Metric, Outcome
 from penstock.recipe import Plan
+from penstock_optimizer import conclusion
 from penstock_optimizer.report.charts import Series
 from penstock_optimizer.report.scales import short
 
@@ -100,6 +101,13 @@ def milliseconds(candidate: CandidateFacts | None) -> dict[int, float]:
     return {point.tokens: point.p50_milliseconds for point in candidate.latency} if candidate else {}
 
 
+def served_milliseconds(manifest: Manifest) -> dict[int, float]:
+    """Median latency by tokens of what serves each length."""
+    by_recipe = {one.recipe: one for one in manifest.candidates}
+    plan = manifest.chosen.plan
+    return conclusion.served_milliseconds(plan, by_recipe) if by_recipe.keys() >= {*plan.recipes} else {}
+
+
 def main_metric(manifest: Manifest) -> Metric | None:
     """The metric that the agreement chart shows: the first that the guard held the chosen candidate (or else any
     other) against, among those where 1 is perfect."""
@@ -159,6 +167,9 @@ def headline(manifest: Manifest) -> str:
     where = f"on {cores} of {cpu} ({manifest.cpu.isa.value})"
     if plan.recipe == manifest.baseline.plan.recipe:
         return f"The fp32 graph itself is served {where}: no candidate beat it within the accuracy budget."
+    if plan.short is not None:
+        short = f"rows of up to {plan.short.longest_tokens} tokens by {plan.short.recipe.name}"
+        return f"{plan.recipe.name} is served {where}, {short}."
     return f"{plan.recipe.name} is served {where}."
 
 
@@ -197,8 +208,8 @@ def tiles(manifest: Manifest) -> list[Tile]:
 
 
 def length_rows(manifest: Manifest) -> list[LengthRow]:
-    """fp32 against the chosen candidate, by length."""
-    teacher, chosen = milliseconds(teacher_candidate(manifest)), milliseconds(chosen_candidate(manifest))
+    """fp32 against what serves each length."""
+    teacher, chosen = milliseconds(teacher_candidate(manifest)), served_milliseconds(manifest)
     shares = {one.tokens: one.share for one in manifest.gemm}
     return [
         LengthRow(
@@ -255,6 +266,11 @@ def plan_text(plan: Plan) -> str:
         parts.append("one row a run")
     if plan.wide_from_tokens is not None and plan.streams > 1:
         parts.append(f"all cores from {plan.wide_from_tokens} tokens")
+    short = plan.of_short_rows
+    if plan.short is not None and short is not None:
+        how = plan_text(short).removeprefix(f"{short.summary}, ")
+        parts[0] = plan.unrouted.summary
+        return f"{', '.join(parts)}; up to {plan.short.longest_tokens} tokens {short.recipe.name}, {how}"
     return ", ".join(parts)
 
 

@@ -3,18 +3,20 @@
 A challenger is measured right after and right before the incumbent (a pair), and promoted only when it is better by
 more than the pairs scatter. One pair is enough to drop a challenger that is clearly worse; a promising one gets more.
 Promotions on a later criterion (more requests, equal latency) may not add up to a loss on the first one: each is held
-against the last plan that won by the first criterion.
+against the last plan that won by the first criterion. Before the climb the best of the first plans may get a route for
+short rows (`route`), which its neighbours then keep.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
 from penstock.recipe import Plan
 from penstock_optimizer.load.summary import median
 from penstock_optimizer.search.goal import Comparison, Goal, Pair, Ranking, Sample
+from penstock_optimizer.search.route import RouteGoal
 from penstock_optimizer.search.space import Limits, neighbours
 from penstock_optimizer.search.trials import Match, Trials
 
@@ -25,6 +27,14 @@ CLEARLY_BETTER = 0.25
 PAIRS = 3
 MOST_PAIRS = 5
 """For a challenger whose gain is near its noise."""
+
+
+class Judge(Protocol):
+    """Says which of two plans is better: a `Goal`, or a `RouteGoal`."""
+
+    def compare(self, pairs: Sequence[Pair]) -> Comparison:
+        """Compare challenger with incumbent over at least one pair."""
+        ...
 
 
 class MeasurementFailed(Exception):
@@ -63,6 +73,8 @@ class Climbed:
     """False: the time was up before all neighbours were tried."""
     noise: float
     """Median scatter of the pairs, relative: smaller gains promoted nothing."""
+    second_graph_bytes: int | None = None
+    """What the graph of the short rows adds to the memory of the server, where the plan has one."""
 
 
 class Climber:
@@ -85,10 +97,16 @@ class Climber:
         self._steps: list[Step] = []
         self._failed: set[Plan] = set()
 
-    def challenge(self, challenger: Plan, incumbent: Plan, *, least_pairs: int = 1) -> Comparison | None:
-        """Measure pairs until it is clear who is better, or that it does not matter; None when the challenger fails."""
+    def challenge(
+        self, challenger: Plan, incumbent: Plan, *, least_pairs: int = 1, judge: Judge | None = None
+    ) -> Comparison | None:
+        """Measure pairs until it is clear who is better, or that it does not matter; None when the challenger fails.
+
+        `judge`: who says so; None: the goal.
+        """
+        judge = judge or self._goal
         pairs = [match.pair for match in self._trials.between(challenger, incumbent)]
-        while len(pairs) < MOST_PAIRS and not self._settled(pairs, least_pairs):
+        while len(pairs) < MOST_PAIRS and not self._settled(pairs, least_pairs, judge):
             try:
                 sample = self._measure(challenger)
             except MeasurementFailed:
@@ -102,12 +120,12 @@ class Climber:
             )
             self._trials.add(match)
             pairs.append(match.pair)
-        return self._goal.compare(pairs)
+        return judge.compare(pairs)
 
-    def _settled(self, pairs: Sequence[Pair], least_pairs: int) -> bool:
+    def _settled(self, pairs: Sequence[Pair], least_pairs: int, judge: Judge) -> bool:
         if not pairs or (len(pairs) < least_pairs and self._time_left()):
             return False
-        found = self._goal.compare(pairs)
+        found = judge.compare(pairs)
         if found.by_first and found.gain < -CLEARLY_WORSE:
             return True
         if found.by_first and found.gain > CLEARLY_BETTER and len(pairs) > 1:
@@ -131,13 +149,24 @@ class Climber:
                 best = plan
         return best
 
-    def search(self, starts: Sequence[Plan], limits: Callable[[Plan], Limits]) -> Climbed:
-        """The best of the first plans, then uphill from there; at the end held once more against the first of `starts`
-        (the fp32 teacher), which is returned where the winner turns out no better.
+    def search(
+        self,
+        starts: Sequence[Plan],
+        limits: Callable[[Plan], Limits],
+        *,
+        routes: Callable[[Plan], Iterable[Plan]] = lambda _: (),
+    ) -> Climbed:
+        """The best of the first plans, with a route for short rows where one pays, then uphill from there; at the end
+        held once more against the first of `starts` (the fp32 teacher), which is returned where the winner turns out no
+        better.
 
+        `routes`: the same plan with routes that look worth while, the most promising first; asked for one by one.
         Raises MeasurementFailed when the incumbent itself stops working.
         """
-        climbed = self.climb(self.best_of(starts), limits)
+        best = self.best_of(starts)
+        if best != starts[0]:
+            best = self._with_route(best, routes(best))
+        climbed = self.climb(best, limits)
         teacher = starts[0]
         if climbed.plan == teacher:
             return climbed
@@ -145,10 +174,23 @@ class Climber:
         if final is not None and final.ranking is Ranking.BETTER:
             return climbed
         reason = "could not be measured again" if final is None else _reason(final)
-        step = Step(climbed.plan, teacher, final, promoted=False, reason=f"against the fp32 plan: {reason}")
+        self.note(Step(climbed.plan, teacher, final, promoted=False, reason=f"against the fp32 plan: {reason}"))
+        return Climbed(teacher, self._sample_of(teacher), tuple(self._steps), climbed.finished, self.noise)
+
+    def note(self, step: Step) -> None:
+        """Record a challenge that was decided elsewhere."""
         self._steps.append(step)
         self._on_step(step)
-        return Climbed(teacher, self._sample_of(teacher), tuple(self._steps), climbed.finished, self.noise)
+
+    def _with_route(self, plan: Plan, routed: Iterable[Plan]) -> Plan:
+        """The first of the routed plans that is better than the plan, else the plan."""
+        for challenger in routed:
+            if challenger.short is None or not self._time_left():
+                break
+            judge = RouteGoal(self._goal, challenger.short.longest_tokens)
+            if self._promote(challenger, plan, anchor=plan, least_pairs=2, judge=judge) is not None:
+                return challenger
+        return plan
 
     def climb(self, start: Plan, limits: Callable[[Plan], Limits]) -> Climbed:
         """Walk from `start` to a plan that no neighbour beats, or until the time is up.
@@ -174,7 +216,14 @@ class Climber:
                     incumbent = neighbour
                     moved = True
                     break
-        return Climbed(incumbent, self._sample_of(incumbent), tuple(self._steps), finished, self.noise)
+        return Climbed(
+            incumbent,
+            self._sample_of(incumbent),
+            tuple(self._steps),
+            finished,
+            self.noise,
+            self._second_graph_bytes(incumbent),
+        )
 
     @property
     def noise(self) -> float:
@@ -183,9 +232,11 @@ class Climber:
         scatter = [comparison.noise for comparison in several if comparison.pairs > 1]
         return median(scatter) if scatter else 0.0
 
-    def _promote(self, challenger: Plan, incumbent: Plan, *, anchor: Plan, least_pairs: int = 1) -> Comparison | None:
+    def _promote(
+        self, challenger: Plan, incumbent: Plan, *, anchor: Plan, least_pairs: int = 1, judge: Judge | None = None
+    ) -> Comparison | None:
         """The comparison when the challenger takes over, else None; either way a step is recorded."""
-        comparison = self.challenge(challenger, incumbent, least_pairs=least_pairs)
+        comparison = self.challenge(challenger, incumbent, least_pairs=least_pairs, judge=judge)
         promoted = comparison is not None and comparison.ranking is Ranking.BETTER
         if comparison is None:
             reason = "could not be measured"
@@ -198,14 +249,18 @@ class Climber:
             if promoted and not comparison.by_first and anchor != incumbent and self._lost_ground(challenger, anchor):
                 promoted = False
                 reason = f"{reason}, but slower than an earlier plan by the first criterion"
-        step = Step(challenger, incumbent, comparison, promoted, reason)
-        self._steps.append(step)
-        self._on_step(step)
+        self.note(Step(challenger, incumbent, comparison, promoted, reason))
         return comparison if promoted else None
 
     def _lost_ground(self, challenger: Plan, anchor: Plan) -> bool:
         comparison = self.challenge(challenger, anchor)
         return comparison is None or (comparison.by_first and comparison.ranking is Ranking.WORSE)
+
+    def _second_graph_bytes(self, plan: Plan) -> int | None:
+        """As seen with the plan or with one that routes alike: it is weighed when it is first loaded."""
+        alike = [match for match in self._trials.all() if match.challenger.short == plan.short]
+        weighed = [match.challenger_sample.second_graph_bytes for match in alike if plan.short is not None]
+        return max((one for one in weighed if one is not None), default=None)
 
     def _sample_of(self, plan: Plan) -> Sample:
         samples = self._trials.samples(plan)

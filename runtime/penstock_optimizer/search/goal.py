@@ -40,6 +40,10 @@ class Sample(BaseModel):
     """With more requests waiting than can run."""
     loaded_p95_milliseconds: float | None = Field(default=None, gt=0)
     """With requests arriving at random at the asked rate; only where the objective asks for latency and throughput."""
+    short_milliseconds: dict[int, float] = Field(default_factory=dict)
+    """Of lone requests of one of the shortest lengths, by tokens; only where the workload has rows so short."""
+    second_graph_bytes: int | None = None
+    """What the graph of the short rows added to the memory of the process, where the plan has one."""
 
     @property
     def lone_milliseconds(self) -> float:

@@ -41,6 +41,10 @@ class Trials:
     def __len__(self) -> int:
         return len(self._matches)
 
+    def all(self) -> Sequence[Match]:
+        """All matches, oldest first."""
+        return tuple(self._matches)
+
     def between(self, challenger: Plan, incumbent: Plan) -> Sequence[Match]:
         """The matches of these two, oldest first."""
         return [m for m in self._matches if m.challenger == challenger and m.incumbent == incumbent]

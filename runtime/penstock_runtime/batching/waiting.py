@@ -7,7 +7,8 @@ out, and because arrivals only ever rank later, nothing waits for ever.
 
 Company. The row whose turn it is is joined by others that the plan allows: of the same length, or near enough to stay
 within the padding limit, nearest first. (Where the engine pads to a grid by itself, rows with the same point on the
-grid are of the same length.) A batch takes at most its worker's fair share of the tokens that wait: the
+grid are of the same length. Rows that run on another graph because they are short are nobody's company but their own.)
+A batch takes at most its worker's fair share of the tokens that wait: the
 other workers will be free soon, and a core that idles beside a full one loses more than a larger batch gains.
 
 There is no timer that waits for company: a batch is whatever waits when a worker gets free. An idle server answers at
@@ -18,11 +19,12 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from heapq import heapify, heappop, heappush
 from typing import Any, NamedTuple
 
 from penstock.recipe import Batching, Plan
+from penstock_runtime.engines.base import EngineFacts
 from penstock_runtime.engines.grid import ShapeGrid
 from penstock_runtime.rows import Row
 
@@ -49,6 +51,10 @@ class Waiting:
     """Taken or discarded."""
 
 
+Place = tuple[bool, int]
+"""Where a row waits: whether it runs on the graph of the short rows, and the tokens that it takes when alone."""
+
+
 class Taken(NamedTuple):
     """What a worker takes out of the queue."""
 
@@ -69,19 +75,42 @@ class Company:
     max_padding_share: float
     grid: ShapeGrid | None = None
     """Of the engine, if it has one: lengths count as what they are padded to anyway."""
+    short: Company | None = None
+    """Of the rows that run on a graph of their own: they never join the others."""
+    short_tokens: int = 0
+    """The longest of those."""
 
     @classmethod
-    def of(cls, plan: Plan, grid: ShapeGrid | None = None) -> Company:
-        """As the plan says."""
-        return cls(plan.batching, plan.max_batch_rows, plan.max_batch_tokens, plan.max_padding_share, grid)
+    def of(cls, plan: Plan, facts: EngineFacts | None = None) -> Company:
+        """As the plan and the engine say."""
+        own = _as_planned(plan, facts.grid if facts is not None else None)
+        short_plan = plan.of_short_rows
+        if plan.short is None or short_plan is None:
+            return own
+        short_facts = facts.short if facts is not None else None
+        short = _as_planned(short_plan, short_facts.grid if short_facts is not None else None)
+        return replace(own, short=short, short_tokens=plan.short.longest_tokens)
+
+    def side(self, tokens: int) -> Company:
+        """The company of rows of this length: decided by their own length alone."""
+        return self.short if self.short is not None and tokens <= self.short_tokens else self
+
+    def place(self, row: Row) -> Place:
+        """Where the row waits. Two places are never the same across the sides."""
+        side = self.side(row.length)
+        return side is not self, side.length(row)
 
     def length(self, row: Row) -> int:
-        """Tokens that the row takes when it runs alone."""
+        """Tokens that a row of this side takes when it runs alone."""
         return row.length if self.grid is None else self.grid.length(row.length)
 
     def rows(self, count: int) -> int:
         """How many of `count` rows that could run together do."""
         return count if self.grid is None else self.grid.rows(count)
+
+
+def _as_planned(plan: Plan, grid: ShapeGrid | None) -> Company:
+    return Company(plan.batching, plan.max_batch_rows, plan.max_batch_tokens, plan.max_padding_share, grid)
 
 
 _Entry = tuple[float, int, Waiting]
@@ -100,7 +129,7 @@ class WaitingRows:
     _gone: int = 0
     """Entries in `_all` that are."""
     _all: list[_Entry] = field(default_factory=list)
-    _by_length: dict[int, list[_Entry]] = field(default_factory=dict)
+    _by_place: dict[Place, list[_Entry]] = field(default_factory=dict)
 
     def push(
         self, rows: Sequence[Row], owner: Any, *, arrived: float, deadline: float, tokens_per_second: float
@@ -114,7 +143,7 @@ class WaitingRows:
             self._serial += 1
             key = (rank, self._serial, entry)
             heappush(self._all, key)
-            heappush(self._by_length.setdefault(self.company.length(row), []), key)
+            heappush(self._by_place.setdefault(self.company.place(row), []), key)
             before += row.length
             entries.append(entry)
         self.rows += len(entries)
@@ -147,13 +176,13 @@ class WaitingRows:
         if first is None:
             return Taken([], expired)
         share = -(-(self.tokens + first.row.length) // workers)
-        company = self.company
+        company = self.company.side(first.row.length)
         if company.batching is Batching.SINGLE or company.max_rows == 1:
             return Taken([first], expired)
         joining = self._joining(first, share, now)
         keep = company.rows(1 + len(joining)) - 1
         for key in joining[keep:]:
-            heappush(self._by_length.setdefault(company.length(key[2].row), []), key)
+            heappush(self._by_place.setdefault(self.company.place(key[2].row), []), key)
         batch = [first]
         for _, _, entry in joining[:keep]:
             self._leave(entry)
@@ -169,21 +198,23 @@ class WaitingRows:
                 continue
             self._leave(entry)
             # The lowest rank of all is the lowest of its length: only gone entries can stand before it there.
-            self._clear_top(self.company.length(entry.row))
+            self._clear_top(self.company.place(entry.row))
             if entry.deadline >= now:
                 return entry
             expired.append(entry)
-        self._by_length.clear()
+        self._by_place.clear()
         return None
 
     def _joining(self, first: Waiting, share: int, now: float) -> list[_Entry]:
         """Rows near in length to the first one, oldest first within a length; out of the heaps by length."""
-        company = self.company
+        company = self.company.side(first.row.length)
+        short = company is not self.company
         longest = real = company.length(first.row)
         tokens = first.row.length
         found: list[_Entry] = []
         for length in _nearest(longest, company):
-            while (key := self._clear_top(length)) is not None:
+            place = (short, length)
+            while (key := self._clear_top(place)) is not None:
                 count = len(found) + 2
                 padded = max(longest, length) * count
                 # One whose deadline has passed is told so at its own turn.
@@ -195,21 +226,21 @@ class WaitingRows:
                     or key[2].deadline < now
                 ):
                     break
-                found.append(heappop(self._by_length[length]))
+                found.append(heappop(self._by_place[place]))
                 longest, real = max(longest, length), real + length
                 tokens += key[2].row.length
         return found
 
-    def _clear_top(self, length: int) -> _Entry | None:
-        """The lowest rank that waits with this length; gone entries above it are thrown away."""
-        heap = self._by_length.get(length)
+    def _clear_top(self, place: Place) -> _Entry | None:
+        """The lowest rank that waits there; gone entries above it are thrown away."""
+        heap = self._by_place.get(place)
         if heap is None:
             return None
         while heap:
             if not heap[0][2].gone:
                 return heap[0]
             heappop(heap)
-        del self._by_length[length]
+        del self._by_place[place]
         return None
 
     def _left_standing(self) -> None:
@@ -226,10 +257,10 @@ class WaitingRows:
     def _sweep(self) -> None:
         self._all = [key for key in self._all if not key[2].gone]
         heapify(self._all)
-        self._by_length = {}
+        self._by_place = {}
         for key in self._all:
-            self._by_length.setdefault(self.company.length(key[2].row), []).append(key)
-        for heap in self._by_length.values():
+            self._by_place.setdefault(self.company.place(key[2].row), []).append(key)
+        for heap in self._by_place.values():
             heapify(heap)
         self._gone = 0
 

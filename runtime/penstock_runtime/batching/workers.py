@@ -58,13 +58,14 @@ class Workers:
         self._engine = engine
         self._io = io
         self._reduce = reduce
-        self._grid = engine.facts.grid
-        self._wide_from = plan.wide_from_tokens
+        self._company = Company.of(plan, engine.facts)
+        self._plan = plan.unrouted
+        self._short_plan = plan.of_short_rows
         self._bounds = bounds
         self._observer = observer
         self._deliver = deliver
         self._lock = threading.Lock()
-        self._queue = WaitingRows(Company.of(plan, engine.facts.grid))
+        self._queue = WaitingRows(self._company)
         self._rate = DrainRate(plan.streams)
         self._idle: list[threading.Lock] = []
         self._busy = 0
@@ -167,8 +168,10 @@ class Workers:
         rows = [entry.row for entry in taken.rows]
         longest = max(row.length for row in rows)
         real = sum(row.length for row in rows)
-        width = longest if self._grid is None else self._grid.length(longest)
-        wide = lone and len(rows) == 1 and self._wide_from is not None and longest >= self._wide_from
+        side = self._company.side(longest)
+        plan = self._plan if side is self._company or self._short_plan is None else self._short_plan
+        width = max(map(side.length, rows))
+        wide = lone and len(rows) == 1 and plan.wide_from_tokens is not None and longest >= plan.wide_from_tokens
         started = perf_counter()
         values = self._forward(rows, wide=wide)
         ended = perf_counter()

@@ -36,6 +36,8 @@ class EngineFacts:
     grid: ShapeGrid | None = None
     """The lengths that `run` pads its batches to by itself; None: none. Rows that are padded to the same length keep
     each other company for nothing."""
+    short: EngineFacts | None = None
+    """Of the engine that runs the short rows, where there is one beside this (`engines.routed`)."""
 
 
 class Engine(Protocol):

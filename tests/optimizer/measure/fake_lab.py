@@ -39,6 +39,14 @@ class Script:
     """How many of the first timings are disturbed."""
     fails_after: int = 0
     """How many calls of a failing method succeed first."""
+    short_speed: float | None = None
+    """At 8 and 16 tokens; None: as at all."""
+    cosine_together: float = 0.999
+    """Of plans with a second graph."""
+
+    def milliseconds(self, tokens: int) -> float:
+        """A lone row's time."""
+        return tokens / 8 / (self.short_speed if self.short_speed and tokens <= 16 else self.speed)
 
 
 def crash(number: int = 11) -> WorkerFailed:
@@ -57,7 +65,10 @@ class FakeLab:
     most_open: int = 0
 
     def __post_init__(self) -> None:
-        self.model = CostModel(speed={recipe: script.speed for recipe, script in self.scripts.items()})
+        self.model = CostModel(
+            speed={recipe: script.speed for recipe, script in self.scripts.items()},
+            short_speed={recipe: script.short_speed or script.speed for recipe, script in self.scripts.items()},
+        )
 
     def open(self, recipe: Recipe, *, built: BuiltFacts | None = None) -> FakeSession:
         self.open_now += 1
@@ -120,11 +131,20 @@ class FakeSession:
     def time(self, lengths: Sequence[int], *, seconds: float, timeout_seconds: float) -> dict[int, list[float]]:
         self._call("time", seconds * len(lengths), timeout_seconds)
         disturbed = 10 if self.lab.count("time", self.recipe) <= self.script.slow_looks else 1
-        return {tokens: [tokens / 8 / self.script.speed * disturbed] * 3 for tokens in lengths}
+        return {tokens: [self.script.milliseconds(tokens) * disturbed] * 3 for tokens in lengths}
 
     def wide_from(self, lengths: Sequence[int], *, timeout_seconds: float) -> int | None:
         self._call("wide_from", 1.0, timeout_seconds)
         return next((tokens for tokens in lengths if tokens >= 64), None)
+
+    def lone(self, lengths: Sequence[int], *, wide: bool, timeout_seconds: float) -> dict[int, float]:
+        self._call("lone", 0.1, timeout_seconds)
+        return {tokens: self.script.milliseconds(tokens) for tokens in lengths}
+
+    def judge_plan(self, plan: Plan, *, timeout_seconds: float) -> Verdict:
+        self._call("judge_plan", 1.0, timeout_seconds)
+        together = self.script.cosine_together
+        return Verdict(passed=together >= 0.985, reason=f"min_cosine {together} together")
 
     def sample(self, plan: Plan, *, timeout_seconds: float) -> Sample:
         self._call("sample", 2.0, timeout_seconds)

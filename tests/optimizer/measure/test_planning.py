@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -10,7 +11,7 @@ import pytest
 from penstock.endpoint import Latency, Objective
 from penstock.errors import OptimizationError
 from penstock.manifest import CandidateFacts, Outcome
-from penstock.recipe import Batching, Recipe
+from penstock.recipe import Batching, Recipe, ShortRoute
 from penstock_optimizer.budget import Budget
 from penstock_optimizer.conclusion import conclude, findings, plan_trials, speed_up
 from penstock_optimizer.isolation import Failure, WorkerFailed
@@ -26,6 +27,7 @@ from tests.optimizer.report.sample import FP32_PLAN, latency
 from tests.optimizer.search.cost_model import FP32, INT8, STATIC
 
 LENGTHS = (8, 32, 128, 512)
+SHORTER = (8, 16, 32, 128, 512)
 GOAL = Goal.of(Objective(latency=Latency(p95_milliseconds=20)))
 
 
@@ -36,11 +38,13 @@ def plan_search(
     seconds: float = 1e4,
     may_serve: Callable[[Recipe], bool] = lambda _: True,
     spent_before: float = 0.0,
+    lengths: Sequence[int] = LENGTHS,
+    expected: Sequence[int] = LENGTHS,
 ) -> tuple[Climbed, TryOut, FakeLab, list[Step]]:
     work = WorkFolder(tmp_path / "work")
     lab = FakeLab(work.candidate, {FP32: Script(), **scripts})
     budget = Budget(seconds, lab.clock)
-    tryout = TryOut(lab, work, budget, lengths=LENGTHS)
+    tryout = TryOut(lab, work, budget, lengths=lengths)
     tryout.enter(FP32, teacher=True)
     for recipe in scripts:
         if recipe != FP32:
@@ -48,7 +52,15 @@ def plan_search(
     tryout.measure()
     steps: list[Step] = []
     planner = Planner(
-        tryout, lab, budget, GOAL, cores=2, lengths=LENGTHS, expected=LENGTHS, may_serve=may_serve, on_step=steps.append
+        tryout,
+        lab,
+        budget,
+        GOAL,
+        cores=2,
+        lengths=lengths,
+        expected=expected,
+        may_serve=may_serve,
+        on_step=steps.append,
     )
     lab.clock.now += spent_before
     try:
@@ -130,6 +142,59 @@ def test_a_budget_that_is_spent_gives_the_fp32_plan_unless_something_was_seen_to
     assert climbed.plan.recipe in {FP32, INT8}
 
 
+# Routes by length
+
+SHORT_ROWS = {
+    STATIC: Script(speed=2.0),
+    INT8: Script(speed=1.2, short_speed=2.6, batching=Batching.EQUAL_LENGTH),
+}
+"""The one leads from 32 tokens on, the other up to 16; over the workload it is too slow for the plan search."""
+
+
+def test_a_recipe_that_leads_at_short_lengths_serves_those(tmp_path: Path) -> None:
+    climbed, tryout, lab, steps = plan_search(tmp_path, SHORT_ROWS, lengths=SHORTER, expected=SHORTER)
+
+    plan = climbed.plan
+    assert plan.recipe == STATIC
+    assert plan.short is not None
+    assert (plan.short.recipe, plan.short.longest_tokens) == (INT8, 16)
+    assert plan.short.batching is Batching.EQUAL_LENGTH
+    assert climbed.second_graph_bytes == 40_000_000
+    assert lab.open_now == 0
+    assert any(step.promoted and step.challenger.short for step in steps)
+    found = conclude([one.facts for one in tryout.entrants], chosen=plan, teacher=FP32, expected=SHORTER, steps=steps)
+    reason = next(one.reason for one in found if one.recipe == INT8)
+    assert reason.startswith(f"serves rows of up to 16 tokens beside {STATIC.name}")
+    by_recipe = {one.recipe: one for one in found}
+    assert speed_up(by_recipe[FP32], plan, by_recipe) == pytest.approx({8: 2.6, 16: 2.6, 32: 2, 128: 2, 512: 2})
+
+
+@pytest.mark.parametrize("expected", [(48, 64, 512), [8] + [128] * 99])
+def test_a_workload_without_short_rows_does_not_route(tmp_path: Path, expected: Sequence[int]) -> None:
+    climbed, _, lab, _ = plan_search(tmp_path, SHORT_ROWS, lengths=SHORTER, expected=expected)
+
+    assert (climbed.plan.recipe, climbed.plan.short) == (STATIC, None)
+    assert lab.count("lone") == lab.count("judge_plan") == 0
+
+
+def test_two_recipes_that_the_guard_does_not_let_serve_together_do_not(tmp_path: Path) -> None:
+    scripts = {**SHORT_ROWS, STATIC: Script(speed=2.0, cosine_together=0.9)}
+    climbed, _, _, steps = plan_search(tmp_path, scripts, lengths=SHORTER, expected=SHORTER)
+
+    assert climbed.plan.short is None
+    assert "the two recipes together: min_cosine 0.9 together" in [step.reason for step in steps]
+
+
+@pytest.mark.parametrize(("broken", "method"), [(INT8, "lone"), (STATIC, "lone"), (STATIC, "judge_plan")])
+def test_what_breaks_on_the_way_to_a_route_ends_the_route_only(tmp_path: Path, broken: Recipe, method: str) -> None:
+    scripts = {**SHORT_ROWS, broken: replace(SHORT_ROWS[broken], fails={method: crash()})}
+    climbed, tryout, lab, _ = plan_search(tmp_path, scripts, lengths=SHORTER, expected=SHORTER)
+
+    assert (climbed.plan.recipe, climbed.plan.short) == (STATIC, None)
+    assert outcome(tryout, STATIC)[0] is Outcome.SLOWER
+    assert lab.open_now == 0
+
+
 # The conclusion
 
 
@@ -140,7 +205,8 @@ def facts(recipe: Recipe, outcome: Outcome, reason: str = WITHIN_BUDGET, factor:
 
 
 def concluded(candidates: list[CandidateFacts], chosen: Recipe) -> dict[Recipe, tuple[Outcome, str]]:
-    found = conclude(candidates, chosen=chosen, teacher=FP32, expected=[16, 64], steps=[])
+    plan = FP32_PLAN.model_copy(update={"recipe": chosen})
+    found = conclude(candidates, chosen=plan, teacher=FP32, expected=[16, 64], steps=[])
     return {one.recipe: (one.outcome, one.reason) for one in found}
 
 
@@ -171,7 +237,7 @@ def test_fp32_itself_may_be_chosen() -> None:
 def test_a_recipe_of_equal_latency_says_what_it_lost_by(tmp_path: Path) -> None:
     climbed, tryout, _, steps = plan_search(tmp_path, {INT8: Script(speed=2), STATIC: Script(speed=2.0)})
     found = conclude(
-        [one.facts for one in tryout.entrants], chosen=climbed.plan.recipe, teacher=FP32, expected=LENGTHS, steps=steps
+        [one.facts for one in tryout.entrants], chosen=climbed.plan, teacher=FP32, expected=LENGTHS, steps=steps
     )
     reason = next(one.reason for one in found if one.recipe == STATIC)
 
@@ -184,7 +250,28 @@ def test_speed_up_is_given_where_both_were_measured() -> None:
     fast = facts(INT8, Outcome.CHOSEN, factor=0.5)
     fast = fast.model_copy(update={"latency": fast.latency[:2]})
 
-    assert speed_up(facts(FP32, Outcome.TEACHER), fast) == pytest.approx({8: 2.0, 16: 2.0})
+    plan = FP32_PLAN.model_copy(update={"recipe": INT8})
+    assert speed_up(facts(FP32, Outcome.TEACHER), plan, {INT8: fast}) == pytest.approx({8: 2.0, 16: 2.0})
+
+
+def test_the_second_graph_states_its_memory() -> None:
+    short = ShortRoute(longest_tokens=16, recipe=INT8)
+    plan = FP32_PLAN.model_copy(update={"recipe": STATIC, "short": short})
+    candidates = [
+        facts(STATIC, Outcome.CHOSEN),
+        facts(INT8, Outcome.SLOWER).model_copy(update={"size_bytes": 23_100_000}),
+    ]
+
+    def found(weighed: int | None) -> tuple[str, ...]:
+        return findings(
+            candidates=candidates, teacher=FP32, plan=plan, second_graph_bytes=weighed, noise=0.03, skipped_for_time=0,
+            search_finished=True, shared_cpus=False, host=(),
+        )  # fmt: skip
+
+    assert found(40_000_000) == (
+        f"Rows of up to 16 tokens have a graph of their own ({INT8.name}): 40 MB of memory, 23 MB of the artefact.",
+    )
+    assert "its memory was not measured" in found(None)[0]
 
 
 def test_findings_name_all_doubts() -> None:

@@ -19,6 +19,10 @@ class CostModel:
     """Measures plans by formula, and counts how often."""
 
     speed: dict[Recipe, float] = field(default_factory=lambda: {FP32: 1.0, INT8: 2.0, STATIC: 1.8})
+    short_speed: dict[Recipe, float] = field(default_factory=dict)
+    """At 8 and 16 tokens, where it is another one."""
+    routed_rate: float = 1.0
+    """Factor on the requests/s of plans with a second graph."""
     noise: float = 0.0
     drift: float = 0.0
     """Relative slow-down with every measurement: a machine that gets busier."""
@@ -42,8 +46,14 @@ class CostModel:
         if plan.batching is Batching.PADDED:
             # Best near 15 % padding and 8 rows.
             rows *= 1.2 - abs(plan.max_padding_share - 0.15) - 0.01 * abs(plan.max_batch_rows - 8)
+        short = plan.short.recipe if plan.short is not None else plan.recipe
         return Sample(
-            p50_milliseconds=p50, p95_milliseconds=p95, requests_per_second=rows, loaded_p95_milliseconds=p95 * 2
+            p50_milliseconds=p50,
+            p95_milliseconds=p95,
+            requests_per_second=rows * (self.routed_rate if plan.short is not None else 1.0),
+            loaded_p95_milliseconds=p95 * 2,
+            short_milliseconds={tokens: tokens / 8 / self.short_speed.get(short, speed) for tokens in (8, 16)},
+            second_graph_bytes=40_000_000 if plan.short is not None else None,
         )
 
     def __call__(self, plan: Plan) -> Sample:
@@ -62,4 +72,6 @@ class CostModel:
             p95_milliseconds=true.p95_milliseconds * factor() * slow,
             requests_per_second=true.requests_per_second / factor() / slow,
             loaded_p95_milliseconds=(true.loaded_p95_milliseconds or 1.0) * factor() * slow,
+            short_milliseconds={tokens: ms * factor() * slow for tokens, ms in true.short_milliseconds.items()},
+            second_graph_bytes=true.second_graph_bytes,
         )

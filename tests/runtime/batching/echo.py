@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from penstock.manifest import Axes, GraphIO
-from penstock.recipe import Batching, EngineName, Plan, Precision, Recipe
+from penstock.recipe import Batching, EngineName, Plan, Precision, Recipe, ShortRoute
 from penstock_runtime.engines.base import EngineFacts, Threads
 from penstock_runtime.engines.grid import ShapeGrid
 from penstock_runtime.errors import InferenceFailed
@@ -94,6 +94,16 @@ def plan(
         max_batch_rows=1 if batching is Batching.SINGLE else rows,
         max_batch_tokens=tokens,
         max_padding_share=padding,
+        wide_from_tokens=wide_from,
+    )
+
+
+def route(longest: int, batching: Batching = Batching.SINGLE, *, wide_from: int | None = None) -> ShortRoute:
+    return ShortRoute(
+        longest_tokens=longest,
+        recipe=Recipe(engine=EngineName.OPENVINO, precision=Precision.FP32),
+        batching=batching,
+        max_batch_rows=1 if batching is Batching.SINGLE else 8,
         wide_from_tokens=wide_from,
     )
 

@@ -1,7 +1,7 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import pytest
@@ -18,6 +18,9 @@ SINGLE = Company(Batching.SINGLE, 1, 512, 0.0)
 EQUAL = Company(Batching.EQUAL_LENGTH, 8, 512, 0.0)
 NEAR = Company(Batching.PADDED, 8, 512, 0.15)
 GRID = Company(Batching.EQUAL_LENGTH, 8, 512, 0.0, ShapeGrid())
+ROUTED = replace(NEAR, short=EQUAL, short_tokens=16)
+ALONE_WHEN_SHORT = replace(EQUAL, short=SINGLE, short_tokens=8)
+BOTH_ON_GRIDS = replace(GRID, short=GRID, short_tokens=12)
 
 
 def queue_of(company: Company, lengths: list[int]) -> WaitingRows:
@@ -53,6 +56,11 @@ def owners(entries: list[Waiting]) -> list[Any]:
         pytest.param(GRID, [33, 40, 37, 41, 36], 1, [0, 1, 2, 4], id="what is padded to the same length joins"),
         pytest.param(GRID, [33, 40, 37], 1, [0, 1], id="on a grid rows run in powers of two"),
         pytest.param(GRID, [33], 1, [0], id="one is a power of two"),
+        pytest.param(ROUTED, [16, 17, 16, 15], 1, [0, 2], id="short rows keep to their own plan and to themselves"),
+        pytest.param(ROUTED, [17, 16, 18, 16], 1, [0, 2], id="no short row joins a near one of the other side"),
+        pytest.param(ALONE_WHEN_SHORT, [8, 8, 9, 9], 1, [0], id="short rows run alone where they must"),
+        pytest.param(ALONE_WHEN_SHORT, [9, 8, 9, 8], 1, [0, 2], id="and the others do not"),
+        pytest.param(BOTH_ON_GRIDS, [12, 13, 11, 14], 1, [0, 2], id="one point of the grid on two sides is two places"),
     ],
 )
 def test_the_next_batch(company: Company, lengths: list[int], workers: int, taken: list[int]) -> None:
@@ -143,7 +151,7 @@ def test_cancelled_rows_cost_nothing_and_leave_nothing_behind() -> None:
 
     assert (queue.rows, queue.tokens) == (0, 0)
     assert len(queue._all) < 100
-    assert sum(len(heap) for heap in queue._by_length.values()) < 100
+    assert sum(len(heap) for heap in queue._by_place.values()) < 100
     assert queue.take(workers=1, now=0.0).rows == []
 
 
@@ -155,7 +163,7 @@ def test_a_busy_queue_does_not_grow() -> None:
             while queue.rows > 20:
                 queue.take(workers=1, now=0.0)
         assert len(queue._all) < 200, company
-        assert sum(len(heap) for heap in queue._by_length.values()) < 200, company
+        assert sum(len(heap) for heap in queue._by_place.values()) < 200, company
 
 
 @dataclass
@@ -170,13 +178,19 @@ class _Model:
         self.seen.append(entry)
 
 
-companies = st.builds(
+one_side = st.builds(
     Company,
     st.sampled_from(Batching),
     st.integers(1, 9),
     st.integers(1, 300),
     st.sampled_from([0.0, 0.05, 0.15, 0.3, 0.9]),
     st.sampled_from([None, ShapeGrid(), ShapeGrid(50)]),
+)
+companies = st.builds(
+    lambda long, short, tokens: replace(long, short=short, short_tokens=tokens),
+    one_side,
+    st.one_of(st.none(), one_side),
+    st.integers(1, 40),
 )
 arrivals = st.tuples(
     st.just("push"), st.lists(st.integers(1, 70), min_size=1, max_size=6), st.sampled_from([0.5, 3.0, math.inf])
@@ -229,6 +243,8 @@ def _check_take(queue: WaitingRows, model: _Model, workers: int, now: float) -> 
         return
     assert taken.rows[0].rank == lowest, "the row that has waited longest goes first"
     assert all(entry.deadline >= now for entry in taken.rows)
+    assert len({queue.company.place(entry.row)[0] for entry in taken.rows}) == 1, "never across the sides"
+    company = company.side(taken.rows[0].row.length)
     lengths = [company.length(entry.row) for entry in taken.rows]
     padded = max(lengths) * len(lengths)
     assert len(lengths) <= max(1, company.max_rows)
@@ -240,7 +256,8 @@ def _check_take(queue: WaitingRows, model: _Model, workers: int, now: float) -> 
         assert company.batching is Batching.PADDED or len(set(lengths)) == 1
         assert company.grid is None or len(lengths) in {1, 2, 4, 8}
     for length in set(lengths):
-        ranks = [entry.rank for entry in taken.rows if company.length(entry.row) == length]
-        left = [entry.rank for entry in model.waiting if company.length(entry.row) == length and entry.deadline >= now]
+        place = (queue.company.place(taken.rows[0].row)[0], length)
+        ranks = [entry.rank for entry in taken.rows if queue.company.place(entry.row) == place]
+        left = [e.rank for e in model.waiting if queue.company.place(e.row) == place and e.deadline >= now]
         assert ranks == sorted(ranks)
         assert not left or max(ranks) <= min(left), "the oldest of a length go first"

@@ -14,9 +14,10 @@ from penstock.recipe import Batching, Plan
 from penstock_runtime.batching.bounds import QueueBounds
 from penstock_runtime.batching.workers import Outcome, Workers
 from penstock_runtime.engines.grid import ShapeGrid
+from penstock_runtime.engines.routed import RoutedEngine
 from penstock_runtime.errors import DeadlineExceeded, InferenceFailed, Overloaded
 from penstock_runtime.rows import Outputs, Row
-from tests.runtime.batching.echo import IO, POISON, EchoEngine, plan, row, rows, total
+from tests.runtime.batching.echo import IO, POISON, EchoEngine, plan, route, row, rows, total
 
 
 class Seen:
@@ -34,7 +35,7 @@ class Seen:
 
 @contextmanager
 def working(
-    engine: EchoEngine,
+    engine: EchoEngine | RoutedEngine,
     served: Plan,
     *,
     bounds: QueueBounds | None = None,
@@ -54,7 +55,8 @@ def working(
     try:
         yield workers, outcomes
     finally:
-        engine.gate.set()
+        if isinstance(engine, EchoEngine):
+            engine.gate.set()
         workers.stop()
 
 
@@ -249,3 +251,19 @@ def test_the_rate_is_measured_from_the_runs() -> None:
         push(workers, 100)
         outcomes.get(timeout=10)
         assert workers.tokens_per_second != 1_000_000
+
+
+def test_short_rows_run_on_their_own_engine_wide_from_their_own_length_and_count_as_padded_there() -> None:
+    long, short = EchoEngine(streams=2, grid=ShapeGrid()), EchoEngine(streams=2)
+    served = plan(Batching.EQUAL_LENGTH, streams=2, wide_from=20).model_copy(update={"short": route(16, wide_from=10)})
+    observer = Seen()
+    with working(RoutedEngine(long, short, 16), served, observer=observer) as (workers, outcomes):
+        for length in (9, 10, 16, 17, 20):
+            push(workers, length)
+            outcomes.get(timeout=10)
+
+    assert (short.batches, short.wide) == ([[9], [10], [16]], [10, 16])
+    assert (long.batches, long.wide) == ([[17], [20]], [20])
+    assert [observer.batches.get(timeout=10) for _ in range(5)] == [
+        (1, 9, 9), (1, 10, 10), (1, 16, 16), (1, 17, 24), (1, 20, 24),
+    ]  # fmt: skip

@@ -9,6 +9,7 @@ from typing import Any
 
 from penstock.recipe import Batching, Plan
 from penstock.tasks import TaskName
+from penstock_runtime.engines.base import Engine
 from penstock_runtime.errors import InvalidInput
 from penstock_runtime.loaded import LoadedModel
 from penstock_runtime.rows import Outputs, Row
@@ -42,10 +43,9 @@ class SumTask:
         return {"mark": self.mark, "sums": list(reduced), "of": prepared.memo}
 
 
-def small_model(
-    engine: EchoEngine | None = None, task: SumTask | None = None, served: Plan | None = None
-) -> LoadedModel:
+def small_model(engine: Engine | None = None, task: SumTask | None = None, served: Plan | None = None) -> LoadedModel:
     engine = engine or EchoEngine(streams=2)
+    streams = engine.facts.threads.streams
     return LoadedModel(
-        task=task or SumTask(), engine=engine, plan=served or plan(Batching.EQUAL_LENGTH, streams=engine.streams), io=IO
+        task=task or SumTask(), engine=engine, plan=served or plan(Batching.EQUAL_LENGTH, streams=streams), io=IO
     )

@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import hashlib
+import json
 import shutil
 from dataclasses import replace
 from pathlib import Path
@@ -9,8 +10,8 @@ import pytest
 
 from penstock.errors import ArtefactError, HostError
 from penstock.hardware import CpuIdentity, Isa
-from penstock.manifest import MANIFEST_NAME, Manifest, ModelFacts, ServedModel
-from penstock.recipe import Batching, EngineName, Plan, Precision, Recipe
+from penstock.manifest import MANIFEST_NAME, Axes, Manifest, ModelFacts, ServedGraph, ServedModel
+from penstock.recipe import Batching, EngineName, Plan, Precision, Recipe, ShortRoute
 from penstock.tasks import Head, TaskName
 from penstock_runtime.host import Memory, read_host
 from penstock_runtime.loaded import fit_plan, load_artefact
@@ -86,6 +87,78 @@ def test_either_model_of_an_artefact_is_loaded_with_its_plan(artefact: Path) -> 
     for model in (chosen, baseline):
         model.close()
         model.close()
+
+
+ROUTE = ShortRoute(longest_tokens=16, recipe=ORT_FP32, batching=Batching.PADDED, max_batch_rows=8, wide_from_tokens=8)
+
+
+def routed(artefact: Path) -> Manifest:
+    """The artefact's chosen model with its fp32 graph for short rows."""
+    manifest = Manifest.load(artefact)
+    chosen = ServedModel(
+        path=manifest.chosen.path,
+        io=manifest.chosen.io,
+        plan=plan(ORT_DYNAMIC, short=ROUTE),
+        short=ServedGraph(path=manifest.baseline.path, io=manifest.baseline.io),
+    )
+    changed = manifest.model_copy(update={"chosen": chosen})
+    write(artefact, changed)
+    return changed
+
+
+def test_a_plan_with_a_route_loads_both_graphs(artefact: Path) -> None:
+    assert Manifest.load(artefact) != routed(artefact) == Manifest.load(artefact)
+
+    model = load_artefact(artefact, "chosen", HOST)
+    one_core = load_artefact(artefact, "chosen", HOST, cores=1)
+
+    facts = model.engine.facts
+    assert facts.short is not None
+    assert (facts.precision, facts.short.precision, facts.weight_copies) == ("i8", "f32", 2)
+    assert one_core.plan.short == ROUTE.model_copy(update={"wide_from_tokens": None})
+    for each in (model, one_core):
+        each.close()
+
+
+def test_the_graph_of_short_rows_is_verified_and_its_memory_counted(artefact: Path) -> None:
+    manifest = routed(artefact)
+    needed = sum((artefact / one).stat().st_size for one in (manifest.chosen.path, manifest.baseline.path)) * 2
+    with pytest.raises(HostError):
+        load_artefact(artefact, "chosen", replace(HOST, memory=Memory(total=2**34, limit=needed, available=needed)))
+    (artefact / manifest.baseline.path).write_bytes(b"another graph")
+
+    with pytest.raises(ArtefactError, match="is not the file that was optimised"):
+        load_artefact(artefact, "chosen", HOST)
+
+
+def test_a_graph_of_short_rows_with_other_outputs_is_refused(artefact: Path) -> None:
+    manifest = routed(artefact)
+    assert manifest.chosen.short is not None
+    io = manifest.chosen.short.io.model_copy(update={"outputs": {"logits": Axes.ROW}})
+    short = manifest.chosen.short.model_copy(update={"io": io})
+    write(artefact, manifest.model_copy(update={"chosen": manifest.chosen.model_copy(update={"short": short})}))
+
+    with pytest.raises(ArtefactError, match=r"short rows gives \['logits'\]"):
+        load_artefact(artefact, "chosen", HOST)
+
+
+def test_a_manifest_from_before_there_were_routes_loads(artefact: Path) -> None:
+    content = json.loads((artefact / MANIFEST_NAME).read_bytes())
+    for which in ("chosen", "baseline"):
+        assert content[which].pop("short") is None
+        assert content[which]["plan"].pop("short") is None
+    (artefact / MANIFEST_NAME).write_text(json.dumps(content))
+
+    load_artefact(artefact, "chosen", HOST).close()
+
+
+def test_a_route_without_its_graph_is_no_manifest(artefact: Path) -> None:
+    content = json.loads(routed(artefact).model_dump_json())
+    content["chosen"]["short"] = None
+    (artefact / MANIFEST_NAME).write_text(json.dumps(content))
+
+    with pytest.raises(ArtefactError, match="short rows have no graph of their own"):
+        load_artefact(artefact, "chosen", HOST)
 
 
 def test_a_plan_for_another_instruction_set_is_refused_with_both_names(artefact: Path) -> None:

@@ -9,7 +9,7 @@ from functools import cache
 import numpy as np
 import pytest
 
-from penstock.recipe import Batching, Plan, Recipe
+from penstock.recipe import Batching, Plan, Recipe, ShortRoute
 from penstock_runtime.batching.rectangle import run_rows
 from penstock_runtime.engines.base import Threads
 from penstock_runtime.engines.load import load_engine
@@ -42,13 +42,15 @@ def distinct() -> list[str]:
     return texts(300, seed=11, median=8, longest=40)
 
 
-def alone(recipe: Recipe) -> dict[str, Float]:
-    """Each text's vector when nothing else runs."""
+def alone(recipe: Recipe, *, longer_than: int = 0) -> dict[str, Float]:
+    """The vector of each text of more tokens than that when nothing else runs."""
     path, io = graph(recipe)
     engine = load_engine(path, io, recipe, Threads(1, 1), max_tokens=256)
     vectors = {}
     for text in distinct():
         prepared = task().prepare(task().parse(text, {}))
+        if prepared.rows[0].length <= longer_than:
+            continue
         reduced = [task().reduce(row, run_rows(engine, io, [row])[0]) for row in prepared.rows]
         vectors[text] = task().assemble(prepared, reduced)[0]
     engine.close()
@@ -56,7 +58,7 @@ def alone(recipe: Recipe) -> dict[str, Float]:
 
 
 def served(
-    recipe: Recipe, batching: Batching, requests: int, **options: float
+    recipe: Recipe, batching: Batching, requests: int, *, short: ShortRoute | None = None, **options: float
 ) -> tuple[list[tuple[str, Float]], Batches]:
     """What each text of so many requests, of one to three texts each and many at once, was answered."""
     path, io = graph(recipe)
@@ -68,13 +70,15 @@ def served(
             "batching": batching,
             "max_batch_rows": 1 if batching is Batching.SINGLE else 8,
             "wide_from_tokens": 16,
+            "short": short,
             **options,
         }
     )
     seen = Batches()
 
     async def main() -> list[tuple[str, Float]]:
-        model = load_graph(task(), path, io, plan, max_tokens=256)
+        beside = graph(short.recipe) if short is not None else None
+        model = load_graph(task(), path, io, plan, short=beside, max_tokens=256)
         predictor = Predictor(model, Limits(), seen)
         chance = random.Random(5)
         answers: list[tuple[str, Float]] = []
@@ -119,6 +123,42 @@ def test_answers_do_not_depend_on_strangers(
         assert seen.in_company == 0
     else:
         assert seen.in_company > seen.rows / 2, "most rows had company, or this would prove nothing"
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("recipe", "batching", "padding", "short"),
+    [
+        pytest.param(
+            OPENVINO_STATIC,
+            Batching.EQUAL_LENGTH,
+            0.0,
+            ShortRoute(
+                longest_tokens=16, recipe=ORT_FP32, batching=Batching.PADDED, max_batch_rows=8, max_padding_share=0.2
+            ),
+            id="short rows in company on onnxruntime, the others on openvino",
+        ),
+        pytest.param(
+            ORT_FP32,
+            Batching.PADDED,
+            0.2,
+            ShortRoute(longest_tokens=12, recipe=ORT_DYNAMIC, wide_from_tokens=8),
+            id="short rows alone in dynamic int8, the others padded",
+        ),
+    ],
+)
+def test_answers_do_not_depend_on_strangers_where_short_rows_have_a_graph_of_their_own(
+    recipe: Recipe, batching: Batching, padding: float, short: ShortRoute
+) -> None:
+    expected = {**alone(short.recipe), **alone(recipe, longer_than=short.longest_tokens)}
+    other = alone(recipe)
+
+    answers, seen = served(recipe, batching, 2000, short=short, max_padding_share=padding)
+
+    assert max(float(np.abs(vector - expected[text]).max()) for text, vector in answers) <= 1e-5
+    assert seen.in_company > seen.rows / 4, "many rows had company, or this would prove nothing"
+    differing = sum(float(np.abs(vector - other[text]).max()) > 1e-4 for text, vector in answers)
+    assert len(answers) / 10 < differing < len(answers) * 9 / 10, "both graphs answered"
 
 
 @pytest.mark.slow

@@ -4,9 +4,10 @@ import pytest
 
 from penstock.recipe import Batching
 from penstock_runtime.engines.grid import ShapeGrid
+from penstock_runtime.engines.routed import RoutedEngine
 from penstock_runtime.errors import InferenceFailed
-from penstock_runtime.warmup import shapes, warm_up
-from tests.runtime.batching.echo import EchoEngine, plan
+from penstock_runtime.warmup import all_shapes, shapes, warm_up
+from tests.runtime.batching.echo import EchoEngine, plan, route
 from tests.runtime.predictor.small import small_model
 
 
@@ -31,6 +32,23 @@ def test_a_grid_is_warmed_whole_the_usual_lengths_first() -> None:
     assert {length for rows, length in found if rows == 1} == set(range(8, 65, 8))
     assert {rows for rows, _ in found} <= {1, 2, 4, 8}
     assert all(rows * length <= 128 for rows, length in found)
+
+
+def test_a_route_is_warmed_on_both_sides_and_each_length_on_its_own() -> None:
+    long, short = EchoEngine(grid=ShapeGrid()), EchoEngine()
+    engine = RoutedEngine(long, short, 16)
+    served = plan(Batching.EQUAL_LENGTH, rows=4, tokens=64).model_copy(update={"short": route(16, wide_from=16)})
+    model = small_model(engine, served=served)
+    model.max_tokens = 32
+
+    warm_up(model)
+
+    assert {tuple(batch) for batch in short.batches} == {(8,), (16,)}
+    assert short.wide == [16]
+    assert {len(batch) for batch in long.batches} == {1, 2}
+    assert {length for batch in long.batches for length in batch} == {24, 32}
+    found = list(all_shapes(served, 32, engine.facts))
+    assert found == [(1, 8), (1, 16), (1, 32), (1, 24), (2, 32), (2, 24)]
 
 
 def test_wide_runs_are_warmed_as_well() -> None:

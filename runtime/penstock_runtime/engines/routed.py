@@ -1,0 +1,46 @@
+"""Two engines behind one face: short rows run on the one, all others on the other.
+
+Which one is a matter of a row's own length only. The batcher never puts rows of the two sides together
+(`batching.Company`), so that the length of a batch's longest row says it for each of them.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from penstock_runtime.engines.base import Engine, EngineFacts
+from penstock_runtime.rows import Batch, Outputs
+
+
+class RoutedEngine:
+    """See `Engine`. Closes both."""
+
+    def __init__(self, engine: Engine, short: Engine, longest_tokens: int) -> None:
+        """`short` runs batches whose rows have up to `longest_tokens` tokens; both give the same outputs."""
+        self._long = engine
+        self._short = short
+        self._longest_tokens = longest_tokens
+
+    @property
+    def facts(self) -> EngineFacts:
+        """Those of the engine of the long rows, with those of the other one; the weights of both count."""
+        short = self._short.facts
+        return replace(
+            self._long.facts, weight_copies=self._long.facts.weight_copies + short.weight_copies, short=short
+        )
+
+    def run(self, batch: Batch) -> Outputs:
+        """See `Engine`."""
+        return self._for(batch).run(batch)
+
+    def run_wide(self, batch: Batch) -> Outputs:
+        """See `Engine`: with the threads that each of the two was loaded with."""
+        return self._for(batch).run_wide(batch)
+
+    def close(self) -> None:
+        """See `Engine`."""
+        self._long.close()
+        self._short.close()
+
+    def _for(self, batch: Batch) -> Engine:
+        return self._short if batch.input_ids.shape[1] <= self._longest_tokens else self._long

@@ -1,0 +1,203 @@
+"""Whether a second graph for short rows pays."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from penstock.endpoint import Latency, Objective, Throughput
+from penstock.recipe import Batching, Plan
+from penstock_optimizer.search.climb import Climber
+from penstock_optimizer.search.goal import Goal, Pair, Ranking, Sample
+from penstock_optimizer.search.route import (
+    RouteGoal,
+    boundary,
+    looked_at,
+    rivals,
+    routed,
+    short_lengths,
+)
+from penstock_optimizer.search.space import Limits, first_plan
+from penstock_optimizer.search.survivors import Timed
+from tests.optimizer.search.cost_model import FP32, INT8, STATIC, CostModel
+
+LATENCY = Goal.of(Objective(latency=Latency(p95_milliseconds=20)))
+RATE = Goal.of(Objective(throughput=Throughput(requests_per_second=100)))
+LIMITS = Limits(2, Batching.PADDED, (8, 16, 32, 64))
+
+
+def sample(short: float = 1.0, *, lone: float = 5.0, rate: float = 100.0) -> Sample:
+    return Sample(
+        p50_milliseconds=lone,
+        p95_milliseconds=lone * 4,
+        requests_per_second=rate,
+        short_milliseconds={8: short, 16: short * 1.3},
+    )
+
+
+@pytest.mark.parametrize(
+    ("workload", "lengths"),
+    [
+        ([8, 16, 32, 64], (8, 16)),
+        ([12, 128], (16,)),
+        ([33, 64, 512], ()),
+        ([8] + [200] * 99, ()),
+        ([8, 8] + [200] * 98, (8, 16)),
+        ([], ()),
+    ],
+)
+def test_short_lengths_are_measured_where_the_workload_has_rows_so_short(
+    workload: Sequence[int], lengths: tuple[int, ...]
+) -> None:
+    assert short_lengths(workload) == lengths
+
+
+def test_some_length_always_remains_for_the_own_recipe() -> None:
+    assert looked_at((8, 16, 32, 64, 128)) == (8, 16, 32)
+    assert looked_at((8, 16)) == (8,)
+    assert looked_at((8,)) == ()
+
+
+def test_rivals_are_faster_at_the_shortest_length_and_those_that_run_alone_come_last() -> None:
+    chosen = Timed(STATIC, {8: 1.3, 64: 4.0})
+    fast, faster = Timed(FP32, {8: 1.1, 64: 9.0}), Timed(INT8, {8: 1.0, 64: 5.0})
+
+    assert rivals(chosen, [chosen, fast, faster]) == [INT8, FP32]
+    assert rivals(chosen, [chosen, fast, faster], alone={INT8}) == [FP32, INT8]
+    assert rivals(chosen, [Timed(INT8, {8: 1.28, 64: 1.0})]) == []
+    assert rivals(Timed(STATIC, {}), [faster]) == []
+
+
+@pytest.mark.parametrize(
+    ("chosen", "rival", "longest"),
+    [
+        pytest.param({8: 1.36, 16: 1.57, 32: 2.43}, {8: 1.07, 16: 1.40, 32: 2.43}, 16, id="as measured with MiniLM"),
+        pytest.param({8: 1.36, 16: 1.57}, {8: 1.07, 16: 1.56}, 8, id="no gain at sixteen"),
+        pytest.param({8: 1.00, 16: 1.57}, {8: 0.95, 16: 1.00}, None, id="too little at the shortest"),
+        pytest.param({8: 1.0, 16: 2.0, 32: 3.0}, {8: 0.5, 16: 2.1, 32: 1.0}, 8, id="a gap ends it"),
+        pytest.param({}, {}, None, id="nothing measured"),
+    ],
+)
+def test_the_boundary_is_the_last_length_up_to_which_the_rival_is_faster(
+    chosen: dict[int, float], rival: dict[int, float], longest: int | None
+) -> None:
+    turns = [{tokens: [ms] * 3 for tokens, ms in times.items()} for times in (chosen, rival)]
+
+    assert boundary(*turns) == longest
+
+
+def test_a_gain_within_the_noise_of_the_turns_is_none() -> None:
+    assert boundary({8: [1.0, 1.0, 1.0, 1.0]}, {8: [0.5, 0.7, 1.1, 1.4]}) is None
+
+
+@given(
+    times=st.dictionaries(
+        st.sampled_from([8, 16, 32]), st.lists(st.floats(0.1, 10), min_size=3, max_size=3), min_size=1
+    ),
+    factor=st.floats(1.0, 3.0),
+)
+def test_a_rival_that_is_never_faster_gets_nothing(times: dict[int, list[float]], factor: float) -> None:
+    assert boundary(times, {tokens: [ms * factor for ms in turns] for tokens, turns in times.items()}) is None
+
+
+def test_a_route_has_the_batching_that_its_own_recipe_may_have() -> None:
+    plan = first_plan(STATIC, LIMITS, wide_from_tokens=64)
+    found = routed(plan, INT8, Limits(2, Batching.SINGLE, (8, 16)), longest_tokens=16, wide_from_tokens=32)
+
+    assert found.unrouted == plan
+    assert found.short is not None
+    assert (found.short.recipe, found.short.longest_tokens, found.short.batching) == (INT8, 16, Batching.SINGLE)
+    assert (found.short.max_batch_rows, found.short.wide_from_tokens) == (1, None)
+    short = found.of_short_rows
+    assert short is not None
+    assert (short.recipe, short.streams, short.short) == (INT8, 2, None)
+    assert [found.serves(tokens) for tokens in (1, 16, 17)] == [False, False, True]
+    assert found.summary == f"{STATIC.name}, 2x1 threads; up to 16 tokens {INT8.name}"
+    assert Plan.model_validate_json(found.model_dump_json()) == found
+
+
+@pytest.mark.parametrize(
+    ("goal", "challenger", "ranking", "criterion"),
+    [
+        (LATENCY, sample(0.8), Ranking.BETTER, "lone latency up to 16 tokens"),
+        (LATENCY, sample(0.97), Ranking.SAME, "lone latency up to 16 tokens"),
+        (LATENCY, sample(0.8, lone=4.9, rate=80), Ranking.WORSE, "requests/s"),
+        (LATENCY, sample(0.8, lone=6.0), Ranking.WORSE, "lone latency"),
+        (LATENCY, sample(0.8, rate=98), Ranking.BETTER, "lone latency up to 16 tokens"),
+        (RATE, sample(0.8), Ranking.SAME, "requests/s"),
+        (RATE, sample(1.0, rate=108), Ranking.BETTER, "requests/s"),
+        (RATE, sample(0.8, lone=6.0, rate=108), Ranking.WORSE, "lone latency"),
+        (RATE, sample(0.8, rate=90), Ranking.WORSE, "requests/s"),
+    ],
+)
+def test_a_route_must_gain_what_the_objective_is_about_and_lose_nothing_of_it(
+    goal: Goal, challenger: Sample, ranking: Ranking, criterion: str
+) -> None:
+    found = RouteGoal(goal, 16).compare([Pair(challenger, sample())] * 3)
+
+    assert (found.ranking, found.criterion) == (ranking, criterion)
+
+
+def test_without_short_rows_in_the_workload_a_route_gains_nothing() -> None:
+    bare = sample().model_copy(update={"short_milliseconds": {}})
+
+    assert RouteGoal(LATENCY, 16).compare([Pair(bare, bare)]).ranking is Ranking.SAME
+
+
+def test_lengths_beyond_the_route_do_not_count() -> None:
+    before, after = ({8: 1.0, 16: 1.3}, {8: 0.8, 16: 5.0})
+    pair = Pair(*(sample().model_copy(update={"short_milliseconds": one}) for one in (after, before)))
+
+    assert RouteGoal(LATENCY, 8).compare([pair] * 3).gain == pytest.approx(0.2)
+
+
+def climb(model: CostModel, goal: Goal = LATENCY) -> tuple[Plan, list[tuple[bool, str]]]:
+    """The search with a route offered to whatever recipe wins."""
+    starts = [first_plan(recipe, LIMITS, wide_from_tokens=64) for recipe in (FP32, STATIC)]
+
+    def routes(plan: Plan) -> list[Plan]:
+        return [routed(plan, INT8, LIMITS, longest_tokens=16, wide_from_tokens=None)]
+
+    climbed = Climber(goal, model).search(starts, lambda _: LIMITS, routes=routes)
+    steps = [
+        (step.promoted, step.reason) for step in climbed.steps if step.challenger.short and not step.incumbent.short
+    ]
+    assert climbed.second_graph_bytes == (40_000_000 if climbed.plan.short else None)
+    return climbed.plan, steps
+
+
+def model(**options: float) -> CostModel:
+    return CostModel(speed={FP32: 1.0, STATIC: 2.0, INT8: 1.5}, short_speed={INT8: 2.6, STATIC: 2.0}, **options)  # type: ignore[arg-type]
+
+
+def test_a_route_that_pays_is_promoted_and_kept_on_the_way_up() -> None:
+    plan, steps = climb(model(noise=0.02))
+
+    assert plan.recipe == STATIC
+    assert plan.short is not None
+    assert plan.short.recipe == INT8
+    assert steps[0][0]
+    assert "better by lone latency up to 16 tokens" in steps[0][1]
+
+
+def test_a_route_that_costs_throughput_is_not_taken() -> None:
+    plan, steps = climb(model(routed_rate=0.85))
+
+    assert plan.short is None
+    assert steps == [(False, "18% worse by requests/s (noise 2%)")]
+
+
+def test_for_pure_throughput_only_throughput_decides() -> None:
+    assert climb(model(), RATE)[0].short is None
+    assert climb(model(routed_rate=1.2), RATE)[0].short is not None
+
+
+def test_fp32_gets_no_route() -> None:
+    slow = CostModel(speed={FP32: 2.0, STATIC: 1.0, INT8: 1.0}, short_speed={INT8: 9.0})
+
+    plan, steps = climb(slow)
+
+    assert (plan.recipe, plan.short, steps) == (FP32, None, [])
