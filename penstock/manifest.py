@@ -10,6 +10,7 @@ An artefact is a folder:
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from enum import StrEnum
 from pathlib import Path, PurePosixPath
 from typing import Self
@@ -165,6 +166,15 @@ class CandidateFacts(Frozen):
     fused_nodes: dict[str, int] = Field(default_factory=dict)
     build_seconds: float = 0.0
     size_bytes: int = 0
+
+
+def served_latency(plan: Plan, candidates: Iterable[CandidateFacts]) -> tuple[LatencyPoint, ...]:
+    """What was measured of a plan's recipe, and of that of its short rows at the lengths that this serves."""
+    measured = {one.recipe: one.latency for one in candidates}
+    own = [point for point in measured.get(plan.recipe, ()) if plan.serves(point.tokens)]
+    short = measured.get(plan.short.recipe, ()) if plan.short is not None else ()
+    points = (*own, *(point for point in short if not plan.serves(point.tokens)))
+    return tuple(sorted(points, key=lambda point: point.tokens))
 
 
 class GemmShare(Frozen):

@@ -6,13 +6,14 @@ The whole evidence stays in the artefact (`penstock.manifest`, `report.html`).
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from typing import Annotated, Self
 
 from pydantic import Field
 
 from penstock.capacity import CapacityCurve, CapacityPoint
 from penstock.hardware import CpuIdentity, Isa
-from penstock.manifest import CandidateFacts, Manifest, Outcome
+from penstock.manifest import CandidateFacts, LatencyPoint, Manifest, Outcome, served_latency
 from penstock.names import Digest, Uri
 from penstock.recipe import Batching, EngineName, Plan, Precision
 from penstock.resource import Facts
@@ -200,7 +201,7 @@ class Result(Facts):
         return cls(
             plan=PlanFacts.of(manifest.chosen.plan),
             accuracy=_accuracy(chosen),
-            latency=_latency(chosen, manifest.speed_up),
+            latency=_latency(served_latency(manifest.chosen.plan, manifest.candidates), manifest.speed_up),
             speed_up=_rounded(math.exp(sum(map(math.log, speeds)) / len(speeds))) if speeds else None,
             capacity=_capacity(manifest.capacity),
             cpu=CpuFacts.of(manifest.cpu),
@@ -218,6 +219,7 @@ class Result(Facts):
                 RejectedFacts(recipe=cut(one.recipe.name, 128), outcome=one.outcome, reason=cut(one.reason, 256))
                 for one in manifest.candidates
                 if one.outcome not in {Outcome.CHOSEN, Outcome.TEACHER}
+                and one.recipe not in manifest.chosen.plan.recipes
             )[:32],
             findings=tuple(cut(finding, 256) for finding in manifest.findings[:16]),
         )
@@ -257,16 +259,14 @@ def _accuracy(chosen: CandidateFacts | None) -> AccuracyFacts:
     )
 
 
-def _latency(chosen: CandidateFacts | None, speed_up: dict[int, float]) -> tuple[LatencyFacts, ...]:
-    if chosen is None:
-        return ()
+def _latency(points: Sequence[LatencyPoint], speed_up: dict[int, float]) -> tuple[LatencyFacts, ...]:
     return tuple(
         LatencyFacts(
             tokens=point.tokens,
             p50_milliseconds=_rounded(point.p50_milliseconds),
             speed_up=_rounded(speed_up[point.tokens]) if point.tokens in speed_up else None,
         )
-        for point in chosen.latency[:32]
+        for point in points[:32]
     )
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
-from penstock.manifest import CandidateFacts, Outcome, PlanTrial
+from penstock.manifest import CandidateFacts, Outcome, PlanTrial, served_latency
 from penstock.recipe import Plan, Recipe
 from penstock_optimizer.load.summary import median
 from penstock_optimizer.search.climb import Step
@@ -77,20 +77,10 @@ def _ratio(slow: CandidateFacts | None, fast: CandidateFacts | None, expected: S
     return expected_milliseconds(milliseconds(slow), expected) / expected_milliseconds(milliseconds(fast), expected)
 
 
-def served_milliseconds(plan: Plan, by_recipe: Mapping[Recipe, CandidateFacts]) -> dict[int, float]:
-    """Median latency by tokens of what serves each length."""
-    own = milliseconds(by_recipe[plan.recipe])
-    short = milliseconds(by_recipe[plan.short.recipe]) if plan.short is not None else {}
-    return {
-        tokens: times[tokens]
-        for tokens in sorted(own.keys() | short.keys())
-        if tokens in (times := own if plan.serves(tokens) else short)
-    }
-
-
 def speed_up(teacher: CandidateFacts, plan: Plan, by_recipe: Mapping[Recipe, CandidateFacts]) -> dict[int, float]:
     """fp32 time over that of the chosen plan, by tokens."""
-    slow, fast = milliseconds(teacher), served_milliseconds(plan, by_recipe)
+    slow = milliseconds(teacher)
+    fast = {point.tokens: point.p50_milliseconds for point in served_latency(plan, by_recipe.values())}
     return {tokens: slow[tokens] / fast[tokens] for tokens in sorted(slow.keys() & fast.keys()) if fast[tokens] > 0}
 
 

@@ -5,9 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from penstock.manifest import CandidateFacts, Manifest, Metric, Outcome
+from penstock.manifest import CandidateFacts, Manifest, Metric, Outcome, served_latency
 from penstock.recipe import Plan
-from penstock_optimizer import conclusion
 from penstock_optimizer.report.charts import Series
 from penstock_optimizer.report.scales import short
 
@@ -99,13 +98,6 @@ def teacher_candidate(manifest: Manifest) -> CandidateFacts | None:
 def milliseconds(candidate: CandidateFacts | None) -> dict[int, float]:
     """Median latency by tokens."""
     return {point.tokens: point.p50_milliseconds for point in candidate.latency} if candidate else {}
-
-
-def served_milliseconds(manifest: Manifest) -> dict[int, float]:
-    """Median latency by tokens of what serves each length."""
-    by_recipe = {one.recipe: one for one in manifest.candidates}
-    plan = manifest.chosen.plan
-    return conclusion.served_milliseconds(plan, by_recipe) if by_recipe.keys() >= {*plan.recipes} else {}
 
 
 def main_metric(manifest: Manifest) -> Metric | None:
@@ -209,7 +201,9 @@ def tiles(manifest: Manifest) -> list[Tile]:
 
 def length_rows(manifest: Manifest) -> list[LengthRow]:
     """fp32 against what serves each length."""
-    teacher, chosen = milliseconds(teacher_candidate(manifest)), served_milliseconds(manifest)
+    teacher = milliseconds(teacher_candidate(manifest))
+    served = served_latency(manifest.chosen.plan, manifest.candidates)
+    chosen = {point.tokens: point.p50_milliseconds for point in served}
     shares = {one.tokens: one.share for one in manifest.gemm}
     return [
         LengthRow(

@@ -16,11 +16,13 @@ from pathlib import Path
 import pytest
 
 from penstock.capacity import CapacityCurve
-from penstock.manifest import CandidateFacts, Manifest, Outcome
+from penstock.manifest import CandidateFacts, Manifest, Outcome, ServedGraph, ServedModel
+from penstock.recipe import Batching, ShortRoute
+from penstock.result import Result
 from penstock_optimizer.report import render_report
 from penstock_optimizer.report.charts import agreement_chart, capacity_chart, gemm_chart, latency_chart
-from penstock_optimizer.report.view import headline, plan_text, series, tiles, why
-from tests.optimizer.report.sample import FP32, FP32_PLAN, PLAN, sample_manifest
+from penstock_optimizer.report.view import headline, length_rows, plan_text, series, tiles, why
+from tests.optimizer.report.sample import FP32, FP32_PLAN, IO, PLAN, latency, sample_manifest
 
 CHROMIUM = next(
     (path for name in ("chromium", "chromium-browser", "google-chrome") if (path := shutil.which(name))), ""
@@ -44,6 +46,48 @@ def bare() -> Manifest:
         trials=(),
         findings=(),
     )
+
+
+def routed() -> Manifest:
+    """Short rows on a graph of their own."""
+    sample = sample_manifest()
+    static = sample.candidates[2]
+    short = ShortRoute(longest_tokens=16, recipe=static.recipe, batching=Batching.PADDED, max_batch_rows=8)
+    chosen = ServedModel(
+        path=sample.chosen.path,
+        io=IO,
+        plan=PLAN.model_copy(update={"short": short}),
+        short=ServedGraph(path=f"model/{static.recipe.slug}/model.onnx", io=IO),
+    )
+    faster = static.model_copy(update={"latency": latency(0.3)})
+    return changed(chosen=chosen, candidates=(*sample.candidates[:2], faster, *sample.candidates[3:]))
+
+
+def test_a_route_is_in_the_headline_the_plan_and_the_times_of_its_lengths() -> None:
+    manifest = routed()
+    plan = manifest.chosen.plan
+    assert plan.short is not None
+
+    name = plan.short.recipe.name
+    assert headline(manifest).endswith(f"rows of up to 16 tokens by {name}.")
+    assert plan_text(plan) == (
+        f"{PLAN.summary}, one row a run, all cores from 64 tokens; "
+        f"up to 16 tokens {name}, padded up to 8 rows / 512 tokens"
+    )
+    assert [row.speed_up for row in length_rows(manifest)][:3] == ["3.33×", "3.33×", "2.08×"]
+    assert html.escape(plan_text(plan)) in render_report(manifest)
+
+
+def test_the_result_in_a_status_has_the_times_of_short_rows_from_the_recipe_that_serves_them() -> None:
+    manifest = routed()
+    plain = manifest.model_copy(update={"chosen": sample_manifest().chosen})
+    before, after = Result.of(plain), Result.of(manifest)
+    assert manifest.chosen.plan.short is not None
+
+    name = manifest.chosen.plan.short.recipe.name
+    assert after.plan.summary.endswith(f"; up to 16 tokens {name}")
+    assert [new.tokens for old, new in zip(before.latency, after.latency, strict=True) if old != new] == [8, 16]
+    assert {one.recipe for one in before.rejected} - {one.recipe for one in after.rejected} == {name}
 
 
 def test_the_first_lines_say_what_was_chosen_and_why() -> None:
