@@ -198,6 +198,8 @@ class Result(Facts):
         """The result that a manifest has in full."""
         speeds = [speed for speed in manifest.speed_up.values() if speed > 0]
         chosen = _candidate(manifest, Outcome.CHOSEN) or _candidate(manifest, Outcome.TEACHER)
+        short = manifest.chosen.plan.short
+        beside = short.recipe if short is not None else None
         return cls(
             plan=PlanFacts.of(manifest.chosen.plan),
             accuracy=_accuracy(chosen),
@@ -219,7 +221,7 @@ class Result(Facts):
                 RejectedFacts(recipe=cut(one.recipe.name, 128), outcome=one.outcome, reason=cut(one.reason, 256))
                 for one in manifest.candidates
                 if one.outcome not in {Outcome.CHOSEN, Outcome.TEACHER}
-                and one.recipe not in manifest.chosen.plan.recipes
+                and one.recipe != beside
             )[:32],
             findings=tuple(cut(finding, 256) for finding in manifest.findings[:16]),
         )
