@@ -206,6 +206,12 @@ class Candidate:
 
         used = shapes(plan)
         engines = self._engines
+        weighs = plan.short is not None and self._second_graph_bytes is None
+        if weighs:
+            # What comes on top of the plan's own engine, warm and alone, is the second graph's.
+            if not engines.is_warm(used[:1]):
+                await self._sample(plan.unrouted)
+            engines.close(but=used[0])
         before = resident_bytes()
         engine = Kept(engines.of(plan))
         model = LoadedModel(self._task, engine, plan, self._its_graph.io, max_tokens=self._about.max_tokens)
@@ -213,12 +219,10 @@ class Candidate:
         try:
             if not engines.is_warm(used):
                 # As the server does before it is ready; then the very lengths, since kernels may be compiled for each.
-                was_warm = engines.is_warm(used[:1])
                 await predictor.warm_up()
                 await measure.lone_latency(predictor, self._requests, seconds=0.0)
                 engines.warmed(used)
-                if plan.short is not None and was_warm:
-                    # All that came since is the second graph's.
+                if weighs:
                     self._second_graph_bytes = max(resident_bytes() - before, 0)
             if not engines.is_warm(plan):
                 # The batches that really form with this plan, once, unmeasured.

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
+import ctypes
+import gc
 import os
 from pathlib import Path
 
@@ -96,10 +99,11 @@ class KeptEngines:
         """Remember that these engines, or the batches of this plan, have run."""
         self._warm.add(what)
 
-    def close(self) -> None:
-        """Free all of them."""
+    def close(self, *, but: Shape | None = None) -> None:
+        """Free all of them, or all but one."""
         for shape in list(self._engines):
-            self._forget(shape)
+            if shape != but:
+                self._forget(shape)
 
     def _forget(self, shape: Shape) -> None:
         self._engines.pop(shape).close()
@@ -107,6 +111,9 @@ class KeptEngines:
 
 
 def resident_bytes() -> int:
-    """Memory of this process that is in use now."""
+    """Memory of this process that is in use now: what was freed is given back first."""
+    gc.collect()
+    with contextlib.suppress(OSError, AttributeError):  # another C library than glibc keeps what it keeps
+        ctypes.CDLL(None).malloc_trim(0)
     pages = int(Path("/proc/self/statm").read_text(encoding="ascii").split()[1])
     return pages * os.sysconf("SC_PAGESIZE")

@@ -15,7 +15,7 @@ from penstock_optimizer.search.space import Limits
 from penstock_optimizer.search.survivors import Timed
 from penstock_optimizer.tryout import Entrant, TryOut
 
-TURNS = 3
+TURNS = 5
 """Of measuring the chosen recipe and its rival, one after the other."""
 
 
@@ -60,7 +60,8 @@ class Router:
         judged together with it."""
         planning = self._planning
         lengths = [tokens for tokens in looked_at(planning.lengths) if self._share(tokens) >= LEAST_SHARE]
-        if not lengths:
+        # Who is served fp32 is so because nothing else is better within the budget.
+        if not lengths or plan.recipe == planning.tryout.teacher.recipe:
             return
         own = planning.entrant(plan.recipe)
         others = [

@@ -164,11 +164,11 @@ class Climber:
         Raises MeasurementFailed when the incumbent itself stops working.
         """
         best = self.best_of(starts)
-        if best != starts[0]:
-            best = self._with_route(best, routes(best))
-        climbed = self.climb(best, limits)
+        climbed = self.climb(self._with_route(best, routes(best)), limits)
         teacher = starts[0]
-        if climbed.plan == teacher:
+        # The teacher gets no route: one that starts with it is of a search without the teacher.
+        routed = climbed.plan.short is not None and climbed.plan.recipe == teacher.recipe
+        if climbed.plan == teacher or routed:
             return climbed
         final = self.challenge(climbed.plan, teacher)
         if final is not None and final.ranking is Ranking.BETTER:

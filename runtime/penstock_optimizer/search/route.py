@@ -7,6 +7,7 @@ best over a workload need not be the best for its shortest rows. They hardly wei
 
 from __future__ import annotations
 
+import math
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 
@@ -69,6 +70,7 @@ def rivals(chosen: Timed, others: Sequence[Timed], *, alone: Collection[Recipe] 
 def boundary(chosen: Mapping[int, Sequence[float]], rival: Mapping[int, Sequence[float]]) -> int | None:
     """The longest row that is better off with the rival; None: none is, or not by enough.
 
+    Gains must be beyond what the median over the turns is uncertain by; the trial that follows has the last word.
     Milliseconds of lone rows by tokens, one for each of several turns, in the order of the turns.
     """
     found = None
@@ -76,7 +78,7 @@ def boundary(chosen: Mapping[int, Sequence[float]], rival: Mapping[int, Sequence
         ratios = [theirs / ours for ours, theirs in zip(chosen[tokens], rival[tokens], strict=True)]
         gain = 1 - median(ratios)
         least = LEAST_GAIN if found is None else LEAST_STEP
-        if gain <= max(least, NOISE_FLOOR, relative_spread(ratios)):
+        if gain <= max(least, relative_spread(ratios) / math.sqrt(len(ratios))):
             break
         found = tokens
     return found

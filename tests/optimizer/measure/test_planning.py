@@ -177,6 +177,22 @@ def test_a_workload_without_short_rows_does_not_route(tmp_path: Path, expected: 
     assert lab.count("lone") == lab.count("judge_plan") == 0
 
 
+def test_fp32_gets_no_route(tmp_path: Path) -> None:
+    scripts = {INT8: Script(speed=0.5, short_speed=9.0)}
+    climbed, _, lab, _ = plan_search(tmp_path, scripts, lengths=SHORTER, expected=SHORTER)
+
+    assert (climbed.plan.recipe, climbed.plan.short) == (FP32, None)
+    assert lab.count("lone") == 0
+
+
+def test_where_fp32_may_not_be_served_short_rows_are_routed_all_the_same(tmp_path: Path) -> None:
+    climbed, _, _, _ = plan_search(
+        tmp_path, SHORT_ROWS, lengths=SHORTER, expected=SHORTER, may_serve=lambda recipe: recipe != FP32
+    )
+
+    assert climbed.plan.short is not None
+
+
 def test_two_recipes_that_the_guard_does_not_let_serve_together_do_not(tmp_path: Path) -> None:
     scripts = {**SHORT_ROWS, STATIC: Script(speed=2.0, cosine_together=0.9)}
     climbed, _, _, steps = plan_search(tmp_path, scripts, lengths=SHORTER, expected=SHORTER)

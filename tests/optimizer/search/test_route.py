@@ -195,9 +195,13 @@ def test_for_pure_throughput_only_throughput_decides() -> None:
     assert climb(model(routed_rate=1.2), RATE)[0].short is not None
 
 
-def test_fp32_gets_no_route() -> None:
-    slow = CostModel(speed={FP32: 2.0, STATIC: 1.0, INT8: 1.0}, short_speed={INT8: 9.0})
+def test_a_search_without_the_teacher_keeps_its_route() -> None:
+    start = first_plan(STATIC, LIMITS, wide_from_tokens=64)
+    climbed = Climber(LATENCY, model()).search(
+        [start],
+        lambda _: LIMITS,
+        routes=lambda plan: [routed(plan, INT8, LIMITS, longest_tokens=16, wide_from_tokens=None)],
+    )
 
-    plan, steps = climb(slow)
-
-    assert (plan.recipe, plan.short, steps) == (FP32, None, [])
+    assert climbed.plan.recipe == STATIC
+    assert climbed.plan.short is not None
