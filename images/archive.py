@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import io
 import json
 import tarfile
 from collections.abc import Iterator
@@ -62,7 +61,7 @@ class Archive:
             for layer in self.layers:
                 blob = outer.extractfile(f"blobs/{layer.digest.replace(':', '/')}")
                 assert blob is not None  # noqa: S101 - a plain file, by the OCI layout
-                with tarfile.open(fileobj=io.BufferedReader(blob), mode="r|*") as inner:  # type: ignore[type-var]
+                with tarfile.open(fileobj=blob, mode="r|*") as inner:
                     for member in inner:
                         file = inner.extractfile(member) if member.isfile() else None
                         yield layer, member, file.read() if file is not None else b""

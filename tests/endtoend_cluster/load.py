@@ -25,8 +25,8 @@ class Answer:
     @property
     def vector(self) -> list[float]:
         """The embedding."""
-        found: list[float] = json.loads(self.body)
-        return found[0] if isinstance(found[0], list) else found
+        found: Any = json.loads(self.body)
+        return list(found[0] if isinstance(found[0], list) else found)
 
 
 def predict(address: str, *, timeout_seconds: float = 30) -> Answer:
