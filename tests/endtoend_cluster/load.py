@@ -9,6 +9,7 @@ import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from typing import Any
 
 BODY = json.dumps({"inputs": "I like you. I love you."})
 HEADERS = {"content-type": "application/json"}
