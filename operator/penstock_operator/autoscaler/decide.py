@@ -152,7 +152,9 @@ def _keep_books(facts: _Facts, state: State, demand: Demand) -> State:
     if seen.ready and rate >= facts.service.total(seen.ready):
         # By the curve as it was measured: a replica that is believed to be slow goes on being observed.
         state = state.model_copy(update={"unsettled_at": now})
-    keep = facts.needed(demand.now, settings.headroom - settings.shrink_margin)
+    # A surge's line is a precaution, and is given back; a slow rise is expected.
+    expected = demand.forecast if demand.surge is None else demand.now
+    keep = facts.needed(expected, settings.headroom - settings.shrink_margin)
     state = memory.with_peak(state, settings, now, keep)
     if not seen.rolling_out and seen.ready == seen.replicas:
         state = correction.corrected(state, settings, facts.service, seen.metrics, replicas=seen.ready, now=now)
@@ -184,20 +186,32 @@ def _shrink(facts: _Facts, state: State, wanted: int) -> _Choice:
             left = f"{memory.highest(state)} were wanted within the last {memory.window_seconds(state, settings):.0f} s"
             return _Choice(replicas, Cause.WINDOW, left, wanted=wanted)
         return _Choice(replicas, Cause.DEMAND, wanted=wanted)
-    forbidden = _forbidden(facts, state)
-    # What has not started yet serves nobody: an overshoot is taken back as soon as the surge has levelled off.
-    surplus = max(lowest, min(seen.ready, replicas))
-    levelled = facts.demand is not None and facts.demand.surge is None
-    if surplus < replicas and levelled and not seen.rolling_out and not _blind(seen.metrics, settings):
+    waiting = state.shrunk_at is not None and now - state.shrunk_at < settings.shrink_interval_seconds
+    surplus = max(lowest, _kept(facts))
+    if surplus < replicas and not waiting and not seen.rolling_out and not _blind(seen.metrics, settings):
         return _Choice(surplus, Cause.DEMAND, wanted=wanted)
+    forbidden = _forbidden(facts, state)
     if forbidden:
         return _Choice(replicas, Cause.HELD, forbidden, wanted=wanted)
+    if waiting:
+        reason = f"one step down in {settings.shrink_interval_seconds:.0f} s"
+        return _Choice(replicas, Cause.HELD, reason, wanted=wanted)
     step = max(1, math.floor(replicas * settings.shrink_share))
-    if state.shrunk_at is not None and now - state.shrunk_at < settings.shrink_interval_seconds:
-        return _Choice(
-            replicas, Cause.HELD, f"one step down in {settings.shrink_interval_seconds:.0f} s", wanted=wanted
-        )
     return _Choice(max(lowest, replicas - step), Cause.DEMAND, wanted=wanted)
+
+
+def _kept(facts: _Facts) -> int:
+    """How many of the replicas stay at any rate: those that have started, and what a surge that has levelled off needs.
+
+    What has not started yet serves nobody, and is given back. Until the rest is there, the backlog goes on growing by
+    what exceeds the saturation of those that have started; half of the start-up is still to come, more or less.
+    """
+    settings, seen, demand = facts.settings, facts.seen, facts.demand
+    if demand is None or facts.service is None or demand.surge is not None:
+        return seen.replicas
+    excess = max(0.0, demand.now - seen.ready * facts.service.saturation) * settings.start_up_seconds / 2
+    needed = facts.needed(demand.now, settings.headroom - settings.shrink_margin, backlog=demand.backlog + excess)
+    return max(min(seen.ready, seen.replicas), needed)
 
 
 def _forbidden(facts: _Facts, state: State) -> str:

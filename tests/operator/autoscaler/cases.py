@@ -86,7 +86,7 @@ class Replay:
 
     def settled(self, rate: float) -> Replay:
         """After long enough at a rate, whatever came before."""
-        self.play(traffic(rate), 3 * self.settings.shrink_window_seconds * self.settings.longest_window_factor)
+        self.play(traffic(rate), 8 * self.settings.shrink_window_seconds)
         return self
 
 

@@ -32,11 +32,12 @@ def test_an_overshoot_is_taken_back_before_it_has_started() -> None:
 
     numbers = replay.play(traffic(60), 35)
 
-    assert max(numbers) > 10
-    assert numbers[-1] == 10
+    assert max(numbers) > 15
+    # Ten for the demand; the others for the backlog that grows until they are there.
+    assert 10 <= numbers[-1] <= 13
     assert replay.now - (replay.state.grown_at or 0) < 40
     replay.ready = None
-    assert set(replay.play(traffic(60), 900)) == {10}
+    assert replay.play(traffic(60), 900)[-1] == 10
 
 
 def test_a_step_down_waits_for_the_window_and_then_comes_in_steps() -> None:
