@@ -208,7 +208,8 @@ class Metrics:
             "penstock_ready", "1 while new requests are welcome.", value=int(status.phase is Phase.READY)
         )
         info = InfoMetricFamily(
-            "penstock_served", "What is served: artefact key, recipe, instruction set, the guard's verdict."
+            "penstock_served",
+            "What is served: artefact key, recipe (that of short rows, if another), instruction set, the guard's verdict.",
         )
         info.add_metric([], identity(status))
         yield info
@@ -244,6 +245,7 @@ def identity(status: Status) -> dict[str, str]:
         "task": status.task.value,
         "key": "" if manifest is None else manifest.key,
         "recipe": "" if plan is None else plan.recipe.name,
+        "short_recipe": "" if plan is None or plan.short is None else plan.short.recipe.name,
         "streams": "" if plan is None else str(plan.streams),
         "isa": "" if status.host is None else status.host.cpu.isa.value,
         "verdict": verdict,

@@ -184,9 +184,11 @@ class Climber:
 
     def _with_route(self, plan: Plan, routed: Iterable[Plan]) -> Plan:
         """The first of the routed plans that is better than the plan, else the plan."""
-        for challenger in routed:
-            if challenger.short is None or not self._time_left():
-                break
+        offered = iter(routed)
+        # Asked before the next one is: finding it takes seconds.
+        while self._time_left() and (challenger := next(offered, None)) is not None:
+            if challenger.short is None:
+                continue
             judge = RouteGoal(self._goal, challenger.short.longest_tokens)
             if self._promote(challenger, plan, anchor=plan, least_pairs=2, judge=judge) is not None:
                 return challenger

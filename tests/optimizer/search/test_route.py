@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 
 import pytest
 from hypothesis import given
@@ -205,3 +205,21 @@ def test_a_search_without_the_teacher_keeps_its_route() -> None:
 
     assert climbed.plan.recipe == STATIC
     assert climbed.plan.short is not None
+
+
+def test_when_the_time_is_up_no_further_route_is_looked_for() -> None:
+    cost = model()
+    asked: list[int] = []
+
+    def routes(plan: Plan) -> Iterator[Plan]:
+        for longest in (8, 16):
+            asked.append(longest)
+            yield routed(plan, FP32, LIMITS, longest_tokens=longest, wide_from_tokens=None)
+
+    starts = [first_plan(STATIC, LIMITS, wide_from_tokens=64)]
+    climbed = Climber(LATENCY, cost, time_left=lambda: not cost.measured).search(
+        starts, lambda _: LIMITS, routes=routes
+    )
+
+    assert asked == [8]
+    assert (climbed.plan, climbed.finished) == (starts[0], False)
