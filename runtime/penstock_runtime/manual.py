@@ -68,7 +68,7 @@ METRIC_LABELS = {
     "penstock_batch_tokens": ("kind",),
     "penstock_cache": ("cache", "result"),
     "penstock_cores": ("kind",),
-    "penstock_served": ("endpoint", "isa", "key", "recipe", "streams", "task", "verdict", "version"),
+    "penstock_served": ("endpoint", "isa", "key", "recipe", "short_recipe", "streams", "task", "verdict", "version"),
 }
 """A family without samples does not tell its labels; a test holds this against families with samples."""
 

@@ -209,7 +209,7 @@ class Metrics:
         )
         info = InfoMetricFamily(
             "penstock_served",
-            "What is served: artefact key, recipe (that of short rows, if another), instruction set, the guard's verdict.",
+            "What is served: artefact key, recipe, that of short rows if another, instruction set, guard's verdict.",
         )
         info.add_metric([], identity(status))
         yield info
