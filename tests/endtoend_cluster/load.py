@@ -92,12 +92,15 @@ class Load:
                 answer = _send(connection)
             except (OSError, http.client.HTTPException) as error:
                 self.failures.append(f"kept connection: {error!r}")
+                connection.close()
                 connection = None
                 continue
             self._count(answer)
             if answer.headers.get("connection", "").lower() == "close":
                 connection.close()
                 connection = None
+        if connection is not None:
+            connection.close()
 
     def _count(self, answer: Answer) -> None:
         if answer.status == 200:
