@@ -129,6 +129,10 @@ class ScalingStatus(Facts):
     capacity_per_replica: float | None = Field(
         default=None, ge=0, description="Requests a second that one replica was measured to take within the objective."
     )
+    p95_milliseconds: float | None = Field(default=None, ge=0, description="The p95 that was observed, milliseconds.")
+    slow_down: float | None = Field(
+        default=None, gt=0, description="How many times slower replicas are than they were measured to be."
+    )
 
 
 class ServedBefore(Facts):

@@ -7,6 +7,7 @@ from collections.abc import Callable
 from penstock_operator import rbac
 from penstock_operator.census import Census
 from penstock_operator.metrics import REGISTRY
+from penstock_operator.scaling.figures import figures
 from penstock_operator.settings import SETTINGS, Settings
 from penstock_operator.world import World
 
@@ -25,7 +26,7 @@ def settings() -> str:
 
 def metrics() -> str:
     """A row for every metric."""
-    families = [*REGISTRY.collect(), *Census(World(Settings().plan_settings()), dict).collect()]
+    families = [*REGISTRY.collect(), *Census(World(Settings().plan_settings()), dict).collect(), *figures({})]
     rows = ["| metric | kind | meaning |", "|---|---|---|"]
     for family in sorted(families, key=lambda one: one.name):
         name = f"{family.name}_total" if family.type == "counter" else family.name
@@ -39,6 +40,7 @@ def rights() -> str:
     for where, grants in (
         ("the cluster", rbac.CLUSTER),
         ("the namespaces looked after", rbac.NAMESPACED),
+        ("the namespaces looked after, on request", rbac.ON_REQUEST),
         ("its own namespace", rbac.OWN),
     ):
         for grant in grants:

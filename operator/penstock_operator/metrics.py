@@ -52,3 +52,19 @@ MISSED = Counter(
     registry=REGISTRY,
 )
 COLLECTED = Counter(f"{PREFIX}optimized_models_deleted_total", "OptimizedModels deleted as unused", registry=REGISTRY)
+SCRAPES = Counter(f"{PREFIX}scrapes_total", "Readings of runtime pods' /metrics", ["outcome"], registry=REGISTRY)
+PROMETHEUS_QUERIES = Counter(
+    f"{PREFIX}prometheus_queries_total", "Queries to a Prometheus about the load", ["outcome"], registry=REGISTRY
+)
+SCALING_SECONDS = Histogram(
+    f"{PREFIX}scaling_seconds",
+    "Time of one look at the load of all endpoints that scale",
+    registry=REGISTRY,
+    buckets=(0.003, 0.01, 0.03, 0.1, 0.3, 1.0, 3.0, 10.0, 30.0),
+)
+SCALING_DECISIONS = Counter(
+    f"{PREFIX}scaling_decisions_total", "Decisions on the number of replicas, by cause", ["cause"], registry=REGISTRY
+)
+SCALING_ERRORS = Counter(
+    f"{PREFIX}scaling_errors_total", "Endpoints that could not be decided upon", ["reason"], registry=REGISTRY
+)

@@ -24,8 +24,13 @@ from penstock_operator.health import Health, serve
 from penstock_operator.joblog import JobLogs
 from penstock_operator.lease import Leadership, LeaseTimes
 from penstock_operator.metrics import REGISTRY
+from penstock_operator.plan.names import HTTP_PORT
 from penstock_operator.probe import Probes
-from penstock_operator.settings import Settings
+from penstock_operator.scaling.figures import Figures
+from penstock_operator.scaling.loop import Autoscaler, Pace
+from penstock_operator.scaling.prometheus import OwnPrometheus, PrometheusClient
+from penstock_operator.scaling.scraper import Scraper
+from penstock_operator.settings import ScalingSettings, Settings
 from penstock_operator.world import OURS, World
 
 ENDING_SECONDS = 8.0
@@ -114,13 +119,16 @@ async def _lead(
             timeout_seconds=settings.work.probe_timeout_seconds,
             concurrency=settings.work.probe_concurrency,
         )
+        autoscaler = make_autoscaler(port, world, settings.scaling)
         logs = JobLogs(port, world, interval_seconds=settings.work.progress_seconds)
         informers = make_informers(port, world, namespaces)
         health.watch_over(lambda: {informer.name: informer.silence_seconds for informer in informers})
-        health.watch_over(lambda: {"work": controller.progress.age_seconds})
+        health.watch_over(lambda: {"work": controller.progress.age_seconds, "autoscaler": autoscaler.age_seconds})
         health.ready_when(lambda: _missing(informers))
         census = Census(world, health.ages)
         REGISTRY.register(census)
+        figures = Figures(autoscaler.decisions)
+        REGISTRY.register(figures)
         tasks = {hold, asyncio.create_task(stop.wait(), name="a signal")}
         tasks.update(
             asyncio.create_task(informer.run(), name=f"the watch of {informer.name}") for informer in informers
@@ -138,6 +146,7 @@ async def _lead(
                 ("the resync", controller.resync()),
                 ("the probes", probes.run()),
                 ("the jobs' logs", logs.run()),
+                ("the autoscaler", autoscaler.run()),
             ):
                 tasks.add(asyncio.create_task(work, name=name))
             # The last one to start: at its end Kopf cancels every task that was started after it.
@@ -147,6 +156,7 @@ async def _lead(
             return _ended(done, stop)
         finally:
             REGISTRY.unregister(census)
+            REGISTRY.unregister(figures)
             stop_kopf.set()
             for task in tasks - {hold}:
                 if task.get_name() != "Kopf":
@@ -155,6 +165,28 @@ async def _lead(
             for task in left:
                 logger.warning("%s did not end within %g s", task.get_name(), ENDING_SECONDS)
                 task.cancel()
+
+
+def make_autoscaler(
+    port: ClusterPort, world: World, settings: ScalingSettings, *, pod_port: int = HTTP_PORT
+) -> Autoscaler:
+    """As the settings say."""
+    return Autoscaler(
+        port,
+        world,
+        scraper=Scraper(
+            timeout_seconds=settings.scrape_timeout_seconds, concurrency=settings.scrape_concurrency, port=pod_port
+        ),
+        prometheus=PrometheusClient(
+            timeout_seconds=settings.prometheus_timeout_seconds, concurrency=settings.prometheus_concurrency
+        ),
+        pace=Pace(tick=settings.scaling_interval_seconds, prometheus=settings.prometheus_interval_seconds),
+        default=OwnPrometheus(
+            settings.prometheus_url,
+            token_file=settings.prometheus_token_file,
+            ca_file=settings.prometheus_ca_file,
+        ),
+    )
 
 
 def make_informers(port: ClusterPort, world: World, namespaces: tuple[str, ...]) -> tuple[Informer[Any], ...]:

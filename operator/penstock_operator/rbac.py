@@ -1,8 +1,8 @@
 """What the operator may do in the cluster: exactly what it does, each with its reason.
 
 The chart renders its ClusterRole (or a Role for each namespace) and the Role of the lease from here. Discovery is open
-to every service account, so it is not listed. No secrets: their names are passed on, their contents never read. No
-rights to bind, escalate or impersonate, and none on webhooks or CRDs.
+to every service account, so it is not listed. No secrets, unless asked for: their names are passed on, their contents
+not read. No rights to bind, escalate or impersonate, and none on webhooks or CRDs.
 """
 
 from __future__ import annotations
@@ -15,6 +15,7 @@ from penstock_operator.cluster.kinds import (
     DEPLOYMENT,
     EVENT,
     HARDWARE_CLASS,
+    HORIZONTAL_POD_AUTOSCALER,
     JOB,
     LEASE,
     MODEL_ENDPOINT,
@@ -24,6 +25,8 @@ from penstock_operator.cluster.kinds import (
     POD,
     POD_DISRUPTION_BUDGET,
     REPLICA_SET,
+    SCALED_OBJECT,
+    SECRET,
     SERVICE,
     Json,
     Kind,
@@ -75,10 +78,17 @@ NAMESPACED: tuple[Grant, ...] = (
     Grant(SERVICE, _LOOK_AND_MAKE, "to give the pods an address"),
     Grant(POD_DISRUPTION_BUDGET, (*_LOOK_AND_MAKE, "delete"), "to keep replicas through node drains"),
     Grant(NETWORK_POLICY, _LOOK_AND_MAKE, "to let in requests and nothing else"),
+    Grant(HORIZONTAL_POD_AUTOSCALER, (*_LOOK_AND_MAKE, "delete"), "to scale in the mode HPA"),
+    Grant(SCALED_OBJECT, (*_LOOK_AND_MAKE, "delete"), "to scale in the mode KEDA"),
     Grant(CONFIG_MAP, _LOOK_AND_MAKE, "to hand jobs their spec; get for the texts that an endpoint names"),
     Grant(EVENT, ("create",), "to say what has happened"),
 )
 """In every namespace that is looked after."""
+
+ON_REQUEST: tuple[Grant, ...] = (
+    Grant(SECRET, ("get",), "to sign in to the Prometheus of an endpoint, where the Secret's label agrees"),
+)
+"""In the same namespaces, and only where the installation says so: nothing else of the operator reads Secrets."""
 
 OWN: tuple[Grant, ...] = (Grant(LEASE, ("get", "create", "update"), "to lead"),)
 """In the operator's own namespace."""

@@ -191,6 +191,40 @@ class WorkSettings(Group):
     probe_concurrency: int = _setting(16, "Serving pods that are asked at the same time.", ge=1)
 
 
+class ScalingSettings(Group):
+    """How the load of endpoints is read."""
+
+    scaling_interval_seconds: float = _setting(
+        5.0, "Between two looks at the load of the endpoints that scale.", unit="s", ge=0.1, le=20
+    )
+    scrape_timeout_seconds: float = _setting(
+        2.0, "For a serving pod to give its metrics, where no Prometheus is asked.", unit="s", gt=0
+    )
+    scrape_concurrency: int = _setting(64, "Serving pods whose metrics are read at the same time.", ge=1)
+    prometheus_url: str = _setting(
+        "",
+        "The Prometheus that scrapes the serving pods, for endpoints that name none. Empty: the operator reads the "
+        "pods itself.",
+    )
+    prometheus_token_file: str = _setting("", "File with a bearer token for it; read again with every question.")
+    prometheus_ca_file: str = _setting("", "File with the certificates (PEM) that it is trusted by.")
+    keda: bool = _setting(
+        False,
+        "KEDA is installed: the operator keeps a ScaledObject for endpoints in the mode KEDA. Without it they scale by "
+        "whatever object you make for them.",
+    )
+    prometheus_timeout_seconds: float = _setting(5.0, "For a Prometheus to answer a question.", unit="s", gt=0)
+    prometheus_concurrency: int = _setting(16, "Questions to Prometheus at the same time.", ge=1)
+    prometheus_interval_seconds: float = _setting(
+        15.0,
+        "How often Prometheus scrapes the pods, and how often it is asked. Rates are taken over four of these and at "
+        "least 30 s.",
+        unit="s",
+        ge=1,
+        le=45,
+    )
+
+
 class ServerSettings(Group):
     """Metrics, liveness and readiness."""
 
@@ -223,6 +257,7 @@ class Settings(Group):
     store: StoreSettings = StoreSettings()
     jobs: JobSettings = JobSettings()
     work: WorkSettings = WorkSettings()
+    scaling: ScalingSettings = ScalingSettings()
     server: ServerSettings = ServerSettings()
     log: LogSettings = LogSettings()
 
@@ -295,6 +330,8 @@ class Settings(Group):
             job_memory=self.jobs.job_memory,
             runtime_memory=self.jobs.runtime_memory,
             resync_seconds=self.work.resync_seconds,
+            keda=self.scaling.keda,
+            prometheus_url=self.scaling.prometheus_url,
             extra_env=tuple((name, value) for name, _, value in pairs),
         )
 

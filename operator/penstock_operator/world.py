@@ -15,6 +15,7 @@ from penstock_operator.cluster.kinds import (
     CONFIG_MAP,
     DEPLOYMENT,
     HARDWARE_CLASS,
+    HORIZONTAL_POD_AUTOSCALER,
     JOB,
     MODEL_ENDPOINT,
     NETWORK_POLICY,
@@ -23,6 +24,7 @@ from penstock_operator.cluster.kinds import (
     POD,
     POD_DISRUPTION_BUDGET,
     REPLICA_SET,
+    SCALED_OBJECT,
     SERVICE,
     Json,
     Kind,
@@ -42,6 +44,7 @@ from penstock_operator.plan.observed import (
     Ref,
     ReplicaSetFacts,
     RuntimePod,
+    Scale,
     User,
 )
 from penstock_operator.plan.optimized_model import OWNERS
@@ -93,6 +96,9 @@ class World:
         self.jobs = Store(JOB, JobFacts.from_object, index=_owner_index)
         self.services = Store(SERVICE, _nothing, index=_owner_index)
         self.budgets = Store(POD_DISRUPTION_BUDGET, _nothing, index=_owner_index)
+        self.autoscalers = Store(HORIZONTAL_POD_AUTOSCALER, _nothing, index=_owner_index)
+        self.scaled_objects = Store(SCALED_OBJECT, _nothing, index=_owner_index)
+        """Followed only where KEDA is: `PlanSettings.keda`."""
         self.policies = Store(NETWORK_POLICY, _nothing, index=_owner_index)
         self.config_maps = Store(CONFIG_MAP, _nothing, index=_owner_index)
         self.reports: Said[tuple[HostReport | None, str]] = Said()
@@ -101,6 +107,8 @@ class World:
         """Of jobs' pods."""
         self.texts: dict[Key, dict[str, str]] = {}
         """Contents of the ConfigMaps that endpoints take texts from; an empty one: it is not there."""
+        self.scales: dict[Key, Scale] = {}
+        """By endpoint: what the autoscaler has decided."""
         self.foreign: dict[Key, frozenset[Ref]] = {}
         """By endpoint: objects that have the names of its own and are somebody else's."""
         self._said_listeners: list[Callable[[tuple[Index, ...]], None]] = []
@@ -118,6 +126,17 @@ class World:
         """A job's pod said how far it is."""
         if self.logs.put(uid, log):
             self._tell_said(pod)
+
+    def tell_scale(self, endpoint: Key, scale: Scale | None) -> None:
+        """The autoscaler has decided; None: it has nothing to say (any more)."""
+        if self.scales.get(endpoint) == scale:
+            return
+        if scale is None:
+            del self.scales[endpoint]
+        else:
+            self.scales[endpoint] = scale
+        for listener in self._said_listeners:
+            listener((("endpoint", *endpoint),))
 
     def _tell_said(self, pod: Key) -> None:
         entry = self.pods.get(pod)
@@ -141,6 +160,8 @@ class World:
             self.services,
             self.budgets,
             self.policies,
+            self.autoscalers,
+            *((self.scaled_objects,) if self.settings.keda else ()),
             self.config_maps,
         )
 
@@ -196,6 +217,7 @@ class World:
             present=frozenset(self._present(key, names)),
             workload_texts=self._texts(key, value),
             foreign=self.foreign.get(key, frozenset()),
+            scale=self.scales.get(key),
             nodes=tuple(entry.facts for name in self.nodes if (entry := self.nodes.get(name))),
         )
 
@@ -216,7 +238,15 @@ class World:
                 yield Neighbour(place.name, place.namespace, node, () if report is None else report.cpus)
 
     def _present(self, key: Key, models: Iterable[str]) -> Iterator[Ref]:
-        for store in (self.deployments, self.services, self.budgets, self.policies, self.config_maps):
+        for store in (
+            self.deployments,
+            self.services,
+            self.budgets,
+            self.policies,
+            self.autoscalers,
+            self.scaled_objects,
+            self.config_maps,
+        ):
             for place, _ in store.of(("endpoint", *key)):
                 yield Ref(store.kind.name, place.name)
         for name in models:

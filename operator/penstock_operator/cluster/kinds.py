@@ -49,10 +49,15 @@ REPLICA_SET = Kind("apps", "v1", "ReplicaSet", "replicasets")
 JOB = Kind("batch", "v1", "Job", "jobs")
 POD = Kind("", "v1", "Pod", "pods")
 SERVICE = Kind("", "v1", "Service", "services")
+SECRET = Kind("", "v1", "Secret", "secrets")
+"""Never written and never listed: read by name where an endpoint names one for its Prometheus, and the Secret agrees."""
 CONFIG_MAP = Kind("", "v1", "ConfigMap", "configmaps")
 NODE = Kind("", "v1", "Node", "nodes", namespaced=False)
 POD_DISRUPTION_BUDGET = Kind("policy", "v1", "PodDisruptionBudget", "poddisruptionbudgets")
 NETWORK_POLICY = Kind("networking.k8s.io", "v1", "NetworkPolicy", "networkpolicies")
+HORIZONTAL_POD_AUTOSCALER = Kind("autoscaling", "v2", "HorizontalPodAutoscaler", "horizontalpodautoscalers")
+SCALED_OBJECT = Kind("keda.sh", "v1alpha1", "ScaledObject", "scaledobjects")
+"""KEDA's: there only where KEDA is installed."""
 LEASE = Kind("coordination.k8s.io", "v1", "Lease", "leases")
 EVENT = Kind("events.k8s.io", "v1", "Event", "events")
 
@@ -71,6 +76,8 @@ KINDS: dict[str, Kind] = {
         NODE,
         POD_DISRUPTION_BUDGET,
         NETWORK_POLICY,
+        HORIZONTAL_POD_AUTOSCALER,
+        SCALED_OBJECT,
         LEASE,
         EVENT,
     )

@@ -138,10 +138,22 @@ def _environment(endpoint: Endpoint, serving: Serving, hardware: HardwareClassSp
     }
     if serving.max_input_tokens is not None:
         values["PENSTOCK_MAX_INPUT_TOKENS"] = str(serving.max_input_tokens)
+    objective = _objective_milliseconds(endpoint, serving)
+    if objective is not None:
+        # A bound of the latency histogram: the share of good answers is then counted and not guessed.
+        values["PENSTOCK_OBJECTIVE_P95_MILLISECONDS"] = repr(float(objective))
     if hardware.neuron is not None:
         # They are about CPUs, and here the devices do the work.
         del values["PENSTOCK_CORES"], values["PENSTOCK_THREADS_PER_CORE"]
     return values
+
+
+def _objective_milliseconds(endpoint: Endpoint, serving: Serving) -> float | None:
+    """The p95 that what serves was measured for: where the endpoint states none, the one that its curve was cut at."""
+    if serving.result is not None and serving.result.capacity.p95_objective_milliseconds is not None:
+        return serving.result.capacity.p95_objective_milliseconds
+    latency = endpoint.spec.objective.latency
+    return None if latency is None else latency.p95_milliseconds
 
 
 def _get(path: str, *, every: int, failures: int, timeout: int) -> Json:

@@ -7,11 +7,12 @@ tests write down facts instead of whole API objects. Nothing here asks the clust
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from datetime import datetime
+from typing import Any
 
-from penstock_operator.plan.names import ARTEFACT, ATTEMPT, OPTIMIZED_MODEL, TEMPLATE_HASH
+from penstock_operator.plan.names import ARTEFACT, ATTEMPT, FIELD_MANAGER, OPTIMIZED_MODEL, TEMPLATE_HASH
 from penstock_operator.plan.pod_facts import ContainerFacts, HostReport, Object, PodFacts, RuntimePod, moment, number
 from penstock_operator.plan.settings import Json, PlanSettings
 
@@ -175,6 +176,8 @@ class DeploymentFacts:
     observed_generation: int = 1
     wanted: int = 1
     """`spec.replicas`."""
+    replicas_ours_alone: bool = False
+    """The operator has applied `spec.replicas`, and nobody else has written it since."""
     replicas: int = 0
     updated: int = 0
     ready: int = 0
@@ -205,6 +208,7 @@ class DeploymentFacts:
             generation=int(metadata.get("generation") or 1),
             observed_generation=int(status.get("observedGeneration") or 0),
             wanted=1 if wanted is None else int(wanted),
+            replicas_ours_alone=_replicas_writers(metadata.get("managedFields") or []) == {FIELD_MANAGER},
             replicas=int(status.get("replicas") or 0),
             updated=int(status.get("updatedReplicas") or 0),
             ready=int(status.get("readyReplicas") or 0),
@@ -216,6 +220,15 @@ class DeploymentFacts:
             artefact=annotations.get(ARTEFACT) or "",
             optimized_model=labels.get(OPTIMIZED_MODEL) or "",
         )
+
+
+def _replicas_writers(managed: Iterable[Mapping[str, Any]]) -> set[str]:
+    """The field managers that own `spec.replicas`."""
+    return {
+        str(entry.get("manager"))
+        for entry in managed
+        if "f:replicas" in ((entry.get("fieldsV1") or {}).get("f:spec") or {})
+    }
 
 
 @dataclass(frozen=True)
@@ -263,18 +276,26 @@ class Ref:
 
 @dataclass(frozen=True)
 class Scale:
-    """What the autoscaler has decided: Internal mode only."""
+    """What the autoscaler has decided: in the modes Internal, HPA and KEDA."""
 
     replicas: int
     reason: str = ""
     """The figures that it was made from, in one sentence."""
+    cause: str = ""
+    """What kind of a decision it is, in one CamelCase word."""
     metrics_available: bool = True
+    metrics_reason: str = ""
+    """CamelCase, where the load cannot be read."""
     metrics_message: str = ""
     """Why the load cannot be read, and what to do."""
     requests_per_second: float | None = None
     """The load that was read."""
     capacity_per_replica: float | None = None
     """Requests a second."""
+    p95_milliseconds: float | None = None
+    """As observed."""
+    slowdown: float | None = None
+    """How many times slower replicas are than their curve."""
 
 
 @dataclass(frozen=True)

@@ -20,8 +20,9 @@ from penstock.scaling import ScalingMode
 from penstock.status import ConditionType, EndpointStatus
 from penstock_operator.plan.acceptance import accepted, fitting, hardware_class, read
 from penstock_operator.plan.actions import Event, Plan, StatusWrite
+from penstock_operator.plan.autoscaling import horizontal_pod_autoscaler, prometheus_of, scaled_object
 from penstock_operator.plan.availability import available, progressing, troubles
-from penstock_operator.plan.conditions import Finding, conditions, no, unknown, yes
+from penstock_operator.plan.conditions import Finding, conditions, no, unknown
 from penstock_operator.plan.deployment import deployment
 from penstock_operator.plan.disruption import disruption_budget
 from penstock_operator.plan.endpoint import Endpoint
@@ -36,7 +37,8 @@ from penstock_operator.plan.optimized_model import Optimization, assess, find, r
 from penstock_operator.plan.pinning import cores_pinned, judge
 from penstock_operator.plan.placing import missing_for
 from penstock_operator.plan.readiness import ready, reason_words
-from penstock_operator.plan.replicas import Replicas, replicas
+from penstock_operator.plan.replicas import DECIDED, Replicas, replicas
+from penstock_operator.plan.scaling import metrics_available, scaled, scaling_status
 from penstock_operator.plan.service import service
 from penstock_operator.plan.serving import Serving, choose
 from penstock_operator.plan.settings import Json
@@ -45,7 +47,6 @@ from penstock_operator.plan.status import (
     plan_status,
     pod_reports,
     read_status,
-    scaling_status,
     selector,
 )
 
@@ -176,7 +177,24 @@ class _Planning:
             return ""
         desired = deployment(endpoint, serving, hardware, count, observed.settings)
         self.apply.append(desired)
+        self._scalers()
         return str(desired["spec"]["template"]["metadata"]["annotations"][TEMPLATE_HASH])
+
+    def _scalers(self) -> None:
+        """The object that scales in the modes HPA and KEDA; that of a mode that is over goes first of all."""
+        endpoint, observed = self.endpoint, self.observed
+        mode, suspended = endpoint.spec.scaling.mode, endpoint.spec.suspend
+        ref = Ref("HorizontalPodAutoscaler", endpoint.name)
+        if mode is ScalingMode.HPA and not suspended:
+            self.apply.append(horizontal_pod_autoscaler(endpoint))
+        elif ref in observed.present:
+            self.delete.append(ref)
+        ref = Ref("ScaledObject", endpoint.name)
+        url = prometheus_of(endpoint, observed.settings)
+        if mode is ScalingMode.KEDA and not suspended and observed.settings.keda and url:
+            self.apply.append(scaled_object(endpoint, url))
+        elif ref in observed.present:
+            self.delete.append(ref)
 
     def _told(
         self,
@@ -219,7 +237,7 @@ class _Planning:
             ConditionType.CORES_PINNED: pinned,
             ConditionType.AVAILABLE: available(endpoint, serving, observed.deployment, count, wrong),
             ConditionType.OBJECTIVE_MET: objective(endpoint, serving, pinned, verdicts),
-            ConditionType.METRICS_AVAILABLE: metrics_available(endpoint, observed),
+            ConditionType.METRICS_AVAILABLE: metrics_available(endpoint, observed.scale, observed.settings),
             ConditionType.PROGRESSING: progressing(
                 endpoint,
                 observed.deployment,
@@ -254,7 +272,7 @@ class _Planning:
             p95=figures[0],
             speed_up=figures[1],
             scaling=scaling_status(
-                before.scaling if endpoint.spec.scaling.mode is ScalingMode.INTERNAL else None,
+                before.scaling if endpoint.spec.scaling.mode in DECIDED else None,
                 count,
                 observed.scale,
                 observed.now,
@@ -267,7 +285,11 @@ class _Planning:
             delete=tuple(self.delete),
             status=after.to_object(),
             optimized_status=tuple(self.writes),
-            events=(*events(before.conditions, written), *self._started(wanted)),
+            events=(
+                *events(before.conditions, written),
+                *self._started(wanted),
+                *scaled(before.scaling, after.scaling, count, suspended=endpoint.spec.suspend),
+            ),
             requeue_seconds=min(self.requeue, default=None),
         )
 
@@ -307,20 +329,6 @@ class _Planning:
             return ()
         which = "" if wanted.start == 1 else f", run {wanted.start}"
         return (Event("Normal", "OptimizationStarted", f"The job {wanted.status.job} is made{which}."),)
-
-
-def metrics_available(endpoint: Endpoint, observed: Observed) -> Finding:
-    """Whether the load can be read, where the operator has to."""
-    mode = endpoint.spec.scaling.mode
-    if mode is not ScalingMode.INTERNAL:
-        return yes("NotNeeded", f"With scaling.mode {mode.value} the operator does not read the load.")
-    scale = observed.scale
-    if scale is None:
-        return unknown("NotRead", "The load has not been read yet.")
-    if scale.metrics_available:
-        return yes("Read", scale.reason or "The load is read.")
-    why = scale.metrics_message or "The load cannot be read. See scaling.metrics.prometheus."
-    return no("MetricsMissing", why)
 
 
 def _figures(

@@ -8,6 +8,14 @@ from penstock.scaling import ScalingMode
 from penstock_operator.plan.endpoint import Endpoint
 from penstock_operator.plan.observed import DeploymentFacts, Scale
 
+DECIDED = frozenset({ScalingMode.INTERNAL, ScalingMode.HPA, ScalingMode.KEDA})
+"""The modes in which the autoscaler says a number."""
+
+
+def written_here(mode: ScalingMode) -> bool:
+    """Whether the operator writes what the autoscaler says; else it only tells an HPA."""
+    return mode is ScalingMode.INTERNAL
+
 
 @dataclass(frozen=True)
 class Replicas:
@@ -32,8 +40,11 @@ def replicas(endpoint: Endpoint, deployment: DeploymentFacts | None, scale: Scal
             return Replicas(spec.replicas, written=True)
         case ScalingMode.HPA | ScalingMode.KEDA:
             # A Deployment that an HPA has never seen begins with the API server's default of 1.
-            present = deployment.wanted if deployment is not None and deployment.wanted else 1
-            return Replicas(present, written=False)
+            if deployment is None or deployment.wanted == 0:
+                return Replicas(1, written=False)
+            # What only we have written goes back to 1 when we let go of it: the number stays ours, as it stands, until
+            # the HPA has written its own.
+            return Replicas(deployment.wanted, written=deployment.replicas_ours_alone)
         case ScalingMode.INTERNAL:
             return Replicas(_internal(endpoint, deployment, scale), written=True)
 

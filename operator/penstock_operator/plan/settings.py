@@ -53,6 +53,10 @@ class PlanSettings:
     """Memory of a runtime pod while the model's size is not known yet."""
     resync_seconds: float = 300.0
     """Everything is looked at again after this, whether anything happened or not."""
+    keda: bool = False
+    """KEDA is installed: the operator keeps the ScaledObjects of endpoints in that mode."""
+    prometheus_url: str = ""
+    """For KEDA to ask, where an endpoint names none."""
     extra_env: tuple[tuple[str, str], ...] = ()
     """Environment of job and runtime pods (proxies, HF_ENDPOINT): name and value."""
 

@@ -12,17 +12,15 @@ from penstock.status import (
     EndpointStatus,
     PlanStatus,
     PodReport,
-    ScalingStatus,
     ServedBefore,
     timestamp,
 )
 from penstock_operator.plan.availability import Trouble
 from penstock_operator.plan.conditions import clipped
 from penstock_operator.plan.names import runtime_selector
-from penstock_operator.plan.observed import RuntimePod, Scale
+from penstock_operator.plan.observed import RuntimePod
 from penstock_operator.plan.optimized_model import Optimization
 from penstock_operator.plan.pinning import PinVerdict, spoken
-from penstock_operator.plan.replicas import Replicas
 from penstock_operator.plan.serving import Serving
 from penstock_operator.plan.settings import Json
 
@@ -81,22 +79,6 @@ def history(before: EndpointStatus, plan: PlanStatus | None, now: datetime) -> t
     present = plan.digest if plan is not None else ""
     unique = {entry.digest: entry for entry in reversed(past) if entry.digest != present}
     return tuple(reversed(unique.values()))[:MOST_HISTORY]
-
-
-def scaling_status(
-    before: ScalingStatus | None, replicas: Replicas, scale: Scale | None, now: datetime
-) -> ScalingStatus | None:
-    """The last decision of the autoscaler; without a new one, the last stays as it was."""
-    if scale is None:
-        return before
-    changed = before is None or before.desired != replicas.wanted
-    return ScalingStatus(
-        desired=replicas.wanted,
-        reason=clipped(scale.reason, 4096),
-        last_scale_time=timestamp(now) if changed or before is None else before.last_scale_time,
-        requests_per_second=scale.requests_per_second,
-        capacity_per_replica=scale.capacity_per_replica,
-    )
 
 
 def pod_reports(

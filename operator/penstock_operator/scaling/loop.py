@@ -1,0 +1,253 @@
+"""One tick for all endpoints, every few seconds: read the load, decide, tell the plan.
+
+Writes nothing itself. What it decides is kept in `world.scales`; the plan applies it with the Deployment and says it in
+the status, so that there is one writer of each. A new leader begins with what runs, and shrinks nothing before it has
+watched for a whole window.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+from dataclasses import dataclass, field
+
+from penstock_operator.autoscaler import Decision, Metrics, Observation, State, decide
+from penstock_operator.cluster.errors import ClusterError, Forbidden, NotLeading
+from penstock_operator.cluster.kinds import SECRET
+from penstock_operator.cluster.port import ClusterPort
+from penstock_operator.cluster.store import Key
+from penstock_operator.logs import ENDPOINT
+from penstock_operator.metrics import SCALING_DECISIONS, SCALING_ERRORS, SCALING_SECONDS
+from penstock_operator.plan.observed import Scale
+from penstock_operator.plan.replicas import written_here
+from penstock_operator.scaling.history import History
+from penstock_operator.scaling.prometheus import Access, OwnPrometheus, PrometheusClient, Source
+from penstock_operator.scaling.queries import Place, Windows
+from penstock_operator.scaling.scraper import Scraper
+from penstock_operator.scaling.target import Target, Targets
+from penstock_operator.scaling.telling import is_blind, scale_of, worth_telling
+from penstock_operator.world import World
+
+AT_ONCE = 256
+"""Endpoints whose answers are waited for at the same time."""
+SECRET_SECONDS = 60.0
+"""A Secret is read again after this: tokens are renewed."""
+CONSENT = "penstock.dev/prometheus"
+"""Label that a Secret must have, with the value `true`, to be read: who may make ModelEndpoints need not be somebody
+who may read Secrets, and must not be able to have any of them sent somewhere."""
+
+logger = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True)
+class Pace:
+    """How often, in seconds."""
+
+    tick: float = 5.0
+    """Between two looks at the pods."""
+    prometheus: float = 15.0
+    """Between two scrapes of the Prometheus that is asked, and between two questions."""
+
+
+@dataclass
+class _Member:
+    """What is remembered of one endpoint."""
+
+    uid: str
+    state: State
+    history: History = field(default_factory=History)
+    decision: Decision | None = None
+    told: Scale | None = None
+    told_at: float = 0.0
+    asked_at: float | None = None
+    """Prometheus only, seconds since the epoch."""
+
+
+class Autoscaler:
+    """Runs while this process leads."""
+
+    def __init__(
+        self,
+        port: ClusterPort,
+        world: World,
+        *,
+        scraper: Scraper,
+        prometheus: PrometheusClient,
+        pace: Pace,
+        default: OwnPrometheus | None = None,
+    ) -> None:
+        self._port = port
+        self._world = world
+        self._targets = Targets(world)
+        self._scraper = scraper
+        self._prometheus = prometheus
+        self._pace = pace
+        self._windows = Windows.of(pace.prometheus)
+        self._default = default
+        self._members: dict[Key, _Member] = {}
+        self._secrets: dict[Key, tuple[float, Access | str]] = {}
+        self._moved = time.monotonic()
+
+    @property
+    def age_seconds(self) -> float:
+        """Since the last whole tick: part of liveness."""
+        return time.monotonic() - self._moved
+
+    async def run(self) -> None:
+        """Until cancelled."""
+        async with self._scraper, self._prometheus:
+            while True:
+                begin = time.monotonic()
+                await self.tick(time.time())
+                seconds = time.monotonic() - begin
+                SCALING_SECONDS.observe(seconds)
+                self._moved = time.monotonic()
+                await asyncio.sleep(max(self._pace.tick - seconds, 0.1))
+
+    async def tick(self, now: float) -> None:
+        """Look at every endpoint once; `now` is seconds since the epoch."""
+        keys = set(self._world.endpoints)
+        turns = asyncio.Semaphore(AT_ONCE)
+
+        async def one(key: Key) -> None:
+            async with turns:
+                await self._safely(key, now)
+
+        await asyncio.gather(*(one(key) for key in sorted(keys)))
+        for key in set(self._members) - keys:
+            self._forget(key)
+        self._targets.retain(keys)
+
+    async def _safely(self, key: Key, now: float) -> None:
+        """One endpoint that we have a mistake for must not keep the others from being scaled."""
+        token = ENDPOINT.set(str(key))
+        try:
+            await self._look(key, now)
+        except NotLeading:
+            raise
+        except Exception as error:
+            SCALING_ERRORS.labels(type(error).__name__).inc()
+            logger.exception("the autoscaler cannot decide: this is a defect of the operator; trying again")
+        finally:
+            ENDPOINT.reset(token)
+
+    async def _look(self, key: Key, now: float) -> None:
+        target = self._targets.find(key)
+        if target is None:
+            self._forget(key)
+            return
+        member = self._members.get(key)
+        if member is None or member.uid != target.uid:
+            member = self._members[key] = _Member(target.uid, State(slowdown=target.slowdown or 1.0))
+        metrics = await self._metrics(target, member, now)
+        if metrics is None:
+            return
+        # What this process decided is in force, whatever somebody else may have written meanwhile.
+        mine = member.told is not None and written_here(target.mode)
+        replicas = member.told.replicas if mine and member.told is not None else target.replicas
+        seen = Observation(replicas, len(target.ready), metrics, rolling_out=target.rolling_out)
+        decision, member.state = decide(target.settings, target.service, seen, member.state, now)
+        SCALING_DECISIONS.labels(decision.cause.value).inc()
+        self._tell(target, member, decision, seen, now)
+
+    def _tell(self, target: Target, member: _Member, decision: Decision, seen: Observation, now: float) -> None:
+        member.decision = decision
+        scale = scale_of(decision, seen)
+        if member.told is None and is_blind(seen) and scale.metrics_available:
+            # Two readings make a rate: until then there is nothing to say.
+            return
+        if not worth_telling(member.told, scale, seconds=now - member.told_at):
+            return
+        if member.told is not None and member.told.replicas != scale.replicas:
+            logger.info("%s", scale.reason)
+        member.told, member.told_at = scale, now
+        self._world.tell_scale(target.key, scale)
+
+    def _forget(self, key: Key) -> None:
+        if self._members.pop(key, None) is not None:
+            self._world.tell_scale(key, None)
+
+    async def _metrics(self, target: Target, member: _Member, now: float) -> Metrics | None:
+        """What is known of the load; None: it is not time to ask again yet."""
+        source = await self._source(target, now)
+        if source is None:
+            return await self._scraped(target, member, now)
+        if member.asked_at is not None and 0 <= now - member.asked_at < self._pace.prometheus - self._pace.tick / 2:
+            return None
+        member.asked_at = now
+        if isinstance(source, str):
+            return Metrics.unknown(source)
+        place = Place(target.key.namespace, target.key.name, target.ready)
+        objective = target.objective_seconds
+        return await self._prometheus.metrics(source, place, self._windows, objective_seconds=objective)
+
+    async def _scraped(self, target: Target, member: _Member, now: float) -> Metrics:
+        answers = await self._scraper.scrape(target.pods)
+        problem = ""
+        for pod, answer in answers.items():
+            if isinstance(answer, str):
+                problem = problem or answer
+            else:
+                member.history.put(pod, now, answer)
+        return member.history.metrics(
+            target.ready,
+            now,
+            objective_seconds=target.objective_seconds,
+            interval_seconds=self._pace.tick,
+            problem=problem,
+        )
+
+    async def _source(self, target: Target, now: float) -> Source | str | None:
+        """Where this endpoint's load is read; None: from its pods; text: why it cannot be, as a clause."""
+        asked = target.prometheus
+        if asked.url is None and asked.secret_name is None:
+            if self._default is None or not self._default.url:
+                return None
+            return self._default.source(asked.queries)
+        url = asked.url or (self._default.url if self._default is not None else "")
+        if not url:
+            return "scaling.metrics.prometheus has a secretName and no url"
+        if asked.secret_name is None:
+            # The operator's own way in is for its own Prometheus only.
+            return Source(url, Access(), asked.queries)
+        access = await self._access(Key(target.key.namespace, asked.secret_name), now)
+        return access if isinstance(access, str) else Source(url, access, asked.queries)
+
+    async def _access(self, place: Key, now: float) -> Access | str:
+        known = self._secrets.get(place)
+        if known is not None and 0 <= now - known[0] < SECRET_SECONDS:
+            return known[1]
+        try:
+            value = await self._port.get(SECRET, place.name, place.namespace)
+        except Forbidden:
+            found: Access | str = (
+                f"the operator may not read the Secret {place.name}: install the chart with prometheus.readSecrets"
+            )
+        except ClusterError as error:
+            if known is not None:
+                return known[1]
+            found = f"the Secret {place.name} cannot be read: {error}"
+        else:
+            found = _consented(value, place.name)
+        self._secrets[place] = (now, found)
+        return found
+
+    def decisions(self) -> dict[Key, Decision]:
+        """The last one about each endpoint."""
+        return {key: member.decision for key, member in self._members.items() if member.decision is not None}
+
+
+def _consented(value: dict[str, object] | None, name: str) -> Access | str:
+    if value is None:
+        return f"there is no Secret {name}"
+    metadata, data = value.get("metadata"), value.get("data")
+    labels = metadata.get("labels") if isinstance(metadata, dict) else None
+    if not isinstance(labels, dict) or labels.get(CONSENT) != "true":
+        return f"the Secret {name} is not meant for this: give it the label {CONSENT}: 'true'"
+    try:
+        access = Access.from_secret(data if isinstance(data, dict) else {})
+        access.trust()
+    except ValueError as error:
+        return f"the Secret {name} cannot be used: {error}"
+    return access

@@ -1,0 +1,166 @@
+"""What the autoscaler has to know of one endpoint, from the caches: how it may scale, its pods, what each takes."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from pydantic import ValidationError
+
+from penstock.errors import PenstockError
+from penstock.optimized import OptimizedModelStatus
+from penstock.result import Result
+from penstock.scaling import Prometheus, ScalingMode
+from penstock_operator.autoscaler import ScalingSettings, Service, WhenMissing
+from penstock_operator.cluster.store import Key
+from penstock_operator.plan.endpoint import Endpoint
+from penstock_operator.plan.observed import DeploymentFacts
+from penstock_operator.plan.replicas import DECIDED
+from penstock_operator.scaling.scraper import Pod
+from penstock_operator.world import World
+
+LEAST_MARGIN = 0.1
+DEFAULT_OBJECTIVE_SECONDS = 1.0
+"""Only for the share of good answers of an endpoint whose capacity nobody measured: no decision depends on it."""
+
+
+@dataclass(frozen=True)
+class Target:
+    """One endpoint that scales."""
+
+    key: Key
+    uid: str
+    mode: ScalingMode
+    settings: ScalingSettings
+    service: Service | None
+    prometheus: Prometheus
+    replicas: int
+    """What the Deployment asks for."""
+    rolling_out: bool
+    ready: tuple[str, ...]
+    pods: tuple[Pod, ...]
+    """Those that may have something to say: ready ones, and those that finish their last requests."""
+    slowdown: float | None
+    """As an earlier leader left it in the status."""
+
+    @property
+    def objective_seconds(self) -> float:
+        """The p95 that is kept."""
+        if self.service is None:
+            return DEFAULT_OBJECTIVE_SECONDS
+        return self.service.p95_objective_milliseconds / 1000
+
+
+class Targets:
+    """Reads the caches; keeps what was read of specs and results for as long as they are the same."""
+
+    def __init__(self, world: World) -> None:
+        self._world = world
+        self._endpoints: dict[Key, tuple[int, Endpoint | None]] = {}
+        self._results: dict[Key, tuple[int, OptimizedModelStatus | None]] = {}
+
+    def find(self, key: Key) -> Target | None:
+        """The endpoint as it is now; None when there is nothing to decide about it."""
+        endpoint = self._endpoint(key)
+        deployment = self._world.deployments.facts(key)
+        if endpoint is None or deployment is None or deployment.deleting:
+            return None
+        scaling = endpoint.spec.scaling
+        if scaling.mode not in DECIDED or endpoint.spec.suspend:
+            return None
+        if scaling.mode is ScalingMode.INTERNAL and scaling.min_replicas == scaling.max_replicas:
+            return None
+        facts = [entry.facts for _, entry in self._world.pods.of(("endpoint", *key))]
+        alive = [pod for pod in facts if pod.ip and pod.phase == "Running" and (pod.ready or pod.deleting)]
+        status = endpoint.status.get("scaling") or {}
+        slowdown = status.get("slowDown")
+        return Target(
+            key=key,
+            uid=endpoint.uid,
+            mode=scaling.mode,
+            settings=scaling_settings(endpoint),
+            service=self._service(key.namespace, deployment, endpoint),
+            prometheus=scaling.metrics.prometheus,
+            replicas=deployment.wanted,
+            rolling_out=rolling_out(deployment),
+            ready=tuple(sorted(pod.name for pod in alive if pod.ready and not pod.deleting)),
+            pods=tuple(Pod(pod.name, pod.ip) for pod in alive),
+            slowdown=float(slowdown) if isinstance(slowdown, int | float) and slowdown > 0 else None,
+        )
+
+    def retain(self, keys: set[Key]) -> None:
+        """Forget endpoints that are gone, and models that nobody has."""
+        self._endpoints = {key: value for key, value in self._endpoints.items() if key in keys}
+        self._results = {key: value for key, value in self._results.items() if self._world.models.get(key) is not None}
+
+    def _endpoint(self, key: Key) -> Endpoint | None:
+        entry = self._world.endpoints.get(key)
+        if entry is None:
+            return None
+        known = self._endpoints.get(key)
+        if known is None or known[0] != entry.version:
+            value = entry.facts.value
+            try:
+                endpoint = None if "deletionTimestamp" in value["metadata"] else Endpoint.from_object(value)
+            except PenstockError:  # the plan says so
+                endpoint = None
+            known = self._endpoints[key] = (entry.version, endpoint)
+        return known[1]
+
+    def _service(self, namespace: str, deployment: DeploymentFacts, endpoint: Endpoint) -> Service | None:
+        """What a replica takes of what serves; None where that was not measured, as of the fp32 graph."""
+        result = self._result(namespace, deployment)
+        if result is None:
+            return None
+        latency = endpoint.spec.objective.latency
+        # A changed objective asks for another optimisation; what serves was made for, and counts by, its own.
+        objective = result.capacity.p95_objective_milliseconds or (latency.p95_milliseconds if latency else None)
+        return Service.from_curve(result.capacity.curve, p95_objective_milliseconds=objective)
+
+    def _result(self, namespace: str, deployment: DeploymentFacts) -> Result | None:
+        places = [Key(namespace, deployment.optimized_model)]
+        if not deployment.optimized_model:
+            # A pinned artefact: whichever optimisation found it.
+            places = [key for key in self._world.models if key.namespace == namespace]
+        for place in places:
+            status = self._status(place)
+            if status is not None and status.artefact is not None and status.artefact.digest == deployment.artefact:
+                return status.result
+        return None
+
+    def _status(self, place: Key) -> OptimizedModelStatus | None:
+        entry = self._world.models.get(place)
+        if entry is None:
+            return None
+        known = self._results.get(place)
+        if known is None or known[0] != entry.version:
+            try:
+                status = OptimizedModelStatus.model_validate(entry.facts.value.get("status") or {})
+            except ValidationError:  # another version's
+                status = None
+            known = self._results[place] = (entry.version, status)
+        return known[1]
+
+
+def scaling_settings(endpoint: Endpoint) -> ScalingSettings:
+    """The spec in the autoscaler's terms.
+
+    Nobody wakes an endpoint that has no pods unless somebody counts its requests elsewhere: without a query of its own
+    for the request rate it keeps one replica, whatever minReplicas says.
+    """
+    scaling = endpoint.spec.scaling
+    counted_elsewhere = scaling.metrics.prometheus.queries.request_rate is not None
+    return ScalingSettings(
+        min_replicas=scaling.min_replicas if counted_elsewhere else max(1, scaling.min_replicas),
+        max_replicas=scaling.max_replicas,
+        headroom=scaling.headroom,
+        shrink_margin=min(LEAST_MARGIN, scaling.headroom / 2),
+        shrink_window_seconds=scaling.scale_down_window_seconds,
+        when_metrics_missing=WhenMissing(scaling.when_metrics_missing.value),
+        fallback_replicas=scaling.fallback_replicas,
+    )
+
+
+def rolling_out(deployment: DeploymentFacts) -> bool:
+    """Old and new pods are there side by side, or are about to be."""
+    behind = deployment.generation != deployment.observed_generation
+    return behind or deployment.updated < deployment.replicas
