@@ -30,9 +30,14 @@ class _Pod:
         self.buckets: deque[tuple[float, tuple[float, ...], array[float]]] = deque()
 
     def put(self, at: float, reading: Reading) -> None:
+        if self.arrivals and at <= self.arrivals[-1].at:
+            # The clock went back: what is from the future would stay there until it comes.
+            self.arrivals.clear()
+            self.in_flight.clear()
+            self.buckets.clear()
         self.arrivals.append(Sample(at, reading.arrivals))
         self.in_flight.append(Sample(at, reading.in_flight))
-        if not self.buckets or at - self.buckets[-1][0] >= BUCKETS_SECONDS or at < self.buckets[-1][0]:
+        if not self.buckets or at - self.buckets[-1][0] >= BUCKETS_SECONDS:
             self.buckets.append((at, reading.bounds, reading.counts))
 
     def forget(self, before: float) -> None:

@@ -10,7 +10,9 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
+from contextlib import AsyncExitStack
 from dataclasses import dataclass, field
+from typing import Self
 
 from penstock_operator.autoscaler import Decision, Metrics, Observation, State, decide
 from penstock_operator.cluster.errors import ClusterError, Forbidden, NotLeading
@@ -65,7 +67,7 @@ class _Member:
 
 
 class Autoscaler:
-    """Runs while this process leads."""
+    """Runs while this process leads. An async context manager, for whoever ticks it by himself."""
 
     def __init__(
         self,
@@ -87,6 +89,7 @@ class Autoscaler:
         self._default = default
         self._members: dict[Key, _Member] = {}
         self._secrets: dict[Key, tuple[float, Access | str]] = {}
+        self._connections = AsyncExitStack()
         self._moved = time.monotonic()
 
     @property
@@ -94,9 +97,17 @@ class Autoscaler:
         """Since the last whole tick: part of liveness."""
         return time.monotonic() - self._moved
 
+    async def __aenter__(self) -> Self:
+        await self._connections.enter_async_context(self._scraper)
+        await self._connections.enter_async_context(self._prometheus)
+        return self
+
+    async def __aexit__(self, *error: object) -> None:
+        await self._connections.aclose()
+
     async def run(self) -> None:
         """Until cancelled."""
-        async with self._scraper, self._prometheus:
+        async with self:
             while True:
                 begin = time.monotonic()
                 await self.tick(time.time())

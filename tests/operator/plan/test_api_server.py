@@ -85,6 +85,9 @@ def rich() -> Kube:
 MADE: dict[str, Callable[[], Kube]] = {
     "the smallest": lambda: Kube(settings=replace(SETTINGS, store_volume=StoreVolume(claim="store"))),
     "the richest": rich,
+    "an HPA": lambda: Kube(
+        scaling={"mode": "HPA"}, settings=replace(SETTINGS, store_volume=StoreVolume(claim="store"))
+    ),
     "a model in a claim": lambda: Kube(
         model="pvc://models/bert", settings=replace(SETTINGS, store_volume=StoreVolume(claim="store"))
     ),

@@ -132,6 +132,7 @@ def test_the_runtime_is_told_everything_by_its_environment() -> None:
         "PENSTOCK_MAX_INPUT_TOKENS": "256",
         "PENSTOCK_DRAIN_DELAY_SECONDS": "20",
         "PENSTOCK_DRAIN_LIMIT_SECONDS": "55",
+        "PENSTOCK_OBJECTIVE_P95_MILLISECONDS": "20.0",
     }
 
 

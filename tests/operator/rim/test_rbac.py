@@ -38,3 +38,7 @@ def test_rules_are_in_the_form_of_a_role() -> None:
         {"apiGroups": ["coordination.k8s.io"], "resources": ["leases"], "verbs": ["get", "create", "update"]}
     ]
     assert FIELD_MANAGER == "penstock-operator"
+
+
+def test_secrets_are_read_on_request_only_and_by_name() -> None:
+    assert [(grant.resource, grant.verbs) for grant in rbac.ON_REQUEST] == [("secrets", ("get",))]

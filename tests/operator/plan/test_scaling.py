@@ -1,0 +1,195 @@
+"""Who scales in which mode, and what is said of it."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+
+from penstock_operator.plan import names
+from penstock_operator.plan.observed import DeploymentFacts, Ref, Scale
+from tests.operator.plan.kube import SETTINGS, Json, Kube, result
+
+OURS = {"manager": names.FIELD_MANAGER, "operation": "Apply", "fieldsV1": {"f:spec": {"f:replicas": {}}}}
+HPAS = {
+    "manager": "kube-controller-manager",
+    "operation": "Update",
+    "subresource": "scale",
+    "fieldsV1": {"f:spec": {"f:replicas": {}}},
+}
+OTHERS = {"manager": "kube-controller-manager", "operation": "Update", "fieldsV1": {"f:status": {"f:replicas": {}}}}
+KEDA = replace(SETTINGS, keda=True, prometheus_url="http://prometheus.monitoring:9090")
+
+
+def environment(kube: Kube) -> dict[str, str]:
+    container = kube.deployment["spec"]["template"]["spec"]["containers"][0]
+    return {entry["name"]: entry.get("value", "") for entry in container["env"]}
+
+
+def condition(kube: Kube) -> tuple[str, str]:
+    (found,) = [one for one in kube.endpoint["status"]["conditions"] if one["type"] == "MetricsAvailable"]
+    return found["status"], found["reason"]
+
+
+@pytest.mark.parametrize(
+    ("managed", "alone"),
+    [
+        ([], False),
+        ([OURS], True),
+        ([OURS, OTHERS], True),
+        ([OURS, HPAS], False),
+        ([HPAS], False),
+    ],
+)
+def test_whose_number_it_is_is_read_from_the_managed_fields(managed: list[Json], alone: bool) -> None:
+    value = {"metadata": {"managedFields": managed}, "spec": {"replicas": 3, "template": {}}}
+    assert DeploymentFacts.from_object(value).replicas_ours_alone is alone
+
+
+@pytest.mark.parametrize("mode", ["HPA", "KEDA"])
+def test_a_number_that_is_ours_alone_stays_ours_until_the_hpa_has_written_its_own(mode: str) -> None:
+    kube = Kube().optimised()
+    kube.deployment["spec"]["replicas"] = 5
+    kube.deployment["metadata"]["managedFields"] = [OURS]
+    kube.edit(scaling={"mode": mode})
+
+    kept = kube.plan().object("Deployment")
+    kube.deployment["metadata"]["managedFields"] = [OURS, HPAS]
+    let_go = kube.plan().object("Deployment")
+
+    assert kept is not None
+    assert let_go is not None
+    assert (kept["spec"].get("replicas"), let_go["spec"].get("replicas")) == (5, None)
+
+
+def test_an_hpa_scales_to_the_operators_number_without_its_tolerance() -> None:
+    kube = Kube(scaling={"mode": "HPA", "minReplicas": 0, "maxReplicas": 30}).optimised()
+    spec = kube.objects["HorizontalPodAutoscaler", "emotion"]["spec"]
+
+    assert (spec["minReplicas"], spec["maxReplicas"]) == (1, 30)
+    assert spec["scaleTargetRef"] == {"apiVersion": "apps/v1", "kind": "Deployment", "name": "emotion"}
+    external = spec["metrics"][0]["external"]
+    assert external["metric"]["name"] == "penstock_operator_desired_replicas"
+    assert external["metric"]["selector"]["matchLabels"] == {
+        "model_endpoint": "emotion",
+        "model_endpoint_namespace": "a",
+    }
+    assert external["target"] == {"type": "AverageValue", "averageValue": "1"}
+    for direction in ("scaleUp", "scaleDown"):
+        assert spec["behavior"][direction]["tolerance"] == "0"
+        assert spec["behavior"][direction]["stabilizationWindowSeconds"] == 0
+
+
+@pytest.mark.parametrize("change", [{"scaling": {"mode": "Internal"}}, {"suspend": True}])
+@pytest.mark.parametrize(("mode", "kind"), [("HPA", "HorizontalPodAutoscaler"), ("KEDA", "ScaledObject")])
+def test_what_scales_goes_with_its_mode_and_while_suspended(mode: str, kind: str, change: Json) -> None:
+    kube = Kube(settings=KEDA, scaling={"mode": mode}).optimised()
+    assert (kind, "emotion") in kube.objects
+    kube.edit(**change)
+    kube.reconcile()
+    assert Ref(kind, "emotion") in kube.deleted
+
+
+@pytest.mark.parametrize("mode", ["Internal", "External", "None"])
+def test_in_the_other_modes_nothing_else_scales(mode: str) -> None:
+    kube = Kube(settings=KEDA, scaling={"mode": mode}).optimised()
+    assert {"HorizontalPodAutoscaler", "ScaledObject"}.isdisjoint(kind for kind, _ in kube.objects)
+
+
+def test_keda_asks_a_prometheus_for_the_operators_number() -> None:
+    kube = Kube(settings=KEDA, scaling={"mode": "KEDA", "minReplicas": 2, "maxReplicas": 9}).optimised()
+    spec = kube.objects["ScaledObject", "emotion"]["spec"]
+    assert (spec["minReplicaCount"], spec["maxReplicaCount"]) == (2, 9)
+    assert spec["triggers"] == [
+        {
+            "type": "prometheus",
+            "metricType": "AverageValue",
+            "metadata": {
+                "serverAddress": "http://prometheus.monitoring:9090",
+                "query": "max(penstock_operator_desired_replicas"
+                '{model_endpoint="emotion",model_endpoint_namespace="a"})',
+                "threshold": "1",
+                "ignoreNullValues": "false",
+            },
+        }
+    ]
+
+
+def test_keda_without_a_prometheus_is_said() -> None:
+    kube = Kube(settings=replace(SETTINGS, keda=True), scaling={"mode": "KEDA"}).optimised()
+    assert ("ScaledObject", "emotion") not in kube.objects
+    assert condition(kube) == ("False", "NoPrometheus")
+
+
+@pytest.mark.parametrize(
+    ("scaling", "scale", "expected"),
+    [
+        ({"mode": "Internal"}, None, ("Unknown", "NotRead")),
+        ({"mode": "HPA"}, None, ("Unknown", "NotRead")),
+        ({"mode": "HPA"}, Scale(2), ("True", "Read")),
+        ({"mode": "Internal", "minReplicas": 2, "maxReplicas": 2}, None, ("True", "NotNeeded")),
+        ({"mode": "External"}, None, ("True", "NotNeeded")),
+        (
+            {"mode": "Internal"},
+            Scale(2, metrics_available=False, metrics_reason="PartialScrape"),
+            ("False", "PartialScrape"),
+        ),
+    ],
+)
+def test_whether_the_load_is_known_is_said_where_somebody_needs_it(
+    scaling: Json, scale: Scale | None, expected: tuple[str, str]
+) -> None:
+    kube = Kube(scaling=scaling).optimised()
+    kube.scale = scale
+    kube.reconcile()
+    assert condition(kube) == expected
+
+
+def test_a_change_of_the_number_is_an_event_with_the_decision_and_the_same_number_is_none() -> None:
+    kube = Kube(scaling={"maxReplicas": 8}).optimised()
+
+    def said(scale: Scale) -> list[tuple[str, str]]:
+        kube.scale = scale
+        events = kube.plan().events
+        kube.reconcile()
+        return [(event.reason, event.message) for event in events if event.reason in {"ScaledUp", "ScaledDown"}]
+
+    assert said(Scale(2, "2 replicas: 120 requests/s.")) == [], "nobody knows what was before"
+    assert said(Scale(5, "5 replicas, up from 2: 300 requests/s.")) == [
+        ("ScaledUp", "5 replicas, up from 2: 300 requests/s.")
+    ]
+    assert said(Scale(5, "5 replicas: 310 requests/s.")) == []
+    assert said(Scale(3, "3 replicas, down from 5: 100 requests/s.")) == [
+        ("ScaledDown", "3 replicas, down from 5: 100 requests/s.")
+    ]
+
+
+def test_in_the_mode_hpa_the_status_has_what_the_operator_asks_for() -> None:
+    kube = Kube(scaling={"mode": "HPA"}).optimised()
+    kube.scale = Scale(3, "3 replicas: 200 requests/s.", slowdown=1.2, p95_milliseconds=14.0)
+    kube.reconcile()
+    scaling = kube.endpoint["status"]["scaling"]
+    assert (scaling["desired"], scaling["slowDown"], scaling["p95Milliseconds"]) == (3, 1.2, 14)
+    assert "replicas" not in (kube.plan().object("Deployment") or {})["spec"]
+
+
+@pytest.mark.parametrize(
+    ("spec", "capacity", "expected"),
+    [
+        ({"objective": {"latency": {"p95Milliseconds": 12.5}}}, None, "12.5"),
+        ({}, {"requestsPerSecond": 88.0, "p95ObjectiveMilliseconds": 27.3}, "27.3"),
+        ({}, {}, None),
+    ],
+)
+def test_the_histogram_has_a_bound_on_the_objective_that_the_plan_keeps(
+    spec: Json, capacity: Json | None, expected: str | None
+) -> None:
+    kube = Kube(**spec)
+    kube.reconcile()
+    if capacity is not None:
+        kube.job_succeeds(result(capacity=capacity))
+    else:
+        kube.job_succeeds(result(capacity={}))
+    kube.reconcile()
+    kube.reconcile()
+    assert environment(kube).get("PENSTOCK_OBJECTIVE_P95_MILLISECONDS") == expected

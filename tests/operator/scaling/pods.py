@@ -1,0 +1,91 @@
+"""Serving pods as the autoscaler meets them: real HTTP on loopback addresses, and the runtime's own metrics."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Iterable
+from contextlib import asynccontextmanager
+
+from aiohttp import web
+
+from penstock.tasks import TaskName
+from penstock_runtime.http.status import Phase, Status
+from penstock_runtime.metrics import Metrics
+from testbed.ports import some_free_ports
+
+ROUTE = "/predict"
+
+
+class ServingPod:
+    """Counts what tests say that it has answered."""
+
+    def __init__(self, *, objective_milliseconds: float | None = 20.0) -> None:
+        status = Status("emotion", TaskName.TEXT_CLASSIFICATION, phase=Phase.READY)
+        self.metrics = Metrics(status, objective_p95_milliseconds=objective_milliseconds)
+        self.status = 200
+        self.scrapes = 0
+
+    def answer(self, count: int, *, seconds: float = 0.008, late: int = 0, late_seconds: float = 0.2) -> None:
+        """So many requests, `late` of them late."""
+        for index in range(count):
+            self.metrics.finished(ROUTE, 200, late_seconds if index < late else seconds, inference=True)
+
+    def refuse(self, count: int) -> None:
+        """With 429."""
+        for _ in range(count):
+            self.metrics.finished(ROUTE, 429, 0.001, inference=True)
+
+    def text(self) -> str:
+        """What /metrics says: the request that asks is itself being answered."""
+        self.metrics.in_flight += 1
+        try:
+            return self.metrics.exposition("text/plain")[0].decode()
+        finally:
+            self.metrics.in_flight -= 1
+
+    async def serve(self, _: web.Request) -> web.Response:
+        """As the runtime does."""
+        self.scrapes += 1
+        if self.status != 200:
+            return web.Response(status=self.status)
+        return web.Response(text=self.text())
+
+
+class Fleet:
+    """Pods by loopback address, all on one port: as in a cluster."""
+
+    def __init__(self) -> None:
+        self.pods: dict[str, ServingPod] = {}
+        (self.port,) = some_free_ports(1)
+        self._runners: list[web.AppRunner] = []
+
+    async def add(self, address: str) -> ServingPod:
+        """One more."""
+        pod = self.pods[address] = ServingPod()
+        app = web.Application()
+        app.router.add_get("/metrics", pod.serve)
+        runner = web.AppRunner(app, access_log=None, shutdown_timeout=0.1)
+        await runner.setup()
+        await web.TCPSite(runner, address, self.port).start()
+        self._runners.append(runner)
+        return pod
+
+    def share(self, requests: int, among: Iterable[str], *, seconds: float = 0.008) -> None:
+        """Requests that come, spread evenly over the pods at these addresses."""
+        chosen = sorted(among)
+        for index, address in enumerate(chosen):
+            extra = 1 if index < requests % len(chosen) else 0
+            self.pods[address].answer(requests // len(chosen) + extra, seconds=seconds)
+
+    async def close(self) -> None:
+        for runner in self._runners:
+            await runner.cleanup()
+
+
+@asynccontextmanager
+async def fleet() -> AsyncIterator[Fleet]:
+    """Ends with its servers."""
+    made = Fleet()
+    try:
+        yield made
+    finally:
+        await made.close()

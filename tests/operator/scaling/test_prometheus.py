@@ -1,0 +1,183 @@
+"""A real Prometheus: over TLS, with a password, and killed."""
+
+from __future__ import annotations
+
+import asyncio
+import base64
+import json
+import subprocess
+import time
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from pathlib import Path
+
+import pytest
+
+from penstock_operator.autoscaler import Metrics, Unknown, Value
+from penstock_operator.scaling.prometheus import Access, OwnPrometheus, PrometheusClient, Source
+from penstock_operator.scaling.queries import Place, Windows
+from testbed.build import binary
+from testbed.identities import Authority
+from testbed.ports import some_free_ports
+from testbed.tools import PROMETHEUS
+from tests.operator.scaling.pods import Fleet, ServingPod, fleet
+
+HASH = "$2b$04$AFhFAAdNUvxW55C197kcvOPQH7ZJS0Wkwbjr1r5/Hsd7HLW5m9tAa"
+"""Of `opensesame`."""
+PODS = {"emotion-5f7d9c6b8-abcde": "127.0.0.2", "emotion-5f7d9c6b8-fghij": "127.0.0.3"}
+PLACE = Place("team-a", "emotion", tuple(PODS))
+WINDOWS = Windows(scrape_interval=1, fast=10, slow=20)
+STARTS_SECONDS = 60.0
+
+
+@pytest.fixture(scope="module")
+def prometheus() -> Path:
+    """The binary."""
+    return binary(PROMETHEUS)
+
+
+class Server:
+    """One Prometheus process."""
+
+    def __init__(self, program: Path, folder: Path, pods: Fleet) -> None:
+        self.folder = folder
+        (self.port,) = some_free_ports(1)
+        self.authority = Authority.create()
+        identity = self.authority.server("prometheus", ["localhost", "127.0.0.1"])
+        (folder / "tls.crt").write_bytes(identity.certificate)
+        (folder / "tls.key").write_bytes(identity.key)
+        targets = [
+            {"targets": [f"{address}:{pods.port}"], "labels": {"namespace": "team-a", "pod": name}}
+            for name, address in PODS.items()
+        ]
+        config = {
+            "global": {"scrape_interval": "1s", "scrape_timeout": "1s"},
+            "scrape_configs": [{"job_name": "pods", "static_configs": targets}],
+        }
+        web = {
+            "tls_server_config": {"cert_file": str(folder / "tls.crt"), "key_file": str(folder / "tls.key")},
+            "basic_auth_users": {"penstock": HASH},
+        }
+        # JSON is YAML.
+        (folder / "prometheus.yml").write_text(json.dumps(config))
+        (folder / "web.yml").write_text(json.dumps(web))
+        with (folder / "log").open("w") as log:
+            self.process = subprocess.Popen(
+                [
+                    program,
+                    f"--config.file={folder / 'prometheus.yml'}",
+                    f"--web.config.file={folder / 'web.yml'}",
+                    f"--storage.tsdb.path={folder / 'data'}",
+                    f"--web.listen-address=127.0.0.1:{self.port}",
+                ],
+                stderr=log,
+            )
+
+    @property
+    def source(self) -> Source:
+        data = {"username": b"penstock", "password": b"opensesame", "ca.crt": self.authority.certificate}
+        access = Access.from_secret({key: base64.b64encode(value).decode() for key, value in data.items()})
+        return Source(f"https://127.0.0.1:{self.port}", access)
+
+    def kill(self) -> None:
+        self.process.kill()
+        self.process.wait(10)
+
+
+@asynccontextmanager
+async def serving(program: Path, folder: Path) -> AsyncIterator[tuple[Server, Fleet, PrometheusClient]]:
+    async with fleet() as pods, PrometheusClient(timeout_seconds=5, concurrency=4) as client:
+        for address in PODS.values():
+            await pods.add(address)
+        server = Server(program, folder, pods)
+        try:
+            yield server, pods, client
+        finally:
+            server.kill()
+
+
+def busy(pods: list[ServingPod]) -> None:
+    """Ten requests of each second, one in ten late."""
+    for pod in pods:
+        pod.answer(10, late=1)
+
+
+@pytest.mark.slow
+def test_a_real_prometheus_tells_the_load_and_when_it_is_gone_nothing_is_known(
+    prometheus: Path, tmp_path: Path
+) -> None:
+    async def ask(client: PrometheusClient, source: Source) -> Metrics:
+        return await client.metrics(source, PLACE, WINDOWS, objective_seconds=0.02)
+
+    async def scenario() -> None:
+        async with serving(prometheus, tmp_path) as (server, pods, client):
+            deadline = time.monotonic() + STARTS_SECONDS
+            while True:
+                busy(list(pods.pods.values()))
+                # The pods are scraped once a second: requests come as time passes.
+                await asyncio.sleep(1)
+                found = await ask(client, server.source)
+                if isinstance(found.arrivals_slow, Value) and found.arrivals_slow.value > 15 and found.coverage == 1:
+                    break
+                assert time.monotonic() < deadline, f"{found}\n{(tmp_path / 'log').read_text()[-2000:]}"
+            assert isinstance(found.arrivals_fast, Value)
+            assert found.arrivals_fast.value == pytest.approx(20, rel=0.35)
+            assert found.in_flight == Value(0.0), "the scrape itself is not counted"
+            assert isinstance(found.good_share, Value)
+            assert found.good_share.value == pytest.approx(0.9, abs=0.02)
+            assert isinstance(found.p95_milliseconds, Value)
+            assert found.p95_milliseconds.value > 20
+
+            refused = [
+                (Source(server.source.url, Access(ca=server.source.access.ca)), "answered 401"),
+                (Source(server.source.url), "cannot be reached"),
+                (Source(server.source.url.replace("https", "http")), "answered 400"),
+            ]
+            for source, why in refused:
+                unknown = (await ask(client, source)).arrivals_fast
+                assert isinstance(unknown, Unknown)
+                assert why in unknown.reason
+                assert "opensesame" not in unknown.reason
+
+            server.kill()
+            gone = (await ask(client, server.source)).arrivals_fast
+            assert isinstance(gone, Unknown)
+            assert "cannot be reached" in gone.reason
+
+    asyncio.run(scenario())
+
+
+@pytest.mark.parametrize(
+    ("data", "why"),
+    [
+        ({}, "none of the keys"),
+        ({"username": "dQ=="}, "it takes both"),
+        ({"token": "%%"}, "no text"),
+    ],
+)
+def test_a_secret_that_lets_nobody_in_is_refused_with_the_reason(data: dict[str, str], why: str) -> None:
+    with pytest.raises(ValueError, match=why):
+        Access.from_secret(data)
+
+
+def test_certificates_that_are_none_are_refused() -> None:
+    access = Access.from_secret({"ca.crt": base64.b64encode(b"x").decode()})
+    with pytest.raises(ValueError, match="no certificate"):
+        access.trust()
+
+
+def test_secrets_are_in_no_representation() -> None:
+    assert "secret" not in repr(Source("http://x", Access(token="secret", username="u", password="secret")))
+
+
+def test_the_operators_own_token_is_read_again_each_time(tmp_path: Path) -> None:
+    file = tmp_path / "token"
+    own = OwnPrometheus("http://prometheus:9090", token_file=str(file))
+    missing = own.source(Source("").queries)
+    assert isinstance(missing, str)
+    assert "cannot be read" in missing
+    for token in ("one", "two"):
+        file.write_text(f"{token}\n")
+        source = own.source(Source("").queries)
+        assert isinstance(source, Source)
+        assert source.access.headers() == {"Authorization": f"Bearer {token}"}
