@@ -35,6 +35,8 @@ class ConditionType(StrEnum):
     """Pods answer."""
     OBJECTIVE_MET = "ObjectiveMet"
     """The objective is kept, as far as it was measured."""
+    CURVE_CURRENT = "CurveCurrent"
+    """Replicas are as fast as the plan's capacity curve says."""
     METRICS_AVAILABLE = "MetricsAvailable"
     """The load can be read."""
     PROGRESSING = "Progressing"

@@ -15,7 +15,7 @@ import yaml
 ROOT = Path(__file__).parents[1]
 sys.path[:0] = [str(ROOT), str(ROOT / "operator")]
 
-from penstock_operator.rbac import CLUSTER, NAMESPACED, ON_REQUEST, OWN, Grant, rules  # noqa: E402 - the path comes first
+from penstock_operator.rbac import CLUSTER, KEDA, NAMESPACED, OWN, SECRETS, Grant, rules  # noqa: E402 - the path comes first
 
 CHART = Path("charts/penstock")
 
@@ -23,7 +23,7 @@ CHART = Path("charts/penstock")
 def rbac() -> str:
     """The rules as templates/rbac.yaml reads them, each with its reason."""
     lines = ["# Generated from operator/penstock_operator/rbac.py by `make crds`: change that file."]
-    parts = {"cluster": CLUSTER, "namespaced": NAMESPACED, "secrets": ON_REQUEST, "own": OWN}
+    parts = {"cluster": CLUSTER, "namespaced": NAMESPACED, "keda": KEDA, "secrets": SECRETS, "own": OWN}
     for name, grants in parts.items():
         lines.append(f"{name}:")
         for grant in grants:

@@ -40,7 +40,8 @@ def rights() -> str:
     for where, grants in (
         ("the cluster", rbac.CLUSTER),
         ("the namespaces looked after", rbac.NAMESPACED),
-        ("the namespaces looked after, on request", rbac.ON_REQUEST),
+        ("the namespaces looked after, with KEDA", rbac.KEDA),
+        ("the namespaces looked after, on request", rbac.SECRETS),
         ("its own namespace", rbac.OWN),
     ):
         for grant in grants:

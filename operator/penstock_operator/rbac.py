@@ -79,13 +79,15 @@ NAMESPACED: tuple[Grant, ...] = (
     Grant(POD_DISRUPTION_BUDGET, (*_LOOK_AND_MAKE, "delete"), "to keep replicas through node drains"),
     Grant(NETWORK_POLICY, _LOOK_AND_MAKE, "to let in requests and nothing else"),
     Grant(HORIZONTAL_POD_AUTOSCALER, (*_LOOK_AND_MAKE, "delete"), "to scale in the mode HPA"),
-    Grant(SCALED_OBJECT, (*_LOOK_AND_MAKE, "delete"), "to scale in the mode KEDA"),
     Grant(CONFIG_MAP, _LOOK_AND_MAKE, "to hand jobs their spec; get for the texts that an endpoint names"),
     Grant(EVENT, ("create",), "to say what has happened"),
 )
 """In every namespace that is looked after."""
 
-ON_REQUEST: tuple[Grant, ...] = (
+KEDA: tuple[Grant, ...] = (Grant(SCALED_OBJECT, (*_LOOK_AND_MAKE, "delete"), "to scale in the mode KEDA"),)
+"""In the same namespaces, where KEDA is."""
+
+SECRETS: tuple[Grant, ...] = (
     Grant(SECRET, ("get",), "to sign in to the Prometheus of an endpoint, where the Secret's label agrees"),
 )
 """In the same namespaces, and only where the installation says so: nothing else of the operator reads Secrets."""

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 import yaml
 
-from penstock_operator.rbac import CLUSTER, NAMESPACED, OWN, rules
+from penstock_operator.rbac import CLUSTER, KEDA, NAMESPACED, OWN, SECRETS, rules
 from penstock_operator.settings import Settings
 from tests.charts.helm import CHART, NAMESPACE, Helm, Manifest, of_kind
 from tools import make_chart
@@ -168,6 +168,19 @@ def test_a_pod_monitor_is_made_where_it_is_asked_for(chart: Helm) -> None:
 
     assert monitor["spec"]["podMetricsEndpoints"] == [{"port": "metrics", "interval": "10s"}]
     assert monitor["spec"]["selector"] == of_kind(chart.template(), "Deployment")["spec"]["selector"]
+
+
+def test_rights_for_keda_and_for_secrets_are_given_where_they_are_asked_for(chart: Helm) -> None:
+    values: Manifest = {"keda": {"enabled": True}, "prometheus": {"readSecrets": True}}
+    everywhere = chart.template(values)
+    in_one = chart.template({**values, "watchNamespaces": ["team-a"]})
+
+    assert of_kind(everywhere, "ClusterRole")["rules"] == rules([*CLUSTER, *NAMESPACED, *KEDA, *SECRETS])
+    assert of_kind(in_one, "ClusterRole")["rules"] == rules(CLUSTER)
+    watched = {one["metadata"]["namespace"]: one["rules"] for one in in_one if one["kind"] == "Role"}
+    assert watched["team-a"] == rules([*NAMESPACED, *KEDA, *SECRETS])
+    assert environment(everywhere)["PENSTOCK_OPERATOR_KEDA"] == "true"
+    assert "PENSTOCK_OPERATOR_KEDA" not in environment(chart.template())
 
 
 BAD: list[tuple[Manifest, str]] = [

@@ -50,7 +50,7 @@ JOB = Kind("batch", "v1", "Job", "jobs")
 POD = Kind("", "v1", "Pod", "pods")
 SERVICE = Kind("", "v1", "Service", "services")
 SECRET = Kind("", "v1", "Secret", "secrets")
-"""Never written and never listed: read by name where an endpoint names one for its Prometheus, and the Secret agrees."""
+"""Never written nor listed: read by name where an endpoint names one for its Prometheus, and the Secret agrees."""
 CONFIG_MAP = Kind("", "v1", "ConfigMap", "configmaps")
 NODE = Kind("", "v1", "Node", "nodes", namespaced=False)
 POD_DISRUPTION_BUDGET = Kind("policy", "v1", "PodDisruptionBudget", "poddisruptionbudgets")

@@ -1,9 +1,9 @@
 """The objects that scale in the modes HPA and KEDA: over the number that the operator has decided, each one replica.
 
 An HPA takes no step while the ratio of what is to what should be is within 10 % of 1, so that from ten replicas on it
-would not add one: the tolerance is set to nothing (a field since Kubernetes 1.33, without a gate since 1.35; an older
-API server drops it, and steps of less than a tenth are then left out). Its stabilisation windows are set to nothing as
-well, since the number has been through the operator's own.
+would not add one: the tolerance is set to nothing (behind the feature gate HPAConfigurableTolerance since Kubernetes
+1.33; an API server without it drops the field, and steps of less than a tenth are left to the headroom). Its
+stabilisation windows are set to nothing as well, since the number has been through the operator's own.
 """
 
 from __future__ import annotations

@@ -16,6 +16,7 @@ SPOKEN = (
     ConditionType.AVAILABLE,
     ConditionType.OBJECTIVE_MET,
     ConditionType.METRICS_AVAILABLE,
+    ConditionType.CURVE_CURRENT,
     ConditionType.PROGRESSING,
 )
 """Not Ready: it repeats what another has said."""
@@ -29,9 +30,20 @@ ORDINARY = {
     "RollingOut",
     "Scaling",
     "Settled",
+    "NoCurve",
 }
 """Reasons that are no trouble, though something does not hold (yet)."""
-UNSAID = {"OptimizationPending", "Starting", "NothingToServe", "Settled", "Scaling", "NotNeeded", "NoObjective"}
+UNSAID = {
+    "OptimizationPending",
+    "Starting",
+    "NothingToServe",
+    "Settled",
+    "Scaling",
+    "NotNeeded",
+    "NoObjective",
+    "AsMeasured",
+    "NoCurve",
+}
 """What everybody expects."""
 
 

@@ -294,6 +294,10 @@ class Scale:
     """Requests a second."""
     p95_milliseconds: float | None = None
     """As observed."""
+    curve_current: bool | None = None
+    """Whether replicas are as fast as their capacity curve says; None: nobody can tell."""
+    curve_reason: str = ""
+    curve_message: str = ""
     slowdown: float | None = None
     """How many times slower replicas are than their curve."""
 

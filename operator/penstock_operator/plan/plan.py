@@ -38,7 +38,7 @@ from penstock_operator.plan.pinning import cores_pinned, judge
 from penstock_operator.plan.placing import missing_for
 from penstock_operator.plan.readiness import ready, reason_words
 from penstock_operator.plan.replicas import DECIDED, Replicas, replicas
-from penstock_operator.plan.scaling import metrics_available, scaled, scaling_status
+from penstock_operator.plan.scaling import curve_current, metrics_available, scaled, scaling_status
 from penstock_operator.plan.service import service
 from penstock_operator.plan.serving import Serving, choose
 from penstock_operator.plan.settings import Json
@@ -237,6 +237,7 @@ class _Planning:
             ConditionType.CORES_PINNED: pinned,
             ConditionType.AVAILABLE: available(endpoint, serving, observed.deployment, count, wrong),
             ConditionType.OBJECTIVE_MET: objective(endpoint, serving, pinned, verdicts),
+            ConditionType.CURVE_CURRENT: curve_current(endpoint, observed.scale),
             ConditionType.METRICS_AVAILABLE: metrics_available(endpoint, observed.scale, observed.settings),
             ConditionType.PROGRESSING: progressing(
                 endpoint,

@@ -43,6 +43,19 @@ def metrics_available(endpoint: Endpoint, scale: Scale | None, settings: PlanSet
     return no(scale.metrics_reason or "MetricsMissing", f"{why[:1].upper()}{why[1:].rstrip('.')}. {WHAT_TO_DO}")
 
 
+def curve_current(endpoint: Endpoint, scale: Scale | None) -> Finding:
+    """Whether what serves is as fast as it was measured to be, as far as its traffic tells."""
+    if endpoint.spec.scaling.mode not in DECIDED:
+        return unknown("NotWatched", "In this scaling mode the operator does not look at the latency of the traffic.")
+    if scale is None or scale.curve_current is None:
+        return unknown("NotRead", "The latency of the traffic has not been read yet.")
+    message = scale.curve_message or "The observed p95 was held against the measured one"
+    said = f"{message[:1].upper()}{message[1:].rstrip('.')}."
+    if scale.curve_current:
+        return yes("AsMeasured", said)
+    return no(scale.curve_reason or "SlowerThanMeasured", said)
+
+
 def scaling_status(
     before: ScalingStatus | None, replicas: Replicas, scale: Scale | None, now: datetime
 ) -> ScalingStatus | None:

@@ -28,7 +28,7 @@ from penstock_operator.scaling.prometheus import Access, OwnPrometheus, Promethe
 from penstock_operator.scaling.queries import Place, Windows
 from penstock_operator.scaling.scraper import Scraper
 from penstock_operator.scaling.target import Target, Targets
-from penstock_operator.scaling.telling import is_blind, scale_of, worth_telling
+from penstock_operator.scaling.telling import as_available_as, blindness, scale_of, unavailable, worth_telling
 from penstock_operator.world import World
 
 AT_ONCE = 256
@@ -62,6 +62,8 @@ class _Member:
     decision: Decision | None = None
     told: Scale | None = None
     told_at: float = 0.0
+    blind_since: float | None = None
+    """Nothing has been known of the load since, seconds since the epoch."""
     asked_at: float | None = None
     """Prometheus only, seconds since the epoch."""
 
@@ -164,10 +166,17 @@ class Autoscaler:
 
     def _tell(self, target: Target, member: _Member, decision: Decision, seen: Observation, now: float) -> None:
         member.decision = decision
-        scale = scale_of(decision, seen)
-        if member.told is None and is_blind(seen) and scale.metrics_available:
+        why = blindness(seen)
+        member.blind_since = None if not why else now if member.blind_since is None else member.blind_since
+        blind_seconds = 0.0 if member.blind_since is None else now - member.blind_since
+        if why and member.told is None and blind_seconds < target.settings.unknown_seconds:
             # Two readings make a rate: until then there is nothing to say.
             return
+        scale = scale_of(decision, seen)
+        if why and member.told is not None and blind_seconds < target.settings.unknown_seconds:
+            scale = as_available_as(member.told, scale)
+        elif why:
+            scale = unavailable(scale, why, blind_seconds)
         if not worth_telling(member.told, scale, seconds=now - member.told_at):
             return
         if member.told is not None and member.told.replicas != scale.replicas:
@@ -236,9 +245,9 @@ class Autoscaler:
                 f"the operator may not read the Secret {place.name}: install the chart with prometheus.readSecrets"
             )
         except ClusterError as error:
-            if known is not None:
-                return known[1]
-            found = f"the Secret {place.name} cannot be read: {error}"
+            # What was read a minute ago is better than nothing.
+            good = known is not None and isinstance(known[1], Access)
+            found = known[1] if good and known is not None else f"the Secret {place.name} cannot be read: {error}"
         else:
             found = _consented(value, place.name)
         self._secrets[place] = (now, found)

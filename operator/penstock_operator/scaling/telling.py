@@ -6,6 +6,8 @@ number changes, when metrics come or go, and when the figures have become others
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from penstock_operator.autoscaler import Decision, Observation, Unknown, Value
 from penstock_operator.plan.observed import Scale
 
@@ -18,7 +20,7 @@ NOTICEABLE = 0.25
 def scale_of(decision: Decision, seen: Observation) -> Scale:
     """The decision as the plan takes it. Figures have three digits: more would be chance."""
     demand, p95 = decision.demand, seen.metrics.p95_milliseconds
-    available = decision.metrics_available
+    available, curve = decision.metrics_available, decision.curve_current
     return Scale(
         replicas=decision.replicas,
         reason=f"{decision.reason}.",
@@ -29,13 +31,33 @@ def scale_of(decision: Decision, seen: Observation) -> Scale:
         requests_per_second=None if demand is None else _rounded(demand.now),
         capacity_per_replica=None if decision.capacity is None else _rounded(decision.capacity),
         p95_milliseconds=_rounded(p95.value) if isinstance(p95, Value) else None,
+        curve_current=curve.status,
+        curve_reason=curve.reason,
+        curve_message=curve.message,
         slowdown=round(decision.slowdown, 2),
     )
 
 
-def is_blind(seen: Observation) -> bool:
-    """Nothing is known of the load: neither rate."""
-    return isinstance(seen.metrics.arrivals_fast, Unknown) and isinstance(seen.metrics.arrivals_slow, Unknown)
+def blindness(seen: Observation) -> str:
+    """Why nothing is known of the load, neither rate, as a clause; empty: something is."""
+    fast, slow = seen.metrics.arrivals_fast, seen.metrics.arrivals_slow
+    return fast.reason if isinstance(fast, Unknown) and isinstance(slow, Unknown) else ""
+
+
+def unavailable(scale: Scale, why: str, seconds: float) -> Scale:
+    """The same, and that nothing has been known of the load for so long: also where no decision depends on it yet."""
+    message = f"{why}, for {seconds:.0f} s: replicas do not shrink"
+    return replace(scale, metrics_available=False, metrics_reason="MetricsMissing", metrics_message=message)
+
+
+def as_available_as(before: Scale, scale: Scale) -> Scale:
+    """The same, with the availability that was told before: a missed reading or two are no news."""
+    return replace(
+        scale,
+        metrics_available=before.metrics_available,
+        metrics_reason=before.metrics_reason,
+        metrics_message=before.metrics_message,
+    )
 
 
 def worth_telling(before: Scale | None, now: Scale, *, seconds: float) -> bool:
@@ -43,6 +65,8 @@ def worth_telling(before: Scale | None, now: Scale, *, seconds: float) -> bool:
     if before is None or before.replicas != now.replicas:
         return True
     if (before.metrics_available, before.metrics_reason) != (now.metrics_available, now.metrics_reason):
+        return True
+    if before.curve_current is not now.curve_current:
         return True
     if seconds < QUIET_SECONDS:
         return False

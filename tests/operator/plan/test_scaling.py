@@ -26,8 +26,8 @@ def environment(kube: Kube) -> dict[str, str]:
     return {entry["name"]: entry.get("value", "") for entry in container["env"]}
 
 
-def condition(kube: Kube) -> tuple[str, str]:
-    (found,) = [one for one in kube.endpoint["status"]["conditions"] if one["type"] == "MetricsAvailable"]
+def condition(kube: Kube, kind: str = "MetricsAvailable") -> tuple[str, str]:
+    (found,) = [one for one in kube.endpoint["status"]["conditions"] if one["type"] == kind]
     return found["status"], found["reason"]
 
 
@@ -143,6 +143,29 @@ def test_whether_the_load_is_known_is_said_where_somebody_needs_it(
     kube.scale = scale
     kube.reconcile()
     assert condition(kube) == expected
+
+
+@pytest.mark.parametrize(
+    ("scaling", "scale", "expected"),
+    [
+        ({}, None, ("Unknown", "NotRead")),
+        ({"mode": "None"}, None, ("Unknown", "NotWatched")),
+        ({}, Scale(2, curve_current=True, curve_message="fits"), ("True", "AsMeasured")),
+        (
+            {},
+            Scale(2, curve_current=False, curve_reason="SlowerThanMeasured", curve_message="1.4 times slower"),
+            ("False", "SlowerThanMeasured"),
+        ),
+        ({}, Scale(2, curve_current=False, curve_reason="NoCurve", curve_message="none"), ("False", "NoCurve")),
+    ],
+)
+def test_replicas_that_are_slower_than_their_curve_are_said(
+    scaling: Json, scale: Scale | None, expected: tuple[str, str]
+) -> None:
+    kube = Kube(scaling=scaling).optimised()
+    kube.scale = scale
+    kube.reconcile()
+    assert condition(kube, "CurveCurrent") == expected
 
 
 def test_a_change_of_the_number_is_an_event_with_the_decision_and_the_same_number_is_none() -> None:

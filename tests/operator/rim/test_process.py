@@ -206,6 +206,10 @@ def test_whatever_it_may_do_it_does_and_nothing_else_is_allowed(
         until(lambda: space.items("poddisruptionbudgets"))
         space.apply(endpoint("emotion", replicas=1, workload=source, scaling={"mode": "None"}))
         until(lambda: not space.items("poddisruptionbudgets"))
+        space.apply(endpoint("emotion", replicas=1, workload=source, scaling={"mode": "HPA"}))
+        until(lambda: space.items("horizontalpodautoscalers"), what="nothing scales in the mode HPA")
+        space.apply(endpoint("emotion", replicas=1, workload=source, scaling={"mode": "None"}))
+        until(lambda: not space.items("horizontalpodautoscalers"), what="the HPA of another mode stays")
         # Another key, suspended while its job is to run.
         space.apply(endpoint("paused", cores=2))
         until(lambda: len(space.items("jobs")) == 2)

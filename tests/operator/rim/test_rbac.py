@@ -8,7 +8,7 @@ from penstock_operator.plan.names import FIELD_MANAGER
 from penstock_operator.settings import Settings
 from penstock_operator.world import World
 
-ALL = (*rbac.CLUSTER, *rbac.NAMESPACED, *rbac.OWN)
+ALL = (*rbac.CLUSTER, *rbac.NAMESPACED, *rbac.KEDA, *rbac.OWN)
 
 
 def test_every_kind_that_is_touched_is_granted_and_no_other() -> None:
@@ -41,4 +41,4 @@ def test_rules_are_in_the_form_of_a_role() -> None:
 
 
 def test_secrets_are_read_on_request_only_and_by_name() -> None:
-    assert [(grant.resource, grant.verbs) for grant in rbac.ON_REQUEST] == [("secrets", ("get",))]
+    assert [(grant.resource, grant.verbs) for grant in rbac.SECRETS] == [("secrets", ("get",))]

@@ -321,7 +321,7 @@ def test_the_number_survives_the_change_to_an_hpa_and_belongs_to_whoever_scales(
             assert await scene.replicas() == 4
             assert await scene.call(writers, kubectl) == {("kubectl", "scale")}
             scaler = await scene.call(kubectl.get, "horizontalpodautoscaler", "emotion")
-            assert scaler["spec"]["behavior"]["scaleUp"]["tolerance"] == "0"
+            assert scaler["spec"]["behavior"]["scaleUp"]["stabilizationWindowSeconds"] == 0
             families = {family.name: family for family in figures(scene.autoscaler.decisions())}
             (desired,) = families["penstock_operator_desired_replicas"].samples
             assert desired.labels == {"model_endpoint": "emotion", "model_endpoint_namespace": kubectl.namespace}

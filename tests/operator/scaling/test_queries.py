@@ -41,8 +41,8 @@ def answers(**changed: Answer) -> dict[str, Answer]:
     return {**everything, **changed}
 
 
-def found(own: PrometheusQueries = OWN, **changed: Answer) -> Metrics:
-    return judged(answers(**changed), PLACE, WINDOWS, own, evaluated_at=NOW, objective_seconds=0.02)
+def found(**changed: Answer) -> Metrics:
+    return judged(answers(**changed), PLACE, WINDOWS, OWN, evaluated_at=NOW, objective_seconds=0.02)
 
 
 def matches(place: Place, pod: str) -> bool:
