@@ -220,8 +220,7 @@ class Result(Facts):
             rejected=tuple(
                 RejectedFacts(recipe=cut(one.recipe.name, 128), outcome=one.outcome, reason=cut(one.reason, 256))
                 for one in manifest.candidates
-                if one.outcome not in {Outcome.CHOSEN, Outcome.TEACHER}
-                and one.recipe != beside
+                if one.outcome not in {Outcome.CHOSEN, Outcome.TEACHER} and one.recipe != beside
             )[:32],
             findings=tuple(cut(finding, 256) for finding in manifest.findings[:16]),
         )
