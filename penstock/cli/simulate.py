@@ -82,7 +82,7 @@ def command(artefact: Path | None, **options: Any) -> None:
 
     ARTEFACT is a folder that penstock optimize has made: its capacity curve becomes the simulated replica. Without it,
     an invented endpoint is taken. Ours is compared with HPA on p95, HPA on requests in flight, KEDA on the request rate
-    and Knative's KPA, each with its own knob swept, at the replica-hours that ours takes.
+    and Knative's KPA, each with its own knob swept, at equal replica-hours.
     """
     try:
         from penstock_operator.simulator.compare import compare
@@ -174,20 +174,17 @@ def _replica(experiment: Experiment) -> str:
 def _table(experiment: Experiment, result: TraceResult, price: float | None) -> Table:
     """One row a policy, at about our replica-hours."""
     from penstock_operator.simulator.policies import POLICIES as ALL
-    from penstock_operator.simulator.report import shown
+    from penstock_operator.simulator.report import equal_hours, shown
 
     table = Table(box=None, padding=(0, 2, 0, 0), pad_edge=False, header_style="dim")
     table.add_column("  policy", no_wrap=True)
-    heads = ["knob", "late", "replica-hours", "flips", "most", "late at our hours"]
+    heads = ["knob", "late", "replica-hours", "flips", "most", "late at equal hours"]
     for head in [*heads, "cost"] if price is not None else heads:
         table.add_column(head, justify="right", no_wrap=True)
     for point in shown(experiment, result):
         verdict = next((verdict for verdict in result.verdicts if verdict.rival is point.kind), None)
-        at = ""
-        if verdict is not None:
-            late = verdict.rival_late
-            at = "never so few" if late is None else f"{late / point.requests:.2%}"
-            at = at if verdict.fewer else f"{at} (fewer)"
+        at = "" if verdict is None else equal_hours(verdict, point.requests)
+        at += "" if verdict is None or verdict.fewer else " (fewer)"
         row = [
             f"  {ALL[point.kind].title}", f"{point.knob:g}", f"{point.late_share:.2%}", f"{point.replica_hours:.2f}",
             f"{point.flips:.1f}", str(point.most_replicas), at,

@@ -39,7 +39,7 @@ def test_a_trace_becomes_a_table_figures_and_a_page(trace: Path, tmp_path: Path)
 
     assert result.exit_code == 0, result.output
     assert "KEDA on the request rate" in result.output
-    assert "late at our hours" in result.output
+    assert "late at equal hours" in result.output
     assert "1 comparisons" in result.output
     assert (output / "report.html").read_text(encoding="utf-8").startswith("<!doctype html>")
     rows = list(csv.DictReader((output / "figures.csv").read_text(encoding="utf-8").splitlines()))

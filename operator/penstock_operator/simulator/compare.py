@@ -3,7 +3,7 @@
 A policy with more replicas has fewer late requests: two points say nothing. So each rival's knob is swept, which gives
 its frontier (replica-hours against late requests), and the frontier is read at the replica-hours that ours took. It is
 read to the rival's favour: dominated points are left out, and between two points the straight line counts, although no
-setting of the knob may give it.
+setting of the knob may give it. A rival that never takes so few replica-hours is met at its fewest, on our frontier.
 """
 
 from __future__ import annotations
@@ -71,17 +71,20 @@ class Point:
 
 @dataclass(frozen=True)
 class Verdict:
-    """One of ours against one rival on one trace, at the replica-hours that ours took."""
+    """One of ours against one rival on one trace, at equal replica-hours."""
 
-    ours: Point
+    ours: PolicyKind
     rival: PolicyKind
-    rival_late: float | None
-    """Late requests of the rival at our replica-hours; None where it never manages with so few."""
+    replica_hours: float
+    """Those of ours at its headroom, or the rival's fewest where these are more."""
+    our_late: float
+    """Late requests of ours at these, a mean over the seeds."""
+    rival_late: float
 
     @property
     def fewer(self) -> bool:
         """True when ours had fewer late requests."""
-        return self.rival_late is None or self.ours.late < self.rival_late
+        return self.our_late < self.rival_late
 
 
 @dataclass(frozen=True)
@@ -112,6 +115,15 @@ def late_at(points: Iterable[Point], replica_hours: float) -> float | None:
             share = (replica_hours - left.replica_hours) / (right.replica_hours - left.replica_hours)
             return left.late + share * (right.late - left.late)
     return front[-1].late
+
+
+def judge(ours: Point, points: Sequence[Point], rival: PolicyKind) -> Verdict | None:
+    """One of our points against a rival's frontier; None where their frontiers share no replica-hours."""
+    theirs = [point for point in points if point.kind is rival]
+    hours = max(ours.replica_hours, min(point.replica_hours for point in theirs))
+    own = ours.late if hours == ours.replica_hours else late_at((p for p in points if p.kind is ours.kind), hours)
+    other = late_at(theirs, hours)
+    return None if own is None or other is None else Verdict(ours.kind, rival, hours, own, other)
 
 
 _Job = tuple[Experiment, int, int, PolicyKind, float]
@@ -177,9 +189,7 @@ def _result(
     ours = [point for point in points if POLICIES[point.kind].is_ours and point.knob == experiment.headroom]
     rivals = [kind for kind in experiment.policies if not POLICIES[kind].is_ours]
     verdicts = tuple(
-        Verdict(point, rival, late_at((other for other in points if other.kind is rival), point.replica_hours))
-        for point in ours
-        for rival in rivals
+        verdict for point in ours for rival in rivals if (verdict := judge(point, points, rival)) is not None
     )
     hours = ours[0].replica_hours if ours else 0.0
     runs = {}

@@ -82,25 +82,26 @@ def page(experiment: Experiment, results: Sequence[TraceResult], price_per_hour:
 
 def headline(results: Sequence[TraceResult]) -> str:
     """The outcome in a sentence or two."""
-    verdicts = [(result.trace.name, verdict) for result in results for verdict in result.verdicts]
+    verdicts = [(result, verdict) for result in results for verdict in result.verdicts]
     if not verdicts:
         return "Nothing to compare with: name more policies."
-    lost = [(name, verdict) for name, verdict in verdicts if not verdict.fewer]
+    lost = [_pair(result, verdict) for result, verdict in verdicts if not verdict.fewer]
     text = f"Fewer late requests at equal replica-hours in {len(verdicts) - len(lost)} of {len(verdicts)} comparisons."
     if lost:
-        text += " Not: " + "; ".join(f"{name}, {_pair(verdict)}" for name, verdict in lost) + "."
+        text += f" Not: {'; '.join(lost)}."
     return text
 
 
-def _pair(verdict: Verdict) -> str:
-    ours, rival = POLICIES[verdict.ours.kind].title, POLICIES[verdict.rival].title
-    theirs = (verdict.rival_late or 0) / verdict.ours.requests
-    return f"{ours} {verdict.ours.late_share:.2%} against {rival} {theirs:.2%}"
+def _pair(result: TraceResult, verdict: Verdict) -> str:
+    ours, rival = POLICIES[verdict.ours].title, POLICIES[verdict.rival].title
+    requests = result.points[0].requests
+    shares = f"{verdict.our_late / requests:.2%} against {rival} {verdict.rival_late / requests:.2%}"
+    return f"{result.trace.name}, {ours} {shares} at {verdict.replica_hours:.2f} h"
 
 
 def _section(experiment: Experiment, result: TraceResult, price_per_hour: float | None) -> str:
     trace = result.trace
-    heads = ["policy", "knob", "late", "lost", "replica-hours", "flips", "most", "late at our hours"]
+    heads = ["policy", "knob", "late", "lost", "replica-hours", "flips", "most", "late at equal hours"]
     if price_per_hour is not None:
         heads.insert(5, "cost")
     rows = "".join(_row(result, point, price_per_hour) for point in shown(experiment, result))
@@ -134,6 +135,12 @@ def _row(result: TraceResult, point: Point, price_per_hour: float | None) -> str
         cells.insert(5, f"{point.replica_hours * price_per_hour:.2f}")
     last = '<td class="soft">ours</td>' if facts.is_ours else "<td></td>"
     if verdict is not None:
-        text = "never so few hours" if verdict.rival_late is None else f"{verdict.rival_late / point.requests:.2%}"
-        last = f'<td class="{"pass" if verdict.fewer else "fail"}">{text}</td>'
+        last = f'<td class="{"pass" if verdict.fewer else "fail"}">{equal_hours(verdict, point.requests)}</td>'
     return f"<tr>{''.join(f'<td>{escape(cell)}</td>' for cell in cells)}{last}</tr>"
+
+
+def equal_hours(verdict: Verdict, requests: float) -> str:
+    """What rival and ours come to at equal replica-hours, for a cell."""
+    return (
+        f"{verdict.rival_late / requests:.2%}, ours {verdict.our_late / requests:.2%}, at {verdict.replica_hours:.2f} h"
+    )
