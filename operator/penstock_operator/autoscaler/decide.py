@@ -266,7 +266,7 @@ def _remember(facts: _Facts, state: State, choice: _Choice, before: int) -> Stat
             # No rate asks for this one: the window has to know of it.
             state = memory.with_peak(state, facts.settings, facts.now, choice.replicas)
     elif choice.replicas < before:
-        state = memory.shrunk(state, facts.now, below=before)
+        state = memory.shrunk(state, facts.now, below=before, served=choice.replicas < facts.seen.ready)
     return state.model_copy(update={"at": facts.now, "replicas": choice.replicas})
 
 

@@ -13,6 +13,8 @@ LONGEST_GAP_SECONDS = 60.0
 """Without a decision for longer than this, nobody saw what was wanted: the window begins again."""
 CLOCK_SLACK_SECONDS = 2.0
 """Leaders' clocks differ by so much without anybody's noticing."""
+BEYOND = 1.1
+"""A window that has just become long enough is made longer by this factor."""
 FORGET_SECONDS = 3600.0
 """After so long without a shrink that had to be taken back, the window halves again."""
 
@@ -73,27 +75,28 @@ def held(state: State, until: float, reason: str) -> State:
 
 
 def grown(state: State, settings: ScalingSettings, now: float, *, above: int) -> State:
-    """The state after growing from `above`: growing back into what was taken away makes the window longer."""
+    """The state after growing from `above`: growing back into what was taken away makes the window longer.
+
+    At least twice as long, and as long as would have kept what was there; unless the longest window would not have.
+    """
     update: dict[str, object] = {"grown_at": now, "unsettled_at": now, "late_since": None}
-    horizon = settings.shrink_window_seconds * settings.longest_window_factor
-    regretted = (
-        state.shrunk_at is not None
-        and state.shrunk_from is not None
-        and now - state.shrunk_at <= horizon
-        and above < state.shrunk_from
-    )
-    if regretted:
-        factor = min(state.window_factor * 2, settings.longest_window_factor)
-        # One shrink is regretted once, in however many steps it is taken back.
-        update |= {"window_factor": factor, "factor_at": now, "shrunk_from": None}
+    if state.shrinking_since is not None and state.shrunk_from is not None and above < state.shrunk_from:
+        window = window_seconds(state, settings)
+        enough = (now - state.shrinking_since + window) * BEYOND
+        longest = settings.shrink_window_seconds * settings.longest_window_factor
+        if settings.shrink_window_seconds and enough <= longest * BEYOND:
+            factor = max(2 * state.window_factor, enough / settings.shrink_window_seconds)
+            update |= {"window_factor": min(factor, settings.longest_window_factor), "factor_at": now}
+    # One shrink is regretted once, in however many steps it is taken back.
+    return state.model_copy(update=update | {"shrunk_from": None, "shrinking_since": None})
+
+
+def shrunk(state: State, now: float, *, below: int, served: bool) -> State:
+    """The state after shrinking from `below`; `served` False: what was taken away had not started yet."""
+    update: dict[str, object] = {"shrunk_at": now, "unsettled_at": now}
+    if served and state.shrunk_from is None:
+        update |= {"shrunk_from": below, "shrinking_since": now}
     return state.model_copy(update=update)
-
-
-def shrunk(state: State, now: float, *, below: int) -> State:
-    """The state after shrinking from `below`."""
-    first = state.shrunk_from is None or (state.grown_at or 0.0) > (state.shrunk_at or 0.0)
-    came_from = below if first else state.shrunk_from
-    return state.model_copy(update={"shrunk_at": now, "shrunk_from": came_from, "unsettled_at": now})
 
 
 def forgiven(state: State, now: float) -> State:

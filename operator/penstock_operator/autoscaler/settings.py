@@ -61,8 +61,8 @@ class ScalingSettings(BaseModel):
     longest_window_factor: float = Field(
         default=8,
         ge=1,
-        description="A shrink that had to be taken back doubles the window, up to this many times its length; "
-        "1 turns the learning off.",
+        description="A shrink that had to be taken back makes the window as long as would have prevented it, and at "
+        "least twice as long, up to this many times its length; 1 turns the learning off.",
     )
     shrink_share: float = Field(
         default=0.5,

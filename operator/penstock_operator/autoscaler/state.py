@@ -60,7 +60,9 @@ class State(BaseModel):
     grown_at: float | None = None
     shrunk_at: float | None = None
     shrunk_from: int | None = None
-    """The number before the last series of steps down."""
+    """The number before the last series of steps down..."""
+    shrinking_since: float | None = None
+    """... and when that began. None: nothing has been taken away since the number last grew."""
     window_factor: float = Field(default=1.0, ge=1)
     """How much longer than its setting the shrink window has become by shrinks that had to be taken back."""
     factor_at: float | None = None
