@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 import yaml
 
+from penstock_operator.plan.names import ENDPOINT, runtime_labels
 from penstock_operator.rbac import CLUSTER, KEDA, NAMESPACED, OWN, SECRETS, rules
 from penstock_operator.settings import Settings
 from tests.charts.helm import CHART, NAMESPACE, Helm, Manifest, of_kind
@@ -164,10 +165,30 @@ def test_only_the_store_of_one_node_is_prepared_as_root(chart: Helm) -> None:
 
 
 def test_a_pod_monitor_is_made_where_it_is_asked_for(chart: Helm) -> None:
-    monitor = of_kind(chart.template({"podMonitor": {"enabled": True, "interval": "10s"}}), "PodMonitor")
+    made = chart.template({"podMonitor": {"enabled": True, "interval": "10s"}})
+    monitor, runtime = (one for one in made if one["kind"] == "PodMonitor")
 
     assert monitor["spec"]["podMetricsEndpoints"] == [{"port": "metrics", "interval": "10s"}]
     assert monitor["spec"]["selector"] == of_kind(chart.template(), "Deployment")["spec"]["selector"]
+    assert runtime["spec"]["podMetricsEndpoints"] == [{"port": "http", "path": "/metrics", "interval": "10s"}]
+    assert runtime["spec"]["selector"]["matchLabels"].items() <= runtime_labels("any").items()
+    assert runtime["spec"]["podTargetLabels"] == [ENDPOINT]
+    assert runtime["spec"]["namespaceSelector"] == {"any": True}
+
+
+def test_pods_are_scraped_in_the_namespaces_that_are_looked_after(chart: Helm) -> None:
+    made = chart.template({"podMonitor": {"enabled": True}, "watchNamespaces": ["team-a"]})
+    _, runtime = (one for one in made if one["kind"] == "PodMonitor")
+
+    assert runtime["spec"]["namespaceSelector"] == {"matchNames": ["team-a"]}
+
+
+def test_recording_rules_come_with_the_monitors(chart: Helm) -> None:
+    rule = of_kind(chart.template({"podMonitor": {"enabled": True}}), "PrometheusRule")
+    (group,) = rule["spec"]["groups"]
+
+    assert {one["record"] for one in group["rules"]} >= {"penstock:requests:rate2m", "penstock:request_seconds:p95_2m"}
+    assert [one for one in chart.template() if one["apiVersion"].startswith("monitoring")] == []
 
 
 def test_rights_for_keda_and_for_secrets_are_given_where_they_are_asked_for(chart: Helm) -> None:

@@ -4,26 +4,23 @@ from __future__ import annotations
 
 import asyncio
 import base64
-import json
-import subprocess
 import time
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
+from penstock.scaling import PrometheusQueries
 from penstock_operator.autoscaler import Metrics, Unknown, Value
 from penstock_operator.scaling.prometheus import Access, OwnPrometheus, PrometheusClient, Source
 from penstock_operator.scaling.queries import Place, Windows
 from testbed.build import binary
-from testbed.identities import Authority
-from testbed.ports import some_free_ports
 from testbed.tools import PROMETHEUS
 from tests.operator.scaling.pods import Fleet, ServingPod, fleet
+from tests.operator.scaling.prometheus_server import Server
 
-HASH = "$2b$04$AFhFAAdNUvxW55C197kcvOPQH7ZJS0Wkwbjr1r5/Hsd7HLW5m9tAa"
-"""Of `opensesame`."""
 PODS = {"emotion-5f7d9c6b8-abcde": "127.0.0.2", "emotion-5f7d9c6b8-fghij": "127.0.0.3"}
 PLACE = Place("team-a", "emotion", tuple(PODS))
 WINDOWS = Windows(scrape_interval=1, fast=10, slow=20)
@@ -36,60 +33,16 @@ def prometheus() -> Path:
     return binary(PROMETHEUS)
 
 
-class Server:
-    """One Prometheus process."""
-
-    def __init__(self, program: Path, folder: Path, pods: Fleet) -> None:
-        self.folder = folder
-        (self.port,) = some_free_ports(1)
-        self.authority = Authority.create()
-        identity = self.authority.server("prometheus", ["localhost", "127.0.0.1"])
-        (folder / "tls.crt").write_bytes(identity.certificate)
-        (folder / "tls.key").write_bytes(identity.key)
-        targets = [
-            {"targets": [f"{address}:{pods.port}"], "labels": {"namespace": "team-a", "pod": name}}
-            for name, address in PODS.items()
-        ]
-        config = {
-            "global": {"scrape_interval": "1s", "scrape_timeout": "1s"},
-            "scrape_configs": [{"job_name": "pods", "static_configs": targets}],
-        }
-        web = {
-            "tls_server_config": {"cert_file": str(folder / "tls.crt"), "key_file": str(folder / "tls.key")},
-            "basic_auth_users": {"penstock": HASH},
-        }
-        # JSON is YAML.
-        (folder / "prometheus.yml").write_text(json.dumps(config))
-        (folder / "web.yml").write_text(json.dumps(web))
-        with (folder / "log").open("w") as log:
-            self.process = subprocess.Popen(
-                [
-                    program,
-                    f"--config.file={folder / 'prometheus.yml'}",
-                    f"--web.config.file={folder / 'web.yml'}",
-                    f"--storage.tsdb.path={folder / 'data'}",
-                    f"--web.listen-address=127.0.0.1:{self.port}",
-                ],
-                stderr=log,
-            )
-
-    @property
-    def source(self) -> Source:
-        data = {"username": b"penstock", "password": b"opensesame", "ca.crt": self.authority.certificate}
-        access = Access.from_secret({key: base64.b64encode(value).decode() for key, value in data.items()})
-        return Source(f"https://127.0.0.1:{self.port}", access)
-
-    def kill(self) -> None:
-        self.process.kill()
-        self.process.wait(10)
-
-
 @asynccontextmanager
 async def serving(program: Path, folder: Path) -> AsyncIterator[tuple[Server, Fleet, PrometheusClient]]:
     async with fleet() as pods, PrometheusClient(timeout_seconds=5, concurrency=4) as client:
         for address in PODS.values():
             await pods.add(address)
-        server = Server(program, folder, pods)
+        targets = [
+            {"targets": [f"{address}:{pods.port}"], "labels": {"namespace": "team-a", "pod": name}}
+            for name, address in PODS.items()
+        ]
+        server = Server(program, folder, [{"job_name": "pods", "static_configs": targets}])
         try:
             yield server, pods, client
         finally:
@@ -138,6 +91,14 @@ def test_a_real_prometheus_tells_the_load_and_when_it_is_gone_nothing_is_known(
                 assert isinstance(unknown, Unknown)
                 assert why in unknown.reason
                 assert "opensesame" not in unknown.reason
+
+            own = PrometheusQueries(
+                request_rate="sum(penstock:requests:rate2m)", in_flight="penstock:in_flight_requests:sum"
+            )
+            recorded = await ask(client, replace(server.source, queries=own))
+            assert isinstance(recorded.arrivals_fast, Value), "the chart's recording rules are evaluated"
+            assert recorded.arrivals_fast.value > 0
+            assert recorded.in_flight == Value(0.0)
 
             server.kill()
             gone = (await ask(client, server.source)).arrivals_fast

@@ -1,0 +1,191 @@
+"""A cluster with one endpoint that serves, and an operator: time is an argument of a tick, so that minutes of load take
+as long as their HTTP requests."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import time
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import Any
+
+from penstock.result import ArtefactReference
+from penstock.summary import Summary
+from penstock_operator.cluster.port import ClusterPort
+from penstock_operator.cluster.store import Key
+from penstock_operator.plan.names import CONTAINER
+from penstock_operator.process import make_autoscaler
+from penstock_operator.scaling.loop import Autoscaler
+from penstock_operator.settings import ScalingSettings
+from testbed.kubectl import Kubectl
+from tests.operator.rim import kubelet
+from tests.operator.rim.running import Running, Tripwire, running
+from tests.operator.scaling.pods import Fleet, fleet
+
+TICK = 5.0
+WINDOW = 60
+CAPACITY = {
+    "requestsPerSecond": 79.7,
+    "p95ObjectiveMilliseconds": 20.0,
+    "points": [
+        {"requestsPerSecond": 20.0, "completedPerSecond": 20.0, "p95Milliseconds": 9.1},
+        {"requestsPerSecond": 60.0, "completedPerSecond": 60.0, "p95Milliseconds": 14.2},
+        {"requestsPerSecond": 100.0, "completedPerSecond": 97.0, "p95Milliseconds": 26.0},
+    ],
+}
+
+
+def endpoint(**scaling: Any) -> dict[str, Any]:
+    return {
+        "apiVersion": "penstock.dev/v1alpha1",
+        "kind": "ModelEndpoint",
+        "metadata": {"name": "emotion"},
+        "spec": {
+            "model": "hf://org/model@main",
+            "task": "text-classification",
+            "objective": {"latency": {"p95Milliseconds": 20.0}},
+            "scaling": {"minReplicas": 1, "maxReplicas": 6, "scaleDownWindowSeconds": WINDOW, **scaling},
+        },
+    }
+
+
+class Scene:
+    """A cluster with one endpoint that serves, and an operator."""
+
+    def __init__(self, kubectl: Kubectl, kubeconfig: Path, pods: Fleet) -> None:
+        self.kubectl = kubectl
+        self.kubeconfig = kubeconfig
+        self.fleet = pods
+        self.now = time.time()
+        self.load = 0.0
+        """Requests a second."""
+        self.seconds = 0.008
+        """That each takes."""
+        self.addresses: dict[str, str] = {}
+        """Of the pods that serve, by name."""
+        self.operator: Running
+        self.autoscaler: Autoscaler
+        self.wire: Tripwire
+
+    @asynccontextmanager
+    async def operating(self, **settings: Any) -> AsyncIterator[None]:
+        """From nothing known to at work, and killed."""
+
+        def trip(port: ClusterPort) -> ClusterPort:
+            self.wire = Tripwire(port)
+            return self.wire
+
+        async with running(self.kubeconfig, self.kubectl.namespace, wrap=trip) as self.operator:
+            chosen = ScalingSettings(**settings)
+            self.autoscaler = make_autoscaler(self.wire, self.operator.world, chosen, pod_port=self.fleet.port)
+            async with self.autoscaler:
+                await self.operator.rest()
+                yield
+
+    async def optimised(self, **scaling: Any) -> None:
+        """The endpoint has its plan, and its first pod serves."""
+        await self.call(self.kubectl.apply, endpoint(**scaling))
+        await self.operator.rest()
+        pod = await self.call(kubelet.pod_of_job, self.kubectl)
+        artefact = ArtefactReference(digest=kubelet.DIGEST, uri="file:///x", bytes=90_000_000)
+        result = {**kubelet.RESULT, "capacity": CAPACITY}
+        summary = Summary.model_validate({"succeeded": True, "artefact": artefact.to_object(), "result": result})
+        await self.call(kubelet.finish, self.kubectl, pod, summary.to_message())
+        await self.until(lambda: self.deployment is not None)
+        await self.pods_serve()
+
+    @property
+    def deployment(self) -> Any:
+        return self.operator.world.deployments.facts(Key(self.kubectl.namespace, "emotion"))
+
+    async def call(self, function: Callable[..., Any], *arguments: Any) -> Any:
+        return await asyncio.to_thread(function, *arguments)
+
+    async def until(self, condition: Callable[[], Any], *, within: float = 30.0) -> None:
+        deadline = time.monotonic() + within
+        while not condition():
+            assert time.monotonic() < deadline, "it does not come to that"
+            await asyncio.sleep(0.05)
+
+    async def pods_serve(self) -> None:
+        """The kubelets' part: as many pods as the Deployment wants run, are ready, and answer."""
+        world, key = self.operator.world, ("endpoint", self.kubectl.namespace, "emotion")
+
+        def there() -> list[str]:
+            return [place.name for place, entry in world.pods.of(key) if not entry.facts.deleting]
+
+        await self.until(lambda: len(there()) == self.deployment.wanted)
+        self.addresses = {name: address for name, address in self.addresses.items() if name in there()}
+        for name in there():
+            if name not in self.addresses:
+                address = f"127.0.0.{len(self.fleet.pods) + 2}"
+                await self.fleet.add(address)
+                await self.call(self._run, name, address)
+                self.addresses[name] = address
+        await self.operator.rest()
+        assert self.deployment.ready == self.deployment.wanted
+
+    def _run(self, name: str, address: str) -> None:
+        state = {"running": {"startedAt": "2026-11-21T19:00:00Z"}}
+        container = {"name": CONTAINER, "image": "x", "imageID": "x", "ready": True, "restartCount": 0, "state": state}
+        status = {
+            "phase": "Running",
+            "podIP": address,
+            "podIPs": [{"ip": address}],
+            "conditions": [{"type": "Ready", "status": "True", "lastTransitionTime": "2026-11-21T19:00:00Z"}],
+            "containerStatuses": [container],
+        }
+        patch = json.dumps({"status": status})
+        self.kubectl("patch", "pod", name, "--subresource=status", "--type=merge", "-p", patch)
+
+    async def passes(self, seconds: float) -> None:
+        """Time in which the load comes, is answered and is looked at."""
+        for _ in range(int(seconds / TICK)):
+            self.now += TICK
+            self.fleet.share(int(self.load * TICK), self.addresses.values(), seconds=self.seconds)
+            await self.autoscaler.tick(self.now)
+            await asyncio.sleep(0)
+
+    async def settles(self, seconds: float) -> None:
+        """The same, with new replicas coming as they are asked for."""
+        for _ in range(int(seconds / TICK)):
+            await self.passes(TICK)
+            if self.operator.controller.queue.busy:
+                await self.operator.rest()
+                await self.pods_serve()
+
+    async def found(self) -> dict[str, Any]:
+        value: dict[str, Any] = await self.call(self.kubectl.get, "modelendpoint", "emotion")
+        return value
+
+    async def replicas(self) -> int:
+        """As the API server has it."""
+        value = await self.call(self.kubectl.get, "deployment", "emotion")
+        return int(value["spec"]["replicas"])
+
+    async def condition(self) -> tuple[str, str, str]:
+        value = await self.found()
+        (one,) = [entry for entry in value["status"]["conditions"] if entry["type"] == "MetricsAvailable"]
+        return one["status"], one["reason"], one["message"]
+
+
+def played(kubectl: Kubectl, kubeconfig: Path, play: Callable[[Scene], Awaitable[None]]) -> None:
+    """Play a scene."""
+
+    async def whole() -> None:
+        async with fleet() as pods:
+            await play(Scene(kubectl, kubeconfig, pods))
+
+    asyncio.run(whole())
+
+
+def writers(kubectl: Kubectl) -> set[tuple[str, str]]:
+    """Who owns the number of replicas: manager and subresource."""
+    shown = kubectl("get", "deployment", "emotion", "-o", "json", "--show-managed-fields")
+    return {
+        (entry["manager"], entry.get("subresource", ""))
+        for entry in json.loads(shown)["metadata"]["managedFields"]
+        if "f:replicas" in entry.get("fieldsV1", {}).get("f:spec", {})
+    }
