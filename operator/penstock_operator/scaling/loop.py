@@ -116,7 +116,8 @@ class Autoscaler:
                 seconds = time.monotonic() - begin
                 SCALING_SECONDS.observe(seconds)
                 self._moved = time.monotonic()
-                await asyncio.sleep(max(self._pace.tick - seconds, 0.1))
+                # With thousands of endpoints a tick takes longer than its interval: reconciles need their time as well.
+                await asyncio.sleep(max(self._pace.tick - seconds, min(seconds, self._pace.tick)))
 
     async def tick(self, now: float) -> None:
         """Look at every endpoint once; `now` is seconds since the epoch."""
