@@ -59,6 +59,12 @@ def sizes(names: tuple[str, ...]) -> None:
             )
 
 
+@cli.command
+def clean() -> None:
+    """Remove all images, layers and the base from the cache."""
+    builder(_say).clean()
+
+
 def main() -> None:
     """Errors that a user can put right become one sentence."""
     try:

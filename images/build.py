@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import fcntl
 import os
+import shutil
 import tempfile
 import time
 from collections.abc import Iterator
@@ -15,13 +16,16 @@ from images.archive import Archive
 from images.base import make_base
 from images.buildah import Buildah, Progress, require
 from images.content import content_key, copy_sources
+from images.errors import ImageError
 from images.machine import Machine, read_machine
 from images.target import ROOT, SOURCE_DATE_EPOCH, Target, project_version
 
 CACHE = Path("~/.cache/penstock/images")
 """Where archives, the base and buildah's layers are kept unless PENSTOCK_IMAGES_CACHE says otherwise."""
-KEPT = 3
+KEPT = 2
 """Archives of one target that the cache keeps: so many states of the sources can be gone to and fro between."""
+MOST_LAYER_BYTES = 8_000_000_000
+"""Layers of earlier images beyond this are forgotten; the next build takes minutes instead of seconds."""
 OWN_BASE = "localhost/penstock-base:trixie"
 
 
@@ -82,6 +86,21 @@ class Builder:
                 old.unlink()
             self._make_base()
 
+    def clean(self) -> None:
+        """Remove everything that building has left in the cache: archives, layers, the base."""
+        if not self.cache.is_dir():
+            return
+        with self._alone():
+            if (self.cache / "storage").is_dir() and shutil.which("buildah"):
+                self.buildah.prepare()
+                self.buildah.run("rm", "--all")  # takes their mounts away
+                self.buildah.run("rmi", "--all", "--force")
+            for path in self.cache.iterdir():
+                if path.is_dir():
+                    shutil.rmtree(path)
+                elif path.name != "lock":
+                    path.unlink()
+
     @contextlib.contextmanager
     def _alone(self) -> Iterator[None]:
         """One build at a time: two would do the same work, and buildah's storage is one."""
@@ -128,6 +147,10 @@ class Builder:
         )
         for old in known[KEPT:]:
             old.unlink()
+        if self.buildah.layer_bytes() > MOST_LAYER_BYTES:
+            self.tell("forgetting layers of earlier images: they take over 8 GB")
+            with contextlib.suppress(ImageError):  # one that a test has mounted stays
+                self.buildah.run("rmi", "--prune", "--force")
 
     def _build_words(self, target: Target, reference: str, machine: Path, context: Path, *, fresh: bool) -> list[str]:
         words = ["--isolation", "chroot", "--network", "host", "--format", "oci", "--identity-label=false"]

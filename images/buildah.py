@@ -71,6 +71,11 @@ class Buildah:
             raise ImageError(f"buildah {verb} {' '.join(words)} failed: {run.stderr.strip()[-800:]}")
         return run.stdout.strip()
 
+    def layer_bytes(self) -> int:
+        """What the storage's layers take on the disk."""
+        run = subprocess.run(["du", "-sk", str(self.folder / "storage")], capture_output=True, text=True, check=False)
+        return int(run.stdout.split()[0]) * 1024 if run.stdout else 0
+
     def has(self, reference: str) -> bool:
         """Whether the storage has an image of that name."""
         listed = json.loads(self.run("images", "--json") or "[]") or []

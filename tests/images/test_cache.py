@@ -1,0 +1,59 @@
+"""What building leaves in the cache stays within bounds, and goes when it is told to."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from images.build import Builder
+from images.errors import ImageError, ToolMissing
+from images.target import TARGETS, target_named
+
+
+@pytest.fixture
+def elsewhere(images: Builder, tmp_path: Path, checkout: Path) -> Builder:
+    """A builder of another checkout with a cache of its own, which has an archive already."""
+    builder = replace(images, cache=tmp_path / "cache", root=checkout)
+    builder.cache.mkdir()
+    builder.archive(TARGETS["runtime"]).write_bytes(b"built before")
+    return builder
+
+
+def test_what_was_built_before_is_not_built_again(elsewhere: Builder) -> None:
+    assert elsewhere.build(TARGETS["runtime"]).read_bytes() == b"built before"
+
+
+def test_a_changed_source_is_another_archive(elsewhere: Builder, checkout: Path) -> None:
+    before = elsewhere.archive(TARGETS["runtime"])
+
+    (checkout / "penstock/a.py").write_text("changed")
+
+    assert elsewhere.archive(TARGETS["runtime"]) != before
+
+
+def test_an_archive_on_another_base_is_another_one(elsewhere: Builder) -> None:
+    other = replace(elsewhere, base="registry.example/debian:trixie-slim")
+
+    assert other.archive(TARGETS["runtime"]) != elsewhere.archive(TARGETS["runtime"])
+
+
+def test_without_the_tools_it_says_how_to_get_them(elsewhere: Builder, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PATH", "/nowhere")
+
+    with pytest.raises(ToolMissing, match=r"apt-get install buildah mmdebstrap.*docker build --target runtime"):
+        elsewhere.build(TARGETS["operator"])
+
+
+def test_an_image_that_there_is_not_is_named_with_those_that_there_are() -> None:
+    with pytest.raises(ImageError, match="no image 'runtim': choose of operator, runtime, optimizer"):
+        target_named("runtim")
+
+
+def test_cleaning_leaves_nothing(elsewhere: Builder) -> None:
+    (elsewhere.cache / "tmp").mkdir()
+
+    elsewhere.clean()
+
+    assert {path.name for path in elsewhere.cache.iterdir()} <= {"lock"}
