@@ -70,6 +70,8 @@ class Endpoint:
         body["metadata"]["name"] = self.name
         body["spec"] |= {
             "cores": 1,
+            # Which any machine keeps, however busy: a missed objective would be said, and rightly not be Ready.
+            "objective": {"latency": {"p95Milliseconds": 2000}},
             "workload": {"sequenceLengths": [16]},
             "optimization": {"budgetSeconds": 45, "engines": ["onnxruntime"], "precisions": ["fp32", "int8-dynamic"]},
             "scaling": {"mode": "None"},
