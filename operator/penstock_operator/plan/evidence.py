@@ -132,7 +132,7 @@ def objective(endpoint: Endpoint, serving: Serving | None, pinned: Finding, verd
         )
     capacity = serving.result.capacity
     rate = capacity.requests_per_second
-    if capacity.p95_objective_milliseconds is None:
+    if capacity.p95_objective_milliseconds is None or (rate is None and not capacity.points):
         return unknown("NotMeasured", "The capacity of this plan was not measured: the time budget was too short.")
     if rate is None:
         return no(
