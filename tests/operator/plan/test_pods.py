@@ -227,6 +227,12 @@ def test_figures_of_a_job_that_did_not_own_its_cores_are_not_shown() -> None:
             {"requestsPerSecond": None, "p95ObjectiveMilliseconds": None},
             ("Unknown", "NotMeasured"),
         ),
+        # The search ended before its capacity curve: the objective is known, nothing else.
+        (
+            {"latency": {"p95Milliseconds": 5.0}},
+            {"requestsPerSecond": None, "points": []},
+            ("Unknown", "NotMeasured"),
+        ),
     ],
 )
 def test_the_objective_is_held_against_the_measured_capacity(
