@@ -12,7 +12,8 @@ import click
 
 import penstock
 from penstock.errors import PenstockError
-from penstock_operator.settings import SETTINGS, Setting, Settings
+from penstock.setting import Setting
+from penstock_operator.settings import SETTINGS, Settings
 
 
 def _options(function: Callable[..., Any]) -> Callable[..., Any]:

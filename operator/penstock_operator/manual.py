@@ -8,10 +8,8 @@ from penstock_operator import rbac
 from penstock_operator.census import Census
 from penstock_operator.metrics import REGISTRY
 from penstock_operator.scaling.figures import figures
-from penstock_operator.settings import SETTINGS, Settings
+from penstock_operator.settings import DOCUMENT, SETTINGS, Settings
 from penstock_operator.world import World
-
-DOCUMENT = "docs/operator.md"
 
 
 def settings() -> str:

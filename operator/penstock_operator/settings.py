@@ -10,64 +10,55 @@ import difflib
 import re
 import socket
 import uuid
-from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
+from collections.abc import Iterator, Mapping
 from pathlib import Path
-from typing import Any, Literal, Self, get_origin
+from typing import Any, Literal, Self
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
+from pydantic import model_validator
 
 import penstock
 from penstock.errors import SettingError
+from penstock.setting import Group, Setting, described, load, setting
 from penstock_operator.plan.settings import PlanSettings, StoreVolume
 
 PREFIX = "PENSTOCK_OPERATOR_"
+DOCUMENT = "docs/operator.md"
 NAMESPACE_FILE = Path("/var/run/secrets/kubernetes.io/serviceaccount/namespace")
-
-
-class Group(BaseModel):
-    """A concern. Frozen: settings are read once, at start."""
-
-    model_config = ConfigDict(frozen=True, extra="forbid", validate_default=True)
-
-
-def _setting(default: Any, description: str, *, unit: str = "", **constraints: Any) -> Any:
-    return Field(default, description=description, json_schema_extra={"unit": unit}, **constraints)
 
 
 class ClusterSettings(Group):
     """Which cluster, and what of it."""
 
-    kubeconfig: str = _setting(
+    kubeconfig: str = setting(
         "", "File that leads to the cluster. Empty: the service account of the pod, or else $KUBECONFIG."
     )
-    namespaces: tuple[str, ...] = _setting(
+    namespaces: tuple[str, ...] = setting(
         (), "Namespaces whose ModelEndpoints are looked after, comma-separated. Empty: all of them."
     )
-    operator_namespace: str = _setting(
+    operator_namespace: str = setting(
         "",
         "Namespace of the operator itself: its Lease lies there, and network policies let it in from there. Empty: "
         "that of the service account, or else penstock-system.",
     )
-    api_timeout_seconds: float = _setting(15.0, "No call to the API server takes longer.", unit="s", gt=0)
+    api_timeout_seconds: float = setting(15.0, "No call to the API server takes longer.", unit="s", gt=0)
 
 
 class LeaderSettings(Group):
     """Which of several replicas works."""
 
-    lease_name: str = _setting("penstock-operator", "Name of the Lease that the leader holds.", min_length=1)
-    identity: str = _setting("", "Name of this replica in the Lease. Empty: the host's name and a random part.")
-    lease_duration_seconds: float = _setting(
+    lease_name: str = setting("penstock-operator", "Name of the Lease that the leader holds.", min_length=1)
+    identity: str = setting("", "Name of this replica in the Lease. Empty: the host's name and a random part.")
+    lease_duration_seconds: float = setting(
         10.0,
         "Another replica takes over when the Lease has not been renewed for this long. Rounded up to whole seconds in "
         "the Lease.",
         unit="s",
         gt=0,
     )
-    lease_deadline_seconds: float = _setting(
+    lease_deadline_seconds: float = setting(
         8.0, "The leader ends itself when it could not renew for this long. Less than the duration.", unit="s", gt=0
     )
-    lease_interval_seconds: float = _setting(1.25, "Between renewals.", unit="s", gt=0)
+    lease_interval_seconds: float = setting(1.25, "Between renewals.", unit="s", gt=0)
 
     @model_validator(mode="after")
     def _one_leads(self) -> Self:
@@ -83,25 +74,23 @@ class LeaderSettings(Group):
 class ImageSettings(Group):
     """What the pods run."""
 
-    runtime_image: str = _setting(
+    runtime_image: str = setting(
         f"localhost/penstock-runtime:{penstock.__version__}", "Image of the serving pods.", min_length=1
     )
-    optimizer_image: str = _setting(
+    optimizer_image: str = setting(
         f"localhost/penstock-optimizer:{penstock.__version__}", "Image of the optimisation jobs.", min_length=1
     )
-    toolchain: str = _setting(
+    toolchain: str = setting(
         penstock.__version__,
         "Version of what is inside the optimizer image. Part of the key of every optimisation: another one optimises "
         "every model again.",
         min_length=1,
     )
-    image_pull_policy: Literal["Always", "IfNotPresent", "Never"] = _setting(
-        "IfNotPresent", "As in a pod's containers."
-    )
-    image_pull_secrets: tuple[str, ...] = _setting(
+    image_pull_policy: Literal["Always", "IfNotPresent", "Never"] = setting("IfNotPresent", "As in a pod's containers.")
+    image_pull_secrets: tuple[str, ...] = setting(
         (), "Names of Secrets, in the endpoint's namespace, that pull the images; comma-separated."
     )
-    extra_env: tuple[str, ...] = _setting(
+    extra_env: tuple[str, ...] = setting(
         (), "Environment of job and serving pods, comma-separated NAME=VALUE: HF_ENDPOINT, proxies."
     )
 
@@ -116,21 +105,21 @@ class ImageSettings(Group):
 class StoreSettings(Group):
     """Where optimised models lie."""
 
-    store_uri: str = _setting(
+    store_uri: str = setting(
         "file:///var/lib/penstock/artefacts",
         "The artefact store: a folder mounted into every pod, or s3://bucket/prefix and what else fsspec knows.",
         min_length=1,
     )
-    store_host_path: str = _setting(
+    store_host_path: str = setting(
         "",
         "Folder of the nodes that is mounted for a file:// store. Empty, and no claim: the folder that the URI names.",
     )
-    store_claim: str = _setting(
+    store_claim: str = setting(
         "",
         "PersistentVolumeClaim (in the endpoint's namespace, ReadWriteMany on several nodes) that is mounted for a "
         "file:// store.",
     )
-    store_secret: str = _setting(
+    store_secret: str = setting(
         "",
         "Secret in the endpoint's namespace whose keys become environment variables of job and serving pods: "
         "AWS_ACCESS_KEY_ID, AWS_SECRET_ACCESS_KEY, AWS_ENDPOINT_URL and the like.",
@@ -148,21 +137,19 @@ class StoreSettings(Group):
 class JobSettings(Group):
     """How patiently models are optimised."""
 
-    max_attempts: int = _setting(5, "Runs of one optimisation, where another run can help.", unit="runs", ge=1)
-    backoff_seconds: float = _setting(
-        10.0, "Wait before the second run; doubles with each further one.", unit="s", gt=0
-    )
-    backoff_limit_seconds: float = _setting(600.0, "No wait is longer.", unit="s", gt=0)
-    job_overtime_seconds: float = _setting(
+    max_attempts: int = setting(5, "Runs of one optimisation, where another run can help.", unit="runs", ge=1)
+    backoff_seconds: float = setting(10.0, "Wait before the second run; doubles with each further one.", unit="s", gt=0)
+    backoff_limit_seconds: float = setting(600.0, "No wait is longer.", unit="s", gt=0)
+    job_overtime_seconds: float = setting(
         900.0, "What a job may take over its budget (image, download, export) before it is ended.", unit="s", ge=0
     )
-    unused_grace_seconds: float = _setting(
+    unused_grace_seconds: float = setting(
         3600.0, "An OptimizedModel that no endpoint uses is deleted after this.", unit="s", ge=0
     )
-    job_memory: str = _setting(
+    job_memory: str = setting(
         "4Gi", "Memory of an optimisation pod when neither the endpoint nor the model's size says.", unit="quantity"
     )
-    runtime_memory: str = _setting(
+    runtime_memory: str = setting(
         "2Gi", "Memory of a serving pod while the model's size is not known.", unit="quantity"
     )
 
@@ -170,52 +157,52 @@ class JobSettings(Group):
 class WorkSettings(Group):
     """How the operator goes about it."""
 
-    workers: int = _setting(
+    workers: int = setting(
         8,
         "Endpoints that are reconciled at the same time. Each waits for the API server most of the time; more would "
         "only queue there.",
         ge=1,
         le=100,
     )
-    resync_seconds: float = _setting(
+    resync_seconds: float = setting(
         900.0,
         "Everything is looked at again after about this, whether anything happened or not: from the caches, so without "
         "a call to the API server; and ModelEndpoints are listed once.",
         unit="s",
         gt=0,
     )
-    progress_seconds: float = _setting(
+    progress_seconds: float = setting(
         5.0, "Between two looks at the log of a running job, for `Optimizing 7/23`.", unit="s", gt=0
     )
-    probe_timeout_seconds: float = _setting(3.0, "For a serving pod to say on /info where it runs.", unit="s", gt=0)
-    probe_concurrency: int = _setting(16, "Serving pods that are asked at the same time.", ge=1)
+    probe_timeout_seconds: float = setting(3.0, "For a serving pod to say on /info where it runs.", unit="s", gt=0)
+    probe_concurrency: int = setting(16, "Serving pods that are asked at the same time.", ge=1)
 
 
 class ScalingSettings(Group):
     """How the load of endpoints is read."""
 
-    scaling_interval_seconds: float = _setting(
+    scaling_interval_seconds: float = setting(
         5.0, "Between two looks at the load of the endpoints that scale.", unit="s", ge=0.1, le=20
     )
-    scrape_timeout_seconds: float = _setting(
+    scrape_timeout_seconds: float = setting(
         2.0, "For a serving pod to give its metrics, where no Prometheus is asked.", unit="s", gt=0
     )
-    scrape_concurrency: int = _setting(64, "Serving pods whose metrics are read at the same time.", ge=1)
-    prometheus_url: str = _setting(
+    scrape_concurrency: int = setting(64, "Serving pods whose metrics are read at the same time.", ge=1)
+    prometheus_url: str = setting(
         "",
         "The Prometheus that scrapes the serving pods, for endpoints that name none. Empty: the operator reads the "
         "pods itself.",
     )
-    prometheus_token_file: str = _setting("", "File with a bearer token for it; read again with every question.")
-    prometheus_ca_file: str = _setting("", "File with the certificates (PEM) that it is trusted by.")
-    keda: bool = _setting(
+    prometheus_token_file: str = setting("", "File with a bearer token for it; read again with every question.")
+    prometheus_ca_file: str = setting("", "File with the certificates (PEM) that it is trusted by.")
+    keda: bool = setting(
         False,
         "KEDA is installed: the operator keeps a ScaledObject for endpoints in the mode KEDA. Without it they scale by "
         "whatever object you make for them.",
     )
-    prometheus_timeout_seconds: float = _setting(5.0, "For a Prometheus to answer a question.", unit="s", gt=0)
-    prometheus_concurrency: int = _setting(16, "Questions to Prometheus at the same time.", ge=1)
-    prometheus_interval_seconds: float = _setting(
+    prometheus_timeout_seconds: float = setting(5.0, "For a Prometheus to answer a question.", unit="s", gt=0)
+    prometheus_concurrency: int = setting(16, "Questions to Prometheus at the same time.", ge=1)
+    prometheus_interval_seconds: float = setting(
         15.0,
         "How often Prometheus scrapes the pods, and how often it is asked. Rates are taken over four of these and at "
         "least 30 s.",
@@ -228,11 +215,9 @@ class ScalingSettings(Group):
 class ServerSettings(Group):
     """Metrics, liveness and readiness."""
 
-    host: str = _setting("0.0.0.0", "Address to listen on.", min_length=1)
-    port: int = _setting(
-        9090, "Port of /metrics, /healthz and /readyz; 0 takes a free one and logs it.", ge=0, le=65535
-    )
-    silence_limit_seconds: float = _setting(
+    host: str = setting("0.0.0.0", "Address to listen on.", min_length=1)
+    port: int = setting(9090, "Port of /metrics, /healthz and /readyz; 0 takes a free one and logs it.", ge=0, le=65535)
+    silence_limit_seconds: float = setting(
         240.0,
         "Not alive when a watch has heard nothing for this long (API servers send a bookmark a minute), or work has "
         "waited this long without any being done.",
@@ -244,8 +229,8 @@ class ServerSettings(Group):
 class LogSettings(Group):
     """What is written to standard error."""
 
-    log_level: Literal["debug", "info", "warning", "error"] = _setting("info", "Least severity that is logged.")
-    log_format: Literal["json", "text"] = _setting("json", "One JSON object a line, or plain lines for a terminal.")
+    log_level: Literal["debug", "info", "warning", "error"] = setting("info", "Least severity that is logged.")
+    log_format: Literal["json", "text"] = setting("json", "One JSON object a line, or plain lines for a terminal.")
 
 
 class Settings(Group):
@@ -268,29 +253,7 @@ class Settings(Group):
         SettingError names the variable or flag, the value and what to write instead, also for variables that begin with
         PENSTOCK_OPERATOR_ and are no setting: the prefix is the operator's alone.
         """
-        given: dict[str, dict[str, Any]] = {group: {} for group in cls.model_fields}
-        origin: dict[str, str] = {}
-        by_name = {setting.name: setting for setting in SETTINGS}
-        for variable, text in environment.items():
-            if not variable.startswith(PREFIX) or _is_service_link(variable, text):
-                continue
-            name = variable.removeprefix(PREFIX).lower()
-            if name not in by_name:
-                close = difflib.get_close_matches(name, by_name, n=1)
-                hint = f"Did you mean {PREFIX}{close[0].upper()}?" if close else "docs/operator.md lists the settings"
-                raise SettingError(f"{variable} is not a setting", field=variable, remedy=hint)
-            setting = by_name[name]
-            given[setting.group][name] = setting.parse(text)
-            origin[name] = variable
-        for name, value in (flags or {}).items():
-            if value is not None:
-                setting = by_name[name]
-                given[setting.group][name] = setting.parse(value) if isinstance(value, str) else value
-                origin[name] = setting.flag
-        try:
-            return cls.model_validate(given)
-        except ValidationError as error:
-            raise _setting_error(error, origin, by_name) from error
+        return load(cls, SETTINGS, _variables(environment), flags or {}, document=DOCUMENT)
 
     @property
     def operator_namespace(self) -> str:
@@ -336,47 +299,22 @@ class Settings(Group):
         )
 
 
-@dataclass(frozen=True)
-class Setting:
-    """One setting, described."""
-
-    name: str
-    group: str
-    annotation: Any
-    default: Any
-    unit: str
-    description: str
-
-    @property
-    def variable(self) -> str:
-        """The environment variable."""
-        return PREFIX + self.name.upper()
-
-    @property
-    def flag(self) -> str:
-        """The command-line flag."""
-        return "--" + self.name.replace("_", "-")
-
-    def parse(self, text: str) -> Any:
-        """The text of a variable or flag as what pydantic takes: lists split at commas."""
-        if get_origin(self.annotation) is tuple:
-            return tuple(part.strip() for part in text.split(",") if part.strip())
-        return text
-
-
-def _describe() -> Iterable[Setting]:
-    for group, group_field in Settings.model_fields.items():
-        model = group_field.annotation
-        assert isinstance(model, type)  # noqa: S101 - narrows for mypy: every field of Settings is a Group
-        assert issubclass(model, Group)  # noqa: S101
-        for name, field in model.model_fields.items():
-            extra = field.json_schema_extra
-            unit = str(extra["unit"]) if isinstance(extra, dict) else ""
-            yield Setting(name, group, field.annotation, field.default, unit, field.description or "")
-
-
-SETTINGS: tuple[Setting, ...] = tuple(_describe())
+SETTINGS: tuple[Setting, ...] = described(Settings, PREFIX)
 """Every setting, in the order of the groups."""
+
+
+def _variables(environment: Mapping[str, str]) -> Iterator[tuple[Setting, str, str]]:
+    """The variables that are the operator's, which the prefix says; SettingError for one that is no setting."""
+    by_name = {one.name: one for one in SETTINGS}
+    for variable, text in environment.items():
+        if not variable.startswith(PREFIX) or _is_service_link(variable, text):
+            continue
+        name = variable.removeprefix(PREFIX).lower()
+        if name not in by_name:
+            close = difflib.get_close_matches(name, by_name, n=1)
+            hint = f"Did you mean {PREFIX}{close[0].upper()}?" if close else f"{DOCUMENT} lists the settings"
+            raise SettingError(f"{variable} is not a setting", field=variable, remedy=hint)
+        yield by_name[name], variable, text
 
 
 _SERVICE_LINK = re.compile(r"SERVICE_(HOST|PORT.*)|PORT_\d+_(TCP|UDP|SCTP).*")
@@ -386,18 +324,3 @@ def _is_service_link(variable: str, text: str) -> bool:
     """What the kubelet sets for a Service named penstock-operator, unless the pod says enableServiceLinks: false."""
     name = variable.removeprefix(PREFIX)
     return _SERVICE_LINK.fullmatch(name) is not None or (name == "PORT" and "://" in text)
-
-
-def _setting_error(error: ValidationError, origin: Mapping[str, str], by_name: Mapping[str, Setting]) -> SettingError:
-    first = error.errors()[0]
-    name = str(first["loc"][1]) if len(first["loc"]) > 1 else ""
-    message = first["msg"].removeprefix("Value error, ")
-    if name not in by_name:
-        return SettingError(message, remedy="docs/operator.md lists the settings")
-    key = origin.get(name, by_name[name].variable)
-    unit = f" in {by_name[name].unit}" if by_name[name].unit else ""
-    return SettingError(
-        f"{key} is {first['input']!r}: {message[0].lower()}{message[1:]}",
-        field=key,
-        remedy=f"Give a value{unit} that fits; the default is {by_name[name].default!r}",
-    )

@@ -7,7 +7,8 @@ from typing import Any
 
 import click
 
-from penstock_runtime.settings import SETTINGS, Setting, Settings
+from penstock.setting import Setting
+from penstock_runtime.settings import SETTINGS, Settings
 
 
 def setting_options(function: Callable[..., Any]) -> Callable[..., Any]:

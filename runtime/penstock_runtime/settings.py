@@ -10,68 +10,58 @@ from __future__ import annotations
 
 import difflib
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal, Self, get_args, get_origin
+from typing import Any, Literal, Self
 
-from pydantic import BaseModel, ConfigDict, Field, SecretStr, ValidationError, field_validator, model_validator
+from pydantic import SecretStr, field_validator, model_validator
 
 from penstock.errors import SettingError
+from penstock.setting import Group, Setting, described, load, setting
 
 PREFIX = "PENSTOCK_"
 COMMANDS = ("SERVE_", "OPTIMIZE_", "BENCH_", "HOST_")
 """Prefixes of the variables of flags that are no settings of the server."""
 
 
-class Group(BaseModel):
-    """A concern. Frozen: settings are read once, at start."""
-
-    model_config = ConfigDict(frozen=True, extra="forbid", validate_default=True)
-
-
-def _setting(default: Any, description: str, *, unit: str = "", **constraints: Any) -> Any:
-    return Field(default, description=description, json_schema_extra={"unit": unit}, **constraints)
-
-
 class HttpSettings(Group):
     """The listening socket and its connections."""
 
-    host: str = _setting(
+    host: str = setting(
         "127.0.0.1",
         "Address to listen on. Loopback unless told otherwise, so that trying it out exposes nothing; the container "
         "image sets 0.0.0.0.",
         min_length=1,
     )
-    port: int = _setting(8080, "Port to listen on; 0 takes a free one and logs it.", ge=0, le=65535)
-    backlog: int = _setting(
+    port: int = setting(8080, "Port to listen on; 0 takes a free one and logs it.", ge=0, le=65535)
+    backlog: int = setting(
         1024, "Connections that the kernel holds while they wait to be accepted.", unit="connections", ge=1
     )
-    max_connections: int = _setting(
+    max_connections: int = setting(
         4096,
         "Open connections; one more is answered with 503. Each costs some 10 KB and a file descriptor.",
         unit="connections",
         ge=1,
     )
-    max_header_bytes: int = _setting(
+    max_header_bytes: int = setting(
         32_768, "Request line and headers together; more is answered with 431.", unit="bytes", ge=1024
     )
-    max_held_bytes: int = _setting(
+    max_held_bytes: int = setting(
         134_217_728,
         "Bodies of all connections together, being read or answered; more is answered with 429. Bounds the memory that "
         "clients can take.",
         unit="bytes",
         ge=1024,
     )
-    header_timeout_seconds: float = _setting(
+    header_timeout_seconds: float = setting(
         10.0, "From a request's first byte to the end of its headers; later is answered with 408.", unit="s", gt=0
     )
-    body_timeout_seconds: float = _setting(
+    body_timeout_seconds: float = setting(
         30.0, "From the end of the headers to the end of the body; later is answered with 408.", unit="s", gt=0
     )
-    write_timeout_seconds: float = _setting(
+    write_timeout_seconds: float = setting(
         30.0, "A client that reads nothing of its answer for this long is cut off.", unit="s", gt=0
     )
-    idle_timeout_seconds: float = _setting(
+    idle_timeout_seconds: float = setting(
         75.0,
         "A connection without a request is closed after this. Over the 60 s of common load balancers, so that they "
         "close first and never send into a closing connection.",
@@ -83,19 +73,19 @@ class HttpSettings(Group):
 class LimitSettings(Group):
     """What one request may be. Limits in tokens belong to the model."""
 
-    max_body_bytes: int = _setting(
+    max_body_bytes: int = setting(
         2_000_000,
         "Longer bodies are answered with 413 without being read. 2 MB holds some 500 pages of text.",
         unit="bytes",
         ge=1024,
     )
-    max_inputs: int = _setting(
+    max_inputs: int = setting(
         1024,
         "Texts (or pairs, or documents) in one request; more is answered with 422 before any of them costs anything.",
         unit="texts",
         ge=1,
     )
-    max_rows: int = _setting(
+    max_rows: int = setting(
         1024,
         "Sequences that one request may turn into (windows of long contexts, labels times texts); more is answered "
         "with 422. Not over max_queue_rows, since such a request could never be let in.",
@@ -107,19 +97,19 @@ class LimitSettings(Group):
 class QueueSettings(Group):
     """What waits for a core."""
 
-    max_queue_rows: int = _setting(
+    max_queue_rows: int = setting(
         1024,
         "Sequences that may wait; a request that does not fit is answered with 429, single or batch alike.",
         unit="sequences",
         ge=1,
     )
-    max_queue_tokens: int = _setting(
+    max_queue_tokens: int = setting(
         131_072,
         "Tokens that may wait; bounds the waiting time whatever the lengths.",
         unit="tokens",
         ge=1,
     )
-    deadline_seconds: float = _setting(
+    deadline_seconds: float = setting(
         30.0,
         "A request that has not started by then is answered with 504: nobody waits for it any more. A client sets a "
         "shorter one with the header x-deadline-ms.",
@@ -131,14 +121,14 @@ class QueueSettings(Group):
 class CacheSettings(Group):
     """What is remembered between requests."""
 
-    answer_cache_bytes: int = _setting(
+    answer_cache_bytes: int = setting(
         0,
         "Memory for whole answers by content hash; 0 turns it off. Off by default: it hides the model's speed, and "
         "texts stay in memory.",
         unit="bytes",
         ge=0,
     )
-    token_cache_bytes: int = _setting(
+    token_cache_bytes: int = setting(
         0,
         "Memory for tokenised requests by content hash; 0 turns it off. Worth it where the same long texts come again "
         "and again with other parameters.",
@@ -150,21 +140,21 @@ class CacheSettings(Group):
 class DrainSettings(Group):
     """How the process ends on SIGTERM or SIGINT."""
 
-    drain_delay_seconds: float = _setting(
+    drain_delay_seconds: float = setting(
         0.0,
         "Go on accepting for this long after the signal, with readiness already false: the time that endpoints and "
         "load balancers need to notice. The operator sets 5.",
         unit="s",
         ge=0,
     )
-    drain_idle_seconds: float = _setting(
+    drain_idle_seconds: float = setting(
         0.5,
         "Keep idle connections open for this long after accepting ends, so that a request already under way on one is "
         "still answered (with `connection: close`).",
         unit="s",
         ge=0,
     )
-    drain_limit_seconds: float = _setting(
+    drain_limit_seconds: float = setting(
         25.0,
         "Exit by then, whatever is unfinished. Under Kubernetes' default grace period of 30 s.",
         unit="s",
@@ -184,15 +174,15 @@ class DrainSettings(Group):
 class AccessSettings(Group):
     """Who may ask."""
 
-    auth_token: SecretStr | None = _setting(
+    auth_token: SecretStr | None = setting(
         None,
         "Bearer token that every request but health, readiness, metrics and the static pages must bring. None: open. "
         "Prefer auth_token_file: a flag is visible in the process list.",
     )
-    auth_token_file: Path | None = _setting(
+    auth_token_file: Path | None = setting(
         None, "File with one accepted bearer token a line (several while a token is being replaced), read at start."
     )
-    cors_origins: tuple[str, ...] = _setting(
+    cors_origins: tuple[str, ...] = setting(
         (), "Origins whose pages may call this endpoint from a browser, comma-separated; `*` is any. Empty: off."
     )
 
@@ -237,10 +227,10 @@ class AccessSettings(Group):
 class LogSettings(Group):
     """What is written to standard error."""
 
-    log_level: Literal["debug", "info", "warning", "error"] = _setting(
+    log_level: Literal["debug", "info", "warning", "error"] = setting(
         "info", "Least severity of the messages that are logged."
     )
-    access_log: bool = _setting(
+    access_log: bool = setting(
         False,
         "One line for each request. Off: metrics tell the same for less. Lines are collected and written once a "
         "second, so that requests do not wait for them.",
@@ -250,7 +240,7 @@ class LogSettings(Group):
 class ObservationSettings(Group):
     """What the metrics are measured against."""
 
-    objective_p95_milliseconds: float | None = _setting(
+    objective_p95_milliseconds: float | None = setting(
         None,
         "The latency objective: becomes a bucket boundary of the duration histogram, so that the share of good "
         "requests is exact. None: default boundaries only.",
@@ -292,79 +282,12 @@ class Settings(Group):
         SettingError names the variable or flag, the value and what to write instead; also for `PENSTOCK_` variables
         that look like a mistyped setting.
         """
-        given: dict[str, dict[str, Any]] = {group: {} for group in cls.model_fields}
-        origin: dict[str, str] = {}
-        by_name = {setting.name: setting for setting in SETTINGS}
-        for setting in SETTINGS:
-            text = environment.get(setting.variable)
-            if text is not None:
-                given[setting.group][setting.name] = setting.parse(text)
-                origin[setting.name] = setting.variable
-        for name, value in (flags or {}).items():
-            if value is not None:
-                setting = by_name[name]
-                given[setting.group][name] = setting.parse(value) if isinstance(value, str) else value
-                origin[name] = setting.flag
-        refuse_near_misses(environment, [*(setting.variable for setting in SETTINGS), *others])
-        try:
-            return cls.model_validate(given)
-        except ValidationError as error:
-            raise _setting_error(error, origin, by_name) from error
+        found = [(one, one.variable, environment[one.variable]) for one in SETTINGS if one.variable in environment]
+        refuse_near_misses(environment, [*(one.variable for one in SETTINGS), *others])
+        return load(cls, SETTINGS, found, flags or {}, document="docs/settings.md")
 
 
-@dataclass(frozen=True)
-class Setting:
-    """One setting, described."""
-
-    name: str
-    group: str
-    annotation: Any
-    default: Any
-    unit: str
-    description: str
-
-    @property
-    def variable(self) -> str:
-        """The environment variable."""
-        return PREFIX + self.name.upper()
-
-    @property
-    def flag(self) -> str:
-        """The command-line flag."""
-        return "--" + self.name.replace("_", "-")
-
-    @property
-    def is_list(self) -> bool:
-        """True for comma-separated values."""
-        return get_origin(self.annotation) is tuple
-
-    @property
-    def empty_is_none(self) -> bool:
-        """True when an empty text means "not set". Not for secrets: a secret that came out empty must not open up."""
-        members = get_args(self.annotation)
-        return type(None) in members and not {SecretStr, Path}.intersection(members)
-
-    def parse(self, text: str) -> Any:
-        """The text of a variable as what pydantic takes: lists split at commas, empty as None where that is meant."""
-        if self.is_list:
-            return tuple(part.strip() for part in text.split(",") if part.strip())
-        if self.empty_is_none and not text.strip():
-            return None
-        return text
-
-
-def _describe() -> Iterable[Setting]:
-    for group, group_field in Settings.model_fields.items():
-        model = group_field.annotation
-        assert isinstance(model, type)  # noqa: S101 - narrows for mypy: every field of Settings is a Group
-        assert issubclass(model, Group)  # noqa: S101
-        for name, field in model.model_fields.items():
-            extra = field.json_schema_extra
-            unit = str(extra["unit"]) if isinstance(extra, dict) else ""
-            yield Setting(name, group, field.annotation, field.default, unit, field.description or "")
-
-
-SETTINGS: tuple[Setting, ...] = tuple(_describe())
+SETTINGS: tuple[Setting, ...] = described(Settings, PREFIX)
 """Every setting, in the order of the groups."""
 
 
@@ -387,19 +310,3 @@ def refuse_near_misses(environment: Mapping[str, str], known: Iterable[str]) -> 
                 raise SettingError(
                     f"{variable} is not a setting", field=variable, remedy=f"Did you mean {PREFIX}{close[0]}?"
                 )
-
-
-def _setting_error(error: ValidationError, origin: Mapping[str, str], by_name: Mapping[str, Setting]) -> SettingError:
-    first = error.errors()[0]
-    name = str(first["loc"][1]) if len(first["loc"]) > 1 else ""
-    message = first["msg"].removeprefix("Value error, ")
-    if name not in by_name:
-        return SettingError(message, remedy="docs/settings.md lists the settings")
-    key = origin.get(name, by_name[name].variable)
-    given = "(hidden)" if name == "auth_token" else repr(first["input"])
-    unit = f" in {by_name[name].unit}" if by_name[name].unit else ""
-    return SettingError(
-        f"{key} is {given}: {message[0].lower()}{message[1:]}",
-        field=key,
-        remedy=f"Give a value{unit} that fits; the default is {by_name[name].default!r}",
-    )

@@ -6,20 +6,16 @@ Each field of a `Variables` is one: `cores` is PENSTOCK_CORES. docs/settings.md 
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from typing import Any, Self
+from typing import Self
 
-from pydantic import Field, ValidationError
+from pydantic import ValidationError
 
 from penstock.errors import SettingError
-from penstock_runtime.settings import PREFIX, Group, Setting, refuse_near_misses
+from penstock.setting import Group, Setting
+from penstock_runtime.settings import PREFIX, refuse_near_misses
 
 OF_THE_COMMAND = (f"{PREFIX}STORE", f"{PREFIX}MODELS", f"{PREFIX}PVC_ROOT", f"{PREFIX}STATE")
 """Variables of the `penstock` command that an image may set for it."""
-
-
-def variable(default: Any, description: str, *, unit: str = "", **constraints: Any) -> Any:
-    """A field: its default, what it means and why, its unit."""
-    return Field(default, description=description, json_schema_extra={"unit": unit}, **constraints)
 
 
 class Variables(Group):
@@ -29,10 +25,7 @@ class Variables(Group):
     @classmethod
     def described(cls) -> tuple[Setting, ...]:
         """Each of them, in order."""
-        return tuple(
-            Setting(name, "", field.annotation, field.default, _unit(field.json_schema_extra), field.description or "")
-            for name, field in cls.model_fields.items()
-        )
+        return tuple(Setting.of(name, field, group="", prefix=PREFIX) for name, field in cls.model_fields.items())
 
     @classmethod
     def names(cls) -> tuple[str, ...]:
@@ -61,7 +54,3 @@ class Variables(Group):
                 field=name,
                 remedy="docs/settings.md says what it takes",
             ) from error
-
-
-def _unit(extra: object) -> str:
-    return str(extra.get("unit", "")) if isinstance(extra, dict) else ""

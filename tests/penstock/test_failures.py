@@ -31,7 +31,7 @@ def test_errors_with_another_reason_are_told_apart() -> None:
     ("error", "reason", "retryable"),
     [
         (MemoryError(), "OutOfMemory", False),
-        (OSError(errno.ENOSPC, "No space left on device", "/work/x"), "OutOfDisk", True),
+        (OSError(errno.ENOSPC, "No space left on device", "/disk/x"), "OutOfDisk", True),
         (OSError(errno.EDQUOT, "Disk quota exceeded"), "OutOfDisk", True),
         (ZeroDivisionError("division by zero"), INTERNAL, True),
         (KeyError("x"), INTERNAL, True),

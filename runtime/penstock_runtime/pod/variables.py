@@ -7,55 +7,56 @@ from typing import Self
 
 from pydantic import model_validator
 
+from penstock.setting import setting
 from penstock.tasks import TaskName
 from penstock_runtime.termination import DEFAULT_LOG
-from penstock_runtime.variables import Variables, variable
+from penstock_runtime.variables import Variables
 
 
 class PodVariables(Variables):
     """A serving pod."""
 
-    artefact: str = variable(
+    artefact: str = setting(
         "", "What to serve: a digest (`sha256:...`) to fetch from the store, or the path of an artefact folder."
     )
-    store_uri: str = variable(
+    store_uri: str = setting(
         "",
         "The artefact store, for a digest: `file:///path`, `s3://bucket/prefix`, `gs://`, `az://` "
         "(docs/artefact-store.md). Credentials come by the variables of the store's own library.",
     )
-    cache: Path = variable(
+    cache: Path = setting(
         Path("/var/lib/penstock/cache"),
         "Folder that the artefact is fetched into; pods that share it fetch once. Needs room for it.",
     )
-    name: str = variable("model", "The endpoint's name: `model` in the APIs that have one.", min_length=1)
-    task: TaskName | None = variable(
+    name: str = setting("model", "The endpoint's name: `model` in the APIs that have one.", min_length=1)
+    task: TaskName | None = setting(
         None,
         "The endpoint's task, so that the server can listen before the artefact is there. None: the artefact is "
         "fetched first.",
     )
-    cores: int | None = variable(
+    cores: int | None = setting(
         None, "Physical cores to use. None: as many as the plan was made for.", unit="cores", ge=1, le=1024
     )
-    threads_per_core: int | None = variable(
+    threads_per_core: int | None = setting(
         None,
         "Logical CPUs that the pod has for each core. None: as the processor has them. Only checked.",
         unit="CPUs",
         ge=1,
         le=8,
     )
-    max_input_tokens: int | None = variable(
+    max_input_tokens: int | None = setting(
         None, "Longer inputs are cut or refused. None: the model's limit.", unit="tokens", ge=1
     )
-    truncate: bool = variable(True, "Cut over-long inputs; false answers them with 422.")
-    allow_other_isa: bool = variable(
+    truncate: bool = setting(True, "Cut over-long inputs; false answers them with 422.")
+    allow_other_isa: bool = setting(
         False,
         "Serve a plan that was measured and judged on processors of another instruction set all the same. Its answers "
         "were not judged and its speed was not measured on this one.",
     )
-    termination_log: Path = variable(
+    termination_log: Path = setting(
         DEFAULT_LOG, "File that says as JSON why the process ended, when it did because of an error."
     )
-    model: str = variable("", "A model is not served without being optimised first: this only leads to saying how.")
+    model: str = setting("", "A model is not served without being optimised first: this only leads to saying how.")
 
     @model_validator(mode="after")
     def _tells_what_to_serve(self) -> Self:

@@ -1,0 +1,153 @@
+"""Settings of a process that describe themselves: flags, environment variables, help and documents from one source.
+
+A group of settings is a frozen model, and all settings of a process are a model of groups:
+
+    class HttpSettings(Group):
+        port: int = setting(8080, "Port to listen on.", ge=0)
+
+    class Settings(Group):
+        http: HttpSettings = HttpSettings()
+
+    SETTINGS = described(Settings, "PENSTOCK_")
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, TypeVar, get_args, get_origin
+
+from pydantic import BaseModel, ConfigDict, Field, SecretStr, ValidationError
+from pydantic.fields import FieldInfo
+
+from penstock.errors import SettingError
+
+
+class Group(BaseModel):
+    """A concern. Frozen: settings are read once, at start."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid", validate_default=True)
+
+
+All = TypeVar("All", bound=Group)
+
+
+def setting(default: Any, description: str, *, unit: str = "", **constraints: Any) -> Any:
+    """A field of a group: its default, what it means and why, its unit, and pydantic's constraints."""
+    return Field(default, description=description, json_schema_extra={"unit": unit}, **constraints)
+
+
+@dataclass(frozen=True)
+class Setting:
+    """One setting, described."""
+
+    name: str
+    group: str
+    annotation: Any
+    default: Any
+    unit: str
+    description: str
+    prefix: str
+    """Of the environment variables of its process, such as `PENSTOCK_`."""
+
+    @classmethod
+    def of(cls, name: str, field: FieldInfo, *, group: str, prefix: str) -> Setting:
+        """A field made with `setting`."""
+        extra = field.json_schema_extra
+        unit = str(extra.get("unit", "")) if isinstance(extra, dict) else ""
+        return cls(name, group, field.annotation, field.default, unit, field.description or "", prefix)
+
+    @property
+    def variable(self) -> str:
+        """The environment variable."""
+        return self.prefix + self.name.upper()
+
+    @property
+    def flag(self) -> str:
+        """The command-line flag."""
+        return "--" + self.name.replace("_", "-")
+
+    @property
+    def is_list(self) -> bool:
+        """True for comma-separated values."""
+        return get_origin(self.annotation) is tuple
+
+    @property
+    def is_secret(self) -> bool:
+        """True when no message may show its value."""
+        return SecretStr in get_args(self.annotation)
+
+    @property
+    def empty_is_none(self) -> bool:
+        """True when an empty text means "not set". Not for secrets: a secret that came out empty must not open up."""
+        members = get_args(self.annotation)
+        return type(None) in members and not {SecretStr, Path}.intersection(members)
+
+    def parse(self, text: str) -> Any:
+        """The text of a variable as what pydantic takes: lists split at commas, empty as None where that is meant."""
+        if self.is_list:
+            return tuple(part.strip() for part in text.split(",") if part.strip())
+        if self.empty_is_none and not text.strip():
+            return None
+        return text
+
+
+def described(settings: type[Group], prefix: str) -> tuple[Setting, ...]:
+    """Every setting of a model of groups, in their order."""
+    found: list[Setting] = []
+    for group, group_field in settings.model_fields.items():
+        model = group_field.annotation
+        assert isinstance(model, type)  # noqa: S101 - narrows for mypy: every field of such a model is a Group
+        assert issubclass(model, Group)  # noqa: S101
+        found += (Setting.of(name, field, group=group, prefix=prefix) for name, field in model.model_fields.items())
+    return tuple(found)
+
+
+def load(
+    settings: type[All],
+    known: Iterable[Setting],
+    variables: Iterable[tuple[Setting, str, str]],
+    flags: Mapping[str, Any],
+    *,
+    document: str,
+) -> All:
+    """Settings from flags (by name; None is "not given") over environment variables over defaults.
+
+    `variables`: setting, the variable's name, its text. `document` lists the settings, for those who look for one.
+    SettingError names the variable or flag, the value and what to write instead.
+    """
+    by_name = {one.name: one for one in known}
+    given: dict[str, dict[str, Any]] = {group: {} for group in settings.model_fields}
+    origin: dict[str, str] = {}
+    for one, variable, text in variables:
+        given[one.group][one.name] = one.parse(text)
+        origin[one.name] = variable
+    for name, value in flags.items():
+        if value is not None:
+            one = by_name[name]
+            given[one.group][name] = one.parse(value) if isinstance(value, str) else value
+            origin[name] = one.flag
+    try:
+        return settings.model_validate(given)
+    except ValidationError as error:
+        raise _error(error, origin, by_name, document) from error
+
+
+def _error(
+    error: ValidationError, origin: Mapping[str, str], by_name: Mapping[str, Setting], document: str
+) -> SettingError:
+    first = error.errors()[0]
+    name = str(first["loc"][1]) if len(first["loc"]) > 1 else ""
+    message = first["msg"].removeprefix("Value error, ")
+    if name not in by_name:
+        return SettingError(message, remedy=f"{document} lists the settings")
+    one = by_name[name]
+    key = origin.get(name, one.variable)
+    given = "(hidden)" if one.is_secret else repr(first["input"])
+    unit = f" in {one.unit}" if one.unit else ""
+    return SettingError(
+        f"{key} is {given}: {message[0].lower()}{message[1:]}",
+        field=key,
+        remedy=f"Give a value{unit} that fits; the default is {one.default!r}",
+    )
