@@ -14,6 +14,7 @@ nft                      nftables                   nodes: Services
 iptables                 iptables                   nodes: host ports
 conntrack                conntrack                  nodes: Services' connections
 busybox                  busybox-static             nodes: a small image for tests
+haproxy                  haproxy                    gateway: holds and distributes requests
 buildah                  buildah                    images: builds the Dockerfile
 fuse-overlayfs           fuse-overlayfs             images: layers without privilege
 mmdebstrap               mmdebstrap                 images: a Debian base without a registry

@@ -1,0 +1,135 @@
+-- Holds requests while no replica is up, and says how much is held. Loaded by the configuration that config.py writes,
+-- which sets the three variables (HAProxy 2.6 hands a script no arguments).
+--
+-- One thread of HAProxy runs this (nbthread 1), so that the tables below are seen by all.
+
+local backend = os.getenv("HOLD_BACKEND")
+local bound = tonumber(os.getenv("HOLD_MOST"))
+local seconds = tonumber(os.getenv("HOLD_SECONDS"))
+
+local POLL_MILLISECONDS = 25 -- a request waits no longer than this once a replica is up
+local LOST_SECONDS = 1 -- a waiter that has not looked for so long is not there any more
+
+-- Every waiter notes when it looked last. A client that goes away ends its waiter without a word, in the middle of a
+-- sleep: a plain counter would count it for ever.
+local waiters = {}
+local held = 0
+local refused = {full = 0, late = 0, queue = 0}
+local ready = false
+local draining = false
+
+local function now()
+  local time = core.now()
+  return time.sec + time.usec / 1e6
+end
+
+local function admit(waiter)
+  waiters[waiter] = true
+  held = held + 1
+end
+
+local function dismiss(waiter)
+  if waiters[waiter] then
+    waiters[waiter] = nil
+    held = held - 1
+  end
+end
+
+core.register_task(function()
+  while true do
+    core.msleep(200)
+    local oldest = now() - LOST_SECONDS
+    for waiter in pairs(waiters) do
+      if waiter.seen < oldest then dismiss(waiter) end
+    end
+  end
+end)
+
+-- Sets txn.held to how it ended: up, full, late.
+core.register_action("hold", {"http-req"}, function(txn)
+  if held >= bound then
+    refused.full = refused.full + 1
+    txn:set_var("txn.held", "full")
+    return
+  end
+  local begin = now()
+  local waiter = {seen = begin}
+  admit(waiter)
+  local outcome = "late"
+  while waiter.seen - begin < seconds do
+    if txn.f:nbsrv(backend) > 0 then
+      outcome = "up"
+      break
+    end
+    core.msleep(POLL_MILLISECONDS)
+    waiter.seen = now()
+  end
+  dismiss(waiter)
+  if outcome == "late" then refused.late = refused.late + 1 end
+  txn:set_var("txn.held", outcome)
+  txn:set_var("txn.held_time", math.floor((waiter.seen - begin) * 1000))
+end, 0)
+
+core.register_action("refuse", {"http-req"}, function(_)
+  refused.queue = refused.queue + 1
+end, 0)
+
+core.register_fetches("draining", function(_) return draining and 1 or 0 end)
+
+local function answer(applet, status, text, kind)
+  applet:set_status(status)
+  applet:add_header("content-type", kind or "text/plain; charset=utf-8")
+  applet:add_header("content-length", tostring(#text))
+  applet:start_response()
+  applet:send(text)
+end
+
+local function family(lines, name, kind, help, samples)
+  lines[#lines + 1] = "# HELP " .. name .. " " .. help
+  lines[#lines + 1] = "# TYPE " .. name .. " " .. kind
+  for _, sample in ipairs(samples) do lines[#lines + 1] = name .. sample[1] .. " " .. string.format("%d", sample[2]) end
+end
+
+local function metrics()
+  local stats = core.backends[backend]:get_stats()
+  local lines = {}
+  family(lines, "penstock_gateway_requests_total", "counter", "Requests that came, answered or not", {{"", stats.stot}})
+  family(lines, "penstock_gateway_in_flight_requests", "gauge", "Requests that came and are not answered yet",
+    {{"", stats.scur}})
+  family(lines, "penstock_gateway_held_requests", "gauge", "Requests that wait because no replica is up", {{"", held}})
+  family(lines, "penstock_gateway_queued_requests", "gauge", "Requests that wait because all replicas are busy",
+    {{"", stats.qcur}})
+  family(lines, "penstock_gateway_refused_requests_total", "counter",
+    "Requests refused: too many held, held for too long, too many queued", {
+      {'{reason="full"}', refused.full}, {'{reason="late"}', refused.late}, {'{reason="queue"}', refused.queue}})
+  family(lines, "penstock_gateway_retries_total", "counter", "Requests sent again to a replica", {{"", stats.wretr}})
+  family(lines, "penstock_gateway_replicas", "gauge", "Replicas that take requests", {{"", stats.act}})
+  return table.concat(lines, "\n") .. "\n"
+end
+
+core.register_service("status", "http", function(applet)
+  if applet.path == "/metrics" then
+    answer(applet, 200, metrics(), "text/plain; version=0.0.4; charset=utf-8")
+  elseif applet.path == "/healthz" then
+    answer(applet, 200, "ok\n")
+  elseif applet.path == "/readyz" then
+    if ready and not draining then answer(applet, 200, "ready\n") else answer(applet, 503, "not ready\n") end
+  elseif applet.path == "/demand" then
+    -- Answered as soon as a request is held: whoever starts replicas need not ask twice a second.
+    local until_when = now() + math.min(tonumber(string.match(applet.qs or "", "seconds=(%d+)") or "0"), 300)
+    while held == 0 and now() < until_when do core.msleep(POLL_MILLISECONDS) end
+    answer(applet, 200, string.format("%d\n", held))
+  else
+    answer(applet, 404, "there are /metrics, /metrics/haproxy, /demand, /healthz and /readyz\n")
+  end
+end)
+
+local function said(applet, text)
+  applet:send(text .. "\n")
+end
+
+core.register_cli({"gateway", "ready"}, "gateway ready: the replicas are known", function(applet) ready = true; said(applet, "ready") end)
+core.register_cli({"gateway", "drain"}, "gateway drain: no connection outlives its answer", function(applet) draining = true; said(applet, "draining") end)
+core.register_cli({"gateway", "held"}, "gateway held: how many requests are held", function(applet)
+  said(applet, tostring(held))
+end)
