@@ -52,6 +52,7 @@ class Controller:
         world.models.listen(self._on_model)
         world.classes.listen(lambda change: self._add_all(("class", change.key.name)))
         world.nodes.listen(lambda _: self._add_all(("unready",)))
+        world.text_sources.listen(self._on_texts)
         for store in world.made:
             store.listen(self._on_made)
         world.listen_said(self._on_indexes)
@@ -81,7 +82,8 @@ class Controller:
 
     async def resync(self) -> None:
         """Now and then list the endpoints, in case an event was lost: Kopf lists again after a gap in its watch, and
-        what was deleted in the gap is in no list. ConfigMaps of texts are read again as well."""
+        what was deleted in the gap is in no list. ConfigMaps of texts are read again as well, in case their watch
+        missed something."""
         while True:
             await asyncio.sleep(jittered(self._resync_seconds))
             self._world.texts.clear()
@@ -174,6 +176,15 @@ class Controller:
         _, namespace, name = index
         if not self._world.users(namespace, name) and self._begun:
             self.queue.add(Subject("OptimizedModel", Key(namespace, name)), Lane.ROUTINE)
+
+    def _on_texts(self, change: Difference[None]) -> None:
+        read = self._world.texts.get(change.key)
+        now = change.new.version if change.new is not None else 0
+        if read is None or read.version == now:
+            # Nobody has read them yet, or this is what was read.
+            return
+        del self._world.texts[change.key]
+        self._add_all(("texts", *change.key))
 
     def _on_made(self, change: Difference[Any]) -> None:
         self._on_indexes(change.indexes)

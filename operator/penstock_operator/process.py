@@ -31,6 +31,7 @@ from penstock_operator.scaling.loop import Autoscaler, Pace
 from penstock_operator.scaling.prometheus import OwnPrometheus, PrometheusClient
 from penstock_operator.scaling.scraper import Scraper
 from penstock_operator.settings import ScalingSettings, Settings
+from penstock_operator.texts import TextsWatch
 from penstock_operator.world import OURS, World
 
 ENDING_SECONDS = 8.0
@@ -121,8 +122,10 @@ async def _lead(
         )
         autoscaler = make_autoscaler(port, world, settings.scaling)
         logs = JobLogs(port, world, interval_seconds=settings.work.progress_seconds)
+        texts = TextsWatch(port, world, namespaces)
         informers = make_informers(port, world, namespaces)
         health.watch_over(lambda: {informer.name: informer.silence_seconds for informer in informers})
+        health.watch_over(lambda: texts.silence_seconds)
         health.watch_over(lambda: {"work": controller.progress.age_seconds, "autoscaler": autoscaler.age_seconds})
         health.ready_when(lambda: _missing(informers))
         census = Census(world, health.ages)
@@ -146,6 +149,7 @@ async def _lead(
                 ("the resync", controller.resync()),
                 ("the probes", probes.run()),
                 ("the jobs' logs", logs.run()),
+                ("the watch of texts", texts.run()),
                 ("the autoscaler", autoscaler.run()),
             ):
                 tasks.add(asyncio.create_task(work, name=name))

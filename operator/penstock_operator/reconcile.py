@@ -271,8 +271,8 @@ class Reconciler:
         place = Key(key.namespace, source[0]) if source is not None else None
         if place is None or place in self._world.texts:
             return
-        value = await self._port.get(CONFIG_MAP, place.name, place.namespace)
-        self._world.texts[place] = dict((value or {}).get("data") or {})
+        while not self._world.put_texts(place, await self._port.get(CONFIG_MAP, place.name, place.namespace)):
+            logger.debug("ConfigMap %s was changed while it was read: reading it again", place)
 
     async def _post(self, event: Event, endpoint: Json) -> None:
         metadata, now = endpoint["metadata"], datetime.now(UTC)

@@ -6,13 +6,14 @@ thousand endpoints costs the API server nothing.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator
-from dataclasses import replace
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
 from typing import Any, Generic, TypeVar
 
 from penstock_operator.cluster.kinds import (
     CONFIG_MAP,
+    CONFIG_MAP_METADATA,
     DEPLOYMENT,
     HARDWARE_CLASS,
     HORIZONTAL_POD_AUTOSCALER,
@@ -29,7 +30,7 @@ from penstock_operator.cluster.kinds import (
     Json,
     Kind,
 )
-from penstock_operator.cluster.store import Index, Key, Packed, Store
+from penstock_operator.cluster.store import Index, Key, Packed, Store, version_of
 from penstock_operator.plan.names import ENDPOINT, MANAGED_BY, MANAGER, NAME, OPTIMIZER, RUNTIME
 from penstock_operator.plan.names import OPTIMIZED_MODEL as MODEL_LABEL
 from penstock_operator.plan.observed import (
@@ -81,6 +82,15 @@ class Said(Generic[Value]):
         return len(self._values)
 
 
+@dataclass(frozen=True, slots=True)
+class Texts:
+    """What a ConfigMap held when it was read."""
+
+    version: int = 0
+    """0: it was not there."""
+    data: Mapping[str, str] = field(default_factory=dict)
+
+
 class World:
     """All the stores."""
 
@@ -105,8 +115,10 @@ class World:
         """Of serving pods: what `/info` said, or why it could not be read."""
         self.logs: Said[JobLog] = Said()
         """Of jobs' pods."""
-        self.texts: dict[Key, dict[str, str]] = {}
-        """Contents of the ConfigMaps that endpoints take texts from; an empty one: it is not there."""
+        self.text_sources = Store(CONFIG_MAP_METADATA, _nothing, wanted=lambda key: self.endpoints.has(("texts", *key)))
+        """The ConfigMaps that endpoints take texts from, which are not ours: which version there is of each."""
+        self.texts: dict[Key, Texts] = {}
+        """Their contents, as far as they were read."""
         self.scales: dict[Key, Scale] = {}
         """By endpoint: what the autoscaler has decided."""
         self.foreign: dict[Key, frozenset[Ref]] = {}
@@ -164,6 +176,20 @@ class World:
             *((self.scaled_objects,) if self.settings.keda else ()),
             self.config_maps,
         )
+
+    def put_texts(self, place: Key, value: Json | None) -> bool:
+        """A ConfigMap of texts was read; None: it is not there. False: there is a newer one by now, so read again."""
+        known = self.text_sources.get(place)
+        if value is None:
+            self.texts[place] = Texts()
+            return True
+        version = version_of(value)
+        if known is not None and known.version > version:
+            return False
+        # First what was read, then that it is there: who hears of the latter compares the two.
+        self.texts[place] = Texts(version, dict(value.get("data") or {}))
+        self.text_sources.put(value)
+        return True
 
     def users(self, namespace: str, model: str) -> list[Key]:
         """The endpoints that use an OptimizedModel, in order of their names."""
@@ -260,7 +286,7 @@ class World:
         source = texts_source(endpoint)
         if source is None:
             return None
-        text = self.texts.get(Key(key.namespace, source[0]), {}).get(source[1])
+        text = self.texts.get(Key(key.namespace, source[0]), Texts()).data.get(source[1])
         return None if text is None else tuple(line for line in text.splitlines() if line.strip())
 
 

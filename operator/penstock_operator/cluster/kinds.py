@@ -20,6 +20,8 @@ class Kind:
     """Such as `Deployment`."""
     plural: str
     namespaced: bool = True
+    metadata_only: bool = False
+    """Lists and watches leave out all but the metadata: of a large object it may be enough to know that it changed."""
 
     @property
     def api_version(self) -> str:
@@ -52,6 +54,8 @@ SERVICE = Kind("", "v1", "Service", "services")
 SECRET = Kind("", "v1", "Secret", "secrets")
 """Never written nor listed: read by name where an endpoint names one for its Prometheus, and the Secret agrees."""
 CONFIG_MAP = Kind("", "v1", "ConfigMap", "configmaps")
+CONFIG_MAP_METADATA = Kind("", "v1", "ConfigMap", "configmaps", metadata_only=True)
+"""For the ones that are not ours: endpoints take texts from them."""
 NODE = Kind("", "v1", "Node", "nodes", namespaced=False)
 POD_DISRUPTION_BUDGET = Kind("policy", "v1", "PodDisruptionBudget", "poddisruptionbudgets")
 NETWORK_POLICY = Kind("networking.k8s.io", "v1", "NetworkPolicy", "networkpolicies")

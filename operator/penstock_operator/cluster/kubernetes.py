@@ -38,6 +38,8 @@ SILENCE_SECONDS = 75.0
 STREAM_SECONDS = 600
 """The server ends a watch after this, so that streams spread over API servers again after one was away."""
 RETRIES = Backoff(first_seconds=0.25, limit_seconds=8.0, attempts=5)
+METADATA_ONLY = {"LIST": "PartialObjectMetadataList", "WATCH": "PartialObjectMetadata"}
+"""What is to be answered with where the kind says that its metadata suffices, by verb."""
 NO_RETRIES = Backoff(first_seconds=0.25, limit_seconds=0.25, attempts=1)
 
 logger = logging.getLogger(__name__)
@@ -219,7 +221,10 @@ class KubernetesPort:
         if method != "GET" and not self._may_write():
             raise NotLeading(f"{what}: this process does not hold the lease", remedy="The holder will do it")
         verb, label = verb or method, f"{kind}{'/' if subresource else ''}{subresource}"
-        headers = {"Accept": "application/json", "Content-Type": content_type, **self._client.default_headers}
+        accepted = "application/json"
+        if kind.metadata_only and verb in METADATA_ONLY:
+            accepted = f"application/json;as={METADATA_ONLY[verb]};g=meta.k8s.io;v=v1"
+        headers = {"Accept": accepted, "Content-Type": content_type, **self._client.default_headers}
         # Reads the pod's token again once a minute: projected tokens expire.
         token = await self._client.configuration.get_api_key_with_prefix("BearerToken", alias="authorization")
         if token:

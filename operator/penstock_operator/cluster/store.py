@@ -86,8 +86,11 @@ class Store(Generic[Facts]):
         distil: Callable[[Json], Facts],
         *,
         index: Callable[[Json], Iterable[Index]] = lambda _: (),
+        wanted: Callable[[Key], bool] = lambda _: True,
     ) -> None:
+        """`wanted`: objects that it denies are passed over, as if they were not there."""
         self.kind = kind
+        self._wanted = wanted
         self._distil = distil
         self._index = index
         self._entries: dict[Key, Entry[Facts]] = {}
@@ -117,6 +120,10 @@ class Store(Generic[Facts]):
         """The objects with this index key, in order of their names."""
         return [(key, self._entries[key]) for key in sorted(self._by_index.get(index, ()))]
 
+    def has(self, index: Index) -> bool:
+        """Whether any object has this index key."""
+        return index in self._by_index
+
     def sizes(self, first: str) -> dict[Index, int]:
         """How many objects each index key has that begins with this word."""
         return {index: len(keys) for index, keys in self._by_index.items() if index[0] == first}
@@ -127,6 +134,8 @@ class Store(Generic[Facts]):
         One that is older than what is known is passed over: a watch lags behind the answers to our writes.
         """
         key, version, metadata = key_of(value), version_of(value), value["metadata"]
+        if not self._wanted(key):
+            return False
         old = self._entries.get(key)
         uid = str(metadata.get("uid") or "")
         if old is not None and version <= old.version:

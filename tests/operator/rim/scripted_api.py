@@ -27,6 +27,7 @@ class Seen:
     path: str
     query: dict[str, str]
     content_type: str
+    accept: str
     body: Any
 
 
@@ -52,6 +53,7 @@ class ScriptedApi:
                 request.path,
                 dict(request.query),
                 request.content_type,
+                request.headers.get("Accept", ""),
                 json.loads(text) if text else None,
             )
         )

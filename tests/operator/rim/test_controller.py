@@ -126,3 +126,45 @@ def test_the_result_reaches_thousands_of_users_at_once() -> None:
         world.models.put(objects.optimized_model("m", 9, status={"phase": "Ready"}))
 
     assert len(looked_at(many, ready)) == MANY + 1
+
+
+TEXTS = {"textsFrom": {"configMapName": "texts", "key": "t"}}
+
+
+def config_map(name: str, version: int) -> dict[str, Any]:
+    return {"metadata": objects.metadata(name, version), "data": {"t": "one"}}
+
+
+def takes_texts(world: World) -> None:
+    world.endpoints.put(objects.endpoint("e", workload=TEXTS))
+    world.endpoints.put(objects.endpoint("other"))
+    world.put_texts(Key("a", "texts"), config_map("texts", 5))
+
+
+@pytest.mark.parametrize(
+    ("change", "expected", "read"),
+    [
+        (lambda w: w.text_sources.put(config_map("texts", 6)), ["e"], False),
+        (lambda w: w.text_sources.remove(Key("a", "texts")), ["e"], False),
+        (lambda w: w.text_sources.put(config_map("texts", 5)), [], True),
+        (lambda w: w.text_sources.put(config_map("strange", 6)), [], True),
+    ],
+    ids=["edited", "deleted", "as it was read", "another one"],
+)
+def test_texts_are_read_again_when_their_config_map_is_another(change: Change, expected: list[str], read: bool) -> None:
+    worlds: list[World] = []
+
+    def changed(world: World) -> None:
+        worlds.append(world)
+        change(world)
+
+    assert looked_at(takes_texts, changed) == expected
+    assert (Key("a", "texts") in worlds[0].texts) is read
+
+
+def test_texts_that_were_missing_are_read_once_they_are_there() -> None:
+    def waits(world: World) -> None:
+        world.endpoints.put(objects.endpoint("e", workload=TEXTS))
+        world.put_texts(Key("a", "texts"), None)
+
+    assert looked_at(waits, lambda w: w.text_sources.put(config_map("texts", 6))) == ["e"]

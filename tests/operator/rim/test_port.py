@@ -21,7 +21,7 @@ from penstock_operator.cluster.errors import (
     Unavailable,
     from_status,
 )
-from penstock_operator.cluster.kinds import CONFIG_MAP, KINDS, NODE, POD
+from penstock_operator.cluster.kinds import CONFIG_MAP, CONFIG_MAP_METADATA, KINDS, NODE, POD, Kind
 from penstock_operator.cluster.kubernetes import KubernetesPort
 from penstock_operator.cluster.port import Change, Page
 from tests.operator.rim.scripted_api import (
@@ -106,6 +106,25 @@ def test_what_does_not_pass_by_itself_is_told_at_once(status: int, kind: type[Cl
             return len(api.seen)
 
     assert asyncio.run(scenario()) == 1
+
+
+@pytest.mark.parametrize(
+    ("kind", "expected"),
+    [(CONFIG_MAP, {""}), (CONFIG_MAP_METADATA, {"PartialObjectMetadata", "PartialObjectMetadataList"})],
+)
+def test_where_the_metadata_suffices_no_more_is_asked_for(kind: Kind, expected: set[str]) -> None:
+    async def both(port: KubernetesPort) -> None:
+        async for _ in port.pages(kind):
+            pass
+        async for _ in port.watch(kind, resource_version="1"):
+            pass
+        await port.get(kind, "x", "a")
+
+    _, api = ask(both, answer(200, {"metadata": {}, "items": []}), stream(), answer(200, thing("x", 1)))
+
+    asked = [seen.accept.partition(";as=")[2].partition(";")[0] for seen in api.seen]
+    assert set(asked[:2]) == expected
+    assert asked[2] == ""  # by name all of it is wanted
 
 
 def test_an_object_that_is_not_there_is_none() -> None:

@@ -236,6 +236,30 @@ def test_whatever_it_may_do_it_does_and_nothing_else_is_allowed(
     assert refused == []
 
 
+def test_an_edit_of_the_texts_is_optimised_for_at_once(user: Path, space: Kubectl, tmp_path: Path) -> None:
+    def texts(name: str, text: str) -> dict[str, Any]:
+        return {"apiVersion": "v1", "kind": "ConfigMap", "metadata": {"name": name}, "data": {"t": text}}
+
+    operator = Operator(user, tmp_path / "operator.log", LEASE_NAME="texts")
+    with started(operator):
+        until(operator.leads)
+        source = {"textsFrom": {"configMapName": "texts", "key": "t"}}
+        space.apply(endpoint("emotion", workload=source))
+        until(lambda: "TextsNotFound" in str(space.get("modelendpoint", "emotion").get("status")))
+
+        space.apply(texts("texts", "one\ntwo\n"), texts("strange", "one"))
+        until(lambda: len(space.items("optimizedmodels")) == 1, what="texts that were made later are not noticed")
+        first = space.items("optimizedmodels")[0]["metadata"]["name"]
+        space.apply(texts("strange", "two"))
+        space.apply(texts("texts", "one\ntwo\nthree\n"))
+
+        def is_wanted_anew() -> bool:
+            return space.get("modelendpoint", "emotion")["status"].get("optimizedModel") not in {None, first}
+
+        assert until(is_wanted_anew, what="an edit is not noticed") < 10.0
+        assert operator.end() == 0
+
+
 VERBS = {
     "GET": {"get"},
     "LIST": {"list"},

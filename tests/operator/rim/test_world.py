@@ -15,6 +15,10 @@ from tests.operator.rim.objects import Json
 KEY = Key("a", "emotion")
 
 
+def texts(text: str, version: int = 1) -> Json:
+    return {"metadata": objects.metadata("texts", version, {}), "data": {"t": text}}
+
+
 @pytest.fixture
 def world() -> World:
     found = World(Settings().plan_settings())
@@ -135,7 +139,24 @@ def test_texts_are_those_of_the_config_map_once_it_was_read(world: World) -> Non
     source = {"workload": {"textsFrom": {"configMapName": "texts", "key": "t"}}}
     world.endpoints.put(objects.endpoint("emotion", 2, **source))
     before = seen(world).workload_texts
-    world.texts[Key("a", "texts")] = {"t": "one\n\ntwo\n"}
+    assert world.put_texts(Key("a", "texts"), texts("one\n\ntwo\n"))
 
     assert before is None
-    assert seen(world).workload_texts is not None
+    assert seen(world).workload_texts == ("one", "two")
+
+
+def test_texts_that_were_changed_while_they_were_read_are_to_be_read_again(world: World) -> None:
+    source = {"workload": {"textsFrom": {"configMapName": "texts", "key": "t"}}}
+    world.endpoints.put(objects.endpoint("emotion", 2, **source))
+    place = Key("a", "texts")
+    world.put_texts(place, texts("one"))
+    world.text_sources.put(texts("", 3))
+
+    assert world.put_texts(place, texts("two", 2)) is False
+    assert world.put_texts(place, texts("three", 3)) is True
+    assert seen(world).workload_texts == ("three",)
+
+
+def test_a_config_map_that_nobody_takes_texts_from_is_passed_over(world: World) -> None:
+    assert world.text_sources.put(texts("one")) is False
+    assert len(world.text_sources) == 0
