@@ -55,6 +55,11 @@ class Operator:
         with log.open("w") as file:
             self.process = subprocess.Popen([sys.executable, "-m", "penstock_operator"], env=environment, stderr=file)
 
+    def check(self) -> None:
+        """Raise ClickException when it has ended."""
+        if self.process.poll() is not None:
+            raise click.ClickException(f"the operator ended: {self._log.read_text()[-2000:]}")
+
     @property
     def lines(self) -> list[Json]:
         """What it logged."""
@@ -114,6 +119,12 @@ def endpoint(number: int, shared: int) -> Json:
     }
 
 
+def processor() -> str:
+    """The machine's name for it, and how many there are."""
+    found = re.search(r"^model name\s*:\s*(.+)$", Path("/proc/cpuinfo").read_text(), re.MULTILINE)
+    return f"{found.group(1) if found else 'unknown'}, {os.cpu_count()} CPUs"
+
+
 def settled(value: Json) -> bool:
     """Whether the status is of the present spec."""
     return bool((value.get("status") or {}).get("observedGeneration") == value["metadata"]["generation"])
@@ -142,7 +153,7 @@ async def changes(port: KubernetesPort, version: str) -> Any:
                 yield change
 
 
-async def watch_until_settled(port: KubernetesPort, count: int, say: Any) -> None:
+async def watch_until_settled(port: KubernetesPort, operator: Operator, count: int, say: Any) -> None:
     """Return when every endpoint has its status."""
     done: set[str] = set()
     last = time.monotonic()
@@ -152,6 +163,7 @@ async def watch_until_settled(port: KubernetesPort, count: int, say: Any) -> Non
             done.add(change.object["metadata"]["name"])
         if time.monotonic() - last > 10:
             last = time.monotonic()
+            operator.check()
             say(f"  {len(done)} of {count}")
         if len(done) == count:
             return
@@ -173,7 +185,7 @@ async def measure(kubeconfig: Path, operator: Operator, *, count: int, shared: i
     """All figures."""
     async with KubernetesPort(await load_configuration(str(kubeconfig)), timeout_seconds=60) as port:
         begin, cpu = time.monotonic(), operator.cpu_seconds
-        watcher = asyncio.create_task(watch_until_settled(port, count, click.echo))
+        watcher = asyncio.create_task(watch_until_settled(port, operator, count, click.echo))
         created = await create(port, count, shared)
         click.echo(f"created in {created:.1f} s")
         await watcher
@@ -225,12 +237,13 @@ def main(endpoints: int, shared: int, single: int) -> None:
         )
         with started(plane.kubeconfig, Path(folder)) as operator:
             while not any("looking after" in line["message"] for line in operator.lines):
-                if operator.process.poll() is not None:
-                    raise click.ClickException((Path(folder) / "operator.log").read_text()[-2000:])
+                operator.check()
                 time.sleep(0.2)
             measured = measure(plane.kubeconfig, operator, count=endpoints, shared=shared or endpoints, single=single)
             figures = asyncio.run(measured)
-    click.echo(json.dumps({"endpoints": endpoints, "optimisations": shared or endpoints, **figures}, indent=1))
+    about = {"processor": processor(), "load": round(os.getloadavg()[1], 1)}
+    asked = {"endpoints": endpoints, "optimisations": shared or endpoints}
+    click.echo(json.dumps({**about, **asked, **figures}, indent=1))
 
 
 if __name__ == "__main__":

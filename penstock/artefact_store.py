@@ -17,6 +17,9 @@ from enum import StrEnum
 from penstock.errors import ArtefactError, SettingError
 
 ALGORITHM = "sha256"
+DIGITS_KEPT = 16
+"""Of a digest, in a list of what is to be kept: ten thousand whole ones would not fit into a ConfigMap. That two begin
+alike keeps one more."""
 _HEXADECIMAL = re.compile(r"[0-9a-f]{64}")
 _SHAPES = {
     "file": (r"/.+", "file:///absolute/path"),

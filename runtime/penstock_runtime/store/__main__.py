@@ -2,6 +2,7 @@
 
     python -m penstock_runtime.store list
     python -m penstock_runtime.store collect --keep sha256:... --older-than-seconds 86400
+    python -m penstock_runtime.store collect --keep-file keep.json --older-than-seconds 86400
 
 The store is PENSTOCK_STORE_URI, or --store. One JSON object a line.
 """
@@ -13,10 +14,12 @@ import json
 import os
 import sys
 from collections.abc import Sequence
+from pathlib import Path
 
 from penstock.artefact_store import Digest, StoreUri
 from penstock.errors import PenstockError
 from penstock_runtime.store import Stored, open_store
+from penstock_runtime.store.kept import Kept
 from penstock_runtime.termination import exit_code
 
 
@@ -28,6 +31,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
     commands.add_parser("list", help="all artefacts, and what is left of publishers that gave up")
     collect = commands.add_parser("collect", help="delete what is not kept and older than this; say what it was")
     collect.add_argument("--keep", action="append", default=[], metavar="DIGEST", help="may be given often")
+    collect.add_argument(
+        "--keep-file", type=Path, metavar="FILE", help='JSON: {"keep": ["sha256:...", or at least the first 16 digits]}'
+    )
     collect.add_argument("--older-than-seconds", type=float, required=True, metavar="S")
     given = parser.parse_args(arguments)
     try:
@@ -35,7 +41,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         if given.command == "list":
             found = store.entries()
         else:
-            keep = {Digest.parse(text) for text in given.keep}
+            keep = Kept.of([str(Digest.parse(text)) for text in given.keep]) | Kept.read(given.keep_file)
             found = store.collect(keep, older_than_seconds=given.older_than_seconds)
     except PenstockError as error:
         print(f"error: {error}", file=sys.stderr)

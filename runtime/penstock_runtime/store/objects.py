@@ -123,12 +123,30 @@ class Objects:
                     name=name,
                 )
 
-    def delete(self, stored: Stored) -> None:
-        """See `Place`."""
+    def touch(self, digest: Digest) -> bool:
+        """See `Place`. By writing the manifest again: an object's time is that of its last write."""
+        path = self._path(digest.hexadecimal, MANIFEST_NAME)
+
+        def touch() -> bool:
+            try:
+                manifest = self.filesystem.cat_file(path)
+            except FileNotFoundError:
+                return False
+            self.filesystem.pipe_file(path, manifest)
+            return True
+
+        return self._run(touch)
+
+    def delete(self, stored: Stored) -> bool:
+        """See `Place`. Between the last look at its age and the first deletion lies the time of one request."""
         folder = self._path(stored.name)
-        names = [facts["name"] for facts in self._run(lambda: list(self._walk(folder)))]
+        files = self._run(lambda: list(self._walk(folder)))
+        if any(_modified(facts) > stored.modified for facts in files):
+            return False
+        names = [facts["name"] for facts in files]
         for path in sorted(names, key=lambda path: relative(path, folder) != MANIFEST_NAME):
             self._run(lambda path=path: self._remove(path))  # type: ignore[misc]
+        return True
 
     # one request or a few each
 

@@ -53,10 +53,17 @@ class Place(Protocol):
         no whole copy; somebody else may be doing the same."""
         ...
 
+    def touch(self, digest: Digest) -> bool:
+        """Make a whole copy count as published now, for whoever deletes by age; False: it is gone."""
+        ...
+
     def entries(self) -> Iterator[Stored]:
         """All that looks like an artefact or a part of one."""
         ...
 
-    def delete(self, stored: Stored) -> None:
-        """Delete, the manifest first: nobody finds half of it whole. What is gone already is no error."""
+    def delete(self, stored: Stored) -> bool:
+        """Delete, the manifest first: nobody finds half of it whole. What is gone already is no error.
+
+        False: it was published again since `stored.modified`, and stays.
+        """
         ...

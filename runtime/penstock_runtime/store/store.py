@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection
+from collections.abc import Container
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
@@ -60,7 +60,8 @@ class ArtefactStore:
         names = [*Manifest.load(folder).files, *report, MANIFEST_NAME]
         sizes = {name: (folder / name).stat().st_size for name in names}
         published = Published(digest, self.uri.of(digest), sum(sizes.values()))
-        if self.place.holds(digest, sizes):
+        # Touched, so that a collector, who may be at work just now, leaves it to whoever is about to refer to it.
+        if self.place.holds(digest, sizes) and self.place.touch(digest):
             return Published(published.digest, published.uri, published.bytes, found=True)
         done = 0
 
@@ -92,21 +93,20 @@ class ArtefactStore:
         return bool(found)
 
     def collect(
-        self, keep: Collection[Digest], *, older_than_seconds: float, now: datetime | None = None
+        self, keep: Container[Digest], *, older_than_seconds: float, now: datetime | None = None
     ) -> tuple[Stored, ...]:
         """Delete what is not in `keep` and older than this, drafts of publishers that gave up included; what it was.
 
-        The age protects what has just been published and is not in anybody's list yet.
+        The age protects what has just been published and is not in anybody's list yet. What is published again while
+        this runs stays.
         """
         limit = (now or datetime.now(UTC)) - timedelta(seconds=older_than_seconds)
-        garbage = tuple(
+        old = [
             stored
             for stored in self.entries()
             if stored.modified < limit and not (stored.complete and stored.digest in keep)
-        )
-        for stored in garbage:
-            self.place.delete(stored)
-        return garbage
+        ]
+        return tuple(stored for stored in old if self.place.delete(stored))
 
 
 def open_store(uri: StoreUri, *, retries: Retries = DEFAULT_RETRIES) -> ArtefactStore:

@@ -12,8 +12,8 @@ import re
 import shutil
 import stat
 import tempfile
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
@@ -98,26 +98,41 @@ class Volume:
                     continue
                 try:
                     sizes = _sizes(path)
-                    newest = max([path.stat().st_mtime, *((path / inner).stat().st_mtime for inner in sizes)])
+                    modified = _modified(path, sizes)
                 except FileNotFoundError:  # renamed or deleted in this moment
                     continue
                 yield Stored(
                     digest=Digest(name),
                     bytes=sum(sizes.values()),
-                    modified=datetime.fromtimestamp(newest, UTC),
+                    modified=modified,
                     complete=draft is None and MANIFEST_NAME in sizes,
                     name=path.name,
                 )
 
-    def delete(self, stored: Stored) -> None:
+    def touch(self, digest: Digest) -> bool:
         """See `Place`."""
         with self._translated("written"):
+            try:
+                os.utime(self.root / digest.hexadecimal)
+            except FileNotFoundError:
+                return False
+            return True
+
+    def delete(self, stored: Stored) -> bool:
+        """See `Place`. Out of everybody's sight first: from then on nobody touches it, and its age is what it is."""
+        with self._translated("written"):
+            folder = self.root / stored.name
             grave = self.root / f".{stored.digest.hexadecimal}-deleted-{uuid4().hex[:8]}"
             try:
-                (self.root / stored.name).rename(grave)
+                folder.rename(grave)
             except FileNotFoundError:
-                return
+                return True
+            if _modified(grave, _sizes(grave)) > stored.modified:
+                with suppress(OSError):  # somebody has published it anew in this moment, which is as good
+                    grave.rename(folder)
+                    return False
             shutil.rmtree(grave)
+            return True
 
     def _place(self, draft: Path, target: Path, digest: Digest) -> None:
         """Give the draft its name. Somebody else may have been first, which is as good; unless theirs is damaged."""
@@ -171,6 +186,11 @@ def _sizes(folder: Path) -> dict[str, int]:
     return {
         path.relative_to(folder).as_posix(): path.stat().st_size for path in sorted(folder.rglob("*")) if path.is_file()
     }
+
+
+def _modified(folder: Path, names: Iterable[str]) -> datetime:
+    newest = max([folder.stat().st_mtime, *((folder / name).stat().st_mtime for name in names)])
+    return datetime.fromtimestamp(newest, UTC)
 
 
 def _copy(source: Path, target: Path, root: Path) -> None:

@@ -64,6 +64,13 @@ def artefact(tmp_path: Path) -> Path:
     return write_artefact(tmp_path / "artefact")
 
 
+def age(folder: Path) -> None:
+    """As if it had been published a day ago."""
+    yesterday = (datetime.now(UTC) - timedelta(days=1)).timestamp()
+    for path in folder.rglob("*"):
+        os.utime(path, (yesterday, yesterday))
+
+
 def stored(s3: S3, digest: Digest) -> Path:
     """The server keeps objects as files."""
     return s3.root / "artefacts" / "team" / "penstock" / digest.hexadecimal
@@ -110,12 +117,29 @@ def _resigned(artefact: Path) -> Path:
     return artefact
 
 
-def test_the_same_again_is_found_and_not_sent(s3: S3, store: ArtefactStore, artefact: Path) -> None:
+def test_the_same_again_is_found_and_only_its_manifest_sent_to_make_it_young(
+    s3: S3, store: ArtefactStore, artefact: Path
+) -> None:
     published = store.publish(artefact)
-    before = {path: path.stat().st_mtime_ns for path in stored(s3, published.digest).rglob("*")}
+    folder = stored(s3, published.digest)
+    age(folder)
+    before = {path: path.stat().st_mtime_ns for path in folder.rglob("*") if path.name != MANIFEST_NAME}
 
     assert store.publish(artefact).found
-    assert {path: path.stat().st_mtime_ns for path in stored(s3, published.digest).rglob("*")} == before
+    assert {path: path.stat().st_mtime_ns for path in before} == before
+    assert store.collect(set(), older_than_seconds=3600) == ()
+
+
+def test_what_is_published_again_while_garbage_is_collected_stays(
+    s3: S3, store: ArtefactStore, artefact: Path, tmp_path: Path
+) -> None:
+    digest = store.publish(artefact).digest
+    age(stored(s3, digest))
+    (before,) = store.entries()
+    assert store.publish(artefact).found
+
+    assert store.place.delete(before) is False
+    assert fault(store.fetch(digest, tmp_path / "cache"), digest) == ""
 
 
 def test_many_at_once_leave_one_whole_artefact(s3: S3, artefact: Path, tmp_path: Path) -> None:

@@ -52,6 +52,13 @@ def store(root: Path) -> ArtefactStore:
     return open_store(StoreUri.parse(f"file://{root}"))
 
 
+def age(folder: Path) -> None:
+    """As if it had been published a day ago."""
+    yesterday = (datetime.now(UTC) - timedelta(days=1)).timestamp()
+    for path in (*folder.rglob("*"), folder):
+        os.utime(path, (yesterday, yesterday))
+
+
 def damage(path: Path) -> None:
     """Another byte in the middle: the size stays."""
     with path.open("r+b") as file:
@@ -75,15 +82,20 @@ class TestPublishing:
         assert names(folder) == names(artefact)
         assert fault(folder, published.digest) == ""
 
-    def test_the_same_again_is_found_and_not_written(self, artefact: Path, store: ArtefactStore, root: Path) -> None:
+    def test_the_same_again_is_found_and_not_written_but_counts_as_new(
+        self, artefact: Path, store: ArtefactStore, root: Path
+    ) -> None:
         first = store.publish(artefact)
-        before = {path: path.stat().st_mtime_ns for path in root.rglob("*")}
+        folder = root / first.digest.hexadecimal
+        age(folder)
+        before = {path: path.stat().st_mtime_ns for path in folder.rglob("*")}
 
         again = store.publish(artefact)
 
         assert again.found
         assert (again.digest, again.bytes) == (first.digest, first.bytes)
-        assert {path: path.stat().st_mtime_ns for path in root.rglob("*")} == before
+        assert {path: path.stat().st_mtime_ns for path in folder.rglob("*")} == before
+        assert [datetime.now(UTC) - one.modified < timedelta(minutes=1) for one in store.entries()] == [True]
 
     def test_a_damaged_copy_in_the_store_is_mended(self, artefact: Path, store: ArtefactStore, root: Path) -> None:
         published = store.publish(artefact)
@@ -385,6 +397,32 @@ class TestCollecting:
             one.digest for one in store.collect(set(), older_than_seconds=0, now=now + timedelta(days=1))
         ] == sorted([kept, new])
 
+    @pytest.mark.parametrize("moment", ["before its name is taken away", "after its name was taken away"])
+    def test_what_is_published_again_while_garbage_is_collected_stays(
+        self, artefact: Path, store: ArtefactStore, root: Path, monkeypatch: pytest.MonkeyPatch, moment: str
+    ) -> None:
+        digest = store.publish(artefact).digest
+        age(root / digest.hexadecimal)
+        rename = Path.rename
+
+        def while_collecting(path: Path, target: Path) -> Path:
+            if path.name != digest.hexadecimal:
+                return rename(path, target)
+            monkeypatch.setattr(Path, "rename", rename)
+            if moment.startswith("before"):
+                assert store.publish(artefact).found
+                return rename(path, target)
+            renamed = rename(path, target)
+            assert not store.publish(artefact).found
+            return renamed
+
+        monkeypatch.setattr(Path, "rename", while_collecting)
+        gone = store.collect(set(), older_than_seconds=3600)
+
+        assert [one.digest for one in gone] == ([] if moment.startswith("before") else [digest])
+        assert fault(root / digest.hexadecimal, digest) == ""
+        assert [path.name for path in root.iterdir()] == [digest.hexadecimal]
+
     def test_an_artefact_is_deleted_once(self, artefact: Path, store: ArtefactStore, root: Path) -> None:
         published = store.publish(artefact)
         (stored,) = store.entries()
@@ -413,6 +451,34 @@ class TestCommand:
         collected = self.run("--store", store.uri, "collect", "--keep", kept, "--older-than-seconds", -60)
         assert [one["digest"] for one in collected] == [str(gone)]
         assert [one.digest for one in store.entries()] == [kept]
+
+    def test_what_a_file_names_by_its_first_digits_is_kept(self, store: ArtefactStore, tmp_path: Path) -> None:
+        kept, named, gone = (store.publish(write_artefact(tmp_path / key, key=key)).digest for key in "abc")
+        file = tmp_path / "keep.json"
+        file.write_text(json.dumps({"keep": [kept.hexadecimal[:16]]}))
+
+        words = ("--store", store.uri, "collect", "--keep", named, "--keep-file", file, "--older-than-seconds", -60)
+        collected = self.run(*words)
+
+        assert [one["digest"] for one in collected] == [str(gone)]
+        assert [one.digest for one in store.entries()] == sorted([kept, named])
+
+    @pytest.mark.parametrize(
+        "text", [None, "", "{}", '{"keep": "x"}', '{"keep": ["sha256:short"]}', '{"keep": [1]}', '{"keep": null}']
+    )
+    def test_a_list_of_what_to_keep_that_cannot_be_read_deletes_nothing(
+        self, store: ArtefactStore, artefact: Path, tmp_path: Path, text: str | None
+    ) -> None:
+        store.publish(artefact)
+        file = tmp_path / "keep.json"
+        if text is not None:
+            file.write_text(text)
+
+        words = ["--store", str(store.uri), "collect", "--keep-file", str(file), "--older-than-seconds", "-60"]
+
+        assert main(words) == 1
+        assert "does not say what to keep" in self.capture.readouterr().err
+        assert len(store.entries()) == 1
 
     def test_a_wrong_store_is_one_sentence(self) -> None:
         assert main(["--store", "nowhere", "list"]) == 1
