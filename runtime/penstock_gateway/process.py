@@ -81,7 +81,7 @@ class Gateway:
     def _turn(self) -> None:
         try:
             self._roster.again()
-        except OSError as error:
+        except (OSError, ValueError) as error:
             logger.warning("HAProxy does not answer: %s", error)
 
     def _drain(self, process: subprocess.Popen[bytes]) -> None:

@@ -14,6 +14,8 @@ from penstock_gateway.slices import Server
 CHECK = "check inter 2s fall 3 rise 1"
 """Kubernetes looks every second as well; this one also notices what is cut off from the gateway alone. Slow to judge: a
 replica at work may take its time, and who takes the last one away has nobody left."""
+MAINTENANCE, DRAINING = 0x01, 0x08
+"""Bits of `srv_admin_state`: said by us, over the socket."""
 ADDED, DELETED = "New server registered.", "Server deleted."
 
 logger = logging.getLogger("penstock.gateway")
@@ -45,9 +47,13 @@ def changes(wanted: Mapping[str, Server], present: Mapping[str, State], *, concu
     found: list[Change] = []
     for name, server in sorted(wanted.items()):
         state = present.get(name)
-        if state is None and server.takes_requests:
-            found += _added(server, concurrency)
-        elif server.takes_requests and state in {State.DRAIN, State.LEAVING}:
+        if not server.takes_requests:
+            continue
+        if state is None:
+            found.append(_added(server, concurrency))
+        if state in {None, State.LEAVING}:
+            found.append(Change(name, f"enable health {BACKEND}/{name}", State.LEAVING))
+        if state is not State.READY:
             found.append(_set(name, State.READY))
     for name, state in sorted(present.items()):
         target = wanted.get(name)
@@ -60,16 +66,29 @@ def changes(wanted: Mapping[str, Server], present: Mapping[str, State], *, concu
     return found
 
 
-def _added(server: Server, concurrency: int) -> list[Change]:
+def read_states(text: str) -> dict[str, State]:
+    """What HAProxy says to `show servers state`. ValueError when that is something else."""
+    found: dict[str, State] = {}
+    columns: list[str] = []
+    for line in text.splitlines():
+        words = line.split()
+        if line.startswith("#"):
+            columns = words[1:]
+        elif columns and len(words) >= len(columns):
+            row = dict(zip(columns, words, strict=False))
+            admin = int(row["srv_admin_state"])
+            state = State.LEAVING if admin & MAINTENANCE else State.DRAIN if admin & DRAINING else State.READY
+            found[row["srv_name"]] = state
+    if "srv_admin_state" not in columns:
+        raise ValueError(f"haproxy, asked for its servers, says {text[:200]!r}")
+    return found
+
+
+def _added(server: Server, concurrency: int) -> Change:
     host = f"[{server.host}]" if ":" in server.host else server.host
-    place = f"{BACKEND}/{server.name}"
-    add = f"add server {place} {host}:{server.port} maxconn {concurrency} {CHECK}"
-    return [
-        # It begins in maintenance.
-        Change(server.name, add, State.LEAVING, ADDED),
-        Change(server.name, f"enable health {place}", State.LEAVING),
-        Change(server.name, f"enable server {place}", State.READY),
-    ]
+    command = f"add server {BACKEND}/{server.name} {host}:{server.port} maxconn {concurrency} {CHECK}"
+    # It begins in maintenance.
+    return Change(server.name, command, State.LEAVING, ADDED)
 
 
 def _set(name: str, state: State) -> Change:
@@ -83,38 +102,51 @@ class Roster:
         self._tell = tell
         self._concurrency = concurrency
         self._lock = threading.Lock()
-        self._present: dict[str, State] = {}
+        self._present: dict[str, State] | None = None
+        """None: not known any more, to be asked for."""
         self._wanted: Mapping[str, Server] = {}
 
     def want(self, wanted: Mapping[str, Server]) -> None:
-        """These are the servers there should be."""
+        """These are the servers there should be. OSError when HAProxy is not there."""
         with self._lock:
             self._wanted = wanted
             self._act()
 
     def again(self) -> None:
-        """Whatever could not be done yet: a server is deleted when its last connection has ended."""
+        """Whatever could not be done yet: a server is deleted when its last connection has ended. OSError as above."""
         with self._lock:
             self._act()
 
     def _act(self) -> None:
+        present = self._present
+        # Until the end of this, what is there is as uncertain as any command is that was sent and not answered.
+        self._present = None
+        if present is None:
+            present = read_states(self._tell(f"show servers state {BACKEND}"))
+        certain = True
         failed: set[str] = set()
-        for change in changes(self._wanted, self._present, concurrency=self._concurrency):
+        for change in changes(self._wanted, present, concurrency=self._concurrency):
             if change.name in failed:
                 continue
             said = self._tell(change.command)
-            if said != change.expected:
-                failed.add(change.name)
-                # A deletion waits for connections; that is no news.
-                level = logging.DEBUG if change.state is None else logging.WARNING
-                logger.log(level, "haproxy, told to %s: %s", change.command, said)
+            if said == change.expected:
+                _note(present, change)
                 continue
+            failed.add(change.name)
             if change.state is None:
-                del self._present[change.name]
+                # Connections that are still open: no news.
+                logger.debug("haproxy, told to %s: %s", change.command, said)
             else:
-                self._note(change.name, change.state)
+                logger.warning("haproxy, told to %s: %s", change.command, said)
+                certain = False
+        self._present = present if certain else None
 
-    def _note(self, name: str, state: State) -> None:
-        if state is not self._present.get(name) and state is not State.LEAVING:
-            logger.info("replica %s: %s", name, "takes requests" if state is State.READY else "finishes its last ones")
-        self._present[name] = state
+
+def _note(present: dict[str, State], change: Change) -> None:
+    name, state = change.name, change.state
+    if state is None:
+        del present[name]
+        return
+    if state is not present.get(name) and state is not State.LEAVING:
+        logger.info("replica %s: %s", name, "takes requests" if state is State.READY else "finishes its last ones")
+    present[name] = state

@@ -1,0 +1,60 @@
+"""A replica as a process of its own, so that it can be killed: the real server around a model that takes its time.
+
+python -m tests.gateway.replica SECONDS [FLAG=VALUE ...]        prints its port, ends on SIGTERM as the real one does
+"""
+
+from __future__ import annotations
+
+import asyncio
+import sys
+from collections.abc import Mapping
+from typing import Any
+
+import uvloop
+
+from penstock.tasks import TaskName
+from penstock_runtime.http.status import Status
+from penstock_runtime.predictor import Answer, Timings
+from penstock_runtime.server import Server
+from penstock_runtime.settings import Settings
+
+
+class Slow:
+    """Answers each request with the length of its text and how many it has at the same time, after some seconds."""
+
+    def __init__(self, seconds: float) -> None:
+        self._seconds = seconds
+        self._busy = 0
+
+    async def predict(
+        self, inputs: Any, parameters: Mapping[str, Any], *, deadline_seconds: float | None = None
+    ) -> Answer:
+        self._busy += 1
+        busy = self._busy
+        try:
+            await asyncio.sleep(self._seconds)
+        finally:
+            self._busy -= 1
+        return Answer([[float(len(inputs)), float(busy)]], Timings(0, 0, 0, 0), tokens=3, truncated=0)
+
+    async def drain(self) -> None:
+        return
+
+    def queue_depth(self) -> tuple[int, int]:
+        return 0, 0
+
+    def facts(self) -> dict[str, Any]:
+        return {}
+
+
+async def main(seconds: float, flags: dict[str, Any]) -> None:
+    settings = Settings.load({}, {"port": 0, "drain_idle_seconds": 0.1, "drain_limit_seconds": 10.0, **flags})
+    server = Server(Status("emotion", TaskName.FEATURE_EXTRACTION), settings, Slow(seconds))
+    await server.start()
+    print(server.port, flush=True)
+    await server.serve()
+
+
+if __name__ == "__main__":
+    given = dict(argument.split("=", 1) for argument in sys.argv[2:])
+    uvloop.run(main(float(sys.argv[1]), given))

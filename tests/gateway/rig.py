@@ -1,0 +1,232 @@
+"""A gateway with real replicas behind it, all processes of this machine on loopback."""
+
+from __future__ import annotations
+
+import os
+import re
+import shutil
+import signal
+import subprocess
+import sys
+import tempfile
+import threading
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+
+from penstock_gateway.settings import variable
+from testbed.ports import some_free_ports
+from tests.gateway.slices_api import SlicesApi, serving_slices
+
+ROOT = Path(__file__).parents[2]
+
+
+@dataclass
+class Replica:
+    """A process that serves."""
+
+    name: str
+    port: int
+    process: subprocess.Popen[str]
+
+    def kill(self) -> None:
+        """As a lost node would take it."""
+        self.process.kill()
+        self.process.wait(10)
+
+    def terminate(self) -> None:
+        """As the kubelet ends it; it drains."""
+        self.process.send_signal(signal.SIGTERM)
+
+
+@dataclass
+class Gateway:
+    """A running gateway."""
+
+    port: int
+    status_port: int
+    process: subprocess.Popen[str]
+    log: Path
+
+    @property
+    def url(self) -> str:
+        return f"http://127.0.0.1:{self.port}"
+
+    @property
+    def status(self) -> str:
+        return f"http://127.0.0.1:{self.status_port}"
+
+    def metric(self, name: str) -> float:
+        """One of /metrics, by its name after the prefix and with its labels."""
+        text = httpx.get(f"{self.status}/metrics", trust_env=False, verify=False).text
+        found = re.search(rf"^penstock_gateway_{re.escape(name)} (\S+)$", text, re.MULTILINE)
+        assert found, f"no {name} in {text}"
+        return float(found.group(1))
+
+    def until(self, name: str, value: float, *, seconds: float = 20) -> None:
+        """Until a metric has this value."""
+        deadline = time.monotonic() + seconds
+        while (now := self.metric(name)) != value:
+            assert time.monotonic() < deadline, f"{name} is {now}, not {value}\n{self.log.read_text()[-4000:]}"
+            time.sleep(0.02)
+
+    def terminate(self) -> None:
+        """As the kubelet ends it."""
+        self.process.send_signal(signal.SIGTERM)
+
+
+@dataclass
+class Rig:
+    """The API, replicas and gateways of one test."""
+
+    api: SlicesApi
+    api_url: str
+    folder: Path
+    replicas: dict[str, Replica] = field(default_factory=dict)
+    gateways: list[Gateway] = field(default_factory=list)
+
+    def start(self, name: str, *, seconds: float = 0.01, announce: bool = True, **flags: Any) -> Replica:
+        """A replica; the API tells of it as soon as it answers."""
+        words = [f"{key}={value}" for key, value in flags.items()]
+        process = subprocess.Popen(
+            [sys.executable, "-m", "tests.gateway.replica", str(seconds), *words],
+            cwd=ROOT,
+            env={**os.environ, "PYTHONPATH": f"{ROOT}:{ROOT / 'runtime'}"},
+            stdout=subprocess.PIPE,
+            stderr=subprocess.DEVNULL,
+            text=True,
+        )
+        assert process.stdout is not None
+        replica = self.replicas[name] = Replica(name, int(process.stdout.readline()), process)
+        if announce:
+            self.announce()
+        return replica
+
+    def announce(self, *, ending: tuple[str, ...] = (), without: tuple[str, ...] = ()) -> None:
+        """What the API says: all replicas that were started, but for those that are about to end, or gone."""
+        there = {name: one.port for name, one in self.replicas.items() if name not in (*ending, *without)}
+        self.api.put(there, {name: self.replicas[name].port for name in ending})
+
+    def gateway(self, *, wait: bool = True, ports: tuple[int, int] | None = None, **settings: Any) -> Gateway:
+        """A gateway; with the ports of one that has ended, its successor."""
+        port, status_port = ports or some_free_ports(2)
+        values = {
+            "endpoint": "emotion",
+            "service": "emotion-pods",
+            "namespace": "default",
+            "host": "127.0.0.1",
+            "port": port,
+            "status_port": status_port,
+            "drain_seconds": 1,
+            "finish_seconds": 20,
+            **settings,
+        }
+        folder = self.folder / f"gateway-{len(self.gateways)}"
+        folder.mkdir()
+        log = folder / "log"
+        with log.open("w") as output:
+            process = subprocess.Popen(
+                [sys.executable, "-m", "tests.gateway.outside", self.api_url, str(folder)],
+                cwd=ROOT,
+                env={
+                    **os.environ,
+                    "PYTHONPATH": f"{ROOT}:{ROOT / 'runtime'}",
+                    **{variable(name): str(value) for name, value in values.items()},
+                },
+                stdout=output,
+                stderr=output,
+                text=True,
+            )
+        gateway = Gateway(port, status_port, process, log)
+        self.gateways.append(gateway)
+        if wait:
+            self.until_ready(gateway)
+        return gateway
+
+    @staticmethod
+    def until_ready(gateway: Gateway, *, seconds: float = 20) -> None:
+        """Until its readiness probe succeeds."""
+        deadline = time.monotonic() + seconds
+        while True:
+            try:
+                if httpx.get(f"{gateway.status}/readyz", trust_env=False, verify=False).status_code == 200:
+                    return
+            except httpx.TransportError:
+                pass
+            assert gateway.process.poll() is None, f"the gateway has ended: {gateway.log.read_text()}"
+            assert time.monotonic() < deadline, f"the gateway is not ready: {gateway.log.read_text()}"
+            time.sleep(0.02)
+
+
+@contextmanager
+def running_rig() -> Iterator[Rig]:
+    """Everything of it is ended with the block."""
+    if shutil.which("haproxy") is None:
+        pytest.fail("there is no haproxy: run tools/install-system.sh", pytrace=False)
+    # A socket's path has 107 bytes: pytest's own folders may be too deep.
+    with tempfile.TemporaryDirectory(prefix="gw-") as folder, serving_slices() as (api, url):
+        rig = Rig(api, url, Path(folder))
+        try:
+            yield rig
+        finally:
+            for gateway in rig.gateways:
+                # pytest shows it when the test has failed.
+                print(gateway.log.read_text()[-8000:])
+            processes = [one.process for one in (*rig.gateways, *rig.replicas.values())]
+            for gateway in rig.gateways:
+                gateway.terminate()
+            for replica in rig.replicas.values():
+                replica.terminate()
+            for process in processes:
+                try:
+                    process.wait(15)
+                except subprocess.TimeoutExpired:
+                    process.kill()
+                    process.wait(10)
+                if process.stdout is not None:
+                    process.stdout.close()
+
+
+class Crowd:
+    """Many requests at once, each from a thread of its own; answers in the order they came."""
+
+    def __init__(self, url: str, count: int, *, body: bytes = b'{"inputs": "i like you"}', timeout: float = 60) -> None:
+        self.answers: list[httpx.Response | Exception] = []
+        self._lock = threading.Lock()
+        self._url, self._body, self._timeout = url, body, timeout
+        self._threads = [threading.Thread(target=self._one, daemon=True) for _ in range(count)]
+        for thread in self._threads:
+            thread.start()
+
+    def _one(self) -> None:
+        answer: httpx.Response | Exception
+        try:
+            answer = post(self._url, self._body, timeout=self._timeout)
+        except httpx.HTTPError as error:
+            answer = error
+        with self._lock:
+            self.answers.append(answer)
+
+    def finish(self, seconds: float = 60) -> list[httpx.Response]:
+        """All answers; fails when one did not come."""
+        deadline = time.monotonic() + seconds
+        for thread in self._threads:
+            thread.join(max(0.0, deadline - time.monotonic()))
+        errors = [answer for answer in self.answers if isinstance(answer, Exception)]
+        assert not errors, errors
+        assert len(self.answers) == len(self._threads), "some requests are not answered yet"
+        return [answer for answer in self.answers if isinstance(answer, httpx.Response)]
+
+
+def post(url: str, body: bytes = b'{"inputs": "i like you"}', *, timeout: float = 60) -> httpx.Response:
+    """One request on a connection of its own."""
+    # Nothing is encrypted here: loading certificates would take longer than the test.
+    headers = {"content-type": "application/json"}
+    with httpx.Client(trust_env=False, verify=False, timeout=timeout) as client:
+        return client.post(f"{url}/predict", content=body, headers=headers)

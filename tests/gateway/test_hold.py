@@ -1,0 +1,187 @@
+"""Requests wait at the gateway while no replica is up, and are let go at once when there is one."""
+
+from __future__ import annotations
+
+import json
+import socket
+import time
+
+import httpx
+import pytest
+
+from tests.gateway.rig import Crowd, Rig, post
+
+OVER_A_BUFFER = 200_000
+"""Bytes: more than HAProxy keeps of a request."""
+
+
+def test_a_request_is_held_until_a_replica_is_there_and_answered_then(rig: Rig) -> None:
+    gateway = rig.gateway()
+    crowd = Crowd(gateway.url, 5)
+    gateway.until("held_requests", 5)
+    rig.start("a")
+    answers = crowd.finish()
+
+    assert [answer.status_code for answer in answers] == [200] * 5
+    assert all(int(answer.headers["x-held-time"]) > 0 for answer in answers)
+    gateway.until("held_requests", 0)
+
+
+def test_what_is_held_is_released_within_a_tenth_of_a_second_of_a_replica_being_known(rig: Rig) -> None:
+    gateway = rig.gateway()
+    replica = rig.start("a", announce=False)
+    crowd = Crowd(gateway.url, 1)
+    gateway.until("held_requests", 1)
+    begin = time.monotonic()
+    rig.announce()
+    (answer,) = crowd.finish()
+    took = time.monotonic() - begin
+
+    assert answer.status_code == 200
+    assert replica.process.poll() is None
+    # Some 0.06 s on a quiet machine: the watch, three commands, at most 25 ms until the waiter looks, the answer.
+    assert took < 0.5
+
+
+def test_a_request_that_is_not_held_says_nothing_of_it(rig: Rig) -> None:
+    rig.start("a")
+    gateway = rig.gateway()
+    gateway.until("replicas", 1)
+
+    assert "x-held-time" not in post(gateway.url).headers
+
+
+@pytest.mark.parametrize("characters", [1, 1_000, 60_000, OVER_A_BUFFER, 1_900_000])
+def test_bodies_of_all_sizes_arrive_whole_after_being_held(rig: Rig, characters: int) -> None:
+    gateway = rig.gateway()
+    crowd = Crowd(gateway.url, 2, body=json.dumps({"inputs": "x" * characters}).encode())
+    gateway.until("held_requests", 2)
+    rig.start("a")
+
+    assert [characters, characters] == [answer.json()[0][0] for answer in crowd.finish()]
+
+
+def test_a_chunked_body_arrives_whole_after_being_held(rig: Rig) -> None:
+    gateway = rig.gateway()
+    text = b'{"inputs": "%b"}' % (b"x" * OVER_A_BUFFER)
+    with socket.create_connection(("127.0.0.1", gateway.port), timeout=30) as client:
+        client.sendall(
+            b"POST /predict HTTP/1.1\r\nhost: x\r\ncontent-type: application/json\r\ntransfer-encoding: chunked\r\n\r\n"
+        )
+        gateway.until("held_requests", 1)
+        rig.start("a")
+        for begin in range(0, len(text), 7_000):
+            piece = text[begin : begin + 7_000]
+            client.sendall(b"%x\r\n%b\r\n" % (len(piece), piece))
+        client.sendall(b"0\r\n\r\n")
+        answer = b""
+        while b"]" not in answer:
+            answer += client.recv(65536)
+
+    assert answer.startswith(b"HTTP/1.1 200")
+    assert str(float(OVER_A_BUFFER)).encode() in answer
+
+
+def test_a_client_that_waits_for_100_continue_gets_its_answer(rig: Rig) -> None:
+    gateway = rig.gateway()
+    with socket.create_connection(("127.0.0.1", gateway.port), timeout=30) as client:
+        client.sendall(
+            b"POST /predict HTTP/1.1\r\nhost: x\r\ncontent-type: application/json\r\nexpect: 100-continue\r\n"
+            b"content-length: 24\r\n\r\n"
+        )
+        gateway.until("held_requests", 1)
+        rig.start("a")
+        answer = client.recv(65536)
+        assert answer.startswith(b"HTTP/1.1 100")
+        client.sendall(b'{"inputs": "i like you"}')
+        while b"]" not in answer:
+            answer += client.recv(65536)
+
+    assert b"HTTP/1.1 200" in answer
+
+
+def test_hundreds_are_held_at_once_and_all_are_answered(rig: Rig) -> None:
+    gateway = rig.gateway(max_held=400, concurrency=8)
+    crowd = Crowd(gateway.url, 300)
+    gateway.until("held_requests", 300)
+    rig.start("a")
+    answers = crowd.finish()
+
+    assert [answer.status_code for answer in answers] == [200] * 300
+    # The replica was not buried: it had eight at a time, and the others waited here.
+    assert max(answer.json()[0][1] for answer in answers) <= 8
+
+
+def test_beyond_the_bound_requests_are_refused_with_when_to_come_back(rig: Rig) -> None:
+    gateway = rig.gateway(max_held=3)
+    crowd = Crowd(gateway.url, 3)
+    gateway.until("held_requests", 3)
+    refused = post(gateway.url)
+
+    assert refused.status_code == 429
+    assert refused.headers["retry-after"] == "2"
+    assert refused.headers["content-type"] == "application/json"
+    assert refused.json() == {
+        "error": "3 requests wait for the first replica of emotion already",
+        "error_type": "overloaded",
+        "remedy": "Try again in 2 s",
+    }
+    assert gateway.metric('refused_requests_total{reason="full"}') == 1
+    rig.start("a")
+    assert [answer.status_code for answer in crowd.finish()] == [200] * 3
+
+
+def test_a_request_is_not_held_for_ever(rig: Rig) -> None:
+    gateway = rig.gateway(hold_seconds=1)
+    begin = time.monotonic()
+    answer = post(gateway.url)
+
+    assert time.monotonic() - begin == pytest.approx(1, abs=0.7)
+    assert answer.status_code == 503
+    assert answer.headers["retry-after"] == "5"
+    assert answer.json() == {
+        "error": "no replica of emotion came up within 1 s",
+        "error_type": "not_ready",
+        "remedy": "Ask for the reason with: kubectl describe modelendpoint emotion",
+    }
+    assert gateway.metric('refused_requests_total{reason="late"}') == 1
+
+
+@pytest.mark.parametrize("characters", [10, 1_000])
+def test_a_client_that_goes_away_while_it_is_held_gives_its_place_back(rig: Rig, characters: int) -> None:
+    gateway = rig.gateway(max_held=1)
+    body = json.dumps({"inputs": "x" * characters}).encode()
+    with pytest.raises(httpx.ReadTimeout):
+        post(gateway.url, body, timeout=0.5)
+    # A waiter that does not look any more is forgotten after a second.
+    gateway.until("held_requests", 0)
+    crowd = Crowd(gateway.url, 1)
+    gateway.until("held_requests", 1)
+    rig.start("a")
+
+    assert [answer.status_code for answer in crowd.finish()] == [200]
+    # What its client did not wait for was not computed.
+    assert gateway.metric("requests_total") == 2
+
+
+def test_whoever_asks_for_demand_is_told_as_soon_as_there_is_any(rig: Rig) -> None:
+    gateway = rig.gateway()
+    with httpx.Client(trust_env=False, verify=False, timeout=30) as client:
+        assert client.get(f"{gateway.status}/demand?seconds=0").text == "0\n"
+        crowd = Crowd(gateway.url, 1)
+        begin = time.monotonic()
+        assert client.get(f"{gateway.status}/demand?seconds=20").text == "1\n"
+        assert time.monotonic() - begin < 5
+    rig.start("a")
+    crowd.finish()
+
+
+@pytest.mark.parametrize("path", ["/healthz", "/readyz", "/metrics", "/v2/health/live", "/v2/health/ready"])
+def test_probes_are_answered_at_once_and_start_nothing(rig: Rig, path: str) -> None:
+    gateway = rig.gateway()
+    answer = httpx.get(f"{gateway.url}{path}", trust_env=False, verify=False)
+
+    assert answer.status_code == 503
+    assert answer.json()["error"] == "no replica runs"
+    assert gateway.metric("held_requests") == 0
+    assert gateway.metric("requests_total") == 0
