@@ -52,6 +52,12 @@ MISSED = Counter(
     registry=REGISTRY,
 )
 COLLECTED = Counter(f"{PREFIX}optimized_models_deleted_total", "OptimizedModels deleted as unused", registry=REGISTRY)
+COLLECTIONS = Counter(
+    f"{PREFIX}store_collections_total",
+    "Jobs that clear the artefact store of what nothing refers to: begun, complete, failed",
+    ["outcome"],
+    registry=REGISTRY,
+)
 SCRAPES = Counter(f"{PREFIX}scrapes_total", "Readings of runtime pods' /metrics", ["outcome"], registry=REGISTRY)
 PROMETHEUS_QUERIES = Counter(
     f"{PREFIX}prometheus_queries_total", "Queries to a Prometheus about the load", ["outcome"], registry=REGISTRY

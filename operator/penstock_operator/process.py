@@ -19,6 +19,7 @@ from penstock_operator.cluster.access import load_configuration
 from penstock_operator.cluster.informer import Informer
 from penstock_operator.cluster.kubernetes import NO_RETRIES, KubernetesPort
 from penstock_operator.cluster.port import ClusterPort
+from penstock_operator.collector import Collector
 from penstock_operator.controller import Controller
 from penstock_operator.health import Health, serve
 from penstock_operator.joblog import JobLogs
@@ -123,6 +124,7 @@ async def _lead(
         autoscaler = make_autoscaler(port, world, settings.scaling)
         logs = JobLogs(port, world, interval_seconds=settings.work.progress_seconds)
         texts = TextsWatch(port, world, namespaces)
+        collector = Collector(port, world, well=lambda: health.live().well)
         informers = make_informers(port, world, namespaces)
         health.watch_over(lambda: {informer.name: informer.silence_seconds for informer in informers})
         health.watch_over(lambda: texts.silence_seconds)
@@ -150,6 +152,7 @@ async def _lead(
                 ("the probes", probes.run()),
                 ("the jobs' logs", logs.run()),
                 ("the watch of texts", texts.run()),
+                ("the collector of garbage", collector.run()),
                 ("the autoscaler", autoscaler.run()),
             ):
                 tasks.add(asyncio.create_task(work, name=name))

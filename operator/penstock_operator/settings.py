@@ -124,6 +124,16 @@ class StoreSettings(Group):
         "Secret in the endpoint's namespace whose keys become environment variables of job and serving pods: "
         "AWS_ACCESS_KEY_ID, AWS_SECRET_ACCESS_KEY, AWS_ENDPOINT_URL and the like.",
     )
+    store_collect_seconds: float = setting(
+        0.0,
+        "Once in this time the store is cleared of what nothing refers to any more. Only where this operator sees "
+        "everybody who uses the store: no other cluster, and no namespaces that it does not look after. 0: never.",
+        unit="s",
+        ge=0,
+    )
+    store_unused_seconds: float = setting(
+        604_800.0, "How old that must be: since it was published, or published again.", unit="s", ge=0
+    )
 
     @model_validator(mode="after")
     def _one_volume(self) -> Self:
@@ -282,6 +292,8 @@ class Settings(Group):
             store_uri=self.store.store_uri,
             store_volume=volume,
             store_secret=self.store.store_secret,
+            store_collect_seconds=self.store.store_collect_seconds,
+            store_unused_seconds=self.store.store_unused_seconds,
             image_pull_policy=self.images.image_pull_policy,
             image_pull_secrets=self.images.image_pull_secrets,
             operator_namespace=self.operator_namespace,

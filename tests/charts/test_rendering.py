@@ -123,6 +123,30 @@ def test_values_become_settings_that_the_operator_takes(
     Settings.load(given)  # refuses names that are none, and values that do not go together
 
 
+WATCHED: Manifest = {"watchNamespaces": ["team-a"]}
+BUCKET: Manifest = {"hostPath": {"enabled": False}, "s3": {"enabled": True, "uri": "s3://models"}}
+
+
+@pytest.mark.parametrize(
+    ("values", "expected"),
+    [
+        ({}, ("86400", "604800")),
+        (WATCHED, ()),
+        ({"store": BUCKET}, ()),
+        ({"store": {**BUCKET, "collect": {"mode": "Always", "everySeconds": 3600}}}, ("3600", "604800")),
+        ({**WATCHED, "store": {"collect": {"mode": "Always"}}}, ("86400", "604800")),
+        ({"store": {"collect": {"mode": "Never"}}}, ()),
+    ],
+)
+def test_a_store_that_others_may_use_is_cleared_only_where_somebody_says_that_none_do(
+    chart: Helm, values: Manifest, expected: tuple[str, ...]
+) -> None:
+    given = environment(chart.template(values))
+    found = (given.get(f"PENSTOCK_OPERATOR_STORE_{name}_SECONDS") for name in ("COLLECT", "UNUSED"))
+
+    assert tuple(one for one in found if one is not None) == expected
+
+
 def test_the_defaults_of_the_chart_are_those_of_the_operator(chart: Helm) -> None:
     ours = Settings.load(environment(chart.template())).plan_settings()
     its = Settings.load({}).plan_settings()

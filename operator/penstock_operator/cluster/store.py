@@ -26,6 +26,11 @@ class Packed:
         self._text = json.dumps(value, separators=(",", ":"), ensure_ascii=False).encode()
 
     @property
+    def text(self) -> bytes:
+        """Its JSON."""
+        return self._text
+
+    @property
     def value(self) -> Json:
         """The object, the caller's own."""
         value: Json = json.loads(self._text)
@@ -87,10 +92,15 @@ class Store(Generic[Facts]):
         *,
         index: Callable[[Json], Iterable[Index]] = lambda _: (),
         wanted: Callable[[Key], bool] = lambda _: True,
+        marker: Callable[[Json], int] | None = None,
     ) -> None:
-        """`wanted`: objects that it denies are passed over, as if they were not there."""
+        """`wanted`: objects that it denies are passed over, as if they were not there. `marker`: of objects without a
+        generation, a number that changes with what is asked of them."""
         self.kind = kind
         self._wanted = wanted
+        self._marker = marker or version_of
+        self._served = True
+        self._served_listeners: list[Callable[[], None]] = []
         self._distil = distil
         self._index = index
         self._entries: dict[Key, Entry[Facts]] = {}
@@ -106,6 +116,22 @@ class Store(Generic[Facts]):
     def listen(self, listener: Callable[[Difference[Facts]], None]) -> None:
         """Call this on each change, in the event loop; it must not block."""
         self._listeners.append(listener)
+
+    @property
+    def served(self) -> bool:
+        """Whether the API server knows the kind at all; only of some is it known that it may not."""
+        return self._served
+
+    def tell_served(self, served: bool) -> None:
+        """The API server has come to know the kind, or does not know it."""
+        if served is not self._served:
+            self._served = served
+            for listener in self._served_listeners:
+                listener()
+
+    def listen_served(self, listener: Callable[[], None]) -> None:
+        """Call this when the API server comes to know the kind or no longer does; it must not block."""
+        self._served_listeners.append(listener)
 
     def get(self, key: Key) -> Entry[Facts] | None:
         """What is known of an object."""
@@ -143,7 +169,7 @@ class Store(Generic[Facts]):
         new = Entry(
             version=version,
             uid=uid,
-            marker=int(metadata.get("generation") or version),
+            marker=int(metadata.get("generation") or self._marker(value)),
             facts=self._distil(value),
             index=tuple(self._index(value)),
         )

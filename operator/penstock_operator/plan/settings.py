@@ -33,6 +33,10 @@ class PlanSettings:
     store_secret: str = ""
     """A Secret in the endpoint's namespace whose keys become environment variables of job and runtime pods (S3
     credentials and endpoint). Empty: none."""
+    store_collect_seconds: float = 0.0
+    """The store is cleared of what nothing refers to once in this time; 0: never."""
+    store_unused_seconds: float = 604_800.0
+    """Of that, what is older than this."""
     image_pull_policy: str = "IfNotPresent"
     image_pull_secrets: tuple[str, ...] = ()
     operator_namespace: str = "penstock-system"

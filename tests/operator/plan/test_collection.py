@@ -1,0 +1,113 @@
+"""The jobs that clear the artefact store: where they run, what they may touch, what they must keep."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+
+import pytest
+
+from penstock.pod import Pod
+from penstock_operator.plan.collection import Home, Target, is_collection, job, keep_list, name_of, targets
+from penstock_operator.plan.settings import PlanSettings, StoreVolume
+from penstock_runtime.store.kept import Kept
+from tests.operator.plan.kube import SETTINGS, Json
+
+A, B = Home("a", Pod()), Home("b", Pod())
+CLAIM = replace(SETTINGS, store_volume=StoreVolume(claim="shared"))
+FOLDER = replace(SETTINGS, store_volume=StoreVolume(host_path="/srv/artefacts"))
+S3 = replace(SETTINGS, store_uri="s3://models/here", store_secret="s3")
+
+
+def node(name: str, ready: str = "True") -> Json:
+    return {"metadata": {"name": name}, "status": {"conditions": [{"type": "Ready", "status": ready}]}}
+
+
+NODES = [node("n2"), node("n1"), node("lost", "Unknown"), {"metadata": {"name": "new"}}]
+
+
+@pytest.mark.parametrize(
+    ("homes", "settings", "expected"),
+    [
+        ([], S3, ()),
+        ([B, A], S3, (Target(A),)),
+        ([B, A], CLAIM, (Target(A), Target(B))),
+        ([B, A], FOLDER, (Target(A, "n1"), Target(A, "n2"))),
+        ([A], replace(SETTINGS, store_volume=None), (Target(A, "n1"), Target(A, "n2"))),
+    ],
+    ids=["no endpoint", "a service", "a claim in each namespace", "a folder of each node", "a folder by the address"],
+)
+def test_it_is_done_wherever_the_store_is(
+    homes: list[Home], settings: PlanSettings, expected: tuple[Target, ...]
+) -> None:
+    assert targets(homes, NODES, settings) == expected
+
+
+def test_a_name_is_of_one_target_and_period() -> None:
+    names = [name_of(target, period) for target in (Target(A), Target(B), Target(A, "n1")) for period in (1, 2)]
+
+    assert len(set(names)) == len(names)
+    assert all(map(is_collection, names))
+    assert name_of(Target(A), 1) == names[0]
+    assert not is_collection("emotion-1")
+
+
+def pod_of(target: Target, settings: PlanSettings) -> Json:
+    pod: Json = job(target, 7, settings)["spec"]["template"]["spec"]
+    return pod
+
+
+@pytest.mark.parametrize("settings", [S3, CLAIM, FOLDER])
+def test_its_pod_has_no_token_no_rights_and_takes_no_core(settings: PlanSettings) -> None:
+    pod = pod_of(Target(A, "n1"), settings)
+    (container,) = pod["containers"]
+
+    assert pod["automountServiceAccountToken"] is False
+    assert pod["securityContext"]["runAsNonRoot"] is True
+    assert container["securityContext"]["readOnlyRootFilesystem"] is True
+    assert set(container["resources"]["requests"]) == {"memory"}
+
+
+def test_it_writes_to_the_store_and_to_no_other_volume() -> None:
+    (container,) = pod_of(Target(A), CLAIM)["containers"]
+
+    assert {mount["mountPath"]: mount.get("readOnly", False) for mount in container["volumeMounts"]} == {
+        "/var/lib/penstock/artefacts": False,
+        "/etc/penstock": True,
+        "/tmp": False,
+    }
+
+
+def test_on_a_node_it_runs_there_whatever_its_taints() -> None:
+    pod = pod_of(Target(A, "n1"), FOLDER)
+    (term,) = pod["affinity"]["nodeAffinity"]["requiredDuringSchedulingIgnoredDuringExecution"]["nodeSelectorTerms"]
+
+    assert term == {"matchFields": [{"key": "metadata.name", "operator": "In", "values": ["n1"]}]}
+    assert pod["tolerations"] == [{"operator": "Exists"}]
+    assert "affinity" not in pod_of(Target(A), S3)
+
+
+def test_it_comes_at_the_store_as_the_endpoint_does() -> None:
+    pod = pod_of(Target(Home("a", Pod.model_validate({"serviceAccountName": "reader"}))), S3)
+    (container,) = pod["containers"]
+
+    assert pod["serviceAccountName"] == "reader"
+    assert container["envFrom"] == [{"secretRef": {"name": "s3"}}]
+    assert {"name": "PENSTOCK_STORE_URI", "value": "s3://models/here"} in container["env"]
+
+
+def test_what_it_is_told_to_keep_is_what_the_store_understands() -> None:
+    digests = [f"sha256:{letter * 64}" for letter in "ab"]
+    made = {"metadata": {"name": "penstock-store-7-x", "namespace": "a", "uid": "u"}}
+
+    found = keep_list(made, digests)
+
+    assert Kept.of(json.loads(found["data"]["keep.json"])["keep"]) == Kept.of(digests)
+    assert found["metadata"]["ownerReferences"][0]["uid"] == "u"
+
+
+def test_ten_thousand_artefacts_fit_into_a_config_map() -> None:
+    made = {"metadata": {"name": "x", "namespace": "a", "uid": "u"}}
+    digests = (f"sha256:{number:016x}{'0' * 48}" for number in range(10_000))
+
+    assert len(json.dumps(keep_list(made, digests))) < 2**20 / 2
