@@ -73,7 +73,10 @@ def complaints(facts: Facts) -> list[str]:
         missing = [*facts.missing_commands, *([] if facts.has_cni else [f"{CNI_PLUGINS}/bridge"])]
         found.append(f"{', '.join(missing)} missing: `make system` installs them on Debian and Ubuntu")
     if not facts.has_cpuset_v1:
-        found.append("no cgroup v1 cpuset hierarchy: the nodes of this test bed are made for cgroup v1")
+        found.append(
+            "no cgroup v1 cpuset hierarchy: the nodes of this test bed are made for cgroup v1 "
+            "(docs/test-bed.md says what to take instead)"
+        )
     if facts.cores < 2:
         found.append(f"{facts.cores} core: pinned pods take a machine of at least two")
     if facts.foreign_proxy:

@@ -18,6 +18,7 @@ haproxy                  haproxy                    gateway: holds and distribut
 buildah                  buildah                    images: builds the Dockerfile
 fuse-overlayfs           fuse-overlayfs             images: layers without privilege
 mmdebstrap               mmdebstrap                 images: a Debian base without a registry
+/usr/share/keyrings/debian-archive-keyring.gpg debian-archive-keyring images: what that base's packages are verified by
 qemu-x86_64              qemu-user                  serving on processors of other kinds
 "
 

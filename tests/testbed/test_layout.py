@@ -8,6 +8,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
+import yaml
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -16,6 +17,7 @@ from testbed.errors import BedError
 from testbed.host import Facts, complaints
 from testbed.layout import MOST_NODES, core_list, layout, parse_core_list
 
+ROOT = Path(__file__).parents[2]
 FOLDER = Path("/var/tmp/penstock-testbed-0/machine")
 CAPABLE = Facts(root=True, missing_commands=(), has_cni=True, has_cpuset_v1=True, cores=4, foreign_proxy=False)
 
@@ -147,3 +149,13 @@ def test_machine_that_cannot_hold_nodes_is_told_all_that_is_missing(facts: Facts
 
     assert len(found) == len(said)
     assert all(text.startswith(start) or start in text for text, start in zip(found, said, strict=True))
+
+
+def test_the_cluster_in_a_container_gives_whole_cores_away() -> None:
+    """`testbed/kind.yaml`, for machines that these nodes do not run on."""
+    (node,) = yaml.safe_load((ROOT / "testbed" / "kind.yaml").read_text())["nodes"]
+    (kubelet,) = map(yaml.safe_load, node["kubeadmConfigPatches"])
+
+    assert kubelet["kind"] == "KubeletConfiguration"
+    assert kubelet["cpuManagerPolicy"] == "static"
+    assert kubelet["reservedSystemCPUs"]
