@@ -55,6 +55,7 @@ class Controller:
         world.text_sources.listen(self._on_texts)
         for store in world.made:
             store.listen(self._on_made)
+        world.scaled_objects.listen_served(lambda: self._add_all(("keda",)))
         world.listen_said(self._on_indexes)
 
     async def begin(self) -> None:

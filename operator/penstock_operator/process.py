@@ -201,7 +201,7 @@ def make_informers(port: ClusterPort, world: World, namespaces: tuple[str, ...])
     everywhere = (Informer(port, world.classes), Informer(port, world.nodes))
     own = (Informer(port, world.models, namespace=namespace) for namespace in namespaces or ("",))
     made = (
-        Informer(port, store, namespace=namespace, labels=OURS)
+        Informer(port, store, namespace=namespace, labels=OURS, optional=store is world.scaled_objects)
         for store in world.made
         for namespace in namespaces or ("",)
     )

@@ -17,7 +17,7 @@ from functools import partial
 from typing import Any, Literal, NamedTuple
 
 from penstock.errors import PenstockError
-from penstock_operator.cluster.errors import ClusterError, Conflict, Forbidden, Refused
+from penstock_operator.cluster.errors import ClusterError, Conflict, Forbidden, NotFound, Refused
 from penstock_operator.cluster.kinds import (
     CONFIG_MAP,
     EVENT,
@@ -102,6 +102,7 @@ class Reconciler:
         # What was somebody else's may be gone: it is looked at again below.
         self._world.foreign.pop(key, None)
         entry, observed, planned = self._planned(key)
+        versions = self._versions(key.namespace, planned)
         if entry is None or observed is None:
             # Everything of it is owned by it: the API server's garbage collector takes it, whether we run or not.
             return None
@@ -111,10 +112,11 @@ class Reconciler:
                 return None
             if await self._look_for_others(key, entry.uid, new):
                 entry, observed, planned = self._planned(key)
+                versions = self._versions(key.namespace, planned)
                 if entry is None or observed is None:
                     return None
         models = self._models(key.namespace, observed)
-        problem = await self._act(key, planned, models)
+        problem = await self._act(key, planned, models, versions)
         status = planned.status if problem is None else with_problem(planned.status, problem, observed.now)
         for event in planned.events:
             await self._post(event, observed.endpoint)
@@ -140,13 +142,25 @@ class Reconciler:
         places = (Key(namespace, model.name) for model in observed.optimized_models)
         return {place: entry for place in places if (entry := self._world.models.get(place)) is not None}
 
-    async def _act(self, key: Key, planned: Plan, models: dict[Key, Entry[Packed]]) -> ClusterError | None:
-        """Apply and delete; the first refusal, when there was one. The others are tried all the same.
+    def _versions(self, namespace: str, planned: Plan) -> dict[Ref, int]:
+        entries = ((ref, self._stores[KINDS[ref.kind]].get(Key(namespace, ref.name))) for ref in planned.guarded)
+        return {ref: entry.version for ref, entry in entries if entry is not None}
+
+    async def _act(
+        self, key: Key, planned: Plan, models: dict[Key, Entry[Packed]], versions: dict[Ref, int]
+    ) -> ClusterError | None:
+        """Delete and apply; the first refusal, when there was one. The others are tried all the same.
 
         `models` are the OptimizedModels as they were when it was planned. Endpoints share them and are reconciled side
-        by side: who planned for an older one than there is must not write it.
+        by side: who planned for an older one than there is must not write it. `versions` are the same of what others
+        write as well.
         """
         problem: ClusterError | None = None
+        for ref in planned.delete:
+            kind = KINDS[ref.kind]
+            known = self._stores[kind].get(Key(key.namespace, ref.name))
+            if known is not None:
+                await self._port.delete(kind, ref.name, key.namespace, uid=known.uid)
         for value in planned.apply:
             place = key_of(value)
             try:
@@ -154,15 +168,9 @@ class Reconciler:
                     await self._apply(value, version=models[place].version)
                     models[place] = self._world.models.get(place) or models[place]
                 else:
-                    await self._apply(value)
-            except (Refused, Forbidden) as error:
+                    await self._apply(value, version=versions.get(Ref(value["kind"], place.name)))
+            except (Refused, Forbidden, NotFound) as error:
                 problem = problem or error
-        for ref in planned.delete:
-            kind = KINDS[ref.kind]
-            place = Key(key.namespace, ref.name)
-            known = self._stores[kind].get(place)
-            if known is not None:
-                await self._port.delete(kind, ref.name, key.namespace, uid=known.uid)
         for write in planned.optimized_status:
             place = Key(key.namespace, write.name)
             if place in models:

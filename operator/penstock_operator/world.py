@@ -6,6 +6,8 @@ thousand endpoints costs the API server nothing.
 
 from __future__ import annotations
 
+import json
+import zlib
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
@@ -46,6 +48,7 @@ from penstock_operator.plan.observed import (
     ReplicaSetFacts,
     RuntimePod,
     Scale,
+    ScalerFacts,
     User,
 )
 from penstock_operator.plan.optimized_model import OWNERS
@@ -106,9 +109,12 @@ class World:
         self.jobs = Store(JOB, JobFacts.from_object, index=_owner_index)
         self.services = Store(SERVICE, _nothing, index=_owner_index)
         self.budgets = Store(POD_DISRUPTION_BUDGET, _nothing, index=_owner_index)
-        self.autoscalers = Store(HORIZONTAL_POD_AUTOSCALER, _nothing, index=_owner_index)
-        self.scaled_objects = Store(SCALED_OBJECT, _nothing, index=_owner_index)
-        """Followed only where KEDA is: `PlanSettings.keda`."""
+        self.autoscalers = Store(
+            HORIZONTAL_POD_AUTOSCALER, ScalerFacts.from_object, index=_owner_index, marker=_of_spec
+        )
+        """KEDA's as well: they carry the labels of our ScaledObjects."""
+        self.scaled_objects = Store(SCALED_OBJECT, ScalerFacts.from_object, index=_owner_index)
+        """Followed only where KEDA is to be: `PlanSettings.keda`."""
         self.policies = Store(NETWORK_POLICY, _nothing, index=_owner_index)
         self.config_maps = Store(CONFIG_MAP, _nothing, index=_owner_index)
         self.reports: Said[tuple[HostReport | None, str]] = Said()
@@ -240,6 +246,8 @@ class World:
             replica_sets=tuple(entry.facts for _, entry in self.replica_sets.of(index)),
             pods=pods,
             neighbours=tuple(self._neighbours(key, pods)),
+            scalers=tuple(self._scalers(key)),
+            unknown_kinds=frozenset(store.kind.name for store in self.made if not store.served),
             present=frozenset(self._present(key, names)),
             workload_texts=self._texts(key, value),
             foreign=self.foreign.get(key, frozenset()),
@@ -269,18 +277,24 @@ class World:
             self.services,
             self.budgets,
             self.policies,
-            self.autoscalers,
-            self.scaled_objects,
             self.config_maps,
         ):
             for place, _ in store.of(("endpoint", *key)):
                 yield Ref(store.kind.name, place.name)
+        for scaler in self._scalers(key):
+            if scaler.ours and not scaler.deleting:
+                yield Ref(scaler.kind, scaler.name)
         for name in models:
             if self.models.get(Key(key.namespace, name)) is not None:
                 yield Ref(OPTIMIZED_MODEL.name, name)
             for owned in (self.jobs, self.config_maps):
                 for place, _ in owned.of(("model", key.namespace, name)):
                     yield Ref(owned.kind.name, place.name)
+
+    def _scalers(self, key: Key) -> Iterator[ScalerFacts]:
+        for store in (self.autoscalers, self.scaled_objects):
+            for _, entry in store.of(("endpoint", *key)):
+                yield entry.facts
 
     def _texts(self, key: Key, endpoint: Json) -> tuple[str, ...] | None:
         source = texts_source(endpoint)
@@ -343,6 +357,11 @@ def _nothing(_: Json) -> None:
     """Of some kinds it matters only that they are there."""
 
 
+def _of_spec(value: Json) -> int:
+    """HorizontalPodAutoscalers have no generation, and their status changes with the load."""
+    return zlib.crc32(json.dumps(value.get("spec"), sort_keys=True).encode())
+
+
 def _models_named(endpoint: Json) -> set[str]:
     status = endpoint.get("status") or {}
     return {status.get("optimizedModel") or "", (status.get("plan") or {}).get("optimizedModel") or ""} - {""}
@@ -356,6 +375,8 @@ def _endpoint_index(value: Json) -> Iterator[Index]:
     source = texts_source(value)
     if source is not None:
         yield ("texts", namespace, source[0])
+    if ((value.get("spec") or {}).get("scaling") or {}).get("mode") == "KEDA":
+        yield ("keda",)
     status, reason = readiness(value)
     yield ("ready", status, reason)
     if status != "True":

@@ -8,7 +8,7 @@ import time
 from typing import Generic, TypeVar
 
 from penstock_operator.cluster.backoff import Backoff
-from penstock_operator.cluster.errors import ClusterError, Expired, Forbidden
+from penstock_operator.cluster.errors import ClusterError, Expired, Forbidden, NotFound
 from penstock_operator.cluster.port import ClusterPort
 from penstock_operator.cluster.store import Key, Store, key_of, version_of
 from penstock_operator.metrics import WATCH_RESTARTS
@@ -22,8 +22,19 @@ logger = logging.getLogger(__name__)
 class Informer(Generic[Facts]):
     """One kind, in one namespace or in all."""
 
-    def __init__(self, port: ClusterPort, store: Store[Facts], *, namespace: str = "", labels: str = "") -> None:
+    def __init__(
+        self,
+        port: ClusterPort,
+        store: Store[Facts],
+        *,
+        namespace: str = "",
+        labels: str = "",
+        optional: bool = False,
+    ) -> None:
+        """`optional`: the API server need not know the kind. Then there is nothing of it, the store says so, and it is
+        looked for again until it is there."""
         self.store = store
+        self._optional = optional
         self.namespace = namespace
         self._port = port
         self._labels = labels
@@ -50,6 +61,7 @@ class Informer(Generic[Facts]):
             try:
                 if not self._version:
                     self._version = await self._list()
+                    self.store.tell_served(True)
                     self.synced.set()
                 await self._watch()
                 # A stream that ends as soon as it has begun is a failure too, and not to be repeated at full speed.
@@ -59,6 +71,9 @@ class Informer(Generic[Facts]):
                 WATCH_RESTARTS.labels(self.store.kind.name, "expired").inc()
                 self._version = 0
                 failures += 1
+            except NotFound as error:
+                failures += 1
+                self._missing(error)
             except ClusterError as error:
                 failures += 1
                 WATCH_RESTARTS.labels(self.store.kind.name, type(error).__name__.lower()).inc()
@@ -66,6 +81,22 @@ class Informer(Generic[Facts]):
                 logger.log(level, "%s: %s", self.name, error)
             if failures:
                 await asyncio.sleep(BACKOFF.seconds(failures))
+
+    def _missing(self, error: NotFound) -> None:
+        """The API server does not know the kind (any more)."""
+        WATCH_RESTARTS.labels(self.store.kind.name, "notfound").inc()
+        # It was heard: that of all things it has not this one.
+        self._heard = time.monotonic()
+        self._version = 0
+        if not self._optional:
+            logger.error("%s: %s", self.name, error)
+            return
+        if self.store.served:
+            logger.warning("%s: the API server has no %s (yet)", self.name, self.store.kind.plural)
+        for key in self.store:
+            self.store.remove(key)
+        self.store.tell_served(False)
+        self.synced.set()
 
     async def _list(self) -> int:
         seen: set[Key] = set()

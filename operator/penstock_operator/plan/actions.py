@@ -34,8 +34,10 @@ class Plan:
     apply: tuple[Json, ...] = ()
     """Desired objects in the order to apply them, server-side, as field manager `penstock-operator`, with force. Fields
     that are left out (such as `replicas` where something else scales) are not the operator's."""
+    guarded: frozenset[Ref] = frozenset()
+    """Of the desired objects, those to apply only on condition that they are as they were when this was planned."""
     delete: tuple[Ref, ...] = ()
-    """Objects that are there and should not be; background propagation."""
+    """Objects that are there and should not be, to be deleted before anything is applied; background propagation."""
     status: Json = field(default_factory=dict)
     """The whole status of the ModelEndpoint, to be written when it differs from what is there."""
     optimized_status: tuple[StatusWrite, ...] = ()

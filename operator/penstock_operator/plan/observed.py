@@ -14,6 +14,7 @@ from typing import Any
 
 from penstock_operator.plan.names import ARTEFACT, ATTEMPT, FIELD_MANAGER, OPTIMIZED_MODEL, TEMPLATE_HASH
 from penstock_operator.plan.pod_facts import ContainerFacts, HostReport, Object, PodFacts, RuntimePod, moment, number
+from penstock_operator.plan.scalers import ScalerFacts
 from penstock_operator.plan.settings import Json, PlanSettings
 
 __all__ = [
@@ -31,6 +32,7 @@ __all__ = [
     "ReplicaSetFacts",
     "RuntimePod",
     "Scale",
+    "ScalerFacts",
     "User",
     "moment",
 ]
@@ -331,3 +333,7 @@ class Observed:
     """Node objects as the API has them (labels, taints, unschedulable, allocatable suffice)."""
     scale: Scale | None = None
     """None: no decision, and the present number stays."""
+    scalers: tuple[ScalerFacts, ...] = ()
+    """What scales the Deployment besides the operator: what it made for that, and what KEDA made of that."""
+    unknown_kinds: frozenset[str] = frozenset()
+    """Kinds that the API server does not serve, of those that it need not: `ScaledObject`."""

@@ -20,7 +20,7 @@ from penstock.scaling import ScalingMode
 from penstock.status import ConditionType, EndpointStatus
 from penstock_operator.plan.acceptance import accepted, fitting, hardware_class, read
 from penstock_operator.plan.actions import Event, Plan, StatusWrite
-from penstock_operator.plan.autoscaling import horizontal_pod_autoscaler, prometheus_of, scaled_object
+from penstock_operator.plan.autoscaling import bounds, horizontal_pod_autoscaler, prometheus_of, scaled_object
 from penstock_operator.plan.availability import available, progressing, troubles
 from penstock_operator.plan.conditions import Finding, conditions, no, unknown
 from penstock_operator.plan.deployment import deployment
@@ -38,6 +38,7 @@ from penstock_operator.plan.pinning import cores_pinned, judge
 from penstock_operator.plan.placing import missing_for
 from penstock_operator.plan.readiness import ready, reason_words
 from penstock_operator.plan.replicas import DECIDED, Replicas, replicas
+from penstock_operator.plan.scalers import left_over
 from penstock_operator.plan.scaling import curve_current, metrics_available, scaled, scaling_status
 from penstock_operator.plan.service import service
 from penstock_operator.plan.serving import Serving, choose
@@ -111,7 +112,8 @@ class _Planning:
             # The fp32 graph of an older spec serves; what its job would find is no longer wanted.
             self._end_jobs(served)
         serving = choose(endpoint, wanted, serving_model, present)
-        count = replicas(endpoint, present, observed.scale)
+        others = bool(left_over(observed.scalers, endpoint.spec.scaling.mode))
+        count = replicas(endpoint, present, observed.scale, others=others)
         template = self._objects(serving, count) if acceptance.true else ""
         models = tuple(model for model in (wanted, serving_model) if model is not None)
         return self._told(acceptance, wanted, serving, count, template=template, models=models)
@@ -181,20 +183,27 @@ class _Planning:
         return str(desired["spec"]["template"]["metadata"]["annotations"][TEMPLATE_HASH])
 
     def _scalers(self) -> None:
-        """The object that scales in the modes HPA and KEDA; that of a mode that is over goes first of all."""
+        """The object that scales in the modes HPA and KEDA. It is not made before that of the mode before is gone, and
+        KEDA's with it: there is one writer at any time."""
         endpoint, observed = self.endpoint, self.observed
-        mode, suspended = endpoint.spec.scaling.mode, endpoint.spec.suspend
-        ref = Ref("HorizontalPodAutoscaler", endpoint.name)
-        if mode is ScalingMode.HPA and not suspended:
-            self.apply.append(horizontal_pod_autoscaler(endpoint))
-        elif ref in observed.present:
-            self.delete.append(ref)
-        ref = Ref("ScaledObject", endpoint.name)
+        scaling, suspended = endpoint.spec.scaling, endpoint.spec.suspend
+        wanted: Json | None = None
         url = prometheus_of(endpoint, observed.settings)
-        if mode is ScalingMode.KEDA and not suspended and observed.settings.keda and url:
-            self.apply.append(scaled_object(endpoint, url))
-        elif ref in observed.present:
-            self.delete.append(ref)
+        between = bounds(scaling, observed.scale, observed.scalers)
+        if scaling.mode is ScalingMode.HPA:
+            wanted = horizontal_pod_autoscaler(endpoint, between)
+        elif scaling.mode is ScalingMode.KEDA and observed.settings.keda and url:
+            wanted = scaled_object(endpoint, url, between)
+        if suspended or (wanted is not None and wanted["kind"] in observed.unknown_kinds):
+            wanted = None
+        if wanted is not None and not left_over(observed.scalers, scaling.mode):
+            self.apply.append(wanted)
+        kept = "" if wanted is None else wanted["kind"]
+        self.delete += [
+            ref
+            for kind in ("HorizontalPodAutoscaler", "ScaledObject")
+            if kind != kept and (ref := Ref(kind, endpoint.name)) in observed.present
+        ]
 
     def _told(
         self,
@@ -238,7 +247,7 @@ class _Planning:
             ConditionType.AVAILABLE: available(endpoint, serving, observed.deployment, count, wrong),
             ConditionType.OBJECTIVE_MET: objective(endpoint, serving, pinned, verdicts),
             ConditionType.CURVE_CURRENT: curve_current(endpoint, observed.scale),
-            ConditionType.METRICS_AVAILABLE: metrics_available(endpoint, observed.scale, observed.settings),
+            ConditionType.METRICS_AVAILABLE: metrics_available(observed, endpoint),
             ConditionType.PROGRESSING: progressing(
                 endpoint,
                 observed.deployment,
@@ -283,6 +292,8 @@ class _Planning:
         )
         return Plan(
             apply=tuple(self.apply),
+            # Somebody else may be writing the number at this moment, and what is written here is his of a moment ago.
+            guarded=frozenset({Ref("Deployment", endpoint.name)} if count.kept else ()),
             delete=tuple(self.delete),
             status=after.to_object(),
             optimized_status=tuple(self.writes),

@@ -25,16 +25,23 @@ class Replicas:
     """How many there are to be."""
     written: bool
     """True: the operator writes it. False: the field stays out of what it applies, and belongs to the HPA."""
+    kept: bool = False
+    """It is written as it stands, until somebody else writes his own."""
 
 
-def replicas(endpoint: Endpoint, deployment: DeploymentFacts | None, scale: Scale | None) -> Replicas:
-    """Who decides, and what.
+def replicas(
+    endpoint: Endpoint, deployment: DeploymentFacts | None, scale: Scale | None, *, others: bool = False
+) -> Replicas:
+    """Who decides, and what. `others`: something that scaled in a mode that is over is still there.
 
     A suspended endpoint has none, in every mode; an HPA leaves a Deployment of 0 replicas alone.
     """
     spec = endpoint.spec
     if spec.suspend:
         return Replicas(0, written=True)
+    if others and deployment is not None:
+        # It may yet write its number: two writers would have pods come and go.
+        return _as_it_stands(deployment)
     match spec.scaling.mode:
         case ScalingMode.EXTERNAL | ScalingMode.NONE:
             return Replicas(spec.replicas, written=True)
@@ -42,11 +49,16 @@ def replicas(endpoint: Endpoint, deployment: DeploymentFacts | None, scale: Scal
             # A Deployment that an HPA has never seen begins with the API server's default of 1.
             if deployment is None or deployment.wanted == 0:
                 return Replicas(1, written=False)
-            # What only we have written goes back to 1 when we let go of it: the number stays ours, as it stands, until
-            # the HPA has written its own.
-            return Replicas(deployment.wanted, written=deployment.replicas_ours_alone)
+            return _as_it_stands(deployment)
         case ScalingMode.INTERNAL:
             return Replicas(_internal(endpoint, deployment, scale), written=True)
+
+
+def _as_it_stands(deployment: DeploymentFacts) -> Replicas:
+    """What only we have written goes back to 1 when we let go of it: the number stays ours, as it stands, until
+    somebody else has written his own."""
+    ours = deployment.replicas_ours_alone
+    return Replicas(deployment.wanted, written=ours, kept=ours)
 
 
 def _internal(endpoint: Endpoint, deployment: DeploymentFacts | None, scale: Scale | None) -> int:

@@ -8,12 +8,12 @@ from datetime import datetime
 from penstock.scaling import ScalingMode
 from penstock.status import ScalingStatus, timestamp
 from penstock_operator.plan.actions import Event
-from penstock_operator.plan.autoscaling import prometheus_of
-from penstock_operator.plan.conditions import Finding, clipped, no, unknown, yes
+from penstock_operator.plan.autoscaling import METRIC, prometheus_of
+from penstock_operator.plan.conditions import Finding, clipped, no, stopped, unknown, yes
 from penstock_operator.plan.endpoint import Endpoint
-from penstock_operator.plan.observed import Scale
+from penstock_operator.plan.observed import Observed, Scale
 from penstock_operator.plan.replicas import DECIDED, Replicas
-from penstock_operator.plan.settings import PlanSettings
+from penstock_operator.plan.scalers import SCALED_OBJECT, ScalerFacts, left_over
 
 WHAT_TO_DO = (
     "Do the pods answer on /metrics from where the operator runs (network policies), or does the Prometheus of "
@@ -21,26 +21,60 @@ WHAT_TO_DO = (
 )
 
 
-def metrics_available(endpoint: Endpoint, scale: Scale | None, settings: PlanSettings) -> Finding:
-    """Whether the load can be read, where the operator has to."""
-    scaling = endpoint.spec.scaling
+def metrics_available(observed: Observed, endpoint: Endpoint) -> Finding:
+    """Whether the load can be read, where the operator has to, and the number that follows from it by what scales."""
+    scaling, scale = endpoint.spec.scaling, observed.scale
     mode = scaling.mode
+    old = left_over(observed.scalers, mode)
+    if old and not endpoint.spec.suspend:
+        return _handing_over(old)
     if mode not in DECIDED:
         return yes("NotNeeded", f"With scaling.mode {mode.value} the operator does not read the load.")
     if mode is ScalingMode.INTERNAL and scaling.min_replicas == scaling.max_replicas:
         return yes("NotNeeded", "minReplicas is maxReplicas: whatever the load is, the number stays.")
-    if mode is ScalingMode.KEDA and settings.keda and not prometheus_of(endpoint, settings):
-        return no(
-            "NoPrometheus",
-            "The mode KEDA needs a Prometheus that has the operator's metrics: name it in "
-            "scaling.metrics.prometheus.url, or for all endpoints with the operator's --prometheus-url.",
-        )
+    if mode is ScalingMode.KEDA and observed.settings.keda:
+        if SCALED_OBJECT in observed.unknown_kinds:
+            return no(
+                "NoKeda",
+                "The mode KEDA needs KEDA, and the API server has no scaledobjects.keda.sh: install KEDA, or choose "
+                "another scaling.mode, such as Internal. The number of replicas stays as it is.",
+            )
+        if not prometheus_of(endpoint, observed.settings):
+            return no(
+                "NoPrometheus",
+                "The mode KEDA needs a Prometheus that has the operator's metrics: name it in "
+                "scaling.metrics.prometheus.url, or for all endpoints with the operator's --prometheus-url.",
+            )
     if scale is None:
         return unknown("NotRead", "The load has not been read yet.")
-    if scale.metrics_available:
-        return yes("Read", "The load is read: status.scaling has the last decision.")
-    why = scale.metrics_message or "The load cannot be read"
-    return no(scale.metrics_reason or "MetricsMissing", f"{why[:1].upper()}{why[1:].rstrip('.')}. {WHAT_TO_DO}")
+    if not scale.metrics_available:
+        why = scale.metrics_message or "The load cannot be read"
+        return no(scale.metrics_reason or "MetricsMissing", f"{why[:1].upper()}{why[1:].rstrip('.')}. {WHAT_TO_DO}")
+    broken = next((one for one in observed.scalers if one.broken and not one.deleting), None)
+    if broken is not None:
+        return _cannot_scale(broken)
+    return yes("Read", "The load is read: status.scaling has the last decision.")
+
+
+def _handing_over(old: tuple[ScalerFacts, ...]) -> Finding:
+    names = ", ".join(f"the {one.kind} {one.name}" for one in old)
+    keda = any(SCALED_OBJECT in {one.kind, one.owner} for one in old)
+    hint = " KEDA has to let go of it: does its operator run?" if keda else ""
+    return unknown("HandingOver", f"The number of replicas stays until {names} of the mode before is gone.{hint}")
+
+
+def _cannot_scale(scaler: ScalerFacts) -> Finding:
+    """The operator has decided, and what is to follow it does not."""
+    where = (
+        "its triggers"
+        if SCALED_OBJECT in {scaler.kind, scaler.owner}
+        else f"external.metrics.k8s.io, which has to have {METRIC}: docs/autoscaling.md has the rule for an adapter"
+    )
+    said = stopped(f"{scaler.reason}: {scaler.message}" if scaler.message else scaler.reason)
+    return no(
+        "ScalerFails",
+        f"The {scaler.kind} {scaler.name} cannot scale: {said} The number of replicas stays as it is. Look at {where}.",
+    )
 
 
 def curve_current(endpoint: Endpoint, scale: Scale | None) -> Finding:

@@ -25,6 +25,7 @@ from penstock_operator.plan.observed import (
     ReplicaSetFacts,
     RuntimePod,
     Scale,
+    ScalerFacts,
     User,
 )
 from penstock_operator.plan.plan import plan
@@ -32,6 +33,7 @@ from penstock_operator.plan.settings import PlanSettings
 
 Json = dict[str, Any]
 BEGIN = datetime(2026, 11, 21, 12, 0, tzinfo=UTC)
+SCALERS = {"HorizontalPodAutoscaler", "ScaledObject"}
 SETTINGS = PlanSettings(
     runtime_image="localhost/penstock-runtime:0.1.0",
     optimizer_image="localhost/penstock-optimizer:0.1.0",
@@ -157,6 +159,9 @@ class Kube:
         self.nodes: list[Json] = []
         self.texts: tuple[str, ...] | None = None
         self.scale: Scale | None = None
+        self.kedas: list[ScalerFacts] = []
+        """What KEDA has made."""
+        self.unknown_kinds: set[str] = set()
         self.other_users: dict[str, list[User]] = {}
         self.deleted: list[Ref] = []
         self._made = 0
@@ -204,6 +209,11 @@ class Kube:
             workload_texts=self.texts,
             nodes=tuple(self.nodes),
             scale=self.scale,
+            scalers=(
+                *(ScalerFacts.from_object(value) for (kind, _), value in self.objects.items() if kind in SCALERS),
+                *self.kedas,
+            ),
+            unknown_kinds=frozenset(self.unknown_kinds),
         )
 
     def _model(self, name: str) -> OptimizedModelFacts:
@@ -224,12 +234,12 @@ class Kube:
         return plan(self.observed())
 
     def act(self, made: Plan) -> None:
-        """As the operator: apply, delete, write."""
-        for value in made.apply:
-            self.apply(value)
+        """As the operator: delete, apply, write."""
         for ref in made.delete:
             assert (ref.kind, ref.name) in self.objects, f"{ref} is not there to be deleted"
             self.delete(ref)
+        for value in made.apply:
+            self.apply(value)
         for write in made.optimized_status:
             self.objects["OptimizedModel", write.name]["status"] = copy.deepcopy(write.status)
         self.endpoint["status"] = copy.deepcopy(made.status)

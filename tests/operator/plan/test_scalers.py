@@ -1,0 +1,223 @@
+"""What scales instead of the operator: what it says of itself, its bounds, and that there is one at a time."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from penstock.scaling import Scaling, ScalingMode
+from penstock_operator.plan.autoscaling import LEAST_HELD_BACK, Bounds, behaviour, bounds
+from penstock_operator.plan.observed import Ref, Scale
+from penstock_operator.plan.scalers import HPA, SCALED_OBJECT, ScalerFacts, in_force, left_over
+from tests.operator.plan.kube import SETTINGS, Json, Kube
+
+KEDA = replace(SETTINGS, keda=True, prometheus_url="http://prometheus.monitoring:9090")
+OURS = ScalerFacts(HPA, "emotion", owner="ModelEndpoint")
+KEDAS = ScalerFacts(HPA, "keda-hpa-emotion", owner=SCALED_OBJECT)
+SCALED = ScalerFacts(SCALED_OBJECT, "emotion", owner="ModelEndpoint")
+
+
+def hpa(*conditions: Json, tolerance: bool = True, owner: str = "ModelEndpoint") -> Json:
+    rules = behaviour()
+    if not tolerance:
+        for direction in rules.values():
+            del direction["tolerance"]
+    return {
+        "metadata": {"name": "emotion", "ownerReferences": [{"kind": owner, "controller": True}]},
+        "spec": {"behavior": rules},
+        "status": {"conditions": list(conditions)},
+    }
+
+
+def condition(kube: Kube, kind: str = "MetricsAvailable") -> tuple[str, str, str]:
+    (found,) = [one for one in kube.endpoint["status"]["conditions"] if one["type"] == kind]
+    return found["status"], found["reason"], found["message"]
+
+
+def test_an_hpa_says_whether_it_scales_and_what_the_api_server_kept_of_it() -> None:
+    able = {"type": "AbleToScale", "status": "True", "reason": "SucceededGetScale"}
+    failing = {"type": "ScalingActive", "status": "False", "reason": "FailedGetExternalMetric", "message": "no metrics"}
+
+    assert ScalerFacts.from_object(hpa()) == ScalerFacts(HPA, "emotion", owner="ModelEndpoint", exact=True)
+    assert ScalerFacts.from_object(hpa(able, failing, tolerance=False, owner=SCALED_OBJECT)) == ScalerFacts(
+        HPA,
+        "emotion",
+        owner=SCALED_OBJECT,
+        exact=False,
+        working=False,
+        reason="FailedGetExternalMetric",
+        message="no metrics",
+    )
+
+
+def test_a_scaled_object_is_known_by_its_triggers_and_its_ready_condition() -> None:
+    value = {
+        "metadata": {"name": "emotion", "deletionTimestamp": "2026-11-21T19:00:00Z"},
+        "spec": {"triggers": []},
+        "status": {"conditions": [{"type": "Ready", "status": "Unknown"}, {"type": "Active", "status": "False"}]},
+    }
+    assert ScalerFacts.from_object(value) == ScalerFacts(SCALED_OBJECT, "emotion", deleting=True)
+
+
+@pytest.mark.parametrize(
+    ("mode", "expected"),
+    [
+        ("HPA", (KEDAS, SCALED)),
+        ("KEDA", (OURS,)),
+        ("Internal", (OURS, KEDAS, SCALED)),
+        ("External", (OURS, KEDAS, SCALED)),
+        ("None", (OURS, KEDAS, SCALED)),
+    ],
+)
+def test_what_is_left_over_from_another_mode_is_known(mode: str, expected: tuple[ScalerFacts, ...]) -> None:
+    assert left_over((OURS, KEDAS, SCALED), ScalingMode(mode)) == expected
+
+
+def test_the_writer_is_the_hpa_whoever_made_it_and_not_one_that_goes() -> None:
+    assert in_force((SCALED, KEDAS)) == KEDAS
+    assert in_force((replace(OURS, deleting=True), SCALED)) is None
+
+
+def controller(current: int, desired: int, between: Bounds) -> int:
+    """An HPA of Kubernetes 1.34 with the tolerance of 10 %, over AverageValue 1 of the desired number."""
+    if current < between.least:
+        wanted = between.least
+    elif current > between.most:
+        wanted = between.most
+    else:
+        wanted = current if abs(1.0 - desired / current) <= 0.1 else desired
+    return min(between.most, max(between.least, wanted))
+
+
+@given(current=st.integers(1, 60), desired=st.integers(1, 60))
+def test_an_hpa_with_its_tolerance_comes_to_the_very_number(current: int, desired: int) -> None:
+    between = bounds(Scaling(min_replicas=1, max_replicas=60), Scale(desired), (OURS,))
+
+    assert controller(current, desired, between) == desired
+
+
+@given(current=st.integers(1, 60), desired=st.integers(1, 60), late=st.integers(1, 60))
+def test_a_metric_that_lags_turns_nothing_back_once_the_number_is_bound(current: int, desired: int, late: int) -> None:
+    between = bounds(Scaling(min_replicas=1, max_replicas=60), Scale(desired), (OURS,))
+    if desired >= LEAST_HELD_BACK:
+        assert controller(current, late, between) == desired
+
+
+@pytest.mark.parametrize(
+    ("scale", "scalers", "expected"),
+    [
+        (Scale(11), (OURS,), Bounds(11, 11)),
+        (Scale(9), (OURS,), Bounds(9, 9)),
+        (Scale(8), (OURS,), Bounds(2, 20)),
+        (Scale(11), (replace(OURS, exact=True),), Bounds(2, 20)),
+        (Scale(11), (SCALED, KEDAS), Bounds(11, 11)),
+        (Scale(11), (), Bounds(2, 20)),
+        (None, (OURS,), Bounds(2, 20)),
+        (Scale(30), (OURS,), Bounds(20, 20)),
+    ],
+)
+def test_bounds_are_the_specs_unless_the_tolerance_is_in_the_way(
+    scale: Scale | None, scalers: tuple[ScalerFacts, ...], expected: Bounds
+) -> None:
+    assert bounds(Scaling(min_replicas=2, max_replicas=20), scale, scalers) == expected
+
+
+@pytest.mark.parametrize(("old", "new"), [("HPA", "KEDA"), ("KEDA", "HPA")])
+def test_what_scales_next_is_not_made_before_what_scaled_is_gone(old: str, new: str) -> None:
+    kinds = {"HPA": HPA, "KEDA": SCALED_OBJECT}
+    kube = Kube(settings=KEDA, scaling={"mode": old}).optimised()
+    kube.deployment["spec"]["replicas"] = 5
+    kube.edit(scaling={"mode": new})
+
+    made = kube.plan()
+
+    assert Ref(kinds[old], "emotion") in made.delete
+    assert made.object(kinds[new]) is None
+    kube.reconcile()
+    assert (kinds[new], "emotion") in kube.objects
+
+
+def test_kedas_own_hpa_is_not_ours_to_delete_and_the_next_writer_waits_until_it_is_gone() -> None:
+    kube = Kube(settings=KEDA, scaling={"mode": "KEDA"}).optimised()
+    kube.kedas = [KEDAS]
+    kube.reconcile()
+    assert Ref(HPA, "keda-hpa-emotion") not in kube.deleted
+    assert condition(kube)[1] == "NotRead"
+
+    kube.edit(scaling={"mode": "Internal", "maxReplicas": 8})
+    kube.deployment["spec"]["replicas"] = 5
+    kube.scale = Scale(3, "3 replicas: 120 requests/s.")
+    kube.reconcile()
+    status, reason, message = condition(kube)
+    assert (status, reason) == ("Unknown", "HandingOver")
+    assert "the HorizontalPodAutoscaler keda-hpa-emotion" in message
+    assert "does its operator run?" in message
+    assert kube.deployment["spec"]["replicas"] == 5
+
+    kube.kedas = []
+    kube.reconcile()
+    assert kube.deployment["spec"]["replicas"] == 3
+
+
+def test_a_number_that_is_kept_for_somebody_else_is_written_only_as_it_was_seen() -> None:
+    kube = Kube().optimised()
+    kube.deployment["metadata"]["managedFields"] = [
+        {"manager": "penstock-operator", "operation": "Apply", "fieldsV1": {"f:spec": {"f:replicas": {}}}}
+    ]
+    assert kube.plan().guarded == frozenset()
+
+    kube.edit(scaling={"mode": "HPA"})
+
+    assert kube.plan().guarded == {Ref("Deployment", "emotion")}
+
+
+@pytest.mark.parametrize(
+    ("mode", "facts", "words"),
+    [
+        ("HPA", {}, ("external.metrics.k8s.io", "FailedGetExternalMetric: no metrics returned.")),
+        ("KEDA", {"kind": SCALED_OBJECT}, ("its triggers", "FailedGetExternalMetric: no metrics returned.")),
+    ],
+)
+def test_a_scaler_that_cannot_scale_is_said_in_its_own_words(
+    mode: str, facts: dict[str, Any], words: tuple[str, ...]
+) -> None:
+    kube = Kube(settings=KEDA, scaling={"mode": mode}).optimised()
+    kube.scale = Scale(2)
+    kind = HPA if mode == "HPA" else SCALED_OBJECT
+    said = {"status": "False", "reason": "FailedGetExternalMetric", "message": "no metrics returned"}
+    kind_of_condition = "ScalingActive" if mode == "HPA" else "Ready"
+    kube.objects[kind, "emotion"]["status"] = {"conditions": [{"type": kind_of_condition, **said}]}
+
+    kube.reconcile()
+
+    status, reason, message = condition(kube)
+    assert (status, reason) == ("False", "ScalerFails")
+    assert all(word in message for word in words)
+    kube.scale = Scale(2, metrics_available=False, metrics_reason="MetricsMissing")
+    kube.reconcile()
+    assert condition(kube)[1] == "MetricsMissing", "what comes first is said first"
+
+
+def test_an_hpa_that_rests_at_no_replicas_is_not_broken() -> None:
+    resting = {"type": "ScalingActive", "status": "False", "reason": "ScalingDisabled", "message": "zero"}
+    assert not ScalerFacts.from_object(hpa(resting)).broken
+
+
+def test_without_keda_its_mode_says_so_and_makes_nothing() -> None:
+    kube = Kube(settings=KEDA, scaling={"mode": "KEDA"})
+    kube.unknown_kinds = {SCALED_OBJECT}
+    kube.optimised()
+
+    status, reason, message = condition(kube)
+
+    assert (SCALED_OBJECT, "emotion") not in kube.objects
+    assert (status, reason) == ("False", "NoKeda")
+    assert "install KEDA" in message
+
+    kube.unknown_kinds = set()
+    kube.reconcile()
+    assert (SCALED_OBJECT, "emotion") in kube.objects
