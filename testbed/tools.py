@@ -23,7 +23,10 @@ class Tool:
     """One Go build."""
 
     name: str
-    """The binary's name, and the folder below `testbed/` that holds go.mod and go.sum."""
+    """The binary's name."""
+
+    module: str = ""
+    """The folder below `testbed/` that holds go.mod and go.sum; empty: that of the binary's name."""
 
     package: str = "."
     """What to build: the folder's own main.go, or a command of a module that go.mod requires."""
@@ -41,7 +44,7 @@ class Tool:
     @property
     def source(self) -> Path:
         """The folder of its Go module."""
-        return SOURCES / self.name
+        return SOURCES / (self.module or self.name)
 
     def flags(self) -> list[str]:
         """Arguments of `go build`: the same sources give the same binary wherever they lie."""
@@ -104,10 +107,29 @@ PROMETHEUS = Tool(
     variables={"github.com/prometheus/common/version.Version": "3.12.0"},
     cold_minutes=5,
 )
+EXTERNAL_METRICS = Tool(name="external-metrics", cold_minutes=3)
+_KEDA_VERSION = {"github.com/kedacore/keda/v2/version.Version": "2.21.0"}
+KEDA = Tool(
+    name="keda-operator",
+    module="keda",
+    package="github.com/kedacore/keda/v2/cmd/operator",
+    variables=_KEDA_VERSION,
+    cold_minutes=11,
+)
+KEDA_ADAPTER = Tool(
+    name="keda-adapter",
+    module="keda",
+    package="github.com/kedacore/keda/v2/cmd/adapter",
+    variables=_KEDA_VERSION,
+    cold_minutes=2,
+)
 
-TOOLS: Mapping[str, Tool] = {tool.name: tool for tool in (KUBE, PAUSE, KWOK, HELM, COREDNS, PROMETHEUS)}
-TESTED: tuple[Tool, ...] = (KUBE, PAUSE, KWOK, HELM, COREDNS)
-"""What `make test` uses, and builds beforehand."""
+TOOLS: Mapping[str, Tool] = {
+    tool.name: tool
+    for tool in (KUBE, PAUSE, KWOK, HELM, COREDNS, PROMETHEUS, EXTERNAL_METRICS, KEDA, KEDA_ADAPTER)
+}
+TESTED: tuple[Tool, ...] = (KUBE, PAUSE, KWOK, HELM, COREDNS, PROMETHEUS, EXTERNAL_METRICS)
+"""What `make test` uses, and builds beforehand; KEDA is for the extended tests, which build it when they come to it."""
 
 
 def content_key(tool: Tool, *, go_version: str, platform: str) -> str:

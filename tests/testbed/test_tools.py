@@ -64,7 +64,7 @@ def test_kubernetes_says_the_version_that_its_module_pins() -> None:
 def test_every_pin_has_its_checksum(tool: Tool) -> None:
     module = (tool.source / "go.mod").read_text()
 
-    assert module.startswith(f"module penstock.dev/testbed/{tool.name}\n")
+    assert module.startswith(f"module penstock.dev/testbed/{tool.source.name}\n")
     assert ("require" in module) == (tool.source / "go.sum").exists()
 
 
