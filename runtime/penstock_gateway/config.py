@@ -18,6 +18,8 @@ RETRIES = 2
 """Each retry goes to another replica, if there is one. A request that kills whoever answers it kills three at most."""
 IDLE_SECONDS = 75
 """A client's idle connection is kept for as long as the runtime keeps one."""
+BODY_SECONDS = 30
+"""For the body to arrive, as the runtime has it."""
 PROBES = ("/healthz", "/readyz", "/metrics", "/v2/health/live", "/v2/health/ready")
 """Whoever asks these wants to know, and wants no replica started for it."""
 RETRY_FULL_SECONDS = 2
@@ -28,8 +30,9 @@ def configuration(settings: GatewaySettings, *, socket: Path, script: Path = SCR
     """The whole file. `socket`: where HAProxy is to listen for commands."""
     held, hold = settings.max_held, settings.hold_seconds
     connections = 2 * held + 4096
-    least_age = settings.connection_age_seconds * 3 // 4
-    spread = max(1, settings.connection_age_seconds - least_age)
+    # In milliseconds, and not the same for all: clients that came together need not go together.
+    least_age = settings.connection_age_seconds * 750
+    spread = settings.connection_age_seconds * 250
     return f"""\
 global
     log stdout format raw local0 notice
@@ -66,7 +69,7 @@ defaults
     timeout server {settings.answer_seconds}s
     timeout queue {hold}s
     {_error(400, "bad_request", "this is not an HTTP/1.1 request that can be passed on", "Look at its headers")}
-    {_error(408, "timeout", "the headers did not arrive in time", "Send the request at once")}
+    {_error(408, "timeout", "the request did not arrive in time", "Send its headers and its body at once")}
     {_error(500, "inference", "the gateway failed on this request", "Try again; the gateway's log has more")}
     {_error(502, "bad_gateway", "a replica broke off its answer", "Try again")}
     {
@@ -89,11 +92,13 @@ defaults
 
 frontend requests
     bind {settings.host}:{settings.port}
-    tcp-request connection set-var(sess.since) date()
+    tcp-request connection set-var(sess.since) date(0,ms)
     tcp-request connection set-var(sess.age) rand({spread}),add({least_age})
-    http-request set-var(txn.until) date(),sub(sess.since),sub(sess.age)
+    http-request set-var(txn.until) date(0,ms),sub(sess.since),sub(sess.age)
     http-after-response set-header connection close if {{ var(txn.until) -m int ge 0 }} || {{ lua.draining 1 }}
     http-after-response set-header x-held-time %[var(txn.held_time)] if {{ var(txn.held_time) -m found }}
+    # Only what is here as a whole can be sent again. What is longer than the buffer goes on when that is full.
+    http-request wait-for-body time {BODY_SECONDS}s
     acl up nbsrv({BACKEND}) gt 0
     {
         _return(

@@ -82,7 +82,18 @@ def variable(name: str) -> str:
 
 
 def _least(name: str) -> int:
-    return 1 if name in {"concurrency", "answer_seconds", "hold_seconds", "finish_seconds"} else 0
+    return (
+        1
+        if name
+        in {
+            "concurrency",
+            "answer_seconds",
+            "hold_seconds",
+            "finish_seconds",
+            "connection_age_seconds",
+        }
+        else 0
+    )
 
 
 def _most(name: str) -> int:

@@ -80,6 +80,11 @@ class Gateway:
         """As the kubelet ends it."""
         self.process.send_signal(signal.SIGTERM)
 
+    def kill(self) -> None:
+        """With HAProxy, as the end of a container takes all of its processes."""
+        os.killpg(self.process.pid, signal.SIGKILL)
+        self.process.wait(10)
+
 
 @dataclass
 class Rig:
@@ -142,6 +147,7 @@ class Rig:
                 stdout=output,
                 stderr=output,
                 text=True,
+                start_new_session=True,
             )
         gateway = Gateway(port, status_port, process, log)
         self.gateways.append(gateway)

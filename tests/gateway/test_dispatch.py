@@ -1,0 +1,203 @@
+"""Each request goes to the replica with the fewest, whatever connection it came on, and survives what it can."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import time
+
+import httpx
+
+from tests.gateway.load import load
+from tests.gateway.rig import Crowd, Rig, post
+
+
+def test_requests_go_to_the_replica_that_has_the_fewest(rig: Rig) -> None:
+    for name in ("a", "b"):
+        rig.start(name, seconds=1.0)
+    gateway = rig.gateway()
+    gateway.until("replicas", 2)
+    answers = Crowd(gateway.url, 12).finish()
+
+    assert {answer.status_code for answer in answers} == {200}
+    # By lot, one of them would have had eight or more every third time.
+    assert sorted(answer.json()[0][1] for answer in answers) == [float(n) for n in range(1, 7) for _ in range(2)]
+
+
+def test_a_slow_replica_gets_less(rig: Rig) -> None:
+    slow, fast = rig.start("slow", seconds=0.6), rig.start("fast", seconds=0.02)
+    gateway = rig.gateway()
+    gateway.until("replicas", 2)
+    with load(gateway.url, clients=4) as running:
+        running.more(80)
+    counts = [served(replica.port) for replica in (slow, fast)]
+
+    assert not running.failures
+    assert counts[1] > 4 * counts[0]
+
+
+def test_a_kept_connection_finds_a_replica_that_came_later(rig: Rig) -> None:
+    rig.start("a")
+    gateway = rig.gateway()
+    gateway.until("replicas", 1)
+    with httpx.Client(trust_env=False, verify=False, timeout=30) as client:
+        ask = lambda: client.post(f"{gateway.url}/predict", json={"inputs": "x"})  # noqa: E731
+        assert ask().status_code == 200
+        later = rig.start("b")
+        gateway.until("replicas", 2)
+        for _ in range(10):
+            assert ask().status_code == 200
+
+    assert served(later.port) >= 4
+
+
+def test_requests_of_a_replica_that_is_killed_are_answered_by_another(rig: Rig) -> None:
+    doomed, _ = rig.start("a", seconds=1.5), rig.start("b", seconds=1.5)
+    gateway = rig.gateway()
+    gateway.until("replicas", 2)
+    crowd = Crowd(gateway.url, 8)
+    gateway.until("in_flight_requests", 8)
+    until_busy(doomed.port)
+    doomed.kill()
+    answers = crowd.finish()
+
+    assert [answer.status_code for answer in answers] == [200] * 8
+    assert gateway.metric("retries_total") >= 4
+
+
+def test_a_request_too_long_to_be_sent_again_fails_alone_and_says_so(rig: Rig) -> None:
+    doomed = rig.start("a", seconds=60)
+    gateway = rig.gateway()
+    gateway.until("replicas", 1)
+    crowd = Crowd(gateway.url, 1, body=json.dumps({"inputs": "x" * 300_000}).encode())
+    until_busy(doomed.port)
+    rig.start("b")
+    gateway.until("replicas", 2)
+    doomed.kill()
+    (answer,) = crowd.finish()
+
+    assert answer.status_code == 502
+    assert answer.json() == {
+        "error": "a replica broke off its answer",
+        "error_type": "bad_gateway",
+        "remedy": "Try again",
+    }
+    assert post(gateway.url).status_code == 200
+
+
+def test_a_load_loses_nothing_when_replicas_come_and_drain(rig: Rig) -> None:
+    rig.start("a", drain_delay_seconds=1)
+    gateway = rig.gateway()
+    gateway.until("replicas", 1)
+    with load(gateway.url, clients=6) as running:
+        for old, new in (("a", "b"), ("b", "c")):
+            running.more(50)
+            rig.start(new, drain_delay_seconds=1)
+            running.more(50)
+            # As in a cluster: the pod is told at the same moment as everybody else.
+            rig.announce(ending=(old,))
+            rig.replicas[old].terminate()
+            rig.replicas[old].process.wait(15)
+            rig.replicas.pop(old).process.stdout.close()  # type: ignore[union-attr]
+            rig.announce()
+        running.more(50)
+
+    assert not running.failures
+    gateway.until("replicas", 1)
+
+
+def test_a_load_loses_nothing_when_one_of_two_replicas_is_killed(rig: Rig) -> None:
+    doomed, _ = rig.start("a"), rig.start("b")
+    gateway = rig.gateway()
+    gateway.until("replicas", 2)
+    with load(gateway.url, clients=6) as running:
+        running.more(50)
+        doomed.kill()
+        # Nobody has told the gateway yet: it finds out.
+        running.more(200)
+        rig.announce(without=("a",))
+        gateway.until("replicas", 1)
+        running.more(50)
+
+    assert not running.failures
+
+
+def test_when_the_last_replica_is_killed_requests_wait_for_the_next(rig: Rig) -> None:
+    doomed = rig.start("a")
+    gateway = rig.gateway()
+    gateway.until("replicas", 1)
+    doomed.kill()
+    rig.announce(without=("a",))
+    gateway.until("replicas", 0)
+    crowd = Crowd(gateway.url, 3)
+    gateway.until("held_requests", 3)
+    rig.replicas.pop("a").process.stdout.close()  # type: ignore[union-attr]
+    rig.start("b")
+
+    assert [answer.status_code for answer in crowd.finish()] == [200] * 3
+
+
+def test_what_busy_replicas_cannot_take_waits_here_and_beyond_the_bound_is_refused(rig: Rig) -> None:
+    rig.start("a", seconds=1.0)
+    gateway = rig.gateway(concurrency=2, max_held=3)
+    gateway.until("replicas", 1)
+    crowd = Crowd(gateway.url, 5)
+    gateway.until("queued_requests", 3)
+    refused = post(gateway.url)
+
+    assert refused.status_code == 429
+    assert refused.headers["retry-after"] == "2"
+    assert refused.json()["error_type"] == "overloaded"
+    assert gateway.metric('refused_requests_total{reason="queue"}') == 1
+    assert [answer.status_code for answer in crowd.finish()] == [200] * 5
+
+
+def test_a_request_that_its_client_gave_up_is_not_computed(rig: Rig) -> None:
+    replica = rig.start("a", seconds=30)
+    gateway = rig.gateway()
+    gateway.until("replicas", 1)
+    with contextlib.suppress(httpx.ReadTimeout):
+        post(gateway.url, timeout=1)
+    deadline = time.monotonic() + 10
+    while cancelled(replica.port) != 1:
+        assert time.monotonic() < deadline
+        time.sleep(0.05)
+
+
+def test_errors_of_a_replica_come_through_as_they_are(rig: Rig) -> None:
+    rig.start("a")
+    gateway = rig.gateway()
+    gateway.until("replicas", 1)
+    answer = post(gateway.url, b"no JSON")
+
+    assert answer.status_code == 400
+    assert answer.json()["error_type"] == "malformed"
+    too_long = post(gateway.url, json.dumps({"inputs": "x" * 3_000_000}).encode())
+    assert too_long.status_code == 413
+    assert too_long.json()["error_type"] == "too_large"
+
+
+def sample(port: int, name: str) -> float:
+    """A sum over the series of that beginning, from a replica's /metrics."""
+    text = httpx.get(f"http://127.0.0.1:{port}/metrics", trust_env=False, verify=False).text
+    return sum(float(line.rsplit(" ", 1)[1]) for line in text.splitlines() if line.startswith(name))
+
+
+def served(port: int) -> float:
+    """Requests to the model that a replica has answered."""
+    return sample(port, "penstock_request_seconds_count")
+
+
+def cancelled(port: int) -> float:
+    """Requests whose clients went away."""
+    text = httpx.get(f"http://127.0.0.1:{port}/metrics", trust_env=False, verify=False).text
+    lines = [line for line in text.splitlines() if line.startswith("penstock_requests_total") and 'code="499"' in line]
+    return sum(float(line.rsplit(" ", 1)[1]) for line in lines)
+
+
+def until_busy(port: int) -> None:
+    """Until a replica is at work on a request (the one that asks is in flight as well)."""
+    deadline = time.monotonic() + 10
+    while sample(port, "penstock_in_flight_requests") < 2:
+        assert time.monotonic() < deadline
+        time.sleep(0.02)

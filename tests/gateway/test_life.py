@@ -1,0 +1,128 @@
+"""The gateway's own life: it starts, is replaced, is killed, loses the API server."""
+
+from __future__ import annotations
+
+import time
+
+import httpx
+
+from tests.gateway.balancer import balancing
+from tests.gateway.load import load
+from tests.gateway.rig import Crowd, Rig, post
+
+
+def test_it_is_not_ready_before_it_knows_the_replicas(rig: Rig) -> None:
+    rig.api.fail(True)
+    gateway = rig.gateway(wait=False)
+    deadline = time.monotonic() + 20
+    while "does not say which replicas there are" not in gateway.log.read_text():
+        assert time.monotonic() < deadline
+        time.sleep(0.05)
+    assert httpx.get(f"{gateway.status}/readyz", trust_env=False, verify=False).status_code == 503
+    assert httpx.get(f"{gateway.status}/healthz", trust_env=False, verify=False).status_code == 200
+    rig.api.fail(False)
+    rig.until_ready(gateway)
+
+
+def test_without_the_api_server_it_goes_on_with_what_it_knows(rig: Rig) -> None:
+    rig.start("a")
+    gateway = rig.gateway()
+    gateway.until("replicas", 1)
+    rig.api.fail(True)
+    rig.start("b", announce=False)
+
+    assert post(gateway.url).status_code == 200
+    rig.announce()
+    rig.api.fail(False)
+    gateway.until("replicas", 2)
+
+
+def test_a_watch_that_is_too_old_begins_anew(rig: Rig) -> None:
+    rig.api.expire = 1
+    gateway = rig.gateway()
+    rig.start("a")
+    gateway.until("replicas", 1)
+
+    assert sum("watch" not in query for query in rig.api.queries) == 2
+    assert rig.api.queries[0]["labelSelector"] == ["kubernetes.io/service-name=emotion-pods"]
+
+
+def test_one_of_two_gateways_is_replaced_under_load_and_nothing_is_lost(rig: Rig) -> None:
+    rig.start("a")
+    first, second = rig.gateway(), rig.gateway()
+    for gateway in (first, second):
+        gateway.until("replicas", 1)
+    with balancing([first.port, second.port]) as balancer, load(balancer.url, clients=6) as running:
+        running.more(100)
+        # The Service forgets it, and the kubelet tells it to end.
+        balancer.backends = [second.port]
+        first.terminate()
+        assert first.process.wait(30) == 0
+        running.more(50)
+        third = rig.gateway()
+        third.until("replicas", 1)
+        balancer.backends = [second.port, third.port]
+        second.terminate()
+        balancer.backends = [third.port]
+        assert second.process.wait(30) == 0
+        running.more(50)
+
+    assert not running.failures
+    assert third.metric("requests_total") >= 50
+
+
+def test_what_a_draining_gateway_holds_is_answered_when_a_replica_comes(rig: Rig) -> None:
+    gateway = rig.gateway(drain_seconds=0)
+    crowd = Crowd(gateway.url, 3)
+    gateway.until("held_requests", 3)
+    gateway.terminate()
+    rig.start("a")
+
+    assert [answer.status_code for answer in crowd.finish()] == [200] * 3
+    assert gateway.process.wait(30) == 0
+
+
+def test_a_gateway_that_was_killed_knows_its_replicas_when_it_is_back(rig: Rig) -> None:
+    rig.start("a")
+    gateway = rig.gateway()
+    gateway.until("replicas", 1)
+    gateway.kill()
+    again = rig.gateway(ports=(gateway.port, gateway.status_port))
+    again.until("replicas", 1)
+
+    assert post(again.url).status_code == 200
+
+
+def test_a_connection_gets_no_older_than_it_may(rig: Rig) -> None:
+    rig.start("a")
+    gateway = rig.gateway(connection_age_seconds=1)
+    gateway.until("replicas", 1)
+    ends = 0
+    with httpx.Client(trust_env=False, verify=False, timeout=30) as client:
+        begin = time.monotonic()
+        while time.monotonic() - begin < 5:
+            answer = client.post(f"{gateway.url}/predict", json={"inputs": "x"})
+            assert answer.status_code == 200
+            ends += answer.headers.get("connection") == "close"
+
+    assert 2 <= ends <= 6
+
+
+def test_metrics_are_those_that_the_document_lists(rig: Rig) -> None:
+    gateway = rig.gateway()
+    text = httpx.get(f"{gateway.status}/metrics", trust_env=False, verify=False).text
+    names = {line.split()[2] for line in text.splitlines() if line.startswith("# TYPE")}
+
+    assert names == {
+        "penstock_gateway_requests_total",
+        "penstock_gateway_in_flight_requests",
+        "penstock_gateway_held_requests",
+        "penstock_gateway_queued_requests",
+        "penstock_gateway_refused_requests_total",
+        "penstock_gateway_retries_total",
+        "penstock_gateway_replicas",
+    }
+    assert (
+        "haproxy_frontend_http_requests_total"
+        in httpx.get(f"{gateway.status}/metrics/haproxy", trust_env=False, verify=False).text
+    )

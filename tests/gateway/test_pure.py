@@ -1,0 +1,220 @@
+"""The parts without IO: settings, configuration, slices, and what to tell HAProxy."""
+
+from __future__ import annotations
+
+import contextlib
+import shutil
+import subprocess
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from penstock_gateway.config import PROBES, configuration
+from penstock_gateway.roster import ADDED, DELETED, Roster, State, changes, read_states
+from penstock_gateway.settings import GatewayError, GatewaySettings, variable
+from penstock_gateway.slices import Server, servers
+
+NEEDED = {
+    "PENSTOCK_GATEWAY_ENDPOINT": "emotion",
+    "PENSTOCK_GATEWAY_SERVICE": "emotion-pods",
+    "PENSTOCK_GATEWAY_NAMESPACE": "default",
+}
+
+
+def test_defaults_are_promised() -> None:
+    assert GatewaySettings.from_environment(NEEDED) == GatewaySettings(
+        endpoint="emotion",
+        service="emotion-pods",
+        namespace="default",
+        host="0.0.0.0",
+        port=8080,
+        status_port=8404,
+        max_held=512,
+        hold_seconds=120,
+        concurrency=64,
+        answer_seconds=300,
+        connection_age_seconds=60,
+        drain_seconds=20,
+        finish_seconds=300,
+    )
+
+
+@pytest.mark.parametrize(
+    ("changed", "message"),
+    [
+        ({"PENSTOCK_GATEWAY_SERVICE": None}, "PENSTOCK_GATEWAY_SERVICE is not set"),
+        ({"PENSTOCK_GATEWAY_PORT": "http"}, "PENSTOCK_GATEWAY_PORT is 'http': it is to be a whole number"),
+        ({"PENSTOCK_GATEWAY_PORT": "70000"}, "PENSTOCK_GATEWAY_PORT is 70000: it is to be within 0 and 65535"),
+        ({"PENSTOCK_GATEWAY_CONCURRENCY": "0"}, "PENSTOCK_GATEWAY_CONCURRENCY is 0: it is to be within 1 and"),
+        ({"PENSTOCK_GATEWAY_ENDPOINT": "a'\n daemon"}, "it is to be a name, without spaces or quotes"),
+        ({"PENSTOCK_GATEWAY_HOST": "a${x}"}, "it is to be a name, without spaces or quotes"),
+    ],
+)
+def test_what_cannot_be_meant_is_refused_by_name(changed: dict[str, str | None], message: str) -> None:
+    environment = {key: value for key, value in {**NEEDED, **changed}.items() if value is not None}
+    with pytest.raises(GatewayError, match=message.replace("(", r"\(")):
+        GatewaySettings.from_environment(environment)
+
+
+@pytest.mark.parametrize(
+    ("change", "line"),
+    [
+        ({"max_held": 7}, "setenv HOLD_MOST 7"),
+        ({"hold_seconds": 30}, "timeout queue 30s"),
+        ({"hold_seconds": 30}, "timeout client 105s"),
+        ({"answer_seconds": 40}, "timeout server 40s"),
+        ({"connection_age_seconds": 100}, "tcp-request connection set-var(sess.age) rand(25000),add(75000)"),
+        ({"finish_seconds": 9}, "hard-stop-after 9s"),
+        ({"host": "::", "port": 81}, "bind :::81"),
+        ({"status_port": 82}, "bind 0.0.0.0:82"),
+        ({"max_held": 1000}, "maxconn 6096"),
+        ({}, "retry-on conn-failure empty-response 503"),
+        ({}, "balance leastconn"),
+        ({}, f"path {' '.join(PROBES)}"),
+    ],
+)
+def test_each_setting_arrives_in_the_configuration(change: dict[str, Any], line: str) -> None:
+    settings = GatewaySettings("emotion", "emotion-pods", "default", **change)
+
+    assert line in configuration(settings, socket=Path("/tmp/h.sock"))
+
+
+@pytest.mark.parametrize("change", [{}, {"max_held": 0}, {"host": "::"}, {"endpoint": "a.b-c"}])
+def test_haproxy_takes_the_configuration(tmp_path: Path, change: dict[str, Any]) -> None:
+    settings = GatewaySettings(**{"endpoint": "emotion", "service": "s", "namespace": "default", **change})
+    path = tmp_path / "haproxy.cfg"
+    path.write_text(configuration(settings, socket=tmp_path / "s"))
+    haproxy = shutil.which("haproxy")
+    assert haproxy, "there is no haproxy: run tools/install-system.sh"
+    told = subprocess.run([haproxy, "-c", "-f", str(path)], capture_output=True, text=True, check=False)
+
+    assert told.returncode == 0, told.stderr
+    assert "WARNING" not in told.stderr
+
+
+def slice_with(*endpoints: dict[str, Any], port: int | None = 8080) -> dict[str, Any]:
+    return {"ports": [{"name": "http", "port": port}], "endpoints": list(endpoints)}
+
+
+def endpoint(pod: str, host: str, **conditions: bool) -> dict[str, Any]:
+    return {"addresses": [host], "conditions": conditions, "targetRef": {"kind": "Pod", "name": pod}}
+
+
+def test_slices_become_servers() -> None:
+    found = servers(
+        [
+            slice_with(endpoint("a", "10.0.0.1", ready=True), endpoint("b", "10.0.0.2", ready=False, terminating=True)),
+            slice_with(endpoint("c", "fd00::3"), endpoint("b", "10.0.0.2", ready=True)),
+            slice_with({"addresses": []}, {"addresses": ["10.0.0.9"]}),
+            slice_with(endpoint("d", "10.0.0.4"), port=None),
+            {"ports": None, "endpoints": None},
+        ]
+    )
+
+    assert found == {
+        "a_10.0.0.1": Server("a_10.0.0.1", "10.0.0.1", 8080, takes_requests=True),
+        "b_10.0.0.2": Server("b_10.0.0.2", "10.0.0.2", 8080, takes_requests=True),
+        "c_fd00::3": Server("c_fd00::3", "fd00::3", 8080, takes_requests=True),
+        "address_10.0.0.9": Server("address_10.0.0.9", "10.0.0.9", 8080, takes_requests=True),
+    }
+
+
+UP, ENDING = Server("a", "10.0.0.1", 8080, takes_requests=True), Server("a", "10.0.0.1", 8080, takes_requests=False)
+ADD = "add server replicas/a 10.0.0.1:8080 maxconn 9 check inter 2s fall 3 rise 1"
+
+
+@pytest.mark.parametrize(
+    ("wanted", "present", "commands"),
+    [
+        (UP, None, [ADD, "enable health replicas/a", "set server replicas/a state ready"]),
+        (UP, State.READY, []),
+        (UP, State.DRAIN, ["set server replicas/a state ready"]),
+        (UP, State.LEAVING, ["enable health replicas/a", "set server replicas/a state ready"]),
+        (ENDING, None, []),
+        (ENDING, State.READY, ["set server replicas/a state drain"]),
+        (ENDING, State.DRAIN, []),
+        (ENDING, State.LEAVING, []),
+        (None, State.READY, ["set server replicas/a state maint", "del server replicas/a"]),
+        (None, State.DRAIN, ["set server replicas/a state maint", "del server replicas/a"]),
+        (None, State.LEAVING, ["del server replicas/a"]),
+        (None, None, []),
+    ],
+)
+def test_each_server_is_led_to_where_it_should_be(
+    wanted: Server | None, present: State | None, commands: list[str]
+) -> None:
+    found = changes({} if wanted is None else {"a": wanted}, {} if present is None else {"a": present}, concurrency=9)
+
+    assert [change.command for change in found] == commands
+
+
+class FakeHaproxy:
+    """Obeys, except when it is told to fail: then it says nothing, whether it has obeyed or not."""
+
+    def __init__(self, failures: list[bool]) -> None:
+        self.states: dict[str, State] = {}
+        self._failures = iter(failures)
+
+    def tell(self, command: str) -> str:
+        failing = next(self._failures, False)
+        if failing and len(command) % 2:
+            raise TimeoutError
+        said = self._obey(command)
+        if failing:
+            raise TimeoutError
+        return said
+
+    def _obey(self, command: str) -> str:
+        words = command.split()
+        if words[:2] == ["show", "servers"]:
+            bits = {State.READY: 0, State.DRAIN: 8, State.LEAVING: 1}
+            rows = "".join(f"3 replicas 1 {name} 10.0.0.1 2 {bits[state]}\n" for name, state in self.states.items())
+            return f"1\n# be_id be_name srv_id srv_name srv_addr srv_op_state srv_admin_state\n{rows}"
+        name = words[2].partition("/")[2]
+        if words[0] == "add":
+            if name in self.states:
+                return "Already exists a server with the same name in backend."
+            self.states[name] = State.LEAVING
+            return ADDED
+        if words[0] == "del":
+            del self.states[name]
+            return DELETED
+        if words[0] == "set":
+            self.states[name] = State(words[4])
+        return ""
+
+
+@given(
+    st.lists(st.dictionaries(st.sampled_from("abcd"), st.booleans(), max_size=4), max_size=6),
+    st.lists(st.booleans(), max_size=60),
+)
+def test_whatever_fails_on_the_way_haproxy_ends_with_what_is_wanted(
+    wishes: list[dict[str, bool]], failures: list[bool]
+) -> None:
+    haproxy = FakeHaproxy(failures)
+    roster = Roster(haproxy.tell, concurrency=9)
+    wanted: dict[str, Server] = {}
+    for wish in wishes:
+        wanted = {name: Server(name, "10.0.0.1", 8080, takes_requests=takes) for name, takes in wish.items()}
+        with contextlib.suppress(TimeoutError):
+            roster.want(wanted)
+    for _ in range(len(failures) + 1):
+        with contextlib.suppress(TimeoutError):
+            roster.again()
+    roster.want(wanted)
+
+    takers = {name for name, server in wanted.items() if server.takes_requests}
+    assert {name for name, state in haproxy.states.items() if state is State.READY} == takers
+    assert haproxy.states.keys() <= wanted.keys()
+
+
+def test_what_is_no_list_of_servers_is_said() -> None:
+    with pytest.raises(ValueError, match="asked for its servers, says 'Permission denied'"):
+        read_states("Permission denied")
+
+
+def test_variables_are_named_like_their_fields() -> None:
+    assert variable("hold_seconds") == "PENSTOCK_GATEWAY_HOLD_SECONDS"
