@@ -1,6 +1,10 @@
 """One loaded model at work: requests of an event loop on one side, worker threads on the other.
 
 All state of a request belongs to the loop's thread; workers only put outcomes into a box and ring once.
+
+While one client asks after the other, rows run in the loop's own thread: nobody else wants it, and waking a worker and
+being woken by it takes up to 0.4 ms where idle cores have to be woken by a host. A loop that computes is deaf, so every
+so often a row takes the long way, during which other clients would be heard; the first that is ends it.
 """
 
 from __future__ import annotations
@@ -18,6 +22,11 @@ from penstock_runtime.batching.waiting import Waiting
 from penstock_runtime.batching.workers import Outcome, Workers, deadline_exceeded
 from penstock_runtime.errors import RequestError
 from penstock_runtime.rows import Row
+
+ALONE = 16
+"""Requests without another beside them, until the loop runs rows itself."""
+LISTEN = 128
+"""Of these one still goes to a worker: under one in a hundred, so that it is not the 99th percentile."""
 
 
 class Ran(NamedTuple):
@@ -53,6 +62,9 @@ class Lane:
         self._rung = False
         self._timer: asyncio.TimerHandle | None = None
         self._timer_at = math.inf
+        self._inside = 0
+        self._alone = 0
+        """Requests that nobody came in beside, in a row."""
 
     def open(self, workers: Workers) -> None:
         """Use these workers, whose `deliver` is this lane's."""
@@ -74,9 +86,21 @@ class Lane:
         loop = self._loop
         if loop is None:
             loop = self._loop = asyncio.get_running_loop()
-        call = _Call(loop.create_future(), arrived, [None] * len(rows), len(rows))
         if not rows:
             return Ran([], 0.0, 0.0)
+        self._alone = 0 if self._inside else self._alone + 1
+        if len(rows) == 1 and self._alone > ALONE and self._alone % LISTEN and deadline > perf_counter():
+            outcome = self.workers.run_here(rows[0])
+            if outcome is not None:
+                return _ran_here(outcome, arrived)
+        self._inside += 1
+        try:
+            return await self._run(loop, rows, arrived, deadline)
+        finally:
+            self._inside -= 1
+
+    async def _run(self, loop: asyncio.AbstractEventLoop, rows: Sequence[Row], arrived: float, deadline: float) -> Ran:
+        call = _Call(loop.create_future(), arrived, [None] * len(rows), len(rows))
         # Entries reach workers before this line is done, their outcomes only after: the box is emptied by the loop.
         call.entries = self.workers.push(rows, call, arrived=arrived, deadline=deadline)
         if deadline < self._timer_at:
@@ -142,6 +166,14 @@ class Lane:
         for entry in late:
             self._settle(entry, deadline_exceeded(), Outcome([], [], now, now))
         self._set_timer(next_deadline)
+
+
+def _ran_here(outcome: Outcome, arrived: float) -> Ran:
+    value = outcome.values[0]
+    if isinstance(value, RequestError):
+        raise value
+    queue, inference = outcome.started - arrived, outcome.ended - outcome.started
+    return Ran([value], max(0.0, queue) * 1e3, inference * 1e3)
 
 
 def _covered(spans: list[tuple[float, float]]) -> float:

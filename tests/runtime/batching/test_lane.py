@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import asyncio
 import math
+import threading
 from collections.abc import AsyncIterator, Awaitable
 from contextlib import asynccontextmanager
 from time import perf_counter
@@ -11,7 +12,7 @@ import pytest
 
 from penstock.recipe import Batching, Plan
 from penstock_runtime.batching.bounds import QueueBounds
-from penstock_runtime.batching.lane import Lane, Ran
+from penstock_runtime.batching.lane import ALONE, LISTEN, Lane, Ran
 from penstock_runtime.batching.observer import Unobserved
 from penstock_runtime.batching.workers import Workers
 from penstock_runtime.errors import DeadlineExceeded, InferenceFailed
@@ -187,3 +188,99 @@ def test_thousands_of_requests_each_get_their_own() -> None:
             assert lane.workers.depth == (0, 0)
 
     asyncio.run(main())
+
+
+async def threads_of(engine: EchoEngine, lane: Lane, count: int, length: int = 3) -> list[str]:
+    """Where each of so many requests ran, one after the other."""
+    where: list[str] = []
+    for _ in range(count):
+        engine.threads.clear()
+        await soon(run(lane, [row(length)]))
+        where += engine.threads
+    return where
+
+
+HERE = threading.current_thread().name
+
+
+def test_one_client_after_the_other_is_answered_in_the_loops_thread_which_listens_at_times() -> None:
+    async def main() -> list[str]:
+        engine = EchoEngine(streams=2)
+        async with lane_of(engine, plan(streams=2)) as lane:
+            lane.workers.warmed(1_000_000, 1.0)
+            return await threads_of(engine, lane, 4 * LISTEN)
+
+    where = asyncio.run(main())
+
+    listened = {LISTEN * turn - 1 for turn in range(1, 5)}
+    assert [thread == HERE for thread in where] == [
+        index >= ALONE and index not in listened for index in range(len(where))
+    ]
+
+
+def test_company_ends_it() -> None:
+    async def main() -> list[str]:
+        engine = EchoEngine(streams=2)
+        async with lane_of(engine, plan(streams=2)) as lane:
+            lane.workers.warmed(1_000_000, 1.0)
+            before = await threads_of(engine, lane, LISTEN - 1)
+            # The loop listens now: of three that come together the second hears of the first.
+            await soon(asyncio.gather(*(run(lane, [row(3)]) for _ in range(3))))
+            after = await threads_of(engine, lane, ALONE)
+            return before[-2:] + after
+
+    where = asyncio.run(main())
+
+    assert where[:2] == [HERE, HERE]
+    assert HERE not in where[2:]
+
+
+def test_long_rows_and_requests_of_several_rows_are_left_to_the_workers() -> None:
+    async def main() -> set[str]:
+        engine = EchoEngine()
+        async with lane_of(engine, plan()) as lane:
+            lane.workers.warmed(1_000_000, 1000.0)  # 1000 tokens a second: 6 tokens are 6 ms
+            for length in (6, 6, 30):
+                await threads_of(engine, lane, ALONE, length)
+            engine.threads.clear()
+            for _ in range(ALONE + 2):
+                await soon(run(lane, rows([1, 1])))
+            return set(await threads_of(engine, lane, ALONE + 2, 6))
+
+    assert HERE not in asyncio.run(main())
+
+
+def test_what_fails_in_the_loops_thread_fails_alone() -> None:
+    async def main() -> list[str]:
+        engine = EchoEngine()
+        async with lane_of(engine, plan()) as lane:
+            lane.workers.warmed(1_000_000, 1.0)
+            await threads_of(engine, lane, ALONE)
+            engine.threads.clear()
+            with pytest.raises(InferenceFailed, match="poison"):
+                await soon(run(lane, [Row([POISON])]))
+            assert engine.threads == {HERE}
+            with pytest.raises(DeadlineExceeded):
+                await soon(run(lane, [row(3)], seconds=-1.0))
+            return await threads_of(engine, lane, 2)
+
+    assert asyncio.run(main()) == [HERE, HERE]
+
+
+def test_a_row_that_runs_in_the_loops_thread_has_all_cores_and_its_time_is_told() -> None:
+    async def main() -> tuple[list[int], Ran, float]:
+        engine = EchoEngine(streams=2)
+        async with lane_of(engine, plan(streams=2, wide_from=3)) as lane:
+            lane.workers.warmed(1_000_000, 1.0)
+            await threads_of(engine, lane, ALONE)
+            engine.wide.clear()
+            ran = await soon(run(lane, [row(3)]))
+            return engine.wide, ran, lane.workers.tokens_per_second
+
+    wide, ran, rate = asyncio.run(main())
+
+    assert wide == [3]
+    assert ran.reduced == [21.0]
+    assert ran.inference_milliseconds > 0
+    assert 0 <= ran.queue_milliseconds < 1000
+    assert rate < 2_000_000
