@@ -135,6 +135,12 @@ class ScalingStatus(Facts):
     slow_down: float | None = Field(
         default=None, gt=0, description="How many times slower replicas are than they were measured to be."
     )
+    cause: str = Field(
+        default="", max_length=64, description="The kind of decision, in one word, such as Demand or AtMaximum."
+    )
+    memory: str = Field(
+        default="", max_length=1024, description="What the operator goes on from after a restart; nothing to read."
+    )
 
 
 class ServedBefore(Facts):

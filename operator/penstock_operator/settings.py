@@ -192,7 +192,11 @@ class ScalingSettings(Group):
     """How the load of endpoints is read."""
 
     scaling_interval_seconds: float = setting(
-        5.0, "Between two looks at the load of the endpoints that scale.", unit="s", ge=0.1, le=20
+        2.0,
+        "Between two looks at the load of the endpoints that scale; more where a look takes over a quarter of it.",
+        unit="s",
+        ge=0.1,
+        le=20,
     )
     scrape_timeout_seconds: float = setting(
         2.0, "For a serving pod to give its metrics, where no Prometheus is asked.", unit="s", gt=0

@@ -5,7 +5,9 @@
     counters     samples of counters -> rates, for whoever scrapes by itself
     service      the capacity of one replica from its curve, and how much slower it is
     demand       rates -> what replicas have to meet when they are there
+    start_up     how long a new replica takes, from those that were seen to start
     memory       what the past forbids
+    legacy       the little of it that a new leader goes on from
     correction   the curve held against the observed p95
     decide       all of it -> a number and a sentence
 
@@ -15,9 +17,11 @@ It knows nothing of Kubernetes but the number of replicas.
 from penstock_operator.autoscaler.decide import decide
 from penstock_operator.autoscaler.decision import Cause, Condition, Decision, Observation
 from penstock_operator.autoscaler.demand import Demand
+from penstock_operator.autoscaler.legacy import bequeathed, inherited
 from penstock_operator.autoscaler.measurement import Idle, Measurement, Metrics, Unknown, Value, known
 from penstock_operator.autoscaler.service import Service
 from penstock_operator.autoscaler.settings import ScalingSettings, WhenMissing
+from penstock_operator.autoscaler.start_up import Started
 from penstock_operator.autoscaler.state import Peak, State
 
 __all__ = [
@@ -32,10 +36,13 @@ __all__ = [
     "Peak",
     "ScalingSettings",
     "Service",
+    "Started",
     "State",
     "Unknown",
     "Value",
     "WhenMissing",
+    "bequeathed",
     "decide",
+    "inherited",
     "known",
 ]

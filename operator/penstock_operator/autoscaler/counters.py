@@ -46,6 +46,26 @@ def within(samples: Sequence[Sample], window_seconds: float, now: float) -> list
     return kept
 
 
+def lately(series: Series, least_seconds: float, most_seconds: float, now: float) -> Series:
+    """Of each pod the newest finite sample and the nearest one that is at least `least_seconds` older.
+
+    Nothing older than `most_seconds`; both ends or only one of them, where there is no other. A window that holds two
+    scrapes loses a rate with every scrape that is late; this reaches back for as far as it must and no further.
+    """
+    found: dict[str, list[Sample]] = {}
+    for pod, samples in series.items():
+        inside = within(samples, most_seconds, now)
+        if inside:
+            older = [at for at, sample in enumerate(inside) if inside[-1].at - sample.at >= least_seconds]
+            found[pod] = inside[older[-1] if older else 0 :]
+    return found
+
+
+def span_seconds(series: Series) -> float:
+    """The shortest time between the ends of a pod's samples; 0 where no pod has two."""
+    return min((samples[-1].at - samples[0].at for samples in series.values() if len(samples) > 1), default=0.0)
+
+
 def rate(series: Series, window_seconds: float, now: float) -> Measurement:
     """Requests/s over all pods; Idle when every counter stood still; Unknown when no pod has two samples."""
     total, counted, oldest = 0.0, 0, 0.0

@@ -8,7 +8,7 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass, replace
 
-from penstock_operator.autoscaler import correction, memory
+from penstock_operator.autoscaler import correction, memory, start_up
 from penstock_operator.autoscaler.decision import Cause, Condition, Decision, Observation
 from penstock_operator.autoscaler.demand import Demand, demand_of, proven
 from penstock_operator.autoscaler.explain import explain
@@ -35,6 +35,7 @@ def decide(
     state = memory.forgiven(memory.recalled(state, settings, now), now)
     if seen.replicas != state.replicas:
         state = state.model_copy(update={"unsettled_at": now})
+    state = state.model_copy(update={"started": start_up.observed(state.started, seen.started, now)})
     facts = _Facts(settings, service, seen, state, now)
     if service is not None:
         facts.demand = demand_of(
@@ -44,6 +45,7 @@ def decide(
             now,
             objective_seconds=service.p95_objective_milliseconds / 1000,
             capacity=service.total(max(seen.replicas, 1), slowdown=facts.slowdown),
+            start_up_seconds=facts.start_up_seconds,
         )
     choice, state = _choose(facts, state)
     state = _remember(facts, state, choice, seen.replicas)
@@ -71,6 +73,7 @@ class _Facts:
         self.demand: Demand | None = None
         self.slowdown = max(1.0, state.slowdown / EXCUSED)
         """As remembered: what is observed now counts from the next decision on, so that load never lowers a number."""
+        self.start_up_seconds = start_up.expected_seconds(state.started, settings.start_up_seconds)
 
     def needed(self, demand: float, headroom: float, *, backlog: float = 0.0) -> int:
         """Replicas for a demand at a share of the capacity, and at full capacity for the backlog."""
@@ -188,7 +191,9 @@ def _shrink(facts: _Facts, state: State, wanted: int) -> _Choice:
         return _Choice(replicas, Cause.DEMAND, wanted=wanted)
     waiting = state.shrunk_at is not None and now - state.shrunk_at < settings.shrink_interval_seconds
     surplus = max(lowest, _kept(facts))
-    if surplus < replicas and not waiting and not seen.rolling_out and not _blind(seen.metrics, settings):
+    # Who asked for what has not started yet may have been the leader before, and have seen why.
+    sure = memory.watched_for_a_window(state, settings, now) and not _blind(seen.metrics, settings)
+    if surplus < replicas and sure and not waiting and not seen.rolling_out:
         return _Choice(surplus, Cause.DEMAND, wanted=wanted)
     forbidden = _forbidden(facts, state)
     if forbidden:
@@ -209,7 +214,7 @@ def _kept(facts: _Facts) -> int:
     settings, seen, demand = facts.settings, facts.seen, facts.demand
     if demand is None or facts.service is None or demand.surge is not None:
         return seen.replicas
-    excess = max(0.0, demand.now - seen.ready * facts.service.saturation) * settings.start_up_seconds / 2
+    excess = max(0.0, demand.now - seen.ready * facts.service.saturation) * facts.start_up_seconds / 2
     needed = facts.needed(demand.now, settings.headroom - settings.shrink_margin, backlog=demand.backlog + excess)
     return max(min(seen.ready, seen.replicas), needed)
 

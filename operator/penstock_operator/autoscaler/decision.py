@@ -7,6 +7,7 @@ from enum import StrEnum
 
 from penstock_operator.autoscaler.demand import Demand
 from penstock_operator.autoscaler.measurement import Metrics
+from penstock_operator.autoscaler.start_up import Started
 
 
 @dataclass(frozen=True, slots=True)
@@ -20,6 +21,8 @@ class Observation:
     metrics: Metrics
     rolling_out: bool = False
     """A new plan is being rolled out: surge pods come and go, and start-up work looks like load."""
+    started: tuple[Started, ...] = ()
+    """Of the ready pods, those that tell how long they took to start. They may be told again and again."""
 
 
 class Cause(StrEnum):

@@ -53,11 +53,13 @@ def demand_of(
     *,
     objective_seconds: float,
     capacity: float,
+    start_up_seconds: float,
 ) -> Demand | None:
     """The demand at `now` (seconds since the epoch), or None when no rate is known.
 
-    `capacity` is what the replicas that are asked for take within the objective, without headroom: up to there chance
-    is left to the headroom, and demand is smooth; what provably exceeds it counts at once.
+    `start_up_seconds` is how long a replica takes to serve. `capacity` is what the replicas that are asked for take
+    within the objective, without headroom: up to there chance is left to the headroom, and demand is smooth; what
+    provably exceeds it counts at once.
     """
     fast = known(metrics.arrivals_fast)
     slow = known(metrics.arrivals_slow)
@@ -66,12 +68,19 @@ def demand_of(
         return None
     scale = metrics.scale
     rate *= scale
-    level, surge = _follow(rate, metrics.fast_seconds, state, now, capacity)
+    window = metrics.fast_seconds if fast is not None else metrics.slow_seconds
+    level, surge = _follow(rate, window, state, now, capacity)
+    if state.level is None:
+        # A first reading is a few seconds' count: what of it may be chance must not make a new leader grow.
+        level = min(level, max(proven(rate, window), capacity * settings.headroom))
     if rate == 0 and level * LEVEL_SECONDS < 0.5:
         level = 0.0  # less than half a request: an average alone would never say that there is none
-    ahead = min(settings.start_up_seconds, settings.furthest_seconds)
-    # A step has no slope: after it, the rise is told from where it ended.
-    base = level if surge is not None or state.base is None else _smooth(state.base, level, BASE_SECONDS, state, now)
+    ahead = min(start_up_seconds, settings.furthest_seconds)
+    if state.base is None:
+        base = max(level, rate)
+    else:
+        # A step has no slope: after it, the rise is told from where it ended.
+        base = level if surge is not None else _smooth(state.base, level, BASE_SECONDS, state, now)
     if surge is not None:
         slope = max(0.0, level - surge.from_rate) / max(now - surge.since, 1.0)
     else:

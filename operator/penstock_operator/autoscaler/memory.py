@@ -38,15 +38,25 @@ def recalled(state: State, settings: ScalingSettings, now: float) -> State:
     return State(
         at=now,
         replicas=state.replicas,
+        began_at=now,
         level=None,
         hold_until=now + window_seconds(state, settings),
         hold_reason=why,
+        # Growing back into what was taken away before is no less regrettable for the interruption.
+        shrunk_from=state.shrunk_from,
+        shrinking_since=state.shrinking_since,
         window_factor=state.window_factor,
-        factor_at=now,
+        factor_at=state.factor_at,
         unsettled_at=now,
         slowdown=state.slowdown,
         unknown_since=None if state.unknown_since is None else min(state.unknown_since, now),
+        started=state.started,
     )
+
+
+def watched_for_a_window(state: State, settings: ScalingSettings, now: float) -> bool:
+    """Whether everything that was wanted within the shrink window has been seen."""
+    return state.began_at is not None and now - state.began_at >= window_seconds(state, settings)
 
 
 def with_peak(state: State, settings: ScalingSettings, now: float, replicas: int) -> State:

@@ -39,7 +39,10 @@ class ScalingSettings(BaseModel):
         "have to rise to add it again.",
     )
     start_up_seconds: float = Field(
-        default=40, ge=0, description="From the decision until a new replica takes traffic: how far ahead to look."
+        default=40,
+        ge=0,
+        description="From the decision until a new replica takes traffic: how far ahead to look. Believed until "
+        "replicas were seen to start; then the upper median of the last seven and this.",
     )
     furthest_seconds: float = Field(
         default=120, ge=0, description="Never look further ahead than this: a straight line is not true for longer."

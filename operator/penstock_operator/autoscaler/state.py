@@ -1,12 +1,14 @@
-"""What the autoscaler remembers from one decision to the next: small, frozen, and written into the endpoint's status.
+"""What the autoscaler remembers from one decision to the next: small and frozen.
 
-A new leader reads it there and goes on as the old one would have; without it, it starts by holding what runs.
+What of it outlives the process is `Legacy`, in legacy.py.
 """
 
 from __future__ import annotations
 
 from pydantic import BaseModel, ConfigDict, Field
 from pydantic.alias_generators import to_camel
+
+from penstock_operator.autoscaler.start_up import Started
 
 
 class Peak(BaseModel):
@@ -46,6 +48,8 @@ class State(BaseModel):
     """The last decision. None: there was none; nothing is known about the time before."""
     replicas: int | None = None
     """What it asked for."""
+    began_at: float | None = None
+    """Watching began, or began again after an interruption. What was wanted before that is not in `peaks`."""
     level: float | None = None
     """Smoothed demand, requests/s."""
     base: float | None = None
@@ -75,3 +79,5 @@ class State(BaseModel):
     """How much slower than its curve a replica is."""
     unknown_since: float | None = None
     """Metrics have been unknown since."""
+    started: tuple[Started, ...] = ()
+    """Replicas that were seen to start, oldest first."""

@@ -302,6 +302,8 @@ class Scale:
     curve_message: str = ""
     slowdown: float | None = None
     """How many times slower replicas are than their curve."""
+    memory: str = ""
+    """What a new leader's autoscaler goes on from."""
 
 
 @dataclass(frozen=True)

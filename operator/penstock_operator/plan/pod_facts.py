@@ -68,6 +68,8 @@ class PodFacts:
     created: datetime | None = None
     ready: bool = False
     """The Ready condition."""
+    ready_since: datetime | None = None
+    """Since when, while it is ready."""
     unschedulable: str = ""
     """The scheduler's message while it finds no node."""
     disruption: str = ""
@@ -93,6 +95,8 @@ class PodFacts:
         labels, annotations = metadata.get("labels") or {}, metadata.get("annotations") or {}
         conditions = {entry.get("type"): entry for entry in status.get("conditions") or []}
         scheduled, disrupted = conditions.get("PodScheduled") or {}, conditions.get("DisruptionTarget") or {}
+        readiness = conditions.get("Ready") or {}
+        is_ready = readiness.get("status") == "True"
         return cls(
             name=metadata["name"],
             uid=metadata.get("uid") or "",
@@ -104,7 +108,8 @@ class PodFacts:
             qos=status.get("qosClass") or "",
             deleting="deletionTimestamp" in metadata,
             created=moment(metadata.get("creationTimestamp")),
-            ready=(conditions.get("Ready") or {}).get("status") == "True",
+            ready=is_ready,
+            ready_since=moment(readiness.get("lastTransitionTime")) if is_ready else None,
             unschedulable=(scheduled.get("message") or "") if scheduled.get("reason") == "Unschedulable" else "",
             disruption=(disrupted.get("reason") or "") if disrupted.get("status") == "True" else "",
             container=ContainerFacts.from_pod(pod),

@@ -106,6 +106,8 @@ def scaling_status(
         capacity_per_replica=scale.capacity_per_replica,
         p95_milliseconds=scale.p95_milliseconds,
         slow_down=scale.slowdown,
+        cause=scale.cause,
+        memory=scale.memory,
     )
 
 

@@ -8,12 +8,15 @@ from collections import deque
 from collections.abc import Iterable, Sequence
 
 from penstock_operator.autoscaler import counters
-from penstock_operator.autoscaler.counters import Sample
+from penstock_operator.autoscaler.counters import Sample, Series
 from penstock_operator.autoscaler.interpret import Buckets, good_share, quantile
 from penstock_operator.autoscaler.measurement import Idle, Measurement, Metrics, Unknown, Value
 from penstock_operator.scaling.exposition import Reading
 
 FAST_SECONDS = 30.0
+"""The newest rate is of the last two readings, and of none that are older than this."""
+PAIRED = 0.75
+"""Readings this share of their interval apart make a rate: they are never quite punctual."""
 SLOW_SECONDS = 120.0
 BUCKETS_SECONDS = 9.0
 """Histograms are kept this far apart: two minutes of them need no more, and they are most of the memory."""
@@ -72,7 +75,11 @@ class History:
             return Metrics.unknown(problem or f"no replica was scraped within {freshest:.0f} s")
         in_flight = counters.latest(_lists(in_flight_series), freshest, now)
         buckets = self._bucket_rates(now)
-        fast, slow = (self._arrivals(window, in_flight, now) for window in (FAST_SECONDS, SLOW_SECONDS))
+        arrivals = _lists({name: pod.arrivals for name, pod in self._pods.items()})
+        newest = counters.lately(arrivals, PAIRED * interval_seconds, FAST_SECONDS, now)
+        growing = counters.lately(_lists(in_flight_series), PAIRED * interval_seconds, FAST_SECONDS, now)
+        fast = _arrivals(newest, growing, FAST_SECONDS, in_flight, now)
+        slow = _arrivals(arrivals, _lists(in_flight_series), SLOW_SECONDS, in_flight, now)
         # Only a zero of all of them is a zero.
         quiet = isinstance(slow, Idle) and coverage == 1
         return Metrics(
@@ -82,7 +89,8 @@ class History:
             good_share=_of_answers(share_within(buckets, objective_seconds), quiet=quiet),
             p95_milliseconds=_of_answers(quantile(buckets, 0.95), quiet=quiet, scale=1000),
             coverage=coverage,
-            fast_seconds=FAST_SECONDS,
+            # What was counted over so short a time is chance as well.
+            fast_seconds=counters.span_seconds(newest) or FAST_SECONDS,
             slow_seconds=SLOW_SECONDS,
         )
 
@@ -91,17 +99,6 @@ class History:
             pod.forget(before)
             if not pod.arrivals:
                 del self._pods[name]
-
-    def _arrivals(self, window: float, in_flight: Measurement, now: float) -> Measurement:
-        """Requests/s that came: those that ended, and what piled up."""
-        ended = counters.rate(_lists({name: pod.arrivals for name, pod in self._pods.items()}), window, now)
-        if isinstance(ended, Unknown):
-            return ended
-        if isinstance(ended, Idle) and isinstance(in_flight, Value) and in_flight.value == 0:
-            return ended
-        grown = counters.growth(_lists({name: pod.in_flight for name, pod in self._pods.items()}), window, now)
-        age = ended.age_seconds if isinstance(ended, Value) else 0.0
-        return Value(max(0.0, (ended.value if isinstance(ended, Value) else 0.0) + grown), age)
 
     def _bucket_rates(self, now: float) -> Buckets | str:
         """Answers/s up to each bound, over all pods; bounds that not all of them have are left out."""
@@ -118,6 +115,20 @@ class History:
             return f"no pod's histogram was read twice within {SLOW_SECONDS:.0f} s"
         common = set(rates[0]).intersection(*rates[1:])
         return tuple((bound, sum(one[bound] for one in rates)) for bound in sorted(common))
+
+
+def _arrivals(
+    arrivals: Series, in_flight: Series, window: float, in_flight_now: Measurement, now: float
+) -> Measurement:
+    """Requests/s that came: those that ended, and what piled up."""
+    ended = counters.rate(arrivals, window, now)
+    if isinstance(ended, Unknown):
+        return ended
+    if isinstance(ended, Idle) and isinstance(in_flight_now, Value) and in_flight_now.value == 0:
+        return ended
+    grown = counters.growth(in_flight, window, now)
+    age = ended.age_seconds if isinstance(ended, Value) else 0.0
+    return Value(max(0.0, (ended.value if isinstance(ended, Value) else 0.0) + grown), age)
 
 
 def _lists(series: dict[str, deque[Sample]]) -> dict[str, Sequence[Sample]]:

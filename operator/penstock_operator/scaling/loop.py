@@ -14,7 +14,7 @@ from contextlib import AsyncExitStack
 from dataclasses import dataclass, field
 from typing import Self
 
-from penstock_operator.autoscaler import Decision, Metrics, Observation, State, decide
+from penstock_operator.autoscaler import Decision, Metrics, Observation, State, bequeathed, decide, inherited
 from penstock_operator.cluster.errors import ClusterError, Forbidden, NotLeading
 from penstock_operator.cluster.kinds import SECRET
 from penstock_operator.cluster.port import ClusterPort
@@ -33,6 +33,10 @@ from penstock_operator.world import World
 
 AT_ONCE = 256
 """Endpoints whose answers are waited for at the same time."""
+REST = 3.0
+"""Looking takes at most a quarter of the time..."""
+LONGEST_REST_SECONDS = 5.0
+"""... or comes this soon again: whatever its size, a fleet is not to wait for longer."""
 SECRET_SECONDS = 60.0
 """A Secret is read again after this: tokens are renewed."""
 CONSENT = "penstock.dev/prometheus"
@@ -46,7 +50,7 @@ logger = logging.getLogger(__name__)
 class Pace:
     """How often, in seconds."""
 
-    tick: float = 5.0
+    tick: float = 2.0
     """Between two looks at the pods."""
     prometheus: float = 15.0
     """Between two scrapes of the Prometheus that is asked, and between two questions."""
@@ -116,8 +120,8 @@ class Autoscaler:
                 seconds = time.monotonic() - begin
                 SCALING_SECONDS.observe(seconds)
                 self._moved = time.monotonic()
-                # With thousands of endpoints a tick takes longer than its interval: reconciles need their time as well.
-                await asyncio.sleep(max(self._pace.tick - seconds, min(seconds, self._pace.tick)))
+                # With thousands of pods a look takes as long as its interval: reconciles need their time as well.
+                await asyncio.sleep(max(self._pace.tick - seconds, min(REST * seconds, LONGEST_REST_SECONDS)))
 
     async def tick(self, now: float) -> None:
         """Look at every endpoint once; `now` is seconds since the epoch."""
@@ -153,14 +157,15 @@ class Autoscaler:
             return
         member = self._members.get(key)
         if member is None or member.uid != target.uid:
-            member = self._members[key] = _Member(target.uid, State(slowdown=target.slowdown or 1.0))
+            state = inherited(target.memory, target.settings, now, slowdown=target.slowdown)
+            member = self._members[key] = _Member(target.uid, state)
         metrics = await self._metrics(target, member, now)
         if metrics is None:
             return
         # What this process decided is in force, whatever somebody else may have written meanwhile.
         mine = member.told is not None and written_here(target.mode)
         replicas = member.told.replicas if mine and member.told is not None else target.replicas
-        seen = Observation(replicas, len(target.ready), metrics, rolling_out=target.rolling_out)
+        seen = Observation(replicas, len(target.ready), metrics, rolling_out=target.rolling_out, started=target.started)
         decision, member.state = decide(target.settings, target.service, seen, member.state, now)
         SCALING_DECISIONS.labels(decision.cause.value).inc()
         self._tell(target, member, decision, seen, now)
@@ -173,7 +178,7 @@ class Autoscaler:
         if why and member.told is None and blind_seconds < target.settings.unknown_seconds:
             # Two readings make a rate: until then there is nothing to say.
             return
-        scale = scale_of(decision, seen)
+        scale = scale_of(decision, seen, bequeathed(member.state))
         if why and member.told is not None and blind_seconds < target.settings.unknown_seconds:
             scale = as_available_as(member.told, scale)
         elif why:

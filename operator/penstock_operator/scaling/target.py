@@ -10,10 +10,11 @@ from penstock.errors import PenstockError
 from penstock.optimized import OptimizedModelStatus
 from penstock.result import Result
 from penstock.scaling import Prometheus, ScalingMode
-from penstock_operator.autoscaler import ScalingSettings, Service, WhenMissing
+from penstock_operator.autoscaler import ScalingSettings, Service, Started, WhenMissing
 from penstock_operator.cluster.store import Key
 from penstock_operator.plan.endpoint import Endpoint
 from penstock_operator.plan.observed import DeploymentFacts
+from penstock_operator.plan.pod_facts import PodFacts
 from penstock_operator.plan.replicas import DECIDED
 from penstock_operator.scaling.scraper import Pod
 from penstock_operator.world import World
@@ -40,7 +41,11 @@ class Target:
     pods: tuple[Pod, ...]
     """Those that may have something to say: ready ones, and those that finish their last requests."""
     slowdown: float | None
-    """As an earlier leader left it in the status."""
+    """As an earlier leader left it in the status..."""
+    memory: str
+    """... and what else it left there."""
+    started: tuple[Started, ...]
+    """How long the ready pods took to start."""
 
     @property
     def objective_seconds(self) -> float:
@@ -72,7 +77,6 @@ class Targets:
         facts = [entry.facts for _, entry in self._world.pods.of(("endpoint", *key))]
         alive = [pod for pod in facts if pod.ip and pod.phase == "Running" and (pod.ready or pod.deleting)]
         status = endpoint.status.get("scaling") or {}
-        slowdown = status.get("slowDown")
         return Target(
             key=key,
             uid=endpoint.uid,
@@ -84,7 +88,9 @@ class Targets:
             rolling_out=rolling_out(deployment),
             ready=tuple(sorted(pod.name for pod in alive if pod.ready and not pod.deleting)),
             pods=tuple(Pod(pod.name, pod.ip) for pod in alive),
-            slowdown=float(slowdown) if isinstance(slowdown, int | float) and slowdown > 0 else None,
+            slowdown=_positive(status.get("slowDown")),
+            memory=memory if isinstance(memory := status.get("memory"), str) else "",
+            started=tuple(filter(None, map(_started, alive))),
         )
 
     def retain(self, keys: set[Key]) -> None:
@@ -139,6 +145,20 @@ class Targets:
                 status = None
             known = self._results[place] = (entry.version, status)
         return known[1]
+
+
+def _positive(value: object) -> float | None:
+    """A figure of the status, which anybody may have edited."""
+    number = float(value) if isinstance(value, int | float) and not isinstance(value, bool) else 0.0
+    return number if 0 < number < float("inf") else None
+
+
+def _started(pod: PodFacts) -> Started | None:
+    """Made until ready. Of one that was restarted, or is going, its readiness tells something else."""
+    if pod.created is None or pod.ready_since is None or pod.deleting or pod.container.restarts:
+        return None
+    seconds = (pod.ready_since - pod.created).total_seconds()
+    return Started(at=pod.ready_since.timestamp(), seconds=seconds) if seconds >= 0 else None
 
 
 def scaling_settings(endpoint: Endpoint) -> ScalingSettings:

@@ -17,8 +17,9 @@ NOTICEABLE = 0.25
 """Figures that differ by less are the same."""
 
 
-def scale_of(decision: Decision, seen: Observation) -> Scale:
-    """The decision as the plan takes it. Figures have three digits: more would be chance."""
+def scale_of(decision: Decision, seen: Observation, memory: str = "") -> Scale:
+    """The decision as the plan takes it, with what a new leader goes on from. Figures have three digits: more would be
+    chance."""
     demand, p95 = decision.demand, seen.metrics.p95_milliseconds
     available, curve = decision.metrics_available, decision.curve_current
     return Scale(
@@ -35,6 +36,7 @@ def scale_of(decision: Decision, seen: Observation) -> Scale:
         curve_reason=curve.reason,
         curve_message=curve.message,
         slowdown=round(decision.slowdown, 2),
+        memory=memory,
     )
 
 
@@ -70,7 +72,7 @@ def worth_telling(before: Scale | None, now: Scale, *, seconds: float) -> bool:
         return True
     if seconds < QUIET_SECONDS:
         return False
-    if before.cause != now.cause:
+    if before.cause != now.cause or before.memory != now.memory:
         return True
     return any(
         _differ(old, new)

@@ -14,6 +14,7 @@ from penstock_operator.autoscaler import (
     Observation,
     ScalingSettings,
     Service,
+    Started,
     State,
     Value,
     decide,
@@ -64,11 +65,12 @@ class Replay:
     rolling_out: bool = False
     ready: int | None = None
     """Pods that take traffic; None: all of them."""
+    started: tuple[Started, ...] = ()
 
     def tick(self, metrics: Metrics, *, seconds: float = TICK) -> Decision:
         self.now += seconds
         ready = self.replicas if self.ready is None else self.ready
-        seen = Observation(self.replicas, ready, metrics, rolling_out=self.rolling_out)
+        seen = Observation(self.replicas, ready, metrics, rolling_out=self.rolling_out, started=self.started)
         decision, state = decide(self.settings, self.service, seen, self.state, self.now)
         # As the endpoint's status keeps it.
         self.state = State.model_validate_json(state.model_dump_json(by_alias=True, exclude_defaults=True))
