@@ -1,4 +1,4 @@
-# Penstock's images. Targets: operator, runtime, optimizer, optimizer-torch, optimizer-demo.
+# Penstock's images. Targets: operator, runtime, gateway, optimizer, optimizer-torch, optimizer-demo.
 #
 #   make images                                  with buildah, on a Debian base made on the spot; no registry is needed
 #   docker build --target runtime -t penstock-runtime .
@@ -111,6 +111,22 @@ LABEL org.opencontainers.image.title="penstock-runtime" \
       dev.penstock.health.ready="GET :8080/readyz"
 EXPOSE 8080
 ENTRYPOINT ["penstock-container", "penstock_runtime.pod"]
+
+
+# HAProxy and the process beside it, which needs nothing but Python itself.
+FROM common AS gateway
+USER 0:0
+RUN --mount=type=bind,from=machine,target=/mnt --mount=type=bind,source=images/inside,target=/media \
+    sh /media/apt-install haproxy
+USER 65532:65532
+ENV PYTHONPATH=/opt/penstock-code
+COPY --from=code /opt/penstock-code/penstock_gateway /opt/penstock-code/penstock_gateway
+LABEL org.opencontainers.image.title="penstock-gateway" \
+      org.opencontainers.image.description="Holds an endpoint's requests while no replica is up, and spreads them." \
+      dev.penstock.health.live="GET :8404/healthz" \
+      dev.penstock.health.ready="GET :8404/readyz"
+EXPOSE 8080 8404
+ENTRYPOINT ["python3", "-m", "penstock_gateway"]
 
 
 FROM common AS optimizer-common

@@ -32,13 +32,14 @@ TARGETS = {
     for target in (
         Target("operator", "watches ModelEndpoints"),
         Target("runtime", "serves an artefact"),
+        Target("gateway", "holds and spreads the requests of an endpoint"),
         Target("optimizer", "optimises a model; serves one outside Kubernetes"),
         Target("optimizer-demo", "optimizer with the model of examples/sentence-embedding.yaml"),
         Target("optimizer-torch", "optimizer with PyTorch for CPUs"),
     )
 }
 
-USUAL = ("operator", "runtime", "optimizer", "optimizer-demo")
+USUAL = ("operator", "runtime", "gateway", "optimizer", "optimizer-demo")
 """What `make images` builds: all that the tests use. PyTorch's variant takes two more minutes and a gigabyte."""
 
 

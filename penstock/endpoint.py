@@ -13,6 +13,7 @@ from pydantic import Field
 from pydantic_core import PydanticCustomError
 
 from penstock.errors import SpecError
+from penstock.gateway import Gateway
 from penstock.names import DataKey, Digest, DnsLabel, ObjectName
 from penstock.pod import Pod
 from penstock.recipe import EngineName, Precision
@@ -299,6 +300,7 @@ class ModelEndpointSpec(EndpointCore):
     """What to serve, on what, how well."""
 
     scaling: Scaling = Field(default=Scaling(), json_schema_extra=CLUSTER)
+    gateway: Gateway = Field(default=Gateway(), json_schema_extra=CLUSTER)
     rollout: Rollout = Field(default=Rollout(), json_schema_extra=CLUSTER)
     pod: Pod = Field(default=Pod(), json_schema_extra=CLUSTER)
     replicas: int = Field(

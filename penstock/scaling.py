@@ -78,7 +78,10 @@ class Scaling(Spec):
         "scale subresource; `None` nobody: spec.replicas as it stands here.",
     )
     min_replicas: int = Field(
-        default=1, ge=0, le=MOST_REPLICAS, description="Never fewer; 0 lets an idle endpoint end all its pods."
+        default=1,
+        ge=0,
+        le=MOST_REPLICAS,
+        description="Never fewer; 0 lets an idle endpoint end all its pods (docs/gateway.md).",
     )
     max_replicas: int = Field(default=4, ge=1, le=MOST_REPLICAS, description="Never more.")
     headroom: float = Field(

@@ -32,7 +32,7 @@ from penstock_operator.cluster.store import Difference, Entry, Key, Packed, key_
 from penstock_operator.metrics import COLLECTED, WRITES_SKIPPED
 from penstock_operator.plan.actions import Event, Plan
 from penstock_operator.plan.endpoint import Endpoint
-from penstock_operator.plan.names import MANAGED_BY, MANAGER
+from penstock_operator.plan.names import ENDPOINT, MANAGED_BY, MANAGER
 from penstock_operator.plan.observed import Observed, Ref
 from penstock_operator.plan.optimized_model import sweep, wanted_name
 from penstock_operator.plan.plan import plan
@@ -106,7 +106,7 @@ class Reconciler:
         if entry is None or observed is None:
             # Everything of it is owned by it: the API server's garbage collector takes it, whether we run or not.
             return None
-        new = [value for value in planned.apply if self._stores[KINDS[value["kind"]]].get(key_of(value)) is None]
+        new = [value for value in planned.apply if self._is_new(key, value)]
         if new:
             if not await self._is_there(key, entry.uid):
                 return None
@@ -137,6 +137,12 @@ class Reconciler:
         if name and all(model.name != name for model in observed.optimized_models):
             observed = self._world.observe(key, model_names=[name]) or observed
         return entry, observed, plan(observed)
+
+    def _is_new(self, key: Key, value: Json) -> bool:
+        """Whether it has not been made yet, as far as the caches know; or is another endpoint's: the gateway of one may
+        have the name of another."""
+        entry = self._stores[KINDS[value["kind"]]].get(key_of(value))
+        return entry is None or (_named_after_endpoint(value) and ("endpoint", *key) not in entry.index)
 
     def _models(self, namespace: str, observed: Observed) -> dict[Key, Entry[Packed]]:
         places = (Key(namespace, model.name) for model in observed.optimized_models)
@@ -257,7 +263,7 @@ class Reconciler:
         changed = False
         for value in new:
             kind, place = KINDS[value["kind"]], key_of(value)
-            if place != key:
+            if not _named_after_endpoint(value):
                 # Named by a digest: nobody else comes to such a name.
                 continue
             found = await self._port.get(kind, place.name, place.namespace)
@@ -265,7 +271,8 @@ class Reconciler:
                 continue
             metadata = found["metadata"]
             owners = {owner.get("uid") for owner in metadata.get("ownerReferences") or []}
-            if (metadata.get("labels") or {}).get(MANAGED_BY) == MANAGER:
+            labels = metadata.get("labels") or {}
+            if labels.get(MANAGED_BY) == MANAGER and labels.get(ENDPOINT) == key.name:
                 changed |= self._stores[kind].put(found)
             elif uid not in owners:
                 foreign.add(Ref(kind.name, place.name))
@@ -319,6 +326,10 @@ class Reconciler:
         if change.new is None:
             self._applied.pop((kind, change.key), None)
             self._written.pop((kind, change.key), None)
+
+
+def _named_after_endpoint(value: Json) -> bool:
+    return ENDPOINT in value["metadata"]["labels"]
 
 
 def _digest(value: Json) -> str:

@@ -80,6 +80,15 @@ class ImageSettings(Group):
     optimizer_image: str = setting(
         f"localhost/penstock-optimizer:{penstock.__version__}", "Image of the optimisation jobs.", min_length=1
     )
+    gateway_image: str = setting(
+        f"localhost/penstock-gateway:{penstock.__version__}", "Image of the gateways' pods.", min_length=1
+    )
+    gateway_cpu: str = setting(
+        "100m",
+        "CPU that a pod of a gateway asks for. It may use more; 0 where nodes have nothing but cores to give away.",
+        unit="quantity",
+        min_length=1,
+    )
     toolchain: str = setting(
         penstock.__version__,
         "Version of what is inside the optimizer image. Part of the key of every optimisation: another one optimises "
@@ -292,6 +301,8 @@ class Settings(Group):
         return PlanSettings(
             runtime_image=self.images.runtime_image,
             optimizer_image=self.images.optimizer_image,
+            gateway_image=self.images.gateway_image,
+            gateway_cpu=self.images.gateway_cpu,
             toolchain=self.images.toolchain,
             store_uri=self.store.store_uri,
             store_volume=volume,

@@ -27,13 +27,16 @@ from penstock_operator.cluster.kinds import (
     POD,
     POD_DISRUPTION_BUDGET,
     REPLICA_SET,
+    ROLE,
+    ROLE_BINDING,
     SCALED_OBJECT,
     SERVICE,
+    SERVICE_ACCOUNT,
     Json,
     Kind,
 )
 from penstock_operator.cluster.store import Index, Key, Packed, Store, version_of
-from penstock_operator.plan.names import ENDPOINT, MANAGED_BY, MANAGER, NAME, OPTIMIZER, RUNTIME
+from penstock_operator.plan.names import ENDPOINT, GATEWAY, MANAGED_BY, MANAGER, NAME, OPTIMIZER, RUNTIME, gateway_name
 from penstock_operator.plan.names import OPTIMIZED_MODEL as MODEL_LABEL
 from penstock_operator.plan.observed import (
     DeploymentFacts,
@@ -116,6 +119,10 @@ class World:
         self.scaled_objects = Store(SCALED_OBJECT, ScalerFacts.from_object, index=_owner_index)
         """Followed only where KEDA is to be: `PlanSettings.keda`."""
         self.policies = Store(NETWORK_POLICY, _nothing, index=_owner_index)
+        self.accounts = Store(SERVICE_ACCOUNT, _nothing, index=_owner_index)
+        self.roles = Store(ROLE, _nothing, index=_owner_index)
+        self.bindings = Store(ROLE_BINDING, _nothing, index=_owner_index)
+        """Of gateways, as the two above it."""
         self.config_maps = Store(CONFIG_MAP, _nothing, index=_owner_index)
         self.reports: Said[tuple[HostReport | None, str]] = Said()
         """Of serving pods: what `/info` said, or why it could not be read."""
@@ -178,6 +185,9 @@ class World:
             self.services,
             self.budgets,
             self.policies,
+            self.accounts,
+            self.roles,
+            self.bindings,
             self.autoscalers,
             *((self.scaled_objects,) if self.settings.keda else ()),
             self.config_maps,
@@ -243,6 +253,7 @@ class World:
             hardware_classes={name.name: entry.facts for name in self.classes if (entry := self.classes.get(name))},
             optimized_models=tuple(model for model in models if model is not None),
             deployment=deployment,
+            gateway=self.deployments.facts(Key(key.namespace, gateway_name(key.name))),
             replica_sets=tuple(entry.facts for _, entry in self.replica_sets.of(index)),
             pods=pods,
             neighbours=tuple(self._neighbours(key, pods)),
@@ -277,6 +288,9 @@ class World:
             self.services,
             self.budgets,
             self.policies,
+            self.accounts,
+            self.roles,
+            self.bindings,
             self.config_maps,
         ):
             for place, _ in store.of(("endpoint", *key)):
@@ -401,6 +415,8 @@ def _owner_index(value: Json) -> Iterator[Index]:
 
 def _pod_index(value: Json) -> Iterator[Index]:
     labels = value["metadata"].get("labels") or {}
+    if labels.get(NAME) == GATEWAY and labels.get(ENDPOINT):
+        yield ("gateway", value["metadata"].get("namespace") or "", labels[ENDPOINT])
     if labels.get(NAME) not in {RUNTIME, OPTIMIZER}:
         return
     yield from _owner_index(value)

@@ -57,6 +57,11 @@ CONFIG_MAP = Kind("", "v1", "ConfigMap", "configmaps")
 CONFIG_MAP_METADATA = Kind("", "v1", "ConfigMap", "configmaps", metadata_only=True)
 """For the ones that are not ours: endpoints take texts from them."""
 NODE = Kind("", "v1", "Node", "nodes", namespaced=False)
+SERVICE_ACCOUNT = Kind("", "v1", "ServiceAccount", "serviceaccounts")
+ROLE = Kind("rbac.authorization.k8s.io", "v1", "Role", "roles")
+ROLE_BINDING = Kind("rbac.authorization.k8s.io", "v1", "RoleBinding", "rolebindings")
+ENDPOINT_SLICE = Kind("discovery.k8s.io", "v1", "EndpointSlice", "endpointslices")
+"""Read by gateways alone: the operator may read it so that it may let them."""
 POD_DISRUPTION_BUDGET = Kind("policy", "v1", "PodDisruptionBudget", "poddisruptionbudgets")
 NETWORK_POLICY = Kind("networking.k8s.io", "v1", "NetworkPolicy", "networkpolicies")
 HORIZONTAL_POD_AUTOSCALER = Kind("autoscaling", "v2", "HorizontalPodAutoscaler", "horizontalpodautoscalers")
@@ -78,6 +83,9 @@ KINDS: dict[str, Kind] = {
         SERVICE,
         CONFIG_MAP,
         NODE,
+        SERVICE_ACCOUNT,
+        ROLE,
+        ROLE_BINDING,
         POD_DISRUPTION_BUDGET,
         NETWORK_POLICY,
         HORIZONTAL_POD_AUTOSCALER,

@@ -11,10 +11,11 @@ from penstock.errors import PenstockError, SpecError
 from penstock.hardware_class import HardwareClass, HardwareClassSpec
 from penstock_operator.plan.conditions import Finding, no, sentence, yes
 from penstock_operator.plan.endpoint import Endpoint
+from penstock_operator.plan.names import gateway_name, pods_service_name
 from penstock_operator.plan.observed import Observed, Ref
 
-OURS = ("Deployment", "Service", "PodDisruptionBudget", "NetworkPolicy")
-"""Kinds whose objects have the endpoint's name."""
+OURS = ("Deployment", "Service", "PodDisruptionBudget", "NetworkPolicy", "ServiceAccount", "Role", "RoleBinding")
+"""Kinds whose objects are named after the endpoint."""
 
 
 def read(observed: Observed) -> Endpoint | Finding:
@@ -36,11 +37,11 @@ def accepted(endpoint: Endpoint, observed: Observed, hardware: HardwareClassSpec
         return no("InvalidCores", sentence(str(error)))
     taken = taken_names(endpoint, observed.foreign)
     if taken:
-        kinds = " and ".join(f"a {ref.kind}" for ref in taken)
+        objects = " and ".join(f"a {ref.kind} named {ref.name}" for ref in taken)
         return no(
             "NameTaken",
-            f"There is {kinds} named {endpoint.name} in this namespace that Penstock did not make, and it is left "
-            "alone. Delete it, or give the endpoint another name.",
+            f"There is {objects} in this namespace that was not made for this endpoint, and it is left alone. Delete "
+            "it, or give the endpoint another name.",
         )
     source = spec.workload.texts_from
     if source is not None and observed.workload_texts is None:
@@ -88,4 +89,5 @@ def fitting(found: HardwareClassSpec | Finding, cores: int) -> HardwareClassSpec
 
 def taken_names(endpoint: Endpoint, foreign: Iterable[Ref]) -> list[Ref]:
     """Objects of other people that have the names of ours."""
-    return sorted(ref for ref in foreign if ref.kind in OURS and ref.name == endpoint.name)
+    ours = {endpoint.name, gateway_name(endpoint.name), pods_service_name(endpoint.name)}
+    return sorted(ref for ref in foreign if ref.kind in OURS and ref.name in ours)

@@ -10,6 +10,7 @@ from pydantic import ValidationError
 from penstock.failures import Failure
 from penstock_operator.plan.conditions import Finding, no, sentence, stopped, yes
 from penstock_operator.plan.endpoint import Endpoint
+from penstock_operator.plan.names import ENDPOINT
 from penstock_operator.plan.observed import DeploymentFacts, PodFacts, RuntimePod
 from penstock_operator.plan.outcome import waiting
 from penstock_operator.plan.replicas import Replicas
@@ -102,8 +103,10 @@ def available(
     deployment: DeploymentFacts | None,
     replicas: Replicas,
     wrong: Sequence[Trouble],
+    *,
+    held: bool | None = None,
 ) -> Finding:
-    """Whether requests are answered."""
+    """Whether requests are answered. `held`: a gateway holds them while no replica is up; None: there is none to be."""
     there = deployment.available if deployment is not None else 0
     if there:
         answering = f"{there} of {replicas.wanted} replicas answer" if replicas.wanted != there else _count(there)
@@ -112,6 +115,18 @@ def available(
         return no("Suspended", "The endpoint is suspended and has no pods. Set spec.suspend to false to serve again.")
     if serving is None:
         return no("NothingToServe", "There is no artefact to serve yet; the condition Optimized says how far it is.")
+    if replicas.wanted == 0 and held:
+        return yes(
+            "ScaledToZero",
+            "No replica runs, because there are no requests. The gateway holds the next one and answers it when a "
+            "replica is up.",
+        )
+    if replicas.wanted == 0 and held is False:
+        return no(
+            "GatewayUnavailable",
+            "The endpoint is scaled to zero replicas, and no pod of its gateway is up to hold requests. Look at the "
+            f"gateway's pods: kubectl get pods -l {ENDPOINT}={endpoint.name}.",
+        )
     if replicas.wanted == 0:
         return no(
             "ScaledToZero", "The endpoint is scaled to zero replicas, so nobody answers. Raise replicas to serve."

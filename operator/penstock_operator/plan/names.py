@@ -22,11 +22,14 @@ TEMPLATE_HASH = f"{GROUP}/template-hash"
 
 RUNTIME = "penstock-runtime"
 OPTIMIZER = "penstock-optimizer"
+GATEWAY = "penstock-gateway"
 MANAGER = "penstock"
 CONTAINER = "penstock"
 """The name of the one container of every pod."""
 HTTP_PORT = 8080
 SERVICE_PORT = 80
+GATEWAY_STATUS_PORT = 8404
+"""Metrics and probes of the gateway, and whether it holds anything."""
 
 LABEL_LIMIT = 63
 
@@ -47,6 +50,26 @@ def runtime_selector(endpoint: str) -> dict[str, str]:
 def runtime_labels(endpoint: str) -> dict[str, str]:
     """Labels of an endpoint's objects."""
     return {**runtime_selector(endpoint), INSTANCE: endpoint, MANAGED_BY: MANAGER}
+
+
+def gateway_name(endpoint: str) -> str:
+    """The name of all that the gateway of an endpoint consists of."""
+    return shortened(endpoint, suffix="-gateway")
+
+
+def pods_service_name(endpoint: str) -> str:
+    """The name of the headless Service that lists the runtime pods for the gateway."""
+    return shortened(endpoint, suffix="-pods")
+
+
+def gateway_selector(endpoint: str) -> dict[str, str]:
+    """What chooses the gateway's pods of an endpoint."""
+    return {NAME: GATEWAY, ENDPOINT: endpoint}
+
+
+def gateway_labels(endpoint: str) -> dict[str, str]:
+    """Labels of all that the gateway of an endpoint consists of."""
+    return {**gateway_selector(endpoint), INSTANCE: endpoint, MANAGED_BY: MANAGER}
 
 
 def model_labels(optimized_model: str) -> dict[str, str]:

@@ -320,6 +320,8 @@ class Observed:
     optimized_models: tuple[OptimizedModelFacts, ...] = ()
     """At least that of the spec's key (`optimized_model_name`), and the one that the Deployment serves."""
     deployment: DeploymentFacts | None = None
+    gateway: DeploymentFacts | None = None
+    """The Deployment of its gateway."""
     replica_sets: tuple[ReplicaSetFacts, ...] = ()
     pods: tuple[RuntimePod, ...] = ()
     """The runtime pods, those that are being deleted as well."""

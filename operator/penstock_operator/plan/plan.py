@@ -18,6 +18,7 @@ from penstock.hardware_class import HardwareClassSpec
 from penstock.optimized import OptimizedModelStatus, Phase, optimized_model_name
 from penstock.scaling import ScalingMode
 from penstock.status import ConditionType, EndpointStatus
+from penstock_operator.plan import gateway
 from penstock_operator.plan.acceptance import accepted, fitting, hardware_class, read
 from penstock_operator.plan.actions import Event, Plan, StatusWrite
 from penstock_operator.plan.autoscaling import bounds, horizontal_pod_autoscaler, prometheus_of, scaled_object
@@ -164,7 +165,9 @@ class _Planning:
     def _objects(self, serving: Serving | None, count: Replicas) -> str:
         """What serves. The hash of the desired pod template; empty when the present one stays as it is."""
         endpoint, observed = self.endpoint, self.observed
-        self.apply.append(service(endpoint))
+        self.apply.append(service(endpoint, through_gateway=gateway.answers(endpoint, observed.gateway)))
+        # Its pods go on until the Service has turned away from them.
+        self.delete += gateway.superfluous(endpoint, observed)
         self.apply.append(network_policy(endpoint, observed.settings))
         budget = disruption_budget(endpoint, count.wanted)
         if budget is not None:
@@ -179,6 +182,7 @@ class _Planning:
             return ""
         desired = deployment(endpoint, serving, hardware, count, observed.settings)
         self.apply.append(desired)
+        self.apply += gateway.objects(endpoint, observed)
         self._scalers()
         return str(desired["spec"]["template"]["metadata"]["annotations"][TEMPLATE_HASH])
 
@@ -244,7 +248,14 @@ class _Planning:
             ConditionType.OPTIMIZED: optimized(endpoint, wanted, serving, self._missing_for_job(wanted)),
             ConditionType.ACCURACY_WITHIN_BUDGET: accuracy(wanted, serving),
             ConditionType.CORES_PINNED: pinned,
-            ConditionType.AVAILABLE: available(endpoint, serving, observed.deployment, count, wrong),
+            ConditionType.AVAILABLE: available(
+                endpoint,
+                serving,
+                observed.deployment,
+                count,
+                wrong,
+                held=gateway.answers(endpoint, observed.gateway) if gateway.wanted(endpoint) else None,
+            ),
             ConditionType.OBJECTIVE_MET: objective(endpoint, serving, pinned, verdicts),
             ConditionType.CURVE_CURRENT: curve_current(endpoint, observed.scale),
             ConditionType.METRICS_AVAILABLE: metrics_available(observed, endpoint),

@@ -26,8 +26,12 @@ def ready(endpoint: Endpoint, findings: Mapping[str, Finding], wrong: Sequence[T
     """The sum of the other findings; its reason is that of the first that stands in the way."""
     if endpoint.spec.suspend:
         return no("Suspended", "The endpoint is suspended. Set spec.suspend to false to serve again.")
+    idle = findings[ConditionType.AVAILABLE].true and findings[ConditionType.AVAILABLE].reason == "ScaledToZero"
     for kind in NEEDED:
         finding = findings[kind]
+        if idle and kind == ConditionType.CORES_PINNED and not finding.false:
+            # There is no pod that could be seen. The next one will be.
+            continue
         if not finding.true:
             return no(finding.reason, finding.message)
     for kind in NOT_DENIED:
@@ -39,7 +43,7 @@ def ready(endpoint: Endpoint, findings: Mapping[str, Finding], wrong: Sequence[T
     rollout = findings[ConditionType.PROGRESSING]
     if rollout.reason in {"RollingOut", "NoRoomForSurge", "RolloutStuck"}:
         return no(rollout.reason, rollout.message)
-    return yes("Serving", findings[ConditionType.AVAILABLE].message)
+    return yes("ScaledToZero" if idle else "Serving", findings[ConditionType.AVAILABLE].message)
 
 
 def reason_words(summed: Finding, wanted: Optimization | None) -> str:

@@ -57,6 +57,9 @@ class PlanSettings:
     """Memory of a runtime pod while the model's size is not known yet."""
     resync_seconds: float = 300.0
     """Everything is looked at again after this, whether anything happened or not."""
+    gateway_image: str = "localhost/penstock-gateway"
+    gateway_cpu: str = "100m"
+    """CPU that a pod of a gateway asks for; it may use more."""
     keda: bool = False
     """KEDA is installed: the operator keeps the ScaledObjects of endpoints in that mode."""
     prometheus_url: str = ""

@@ -186,6 +186,7 @@ class Kube:
     def observed(self) -> Observed:
         value = copy.deepcopy(self.endpoint)
         found = self.objects.get(("Deployment", self.name))
+        gateway = self.objects.get(("Deployment", names.gateway_name(self.name)))
         return Observed(
             endpoint=value,
             now=self.now,
@@ -195,6 +196,7 @@ class Kube:
                 self._model(name) for kind, name in sorted(self.objects) if kind == "OptimizedModel"
             ),
             deployment=None if found is None else DeploymentFacts.from_object(found),
+            gateway=None if gateway is None else DeploymentFacts.from_object(gateway),
             replica_sets=tuple(
                 ReplicaSetFacts.from_object(value) for (kind, _), value in self.objects.items() if kind == "ReplicaSet"
             ),

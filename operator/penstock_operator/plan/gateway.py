@@ -1,0 +1,232 @@
+"""The gateway of an endpoint: its pods, what they may read, and the Service that lists the replicas for them.
+
+It is in the way of every request, so it comes and goes without one being lost: the endpoint's Service leads to it only
+once it is there, and straight to the replicas before and after that.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+from penstock.gateway import GatewayMode
+from penstock_operator.plan.deployment import Drain, template_hash
+from penstock_operator.plan.endpoint import Endpoint
+from penstock_operator.plan.memory import quantity
+from penstock_operator.plan.names import (
+    CONTAINER,
+    GATEWAY_STATUS_PORT,
+    HTTP_PORT,
+    TEMPLATE_HASH,
+    gateway_labels,
+    gateway_name,
+    gateway_selector,
+    pods_service_name,
+    runtime_selector,
+)
+from penstock_operator.plan.observed import DeploymentFacts, Observed, Ref
+from penstock_operator.plan.pod_template import CONTAINER_SECURITY, POD_SECURITY, TMP, environment, scratch
+from penstock_operator.plan.settings import Json, PlanSettings
+
+CONCURRENCY_PER_CORE, LEAST_CONCURRENCY = 16, 32
+"""Requests that a replica is given at a time: several times what it has within its objective, so that an overload shows
+in its own latency, and few enough that a crowd that was held waits where the next replica can take from it."""
+ANSWER_SECONDS = 300
+FINISH_SECONDS = 60
+"""Beyond what a request may be held: for those that have just been let go."""
+MARGIN_SECONDS = 10
+"""Between the process's own limit and the kubelet's SIGKILL."""
+BASE_BYTES = 96 * 2**20
+"""Python, HAProxy, Lua."""
+HELD_BYTES = 80 * 2**10
+"""A request that waits: its buffer, and the stream around it."""
+KINDS = ("ServiceAccount", "Role", "RoleBinding", "Deployment", "PodDisruptionBudget", "NetworkPolicy")
+
+
+def wanted(endpoint: Endpoint) -> bool:
+    """Whether there is to be one. Not while the endpoint is suspended: nobody would come to answer what it holds."""
+    spec = endpoint.spec
+    if spec.suspend or spec.gateway.mode is GatewayMode.NEVER:
+        return False
+    return spec.gateway.mode is GatewayMode.ALWAYS or spec.scaling.min_replicas == 0
+
+
+def answers(endpoint: Endpoint, gateway: DeploymentFacts | None) -> bool:
+    """Whether the gateway is there to take requests."""
+    return wanted(endpoint) and gateway is not None and not gateway.deleting and gateway.available > 0
+
+
+def objects(endpoint: Endpoint, observed: Observed) -> list[Json]:
+    """All that the gateway consists of, in the order to apply it; nothing when there is to be none."""
+    if not wanted(endpoint):
+        return []
+    found = [*_access(endpoint), _pods_service(endpoint), _policy(endpoint), _deployment(endpoint, observed.settings)]
+    if endpoint.spec.gateway.replicas > 1:
+        found.append(_budget(endpoint))
+    return found
+
+
+def superfluous(endpoint: Endpoint, observed: Observed) -> Iterable[Ref]:
+    """What is there of a gateway and should not be."""
+    name = gateway_name(endpoint.name)
+    present = [Ref(kind, name) for kind in KINDS] + [Ref("Service", pods_service_name(endpoint.name))]
+    kept = {Ref(value["kind"], value["metadata"]["name"]) for value in objects(endpoint, observed)}
+    return [ref for ref in present if ref in observed.present and ref not in kept]
+
+
+def _owned(endpoint: Endpoint, api_version: str, kind: str, spec: Json | None, **fields: Json | list[Json]) -> Json:
+    value = endpoint.owned(api_version, kind, spec or {}, name=gateway_name(endpoint.name))
+    value["metadata"]["labels"] = gateway_labels(endpoint.name)
+    if spec is None:
+        del value["spec"]
+    return {**value, **fields}
+
+
+def _access(endpoint: Endpoint) -> list[Json]:
+    """It reads which replicas there are, in its own namespace, and nothing else."""
+    name = gateway_name(endpoint.name)
+    rule: Json = {"apiGroups": ["discovery.k8s.io"], "resources": ["endpointslices"], "verbs": ["list", "watch"]}
+    subject: Json = {"kind": "ServiceAccount", "name": name, "namespace": endpoint.namespace}
+    role: Json = {"apiGroup": "rbac.authorization.k8s.io", "kind": "Role", "name": name}
+    return [
+        _owned(endpoint, "v1", "ServiceAccount", None),
+        _owned(endpoint, "rbac.authorization.k8s.io/v1", "Role", None, rules=[rule]),
+        _owned(endpoint, "rbac.authorization.k8s.io/v1", "RoleBinding", None, roleRef=role, subjects=[subject]),
+    ]
+
+
+def _pods_service(endpoint: Endpoint) -> Json:
+    """Headless: a list of the replicas, by which the gateway knows them. Names resolve to their addresses as well."""
+    value = endpoint.owned(
+        "v1",
+        "Service",
+        {
+            "type": "ClusterIP",
+            "clusterIP": "None",
+            "selector": runtime_selector(endpoint.name),
+            "ports": [{"name": "http", "port": HTTP_PORT, "targetPort": HTTP_PORT, "protocol": "TCP"}],
+        },
+        name=pods_service_name(endpoint.name),
+    )
+    value["metadata"]["labels"] = gateway_labels(endpoint.name)
+    return value
+
+
+def _policy(endpoint: Endpoint) -> Json:
+    """Requests, and the status port for the operator and whoever gathers metrics. Nothing is said of what goes out: the
+    API server's address is none that a policy could name."""
+    ports = [{"port": port, "protocol": "TCP"} for port in (HTTP_PORT, GATEWAY_STATUS_PORT)]
+    spec: Json = {
+        "podSelector": {"matchLabels": gateway_selector(endpoint.name)},
+        "policyTypes": ["Ingress"],
+        "ingress": [{"ports": ports}],
+    }
+    return _owned(endpoint, "networking.k8s.io/v1", "NetworkPolicy", spec)
+
+
+def _budget(endpoint: Endpoint) -> Json:
+    spec: Json = {
+        "maxUnavailable": 1,
+        "selector": {"matchLabels": gateway_selector(endpoint.name)},
+        "unhealthyPodEvictionPolicy": "AlwaysAllow",
+    }
+    return _owned(endpoint, "policy/v1", "PodDisruptionBudget", spec)
+
+
+def _deployment(endpoint: Endpoint, settings: PlanSettings) -> Json:
+    spec: Json = {
+        "replicas": endpoint.spec.gateway.replicas,
+        "selector": {"matchLabels": gateway_selector(endpoint.name)},
+        "revisionHistoryLimit": 3,
+        "minReadySeconds": 1,
+        "strategy": {"type": "RollingUpdate", "rollingUpdate": {"maxSurge": 1, "maxUnavailable": 0}},
+        "template": _template(endpoint, settings),
+    }
+    return _owned(endpoint, "apps/v1", "Deployment", spec)
+
+
+def _template(endpoint: Endpoint, settings: PlanSettings) -> Json:
+    gateway, pod = endpoint.spec.gateway, endpoint.spec.pod
+    name, drain = gateway_name(endpoint.name), Drain.of(endpoint.spec.rollout.drain_seconds)
+    finish = gateway.hold_seconds + FINISH_SECONDS
+    tmp_volume, tmp_mount = scratch("tmp", TMP)
+    memory = quantity(BASE_BYTES + gateway.max_held_requests * HELD_BYTES)
+    values = {
+        "ENDPOINT": endpoint.name,
+        "NAMESPACE": endpoint.namespace,
+        "SERVICE": pods_service_name(endpoint.name),
+        "PORT": str(HTTP_PORT),
+        "STATUS_PORT": str(GATEWAY_STATUS_PORT),
+        "MAX_HELD": str(gateway.max_held_requests),
+        "HOLD_SECONDS": str(gateway.hold_seconds),
+        "CONCURRENCY": str(max(LEAST_CONCURRENCY, CONCURRENCY_PER_CORE * endpoint.spec.cores)),
+        "ANSWER_SECONDS": str(ANSWER_SECONDS),
+        "DRAIN_SECONDS": str(drain.delay),
+        "FINISH_SECONDS": str(finish),
+    }
+    container: Json = {
+        "name": CONTAINER,
+        "image": settings.gateway_image,
+        "imagePullPolicy": settings.image_pull_policy,
+        "command": ["python3", "-m", "penstock_gateway"],
+        "env": environment(settings, [], {f"PENSTOCK_GATEWAY_{key}": text for key, text in values.items()}),
+        "ports": [
+            {"name": "http", "containerPort": HTTP_PORT, "protocol": "TCP"},
+            {"name": "status", "containerPort": GATEWAY_STATUS_PORT, "protocol": "TCP"},
+        ],
+        "resources": {
+            "requests": {"cpu": settings.gateway_cpu, "memory": memory},
+            # No limit of CPU: what is throttled here is late for everybody.
+            "limits": {"memory": memory},
+        },
+        "securityContext": CONTAINER_SECURITY,
+        "terminationMessagePath": "/dev/termination-log",
+        "terminationMessagePolicy": "FallbackToLogsOnError",
+        "volumeMounts": [tmp_mount],
+        "livenessProbe": _probe("/healthz", every=10, failures=6),
+        "readinessProbe": _probe("/readyz", every=1, failures=3),
+    }
+    spec: Json = {
+        "serviceAccountName": name,
+        # The only pods of ours with a token: see _access.
+        "automountServiceAccountToken": True,
+        "enableServiceLinks": False,
+        "securityContext": POD_SECURITY,
+        "terminationGracePeriodSeconds": drain.delay + finish + MARGIN_SECONDS,
+        "containers": [container],
+        "volumes": [tmp_volume],
+        "tolerations": [toleration.to_object() for toleration in pod.tolerations],
+        "topologySpreadConstraints": [
+            {
+                "topologyKey": "kubernetes.io/hostname",
+                "maxSkew": 1,
+                "whenUnsatisfiable": "ScheduleAnyway",
+                "labelSelector": {"matchLabels": gateway_selector(endpoint.name)},
+                "matchLabelKeys": ["pod-template-hash"],
+            }
+        ],
+    }
+    secrets = dict.fromkeys([*(secret.name for secret in pod.image_pull_secrets), *settings.image_pull_secrets])
+    if secrets:
+        spec["imagePullSecrets"] = [{"name": one} for one in secrets]
+    if pod.priority_class_name is not None:
+        spec["priorityClassName"] = pod.priority_class_name
+    annotations = {
+        "prometheus.io/scrape": "true",
+        "prometheus.io/port": str(GATEWAY_STATUS_PORT),
+        "prometheus.io/path": "/metrics",
+    }
+    made: Json = {
+        "metadata": {"labels": {**pod.labels, **gateway_labels(endpoint.name)}, "annotations": annotations},
+        "spec": {key: value for key, value in spec.items() if value != []},
+    }
+    annotations[TEMPLATE_HASH] = template_hash(made)
+    return made
+
+
+def _probe(path: str, *, every: int, failures: int) -> Json:
+    return {
+        "httpGet": {"path": path, "port": "status"},
+        "periodSeconds": every,
+        "failureThreshold": failures,
+        "timeoutSeconds": 5,
+    }

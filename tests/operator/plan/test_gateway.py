@@ -1,0 +1,238 @@
+"""The gateway: there when it is asked for, in the way only when it is up, and gone without a trace."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import fields, replace
+from typing import Any
+
+import pytest
+
+from penstock_gateway.settings import GatewaySettings
+from penstock_operator.plan import names
+from penstock_operator.plan.observed import Ref, Scale
+from tests.operator.plan.kube import SETTINGS, Json, Kube, condition
+
+ZERO = {"minReplicas": 0, "maxReplicas": 3}
+ALL = {
+    Ref("ServiceAccount", "emotion-gateway"),
+    Ref("Role", "emotion-gateway"),
+    Ref("RoleBinding", "emotion-gateway"),
+    Ref("Service", "emotion-pods"),
+    Ref("NetworkPolicy", "emotion-gateway"),
+    Ref("Deployment", "emotion-gateway"),
+    Ref("PodDisruptionBudget", "emotion-gateway"),
+}
+
+
+def gateway_of(kube: Kube) -> set[Ref]:
+    return {Ref(kind, name) for kind, name in kube.objects if name in {"emotion-gateway", "emotion-pods"}}
+
+
+def gateway_up(kube: Kube, available: int = 2) -> None:
+    """Its Deployment's controller and its pods are through."""
+    deployment = kube.objects["Deployment", "emotion-gateway"]
+    deployment["status"] = {
+        "observedGeneration": deployment["metadata"]["generation"],
+        "replicas": 2,
+        "updatedReplicas": 2,
+        "availableReplicas": available,
+    }
+
+
+def leads_to(kube: Kube) -> str:
+    return str(kube.objects["Service", "emotion"]["spec"]["selector"][names.NAME])
+
+
+def environment(kube: Kube) -> dict[str, str]:
+    container = kube.objects["Deployment", "emotion-gateway"]["spec"]["template"]["spec"]["containers"][0]
+    return {entry["name"]: entry["value"] for entry in container["env"]}
+
+
+@pytest.mark.parametrize(
+    ("spec", "there"),
+    [
+        ({}, False),
+        ({"scaling": ZERO}, True),
+        ({"scaling": {**ZERO, "mode": "KEDA"}}, True),
+        ({"gateway": {"mode": "Always"}}, True),
+        ({"scaling": ZERO, "gateway": {"mode": "Never"}}, False),
+        ({"scaling": ZERO, "suspend": True}, False),
+    ],
+)
+def test_there_is_a_gateway_where_the_spec_asks_for_it(spec: Json, there: bool) -> None:
+    kube = Kube().optimised()
+    kube.edit(**spec)
+    kube.reconcile()
+
+    assert gateway_of(kube) == (ALL if there else set())
+
+
+def test_requests_go_through_it_only_while_it_is_up() -> None:
+    kube = Kube(scaling=ZERO).optimised()
+    kube.pods_serve()
+    kube.reconcile()
+    assert leads_to(kube) == names.RUNTIME
+    gateway_up(kube, available=1)
+    kube.reconcile()
+    assert leads_to(kube) == names.GATEWAY
+    gateway_up(kube, available=0)
+    kube.reconcile()
+    assert leads_to(kube) == names.RUNTIME
+
+
+def test_a_gateway_that_is_not_wanted_any_more_goes_with_all_that_is_its() -> None:
+    kube = Kube(scaling=ZERO).optimised()
+    kube.reconcile()
+    gateway_up(kube)
+    kube.reconcile()
+    kube.edit(scaling={"minReplicas": 1})
+    kube.reconcile()
+
+    assert gateway_of(kube) == set()
+    assert leads_to(kube) == names.RUNTIME
+    assert set(kube.deleted) == ALL
+
+
+def test_one_pod_has_no_disruption_budget_that_would_block_a_drain() -> None:
+    kube = Kube(scaling=ZERO, gateway={"replicas": 1}).optimised()
+    kube.reconcile()
+    assert gateway_of(kube) == ALL - {Ref("PodDisruptionBudget", "emotion-gateway")}
+    kube.edit(gateway={"replicas": 2})
+    kube.reconcile()
+    assert gateway_of(kube) == ALL
+
+
+def test_its_pods_are_restricted_and_may_read_one_thing() -> None:
+    kube = Kube(scaling=ZERO).optimised()
+    kube.reconcile()
+    pod = kube.objects["Deployment", "emotion-gateway"]["spec"]["template"]["spec"]
+    (container,) = pod["containers"]
+
+    assert pod["securityContext"]["runAsNonRoot"] is True
+    assert container["securityContext"]["readOnlyRootFilesystem"] is True
+    assert container["securityContext"]["capabilities"] == {"drop": ["ALL"]}
+    assert kube.objects["Role", "emotion-gateway"]["rules"] == [
+        {"apiGroups": ["discovery.k8s.io"], "resources": ["endpointslices"], "verbs": ["list", "watch"]}
+    ]
+    binding = kube.objects["RoleBinding", "emotion-gateway"]
+    assert binding["subjects"] == [{"kind": "ServiceAccount", "name": "emotion-gateway", "namespace": "a"}]
+    assert pod["serviceAccountName"] == "emotion-gateway"
+    # Nobody else has a token.
+    assert kube.deployment["spec"]["template"]["spec"]["automountServiceAccountToken"] is False
+
+
+def test_the_gateways_process_understands_what_its_pod_says() -> None:
+    kube = Kube(
+        scaling=ZERO, gateway={"maxHeldRequests": 7, "holdSeconds": 33}, rollout={"drainSeconds": 4}
+    ).optimised()
+    kube.reconcile()
+    found = GatewaySettings.from_environment(environment(kube))
+
+    assert found == GatewaySettings(
+        endpoint="emotion",
+        service="emotion-pods",
+        namespace="a",
+        max_held=7,
+        hold_seconds=33,
+        concurrency=32,
+        drain_seconds=4,
+        finish_seconds=93,
+    )
+    known = {f"PENSTOCK_GATEWAY_{field.name.upper()}" for field in fields(GatewaySettings)}
+    assert environment(kube).keys() <= known
+    deployment = kube.objects["Deployment", "emotion-gateway"]
+    grace = deployment["spec"]["template"]["spec"]["terminationGracePeriodSeconds"]
+    assert grace > found.drain_seconds + found.finish_seconds
+
+
+@pytest.mark.parametrize(("cores", "concurrency"), [(1, 32), (2, 32), (4, 64), (16, 256)])
+def test_a_replica_is_given_more_at_a_time_when_it_has_more_cores(cores: int, concurrency: int) -> None:
+    kube = Kube(scaling=ZERO, cores=cores).optimised()
+    kube.reconcile()
+
+    assert environment(kube)["PENSTOCK_GATEWAY_CONCURRENCY"] == str(concurrency)
+
+
+def test_what_it_holds_fits_into_its_memory() -> None:
+    def memory(held: int) -> Mapping[str, Any]:
+        kube = Kube(scaling=ZERO, gateway={"maxHeldRequests": held}).optimised()
+        kube.reconcile()
+        container = kube.objects["Deployment", "emotion-gateway"]["spec"]["template"]["spec"]["containers"][0]
+        found: Json = container["resources"]
+        assert found["requests"]["memory"] == found["limits"]["memory"]
+        return found
+
+    assert memory(0)["limits"]["memory"] == "128Mi"
+    assert memory(512)["limits"]["memory"] == "192Mi"
+    assert "cpu" not in memory(512)["limits"]
+    assert memory(512)["requests"]["cpu"] == "100m"
+
+
+def test_a_changed_image_rolls_out_and_nothing_else_does() -> None:
+    kube = Kube(scaling=ZERO).optimised()
+    kube.reconcile()
+    before = kube.objects["Deployment", "emotion-gateway"]["metadata"]["generation"]
+    kube.pass_by(3600)
+    kube.reconcile()
+    assert kube.objects["Deployment", "emotion-gateway"]["metadata"]["generation"] == before
+    kube.settings = replace(SETTINGS, gateway_image="localhost/penstock-gateway:9")
+    kube.reconcile()
+    assert kube.objects["Deployment", "emotion-gateway"]["metadata"]["generation"] == before + 1
+
+
+def at_zero(**spec: Any) -> Kube:
+    kube = Kube(scaling=ZERO, **spec).optimised()
+    kube.pods_serve()
+    kube.reconcile()
+    gateway_up(kube)
+    kube.scale = Scale(replicas=0, reason="0 replicas, down from 1: nobody asks.")
+    kube.reconcile()
+    kube.pods_serve()
+    kube.reconcile()
+    return kube
+
+
+def test_an_endpoint_at_zero_is_ready_and_says_that_it_is_asleep() -> None:
+    kube = at_zero()
+    made = kube.plan()
+
+    assert kube.deployment["spec"]["replicas"] == 0
+    assert condition(made, "Available")[:2] == ("True", "ScaledToZero")
+    assert condition(made, "Ready")[:2] == ("True", "ScaledToZero")
+    assert "holds the next one" in condition(made, "Ready")[2]
+
+
+def test_an_endpoint_that_wakes_says_that_it_starts() -> None:
+    kube = at_zero()
+    kube.scale = Scale(replicas=1, reason="1 replica, up from 0: a request waits.")
+    made = kube.reconcile()
+
+    assert kube.deployment["spec"]["replicas"] == 1
+    assert condition(made, "Ready")[:2] == ("False", "Starting")
+
+
+def test_an_endpoint_at_zero_without_a_gateway_that_is_up_is_not_available() -> None:
+    kube = at_zero()
+    gateway_up(kube, available=0)
+    made = kube.reconcile()
+
+    assert condition(made, "Available")[:2] == ("False", "GatewayUnavailable")
+    assert condition(made, "Ready")[:2] == ("False", "GatewayUnavailable")
+
+
+def test_a_gateways_object_of_somebody_else_is_not_taken_over() -> None:
+    kube = Kube(scaling=ZERO)
+    kube.foreign = {Ref("Deployment", "emotion-gateway")}
+    made = kube.reconcile()
+
+    assert condition(made, "Accepted")[:2] == ("False", "NameTaken")
+    assert "a Deployment named emotion-gateway" in condition(made, "Accepted")[2]
+    assert made.apply == ()
+
+
+def test_long_names_stay_within_what_a_service_may_be_called() -> None:
+    name = "e" * 63
+    assert len(names.gateway_name(name)) <= 63
+    assert len(names.pods_service_name(name)) <= 63
+    assert names.gateway_name(name) != names.gateway_name("e" * 62 + "f")
