@@ -25,9 +25,10 @@ from penstock_operator.health import Health, serve
 from penstock_operator.joblog import JobLogs
 from penstock_operator.lease import Leadership, LeaseTimes
 from penstock_operator.metrics import REGISTRY
-from penstock_operator.plan.names import HTTP_PORT
+from penstock_operator.plan.names import GATEWAY_STATUS_PORT, HTTP_PORT
 from penstock_operator.probe import Probes
 from penstock_operator.scaling.figures import Figures
+from penstock_operator.scaling.gateways import read_gateway
 from penstock_operator.scaling.loop import Autoscaler, Pace
 from penstock_operator.scaling.prometheus import OwnPrometheus, PrometheusClient
 from penstock_operator.scaling.scraper import Scraper
@@ -175,7 +176,12 @@ async def _lead(
 
 
 def make_autoscaler(
-    port: ClusterPort, world: World, settings: ScalingSettings, *, pod_port: int = HTTP_PORT
+    port: ClusterPort,
+    world: World,
+    settings: ScalingSettings,
+    *,
+    pod_port: int = HTTP_PORT,
+    gateway_port: int = GATEWAY_STATUS_PORT,
 ) -> Autoscaler:
     """As the settings say."""
     return Autoscaler(
@@ -184,6 +190,13 @@ def make_autoscaler(
         scraper=Scraper(
             timeout_seconds=settings.scrape_timeout_seconds, concurrency=settings.scrape_concurrency, port=pod_port
         ),
+        gateways=Scraper(
+            timeout_seconds=settings.scrape_timeout_seconds,
+            concurrency=settings.scrape_concurrency,
+            port=gateway_port,
+            reader=read_gateway,
+        ),
+        gateway_port=gateway_port,
         prometheus=PrometheusClient(
             timeout_seconds=settings.prometheus_timeout_seconds, concurrency=settings.prometheus_concurrency
         ),

@@ -184,7 +184,7 @@ def running_rig() -> Iterator[Rig]:
             for gateway in rig.gateways:
                 # pytest shows it when the test has failed.
                 print(gateway.log.read_text()[-8000:])
-            processes = [one.process for one in (*rig.gateways, *rig.replicas.values())]
+            processes = [*(one.process for one in rig.gateways), *(one.process for one in rig.replicas.values())]
             for gateway in rig.gateways:
                 gateway.terminate()
             for replica in rig.replicas.values():

@@ -110,7 +110,8 @@ def serving_slices() -> Iterator[tuple[SlicesApi, str]]:
             before = api.names[since]
             while True:
                 with api.changed:
-                    api.changed.wait_for(lambda since=since: api.version > since or api.failing or api.over)
+                    while not (api.version > since or api.failing or api.over):
+                        api.changed.wait()
                     if api.failing or api.over:
                         self.close_connection = True
                         return

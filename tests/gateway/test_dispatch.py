@@ -41,12 +41,12 @@ def test_a_kept_connection_finds_a_replica_that_came_later(rig: Rig) -> None:
     gateway = rig.gateway()
     gateway.until("replicas", 1)
     with httpx.Client(trust_env=False, verify=False, timeout=30) as client:
-        ask = lambda: client.post(f"{gateway.url}/predict", json={"inputs": "x"})  # noqa: E731
-        assert ask().status_code == 200
+        url = f"{gateway.url}/predict"
+        assert client.post(url, json={"inputs": "x"}).status_code == 200
         later = rig.start("b")
         gateway.until("replicas", 2)
         for _ in range(10):
-            assert ask().status_code == 200
+            assert client.post(url, json={"inputs": "x"}).status_code == 200
 
     assert served(later.port) >= 4
 

@@ -10,23 +10,28 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
+from collections import defaultdict
 from contextlib import AsyncExitStack
 from dataclasses import dataclass, field
 from typing import Self
 
-from penstock_operator.autoscaler import Decision, Metrics, Observation, State, bequeathed, decide, inherited
+from penstock_operator.autoscaler import Decision, Metrics, Observation, State, bequeathed, inherited
+from penstock_operator.autoscaler.decision import Cause
+from penstock_operator.autoscaler.zero import decide_from_zero
 from penstock_operator.cluster.errors import ClusterError, Forbidden, NotLeading
 from penstock_operator.cluster.kinds import SECRET
 from penstock_operator.cluster.port import ClusterPort
 from penstock_operator.cluster.store import Key
 from penstock_operator.logs import ENDPOINT
 from penstock_operator.metrics import SCALING_DECISIONS, SCALING_ERRORS, SCALING_SECONDS
+from penstock_operator.plan.names import GATEWAY_STATUS_PORT
 from penstock_operator.plan.observed import Scale
 from penstock_operator.plan.replicas import written_here
+from penstock_operator.scaling.gateways import Waker, combined
 from penstock_operator.scaling.history import History
 from penstock_operator.scaling.prometheus import Access, OwnPrometheus, PrometheusClient, Source
 from penstock_operator.scaling.queries import Place, Windows
-from penstock_operator.scaling.scraper import Scraper
+from penstock_operator.scaling.scraper import Pod, Scraper
 from penstock_operator.scaling.target import Target, Targets
 from penstock_operator.scaling.telling import as_available_as, blindness, scale_of, unavailable, worth_telling
 from penstock_operator.world import World
@@ -63,6 +68,10 @@ class _Member:
     uid: str
     state: State
     history: History = field(default_factory=History)
+    gateway: History = field(default_factory=History)
+    """What the gateway's pods have said."""
+    gateways: tuple[Pod, ...] = ()
+    """Where to ask whether anybody waits, while there is no replica."""
     decision: Decision | None = None
     told: Scale | None = None
     told_at: float = 0.0
@@ -81,14 +90,20 @@ class Autoscaler:
         world: World,
         *,
         scraper: Scraper,
+        gateways: Scraper,
         prometheus: PrometheusClient,
         pace: Pace,
+        gateway_port: int = GATEWAY_STATUS_PORT,
         default: OwnPrometheus | None = None,
     ) -> None:
         self._port = port
         self._world = world
         self._targets = Targets(world)
         self._scraper = scraper
+        self._gateways = gateways
+        self._waker = Waker(self._woken, port=gateway_port)
+        self._turns: defaultdict[Key, asyncio.Lock] = defaultdict(asyncio.Lock)
+        """One look at an endpoint at a time: a tick's, or one that a waiting request asks for."""
         self._prometheus = prometheus
         self._pace = pace
         self._windows = Windows.of(pace.prometheus)
@@ -105,6 +120,8 @@ class Autoscaler:
 
     async def __aenter__(self) -> Self:
         await self._connections.enter_async_context(self._scraper)
+        await self._connections.enter_async_context(self._gateways)
+        await self._connections.enter_async_context(self._waker)
         await self._connections.enter_async_context(self._prometheus)
         return self
 
@@ -117,6 +134,7 @@ class Autoscaler:
             while True:
                 begin = time.monotonic()
                 await self.tick(time.time())
+                self._waker.watch({key: one.gateways for key, one in self._members.items() if one.gateways})
                 seconds = time.monotonic() - begin
                 SCALING_SECONDS.observe(seconds)
                 self._moved = time.monotonic()
@@ -141,7 +159,8 @@ class Autoscaler:
         """One endpoint that we have a mistake for must not keep the others from being scaled."""
         token = ENDPOINT.set(str(key))
         try:
-            await self._look(key, now)
+            async with self._turns[key]:
+                await self._look(key, now)
         except NotLeading:
             raise
         except Exception as error:
@@ -149,6 +168,11 @@ class Autoscaler:
             logger.exception("the autoscaler cannot decide: this is a defect of the operator; trying again")
         finally:
             ENDPOINT.reset(token)
+
+    async def _woken(self, key: Key) -> None:
+        """Somebody waits for the first replica."""
+        if key in self._members:
+            await self._safely(key, time.time())
 
     async def _look(self, key: Key, now: float) -> None:
         target = self._targets.find(key)
@@ -160,19 +184,23 @@ class Autoscaler:
             state = inherited(target.memory, target.settings, now, slowdown=target.slowdown)
             member = self._members[key] = _Member(target.uid, state)
         metrics = await self._metrics(target, member, now)
+        if target.gateways and not target.counted_by_query:
+            metrics = await self._with_gateway(target, member, metrics, now)
         if metrics is None:
             return
         # What this process decided is in force, whatever somebody else may have written meanwhile.
         mine = member.told is not None and written_here(target.mode)
         replicas = member.told.replicas if mine and member.told is not None else target.replicas
         seen = Observation(replicas, len(target.ready), metrics, rolling_out=target.rolling_out, started=target.started)
-        decision, member.state = decide(target.settings, target.service, seen, member.state, now)
+        decision, member.state = decide_from_zero(target.settings, target.service, seen, member.state, now)
+        member.gateways = target.gateways if decision.replicas == 0 else ()
         SCALING_DECISIONS.labels(decision.cause.value).inc()
         self._tell(target, member, decision, seen, now)
 
     def _tell(self, target: Target, member: _Member, decision: Decision, seen: Observation, now: float) -> None:
         member.decision = decision
-        why = blindness(seen)
+        # Who sees a request wait sees enough, rate or no rate.
+        why = "" if decision.cause is Cause.WOKEN else blindness(seen)
         member.blind_since = None if not why else now if member.blind_since is None else member.blind_since
         blind_seconds = 0.0 if member.blind_since is None else now - member.blind_since
         if why and member.told is None and blind_seconds < target.settings.unknown_seconds:
@@ -191,6 +219,7 @@ class Autoscaler:
         self._world.tell_scale(target.key, scale)
 
     def _forget(self, key: Key) -> None:
+        self._turns.pop(key, None)
         if self._members.pop(key, None) is not None:
             self._world.tell_scale(key, None)
 
@@ -223,6 +252,31 @@ class Autoscaler:
             interval_seconds=self._pace.tick,
             problem=problem,
         )
+
+    async def _with_gateway(
+        self, target: Target, member: _Member, replicas: Metrics | None, now: float
+    ) -> Metrics | None:
+        """The load as the gateway counts it. `replicas` None: it is not time to ask about them; there may be none."""
+        if replicas is None:
+            if target.ready or target.replicas:
+                return None
+            replicas = Metrics.unknown("no replica is ready")
+        answers = await self._gateways.scrape(target.gateways)
+        problem = ""
+        for pod, answer in answers.items():
+            if isinstance(answer, str):
+                problem = problem or answer
+            else:
+                member.gateway.put(pod, now, answer)
+        counted = member.gateway.metrics(
+            target.gateways_ready,
+            now,
+            objective_seconds=target.objective_seconds,
+            interval_seconds=self._pace.tick,
+            problem=problem,
+        )
+        ready, least = len(target.ready), target.settings.coverage_least
+        return combined(counted, replicas, ready=ready, coverage_least=least)
 
     async def _source(self, target: Target, now: float) -> Source | str | None:
         """Where this endpoint's load is read; None: from its pods; text: why it cannot be, as a clause."""

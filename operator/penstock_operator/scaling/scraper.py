@@ -1,9 +1,9 @@
-"""Reads /metrics of runtime pods, so that scaling needs no Prometheus: many at once, none for long or without end."""
+"""Reads /metrics of pods, so that scaling needs no Prometheus: many at once, none for long or without end."""
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from types import TracebackType
 from typing import Self
@@ -17,7 +17,7 @@ from penstock_operator.scaling.exposition import Reading, UnreadableMetrics, rea
 MAX_BYTES = 1_048_576
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, order=True)
 class Pod:
     """Where to ask."""
 
@@ -28,11 +28,19 @@ class Pod:
 class Scraper:
     """An async context manager: it keeps connections."""
 
-    def __init__(self, *, timeout_seconds: float, concurrency: int, port: int = HTTP_PORT) -> None:
+    def __init__(
+        self,
+        *,
+        timeout_seconds: float,
+        concurrency: int,
+        port: int = HTTP_PORT,
+        reader: Callable[[str], Reading] = read,
+    ) -> None:
         self._timeout = aiohttp.ClientTimeout(total=timeout_seconds)
         self._turns = asyncio.Semaphore(concurrency)
         self._concurrency = concurrency
         self._port = port
+        self._reader = reader
         self._session: aiohttp.ClientSession | None = None
 
     async def __aenter__(self) -> Self:
@@ -71,10 +79,10 @@ class Scraper:
                     body += chunk
                     if len(body) > MAX_BYTES:
                         return f"{pod.name} says more than {MAX_BYTES} bytes on {url}"
-            return read(body.decode(errors="replace"))
+            return self._reader(body.decode(errors="replace"))
         except TimeoutError:
             return f"{pod.name} does not answer within {self._timeout.total:g} s on {url}"
         except aiohttp.ClientError as error:
             return f"{pod.name} cannot be reached on {url}: {error}"
         except UnreadableMetrics as error:
-            return f"{pod.name} gives no metrics of a runtime on {url}: {error}"
+            return f"{pod.name} gives no metrics that can be read on {url}: {error}"

@@ -12,6 +12,7 @@ from penstock.result import Result
 from penstock.scaling import Prometheus, ScalingMode
 from penstock_operator.autoscaler import ScalingSettings, Service, Started, WhenMissing
 from penstock_operator.cluster.store import Key
+from penstock_operator.plan import gateway
 from penstock_operator.plan.endpoint import Endpoint
 from penstock_operator.plan.observed import DeploymentFacts
 from penstock_operator.plan.pod_facts import PodFacts
@@ -40,12 +41,21 @@ class Target:
     ready: tuple[str, ...]
     pods: tuple[Pod, ...]
     """Those that may have something to say: ready ones, and those that finish their last requests."""
+    gateways: tuple[Pod, ...]
+    """The pods of its gateway that take requests, or finish their last ones. None: requests go to the pods directly."""
+    gateways_ready: tuple[str, ...]
+    """Those of them that take requests."""
     slowdown: float | None
     """As an earlier leader left it in the status..."""
     memory: str
     """... and what else it left there."""
     started: tuple[Started, ...]
     """How long the ready pods took to start."""
+
+    @property
+    def counted_by_query(self) -> bool:
+        """A query of the endpoint's own says how many requests come."""
+        return self.prometheus.queries.request_rate is not None
 
     @property
     def objective_seconds(self) -> float:
@@ -76,18 +86,21 @@ class Targets:
             return None
         facts = [entry.facts for _, entry in self._world.pods.of(("endpoint", *key))]
         alive = [pod for pod in facts if pod.ip and pod.phase == "Running" and (pod.ready or pod.deleting)]
+        gateways, gateways_ready = self._gateways(key, endpoint)
         status = endpoint.status.get("scaling") or {}
         return Target(
             key=key,
             uid=endpoint.uid,
             mode=scaling.mode,
-            settings=scaling_settings(endpoint),
-            service=self._service(key.namespace, deployment, endpoint),
+            settings=scaling_settings(endpoint, gateway=bool(gateways)),
+            service=self._service(key.namespace, deployment, endpoint, pooled=bool(gateways)),
             prometheus=scaling.metrics.prometheus,
             replicas=deployment.wanted,
             rolling_out=rolling_out(deployment),
             ready=tuple(sorted(pod.name for pod in alive if pod.ready and not pod.deleting)),
             pods=tuple(Pod(pod.name, pod.ip) for pod in alive),
+            gateways=gateways,
+            gateways_ready=gateways_ready,
             slowdown=_positive(status.get("slowDown")),
             memory=memory if isinstance(memory := status.get("memory"), str) else "",
             started=tuple(filter(None, map(_started, alive))),
@@ -112,15 +125,28 @@ class Targets:
             known = self._endpoints[key] = (entry.version, endpoint)
         return known[1]
 
-    def _service(self, namespace: str, deployment: DeploymentFacts, endpoint: Endpoint) -> Service | None:
-        """What a replica takes of what serves; None where that was not measured, as of the fp32 graph."""
+    def _gateways(self, key: Key, endpoint: Endpoint) -> tuple[tuple[Pod, ...], tuple[str, ...]]:
+        """The gateway's pods, and those that are ready. Neither where none is: the Service leads straight to the
+        replicas."""
+        if not gateway.wanted(endpoint):
+            return (), ()
+        facts = [entry.facts for _, entry in self._world.pods.of(("gateway", *key))]
+        alive = [pod for pod in facts if pod.ip and pod.phase == "Running" and (pod.ready or pod.deleting)]
+        ready = tuple(sorted(pod.name for pod in alive if pod.ready and not pod.deleting))
+        return (tuple(sorted(Pod(pod.name, pod.ip) for pod in alive)) if ready else (), ready)
+
+    def _service(
+        self, namespace: str, deployment: DeploymentFacts, endpoint: Endpoint, *, pooled: bool
+    ) -> Service | None:
+        """What a replica takes of what serves; None where that was not measured, as of the fp32 graph. `pooled`: behind
+        a gateway, which sends each request to the replica with the least to do."""
         result = self._result(namespace, deployment)
         if result is None:
             return None
         latency = endpoint.spec.objective.latency
         # A changed objective asks for another optimisation; what serves was made for, and counts by, its own.
         objective = result.capacity.p95_objective_milliseconds or (latency.p95_milliseconds if latency else None)
-        return Service.from_curve(result.capacity.curve, p95_objective_milliseconds=objective)
+        return Service.from_curve(result.capacity.curve, p95_objective_milliseconds=objective, pooled=pooled)
 
     def _result(self, namespace: str, deployment: DeploymentFacts) -> Result | None:
         places = [Key(namespace, deployment.optimized_model)]
@@ -161,14 +187,14 @@ def _started(pod: PodFacts) -> Started | None:
     return Started(at=pod.ready_since.timestamp(), seconds=seconds) if seconds >= 0 else None
 
 
-def scaling_settings(endpoint: Endpoint) -> ScalingSettings:
+def scaling_settings(endpoint: Endpoint, *, gateway: bool) -> ScalingSettings:
     """The spec in the autoscaler's terms.
 
-    Nobody wakes an endpoint that has no pods unless somebody counts its requests elsewhere: without a query of its own
-    for the request rate it keeps one replica, whatever minReplicas says.
+    Nobody wakes an endpoint that has no pods unless somebody counts its requests elsewhere: without a gateway that is
+    up, and without a query of its own for the request rate, it keeps one replica, whatever minReplicas says.
     """
     scaling = endpoint.spec.scaling
-    counted_elsewhere = scaling.metrics.prometheus.queries.request_rate is not None
+    counted_elsewhere = gateway or scaling.metrics.prometheus.queries.request_rate is not None
     return ScalingSettings(
         min_replicas=scaling.min_replicas if counted_elsewhere else max(1, scaling.min_replicas),
         max_replicas=scaling.max_replicas,

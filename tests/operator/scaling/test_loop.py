@@ -168,10 +168,10 @@ def test_one_endpoint_that_cannot_be_decided_upon_does_not_keep_the_others_from_
 
     real = target.scaling_settings
 
-    def broken(endpoint: Any) -> Any:
+    def broken(endpoint: Any, **more: Any) -> Any:
         if endpoint.name == "d":
             raise ZeroDivisionError
-        return real(endpoint)
+        return real(endpoint, **more)
 
     monkeypatch.setattr(find, broken)
     asyncio.run(ticked(Secrets(None), world, 120))
