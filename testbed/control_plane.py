@@ -91,6 +91,10 @@ class ControlPlane:
         context = _client(settings, verify=program != "kube-scheduler")
         await_ready(daemon, probe, seconds=START_SECONDS, context=context)
 
+    def client(self) -> ssl.SSLContext:
+        """The administrator's, for HTTP requests of one's own."""
+        return _client(self.settings, verify=True)
+
     def user(self, name: str, *groups: str) -> Path:
         """The kubeconfig of a new user, who may do nothing until RBAC says so."""
         keys = self.settings.keys

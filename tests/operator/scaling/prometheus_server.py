@@ -23,8 +23,12 @@ HASH = "$2b$04$AFhFAAdNUvxW55C197kcvOPQH7ZJS0Wkwbjr1r5/Hsd7HLW5m9tAa"
 class Server:
     """One Prometheus process."""
 
-    def __init__(self, program: Path, folder: Path, scrapes: Sequence[Mapping[str, Any]]) -> None:
+    def __init__(
+        self, program: Path, folder: Path, scrapes: Sequence[Mapping[str, Any]], *, secure: bool = True
+    ) -> None:
+        """`secure`: over TLS, and with a password."""
         self.folder = folder
+        self.secure = secure
         (self.port,) = some_free_ports(1)
         self.authority = Authority.create()
         identity = self.authority.server("prometheus", ["localhost", "127.0.0.1"])
@@ -39,6 +43,8 @@ class Server:
             "tls_server_config": {"cert_file": str(folder / "tls.crt"), "key_file": str(folder / "tls.key")},
             "basic_auth_users": {"penstock": HASH},
         }
+        if not secure:
+            web = {}
         rules = yaml.safe_load(RULES.read_text())["rules"]
         (folder / "rules.yml").write_text(json.dumps({"groups": [{"name": "penstock", "rules": rules}]}))
         # JSON is YAML.
@@ -58,7 +64,7 @@ class Server:
 
     @property
     def url(self) -> str:
-        return f"https://127.0.0.1:{self.port}"
+        return f"http{'s' if self.secure else ''}://127.0.0.1:{self.port}"
 
     @property
     def secret(self) -> dict[str, str]:

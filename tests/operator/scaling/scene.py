@@ -18,7 +18,7 @@ from penstock_operator.cluster.store import Key
 from penstock_operator.plan.names import CONTAINER
 from penstock_operator.process import make_autoscaler
 from penstock_operator.scaling.loop import Autoscaler
-from penstock_operator.settings import ScalingSettings
+from penstock_operator.settings import ScalingSettings, Settings
 from testbed.kubectl import Kubectl
 from tests.operator.rim import kubelet
 from tests.operator.rim.running import Running, Tripwire, running
@@ -77,8 +77,11 @@ class Scene:
             self.wire = Tripwire(port)
             return self.wire
 
-        async with running(self.kubeconfig, self.kubectl.namespace, wrap=trip) as self.operator:
-            chosen = ScalingSettings(**settings)
+        chosen = ScalingSettings(**settings)
+        settings_of_all = Settings(scaling=chosen)
+        async with running(
+            self.kubeconfig, self.kubectl.namespace, wrap=trip, settings=settings_of_all
+        ) as self.operator:
             self.autoscaler = make_autoscaler(self.wire, self.operator.world, chosen, pod_port=self.fleet.port)
             async with self.autoscaler:
                 await self.operator.rest()

@@ -1,0 +1,69 @@
+"""From the operator's decisions to external.metrics.k8s.io, by real programs: the operator's own /metrics, a Prometheus
+that scrapes them, and a server of external metrics with the rule that we ship for prometheus-adapter."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Callable, Mapping
+from contextlib import asynccontextmanager
+from pathlib import Path
+
+import yaml
+from prometheus_client import CollectorRegistry
+
+from penstock_operator.autoscaler import Decision
+from penstock_operator.cluster.store import Key
+from penstock_operator.health import Health, serve
+from penstock_operator.scaling.figures import Figures
+from testbed.aggregated import running_external_metrics
+from testbed.build import binary
+from testbed.control_plane import ControlPlane
+from testbed.ports import some_free_ports
+from testbed.programs import LOOPBACK
+from testbed.tools import PROMETHEUS
+from tests.operator.scaling.prometheus_server import Server
+
+VALUES = Path(__file__).parents[3] / "examples/prometheus-adapter.yaml"
+
+
+def adapter_configuration() -> str:
+    """What prometheus-adapter's chart makes of our values."""
+    values = yaml.safe_load(VALUES.read_text())
+    return yaml.safe_dump({"externalRules": values["rules"]["external"]})
+
+
+def registry_of(decisions: Callable[[], Mapping[Key, Decision]]) -> CollectorRegistry:
+    """With the figures of the operator's decisions."""
+    registry = CollectorRegistry()
+    registry.register(Figures(decisions))
+    return registry
+
+
+@asynccontextmanager
+async def scraped(registry: CollectorRegistry, folder: Path) -> AsyncIterator[Server]:
+    """A Prometheus that has these metrics within a second or two, from where the operator serves its own; `folder` is
+    for its files."""
+    (port,) = some_free_ports(1)
+    metrics = await serve(Health(limit_seconds=60), registry, host=LOOPBACK, port=port)
+    scrape = {"job_name": "operator", "static_configs": [{"targets": [f"{LOOPBACK}:{port}"]}]}
+    program = await asyncio.to_thread(binary, PROMETHEUS)
+    prometheus = Server(program, folder, [scrape], secure=False)
+    try:
+        yield prometheus
+    finally:
+        prometheus.kill()
+        await metrics.cleanup()
+
+
+@asynccontextmanager
+async def external_metrics(
+    plane: ControlPlane, prometheus: Server, *, configuration: str | None = None
+) -> AsyncIterator[None]:
+    """The API server has external metrics: by the rules that we ship, or by others."""
+    rules = configuration or adapter_configuration()
+    context = running_external_metrics(plane, configuration=rules, prometheus_url=prometheus.url)
+    await asyncio.to_thread(context.__enter__)
+    try:
+        yield
+    finally:
+        await asyncio.to_thread(context.__exit__, None, None, None)
