@@ -16,7 +16,7 @@ from testbed.kubectl import Kubectl
 from tests.charts.helm import Helm
 from tests.endtoend_cluster.installation import Endpoint, Installation, installed
 
-IMAGES = ("operator", "runtime", "optimizer-demo")
+IMAGES = ("operator", "runtime", "gateway", "optimizer-demo")
 """The demonstration's optimiser has the example's model inside: nothing here leaves the machine."""
 
 VALUES: dict[str, object] = {
@@ -26,7 +26,15 @@ VALUES: dict[str, object] = {
     },
     "jobs": {"overtimeSeconds": 300},
     # The nodes own one or two cores each: a tenth of one would keep a pod from its own.
-    "operator": {"settings": {"PROGRESS_SECONDS": "1"}, "resources": {"requests": {"cpu": 0, "memory": "128Mi"}}},
+    "operator": {
+        "settings": {
+            "PROGRESS_SECONDS": "1",
+            "SCALING_INTERVAL_SECONDS": "2",
+            "PROMETHEUS_INTERVAL_SECONDS": "2",
+            "GATEWAY_CPU": "0",
+        },
+        "resources": {"requests": {"cpu": 0, "memory": "128Mi"}},
+    },
 }
 """What differs from the chart's defaults."""
 
@@ -48,7 +56,17 @@ def installation(full_cluster: Cluster, helm: Path, tmp_path_factory: pytest.Tem
         yield installation
 
 
+@pytest.fixture(scope="module")
+def module_kubectl(installation: Installation) -> Iterator[Kubectl]:
+    """kubectl in a namespace that the module's tests share, and with it what was optimised in it."""
+    cluster = installation.cluster
+    with cluster.temporary_namespace(wait_for_pods=True) as namespace:
+        yield cluster.kubectl.within(namespace)
+
+
 @pytest.fixture
-def endpoint(installation: Installation, full_kubectl: Kubectl) -> Callable[[str], Endpoint]:
-    """Gives an endpoint of this test's own namespace by its name; nothing is applied yet."""
-    return lambda name: Endpoint(installation, full_kubectl, name)
+def endpoint(installation: Installation, module_kubectl: Kubectl) -> Iterator[Callable[[str], Endpoint]]:
+    """Gives an endpoint by its name; nothing is applied yet. They end with the test: they hold cores."""
+    yield lambda name: Endpoint(installation, module_kubectl, name)
+    module_kubectl("delete", "modelendpoints", "--all")
+    module_kubectl.wait("delete", "pods", "--selector=app.kubernetes.io/name=penstock-runtime", timeout_seconds=90)

@@ -11,7 +11,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any
 
-BODY = json.dumps({"inputs": "I like you. I love you."})
+TEXT = "I like you. I love you."
 HEADERS = {"content-type": "application/json"}
 
 
@@ -30,11 +30,11 @@ class Answer:
         return list(found[0] if isinstance(found[0], list) else found)
 
 
-def predict(address: str, *, timeout_seconds: float = 30) -> Answer:
+def predict(address: str, text: str = TEXT, *, timeout_seconds: float = 30) -> Answer:
     """One request on a connection of its own. OSError or HTTPException when it fails."""
     connection = http.client.HTTPConnection(address, 80, timeout=timeout_seconds)
     try:
-        return _send(connection)
+        return _send(connection, text)
     finally:
         connection.close()
 
@@ -56,8 +56,8 @@ def until_answered(address: str, *, seconds: float) -> Answer:
     raise TimeoutError(f"{address} did not answer within {seconds:g} s; last: {last}")
 
 
-def _send(connection: http.client.HTTPConnection) -> Answer:
-    connection.request("POST", "/predict", BODY, HEADERS)
+def _send(connection: http.client.HTTPConnection, text: str = TEXT) -> Answer:
+    connection.request("POST", "/predict", json.dumps({"inputs": text}), HEADERS)
     response = connection.getresponse()
     return Answer(
         response.status, {name.lower(): value for name, value in response.getheaders()}, response.read().decode()

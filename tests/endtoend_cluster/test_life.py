@@ -65,19 +65,20 @@ def check_pinned(one: Endpoint, body: Json) -> None:
     assert {int(report["cpus"])} == cpus(pod)
 
 
-def test_two_endpoints_share_a_result_and_never_a_core(endpoint: New, full_kubectl: Kubectl) -> None:
+def test_two_endpoints_share_a_result_and_never_a_core(endpoint: New, module_kubectl: Kubectl) -> None:
     first, second = endpoint("first"), endpoint("second")
     first.apply()
-    first.until_optimised()
+    result = first.until_optimised()["status"]["optimizedModel"]
+    results = len(module_kubectl.items("optimizedmodels"))
 
     began = time.monotonic()
     second.apply()
     second.until(lambda body: bool(body.get("status", {}).get("url")), "known", seconds=60)
     until_answered(second.address(), seconds=60)
     print(f"apply to first answer with a cached artefact: {time.monotonic() - began:.1f} s")
-    second.until_optimised()
 
-    assert len(full_kubectl.items("optimizedmodels")) == 1
+    assert second.until_optimised()["status"]["optimizedModel"] == result
+    assert len(module_kubectl.items("optimizedmodels")) == results
     (mine,), (its,) = first.pods(), second.pods()
     assert cpus(mine)
     assert cpus(its)
@@ -100,19 +101,19 @@ def test_a_spec_that_is_edited_under_load_costs_no_request(endpoint: New) -> Non
     assert after["optimizedModel"] != before["optimizedModel"]
 
 
-def test_a_deleted_endpoint_leaves_nothing_behind(endpoint: New, full_kubectl: Kubectl) -> None:
+def test_a_deleted_endpoint_leaves_nothing_behind(endpoint: New, module_kubectl: Kubectl) -> None:
     doomed = endpoint("doomed")
     doomed.apply(optimization={"mode": "Disabled"})
     doomed.until(lambda body: doomed.condition("Available", body).get("status") == "True", "available")
-    assert children(full_kubectl, "doomed")
+    assert children(module_kubectl, "doomed")
 
-    full_kubectl("delete", "modelendpoint", "doomed", "--timeout=10s")
+    module_kubectl("delete", "modelendpoint", "doomed", "--timeout=10s")
 
-    assert gone(full_kubectl, "doomed", seconds=30) < 30
+    assert gone(module_kubectl, "doomed", seconds=30) < 30
 
 
 def test_without_an_operator_endpoints_go_on_answering_and_can_be_deleted(
-    endpoint: New, installation: Installation, full_kubectl: Kubectl
+    endpoint: New, installation: Installation, module_kubectl: Kubectl
 ) -> None:
     orphan = endpoint("orphan")
     orphan.apply(optimization={"mode": "Disabled"})
@@ -122,7 +123,7 @@ def test_without_an_operator_endpoints_go_on_answering_and_can_be_deleted(
     installation.operators(0)
     try:
         assert until_answered(address, seconds=30).status == 200
-        full_kubectl("delete", "modelendpoint", "orphan", "--timeout=10s")
-        assert gone(full_kubectl, "orphan", seconds=30) < 30
+        module_kubectl("delete", "modelendpoint", "orphan", "--timeout=10s")
+        assert gone(module_kubectl, "orphan", seconds=30) < 30
     finally:
         installation.operators(2)

@@ -1,0 +1,136 @@
+"""A load that comes whether or not it is answered, at a rate that can be changed while it runs.
+
+Requests arrive at random, each on a connection of its own: kube-proxy draws lots for each connection.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import random
+import threading
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+
+MOST_AT_ONCE = 800
+"""Descriptors are limited; more than a busy replica has waiting within its deadline."""
+PATIENCE_SECONDS = 60
+"""For an answer: longer than a replica lets a request wait."""
+CONNECT_SECONDS = 20
+"""How long a refused connection is tried again: nothing was sent, so that nothing can be done twice."""
+RETRY_SECONDS = 0.1
+
+
+@dataclass
+class Request:
+    """What became of one request. Times are those of `time.monotonic()`."""
+
+    sent_at: float | None = None
+    """It was on its way; None: nobody took the connection."""
+    done_at: float | None = None
+    status: int = 0
+    """0: no answer came."""
+    refused: int = 0
+    """Connections that nobody took, before one was."""
+    problem: str = ""
+    """Why it failed; empty when it did not."""
+
+    def under_way_at(self, moment: float) -> bool:
+        """Sent by then, and neither answered nor lost."""
+        return self.sent_at is not None and self.sent_at <= moment <= (self.done_at or moment)
+
+
+class Stream:
+    """Requests a second, from a thread of its own."""
+
+    def __init__(self, address: str, text: str, per_second: float) -> None:
+        self.per_second = per_second
+        self._address = address
+        body = json.dumps({"inputs": text}).encode()
+        head = f"POST /predict HTTP/1.1\r\nhost: {address}\r\ncontent-type: application/json\r\nconnection: close\r\n"
+        self._payload = f"{head}content-length: {len(body)}\r\n\r\n".encode() + body
+        self._requests: list[Request] = []
+        self._over = threading.Event()
+        self._random = random.Random(5)
+
+    def mark(self) -> int:
+        """A place in the stream, for `since`."""
+        return len(self._requests)
+
+    def since(self, mark: int = 0) -> list[Request]:
+        """The requests that came after a mark and have their end by now."""
+        return [one for one in self._requests[mark:] if one.done_at is not None]
+
+    def failed(self, mark: int = 0) -> list[Request]:
+        """Those of them that have no good answer."""
+        return [one for one in self.since(mark) if one.problem]
+
+    def run(self) -> None:
+        """Until `end`; the answers that are still out are waited for."""
+        asyncio.run(self._run())
+
+    def end(self) -> None:
+        """No more requests."""
+        self._over.set()
+
+    async def _run(self) -> None:
+        under_way: set[asyncio.Task[None]] = set()
+        due = time.monotonic()
+        while not self._over.is_set():
+            due = max(due, time.monotonic() - 1) + self._random.expovariate(self.per_second)
+            await asyncio.sleep(due - time.monotonic())
+            request = Request()
+            self._requests.append(request)
+            if len(under_way) >= MOST_AT_ONCE:
+                request.problem, request.done_at = f"{MOST_AT_ONCE} are under way already", time.monotonic()
+                continue
+            task = asyncio.create_task(self._exchange(request))
+            under_way.add(task)
+            task.add_done_callback(under_way.discard)
+        await asyncio.gather(*under_way)
+
+    async def _exchange(self, request: Request) -> None:
+        try:
+            async with asyncio.timeout(PATIENCE_SECONDS):
+                reader, writer = await self._connected(request)
+                try:
+                    writer.write(self._payload)
+                    request.sent_at = time.monotonic()
+                    answer = await reader.read()
+                finally:
+                    writer.close()
+                words = answer.split(b" ", 2)
+                request.status = int(words[1]) if len(words) == 3 else 0
+                if request.status != 200:
+                    request.problem = answer[-300:].decode(errors="replace") or "closed without an answer"
+        except (OSError, TimeoutError, ValueError) as error:
+            request.problem = repr(error)
+        finally:
+            request.done_at = time.monotonic()
+
+    async def _connected(self, request: Request) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
+        """On a connection that somebody takes."""
+        began = time.monotonic()
+        while True:
+            try:
+                return await asyncio.open_connection(self._address, 80)
+            except ConnectionRefusedError:
+                request.refused += 1
+                if time.monotonic() - began > CONNECT_SECONDS:
+                    raise
+                await asyncio.sleep(RETRY_SECONDS)
+
+
+@contextmanager
+def streaming(address: str, text: str, *, per_second: float) -> Iterator[Stream]:
+    """Requests while the block runs."""
+    stream = Stream(address, text, per_second)
+    thread = threading.Thread(target=stream.run)
+    thread.start()
+    try:
+        yield stream
+    finally:
+        stream.end()
+        thread.join()

@@ -1,0 +1,252 @@
+"""Replicas follow the load of a real endpoint, as a real Prometheus tells it; each pod owns its core.
+
+The tests share one endpoint and its pods. Each makes what it starts from, which costs nothing in their order.
+"""
+
+from __future__ import annotations
+
+import socket
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+
+import pytest
+
+from testbed.daemon import Process
+from testbed.kubectl import Kubectl
+from tests.endtoend_cluster.installation import Endpoint, Installation, Json, cpus, processes
+from tests.endtoend_cluster.load import constant_load, predict
+from tests.endtoend_cluster.prometheus import Prometheus, load_image
+from tests.endtoend_cluster.stream import Stream, streaming
+
+pytestmark = pytest.mark.slow
+
+NAME = "busy"
+TOKENS = 128
+"""Of each request: heavy, so that a core's worth of requests is a light load on what makes them."""
+TEXT = " ".join(["river"] * (TOKENS - 2))
+OBJECTIVE_MILLISECONDS = 500
+"""Many times what a request takes, so that it is the load that threatens it and not the machine's other work."""
+
+CALM, PEAK = 0.25, 0.95
+"""Shares of what one replica takes within the objective. It is given three quarters to do; two need a core each."""
+P95_SECONDS = 20
+
+
+def spec(prometheus: Prometheus) -> Json:
+    """What differs from the example."""
+    return {
+        "objective": {"latency": {"p95Milliseconds": OBJECTIVE_MILLISECONDS}},
+        "workload": {"sequenceLengths": [TOKENS]},
+        "serving": {"maxInputTokens": TOKENS},
+        # One candidate and nothing beside it: what counts here is its capacity.
+        "optimization": {
+            "budgetSeconds": 120,
+            "engines": ["onnxruntime"],
+            "precisions": ["fp32"],
+            "serveWhileOptimizing": False,
+        },
+        "scaling": {
+            "mode": "Internal",
+            "minReplicas": 1,
+            "maxReplicas": 2,
+            "scaleDownWindowSeconds": 20,
+            "metrics": {"prometheus": {"url": prometheus.url}},
+        },
+    }
+
+
+@dataclass
+class Scene:
+    """The endpoint, who loads it, and who watches."""
+
+    endpoint: Endpoint
+    prometheus: Prometheus
+    stream: Stream
+    capacity: float
+    """Requests/s that one replica takes within the objective, as the optimisation measured it on its core."""
+
+    @property
+    def kubectl(self) -> Kubectl:
+        return self.endpoint.kubectl
+
+    def load(self, share: float) -> None:
+        """So much of one replica's capacity, from now on."""
+        self.stream.per_second = share * self.capacity
+
+    def deployment(self) -> Json:
+        found: Json = self.kubectl.get("deployment", NAME)
+        return found
+
+    def until(self, is_it: Callable[[], object], what: str, *, seconds: float = 180) -> None:
+        self.endpoint.until(lambda _: bool(is_it()), what, seconds=seconds)
+
+    def replicas(self) -> tuple[int, int]:
+        """Those asked for, and those that are ready."""
+        found = self.deployment()
+        return found["spec"]["replicas"], found["status"].get("readyReplicas", 0)
+
+    def p95(self) -> float | None:
+        """Of the last seconds, in milliseconds, by Prometheus; None while nothing is answered."""
+        buckets = f'rate(penstock_request_seconds_bucket{{penstock_dev_endpoint="{NAME}"}}[{P95_SECONDS}s])'
+        seconds = self.prometheus.value(f"histogram_quantile(0.95, sum by (le) ({buckets}))")
+        return None if seconds is None else seconds * 1000
+
+    def at_peak(self) -> None:
+        """As much load as one replica must not be given, and two pods that keep the objective."""
+        self.watched()
+        self.load(PEAK)
+        self.until(lambda: self.replicas() == (2, 2), "served by two pods", seconds=240)
+        self.until(lambda: (self.p95() or 1e9) <= OBJECTIVE_MILLISECONDS, "within its objective")
+
+    def lose_a_process(self) -> float:
+        """Kill what serves in a pod, and wait until all is as before; when it was gone."""
+        pod = self.endpoint.pods()[0]
+
+        def restarts() -> int:
+            now = self.kubectl.get("pod", pod["metadata"]["name"])
+            return int(now["status"]["containerStatuses"][0]["restartCount"])
+
+        before = restarts()
+        gone_at = killed(pod)
+        mark = self.stream.mark()
+        self.until(lambda: restarts() > before and self.replicas() == (2, 2), "whole again")
+        self.until(lambda: len(self.stream.since(mark)) > 5 * self.stream.per_second, "answering")
+        return gone_at
+
+    @contextmanager
+    def gateway(self) -> Iterator[None]:
+        """Requests go through the gateway while the block runs."""
+        address = self.endpoint.address()
+        self.endpoint.apply(**spec(self.prometheus), gateway={"mode": "Always"})
+        self.until(lambda: is_gateway(address), "behind its gateway")
+        try:
+            yield
+        finally:
+            self.endpoint.apply(**spec(self.prometheus), gateway={"mode": "Never"})
+            self.until(lambda: not is_gateway(address), "without its gateway")
+
+    def watched(self) -> None:
+        """A Prometheus runs, and the operator knows the load by it."""
+        self.prometheus.start()
+        self.until(lambda: self.endpoint.condition("MetricsAvailable").get("status") == "True", "watched")
+
+
+@pytest.fixture(scope="module")
+def scene(installation: Installation, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Scene]:
+    """One replica on its own core, optimised, calm, and watched by a Prometheus."""
+    cluster = installation.cluster
+    if cluster.machine is not None:
+        load_image(cluster, tmp_path_factory.mktemp("prometheus"))
+    with cluster.temporary_namespace(wait_for_pods=True) as namespace:
+        kubectl = cluster.kubectl.within(namespace)
+        prometheus = Prometheus(kubectl)
+        prometheus.start()
+        endpoint = Endpoint(installation, kubectl, NAME)
+        endpoint.apply(**spec(prometheus))
+        body = endpoint.until_optimised()
+        model = kubectl.get("optimizedmodel", body["status"]["optimizedModel"])
+        capacity = model["status"]["result"]["capacity"].get("requestsPerSecond")
+        assert capacity, f"no capacity was measured: {model['status']['result']}"
+        address = endpoint.address()
+        assert predict(address, TEXT).headers["x-compute-tokens"] == str(TOKENS)
+        with streaming(address, TEXT, per_second=CALM * capacity) as stream:
+            yield Scene(endpoint, prometheus, stream, capacity)
+
+
+def test_a_load_that_threatens_the_objective_gets_a_second_pod_and_the_p95_back(scene: Scene) -> None:
+    scene.watched()
+    assert scene.replicas() == (1, 1)
+
+    scene.at_peak()
+
+    # The operator knew the load from Prometheus, and Prometheus the pods from the API server.
+    told = scene.endpoint.read()["status"]["scaling"]
+    assert told["desired"] == 2
+    assert told["requestsPerSecond"] > 0.5 * scene.capacity
+    assert "requests/s" in told["reason"]
+    targets = {target["labels"]["pod"]: target["health"] for target in scene.prometheus.targets()}
+    pods = scene.endpoint.pods()
+    assert targets == {pod["metadata"]["name"]: "up" for pod in pods}
+    first, second = (cpus(pod) for pod in pods)
+    assert len(first) == len(second) == 1
+    assert first != second
+    assert scene.stream.failed() == []
+
+
+def test_a_killed_process_takes_only_the_requests_with_it_that_it_was_answering(scene: Scene) -> None:
+    scene.at_peak()
+    mark = scene.stream.mark()
+
+    gone_at = scene.lose_a_process()
+
+    # Others found nobody listening, and went to whom they were sent next.
+    assert any(request.refused for request in scene.stream.since(mark))
+    lost = [request for request in scene.stream.failed(mark) if not request.under_way_at(gone_at)]
+    assert lost == []
+
+
+def test_behind_the_gateway_a_killed_process_costs_nobody_an_answer(scene: Scene) -> None:
+    scene.at_peak()
+    mark = scene.stream.mark()
+
+    with scene.gateway():
+        scene.lose_a_process()
+
+    # What was cut off was sent again, and the gateway came and went without anybody's noticing.
+    assert scene.stream.failed(mark) == []
+    assert scene.stream.since(mark)
+
+
+def is_gateway(address: str) -> bool:
+    """Whether it is the gateway that refuses what is no HTTP."""
+    with socket.create_connection((address, 80), timeout=10) as connection:
+        connection.sendall(b"nonsense\r\n\r\n")
+        return b"passed on" in connection.recv(4096)
+
+
+def killed(pod: Json) -> float:
+    """Kill what serves in a pod, as the kernel does when memory runs out; when it was gone."""
+    found = [process for pid in processes(pod) if (process := Process.of(pid))]
+    assert found
+    for process in found:
+        process.end(grace_seconds=0)
+    return time.monotonic()
+
+
+def test_nothing_shrinks_while_prometheus_is_gone(scene: Scene) -> None:
+    scene.at_peak()
+    generation = scene.deployment()["metadata"]["generation"]
+
+    scene.prometheus.kill()
+    scene.load(CALM)
+    scene.until(
+        lambda: scene.endpoint.condition("MetricsAvailable")["reason"] == "MetricsMissing", "known to be unwatched"
+    )
+
+    # For longer than the window, and nobody has so much as touched it.
+    assert scene.deployment()["metadata"]["generation"] == generation
+    assert scene.replicas() == (2, 2)
+
+
+def test_shrinking_after_the_window_costs_no_request(scene: Scene) -> None:
+    if scene.replicas() != (2, 2):
+        scene.at_peak()
+    scene.watched()
+    mark = scene.stream.mark()
+
+    with constant_load(scene.endpoint.address(), per_second=4) as kept:
+        scene.load(CALM)
+        scene.until(lambda: len(pods_of_any_age(scene)) == 1, "down to one pod", seconds=400)
+
+    assert scene.replicas() == (1, 1)
+    assert scene.stream.failed(mark) == []
+    assert scene.stream.since(mark)
+    assert kept.failures == []
+    assert kept.answered
+
+
+def pods_of_any_age(scene: Scene) -> list[Json]:
+    """Its pods, and those that finish their last requests."""
+    return scene.kubectl.items("pods", f"app.kubernetes.io/name=penstock-runtime,penstock.dev/endpoint={NAME}")
