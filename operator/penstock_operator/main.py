@@ -11,6 +11,7 @@ from typing import Any
 import click
 
 import penstock
+from penstock.ending import end_when_told
 from penstock.errors import PenstockError
 from penstock.setting import Setting
 from penstock_operator.settings import SETTINGS, Settings
@@ -56,6 +57,7 @@ def _run(settings: Settings) -> int:
 
 def main() -> None:
     """Entry point."""
+    end_when_told()
     command()
 
 

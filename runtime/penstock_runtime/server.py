@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import os
 import signal
 import sys
 
@@ -48,6 +49,7 @@ class Server:
         self.application = Application(Router(table, status.task), settings, self.metrics)
         self._acceptor: Acceptor | None = None
         self._stop = asyncio.Event()
+        self._was_ready = False
         self._flush: asyncio.TimerHandle | None = None
         if predictor is not None:
             self.serve_with(predictor)
@@ -109,6 +111,8 @@ class Server:
 
     def stop(self) -> None:
         """Begin the end; `serve` returns when all is answered."""
+        # Nobody sends requests to what was never ready: then there is nobody to wait for.
+        self._was_ready |= self.status.phase is Phase.READY
         self.status.phase = Phase.DRAINING
         if self._acceptor is not None:
             self._acceptor.draining = True
@@ -121,7 +125,8 @@ class Server:
             # Not sys.exit: that would raise inside the loop and wait for worker threads.
             signal.signal(number, signal.SIG_DFL)
             signal.raise_signal(number)
-            return
+            # The first process of a container is not ended by that.
+            os._exit(128 + number)
         logger.info("%s: draining", number.name)
         self.stop()
 
@@ -131,7 +136,7 @@ class Server:
         loop = asyncio.get_running_loop()
         end = loop.time() + drain.drain_limit_seconds
         assert self._acceptor is not None  # noqa: S101 - serve() has started it
-        if drain.drain_delay_seconds:
+        if drain.drain_delay_seconds and self._was_ready:
             await asyncio.sleep(drain.drain_delay_seconds)
         cut = await self._acceptor.close(
             idle_seconds=drain.drain_idle_seconds, limit_seconds=max(0.0, end - loop.time())

@@ -1,64 +1,16 @@
-"""Entry point of an optimisation job's pod."""
+"""Entry point of an optimisation job's pod: listens to signals at once, and only then imports what takes seconds."""
 
 from __future__ import annotations
 
-import logging
-import os
-import signal
-import sys
-from types import FrameType
-from typing import NoReturn
-
-from penstock.errors import Interrupted, PenstockError
-from penstock.summary import Summary
-from penstock_optimizer.pod.job import PodJob
-from penstock_optimizer.pod.lines import Lines
-from penstock_optimizer.pod.variables import JobVariables
-from penstock_runtime.logs import configure_logs
-from penstock_runtime.settings import SETTINGS
-from penstock_runtime.termination import DEFAULT_LOG, exit_code, leave_word
-
-logger = logging.getLogger("penstock.pod")
+from penstock.ending import end_when_told
 
 
 def main() -> None:
-    """Optimise. Exit codes: 0, published; 1, somebody has to put something right; 75, another run may succeed."""
-    configure_logs("info")
-    os.environ["TOKENIZERS_PARALLELISM"] = "false"
-    lines = Lines()
-    log = DEFAULT_LOG
-    job: PodJob | None = None
+    """See `penstock_optimizer.pod.main`."""
+    end_when_told()
+    from penstock_optimizer.pod.main import main as work
 
-    def end(summary: Summary, code: int) -> NoReturn:
-        """Say how it ended, and end. Processes that still work for this one end when their input does."""
-        leave_word(log, summary.to_message())
-        lines.summary(summary)
-        for stream in (sys.stdout, sys.stderr):
-            stream.flush()
-        os._exit(code)
-
-    def interrupted(number: int, _: FrameType | None) -> NoReturn:
-        # At once, from wherever it is: what was found is in the work folder, and nobody waits for tidying up.
-        error = Interrupted(
-            f"the optimisation was ended by {signal.Signals(number).name} before it was through",
-            remedy="It is tried again; it goes on from where it was when its work folder survives",
-        )
-        end(Summary.failed(error, baseline=job.baseline if job is not None else None), exit_code(error))
-
-    for number in (signal.SIGTERM, signal.SIGINT):
-        signal.signal(number, interrupted)
-    try:
-        variables = JobVariables.read(os.environ, others=[setting.variable for setting in SETTINGS])
-        log = variables.termination_log
-        job = PodJob(variables, lines)
-        summary = job.run()
-    except BaseException as error:  # every end has to be reported
-        if isinstance(error, PenstockError):
-            logger.error("%s", error)  # noqa: TRY400 - it says all that a person needs
-        else:
-            logger.exception("the optimisation failed")
-        end(Summary.failed(error, baseline=job.baseline if job is not None else None), exit_code(error))
-    end(summary, 0)
+    work()
 
 
 if __name__ == "__main__":

@@ -85,7 +85,7 @@ class TestServing:
 
     def test_it_imports_neither_the_optimiser_nor_what_only_that_needs(self, artefact: Path) -> None:
         code = (
-            "import sys, penstock_runtime.pod.__main__\n"
+            "import sys, penstock_runtime.pod.main\n"
             "found = {name.partition('.')[0] for name in sys.modules}\n"
             "print(sorted(found & {'torch', 'onnx', 'nncf', 'penstock_optimizer', 'transformers', 's3fs', 'click'}))"
         )
@@ -124,7 +124,7 @@ class TestS3:
                 pod.wait_for("serving onnxruntime")
             assert pod.ask("POST", "/predict", INPUT)[0] == 200
 
-    def test_while_it_waits_it_ends_when_it_is_told_to(
+    def test_while_it_waits_it_ends_as_soon_as_it_is_told_to(
         self, s3: S3, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         for name, value in s3.environment().items():
@@ -136,6 +136,9 @@ class TestS3:
             task="feature-extraction",
             cores=1,
             AWS_ENDPOINT_URL="http://127.0.0.1:9",
+            # It was never ready: no Service sends it anything.
+            drain_delay_seconds=600,
+            drain_limit_seconds=700,
         ) as pod:
             pod.wait_for("(again in")
             assert pod.end() == 0

@@ -1,0 +1,63 @@
+"""A process ends when it is told to, also as the first one of a container, and while it has hardly begun."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+BEGINS = """
+import os, sys
+{first}
+sys.stdout.write(f"{{os.getpid()}}\\n")
+sys.stdout.flush()
+sys.stdin.read()  # busy with something else, until the test ends
+"""
+
+
+def first_of_a_container(code: str) -> subprocess.Popen[str]:
+    """Run it as process 1 of a PID namespace."""
+    if os.geteuid() != 0:
+        pytest.skip("a PID namespace takes root here")
+    words = ["unshare", "--pid", "--fork", "--kill-child", sys.executable, "-c", code]
+    return subprocess.Popen(words, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
+
+
+def inner(process: subprocess.Popen[str]) -> int:
+    """The id outside of the namespace of its process 1."""
+    assert process.stdout is not None
+    assert process.stdout.readline() == "1\n"
+    return int(Path(f"/proc/{process.pid}/task/{process.pid}/children").read_text().split()[0])
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+def test_as_the_first_of_a_container_it_ends_at_once(number: signal.Signals) -> None:
+    code = BEGINS.format(first="from penstock.ending import end_when_told; end_when_told()")
+    with first_of_a_container(code) as process:
+        os.kill(inner(process), number)
+
+        assert process.wait(20) == 128 + number
+
+
+def test_without_that_the_kernel_passes_over_it() -> None:
+    """What it is for: the day this fails, it is no longer needed."""
+    with first_of_a_container(BEGINS.format(first="")) as process:
+        child = inner(process)
+        os.kill(child, signal.SIGTERM)
+        with pytest.raises(subprocess.TimeoutExpired):
+            process.wait(0.5)
+        os.kill(child, signal.SIGKILL)
+
+
+@pytest.mark.parametrize("module", ["penstock_runtime.pod", "penstock_optimizer.pod"])
+def test_pods_listen_before_they_import_what_takes_long(module: str) -> None:
+    code = (
+        f"import sys, {module}.__main__; print(sorted({{'asyncio', 'numpy', 'pydantic', 'uvloop'}} & set(sys.modules)))"
+    )
+    said = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout
+
+    assert said.strip() == "[]"
