@@ -61,6 +61,14 @@ class HttpSettings(Group):
     write_timeout_seconds: float = setting(
         30.0, "A client that reads nothing of its answer for this long is cut off.", unit="s", gt=0
     )
+    connection_age_seconds: float = setting(
+        60.0,
+        "A connection older than this is closed with its next answer, which says so (`connection: close`); a quarter "
+        "less for some, so that clients that came together do not come back together. A client that keeps its "
+        "connections would otherwise stay with its replica for ever, whatever replicas were added since. 0: no limit.",
+        unit="s",
+        ge=0,
+    )
     idle_timeout_seconds: float = setting(
         75.0,
         "A connection without a request is closed after this. Over the 60 s of common load balancers, so that they "

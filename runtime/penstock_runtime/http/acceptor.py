@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import itertools
+import math
+import random
 import secrets
 import socket
 from email.utils import formatdate
@@ -49,6 +51,11 @@ class Acceptor:
         """Count a new connection; false when there are too many."""
         self.connections.add(connection)
         return len(self.connections) <= self.settings.max_connections
+
+    def expiry(self, now: float) -> float:
+        """When a connection that begins now is to end: at its full age or up to a quarter sooner."""
+        age = self.settings.connection_age_seconds
+        return now + age * random.uniform(0.75, 1.0) if age else math.inf  # noqa: S311 - spreads reconnects
 
     def forget(self, connection: Connection) -> None:
         """A connection has ended."""

@@ -64,7 +64,9 @@ class Connection(asyncio.Protocol):
         "_url",
         "acceptor",
         "active",
+        "aged",
         "deadline",
+        "expires",
         "parser",
         "pending",
         "phase",
@@ -81,6 +83,10 @@ class Connection(asyncio.Protocol):
         self.phase = Phase.IDLE
         self.deadline = 0.0
         """When the phase must be over, in the loop's time."""
+        self.expires = 0.0
+        """When the connection is to end with an answer, in the loop's time."""
+        self.aged = False
+        """That time has come: the sweep says so, and a request need not ask the clock."""
         self.request: Request | None = None
         """Being read."""
         self.active: Request | None = None
@@ -108,7 +114,9 @@ class Connection(asyncio.Protocol):
         )  # what stream protocols are given; uvloop's is its own class
         self.parser = httptools.HttpRequestParser(self)
         settings = self.acceptor.settings
-        self.deadline = self.acceptor.loop.time() + settings.header_timeout_seconds
+        now = self.acceptor.loop.time()
+        self.deadline = now + settings.header_timeout_seconds
+        self.expires = self.acceptor.expiry(now)
         if not self.acceptor.admit(self):
             error = NotReady(f"{settings.max_connections} connections are open already")
             self._refuse_and_close(None, error)
@@ -335,8 +343,9 @@ class Connection(asyncio.Protocol):
         transport = self.transport
         if transport is None or transport.is_closing():
             return
-        # While draining, what the client has already sent is answered too.
-        close = not request.keep_alive or (self.acceptor.draining and not self.pending and self.request is None)
+        # While draining, and on an old connection, what the client has already sent is answered too.
+        ending = self.aged or self.acceptor.draining
+        close = not request.keep_alive or (ending and not self.pending and self.request is None)
         transport.write(
             encode(
                 response,
@@ -399,6 +408,8 @@ class Connection(asyncio.Protocol):
 
     def sweep(self, now: float) -> None:
         """Act on a deadline that has passed."""
+        # Not closed here: a request may be on its way already, and would be lost.
+        self.aged = now >= self.expires
         transport = self.transport
         if transport is None or now < self.deadline:
             return

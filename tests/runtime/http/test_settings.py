@@ -23,6 +23,7 @@ DEFAULTS = {
     "header_timeout_seconds": 10.0,
     "body_timeout_seconds": 30.0,
     "write_timeout_seconds": 30.0,
+    "connection_age_seconds": 60.0,
     "idle_timeout_seconds": 75.0,
     "max_body_bytes": 2_000_000,
     "max_inputs": 1024,

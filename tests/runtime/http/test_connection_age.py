@@ -1,0 +1,192 @@
+"""A connection ends with an answer when it is old, so that clients that keep theirs find replicas that came later."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Callable, Coroutine
+from contextlib import ExitStack
+from pathlib import Path
+from typing import Any
+
+import aiohttp
+import httpx
+import pytest
+
+from penstock.tasks import TaskName
+from tests.gateway.balancer import balancing
+from tests.gateway.load import load
+from tests.runtime.http.serving import Endpoint, Gate, make_model, post, read_answer, serving
+
+AGE = 1.0
+
+
+def served(endpoint: Endpoint) -> int:
+    """Requests to the model that were answered."""
+    return len(endpoint.model.deadlines)
+
+
+def until(condition: object, *, seconds: float = 20) -> None:
+    assert callable(condition)
+    deadline = time.monotonic() + seconds
+    while not condition():
+        assert time.monotonic() < deadline
+        time.sleep(0.02)
+
+
+def test_an_old_connection_says_that_it_ends_with_its_answer(tmp_path: Path) -> None:
+    model = make_model(tmp_path, TaskName.FEATURE_EXTRACTION)
+    request = post("/predict", b'{"inputs": "i like you"}', "content-type: application/json")
+    with serving(model, connection_age_seconds=AGE) as endpoint, endpoint.connect() as client:
+        client.sendall(request)
+        first = read_answer(client)
+        (connection,) = endpoint.server._acceptor.connections  # type: ignore[union-attr]
+        until(lambda: connection.aged)
+        client.sendall(request)
+        last = read_answer(client)
+        rest = client.recv(1)
+
+    assert first.startswith(b"HTTP/1.1 200")
+    assert b"connection: close" not in first
+    assert last.startswith(b"HTTP/1.1 200")
+    assert b"connection: close" in last
+    assert rest == b""
+
+
+def test_what_a_client_has_sent_already_is_answered_before_an_old_connection_ends() -> None:
+    gate = Gate()
+    request = post("/predict", b'{"inputs": "x"}', "content-type: application/json")
+    with serving(gate, connection_age_seconds=AGE) as endpoint, endpoint.connect() as client:
+        client.sendall(request * 3)
+        gate.wait_for("waiting", 1)
+        (connection,) = endpoint.server._acceptor.connections  # type: ignore[union-attr]
+        until(lambda: connection.aged)
+        gate.open()
+        answers = [read_answer(client) for _ in range(3)]
+
+    assert [b"connection: close" in answer for answer in answers] == [False, False, True]
+
+
+def test_an_old_connection_without_a_request_is_left_to_its_client() -> None:
+    with serving(Gate(), connection_age_seconds=AGE) as endpoint, endpoint.connect() as client:
+        until(lambda: endpoint.server._acceptor.connections)  # type: ignore[union-attr]
+        (connection,) = endpoint.server._acceptor.connections  # type: ignore[union-attr]
+        until(lambda: connection.aged)
+        client.sendall(b"GET /healthz HTTP/1.1\r\nhost: x\r\n\r\n")
+
+        assert read_answer(client).startswith(b"HTTP/1.1 200")
+
+
+def test_without_a_limit_connections_live_for_ever() -> None:
+    with serving(Gate(), connection_age_seconds=0) as endpoint:
+        assert endpoint.server._acceptor.expiry(5.0) == float("inf")  # type: ignore[union-attr]
+
+
+def test_ages_differ_so_that_clients_do_not_come_back_together() -> None:
+    with serving(Gate(), connection_age_seconds=100) as endpoint:
+        ages = [endpoint.server._acceptor.expiry(0.0) for _ in range(200)]  # type: ignore[union-attr]
+
+    assert min(ages) >= 75
+    assert max(ages) <= 100
+    assert max(ages) - min(ages) > 15
+
+
+def test_clients_that_keep_their_connections_find_a_replica_that_came_later(tmp_path: Path) -> None:
+    """As behind a Service: each connection goes by lot to one of the replicas there are, and stays."""
+    with ExitStack() as stack:
+        old = stack.enter_context(
+            serving(make_model(tmp_path / "a", TaskName.FEATURE_EXTRACTION), connection_age_seconds=AGE)
+        )
+        balancer = stack.enter_context(balancing([old.server.port]))
+        running = stack.enter_context(load(balancer.url, clients=8))
+        running.more(100)
+        new = stack.enter_context(
+            serving(make_model(tmp_path / "b", TaskName.FEATURE_EXTRACTION), connection_age_seconds=AGE)
+        )
+        balancer.backends.append(new.server.port)
+        until(lambda: served(new) > 200)
+        before = served(old), served(new)
+        running.more(500)
+        after = served(old), served(new)
+        running.end()
+
+    share = (after[1] - before[1]) / (sum(after) - sum(before))
+    assert not running.failures
+    # By lot over eight clients, which draw again every second.
+    assert 0.1 < share < 0.9
+
+
+def test_without_an_end_of_connections_the_new_replica_would_get_nothing(tmp_path: Path) -> None:
+    """What the limit is for."""
+    with ExitStack() as stack:
+        old = stack.enter_context(
+            serving(make_model(tmp_path / "a", TaskName.FEATURE_EXTRACTION), connection_age_seconds=0)
+        )
+        balancer = stack.enter_context(balancing([old.server.port]))
+        running = stack.enter_context(load(balancer.url, clients=4))
+        running.more(50)
+        new = stack.enter_context(
+            serving(make_model(tmp_path / "b", TaskName.FEATURE_EXTRACTION), connection_age_seconds=0)
+        )
+        balancer.backends.append(new.server.port)
+        running.more(500)
+        running.end()
+
+    assert not running.failures
+    assert served(new) == 0
+
+
+async def by_httpx(url: str, seconds: float) -> tuple[int, list[str]]:
+    """How many answers ended their connection, and what went wrong."""
+    ends, deadline = 0, time.monotonic() + seconds
+    failures: list[str] = []
+    limits = httpx.Limits(max_connections=4)
+    async with httpx.AsyncClient(trust_env=False, verify=False, timeout=30, limits=limits) as client:
+
+        async def work() -> None:
+            nonlocal ends
+            while time.monotonic() < deadline:
+                try:
+                    answer = await client.post(f"{url}/predict", json={"inputs": "x"})
+                except httpx.HTTPError as error:
+                    failures.append(repr(error))
+                    continue
+                ends += answer.headers.get("connection") == "close"
+                if answer.status_code != 200:
+                    failures.append(answer.text)
+
+        await asyncio.gather(*(work() for _ in range(8)))
+    return ends, failures
+
+
+async def by_aiohttp(url: str, seconds: float) -> tuple[int, list[str]]:
+    """The same."""
+    ends, deadline = 0, time.monotonic() + seconds
+    failures: list[str] = []
+    async with aiohttp.ClientSession(connector=aiohttp.TCPConnector(limit=4), trust_env=False) as client:
+
+        async def work() -> None:
+            nonlocal ends
+            while time.monotonic() < deadline:
+                try:
+                    async with client.post(f"{url}/predict", json={"inputs": "x"}) as answer:
+                        await answer.read()
+                        ends += answer.headers.get("connection") == "close"
+                        if answer.status != 200:
+                            failures.append(await answer.text())
+                except aiohttp.ClientError as error:
+                    failures.append(repr(error))
+
+        await asyncio.gather(*(work() for _ in range(8)))
+    return ends, failures
+
+
+@pytest.mark.parametrize("client", [by_httpx, by_aiohttp])
+def test_a_pool_of_connections_is_renewed_without_a_failed_request(
+    tmp_path: Path, client: Callable[[str, float], Coroutine[Any, Any, tuple[int, list[str]]]]
+) -> None:
+    with serving(make_model(tmp_path, TaskName.FEATURE_EXTRACTION), connection_age_seconds=AGE) as endpoint:
+        ends, failures = asyncio.run(client(endpoint.url, 4))
+
+    assert not failures
+    assert ends >= 4
