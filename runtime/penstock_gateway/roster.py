@@ -11,9 +11,11 @@ from enum import Enum
 from penstock_gateway.config import BACKEND
 from penstock_gateway.slices import Server
 
-CHECK = "check inter 2s fall 3 rise 1"
-"""Kubernetes looks every second as well; this one also notices what is cut off from the gateway alone. Slow to judge: a
-replica at work may take its time, and who takes the last one away has nobody left."""
+CHECK = (
+    "check inter 2s fastinter 500ms downinter 500ms fall 3 rise 1 observe layer4 error-limit 1 on-error mark-down"
+)
+"""A replica that takes no connection gets no request from that moment on: those that come are held, or go to others.
+Checks bring it back. By checks alone it is slow to fall: a replica at work may take its time to answer one."""
 MAINTENANCE, DRAINING = 0x01, 0x08
 """Bits of `srv_admin_state`: said by us, over the socket."""
 ADDED, DELETED = "New server registered.", "Server deleted."

@@ -137,6 +137,24 @@ def test_when_the_last_replica_is_killed_requests_wait_for_the_next(rig: Rig) ->
     assert [answer.status_code for answer in crowd.finish()] == [200] * 3
 
 
+def test_what_comes_while_the_only_replica_restarts_waits_for_it(rig: Rig) -> None:
+    """A container that was killed comes back at the same address; nobody tells the gateway of either."""
+    doomed = rig.start("a")
+    gateway = rig.gateway()
+    gateway.until("replicas", 1)
+    assert post(gateway.url).status_code == 200
+    doomed.kill()
+    # The first one may find out, and then says so; whoever comes after it waits.
+    first = post(gateway.url)
+    assert first.status_code in {200, 503}
+    crowd = Crowd(gateway.url, 5)
+    gateway.until("held_requests", 5)
+    rig.replicas.pop("a").process.stdout.close()  # type: ignore[union-attr]
+    rig.start("a", announce=False, port=doomed.port)
+
+    assert [answer.status_code for answer in crowd.finish()] == [200] * 5
+
+
 def test_what_busy_replicas_cannot_take_waits_here_and_beyond_the_bound_is_refused(rig: Rig) -> None:
     rig.start("a", seconds=1.0)
     gateway = rig.gateway(concurrency=2, max_held=3)

@@ -13,7 +13,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from penstock_gateway.config import PROBES, configuration
-from penstock_gateway.roster import ADDED, DELETED, Roster, State, changes, read_states
+from penstock_gateway.roster import ADDED, CHECK, DELETED, Roster, State, changes, read_states
 from penstock_gateway.settings import GatewayError, GatewaySettings, variable
 from penstock_gateway.slices import Server, servers
 
@@ -123,7 +123,7 @@ def test_slices_become_servers() -> None:
 
 
 UP, ENDING = Server("a", "10.0.0.1", 8080, takes_requests=True), Server("a", "10.0.0.1", 8080, takes_requests=False)
-ADD = "add server replicas/a 10.0.0.1:8080 maxconn 9 check inter 2s fall 3 rise 1"
+ADD = f"add server replicas/a 10.0.0.1:8080 maxconn 9 {CHECK}"
 
 
 @pytest.mark.parametrize(
