@@ -13,12 +13,13 @@ from images.machine import debian_sources
 from images.target import SOURCE_DATE_EPOCH, USUAL, project_version
 from tests.images.contents import Contents, look_through, traces_of_the_machine
 
-MOST_MEGABYTES = {"operator": 300, "runtime": 500, "optimizer": 900, "optimizer-demo": 1000}
+MOST_MEGABYTES = {"operator": 300, "runtime": 500, "gateway": 150, "optimizer": 900, "optimizer-demo": 1000}
 """Unpacked. docs/decisions/images.md says what they weigh."""
 
 WORDS = {
     "operator": ["penstock-operator"],
     "runtime": ["penstock-container", "penstock_runtime.pod"],
+    "gateway": ["python3", "-m", "penstock_gateway"],
     "optimizer": ["penstock-container", "penstock_optimizer.pod"],
     "optimizer-demo": ["penstock-container", "penstock_optimizer.pod"],
 }
@@ -28,6 +29,7 @@ OPTIMISING = {"onnx", "nncf", "safetensors"}
 PACKAGES = {
     "operator": OPERATING,
     "runtime": SERVING,
+    "gateway": set(),
     "optimizer": SERVING | OPTIMISING,
     "optimizer-demo": SERVING | OPTIMISING,
 }
@@ -67,9 +69,11 @@ def test_it_says_what_it_is(contents: Contents, name: str) -> None:
 def test_only_what_answers_requests_has_a_port_and_says_how_to_see_its_health(contents: Contents, name: str) -> None:
     serves = name != "operator"
 
-    assert list(contents.settings.get("ExposedPorts", {})) == (["8080/tcp"] if serves else [])
+    ports = [] if not serves else ["8080/tcp", "8404/tcp"] if name == "gateway" else ["8080/tcp"]
+    assert sorted(contents.settings.get("ExposedPorts", {})) == ports
     assert ("dev.penstock.health.ready" in contents.settings["Labels"]) == serves
-    assert ("PENSTOCK_HOST=0.0.0.0" in contents.settings["Env"]) == serves
+    # The gateway listens everywhere unless it is told otherwise.
+    assert ("PENSTOCK_HOST=0.0.0.0" in contents.settings["Env"]) == (serves and name != "gateway")
 
 
 def test_its_size_is_within_what_is_promised(contents: Contents, name: str) -> None:

@@ -1,0 +1,135 @@
+"""An endpoint that goes to sleep behind its gateway, is woken by requests, and loses none of them.
+
+The tests share one endpoint. Each makes what it starts from, which costs nothing in their order.
+"""
+
+from __future__ import annotations
+
+import http.client
+import threading
+import time
+from collections.abc import Iterator
+
+import pytest
+
+from testbed.kubectl import Kubectl
+from tests.endtoend_cluster.installation import Endpoint, Installation, Json
+from tests.endtoend_cluster.load import Answer, constant_load, predict
+
+pytestmark = pytest.mark.slow
+
+NAME = "sleepy"
+WINDOW_SECONDS = 15
+CROWD = 60
+GATEWAY = f"app.kubernetes.io/name=penstock-gateway,penstock.dev/endpoint={NAME}"
+
+
+@pytest.fixture(scope="module")
+def endpoint(installation: Installation, module_kubectl: Kubectl) -> Iterator[Endpoint]:
+    """Serving, with a gateway in front."""
+    endpoint = Endpoint(installation, module_kubectl, NAME)
+    endpoint.apply(
+        # Nothing to search for: what matters here is that something serves.
+        optimization={"mode": "Disabled", "budgetSeconds": 120},
+        scaling={"mode": "Internal", "minReplicas": 0, "maxReplicas": 1, "scaleDownWindowSeconds": WINDOW_SECONDS},
+        gateway={"holdSeconds": 90},
+    )
+    endpoint.until(lambda body: endpoint.condition("Ready", body).get("status") == "True", "Ready")
+    endpoint.kubectl("rollout", "status", f"deployment/{NAME}-gateway", "--timeout=120s", timeout_seconds=150)
+    yield endpoint
+    module_kubectl("delete", "modelendpoints", "--all")
+    module_kubectl.wait("delete", "pods", "--selector=app.kubernetes.io/name=penstock-runtime", timeout_seconds=90)
+
+
+def until_asleep(endpoint: Endpoint) -> Json:
+    def asleep(body: Json) -> bool:
+        return endpoint.condition("Ready", body).get("reason") == "ScaledToZero" and not endpoint.pods()
+
+    return endpoint.until(asleep, "asleep", seconds=180)
+
+
+def crowd(address: str, count: int) -> list[Answer | Exception]:
+    """So many requests at once, each on a connection of its own; what became of each."""
+    found: list[Answer | Exception] = []
+
+    def one() -> None:
+        try:
+            found.append(predict(address, timeout_seconds=120))
+        except (OSError, http.client.HTTPException) as error:
+            found.append(error)
+
+    threads = [threading.Thread(target=one) for _ in range(count)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    return found
+
+
+def answered(answers: list[Answer | Exception]) -> list[Answer]:
+    good = [answer for answer in answers if isinstance(answer, Answer) and answer.status == 200]
+    assert [answer for answer in answers if answer not in good] == []
+    return good
+
+
+def test_a_crowd_at_zero_is_held_and_all_of_it_is_answered(endpoint: Endpoint) -> None:
+    body = until_asleep(endpoint)
+
+    assert endpoint.condition("Available", body)["reason"] == "ScaledToZero"
+    assert body["status"]["replicas"] == 0
+    begin = time.monotonic()
+    answers = answered(crowd(endpoint.address(), CROWD))
+    print(f"{CROWD} requests at zero were answered {time.monotonic() - begin:.1f} s after they came")
+
+    assert len(answers) == CROWD
+    assert len({tuple(answer.vector) for answer in answers}) == 1
+    # They came before there was a replica, and one came for them.
+    assert all(int(answer.headers["x-held-time"]) > 0 for answer in answers)
+    assert len(endpoint.pods()) == 1
+    events = endpoint.kubectl("get", "events", f"--field-selector=involvedObject.name={NAME},reason=ScaledUp")
+    assert "at the gateway" in events
+
+
+def test_it_goes_back_to_sleep_when_nobody_asks_and_keeps_its_address(endpoint: Endpoint) -> None:
+    before = endpoint.address()
+    answered(crowd(before, 1))
+    until_asleep(endpoint)
+
+    assert endpoint.address() == before
+    assert endpoint.read()["status"]["scaling"]["desired"] == 0
+
+
+def test_one_of_two_gateways_is_replaced_under_load_and_nothing_is_lost(endpoint: Endpoint) -> None:
+    answered(crowd(endpoint.address(), 1))
+    before = {pod["metadata"]["name"] for pod in endpoint.kubectl.items("pods", GATEWAY)}
+    assert len(before) == 2
+    with constant_load(endpoint.address(), per_second=10) as load:
+        time.sleep(2)
+        endpoint.kubectl("delete", "pod", min(before), "--wait=true", timeout_seconds=200)
+        endpoint.kubectl("rollout", "status", f"deployment/{NAME}-gateway", "--timeout=120s", timeout_seconds=150)
+        time.sleep(2)
+
+    assert load.failures == []
+    assert load.answered > 20
+
+
+def test_a_replica_that_is_killed_takes_no_more_than_its_own_requests_with_it(endpoint: Endpoint) -> None:
+    answered(crowd(endpoint.address(), 1))
+    (pod,) = endpoint.pods()
+    with constant_load(endpoint.address(), per_second=4) as load:
+        time.sleep(2)
+        endpoint.kubectl("delete", "pod", pod["metadata"]["name"], "--grace-period=0", "--force")
+        endpoint.until(
+            lambda _: any(
+                one["metadata"]["name"] != pod["metadata"]["name"]
+                and all(status["ready"] for status in one["status"].get("containerStatuses", [{"ready": False}]))
+                for one in endpoint.pods()
+            ),
+            "served by another pod",
+            seconds=120,
+        )
+        time.sleep(2)
+
+    # At most the ones under way, and the first that found nobody: one on each kind of connection.
+    assert len(load.failures) <= 3, load.failures
+    assert load.answered > 10
