@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any, TypeVar
@@ -44,6 +44,12 @@ _UPLOAD: Mapping[StoreScheme, Mapping[str, Any]] = {
     # Without it an upload that had been broken off could not be repeated.
     StoreScheme.AZ: {"overwrite": True},
 }
+_MOST_ATTEMPTS: Mapping[StoreScheme, int] = {StoreScheme.AZ: 2}
+"""Azure's library tries again by itself, for a minute and a half, and adlfs leaves no way to tell it otherwise."""
+_ADDRESSES: Mapping[StoreScheme, str] = {
+    StoreScheme.S3: " (AWS_ENDPOINT_URL)",
+    StoreScheme.AZ: " (AZURE_STORAGE_ACCOUNT_NAME, AZURE_STORAGE_CONNECTION_STRING)",
+}
 _MODIFIED_KEYS = ("LastModified", "last_modified", "updated", "mtime", "created")
 
 
@@ -58,7 +64,9 @@ class Objects:
     @classmethod
     def open(cls, uri: StoreUri, retries: Retries) -> Objects:
         """With the credentials that the store's own library finds. MissingPackage says what to install."""
-        return cls(uri, _translated(uri, lambda: object_storage.open_filesystem(uri.scheme.value)), retries)
+        filesystem = _translated(uri, lambda: object_storage.open_filesystem(uri.scheme.value))
+        attempts = min(retries.attempts, _MOST_ATTEMPTS.get(uri.scheme, retries.attempts))
+        return cls(uri, filesystem, replace(retries, attempts=attempts))
 
     def holds(self, digest: Digest, sizes: Mapping[str, int]) -> bool:
         """See `Place`. By names, sizes and the manifest."""
@@ -267,7 +275,7 @@ def store_error(error: Exception, uri: StoreUri) -> PenstockError | None:
         case Trouble.UNAVAILABLE | Trouble.ALTERED:
             return StoreUnavailable(
                 f"{where} does not answer ({first_line(error)})",
-                remedy="Check its address (AWS_ENDPOINT_URL) and the connection, and try again later",
+                remedy=f"Check its address{_ADDRESSES.get(uri.scheme, '')} and the connection, and try again later",
             )
         case None:
             return None

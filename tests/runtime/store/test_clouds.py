@@ -1,0 +1,176 @@
+"""The store on Google's and Azure's protocols, through gcsfs and adlfs as users have them."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterator
+from contextlib import ExitStack
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+
+import pytest
+
+from penstock.artefact_store import Digest, StoreUri
+from penstock.errors import ArtefactError, ArtefactNotFound, PenstockError, StoreAccessDenied, StoreUnavailable
+from penstock.manifest import MANIFEST_NAME
+from penstock_runtime.models.progress import Progress
+from penstock_runtime.object_storage import PACKAGES, open_filesystem
+from penstock_runtime.retries import Retries
+from penstock_runtime.store import ArtefactStore, open_store
+from penstock_runtime.store.verify import digest_of, fault
+from tests.runtime.models.s3_server import free_port
+from tests.runtime.store.artefacts import FILES, names, write_artefact
+from tests.runtime.store.clouds import ACCOUNT_KEY, Cloud, connection_string, running_azurite, running_gcs
+
+pytestmark = [pytest.mark.extended, pytest.mark.timeout(900)]
+
+FEW = Retries(attempts=2, sleep=lambda _: None)
+SERVERS = {"gs": running_gcs, "az": running_azurite}
+
+
+@pytest.fixture(scope="module", params=["gs", "az"])
+def server(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cloud]:
+    pytest.importorskip(PACKAGES[request.param])
+    with SERVERS[request.param](tmp_path_factory.mktemp(request.param)) as running, ExitStack() as stack:
+        patch = stack.enter_context(pytest.MonkeyPatch.context())
+        for name, value in running.environment.items():
+            patch.setenv(name, value)
+        if running.scheme == "az":
+            open_filesystem("az").mkdir("artefacts")
+        yield running
+
+
+@pytest.fixture
+def uri(server: Cloud, request: pytest.FixtureRequest) -> StoreUri:
+    """A prefix of this test's own."""
+    return StoreUri.parse(f"{server.scheme}://artefacts/{abs(hash(request.node.name))}")
+
+
+@pytest.fixture
+def store(uri: StoreUri) -> ArtefactStore:
+    return open_store(uri, retries=FEW)
+
+
+@pytest.fixture
+def artefact(tmp_path: Path) -> Path:
+    return write_artefact(tmp_path / "artefact")
+
+
+def test_what_is_published_is_fetched_byte_by_byte_and_only_then_seen(
+    store: ArtefactStore, artefact: Path, tmp_path: Path
+) -> None:
+    seen: list[tuple[str, bool]] = []
+
+    def look(progress: Progress) -> None:
+        seen.append((progress.file, any(one.complete for one in store.entries())))
+
+    assert store.entries() == ()
+    published = store.publish(artefact, look)
+    folder = store.fetch(published.digest, tmp_path / "cache")
+
+    assert names(folder) == {*FILES, MANIFEST_NAME}
+    assert fault(folder, published.digest) == ""
+    assert seen[-1] == (MANIFEST_NAME, True)
+    assert not any(complete for _, complete in seen[:-1])
+
+
+def test_the_same_again_is_found_and_counts_as_new(store: ArtefactStore, artefact: Path) -> None:
+    store.publish(artefact)
+    (before,) = store.entries()
+
+    assert store.publish(artefact).found
+    (after,) = store.entries()
+    assert after.modified >= before.modified
+    assert abs(datetime.now(UTC) - after.modified) < timedelta(minutes=5)
+
+
+def test_many_at_once_leave_one_whole_artefact(uri: StoreUri, artefact: Path, tmp_path: Path) -> None:
+    together = threading.Barrier(4)
+    failures: list[BaseException] = []
+
+    def publish() -> None:
+        own = open_store(uri, retries=FEW)
+        together.wait()
+        try:
+            own.publish(artefact)
+        except BaseException as error:
+            failures.append(error)
+
+    threads = [threading.Thread(target=publish) for _ in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+
+    assert failures == []
+    digest = digest_of(artefact)
+    assert fault(open_store(uri, retries=FEW).fetch(digest, tmp_path / "cache"), digest) == ""
+
+
+@pytest.mark.parametrize("name", ["tokenizer.json", MANIFEST_NAME])
+def test_a_damaged_object_is_never_served_and_is_mended_by_publishing(
+    store: ArtefactStore, uri: StoreUri, artefact: Path, tmp_path: Path, name: str
+) -> None:
+    digest = store.publish(artefact).digest
+    open_filesystem(uri.scheme.value).pipe_file(f"{uri.location}/{digest.hexadecimal}/{name}", b"damaged")
+
+    with pytest.raises(ArtefactError, match=f"/{name} is not the"):
+        store.fetch(digest, tmp_path / "cache")
+    assert not store.publish(artefact).found
+    assert fault(store.fetch(digest, tmp_path / "cache"), digest) == ""
+
+
+def test_what_is_missing_is_told(store: ArtefactStore, uri: StoreUri, artefact: Path, tmp_path: Path) -> None:
+    with pytest.raises(ArtefactNotFound, match="is not in the store"):
+        store.fetch(Digest.of(b"nothing"), tmp_path / "cache")
+    digest = store.publish(artefact).digest
+    open_filesystem(uri.scheme.value).rm_file(f"{uri.location}/{digest.hexadecimal}/tokenizer.json")
+    with pytest.raises(ArtefactError, match=r"is incomplete: tokenizer\.json is missing"):
+        store.fetch(digest, tmp_path / "cache")
+
+
+def test_what_nobody_keeps_is_collected(store: ArtefactStore, tmp_path: Path) -> None:
+    kept, gone = (store.publish(write_artefact(tmp_path / key, key=key)).digest for key in "ab")
+    later = datetime.now(UTC) + timedelta(hours=2)
+
+    assert store.collect({kept}, older_than_seconds=3600) == ()
+    assert [one.digest for one in store.collect({kept}, older_than_seconds=3600, now=later)] == [gone]
+    assert [one.digest for one in store.entries()] == [kept]
+
+
+def failures(uri: StoreUri, artefact: Path, tmp_path: Path) -> Iterator[PenstockError]:
+    """What a publisher and a runtime are told. Tried once: Azure's library tries for a minute and a half by itself."""
+    once = Retries(attempts=1)
+    with pytest.raises(PenstockError) as caught:
+        open_store(uri, retries=once).publish(artefact)
+    yield caught.value
+    with pytest.raises(PenstockError) as caught:
+        open_store(uri, retries=once).fetch(digest_of(artefact), tmp_path / "cache")
+    yield caught.value
+
+
+def test_a_server_that_is_away_is_temporary(
+    server: Cloud, uri: StoreUri, artefact: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    port = free_port()
+    nowhere = {"gs": ("STORAGE_EMULATOR_HOST", f"http://127.0.0.1:{port}"),
+               "az": ("AZURE_STORAGE_CONNECTION_STRING", connection_string(port))}  # fmt: skip
+    monkeypatch.setenv(*nowhere[server.scheme])
+
+    for error in failures(uri, artefact, tmp_path):
+        assert type(error) is StoreUnavailable
+        assert error.temporary
+        assert "AWS_" not in error.remedy
+
+
+def test_a_wrong_key_is_access_denied(
+    server: Cloud, uri: StoreUri, artefact: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    if server.scheme == "gs":
+        pytest.skip("fake-gcs-server checks no credentials")
+    right = server.environment["AZURE_STORAGE_CONNECTION_STRING"]
+    monkeypatch.setenv("AZURE_STORAGE_CONNECTION_STRING", right.replace(ACCOUNT_KEY, "bm90IHRoZSByaWdodCBvbmU="))
+
+    for error in failures(uri, artefact, tmp_path):
+        assert type(error) is StoreAccessDenied
+        assert not error.temporary
