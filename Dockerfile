@@ -121,7 +121,9 @@ USER 0:0
 RUN --mount=type=bind,from=machine,target=/mnt --mount=type=bind,source=images/inside,target=/media \
     sh /media/apt-install haproxy
 USER 65532:65532
-ENV PYTHONPATH=/opt/penstock-code
+# Debian's HAProxy is in /usr/sbin.
+ENV PATH=/usr/sbin:/usr/bin:/bin \
+    PYTHONPATH=/opt/penstock-code
 COPY --from=code /opt/penstock-code/penstock_gateway /opt/penstock-code/penstock_gateway
 LABEL org.opencontainers.image.title="penstock-gateway" \
       org.opencontainers.image.description="Holds an endpoint's requests while no replica is up, and spreads them." \
