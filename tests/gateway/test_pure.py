@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import contextlib
+import json
+import re
 import shutil
 import subprocess
+from dataclasses import fields
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +15,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from penstock_gateway.config import PROBES, configuration
+from penstock_gateway.config import PROBES, SCRIPT, configuration
 from penstock_gateway.roster import ADDED, CHECK, DELETED, Roster, State, changes, read_states
 from penstock_gateway.settings import GatewayError, GatewaySettings, variable
 from penstock_gateway.slices import Server, servers
@@ -218,3 +221,38 @@ def test_what_is_no_list_of_servers_is_said() -> None:
 
 def test_variables_are_named_like_their_fields() -> None:
     assert variable("hold_seconds") == "PENSTOCK_GATEWAY_HOLD_SECONDS"
+
+
+def test_the_document_names_every_variable_metric_and_default() -> None:
+    page = (Path(__file__).parents[2] / "docs/gateway.md").read_text()
+    script = SCRIPT.read_text()
+    metrics = set(re.findall(r"penstock_gateway_\w+", script))
+
+    assert metrics
+    assert [name for name in sorted(metrics) if f"`{name}" not in page] == []
+    row = {
+        "max_held": "512",
+        "hold_seconds": "120",
+        "concurrency": "64",
+        "answer_seconds": "300",
+        "connection_age_seconds": "60",
+        "drain_seconds": "20",
+        "finish_seconds": "300",
+    }
+    for field in fields(GatewaySettings):
+        short = f"_{field.name.upper()}"
+        lines = [line for line in page.splitlines() if f"{short}`" in line and line.startswith("| `PENSTOCK_GATEWAY")]
+        assert len(lines) == 1, f"{short} is not in the table of variables"
+        if field.name in row:
+            assert row[field.name] in lines[0]
+
+
+def test_every_error_that_haproxy_gives_itself_is_in_the_runtimes_shape() -> None:
+    text = configuration(GatewaySettings("emotion", "s", "default"), socket=Path("/tmp/s"))
+    bodies = [json.loads(body) for body in re.findall(r"string '(\{.*?\})'", text)]
+
+    assert len(bodies) == 10
+    for body in bodies:
+        assert body.keys() == {"error", "error_type", "remedy"}
+        # A clause without a full stop, as the runtime's.
+        assert not body["error"].endswith(".")
