@@ -47,6 +47,11 @@ class Installation:
         else:
             self.system.wait("delete", "pod", "--selector=app.kubernetes.io/name=penstock-operator", timeout_seconds=90)
 
+    def leader(self) -> str:
+        """The name of the pod that leads, or led until it was lost."""
+        holder = str(self.system.get("lease", OPERATOR)["spec"].get("holderIdentity") or "")
+        return holder.partition("_")[0]
+
     def words(self) -> str:
         """What the operators said last, and what became of their pods: for a failed test."""
         try:

@@ -14,7 +14,8 @@ from dataclasses import dataclass
 import pytest
 
 from testbed.daemon import Process
-from testbed.kubectl import Kubectl
+from testbed.kubectl import Kubectl, KubectlError
+from tests.charts.helm import NAMESPACE
 from tests.endtoend_cluster.installation import Endpoint, Installation, Json, cpus, processes
 from tests.endtoend_cluster.load import constant_load, predict
 from tests.endtoend_cluster.prometheus import Prometheus, load_image
@@ -119,9 +120,9 @@ class Scene:
     def gateway(self) -> Iterator[None]:
         """Requests go through the gateway while the block runs."""
         address = self.endpoint.address()
-        self.endpoint.apply(**spec(self.prometheus), gateway={"mode": "Always"})
-        self.until(lambda: is_gateway(address), "behind its gateway")
         try:
+            self.endpoint.apply(**spec(self.prometheus), gateway={"mode": "Always"})
+            self.until(lambda: is_gateway(address), "behind its gateway")
             yield
         finally:
             self.endpoint.apply(**spec(self.prometheus), gateway={"mode": "Never"})
@@ -215,7 +216,9 @@ def killed(pod: Json) -> float:
     return time.monotonic()
 
 
-def test_nothing_shrinks_while_prometheus_is_gone(scene: Scene) -> None:
+def test_nothing_shrinks_while_prometheus_is_gone_nor_when_the_leading_operator_is_lost_meanwhile(
+    scene: Scene, installation: Installation
+) -> None:
     scene.at_peak()
     generation = scene.deployment()["metadata"]["generation"]
 
@@ -224,10 +227,27 @@ def test_nothing_shrinks_while_prometheus_is_gone(scene: Scene) -> None:
     scene.until(
         lambda: scene.endpoint.condition("MetricsAvailable")["reason"] == "MetricsMissing", "known to be unwatched"
     )
+    # Whoever comes next knows neither the load nor what it was.
+    lost = installation.leader()
+    installation.system("delete", "pod", lost, "--grace-period=0", "--force")
+    scene.until(
+        lambda: installation.leader() != lost and f'load_known{{model_endpoint="{NAME}"' in figures(installation),
+        "looked after by the next operator",
+    )
 
     # For longer than the window, and nobody has so much as touched it.
     assert scene.deployment()["metadata"]["generation"] == generation
     assert scene.replicas() == (2, 2)
+
+
+def figures(installation: Installation) -> str:
+    """The metrics of the operator that leads; empty while it cannot be asked."""
+    try:
+        return installation.system(
+            "get", "--raw", f"/api/v1/namespaces/{NAMESPACE}/pods/{installation.leader()}:9090/proxy/metrics"
+        )
+    except KubectlError:
+        return ""
 
 
 def test_shrinking_after_the_window_costs_no_request(scene: Scene) -> None:
