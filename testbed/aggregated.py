@@ -8,7 +8,7 @@ not be loopback addresses.
 from __future__ import annotations
 
 import base64
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -87,15 +87,20 @@ def running_aggregated(
     folder: Path,
     arguments: Callable[[Server], Sequence[str]],
     *,
+    environment: Mapping[str, str] | None = None,
     report: Say = say,
 ) -> Iterator[Daemon]:
-    """A server of external metrics at work, known to the API server and asked by it, until the block ends."""
+    """A server of external metrics at work, known to the API server and asked by it, until the block ends.
+
+    Its keys lie in `folder`: ca.crt, tls.crt, tls.key.
+    """
     executable = binary(tool, report=report)
     name = tool.name
     keys = plane.settings.keys
     authority = Authority((keys / "ca.crt").read_bytes(), (keys / "ca.key").read_bytes())
-    identity = authority.server(name, [LOOPBACK, "localhost", f"{name}.{NAMESPACE}.svc"])
+    identity = authority.peer(name, [LOOPBACK, "localhost", f"{name}.{NAMESPACE}.svc"])
     certificate, key = folder / "tls.crt", folder / "tls.key"
+    (folder / "ca.crt").write_bytes(authority.certificate)
     certificate.write_bytes(identity.certificate)
     key.touch(mode=0o600)
     key.write_bytes(identity.key)
@@ -105,7 +110,7 @@ def running_aggregated(
     kubectl = plane.kubectl.within(NAMESPACE)
     try:
         kubectl.apply(*manifests)
-        daemon.start(executable, [name, *server.arguments(), *arguments(server)])
+        daemon.start(executable, [name, *server.arguments(), *arguments(server)], environment)
         # Asked through the API server: it has to know of it, trust it, and be trusted.
         context = plane.client()
         await_ready(daemon, f"{plane.settings.server}/apis/{GROUP}/{VERSION}", seconds=START_SECONDS, context=context)

@@ -58,13 +58,18 @@ class Authority(Identity):
 
     def client(self, user: str, *groups: str) -> Identity:
         """A certificate that makes its bearer `user`, a member of `groups`."""
-        return self._issue(_name(user, groups), ExtendedKeyUsageOID.CLIENT_AUTH, ())
+        return self._issue(_name(user, groups), (ExtendedKeyUsageOID.CLIENT_AUTH,), ())
 
     def server(self, user: str, hosts: Sequence[str]) -> Identity:
         """A certificate of a server that is reached by any of `hosts` (names or addresses)."""
-        return self._issue(_name(user, ()), ExtendedKeyUsageOID.SERVER_AUTH, hosts)
+        return self._issue(_name(user, ()), (ExtendedKeyUsageOID.SERVER_AUTH,), hosts)
 
-    def _issue(self, subject: x509.Name, purpose: x509.ObjectIdentifier, hosts: Sequence[str]) -> Identity:
+    def peer(self, user: str, hosts: Sequence[str]) -> Identity:
+        """The same, of a server that shows its certificate to other servers as well."""
+        purposes = (ExtendedKeyUsageOID.SERVER_AUTH, ExtendedKeyUsageOID.CLIENT_AUTH)
+        return self._issue(_name(user, ()), purposes, hosts)
+
+    def _issue(self, subject: x509.Name, purposes: Sequence[x509.ObjectIdentifier], hosts: Sequence[str]) -> Identity:
         issuer = x509.load_pem_x509_certificate(self.certificate)
         signer = serialization.load_pem_private_key(self.key, password=None)
         if not isinstance(signer, ec.EllipticCurvePrivateKey):
@@ -73,7 +78,7 @@ class Authority(Identity):
         builder = (
             _builder(subject, issuer.subject, key.public_key())
             .add_extension(_usage(signs_certificates=False), critical=True)
-            .add_extension(x509.ExtendedKeyUsage([purpose]), critical=False)
+            .add_extension(x509.ExtendedKeyUsage(list(purposes)), critical=False)
             # RFC 5280 asks for both key identifiers, and Python holds to it from 3.13 on.
             .add_extension(x509.SubjectKeyIdentifier.from_public_key(key.public_key()), critical=False)
             .add_extension(x509.AuthorityKeyIdentifier.from_issuer_public_key(signer.public_key()), critical=False)

@@ -107,6 +107,13 @@ PROMETHEUS = Tool(
     variables={"github.com/prometheus/common/version.Version": "3.12.0"},
     cold_minutes=5,
 )
+PROMTOOL = Tool(
+    name="promtool",
+    package="github.com/prometheus/prometheus/cmd/promtool",
+    tags=PROMETHEUS.tags,
+    variables=PROMETHEUS.variables,
+    cold_minutes=1.5,
+)
 EXTERNAL_METRICS = Tool(name="external-metrics", cold_minutes=3)
 _KEDA_VERSION = {"github.com/kedacore/keda/v2/version.Version": "2.21.0"}
 KEDA = Tool(
@@ -126,9 +133,9 @@ KEDA_ADAPTER = Tool(
 
 TOOLS: Mapping[str, Tool] = {
     tool.name: tool
-    for tool in (KUBE, PAUSE, KWOK, HELM, COREDNS, PROMETHEUS, EXTERNAL_METRICS, KEDA, KEDA_ADAPTER)
+    for tool in (KUBE, PAUSE, KWOK, HELM, COREDNS, PROMETHEUS, PROMTOOL, EXTERNAL_METRICS, KEDA, KEDA_ADAPTER)
 }
-TESTED: tuple[Tool, ...] = (KUBE, PAUSE, KWOK, HELM, COREDNS, PROMETHEUS, EXTERNAL_METRICS)
+TESTED: tuple[Tool, ...] = (KUBE, PAUSE, KWOK, HELM, COREDNS, PROMETHEUS, PROMTOOL, EXTERNAL_METRICS)
 """What `make test` uses, and builds beforehand; KEDA is for the extended tests, which build it when they come to it."""
 
 

@@ -41,6 +41,12 @@ def command_help() -> str:
     return "\n\n".join(pages)
 
 
+def adapter_rule() -> str:
+    """The values for prometheus-adapter, without the comment at their head."""
+    text = (ROOT / "examples" / "prometheus-adapter.yaml").read_text(encoding="utf-8")
+    return f"```yaml\n{text[text.index('prometheus:') :].strip()}\n```"
+
+
 PARTS: dict[str, tuple[str, Callable[[], str]]] = {
     **field_tables.PARTS,
     "commands": ("docs/cli.md", command_help),
@@ -48,6 +54,7 @@ PARTS: dict[str, tuple[str, Callable[[], str]]] = {
     "job-variables": ("docs/settings.md", partial(manual.variables_table, JobVariables)),
     **operator_manual.PARTS,
     **autoscaler_manual.PARTS,
+    "adapter-rule": ("docs/autoscaling.md", adapter_rule),
 }
 """Name of the part -> document and the function that makes it."""
 

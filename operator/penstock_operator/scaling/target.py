@@ -191,12 +191,14 @@ def scaling_settings(endpoint: Endpoint, *, gateway: bool) -> ScalingSettings:
     """The spec in the autoscaler's terms.
 
     Nobody wakes an endpoint that has no pods unless somebody counts its requests elsewhere: without a gateway that is
-    up, and without a query of its own for the request rate, it keeps one replica, whatever minReplicas says.
+    up, and without a query of its own for the request rate, it keeps one replica, whatever minReplicas says. So it does
+    where an HPA scales, which cannot go to zero.
     """
     scaling = endpoint.spec.scaling
-    counted_elsewhere = gateway or scaling.metrics.prometheus.queries.request_rate is not None
+    counted = gateway or scaling.metrics.prometheus.queries.request_rate is not None
+    least = scaling.min_replicas if counted and scaling.mode is not ScalingMode.HPA else max(1, scaling.min_replicas)
     return ScalingSettings(
-        min_replicas=scaling.min_replicas if counted_elsewhere else max(1, scaling.min_replicas),
+        min_replicas=least,
         max_replicas=scaling.max_replicas,
         headroom=scaling.headroom,
         shrink_margin=min(LEAST_MARGIN, scaling.headroom / 2),

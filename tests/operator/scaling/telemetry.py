@@ -4,9 +4,10 @@ that scrapes them, and a server of external metrics with the rule that we ship f
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Callable, Mapping
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from contextlib import asynccontextmanager
 from pathlib import Path
+from typing import Any
 
 import yaml
 from prometheus_client import CollectorRegistry
@@ -40,14 +41,16 @@ def registry_of(decisions: Callable[[], Mapping[Key, Decision]]) -> CollectorReg
 
 
 @asynccontextmanager
-async def scraped(registry: CollectorRegistry, folder: Path) -> AsyncIterator[Server]:
+async def scraped(
+    registry: CollectorRegistry, folder: Path, *, others: Sequence[Mapping[str, Any]] = ()
+) -> AsyncIterator[Server]:
     """A Prometheus that has these metrics within a second or two, from where the operator serves its own; `folder` is
-    for its files."""
+    for its files, `others` are what else it scrapes."""
     (port,) = some_free_ports(1)
     metrics = await serve(Health(limit_seconds=60), registry, host=LOOPBACK, port=port)
     scrape = {"job_name": "operator", "static_configs": [{"targets": [f"{LOOPBACK}:{port}"]}]}
     program = await asyncio.to_thread(binary, PROMETHEUS)
-    prometheus = Server(program, folder, [scrape], secure=False)
+    prometheus = Server(program, folder, [scrape, *others], secure=False)
     try:
         yield prometheus
     finally:

@@ -1,0 +1,96 @@
+"""Monitors and rules are what the prometheus-operator and Prometheus take: by their own definitions and tool."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from testbed import modules
+from testbed.build import binary
+from testbed.control_plane import ControlPlane
+from testbed.kubectl import Kubectl, KubectlError
+from testbed.tools import PROMTOOL
+from tests.charts.helm import NAMESPACE, Helm, Manifest, of_kind
+
+DEFINITIONS = ("podmonitors", "prometheusrules")
+
+
+@pytest.fixture(scope="module")
+def kubectl(private_control_plane: ControlPlane) -> Kubectl:
+    """Of a control plane that has the prometheus-operator's definitions."""
+    folder = modules.files(modules.PROMETHEUS_OPERATOR) / "example" / "prometheus-operator-crd"
+    plain = private_control_plane.kubectl
+    for name in DEFINITIONS:
+        file = folder / f"monitoring.coreos.com_{name}.yaml"
+        plain("apply", "--server-side", "--filename", str(file))
+        kind = yaml.safe_load(file.read_text())["spec"]["names"]["kind"]
+        plain.wait(f"jsonpath={{.status.acceptedNames.kind}}={kind}", f"crd/{name}.monitoring.coreos.com")
+        plain.wait("condition=Established", f"crd/{name}.monitoring.coreos.com")
+    plain("create", "namespace", NAMESPACE)
+    return plain.within(NAMESPACE)
+
+
+def monitoring(chart: Helm, **values: Any) -> list[Manifest]:
+    made = chart.template({"podMonitor": {"enabled": True, "labels": {"release": "monitoring"}}, **values})
+    return [one for one in made if one["apiVersion"] == "monitoring.coreos.com/v1"]
+
+
+@pytest.mark.parametrize("namespaces", [[], ["team-a", "team-b"]])
+def test_the_prometheus_operators_definitions_take_every_field(
+    namespaces: list[str], chart: Helm, kubectl: Kubectl
+) -> None:
+    objects = monitoring(chart, watchNamespaces=namespaces)
+    assert sorted(one["kind"] for one in objects) == ["PodMonitor", "PodMonitor", "PrometheusRule"]
+
+    for value in objects:
+        # Strict: a field that the definition does not know is an error, and not dropped.
+        shown = kubectl(
+            "create",
+            "--dry-run=server",
+            "--validate=strict",
+            "--output=json",
+            "--filename=-",
+            text=json.dumps(value),
+        )
+        assert json.loads(shown)["spec"] == value["spec"]
+
+
+@pytest.mark.parametrize(
+    ("kind", "spoil"),
+    [
+        ("PodMonitor", lambda spec: spec["podMetricsEndpoints"][0].update(interval="soon")),
+        ("PodMonitor", lambda spec: spec["podMetricsEndpoints"][0].update(porrt="http")),
+        ("PrometheusRule", lambda spec: spec["groups"][0]["rules"][0].pop("expr")),
+    ],
+    ids=["an interval that is none", "an unknown field", "a rule without an expression"],
+)
+def test_the_definitions_would_have_told(
+    kind: str, spoil: Callable[[Any], object], chart: Helm, kubectl: Kubectl
+) -> None:
+    value = next(one for one in monitoring(chart) if one["kind"] == kind)
+    spoil(value["spec"])
+
+    with pytest.raises(KubectlError, match=r"podMetricsEndpoints|expr"):
+        kubectl("create", "--dry-run=server", "--validate=strict", "--filename=-", text=json.dumps(value))
+
+
+def test_promtool_has_nothing_to_say_against_the_rules(chart: Helm, tmp_path: Path) -> None:
+    rule = of_kind(chart.template({"podMonitor": {"enabled": True}}), "PrometheusRule")
+    file = tmp_path / "rules.yaml"
+    file.write_text(yaml.safe_dump(rule["spec"]))
+
+    run = subprocess.run(
+        [binary(PROMTOOL), "check", "rules", "--lint=all", "--lint-fatal", file],
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+
+    assert run.returncode == 0, f"{run.stdout}{run.stderr}"
+    assert f"{len(rule['spec']['groups'][0]['rules'])} rules found" in run.stdout
