@@ -117,7 +117,7 @@ core.register_service("status", "http", function(applet)
   elseif applet.path == "/demand" then
     -- Answered as soon as a request is held: whoever starts replicas need not ask twice a second.
     local until_when = now() + math.min(tonumber(string.match(applet.qs or "", "seconds=(%d+)") or "0"), 300)
-    while held == 0 and now() < until_when do core.msleep(POLL_MILLISECONDS) end
+    while held == 0 and not draining and now() < until_when do core.msleep(POLL_MILLISECONDS) end
     answer(applet, 200, string.format("%d\n", held))
   else
     answer(applet, 404, "there are /metrics, /metrics/haproxy, /demand, /healthz and /readyz\n")

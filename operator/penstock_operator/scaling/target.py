@@ -20,7 +20,6 @@ from penstock_operator.plan.replicas import DECIDED
 from penstock_operator.scaling.scraper import Pod
 from penstock_operator.world import World
 
-LEAST_MARGIN = 0.1
 DEFAULT_OBJECTIVE_SECONDS = 1.0
 """Only for the share of good answers of an endpoint whose capacity nobody measured: no decision depends on it."""
 
@@ -201,7 +200,6 @@ def scaling_settings(endpoint: Endpoint, *, gateway: bool) -> ScalingSettings:
         min_replicas=least,
         max_replicas=scaling.max_replicas,
         headroom=scaling.headroom,
-        shrink_margin=min(LEAST_MARGIN, scaling.headroom / 2),
         shrink_window_seconds=scaling.scale_down_window_seconds,
         when_metrics_missing=WhenMissing(scaling.when_metrics_missing.value),
         fallback_replicas=scaling.fallback_replicas,

@@ -109,6 +109,8 @@ def sleeping_world(replicas: int = 0, **spec: Any) -> World:
         ({}, [("g", False, False)], 1, ()),
         ({}, [("g", True, True)], 1, ()),
         ({"gateway": {"mode": "Never"}}, [("g", True, False)], 1, ()),
+        ({"scaling": {"minReplicas": 0, "mode": "HPA"}}, [("g", True, False)], 1, ("g",)),
+        ({"scaling": {"minReplicas": 0, "mode": "KEDA"}}, [("g", True, False)], 0, ("g",)),
         ({"scaling": {"minReplicas": 2}, "gateway": {"mode": "Always"}}, [("g", True, False)], 2, ("g",)),
     ],
 )
