@@ -15,7 +15,7 @@ from penstock.errors import MissingPackage, SettingError
 from penstock.manifest import Manifest
 
 if TYPE_CHECKING:
-    from penstock_operator.simulator.compare import Experiment, TraceResult
+    from penstock_operator.simulator.compare import Experiment, TraceResult, Verdict
 
 TRACES = ("step", "ramp", "spike", "diurnal", "flash-crowd", "noisy", "on-off")
 POLICIES = ("penstock", "penstock-prometheus", "hpa-p95", "hpa-in-flight", "keda", "kpa")
@@ -178,7 +178,7 @@ def _table(experiment: Experiment, result: TraceResult, price: float | None) -> 
 
     table = Table(box=None, padding=(0, 2, 0, 0), pad_edge=False, header_style="dim")
     table.add_column("  policy", no_wrap=True)
-    heads = ["knob", "late", "replica-hours", "flips", "most", "late at equal hours"]
+    heads = ["knob", "late", "replica-hours", "flips", "most", "late at equal hours", "over the range"]
     for head in [*heads, "cost"] if price is not None else heads:
         table.add_column(head, justify="right", no_wrap=True)
     for point in shown(experiment, result):
@@ -187,9 +187,16 @@ def _table(experiment: Experiment, result: TraceResult, price: float | None) -> 
         at += "" if verdict is None or verdict.fewer else " (fewer)"
         row = [
             f"  {ALL[point.kind].title}", f"{point.knob:g}", f"{point.late_share:.2%}", f"{point.replica_hours:.2f}",
-            f"{point.flips:.1f}", str(point.most_replicas), at,
+            f"{point.flips:.1f}", str(point.most_replicas), at, _over(verdict, point.requests),
         ]  # fmt: skip
         if price is not None:
             row.append(f"{point.replica_hours * price:.2f}")
         table.add_row(*row, style="bold" if ALL[point.kind].is_ours else "")
     return table
+
+
+def _over(verdict: Verdict | None, requests: float) -> str:
+    """The means over all replica-hours that both can take."""
+    if verdict is None or verdict.over is None:
+        return ""
+    return f"{verdict.over.rival_late / requests:.2%}, ours {verdict.over.our_late / requests:.2%}"

@@ -5,6 +5,7 @@
     counters     samples of counters -> rates, for whoever scrapes by itself
     service      the capacity of one replica from its curve, and how much slower it is
     demand       rates -> what replicas have to meet when they are there
+    reserve      what is kept beyond it
     start_up     how long a new replica takes, from those that were seen to start
     memory       what the past forbids
     legacy       the little of it that a new leader goes on from

@@ -13,6 +13,7 @@ from penstock_operator.autoscaler.decision import Cause, Condition, Decision, Ob
 from penstock_operator.autoscaler.demand import Demand, demand_of, proven
 from penstock_operator.autoscaler.explain import explain
 from penstock_operator.autoscaler.measurement import Metrics, Unknown, Value, known
+from penstock_operator.autoscaler.reserve import with_reserve, without_reserve
 from penstock_operator.autoscaler.service import Service
 from penstock_operator.autoscaler.settings import ScalingSettings, WhenMissing
 from penstock_operator.autoscaler.state import State
@@ -21,6 +22,8 @@ ROUNDING = 1e-6
 """Replicas: less than this over a whole number is arithmetic and not demand."""
 EXCUSED = 1.1
 """A slow-down up to this changes nothing: a p95 out of a histogram's buckets is no more exact."""
+CALM_SECONDS = 10.0
+"""A backlog that is gone for so long does not come back by itself."""
 UNEXPECTED = 1.15
 """An observed p95 over the predicted one by this factor is worth a doubt."""
 
@@ -38,13 +41,15 @@ def decide(
     state = state.model_copy(update={"started": start_up.observed(state.started, seen.started, now)})
     facts = _Facts(settings, service, seen, state, now)
     if service is not None:
+        total, one = service.total(max(seen.replicas, 1), slowdown=facts.slowdown), service.capacity(facts.slowdown)
         facts.demand = demand_of(
             seen.metrics,
             settings,
             state,
             now,
             objective_seconds=service.p95_objective_milliseconds / 1000,
-            capacity=service.total(max(seen.replicas, 1), slowdown=facts.slowdown),
+            capacity=total,
+            planned=without_reserve(total, settings.headroom, one),
             start_up_seconds=facts.start_up_seconds,
         )
     choice, state = _choose(facts, state)
@@ -58,6 +63,8 @@ class _Choice:
     cause: Cause
     detail: str = ""
     wanted: int | None = None
+    precaution: bool = False
+    """What is given back was never needed: to grow again is no regret."""
 
 
 class _Facts:
@@ -75,10 +82,15 @@ class _Facts:
         """As remembered: what is observed now counts from the next decision on, so that load never lowers a number."""
         self.start_up_seconds = start_up.expected_seconds(state.started, settings.start_up_seconds)
 
-    def needed(self, demand: float, headroom: float, *, backlog: float = 0.0) -> int:
-        """Replicas for a demand at a share of the capacity, and at full capacity for the backlog."""
+    def kept(self, demand: float, *, backlog: float = 0.0) -> int:
+        """Replicas that stay for a demand: a little more than would be asked for."""
+        return self.needed(demand / (1 - self.settings.shrink_margin), backlog=backlog)
+
+    def needed(self, demand: float, *, backlog: float = 0.0) -> int:
+        """Replicas for a demand with the reserve of the headroom, and at full capacity for the backlog."""
         assert self.service is not None  # noqa: S101 - called with a known service only
-        rate = demand / headroom + backlog / self.settings.drain_seconds
+        rate = with_reserve(demand, self.settings.headroom, self.service.capacity(self.slowdown))
+        rate += backlog / self.settings.drain_seconds
         replicas = math.ceil(self.service.replicas_for(rate, slowdown=self.slowdown) - ROUNDING)
         return max(replicas, 1 if rate > 0 else 0)
 
@@ -128,7 +140,7 @@ def _choose(facts: _Facts, state: State) -> tuple[_Choice, State]:
         state = state.model_copy(update={"unknown_since": None})
 
     state = _keep_books(facts, state, facts.demand)
-    wanted = facts.needed(facts.demand.forecast, settings.headroom, backlog=facts.demand.backlog)
+    wanted = facts.needed(facts.demand.forecast, backlog=facts.demand.backlog)
     guard = wanted <= seen.replicas and correction.guard_acts(state, settings, now)
     target = seen.replicas + 1 if guard else wanted
     if allowed != seen.replicas:
@@ -152,12 +164,15 @@ def _keep_books(facts: _Facts, state: State, demand: Demand) -> State:
     if seen.ready and rate >= facts.service.total(seen.ready, slowdown=facts.slowdown):
         until = now + settings.panic_hold_seconds
         state = memory.held(state, until, "demand has just been over the capacity of the replicas there are")
+    calm = demand.surge is None and demand.backlog < 1 and rate < facts.service.total(seen.ready)
+    since = now if state.calm_since is None else state.calm_since
+    state = state.model_copy(update={"calm_since": since if calm else None})
     if seen.ready and rate >= facts.service.total(seen.ready):
         # By the curve as it was measured: a replica that is believed to be slow goes on being observed.
         state = state.model_copy(update={"unsettled_at": now})
     # A surge's line is a precaution, and is given back; a slow rise is expected.
     expected = demand.forecast if demand.surge is None else demand.now
-    keep = facts.needed(expected, settings.headroom - settings.shrink_margin)
+    keep = facts.kept(expected)
     state = memory.with_peak(state, settings, now, keep)
     if not seen.rolling_out and seen.ready == seen.replicas:
         state = correction.corrected(state, settings, facts.service, seen.metrics, replicas=seen.ready, now=now)
@@ -195,6 +210,8 @@ def _shrink(facts: _Facts, state: State, wanted: int) -> _Choice:
     sure = memory.watched_for_a_window(state, settings, now) and not _blind(seen.metrics, settings)
     if surplus < replicas and sure and not waiting and not seen.rolling_out:
         return _Choice(surplus, Cause.DEMAND, wanted=wanted)
+    if sure and not seen.rolling_out and _was_precaution(facts, state):
+        return _Choice(lowest, Cause.DEMAND, wanted=wanted, precaution=True)
     forbidden = _forbidden(facts, state)
     if forbidden:
         return _Choice(replicas, Cause.HELD, forbidden, wanted=wanted)
@@ -211,12 +228,24 @@ def _kept(facts: _Facts) -> int:
     What has not started yet serves nobody, and is given back. Until the rest is there, the backlog goes on growing by
     what exceeds the saturation of those that have started; half of the start-up is still to come, more or less.
     """
-    settings, seen, demand = facts.settings, facts.seen, facts.demand
+    seen, demand = facts.seen, facts.demand
     if demand is None or facts.service is None or demand.surge is not None:
         return seen.replicas
     excess = max(0.0, demand.now - seen.ready * facts.service.saturation) * facts.start_up_seconds / 2
-    needed = facts.needed(demand.now, settings.headroom - settings.shrink_margin, backlog=demand.backlog + excess)
+    needed = facts.kept(demand.now, backlog=demand.backlog + excess)
     return max(min(seen.ready, seen.replicas), needed)
+
+
+def _was_precaution(facts: _Facts, state: State) -> bool:
+    """Whether what is over the highest number of the window was never needed by any demand, and has done its work.
+
+    What was asked for within the window and is over every number that was needed during it was for a backlog or a
+    surge's line. Once there is no backlog, late answers are of the time before; the p95 of two minutes knows no better.
+    """
+    if state.grown_at is None or state.calm_since is None:
+        return False
+    recent = facts.now - state.grown_at < memory.window_seconds(state, facts.settings)
+    return recent and facts.now - state.calm_since >= CALM_SECONDS
 
 
 def _forbidden(facts: _Facts, state: State) -> str:
@@ -271,7 +300,8 @@ def _remember(facts: _Facts, state: State, choice: _Choice, before: int) -> Stat
             # No rate asks for this one: the window has to know of it.
             state = memory.with_peak(state, facts.settings, facts.now, choice.replicas)
     elif choice.replicas < before:
-        state = memory.shrunk(state, facts.now, below=before, served=choice.replicas < facts.seen.ready)
+        served = choice.replicas < facts.seen.ready and not choice.precaution
+        state = memory.shrunk(state, facts.now, below=before, served=served)
     return state.model_copy(update={"at": facts.now, "replicas": choice.replicas})
 
 

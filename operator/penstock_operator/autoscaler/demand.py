@@ -53,13 +53,14 @@ def demand_of(
     *,
     objective_seconds: float,
     capacity: float,
+    planned: float,
     start_up_seconds: float,
 ) -> Demand | None:
     """The demand at `now` (seconds since the epoch), or None when no rate is known.
 
     `start_up_seconds` is how long a replica takes to serve. `capacity` is what the replicas that are asked for take
     within the objective, without headroom: up to there chance is left to the headroom, and demand is smooth; what
-    provably exceeds it counts at once.
+    provably exceeds it counts at once. `planned` is the demand that they are just enough for, with it.
     """
     fast = known(metrics.arrivals_fast)
     slow = known(metrics.arrivals_slow)
@@ -72,7 +73,7 @@ def demand_of(
     level, surge = _follow(rate, window, state, now, capacity)
     if state.level is None:
         # A first reading is a few seconds' count: what of it may be chance must not make a new leader grow.
-        level = min(level, max(proven(rate, window), capacity * settings.headroom))
+        level = min(level, max(proven(rate, window), planned))
     if rate == 0 and level * LEVEL_SECONDS < 0.5:
         level = 0.0  # less than half a request: an average alone would never say that there is none
     ahead = min(start_up_seconds, settings.furthest_seconds)
@@ -86,7 +87,9 @@ def demand_of(
     else:
         slope = _slope(min(level, rate), base)
     most = 1 + MOST_GROWTH if surge is None else settings.surge_factor
-    forecast = min(level + slope * ahead, level * most)
+    # On a line an average is as far behind as its constant; in a surge it is hardly one.
+    behind = LEVEL_SECONDS if surge is None else 0.0
+    forecast = min(level + slope * (behind + ahead), level * most)
     in_flight = (known(metrics.in_flight) or 0.0) * scale
     # Little's law: a demand that is answered within the objective keeps at most this many in flight.
     backlog = max(0.0, in_flight - max(1.0, level * objective_seconds))

@@ -32,11 +32,11 @@ class ScalingSettings(BaseModel):
         "a rise. Higher is cheaper and later.",
     )
     shrink_margin: float = Field(
-        default=0.1,
+        default=0.13,
         ge=0,
         lt=1,
-        description="Shrinking plans for `headroom` less this, so that a load that has just taken a replica away would "
-        "have to rise to add it again.",
+        description="Shrinking plans for a demand of which this share is not there, so that a load which has just "
+        "taken a replica away has to rise to add it again.",
     )
     start_up_seconds: float = Field(
         default=40,
@@ -125,10 +125,6 @@ class ScalingSettings(BaseModel):
         if self.min_replicas > self.max_replicas:
             raise ValueError(
                 f"min_replicas {self.min_replicas} is over max_replicas {self.max_replicas}: raise the second"
-            )
-        if self.shrink_margin >= self.headroom:
-            raise ValueError(
-                f"shrink_margin {self.shrink_margin} leaves nothing of headroom {self.headroom}: lower shrink_margin"
             )
         if self.when_metrics_missing is WhenMissing.FALLBACK and self.fallback_replicas is None:
             raise ValueError("when_metrics_missing Fallback needs fallback_replicas")

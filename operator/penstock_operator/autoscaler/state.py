@@ -71,6 +71,8 @@ class State(BaseModel):
     """How much longer than its setting the shrink window has become by shrinks that had to be taken back."""
     factor_at: float | None = None
     """When that last changed."""
+    calm_since: float | None = None
+    """No backlog, no surge, and demand under the capacity of what has started, since then."""
     unsettled_at: float | None = None
     """Replicas changed, or demand was over capacity."""
     late_since: float | None = None

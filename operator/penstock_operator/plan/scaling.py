@@ -7,6 +7,7 @@ from datetime import datetime
 
 from penstock.scaling import ScalingMode
 from penstock.status import ScalingStatus, timestamp
+from penstock_operator.autoscaler import Cause
 from penstock_operator.plan.actions import Event
 from penstock_operator.plan.autoscaling import METRIC, prometheus_of
 from penstock_operator.plan.conditions import Finding, clipped, no, stopped, unknown, yes
@@ -114,8 +115,16 @@ def scaling_status(
 def scaled(
     before: ScalingStatus | None, after: ScalingStatus | None, replicas: Replicas, *, suspended: bool
 ) -> tuple[Event, ...]:
-    """An event when the number changes that the operator writes: the decision in its own words."""
-    if before is None or after is None or suspended or not replicas.written or after.desired == before.desired:
+    """Events when the number changes, and when maxReplicas begins to hold it down: the decision in its own words."""
+    if before is None or after is None or suspended:
         return ()
-    reason = "ScaledUp" if after.desired > before.desired else "ScaledDown"
-    return (Event("Normal", reason, after.reason or f"{after.desired} replicas, {before.desired} before."),)
+    said = after.reason or f"{after.desired} replicas, {before.desired} before."
+    events = []
+    if after.desired != before.desired:
+        up = after.desired > before.desired
+        # An HPA follows, and has an event of its own about it; it does not know why.
+        reasons = ("ScaledUp", "ScaledDown") if replicas.written else ("MoreReplicasWanted", "FewerReplicasWanted")
+        events.append(Event("Normal", reasons[0 if up else 1], said))
+    if after.cause == Cause.MAXIMUM.value != before.cause:
+        events.append(Event("Warning", "ScalingLimited", said))
+    return tuple(events)

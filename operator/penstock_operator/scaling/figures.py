@@ -30,14 +30,33 @@ def figures(decisions: Mapping[Key, Decision]) -> Iterator[Metric]:
     known = GaugeMetricFamily(
         f"{PREFIX}load_known", "1 while the load of an endpoint can be read, 0 while it cannot", labels=LABELS
     )
+    forecast = GaugeMetricFamily(
+        f"{PREFIX}forecast_requests_per_second",
+        "Load of an endpoint when a replica that is asked for now would serve",
+        labels=LABELS,
+    )
+    slowdown = GaugeMetricFamily(
+        f"{PREFIX}replica_slow_down", "How many times slower replicas are than they were measured to be", labels=LABELS
+    )
+    predicted = GaugeMetricFamily(
+        f"{PREFIX}predicted_p95_milliseconds", "p95 that the curve has for this load and replicas", labels=LABELS
+    )
+    cause = GaugeMetricFamily(
+        f"{PREFIX}scaling_cause", "1 for the kind of the last decision about an endpoint", labels=(*LABELS, "cause")
+    )
     for key, decision in sorted(decisions.items()):
         desired.add_metric([*key], decision.replicas)
+        cause.add_metric([*key, decision.cause.value], 1)
+        slowdown.add_metric([*key], decision.slowdown)
         known.add_metric([*key], int(decision.demand is not None))
         if decision.demand is not None:
             demand.add_metric([*key], decision.demand.now)
+            forecast.add_metric([*key], decision.demand.forecast)
+        if decision.predicted_p95_milliseconds is not None:
+            predicted.add_metric([*key], decision.predicted_p95_milliseconds)
         if decision.capacity is not None:
             capacity.add_metric([*key], decision.capacity)
-    yield from (desired, demand, capacity, known)
+    yield from (desired, demand, forecast, capacity, slowdown, predicted, cause, known)
 
 
 class Figures(Collector):

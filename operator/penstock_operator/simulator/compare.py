@@ -1,9 +1,14 @@
 """All policies on the same traffic, held against each other at equal replica-hours.
 
-A policy with more replicas has fewer late requests: two points say nothing. So each rival's knob is swept, which gives
-its frontier (replica-hours against late requests), and the frontier is read at the replica-hours that ours took. It is
-read to the rival's favour: dominated points are left out, and between two points the straight line counts, although no
-setting of the knob may give it. A rival that never takes so few replica-hours is met at its fewest, on our frontier.
+A policy with more replicas has fewer late requests: two points say nothing. So everybody's one knob is swept, with the
+same bounds on the number of replicas, which gives frontiers: replica-hours against late requests. They are read to a
+rival's favour: dominated points are left out, and between two points the straight line counts, although no setting of
+the knob may give it. Two readings, both with the rival's knob chosen in hindsight, for this very traffic:
+
+- **at our setting**: the replica-hours that ours takes at its headroom. A rival that never takes so few is met at its
+  fewest, on our frontier. This is what a user gets who sets nothing.
+- **over the range**: the mean of either frontier over all replica-hours that both can take, and the share of that range
+  in which ours has fewer. This is what a user gets who pays for more.
 """
 
 from __future__ import annotations
@@ -21,6 +26,9 @@ from penstock_operator.simulator.policies.catalogue import POLICIES, Endpoint, P
 from penstock_operator.simulator.replica import ReplicaModel
 from penstock_operator.simulator.run import Outcome, Traffic, simulate
 from penstock_operator.simulator.traces import Trace, built_in
+
+RANGE_STEPS = 40
+"""A range of replica-hours is read at so many steps."""
 
 
 @dataclass(frozen=True)
@@ -70,6 +78,20 @@ class Point:
 
 
 @dataclass(frozen=True)
+class Range:
+    """Two frontiers over the replica-hours that both can take."""
+
+    least: float
+    most: float
+    """Replica-hours."""
+    our_late: float
+    """Late requests, the mean over the range."""
+    rival_late: float
+    ahead: float
+    """The share of the range in which ours has fewer, 0 to 1."""
+
+
+@dataclass(frozen=True)
 class Verdict:
     """One of ours against one rival on one trace, at equal replica-hours."""
 
@@ -80,6 +102,8 @@ class Verdict:
     our_late: float
     """Late requests of ours at these, a mean over the seeds."""
     rival_late: float
+    over: Range | None = None
+    """None where the frontiers share no more than one point."""
 
     @property
     def fewer(self) -> bool:
@@ -117,13 +141,36 @@ def late_at(points: Iterable[Point], replica_hours: float) -> float | None:
     return front[-1].late
 
 
+def over_range(ours: Sequence[Point], rival: Sequence[Point]) -> Range | None:
+    """Two frontiers over their common replica-hours; None where these are no range."""
+    least = max(min(point.replica_hours for point in points) for points in (ours, rival))
+    most = min(max(point.replica_hours for point in points) for points in (ours, rival))
+    if most <= least:
+        return None
+    pairs = [
+        (late_at(ours, hours) or 0.0, late_at(rival, hours) or 0.0)
+        for hours in (least + (most - least) * step / RANGE_STEPS for step in range(RANGE_STEPS + 1))
+    ]
+    count = len(pairs)
+    return Range(
+        least,
+        most,
+        sum(own for own, _ in pairs) / count,
+        sum(other for _, other in pairs) / count,
+        sum(own < other for own, other in pairs) / count,
+    )
+
+
 def judge(ours: Point, points: Sequence[Point], rival: PolicyKind) -> Verdict | None:
     """One of our points against a rival's frontier; None where their frontiers share no replica-hours."""
     theirs = [point for point in points if point.kind is rival]
     hours = max(ours.replica_hours, min(point.replica_hours for point in theirs))
-    own = ours.late if hours == ours.replica_hours else late_at((p for p in points if p.kind is ours.kind), hours)
+    mine = [point for point in points if point.kind is ours.kind]
+    own = ours.late if hours == ours.replica_hours else late_at(mine, hours)
     other = late_at(theirs, hours)
-    return None if own is None or other is None else Verdict(ours.kind, rival, hours, own, other)
+    if own is None or other is None:
+        return None
+    return Verdict(ours.kind, rival, hours, own, other, over_range(mine, theirs))
 
 
 _Job = tuple[Experiment, int, int, PolicyKind, float]
@@ -174,7 +221,6 @@ def _endpoint(experiment: Experiment) -> Endpoint:
         experiment.model,
         experiment.limits,
         experiment.scrape_interval,
-        experiment.fleet.start_up_seconds,
     )
 
 

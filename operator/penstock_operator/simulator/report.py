@@ -89,6 +89,16 @@ def headline(results: Sequence[TraceResult]) -> str:
     text = f"Fewer late requests at equal replica-hours in {len(verdicts) - len(lost)} of {len(verdicts)} comparisons."
     if lost:
         text += f" Not: {'; '.join(lost)}."
+    ranges = [(result, verdict) for result, verdict in verdicts if verdict.over is not None]
+    behind = [
+        f"{result.trace.name}, {POLICIES[verdict.ours].title} against {POLICIES[verdict.rival].title}"
+        for result, verdict in ranges
+        if verdict.over is not None and verdict.over.our_late >= verdict.over.rival_late
+    ]
+    if ranges:
+        ahead = f"{len(ranges) - len(behind)} of {len(ranges)}"
+        text += f" On average over all replica-hours that both can take: in {ahead}."
+        text += f" Not: {'; '.join(behind)}." if behind else ""
     return text
 
 
@@ -101,7 +111,7 @@ def _pair(result: TraceResult, verdict: Verdict) -> str:
 
 def _section(experiment: Experiment, result: TraceResult, price_per_hour: float | None) -> str:
     trace = result.trace
-    heads = ["policy", "knob", "late", "lost", "replica-hours", "flips", "most", "late at equal hours"]
+    heads = ["policy", "knob", "late", "lost", "replica-hours", "flips", "most", "late at equal hours", "over a range"]
     if price_per_hour is not None:
         heads.insert(5, "cost")
     rows = "".join(_row(result, point, price_per_hour) for point in shown(experiment, result))
@@ -133,10 +143,24 @@ def _row(result: TraceResult, point: Point, price_per_hour: float | None) -> str
     ]  # fmt: skip
     if price_per_hour is not None:
         cells.insert(5, f"{point.replica_hours * price_per_hour:.2f}")
-    last = '<td class="soft">ours</td>' if facts.is_ours else "<td></td>"
+    last = '<td class="soft">ours</td><td></td>' if facts.is_ours else "<td></td><td></td>"
     if verdict is not None:
         last = f'<td class="{"pass" if verdict.fewer else "fail"}">{equal_hours(verdict, point.requests)}</td>'
+        over = verdict.over
+        fewer = over is None or over.our_late < over.rival_late
+        last += f'<td class="{"pass" if fewer else "fail"}">{over_hours(verdict, point.requests)}</td>'
     return f"<tr>{''.join(f'<td>{escape(cell)}</td>' for cell in cells)}{last}</tr>"
+
+
+def over_hours(verdict: Verdict, requests: float) -> str:
+    """The means over the common replica-hours, and where ours has fewer, for a cell; empty without such a range."""
+    over = verdict.over
+    if over is None:
+        return ""
+    return (
+        f"{over.rival_late / requests:.2%}, ours {over.our_late / requests:.2%}, over {over.least:.1f} to "
+        f"{over.most:.1f} h; fewer in {over.ahead:.0%} of it"
+    )
 
 
 def equal_hours(verdict: Verdict, requests: float) -> str:

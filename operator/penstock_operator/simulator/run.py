@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 
@@ -56,9 +57,19 @@ class Traffic:
 
 
 def simulate(
-    traffic: Traffic, endpoint: Endpoint, policy: Policy, fleet_settings: FleetSettings, *, scrape_interval: int
+    traffic: Traffic,
+    endpoint: Endpoint,
+    policy: Policy,
+    fleet_settings: FleetSettings,
+    *,
+    scrape_interval: int,
+    on_answered: Callable[[Sequence[tuple[float, int, float]]], None] = lambda _: None,
 ) -> Outcome:
-    """Run one policy through the traffic. Deterministic."""
+    """Run one policy through the traffic. Deterministic.
+
+    `on_answered` is told, batch by batch, (when, pod, latency in seconds) of all requests but the refused ones; times
+    count from the begin of the warm-up.
+    """
     trace = traffic.trace
     fleet = Fleet(endpoint.model, fleet_settings)
     objective = endpoint.service.p95_objective_milliseconds / 1000
@@ -87,6 +98,7 @@ def simulate(
         if now % scrape_interval == 0:
             unread = fleet.take_log()
             history.answered(unread)
+            on_answered(unread)
             scraper.scrape(fleet, unread, float(now))
         if now % policy.interval == 0:
             wanted = policy.decide(View(float(now), fleet, scraper, concurrency))
@@ -95,7 +107,9 @@ def simulate(
         replicas.append(fleet.replicas)
     # What is still in the replicas is answered, or not.
     fleet.advance([], [], math.inf)
-    history.answered(fleet.take_log())
+    rest = fleet.take_log()
+    history.answered(rest)
+    on_answered(rest)
     hours = fleet.replica_seconds(WARM_UP_SECONDS, seconds) / 3600
     late, lost = history.late(seconds)
     requests = len(arrivals) - edges[WARM_UP_SECONDS]

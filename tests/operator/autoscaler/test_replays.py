@@ -334,3 +334,21 @@ def test_the_status_stays_small() -> None:
     replay.play(traffic(6), 400)
 
     assert len(replay.state.model_dump_json(by_alias=True, exclude_defaults=True)) < 1000
+
+
+def test_what_was_asked_for_to_work_off_a_backlog_goes_when_it_is_gone() -> None:
+    """Late answers of before do not hold it: nothing that came since then needed it."""
+    replay = Replay().settled(10)
+    replay.play(traffic(10), 300)
+    late = traffic(40, in_flight=600, p95=3000, good=0.5)
+    for _ in range(6):
+        replay.ready = replay.ready or replay.replicas
+        replay.tick(late)
+    precaution = replay.replicas
+    replay.ready = None
+
+    replay.play(traffic(40, p95=3000, good=0.5), 20)
+
+    assert replay.replicas < precaution
+    assert replay.replicas * 10 >= 40 / 0.75
+    assert replay.state.shrinking_since is None, "to grow again is no regret"

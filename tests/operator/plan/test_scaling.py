@@ -6,6 +6,7 @@ from dataclasses import replace
 
 import pytest
 
+from penstock_operator.autoscaler import Cause
 from penstock_operator.plan import names
 from penstock_operator.plan.observed import DeploymentFacts, Ref, Scale
 from tests.operator.plan.kube import SETTINGS, Json, Kube, result
@@ -184,6 +185,35 @@ def test_a_change_of_the_number_is_an_event_with_the_decision_and_the_same_numbe
     assert said(Scale(5, "5 replicas: 310 requests/s.")) == []
     assert said(Scale(3, "3 replicas, down from 5: 100 requests/s.")) == [
         ("ScaledDown", "3 replicas, down from 5: 100 requests/s.")
+    ]
+
+
+def test_that_the_maximum_holds_the_number_down_is_a_warning_once() -> None:
+    kube = Kube(scaling={"maxReplicas": 5}).optimised()
+
+    def warned(scale: Scale) -> list[tuple[str, str]]:
+        kube.scale = scale
+        events = kube.plan().events
+        kube.reconcile()
+        return [(event.type, event.message) for event in events if event.reason == "ScalingLimited"]
+
+    limited = Scale(5, "5 replicas: 900 requests/s; 14 are wanted, maxReplicas is 5.", cause=Cause.MAXIMUM.value)
+    assert warned(Scale(5, "5 replicas: 300 requests/s.", cause=Cause.DEMAND.value)) == []
+    assert warned(limited) == [("Warning", limited.reason)]
+    assert warned(limited) == []
+
+
+def test_where_an_hpa_writes_the_number_the_event_says_what_is_wanted_and_why() -> None:
+    kube = Kube(scaling={"mode": "HPA", "maxReplicas": 8}).optimised()
+    reasons = []
+    for scale in (Scale(2, "2 replicas."), Scale(4, "4 replicas, up from 2."), Scale(3, "3 replicas, down from 4.")):
+        kube.scale = scale
+        reasons += [(event.reason, event.message) for event in kube.plan().events if "Wanted" in event.reason]
+        kube.reconcile()
+
+    assert reasons == [
+        ("MoreReplicasWanted", "4 replicas, up from 2."),
+        ("FewerReplicasWanted", "3 replicas, down from 4."),
     ]
 
 

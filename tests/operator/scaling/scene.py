@@ -131,13 +131,14 @@ class Scene:
         assert self.deployment.ready == self.deployment.wanted
 
     def _run(self, name: str, address: str) -> None:
-        state = {"running": {"startedAt": "2026-11-21T19:00:00Z"}}
+        now = time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime())
+        state = {"running": {"startedAt": now}}
         container = {"name": CONTAINER, "image": "x", "imageID": "x", "ready": True, "restartCount": 0, "state": state}
         status = {
             "phase": "Running",
             "podIP": address,
             "podIPs": [{"ip": address}],
-            "conditions": [{"type": "Ready", "status": "True", "lastTransitionTime": "2026-11-21T19:00:00Z"}],
+            "conditions": [{"type": "Ready", "status": "True", "lastTransitionTime": now}],
             "containerStatuses": [container],
         }
         patch = json.dumps({"status": status})

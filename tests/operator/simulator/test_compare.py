@@ -5,12 +5,22 @@ from __future__ import annotations
 import csv
 import io
 import re
+from dataclasses import replace
 
 import numpy as np
 import pytest
 
 from penstock_operator.autoscaler import Service
-from penstock_operator.simulator.compare import Experiment, Point, TraceResult, Verdict, compare, judge, late_at
+from penstock_operator.simulator.compare import (
+    Experiment,
+    Point,
+    TraceResult,
+    Verdict,
+    compare,
+    judge,
+    late_at,
+    over_range,
+)
 from penstock_operator.simulator.fleet import FleetSettings
 from penstock_operator.simulator.plot import ticks
 from penstock_operator.simulator.policies import Limits, PolicyKind
@@ -39,9 +49,24 @@ def test_a_rival_that_never_takes_so_few_is_met_at_its_fewest_on_our_own_frontie
     here = judge(ours[1], [*ours, *FRONTIER], PolicyKind.KPA)
     there = judge(ours[0], [*ours, *FRONTIER], PolicyKind.KPA)
 
-    assert here == Verdict(PolicyKind.PENSTOCK, PolicyKind.KPA, 3, 50, 60)
-    assert there == Verdict(PolicyKind.PENSTOCK, PolicyKind.KPA, 2, 125, 100)
+    assert here is not None
+    assert there is not None
+    assert replace(here, over=None) == Verdict(PolicyKind.PENSTOCK, PolicyKind.KPA, 3, 50, 60)
+    assert replace(there, over=None) == Verdict(PolicyKind.PENSTOCK, PolicyKind.KPA, 2, 125, 100)
     assert (here.fewer, there.fewer) == (True, False)
+
+
+def test_over_a_range_frontiers_are_read_where_both_are() -> None:
+    ours = [point(1, 200, PolicyKind.PENSTOCK), point(3, 50, PolicyKind.PENSTOCK)]
+
+    found = over_range(ours, FRONTIER)
+
+    assert found is not None
+    assert (found.least, found.most) == (2, 3)
+    assert found.our_late == pytest.approx((125 + 50) / 2)
+    assert found.rival_late == pytest.approx((100 + 60) / 2)
+    assert found.ahead == pytest.approx(12 / 41), "where 125 - 75 x is under 100 - 40 x: from x = 0.714 on"
+    assert over_range([point(1, 200)], FRONTIER) is None
 
 
 def test_flips_are_turns_and_not_steps() -> None:

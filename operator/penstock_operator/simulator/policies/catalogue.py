@@ -24,7 +24,6 @@ class Endpoint:
     model: ReplicaModel
     limits: Limits
     scrape_interval: int = 5
-    start_up_seconds: float = 40.0
 
 
 class PolicyKind(StrEnum):
@@ -57,7 +56,7 @@ class PolicyFacts:
 
 OWN_SCRAPE_SECONDS = 2
 """The operator's own scrapes: two counters and a gauge of each pod."""
-HEADROOMS = (0.45, 0.55, 0.65, 0.75, 0.85, 0.95)
+HEADROOMS = (0.35, 0.4, 0.45, 0.5, 0.55, 0.6, 0.65, 0.7, 0.75, 0.82, 0.9)
 
 
 def _ours(endpoint: Endpoint, headroom: float, scrape_interval: int) -> Ours:
@@ -66,7 +65,6 @@ def _ours(endpoint: Endpoint, headroom: float, scrape_interval: int) -> Ours:
         min_replicas=limits.min_replicas,
         max_replicas=limits.max_replicas,
         headroom=headroom,
-        start_up_seconds=endpoint.start_up_seconds,
     )
     # Its own scrapes make a rate of any two samples; a query of Prometheus has to survive lost ones.
     samples = 1.5 if scrape_interval == OWN_SCRAPE_SECONDS else 4.0
@@ -98,7 +96,7 @@ POLICIES: dict[PolicyKind, PolicyFacts] = {
     PolicyKind.HPA_P95: PolicyFacts(
         "HPA on p95",
         "target p95, share of the objective",
-        (0.35, 0.45, 0.55, 0.65, 0.75, 0.85, 1.0, 1.3, 2.0),
+        (0.5, 0.55, 0.6, 0.65, 0.7, 0.75, 0.8, 0.85, 0.9, 1.0, 1.15, 1.3, 1.6, 2.0, 2.6),
         lambda endpoint, knob: HpaOnP95(
             endpoint.limits,
             target_seconds=knob * endpoint.service.p95_objective_milliseconds / 1000,
@@ -108,19 +106,19 @@ POLICIES: dict[PolicyKind, PolicyFacts] = {
     PolicyKind.HPA_IN_FLIGHT: PolicyFacts(
         "HPA on requests in flight",
         "target in flight, share of a replica at its limit",
-        (0.3, 0.4, 0.5, 0.6, 0.7, 0.85, 1.0, 1.3, 1.7, 2.5),
+        (0.4, 0.45, 0.5, 0.55, 0.6, 0.65, 0.7, 0.78, 0.85, 0.93, 1.0, 1.15, 1.3, 1.5, 1.7, 2.1, 2.5),
         lambda endpoint, knob: HpaOnInFlight(endpoint.limits, target=knob * _in_flight(endpoint)),
     ),
     PolicyKind.KEDA: PolicyFacts(
         "KEDA on the request rate",
         "threshold, share of a replica's rate at its limit",
-        (0.3, 0.4, 0.5, 0.6, 0.7, 0.8, 0.9, 1.0, 1.1),
+        (0.2, 0.25, 0.3, 0.35, 0.4, 0.45, 0.5, 0.55, 0.6, 0.65, 0.7, 0.75, 0.8, 0.85, 0.9, 0.95, 1.0, 1.1),
         lambda endpoint, knob: Keda(endpoint.limits, threshold=knob * endpoint.service.rate),
     ),
     PolicyKind.KPA: PolicyFacts(
         "Knative KPA",
         "target concurrency, share of a replica at its limit",
-        (0.15, 0.2, 0.3, 0.4, 0.5, 0.6, 0.75, 0.9, 1.2, 1.6, 2.5),
+        (0.2, 0.25, 0.3, 0.35, 0.4, 0.45, 0.5, 0.55, 0.6, 0.68, 0.75, 0.82, 0.9, 1.05, 1.2, 1.4, 1.6, 2.0, 2.5),
         lambda endpoint, knob: Kpa(endpoint.limits, target=knob * _in_flight(endpoint)),
     ),
 }

@@ -3,6 +3,9 @@
 Every 15 s; no change within a tolerance of 10 %; down to the highest recommendation of the last 300 s, by any number;
 up at once by at most 100 % or 4 pods in 15 s. Metrics come from Prometheus through an adapter, whose own delay is left
 out, to the rivals' advantage.
+
+Sources: kubernetes.io, "Horizontal Pod Autoscaling" (algorithm details, default behaviour); kubernetes/kubernetes
+pkg/controller/podautoscaler/replica_calculator.go, `calcPlainMetricReplicas` and `GetExternalMetricReplicas`.
 """
 
 from __future__ import annotations

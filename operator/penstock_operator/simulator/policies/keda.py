@@ -3,6 +3,9 @@
 `sum(rate(requests_total[2m]))` with `threshold`, as in its documents. From one replica on, the HPA that KEDA makes asks
 for the query's value every 15 s (`AverageValue`); KEDA itself, every 30 s, only takes the step between none and one,
 down after a cool-down of 300 s.
+
+Sources: keda.sh, "Prometheus" scaler and "ScaledObject specification" (pollingInterval 30, cooldownPeriod 300);
+kedacore/keda pkg/scalers/prometheus_scaler.go, `ExecutePromQuery` (`ignoreNullValues`).
 """
 
 from __future__ import annotations

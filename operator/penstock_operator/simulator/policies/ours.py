@@ -10,6 +10,7 @@ from penstock_operator.autoscaler import (
     Observation,
     ScalingSettings,
     Service,
+    Started,
     State,
     Unknown,
     Value,
@@ -36,7 +37,13 @@ class Ours:
     def decide(self, view: View) -> int | None:
         """The library's answer; State goes through JSON as it does in the endpoint's status."""
         fleet = view.fleet
-        seen = Observation(fleet.replicas, fleet.ready, self.metrics(view))
+        # As the API server tells it of each pod, in whole seconds.
+        started = tuple(
+            Started(at=pod.ready_at, seconds=pod.ready_at - pod.created)
+            for pod in fleet.pods
+            if pod.ready_at <= view.now and pod.removed_at is None
+        )
+        seen = Observation(fleet.replicas, fleet.ready, self.metrics(view), started=started)
         decision, self.state = decide(self.settings, self.service, seen, self.state, view.now)
         if decision.replicas != fleet.replicas:
             self.decisions.append((view.now, decision))

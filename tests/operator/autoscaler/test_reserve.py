@@ -1,0 +1,56 @@
+"""What is kept beyond the demand."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from penstock_operator.autoscaler.reserve import PROPORTIONAL, SMALL_FLEET, with_reserve, without_reserve
+
+CAPACITY = 10.0
+demands = st.floats(0, 1e4)
+headrooms = st.floats(0.05, 1)
+
+
+@pytest.mark.parametrize(
+    ("demand", "headroom", "rate"),
+    [
+        (0, 0.3, 0),
+        (60, 1, 60),
+        (60, 0.75, 80),
+        (15, 0.75, 20),
+        # Half of the capacity of a large fleet is half; of a small one there is more to spare.
+        (210, 0.5, 420),
+        (10, 0.5, 10 / 0.75 + 2 / 3 * (10 * 70) ** 0.5),
+    ],
+)
+def test_a_share_of_the_demand_and_below_the_usual_headroom_more_for_small_fleets(
+    demand: float, headroom: float, rate: float
+) -> None:
+    assert with_reserve(demand, headroom, CAPACITY) == pytest.approx(rate)
+
+
+@given(demands, headrooms)
+def test_never_less_than_the_headroom_says(demand: float, headroom: float) -> None:
+    asked = with_reserve(demand, headroom, CAPACITY)
+
+    assert asked >= demand / headroom * (1 - 1e-9)
+    if demand >= SMALL_FLEET * CAPACITY or headroom >= PROPORTIONAL:
+        assert asked == pytest.approx(demand / headroom)
+
+
+@given(demands, demands, headrooms, headrooms)
+def test_more_demand_and_less_headroom_ask_for_more(one: float, two: float, low: float, high: float) -> None:
+    least, most = sorted((one, two))
+    tight, loose = sorted((low, high), reverse=True)
+
+    assert with_reserve(least, low, CAPACITY) <= with_reserve(most, low, CAPACITY)
+    assert with_reserve(one, tight, CAPACITY) <= with_reserve(one, loose, CAPACITY) * (1 + 1e-9)
+
+
+@given(demands, headrooms)
+def test_the_inverse_is_one(demand: float, headroom: float) -> None:
+    rate = with_reserve(demand, headroom, CAPACITY)
+
+    assert without_reserve(rate, headroom, CAPACITY) == pytest.approx(demand, rel=1e-6, abs=1e-6)

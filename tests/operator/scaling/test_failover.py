@@ -1,0 +1,123 @@
+"""The operator killed at the peak, on a real API server: whoever takes over shrinks nothing, and turns nothing.
+
+Time is an argument of a tick, as in test_operator.py.
+"""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from penstock_operator.cluster.store import Key
+from testbed.cluster import Cluster
+from testbed.kubectl import Kubectl
+from tests.operator.scaling.scene import TICK, WINDOW, Scene, played
+
+PEAK, CALM = 150, 10
+
+
+async def memory(scene: Scene) -> dict[str, Any]:
+    """What the status has for the next leader."""
+    found: dict[str, Any] = json.loads((await scene.found())["status"]["scaling"]["memory"])
+    return found
+
+
+async def lowest(scene: Scene, seconds: float) -> int:
+    """Time passes; the fewest replicas of it."""
+    fewest = await scene.replicas()
+    for _ in range(int(seconds / (2 * TICK))):
+        await scene.settles(2 * TICK)
+        fewest = min(fewest, await scene.replicas())
+    return fewest
+
+
+@pytest.mark.slow
+def test_killed_again_and_again_at_the_peak_it_neither_shrinks_nor_flaps(
+    classes: Cluster, kubectl: Kubectl, kubeconfig: Path
+) -> None:
+    async def play(scene: Scene) -> None:
+        async with scene.operating():
+            await scene.optimised()
+            scene.load = 40
+            await scene.settles(150)
+            scene.load = PEAK
+            # Killed in the surge: what was asked for has not started, and who asked is gone.
+            await scene.passes(15)
+            await scene.operator.rest()
+            asked = await scene.replicas()
+            assert asked >= 3
+
+        for life in range(3):
+            async with scene.operating():
+                await scene.pods_serve()
+                assert await lowest(scene, WINDOW - 2 * TICK) == asked, f"life {life}"
+                assert await scene.replicas() == asked, f"life {life}"
+
+        # Garbage in the place of what is remembered is nothing, and is put right.
+        for garbage in ("{{{", json.dumps({"v": 1, "windowFactor": -3}), "x" * 1000):
+            patch = json.dumps({"status": {"scaling": {"memory": garbage}}})
+            await scene.call(
+                kubectl, "patch", "modelendpoint", "emotion", "--subresource=status", "--type=merge", "-p", patch
+            )
+            async with scene.operating():
+                assert await lowest(scene, WINDOW - 2 * TICK) == asked
+                assert (await memory(scene))["v"] == 1
+
+        events = [event["reason"] for event in await scene.call(kubectl.items, "events.events.k8s.io")]
+        assert "ScaledDown" not in events
+
+    played(kubectl, kubeconfig, play)
+
+
+@pytest.mark.slow
+def test_what_was_learnt_of_bouts_outlives_the_leader(classes: Cluster, kubectl: Kubectl, kubeconfig: Path) -> None:
+    async def play(scene: Scene) -> None:
+        async with scene.operating():
+            await scene.optimised()
+            for load in (PEAK, CALM, PEAK):
+                scene.load = load
+                await scene.settles(300)
+            peak = await scene.replicas()
+            assert peak >= 3
+            learnt = (await memory(scene))["windowFactor"]
+            assert learnt >= 2, "the second bout took back what the pause before had taken away"
+
+        # Killed at the peak; the bout ends while nobody looks.
+        scene.load = CALM
+        async with scene.operating():
+            assert await lowest(scene, (learnt - 0.5) * WINDOW) == peak
+            assert (await memory(scene))["windowFactor"] == learnt
+            await scene.settles(900)
+            assert await scene.replicas() == 1, "it is a longer window, not none"
+
+        # What was decided, in kubectl's words.
+        described = await scene.call(kubectl, "describe", "modelendpoint", "emotion")
+        assert "requests/s now" in described
+        assert "per replica at p95" in described
+        assert "ScaledUp" in described
+        assert "ScaledDown" in described
+
+    played(kubectl, kubeconfig, play)
+
+
+@pytest.mark.slow
+def test_how_long_pods_take_to_start_is_read_from_the_pods(
+    classes: Cluster, kubectl: Kubectl, kubeconfig: Path
+) -> None:
+    async def play(scene: Scene) -> None:
+        async with scene.operating():
+            await scene.optimised()
+            scene.load = PEAK
+            await scene.settles(300)
+            started = (await memory(scene))["started"]
+
+        assert len(started) == len(scene.addresses)
+        assert all(0 <= one["seconds"] < 60 for one in started), "made until ready, as the API server has it"
+        decision = scene.autoscaler.decisions()[Key(kubectl.namespace, "emotion")]
+        assert decision.demand is not None
+        assert decision.demand.ahead_seconds < 40, "three pods are more than the setting"
+
+    played(kubectl, kubeconfig, play)
