@@ -1,13 +1,10 @@
-"""A replica as a process of its own, so that it can be killed: the real server around a model that takes its time.
-
-python -m tests.gateway.replica SECONDS [FLAG=VALUE ...]        prints its port, ends on SIGTERM as the real one does
-"""
+"""A replica as a process of its own, so that it can be killed: the real server around a model that takes its time."""
 
 from __future__ import annotations
 
 import asyncio
-import sys
 from collections.abc import Mapping
+from multiprocessing.connection import Connection
 from typing import Any
 
 import uvloop
@@ -47,14 +44,14 @@ class Slow:
         return {}
 
 
-async def main(seconds: float, flags: dict[str, Any]) -> None:
+async def serve(seconds: float, flags: dict[str, Any], told: Connection) -> None:
     settings = Settings.load({}, {"port": 0, "drain_idle_seconds": 0.1, "drain_limit_seconds": 10.0, **flags})
     server = Server(Status("emotion", TaskName.FEATURE_EXTRACTION), settings, Slow(seconds))
     await server.start()
-    print(server.port, flush=True)
+    told.send(server.port)
     await server.serve()
 
 
-if __name__ == "__main__":
-    given = dict(argument.split("=", 1) for argument in sys.argv[2:])
-    uvloop.run(main(float(sys.argv[1]), given))
+def main(seconds: float, flags: dict[str, Any], told: Connection) -> None:
+    """Tells its port, and ends on SIGTERM as the real one does."""
+    uvloop.run(serve(seconds, flags, told))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import multiprocessing
 import os
 import re
 import shutil
@@ -12,8 +13,9 @@ import tempfile
 import threading
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
+from multiprocessing.process import BaseProcess
 from pathlib import Path
 from typing import Any
 
@@ -22,9 +24,13 @@ import pytest
 
 from penstock_gateway.settings import variable
 from testbed.ports import some_free_ports
+from tests.gateway.replica import main as replica_process
 from tests.gateway.slices_api import SlicesApi, serving_slices
 
 ROOT = Path(__file__).parents[2]
+PROCESSES = multiprocessing.get_context("forkserver")
+"""Imports the runtime once, and forks a replica within milliseconds."""
+PROCESSES.set_forkserver_preload(["pytest", "tests.gateway.replica"])
 
 
 @dataclass
@@ -33,16 +39,21 @@ class Replica:
 
     name: str
     port: int
-    process: subprocess.Popen[str]
+    process: BaseProcess
 
     def kill(self) -> None:
         """As a lost node would take it."""
         self.process.kill()
-        self.process.wait(10)
+        self.wait()
 
     def terminate(self) -> None:
         """As the kubelet ends it; it drains."""
-        self.process.send_signal(signal.SIGTERM)
+        self.process.terminate()
+
+    def wait(self, seconds: float = 15) -> None:
+        """Until it has ended."""
+        self.process.join(seconds)
+        assert not self.process.is_alive(), f"the replica {self.name} does not end"
 
 
 @dataclass
@@ -82,7 +93,8 @@ class Gateway:
 
     def kill(self) -> None:
         """With HAProxy, as the end of a container takes all of its processes."""
-        os.killpg(self.process.pid, signal.SIGKILL)
+        with suppress(ProcessLookupError):
+            os.killpg(self.process.pid, signal.SIGKILL)
         self.process.wait(10)
 
 
@@ -98,17 +110,13 @@ class Rig:
 
     def start(self, name: str, *, seconds: float = 0.01, announce: bool = True, **flags: Any) -> Replica:
         """A replica; the API tells of it as soon as it answers."""
-        words = [f"{key}={value}" for key, value in flags.items()]
-        process = subprocess.Popen(
-            [sys.executable, "-m", "tests.gateway.replica", str(seconds), *words],
-            cwd=ROOT,
-            env={**os.environ, "PYTHONPATH": f"{ROOT}:{ROOT / 'runtime'}"},
-            stdout=subprocess.PIPE,
-            stderr=subprocess.DEVNULL,
-            text=True,
-        )
-        assert process.stdout is not None
-        replica = self.replicas[name] = Replica(name, int(process.stdout.readline()), process)
+        told, tells = PROCESSES.Pipe(duplex=False)
+        process = PROCESSES.Process(target=replica_process, args=(seconds, flags, tells), daemon=True)
+        process.start()
+        tells.close()
+        with told:
+            assert told.poll(30), "the replica does not start"
+            replica = self.replicas[name] = Replica(name, int(told.recv()), process)
         if announce:
             self.announce()
         return replica
@@ -184,19 +192,11 @@ def running_rig() -> Iterator[Rig]:
             for gateway in rig.gateways:
                 # pytest shows it when the test has failed.
                 print(gateway.log.read_text()[-8000:])
-            processes = [*(one.process for one in rig.gateways), *(one.process for one in rig.replicas.values())]
             for gateway in rig.gateways:
-                gateway.terminate()
+                # What it still has under way is of no interest any more.
+                gateway.kill()
             for replica in rig.replicas.values():
-                replica.terminate()
-            for process in processes:
-                try:
-                    process.wait(15)
-                except subprocess.TimeoutExpired:
-                    process.kill()
-                    process.wait(10)
-                if process.stdout is not None:
-                    process.stdout.close()
+                replica.kill()
 
 
 class Crowd:

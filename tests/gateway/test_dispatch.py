@@ -97,8 +97,7 @@ def test_a_load_loses_nothing_when_replicas_come_and_drain(rig: Rig) -> None:
             # As in a cluster: the pod is told at the same moment as everybody else.
             rig.announce(ending=(old,))
             rig.replicas[old].terminate()
-            rig.replicas[old].process.wait(15)
-            rig.replicas.pop(old).process.stdout.close()  # type: ignore[union-attr]
+            rig.replicas.pop(old).wait()
             rig.announce()
         running.more(50)
 
@@ -131,7 +130,7 @@ def test_when_the_last_replica_is_killed_requests_wait_for_the_next(rig: Rig) ->
     gateway.until("replicas", 0)
     crowd = Crowd(gateway.url, 3)
     gateway.until("held_requests", 3)
-    rig.replicas.pop("a").process.stdout.close()  # type: ignore[union-attr]
+    del rig.replicas["a"]
     rig.start("b")
 
     assert [answer.status_code for answer in crowd.finish()] == [200] * 3
@@ -149,7 +148,7 @@ def test_what_comes_while_the_only_replica_restarts_waits_for_it(rig: Rig) -> No
     assert first.status_code in {200, 503}
     crowd = Crowd(gateway.url, 5)
     gateway.until("held_requests", 5)
-    rig.replicas.pop("a").process.stdout.close()  # type: ignore[union-attr]
+    del rig.replicas["a"]
     rig.start("a", announce=False, port=doomed.port)
 
     assert [answer.status_code for answer in crowd.finish()] == [200] * 5
