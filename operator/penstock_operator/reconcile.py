@@ -20,6 +20,7 @@ from penstock.errors import PenstockError
 from penstock_operator.cluster.errors import ClusterError, Conflict, Forbidden, NotFound, Refused
 from penstock_operator.cluster.kinds import (
     CONFIG_MAP,
+    DEPLOYMENT,
     EVENT,
     KINDS,
     MODEL_ENDPOINT,
@@ -32,9 +33,10 @@ from penstock_operator.cluster.store import Difference, Entry, Key, Packed, key_
 from penstock_operator.metrics import COLLECTED, WRITES_SKIPPED
 from penstock_operator.plan.actions import Event, Plan
 from penstock_operator.plan.endpoint import Endpoint
-from penstock_operator.plan.names import ENDPOINT, MANAGED_BY, MANAGER
+from penstock_operator.plan.names import ENDPOINT, FIELD_MANAGER, MANAGED_BY, MANAGER
 from penstock_operator.plan.observed import Observed, Ref
 from penstock_operator.plan.optimized_model import sweep, wanted_name
+from penstock_operator.plan.ownership import left_behind, writers
 from penstock_operator.plan.plan import plan
 from penstock_operator.problem import with_problem
 from penstock_operator.world import World, texts_source
@@ -175,6 +177,8 @@ class Reconciler:
                     models[place] = self._world.models.get(place) or models[place]
                 else:
                     await self._apply(value, version=versions.get(Ref(value["kind"], place.name)))
+                    if Ref(value["kind"], place.name) in planned.taken_over:
+                        await self._take_over(place)
             except (Refused, Forbidden, NotFound) as error:
                 problem = problem or error
         for write in planned.optimized_status:
@@ -201,6 +205,13 @@ class Reconciler:
         now = self._stores[kind].get(place)
         if now is not None:
             self._applied[kind, place] = _Applied(digest, now.uid, now.marker)
+
+    async def _take_over(self, place: Key) -> None:
+        """The number of replicas is ours, also where it is the one that somebody had scaled to."""
+        found = await self._port.get(DEPLOYMENT, place.name, place.namespace)
+        managed = (found or {}).get("metadata", {}).get("managedFields") or []
+        if found is not None and FIELD_MANAGER in writers(managed) and (others := left_behind(managed)):
+            self._stores[DEPLOYMENT].put(await self._port.disown(DEPLOYMENT, found, others))
 
     async def _write_status(self, kind: Kind, place: Key, entry: Entry[Packed], status: Json) -> None:
         """Write a status, when it is another than what is there."""

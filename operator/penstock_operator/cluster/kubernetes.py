@@ -11,7 +11,7 @@ import asyncio
 import json
 import logging
 import time
-from collections.abc import AsyncIterator, Callable, Mapping
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from typing import Any, Self
 from urllib.parse import urlencode
 
@@ -21,6 +21,7 @@ from kubernetes.aio.client import ApiClient, Configuration
 from penstock_operator.cluster.backoff import Backoff
 from penstock_operator.cluster.errors import (
     ClusterError,
+    Conflict,
     NotFound,
     NotLeading,
     Refused,
@@ -151,6 +152,28 @@ class KubernetesPort:
         what = f"replace {kind} {_where(namespace, name)}"
         return await self._json("PUT", kind, kind.path(namespace, name), what, query=query, body=value)
 
+    async def disown(self, kind: Kind, value: Json, entries: Sequence[int]) -> Json:
+        """Strike entries of managedFields, on condition of the object's resourceVersion."""
+        metadata = value["metadata"]
+        name, namespace, version = metadata["name"], metadata.get("namespace", ""), metadata["resourceVersion"]
+        patch: list[Json] = [{"op": "test", "path": "/metadata/resourceVersion", "value": version}]
+        # From the end: what is struck moves what comes after it.
+        patch += [{"op": "remove", "path": f"/metadata/managedFields/{place}"} for place in sorted(entries)[::-1]]
+        what = f"strike owners of fields of {kind} {_where(namespace, name)}"
+        try:
+            return await self._json(
+                "PATCH",
+                kind,
+                kind.path(namespace, name),
+                what,
+                query={"fieldManager": FIELD_MANAGER},
+                body=patch,
+                content_type="application/json-patch+json",
+            )
+        except Refused as error:
+            # So the API server calls a test that does not hold.
+            raise Conflict(str(error), status=error.status) from error
+
     async def delete(self, kind: Kind, name: str, namespace: str = "", *, uid: str = "") -> bool:
         """Delete in the background: the API server's garbage collector takes what the object owns."""
         body: Json = {"kind": "DeleteOptions", "apiVersion": "v1", "propagationPolicy": "Background"}
@@ -211,7 +234,7 @@ class KubernetesPort:
         what: str,
         *,
         query: Mapping[str, str] | None = None,
-        body: Json | None = None,
+        body: Json | list[Json] | None = None,
         content_type: str = "application/json",
         limits: aiohttp.ClientTimeout | None = None,
         verb: str = "",

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Sequence
 from dataclasses import dataclass
 from typing import Literal, Protocol
 
@@ -53,6 +53,12 @@ class ClusterPort(Protocol):
 
     async def replace(self, value: Json) -> Json:
         """The whole object, on condition of its `metadata.resourceVersion`: Conflict otherwise."""
+
+    async def disown(self, kind: Kind, value: Json, entries: Sequence[int]) -> Json:
+        """Strike entries, by their place, from the managedFields of an object as it was read; the object as it then is.
+
+        Conflict when it is another by now.
+        """
 
     async def delete(self, kind: Kind, name: str, namespace: str = "", *, uid: str = "") -> bool:
         """Delete in the background; False when there was none (or none of that uid)."""

@@ -7,12 +7,12 @@ tests write down facts instead of whole API objects. Nothing here asks the clust
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from datetime import datetime
-from typing import Any
 
 from penstock_operator.plan.names import ARTEFACT, ATTEMPT, FIELD_MANAGER, OPTIMIZED_MODEL, TEMPLATE_HASH
+from penstock_operator.plan.ownership import left_behind, writers
 from penstock_operator.plan.pod_facts import ContainerFacts, HostReport, Object, PodFacts, RuntimePod, moment, number
 from penstock_operator.plan.scalers import ScalerFacts
 from penstock_operator.plan.settings import Json, PlanSettings
@@ -180,6 +180,8 @@ class DeploymentFacts:
     """`spec.replicas`."""
     replicas_ours_alone: bool = False
     """The operator has applied `spec.replicas`, and nobody else has written it since."""
+    replicas_scaled: bool = False
+    """Somebody who has scaled it owns `spec.replicas`, alone or with others."""
     replicas: int = 0
     updated: int = 0
     ready: int = 0
@@ -204,13 +206,15 @@ class DeploymentFacts:
         labels, annotations = template.get("labels") or {}, template.get("annotations") or {}
         conditions = {entry["type"]: entry for entry in status.get("conditions") or []}
         failure = conditions.get("ReplicaFailure") or {}
+        managed = metadata.get("managedFields") or []
         wanted = spec.get("replicas")
         return cls(
             uid=metadata.get("uid") or "",
             generation=int(metadata.get("generation") or 1),
             observed_generation=int(status.get("observedGeneration") or 0),
             wanted=1 if wanted is None else int(wanted),
-            replicas_ours_alone=_replicas_writers(metadata.get("managedFields") or []) == {FIELD_MANAGER},
+            replicas_ours_alone=writers(managed) == {FIELD_MANAGER},
+            replicas_scaled=bool(left_behind(managed)),
             replicas=int(status.get("replicas") or 0),
             updated=int(status.get("updatedReplicas") or 0),
             ready=int(status.get("readyReplicas") or 0),
@@ -222,15 +226,6 @@ class DeploymentFacts:
             artefact=annotations.get(ARTEFACT) or "",
             optimized_model=labels.get(OPTIMIZED_MODEL) or "",
         )
-
-
-def _replicas_writers(managed: Iterable[Mapping[str, Any]]) -> set[str]:
-    """The field managers that own `spec.replicas`."""
-    return {
-        str(entry.get("manager"))
-        for entry in managed
-        if "f:replicas" in ((entry.get("fieldsV1") or {}).get("f:spec") or {})
-    }
 
 
 @dataclass(frozen=True)

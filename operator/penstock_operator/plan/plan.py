@@ -33,7 +33,7 @@ from penstock_operator.plan.job import config_map, job
 from penstock_operator.plan.memory import job_memory, runtime_memory
 from penstock_operator.plan.names import TEMPLATE_HASH
 from penstock_operator.plan.network_policy import network_policy
-from penstock_operator.plan.observed import Observed, OptimizedModelFacts, Ref, RuntimePod
+from penstock_operator.plan.observed import DeploymentFacts, Observed, OptimizedModelFacts, Ref, RuntimePod
 from penstock_operator.plan.optimized_model import Optimization, assess, find, resource, wanted_spec
 from penstock_operator.plan.pinning import cores_pinned, judge
 from penstock_operator.plan.placing import missing_for
@@ -280,6 +280,7 @@ class _Planning:
         shown = plan_status(serving, before.plan, live, models)
         figures = _figures(endpoint, serving, shown, findings)
         present = observed.deployment
+        deployment_ref = Ref("Deployment", endpoint.name)
         after = EndpointStatus(
             observed_generation=endpoint.generation,
             conditions=written,
@@ -304,7 +305,8 @@ class _Planning:
         return Plan(
             apply=tuple(self.apply),
             # Somebody else may be writing the number at this moment, and what is written here is his of a moment ago.
-            guarded=frozenset({Ref("Deployment", endpoint.name)} if count.kept else ()),
+            guarded=frozenset({deployment_ref} if count.kept else ()),
+            taken_over=frozenset({deployment_ref} if _taken_over(present, count) else ()),
             delete=tuple(self.delete),
             status=after.to_object(),
             optimized_status=tuple(self.writes),
@@ -352,6 +354,11 @@ class _Planning:
             return ()
         which = "" if wanted.start == 1 else f", run {wanted.start}"
         return (Event("Normal", "OptimizationStarted", f"The job {wanted.status.job} is made{which}."),)
+
+
+def _taken_over(present: DeploymentFacts | None, count: Replicas) -> bool:
+    """The number is written here, and somebody who has scaled still counts as an owner."""
+    return present is not None and present.replicas_scaled and count.written and not count.kept
 
 
 def _figures(

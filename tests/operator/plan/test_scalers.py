@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 from penstock.scaling import Scaling, ScalingMode
 from penstock_operator.plan.autoscaling import LEAST_HELD_BACK, Bounds, behaviour, bounds
 from penstock_operator.plan.observed import Ref, Scale
+from penstock_operator.plan.ownership import left_behind, writers
 from penstock_operator.plan.scalers import HPA, SCALED_OBJECT, ScalerFacts, in_force, left_over
 from tests.operator.plan.kube import SETTINGS, Json, Kube
 
@@ -221,3 +222,32 @@ def test_without_keda_its_mode_says_so_and_makes_nothing() -> None:
     kube.unknown_kinds = set()
     kube.reconcile()
     assert (SCALED_OBJECT, "emotion") in kube.objects
+
+
+def test_who_has_scaled_is_struck_from_the_owners_once_the_number_is_the_operators() -> None:
+    theirs = {"manager": "kube-controller-manager", "subresource": "scale", "fieldsV1": {"f:spec": {"f:replicas": {}}}}
+    kube = Kube(scaling={"mode": "HPA"}).optimised()
+    kube.deployment["metadata"]["managedFields"] = [theirs]
+    assert kube.plan().taken_over == frozenset(), "it is the HPA's"
+
+    kube.edit(scaling={"mode": "Internal"})
+    kube.act(kube.plan())
+    kube.deployment["metadata"]["managedFields"] = [theirs]
+
+    assert kube.plan().taken_over == {Ref("Deployment", "emotion")}
+    kube.deployment["metadata"]["managedFields"] = []
+    assert kube.plan().taken_over == frozenset()
+
+
+def test_only_what_scaled_is_left_behind_and_only_for_the_number() -> None:
+    number: Json = {"f:spec": {"f:replicas": {}}}
+    other: Json = {"f:spec": {"f:template": {}}}
+    managed = [
+        {"manager": "penstock-operator", "operation": "Apply", "fieldsV1": number},
+        {"manager": "kube-controller-manager", "subresource": "scale", "fieldsV1": number},
+        {"manager": "kubectl-edit", "operation": "Update", "fieldsV1": number},
+        {"manager": "kube-controller-manager", "subresource": "status", "fieldsV1": other},
+        {"manager": "kubectl", "subresource": "scale", "fieldsV1": number},
+    ]
+    assert left_behind(managed) == (1, 4)
+    assert writers(managed) == {"penstock-operator", "kube-controller-manager", "kubectl-edit", "kubectl"}

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import asynccontextmanager
 from functools import partial
 from pathlib import Path
@@ -59,6 +59,11 @@ class Tripwire(ClusterPort):
 
     async def replace(self, value: Json) -> Json:
         result: Json = await self._write(f"replace {value['kind']}", lambda: self._port.replace(value))
+        return result
+
+    async def disown(self, kind: Kind, value: Json, entries: Sequence[int]) -> Json:
+        act = lambda: self._port.disown(kind, value, entries)  # noqa: E731 - one of six of its kind
+        result: Json = await self._write(f"disown {kind}", act)
         return result
 
     async def delete(self, kind: Kind, name: str, namespace: str = "", *, uid: str = "") -> bool:

@@ -137,11 +137,18 @@ def test_the_number_survives_the_change_to_an_hpa_and_belongs_to_whoever_scales(
             status = (await scene.found())["status"]["scaling"]
             assert status["desired"] == desired.value
 
+            # The very number that somebody else has scaled to becomes the operator's, and his name goes.
+            await scene.call(lambda: kubectl("scale", "modelendpoint/emotion", "--replicas=4"))
             await scene.call(kubectl.apply, endpoint(mode="External"))
+            await scene.until(lambda: scene.deployment.replicas_ours_alone)
+            await scene.operator.rest()
+            assert scene.deployment.wanted == 4
+            assert await scene.call(writers, kubectl) == {("penstock-operator", "")}
+
             await scene.call(lambda: kubectl("scale", "modelendpoint/emotion", "--replicas=3"))
             await scene.until(lambda: scene.deployment.wanted == 3)
             await scene.operator.rest()
-            assert ("penstock-operator", "") in await scene.call(writers, kubectl)
+            assert await scene.call(writers, kubectl) == {("penstock-operator", "")}
             assert await scene.call(kubectl.items, "horizontalpodautoscalers") == []
             await scene.autoscaler.tick(scene.now)
             assert scene.autoscaler.decisions() == {}
