@@ -255,11 +255,14 @@ def resource(facts: OptimizedModelFacts | None, spec: OptimizedModelSpec, endpoi
             for user in sorted(users)[:OWNERS]
             if user.uid
         ]
+    # As it was written at first, where that means the same (the API server tells 600.0 as 600): then it is known for an
+    # apply that would change nothing. Another version of the types may have written it otherwise.
+    ours = spec.to_object()
     return {
         "apiVersion": API_VERSION,
         "kind": "OptimizedModel",
         "metadata": metadata,
-        "spec": dict(facts.spec) if facts is not None else spec.to_object(),
+        "spec": ours if facts is None or facts.spec == ours else dict(facts.spec),
     }
 
 

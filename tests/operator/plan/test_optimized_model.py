@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from dataclasses import replace
 from datetime import timedelta
 
@@ -9,7 +10,7 @@ import pytest
 
 from penstock_operator.plan.endpoint import Endpoint
 from penstock_operator.plan.observed import OptimizedModelFacts, User
-from penstock_operator.plan.optimized_model import assess, sweep, wanted_name
+from penstock_operator.plan.optimized_model import assess, resource, sweep, wanted_name, wanted_spec
 from tests.operator.plan.kube import BEGIN, SETTINGS, Json, Kube
 
 GRACE = timedelta(seconds=SETTINGS.unused_grace_seconds)
@@ -177,3 +178,22 @@ def test_a_result_of_a_version_that_told_no_figures_is_replaced() -> None:
     kube.job_succeeds(artefact="sha256:" + "c" * 64)
     kube.reconcile()
     assert kube.artefact == "sha256:" + "c" * 64
+
+
+def _as_the_api_server_tells(number: str) -> int | float:
+    return int(float(number)) if float(number).is_integer() else float(number)
+
+
+@pytest.mark.parametrize("more", [{}, {"later": 1}], ids=["the same", "of a later version"])
+def test_a_spec_is_applied_as_it_was_at_first_or_as_another_version_has_written_it(more: Json) -> None:
+    kube = Kube(objective={"latency": {"p95Milliseconds": 20.0}}, optimization={"budgetSeconds": 90.0})
+    endpoint = Endpoint.from_object(kube.endpoint)
+    spec = wanted_spec(endpoint.spec, kube.settings, kube.texts)
+    assert spec is not None
+    first = resource(None, spec, endpoint, ready=False)
+    told = json.loads(json.dumps({**first["spec"], **more}), parse_float=_as_the_api_server_tells)
+    assert json.dumps(told) != json.dumps(first["spec"])
+
+    again = resource(OptimizedModelFacts(name_of(kube), spec=told), spec, endpoint, ready=False)
+
+    assert json.dumps(again["spec"]) == json.dumps(told if more else first["spec"])
