@@ -46,7 +46,7 @@ def test_the_prometheus_operators_definitions_take_every_field(
     namespaces: list[str], chart: Helm, kubectl: Kubectl
 ) -> None:
     objects = monitoring(chart, watchNamespaces=namespaces)
-    assert sorted(one["kind"] for one in objects) == ["PodMonitor", "PodMonitor", "PrometheusRule"]
+    assert sorted(one["kind"] for one in objects) == ["PodMonitor", "PodMonitor", "PodMonitor", "PrometheusRule"]
 
     for value in objects:
         # Strict: a field that the definition does not know is an error, and not dropped.

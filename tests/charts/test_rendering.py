@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 import yaml
 
-from penstock_operator.plan.names import ENDPOINT, runtime_labels
+from penstock_operator.plan.names import ENDPOINT, gateway_labels, runtime_labels
 from penstock_operator.rbac import CLUSTER, KEDA, NAMESPACED, OWN, SECRETS, rules
 from penstock_operator.settings import Settings
 from tests.charts.helm import CHART, NAMESPACE, Helm, Manifest, of_kind
@@ -190,21 +190,24 @@ def test_only_the_store_of_one_node_is_prepared_as_root(chart: Helm) -> None:
 
 def test_a_pod_monitor_is_made_where_it_is_asked_for(chart: Helm) -> None:
     made = chart.template({"podMonitor": {"enabled": True, "interval": "10s"}})
-    monitor, runtime = (one for one in made if one["kind"] == "PodMonitor")
+    monitor, gateway, runtime = (one for one in made if one["kind"] == "PodMonitor")
 
     assert monitor["spec"]["podMetricsEndpoints"] == [{"port": "metrics", "interval": "10s"}]
     assert monitor["spec"]["selector"] == of_kind(chart.template(), "Deployment")["spec"]["selector"]
     assert runtime["spec"]["podMetricsEndpoints"] == [{"port": "http", "path": "/metrics", "interval": "10s"}]
     assert runtime["spec"]["selector"]["matchLabels"].items() <= runtime_labels("any").items()
-    assert runtime["spec"]["podTargetLabels"] == [ENDPOINT]
-    assert runtime["spec"]["namespaceSelector"] == {"any": True}
+    assert gateway["spec"]["podMetricsEndpoints"] == [{"port": "status", "path": "/metrics", "interval": "10s"}]
+    assert gateway["spec"]["selector"]["matchLabels"].items() <= gateway_labels("any").items()
+    for one in (gateway, runtime):
+        assert one["spec"]["podTargetLabels"] == [ENDPOINT]
+        assert one["spec"]["namespaceSelector"] == {"any": True}
 
 
 def test_pods_are_scraped_in_the_namespaces_that_are_looked_after(chart: Helm) -> None:
     made = chart.template({"podMonitor": {"enabled": True}, "watchNamespaces": ["team-a"]})
-    _, runtime = (one for one in made if one["kind"] == "PodMonitor")
+    _, *pods = (one for one in made if one["kind"] == "PodMonitor")
 
-    assert runtime["spec"]["namespaceSelector"] == {"matchNames": ["team-a"]}
+    assert [one["spec"]["namespaceSelector"] for one in pods] == [{"matchNames": ["team-a"]}] * 2
 
 
 def test_recording_rules_come_with_the_monitors(chart: Helm) -> None:
