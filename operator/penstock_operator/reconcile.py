@@ -33,10 +33,10 @@ from penstock_operator.cluster.store import Difference, Entry, Key, Packed, key_
 from penstock_operator.metrics import COLLECTED, WRITES_SKIPPED
 from penstock_operator.plan.actions import Event, Plan
 from penstock_operator.plan.endpoint import Endpoint
-from penstock_operator.plan.names import ENDPOINT, FIELD_MANAGER, MANAGED_BY, MANAGER
+from penstock_operator.plan.names import ENDPOINT, MANAGED_BY, MANAGER
 from penstock_operator.plan.observed import Observed, Ref
 from penstock_operator.plan.optimized_model import sweep, wanted_name
-from penstock_operator.plan.ownership import left_behind, writers
+from penstock_operator.plan.ownership import left_behind
 from penstock_operator.plan.plan import plan
 from penstock_operator.problem import with_problem
 from penstock_operator.world import World, texts_source
@@ -176,9 +176,10 @@ class Reconciler:
                     await self._apply(value, version=models[place].version)
                     models[place] = self._world.models.get(place) or models[place]
                 else:
-                    await self._apply(value, version=versions.get(Ref(value["kind"], place.name)))
-                    if Ref(value["kind"], place.name) in planned.taken_over:
-                        await self._take_over(place)
+                    ref = Ref(value["kind"], place.name)
+                    if ref in planned.taken_over:
+                        await self._disown(place)
+                    await self._apply(value, version=versions.get(ref))
             except (Refused, Forbidden, NotFound) as error:
                 problem = problem or error
         for write in planned.optimized_status:
@@ -206,11 +207,12 @@ class Reconciler:
         if now is not None:
             self._applied[kind, place] = _Applied(digest, now.uid, now.marker)
 
-    async def _take_over(self, place: Key) -> None:
-        """The number of replicas is ours, also where it is the one that somebody had scaled to."""
+    async def _disown(self, place: Key) -> None:
+        """Whoever has scaled the Deployment no longer owns the number that is about to be applied: an apply of the very
+        number that stands would make two owners of it."""
         found = await self._port.get(DEPLOYMENT, place.name, place.namespace)
-        managed = (found or {}).get("metadata", {}).get("managedFields") or []
-        if found is not None and FIELD_MANAGER in writers(managed) and (others := left_behind(managed)):
+        others = left_behind((found or {}).get("metadata", {}).get("managedFields") or [])
+        if found is not None and others:
             self._stores[DEPLOYMENT].put(await self._port.disown(DEPLOYMENT, found, others))
 
     async def _write_status(self, kind: Kind, place: Key, entry: Entry[Packed], status: Json) -> None:

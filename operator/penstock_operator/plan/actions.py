@@ -37,7 +37,7 @@ class Plan:
     guarded: frozenset[Ref] = frozenset()
     """Of the desired objects, those to apply only on condition that they are as they were when this was planned."""
     taken_over: frozenset[Ref] = frozenset()
-    """Deployments whose number is the operator's from now on: who scaled them before is struck from its owners."""
+    """Deployments whose number is the operator's from now on: who scaled them is struck from its owners before."""
     delete: tuple[Ref, ...] = ()
     """Objects that are there and should not be, to be deleted before anything is applied; background propagation."""
     status: Json = field(default_factory=dict)

@@ -16,7 +16,7 @@ def left_behind(managed: Iterable[Object]) -> tuple[int, ...]:
     """The entries, by their place, of whoever has scaled: an HPA, `kubectl scale`.
 
     An apply of the very number that somebody has scaled to makes two owners of it, although one is long gone. Such an
-    entry is about nothing but the number, and can be struck when the number is another's.
+    entry is about nothing but the number, and can be struck before the number becomes another's.
     """
     return tuple(place for place, entry in enumerate(managed) if entry.get("subresource") == "scale" and _owns(entry))
 
