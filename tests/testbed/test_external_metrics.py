@@ -27,7 +27,7 @@ RULE: dict[str, Any] = {
         ({"externalRules": [{**RULE, "resources": {}}]}, "no label for the namespace"),
         ({"externalRules": [{**RULE, "seriesQuery": '{__name__=~"lag|wait"}'}]}, "only a name with matchers"),
         ({"externalRules": [{**RULE, "metricsQuery": "<<.Series"}]}, "metricsQuery of lag"),
-        ({"externalRules": [{**RULE, "name": {"as": "wait"}}]}, 'unknown field "externalRules[0].name"'),
+        ({"externalRules": [{**RULE, "name": {"as": "wait"}}]}, 'unknown field "name"'),
     ],
 )
 def test_a_rule_that_it_would_not_obey_ends_it(configuration: dict[str, Any], why: str, tmp_path: Path) -> None:

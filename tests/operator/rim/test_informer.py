@@ -117,3 +117,46 @@ def test_only_what_is_ours_is_ever_asked_for() -> None:
     _, api = follow(names("x"), listing(10, thing("x", 1)), stream(end="hang"))
 
     assert {seen.query.get("labelSelector") for seen in api.seen} == {"ours=yes"}
+
+
+def test_a_kind_that_need_not_be_there_is_missed_and_looked_for_until_it_is() -> None:
+    async def scenario() -> tuple[list[bool], set[str]]:
+        answers = (
+            problem(404, "no such kind"),
+            problem(404, "no such kind"),
+            listing(10, thing("x", 1)),
+            stream(end="hang"),
+        )
+        async with scripted(*answers) as api, api.port() as port:
+            store: Store[None] = Store(POD, lambda _: None)
+            told: list[bool] = []
+            store.listen_served(lambda: told.append(store.served))
+            there = asyncio.Event()
+            store.listen(lambda _: there.set())
+            informer = Informer(port, store, optional=True)
+            task = asyncio.create_task(informer.run())
+            async with asyncio.timeout(20):
+                await informer.synced.wait()
+                await there.wait()
+            task.cancel()
+            await asyncio.gather(task, return_exceptions=True)
+            return told, {key.name for key in store}
+
+    assert asyncio.run(scenario()) == ([False, True], {"x"})
+
+
+def test_a_kind_that_goes_takes_its_objects_along() -> None:
+    async def scenario() -> tuple[bool, int]:
+        answers = (listing(10, thing("x", 1)), problem(404, "no such kind"), problem(404, "no such kind"))
+        async with scripted(*answers) as api, api.port() as port:
+            store: Store[None] = Store(POD, lambda _: None)
+            gone = asyncio.Event()
+            store.listen_served(gone.set)
+            task = asyncio.create_task(Informer(port, store, optional=True).run())
+            async with asyncio.timeout(20):
+                await gone.wait()
+            task.cancel()
+            await asyncio.gather(task, return_exceptions=True)
+            return store.served, len(store)
+
+    assert asyncio.run(scenario()) == (False, 0)
