@@ -41,8 +41,9 @@ from penstock_optimizer.load.spec import RequestBody
 from penstock_optimizer.optimise import prepare
 from penstock_runtime.host import read_host
 
-CALM, PEAK, AFTER = 0.5, 1.35, 0.4
-"""The load of the phases, in what one replica takes within the objective."""
+CALM, PEAK, AFTER = 0.5, 1.6, 0.4
+"""The load of the phases, in what one replica takes within the objective. The peak is over what it answers at all, and
+within what two do: near the edge of either, a machine that is a little slower than a minute ago is another one."""
 CURVE_SECONDS = 90.0
 START_SECONDS = 60.0
 HEADROOM = 0.75

@@ -86,7 +86,7 @@ def command(artefact: Path | None, **options: Any) -> None:
     """
     try:
         from penstock_operator.simulator.compare import compare
-        from penstock_operator.simulator.report import figures_csv, headline, page
+        from penstock_operator.simulator.report import figures_csv, headline, overall, page
     except ModuleNotFoundError as error:
         raise MissingPackage(
             f"penstock simulate needs {error.name}", remedy="Install it: pip install 'penstock[runtime]'"
@@ -116,6 +116,8 @@ def command(artefact: Path | None, **options: Any) -> None:
             fact(result.trace.name, f"{result.trace.description}; {result.trace.changes} changes of load")
             bar.console.print(_table(experiment, result, options["price"]))
     fact("outcome", headline(results))
+    for line in overall(experiment, results):
+        fact("all traces", line)
     output: Path = options["output"]
     output.mkdir(parents=True, exist_ok=True)
     (output / "figures.csv").write_text(figures_csv(results, options["price"]), encoding="utf-8")

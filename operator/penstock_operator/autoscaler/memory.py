@@ -87,7 +87,8 @@ def held(state: State, until: float, reason: str) -> State:
 def grown(state: State, settings: ScalingSettings, now: float, *, above: int) -> State:
     """The state after growing from `above`: growing back into what was taken away makes the window longer.
 
-    At least twice as long, and as long as would have kept what was there; unless the longest window would not have.
+    As long as would have kept what was there, unless the longest window would not have; at least twice as long, and
+    four times without a surge: then the load has no other level, and chance is what has to be waited out.
     """
     update: dict[str, object] = {"grown_at": now, "unsettled_at": now, "late_since": None}
     if state.shrinking_since is not None and state.shrunk_from is not None and above < state.shrunk_from:
@@ -95,7 +96,8 @@ def grown(state: State, settings: ScalingSettings, now: float, *, above: int) ->
         enough = (now - state.shrinking_since + window) * BEYOND
         longest = settings.shrink_window_seconds * settings.longest_window_factor
         if settings.shrink_window_seconds and enough <= longest * BEYOND:
-            factor = max(2 * state.window_factor, enough / settings.shrink_window_seconds)
+            step = 4 if state.surge is None else 2
+            factor = max(step * state.window_factor, enough / settings.shrink_window_seconds)
             update |= {"window_factor": min(factor, settings.longest_window_factor), "factor_at": now}
     # One shrink is regretted once, in however many steps it is taken back.
     return state.model_copy(update=update | {"shrunk_from": None, "shrinking_since": None})

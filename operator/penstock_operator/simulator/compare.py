@@ -3,12 +3,17 @@
 A policy with more replicas has fewer late requests: two points say nothing. So everybody's one knob is swept, with the
 same bounds on the number of replicas, which gives frontiers: replica-hours against late requests. They are read to a
 rival's favour: dominated points are left out, and between two points the straight line counts, although no setting of
-the knob may give it. Two readings, both with the rival's knob chosen in hindsight, for this very traffic:
+the knob may give it. Two readings with the rival's knob chosen in hindsight, for this very traffic:
 
 - **at our setting**: the replica-hours that ours takes at its headroom. A rival that never takes so few is met at its
   fewest, on our frontier. This is what a user gets who sets nothing.
 - **over the range**: the mean of either frontier over all replica-hours that both can take, and the share of that range
   in which ours has fewer. This is what a user gets who pays for more.
+
+And one without hindsight, since nobody knows tomorrow's traffic when he writes a target into a manifest:
+
+- **all traces together**: late requests and replica-hours are added up over the traces, with one and the same setting
+  for all of them, and these frontiers are read like the others.
 """
 
 from __future__ import annotations
@@ -158,6 +163,28 @@ def over_range(ours: Sequence[Point], rival: Sequence[Point]) -> Range | None:
         sum(own for own, _ in pairs) / count,
         sum(other for _, other in pairs) / count,
         sum(own < other for own, other in pairs) / count,
+    )
+
+
+def together(results: Sequence[TraceResult]) -> tuple[Point, ...]:
+    """The points of all traces added up, for each policy and setting."""
+    found: dict[tuple[PolicyKind, float], list[Point]] = {}
+    for result in results:
+        for point in result.points:
+            found.setdefault((point.kind, point.knob), []).append(point)
+    return tuple(
+        Point(
+            kind=kind,
+            knob=knob,
+            requests=sum(point.requests for point in points),
+            late=sum(point.late for point in points),
+            lost=sum(point.lost for point in points),
+            replica_hours=sum(point.replica_hours for point in points),
+            flips=sum(point.flips for point in points),
+            most_flips=max(point.most_flips for point in points),
+            most_replicas=max(point.most_replicas for point in points),
+        )
+        for (kind, knob), points in found.items()
     )
 
 

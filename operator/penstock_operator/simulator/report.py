@@ -7,7 +7,7 @@ import io
 from collections.abc import Sequence
 from html import escape
 
-from penstock_operator.simulator.compare import Experiment, Point, TraceResult, Verdict
+from penstock_operator.simulator.compare import Experiment, Point, TraceResult, Verdict, judge, together
 from penstock_operator.simulator.plot import frontier, legend, timeline
 from penstock_operator.simulator.policies.catalogue import POLICIES
 
@@ -64,6 +64,9 @@ def page(experiment: Experiment, results: Sequence[TraceResult], price_per_hour:
     service, model = experiment.service, experiment.model
     kinds = experiment.policies
     body = "".join(_section(experiment, result, price_per_hour) for result in results)
+    lines = "".join(f"<li>{escape(line)}</li>" for line in overall(experiment, results))
+    if lines:
+        body = f"<section><h2>One setting for all traces</h2><ul>{lines}</ul></section>{body}"
     return (
         "<!doctype html>\n"
         '<html lang="en"><head><meta charset="utf-8">'
@@ -100,6 +103,26 @@ def headline(results: Sequence[TraceResult]) -> str:
         text += f" On average over all replica-hours that both can take: in {ahead}."
         text += f" Not: {'; '.join(behind)}." if behind else ""
     return text
+
+
+def overall(experiment: Experiment, results: Sequence[TraceResult]) -> list[str]:
+    """Ours against each rival with one setting for all traces, a line each; none with a single trace."""
+    if len(results) < 2:
+        return []
+    points = together(results)
+    lines = []
+    for ours in points:
+        if not POLICIES[ours.kind].is_ours or ours.knob != experiment.headroom:
+            continue
+        for rival in experiment.policies:
+            verdict = None if POLICIES[rival].is_ours else judge(ours, points, rival)
+            if verdict is not None:
+                over = over_hours(verdict, ours.requests)
+                lines.append(
+                    f"{POLICIES[ours.kind].title} against {POLICIES[rival].title}: "
+                    f"{equal_hours(verdict, ours.requests)}{'; ' if over else ''}{over}"
+                )
+    return lines
 
 
 def _pair(result: TraceResult, verdict: Verdict) -> str:

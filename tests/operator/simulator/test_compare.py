@@ -20,12 +20,13 @@ from penstock_operator.simulator.compare import (
     judge,
     late_at,
     over_range,
+    together,
 )
 from penstock_operator.simulator.fleet import FleetSettings
 from penstock_operator.simulator.plot import ticks
 from penstock_operator.simulator.policies import Limits, PolicyKind
 from penstock_operator.simulator.reference import MODEL, reference_curve
-from penstock_operator.simulator.report import COLUMNS, figures_csv, headline, page
+from penstock_operator.simulator.report import COLUMNS, figures_csv, headline, overall, page
 from penstock_operator.simulator.run import flips
 from penstock_operator.simulator.traces import Trace
 
@@ -67,6 +68,19 @@ def test_over_a_range_frontiers_are_read_where_both_are() -> None:
     assert found.rival_late == pytest.approx((100 + 60) / 2)
     assert found.ahead == pytest.approx(12 / 41), "where 125 - 75 x is under 100 - 40 x: from x = 0.714 on"
     assert over_range([point(1, 200)], FRONTIER) is None
+
+
+def test_all_traces_together_are_added_up_by_setting(everything: tuple[Experiment, list[TraceResult]]) -> None:
+    experiment, (result,) = everything
+
+    (once,) = [point for point in result.points if point.kind is PolicyKind.KPA and point.knob == 0.6]
+    (twice,) = [point for point in together([result, result]) if point.kind is PolicyKind.KPA and point.knob == 0.6]
+
+    assert (twice.late, twice.replica_hours) == (2 * once.late, 2 * once.replica_hours)
+    lines = overall(experiment, [result, result])
+    assert len(lines) == 8, "ours and ours on Prometheus, against four"
+    assert all("ours" in line and "at" in line for line in lines)
+    assert overall(experiment, [result]) == [], "of one trace it says nothing new"
 
 
 def test_flips_are_turns_and_not_steps() -> None:

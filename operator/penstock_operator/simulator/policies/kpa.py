@@ -3,8 +3,8 @@
 Every 2 s; stable window 60 s, panic window 6 s, panic from twice the ready pods' worth on; up by at most 1000 times,
 down by at most half. Its metric comes from queue proxies each second and so knows nothing of scrape intervals.
 
-Sources: knative.dev, "Configuring the autoscaler"; knative/serving config/core/configmaps/autoscaler.yaml (defaults) and
-pkg/autoscaler/scaling/autoscaler.go, `Scale`.
+Sources: knative.dev, "Configuring the autoscaler"; knative/serving config/core/configmaps/autoscaler.yaml (defaults)
+and pkg/autoscaler/scaling/autoscaler.go, `Scale`.
 """
 
 from __future__ import annotations
