@@ -87,7 +87,7 @@ def test_a_crowd_at_zero_is_held_and_all_of_it_is_answered(endpoint: Endpoint) -
     assert all(int(answer.headers["x-held-time"]) > 0 for answer in answers)
     assert len(endpoint.pods()) == 1
     events = endpoint.kubectl("get", "events", f"--field-selector=involvedObject.name={NAME},reason=ScaledUp")
-    assert "at the gateway" in events
+    assert "up from 0" in events
 
 
 def test_it_goes_back_to_sleep_when_nobody_asks_and_keeps_its_address(endpoint: Endpoint) -> None:
