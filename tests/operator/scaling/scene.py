@@ -114,6 +114,13 @@ class Scene:
 
     async def pods_serve(self) -> None:
         """The kubelets' part: as many pods as the Deployment wants run, are ready, and answer."""
+        wanted = -1
+        while wanted != self.deployment.wanted:  # something else may scale meanwhile
+            wanted = self.deployment.wanted
+            await self._pods_come()
+        assert self.deployment.ready == wanted
+
+    async def _pods_come(self) -> None:
         world, key = self.operator.world, ("endpoint", self.kubectl.namespace, "emotion")
 
         def there() -> list[str]:
@@ -128,7 +135,6 @@ class Scene:
                 await self.call(self._run, name, address)
                 self.addresses[name] = address
         await self.operator.rest()
-        assert self.deployment.ready == self.deployment.wanted
 
     def _run(self, name: str, address: str) -> None:
         now = time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime())
