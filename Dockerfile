@@ -37,8 +37,9 @@ COPY pyproject.toml constraints.txt ./
 
 FROM builder AS code
 RUN --mount=type=bind,from=machine,target=/mnt --mount=type=bind,source=images/inside,target=/media \
-    sh /media/pip-install /opt/builder -r /media/build-requirements.txt
-COPY README.md LICENSE ./
+    sh /media/apt-install gcc libc6-dev \
+ && sh /media/pip-install /opt/builder -r /media/build-requirements.txt
+COPY README.md LICENSE hatch_build.py ./
 COPY penstock penstock
 COPY operator operator
 COPY runtime runtime

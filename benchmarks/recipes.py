@@ -74,7 +74,11 @@ class Workshop:
         task = make_task(task_name, model)
         exported = {
             engine: export(model, HEAD_OF_TASK[task_name], folder / flavour.value, flavour=flavour)
-            for engine, flavour in ((EngineName.ONNXRUNTIME, Flavour.FUSED), (EngineName.OPENVINO, Flavour.PLAIN))
+            for engine, flavour in (
+                (EngineName.ONNXRUNTIME, Flavour.FUSED),
+                (EngineName.OPENVINO, Flavour.PLAIN),
+                (EngineName.NATIVE, Flavour.FUSED),
+            )
         }
         calibrating, judging = split(own_corpus())
         fused = exported[EngineName.ONNXRUNTIME]

@@ -10,11 +10,13 @@ import shutil
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 
-FILES = ("Dockerfile", ".dockerignore", "pyproject.toml", "constraints.txt", "README.md", "LICENSE")
+FILES = ("Dockerfile", ".dockerignore", "pyproject.toml", "constraints.txt", "README.md", "LICENSE", "hatch_build.py")
 """Single files that the build reads."""
 FOLDERS = ("penstock", "operator", "runtime", "images/inside")
 """Folders that the build reads whole. The same as .dockerignore lets through."""
 IGNORED = {"__pycache__"}
+COMPILED = {".pyc", ".so"}
+"""What a checkout has only where it was installed."""
 
 
 def sources(root: Path) -> Iterator[Path]:
@@ -23,7 +25,7 @@ def sources(root: Path) -> Iterator[Path]:
         yield root / name
     for folder in FOLDERS:
         for path in sorted((root / folder).rglob("*")):
-            if path.is_file() and path.suffix != ".pyc" and not IGNORED.intersection(path.parts):
+            if path.is_file() and path.suffix not in COMPILED and not IGNORED.intersection(path.parts):
                 yield path
 
 

@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from penstock.hardware import Isa
-from penstock.recipe import BF16_REST, Precision, Recipe
+from penstock.recipe import BF16_REST, EngineName, Precision, Recipe
 from penstock_optimizer.recipes import NNCF, PER_CHANNEL, REDUCED_RANGE, is_tuned
 
 JUDGING_SECONDS = 4.0
@@ -43,6 +43,8 @@ def expectation(recipe: Recipe, isa: Isa) -> Expectation:
             return Expectation(1.02, 1.0, 0.2)
         case Precision.BF16:
             return Expectation(3.2, 1.0, 0.2)
+        case Precision.INT8_ROWWISE if recipe.engine is EngineName.NATIVE:
+            return Expectation(1.5 * speed_up, 0.95, 12.0)
         case Precision.INT8_ROWWISE:
             return Expectation(0.7 * speed_up, 0.9, 11.0)
     if NNCF in options:

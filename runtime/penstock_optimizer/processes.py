@@ -19,7 +19,7 @@ from penstock_optimizer.search.goal import Sample
 from penstock_optimizer.workfolder import WorkFolder
 
 TARGET = "penstock_optimizer.candidate:Candidate"
-FLAVOURS = {EngineName.ONNXRUNTIME: "fused", EngineName.OPENVINO: "plain"}
+FLAVOURS = {EngineName.ONNXRUNTIME: "fused", EngineName.OPENVINO: "plain", EngineName.NATIVE: "fused"}
 """Which form of the fp32 graph an engine's candidates are made from."""
 CONFIGURE_SECONDS = 60.0
 """Starting Python and importing, on a busy machine."""

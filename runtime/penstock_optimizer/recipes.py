@@ -33,8 +33,12 @@ OPTIONS: dict[tuple[EngineName, Precision], frozenset[str]] = {
         {PER_CHANNEL, SMOOTH, COMPENSATED, REDUCED_RANGE, NNCF, BF16_REST}
     ),
     (EngineName.OPENVINO, Precision.INT8_ROWWISE): frozenset({GROUP_32, BF16_REST}),
+    (EngineName.NATIVE, Precision.INT8_ROWWISE): frozenset({PER_CHANNEL, SMOOTH, COMPENSATED}),
 }
 """The options that a precision of an engine knows; fp32 and bf16 know none."""
+
+NATIVE_ISAS = frozenset({Isa.AVX512_VNNI, Isa.AVX512_BF16, Isa.AMX})
+"""Where the native engine is worth trying. It runs elsewhere, too, and more slowly than the libraries."""
 
 TEACHER = Recipe(engine=EngineName.ONNXRUNTIME, precision=Precision.FP32)
 """The fp32 graph that the others are judged by, and the fall-back."""
@@ -79,7 +83,8 @@ def candidate_recipes(isa: Isa, engines: Collection[EngineName], precisions: Col
 
 
 def _by_promise(isa: Isa) -> Iterator[Recipe]:
-    """All recipes besides the teacher. With VNNI or AMX OpenVINO's int8 leads; without, ONNX Runtime's does."""
+    """All recipes besides the teacher. With VNNI or AMX our own engine's int8 leads, then OpenVINO's; without, ONNX
+    Runtime's does."""
     tuned = (COMPENSATED, PER_CHANNEL, SMOOTH, *(() if isa.has_int8_dot else (REDUCED_RANGE,)))
     openvino = (
         _recipe(EngineName.OPENVINO, Precision.INT8_STATIC, BF16_REST, *tuned),
@@ -90,7 +95,8 @@ def _by_promise(isa: Isa) -> Iterator[Recipe]:
         _recipe(EngineName.ONNXRUNTIME, Precision.INT8_STATIC, *tuned),
         _recipe(EngineName.ONNXRUNTIME, Precision.INT8_DYNAMIC, *tuned),
     )
-    yield from (*openvino, *onnxruntime) if isa.has_int8_dot else (*onnxruntime, *openvino)
+    native = _recipe(EngineName.NATIVE, Precision.INT8_ROWWISE, COMPENSATED, PER_CHANNEL, SMOOTH)
+    yield from (native, *openvino, *onnxruntime) if isa.has_int8_dot else (*onnxruntime, *openvino, native)
     yield _recipe(EngineName.OPENVINO, Precision.INT8_ROWWISE, GROUP_32)
     yield _recipe(EngineName.OPENVINO, Precision.INT8_STATIC, NNCF, SMOOTH, *tuned[3:])
     yield _recipe(EngineName.OPENVINO, Precision.FP32)
@@ -114,6 +120,8 @@ def _why_not(
         return "OpenVINO runs quantised graphs in floating point on Arm: nothing to gain"
     if recipe.engine is EngineName.OPENVINO and recipe.precision is Precision.INT8_STATIC and isa is Isa.AVX2:
         return "with AVX2 alone OpenVINO multiplies 8-bit integers more slowly than fp32"
+    if recipe.engine is EngineName.NATIVE and isa not in NATIVE_ISAS:
+        return f"{isa.value} is none that the native engine's fast kernels are written for: AVX-512 with VNNI, AMX"
     if recipe.precision is Precision.INT8_ROWWISE and not isa.has_int8_dot:
         return f"{isa.value} has no 8-bit dot product: OpenVINO quantises activations at run time only with one"
     return None

@@ -27,7 +27,7 @@ Which = Literal["chosen", "baseline"]
 GRAPHS = "model"
 """The folder of the graphs within an artefact."""
 
-_LOADING_FACTOR = {EngineName.ONNXRUNTIME: 2.5, EngineName.OPENVINO: 2.5}
+_LOADING_FACTOR = {EngineName.ONNXRUNTIME: 2.5, EngineName.OPENVINO: 2.5, EngineName.NATIVE: 2.0}
 """Peak memory of loading over the size of the graph's files, measured with MiniLM: file, weights, packed weights."""
 _WORKING_BYTES = 128 * 2**20
 """Libraries, arenas and Python besides the weights."""

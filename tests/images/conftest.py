@@ -39,7 +39,7 @@ def archive(images: Builder) -> Callable[[str], Archive]:
 @pytest.fixture
 def checkout(tmp_path: Path) -> Path:
     """A tree of the files that a build reads, each with its own name as its content."""
-    for name in ("Dockerfile", ".dockerignore", "constraints.txt", "README.md", "LICENSE"):
+    for name in ("Dockerfile", ".dockerignore", "constraints.txt", "README.md", "LICENSE", "hatch_build.py"):
         (tmp_path / name).write_text(name)
     (tmp_path / "pyproject.toml").write_text('[project]\nname = "penstock"\nversion = "9.8.7"\n')
     for name in ("penstock/a.py", "operator/b/c.py", "runtime/d/e.py", "images/inside/f"):

@@ -20,8 +20,8 @@ def build(
 ) -> Built:
     """Make a recipe's graph in the folder `out` (created) on this many threads. Deterministic.
 
-    `graph` is the fused fp32 graph for ONNX Runtime, the plain one for OpenVINO. `calibration` are rows of texts that
-    the guard does not judge with; recipes that need none ignore them.
+    `graph` is the fused fp32 graph for ONNX Runtime and the native engine, the plain one for OpenVINO. `calibration`
+    are rows of texts that the guard does not judge with; recipes that need none ignore them.
     OptimizationError says why a recipe cannot be made; whatever else the libraries raise is theirs.
     """
     unknown = set(recipe.options) - OPTIONS.get((recipe.engine, recipe.precision), frozenset())
@@ -39,3 +39,7 @@ def build(
             from penstock_optimizer.quantise.openvino import build as build_openvino
 
             return build_openvino(recipe, graph, io, calibration, out, threads=threads)
+        case EngineName.NATIVE:
+            from penstock_optimizer.quantise.native import build as build_native
+
+            return build_native(recipe, graph, io, calibration, out, threads=threads)

@@ -14,7 +14,7 @@ class Built:
     """A candidate on disk."""
 
     path: Path
-    """`model.onnx`, or `model.xml` with `model.bin` beside it."""
+    """`model.onnx`, `model.xml` with `model.bin` beside it, or `model.native`."""
     io: GraphIO
     fused_nodes: dict[str, int] = field(default_factory=dict)
     """Fused and quantised operators by type: what was done, as evidence."""

@@ -18,7 +18,7 @@ def load_engine(
     wide: bool = False,
     max_tokens: int | None = None,
 ) -> Engine:
-    """Load the graph at `path` (`.onnx`, or `.xml` with its `.bin`) into the recipe's engine.
+    """Load the graph at `path` (`.onnx`, `.xml` with its `.bin`, or `.native`) into the recipe's engine.
 
     `wide` prepares `run_wide` to use streams x per_stream threads for one batch; without it `run_wide` is `run`.
     `max_tokens`: no row is longer, and the model's position table may end there (None: it does not).
@@ -33,3 +33,7 @@ def load_engine(
             from penstock_runtime.engines import openvino
 
             return openvino.load(path, io, recipe, threads, wide=wide, max_tokens=max_tokens)
+        case EngineName.NATIVE:
+            from penstock_runtime.engines import native
+
+            return native.load(path, io, recipe, threads, wide=wide)

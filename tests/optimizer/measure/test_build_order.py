@@ -28,12 +28,16 @@ def names(isa: Isa) -> list[str]:
             Isa.AMX,
             [
                 "openvino bf16",
+                f"native int8-rowwise {TUNED}",
                 f"openvino int8-static bf16-rest {TUNED}",
                 f"openvino int8-static {TUNED}",
                 f"onnxruntime int8-static {TUNED}",
             ],
         ),
-        (Isa.AVX512_VNNI, [f"openvino int8-static {TUNED}", f"onnxruntime int8-static {TUNED}"]),
+        (
+            Isa.AVX512_VNNI,
+            [f"native int8-rowwise {TUNED}", f"openvino int8-static {TUNED}", f"onnxruntime int8-static {TUNED}"],
+        ),
         (Isa.AVX2, ["onnxruntime int8-dynamic per-channel reduced-range", f"onnxruntime int8-static {LIMITED}"]),
     ],
 )

@@ -60,7 +60,7 @@ def test_what_changes_the_result_changes_the_key(change: dict[str, Any]) -> None
         {"optimization": {"budgetSeconds": 5}},
         {"serving": {"truncate": False}},
         {"model": "file:///other/place"},
-        {"optimization": {"engines": ["openvino", "onnxruntime"]}},
+        {"optimization": {"engines": ["openvino", "native", "onnxruntime"]}},
     ],
 )
 def test_what_does_not_change_the_result_does_not_change_the_key(change: dict[str, Any]) -> None:

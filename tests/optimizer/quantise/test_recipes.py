@@ -47,14 +47,23 @@ def test_int8_is_limited_where_sums_could_saturate_and_only_there(isa: Isa) -> N
     [
         (Isa.AVX2, "onnxruntime int8-static compensated per-channel reduced-range smooth"),
         (Isa.AVX512, "onnxruntime int8-static compensated per-channel reduced-range smooth"),
-        (Isa.AVX512_VNNI, "openvino int8-static compensated per-channel smooth"),
-        (Isa.AVX512_BF16, "openvino int8-static bf16-rest compensated per-channel smooth"),
-        (Isa.AMX, "openvino int8-static bf16-rest compensated per-channel smooth"),
+        (Isa.AVX512_VNNI, "native int8-rowwise compensated per-channel smooth"),
+        (Isa.AVX512_BF16, "native int8-rowwise compensated per-channel smooth"),
+        (Isa.AMX, "native int8-rowwise compensated per-channel smooth"),
         (Isa.NEON, "onnxruntime int8-static compensated per-channel smooth"),
     ],
 )
 def test_the_most_promising_recipe_comes_after_the_teacher(isa: Isa, second: str) -> None:
     assert names(isa)[1] == second
+
+
+@pytest.mark.parametrize("isa", [Isa.AVX2, Isa.AVX_VNNI, Isa.AVX512, Isa.NEON_DOT])
+def test_our_own_engine_is_for_processors_that_its_kernels_are_written_for(isa: Isa) -> None:
+    found = candidate_recipes(isa, *ALL)
+
+    (reason,) = [skipped.reason for skipped in found.skipped if skipped.recipe.engine is EngineName.NATIVE]
+    assert isa.value in reason
+    assert "AVX-512 with VNNI" in reason
 
 
 def test_bf16_is_for_processors_that_have_it() -> None:

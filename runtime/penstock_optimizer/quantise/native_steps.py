@@ -1,0 +1,405 @@
+"""From a quantised ONNX graph to the steps of the native engine. Pure.
+
+It knows what `export.build` writes, quantised by `RowwiseWriter`, node by node, and refuses all else with the reason.
+A product takes in its activation and the residual sum after it, since that saves a pass over the result.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+import numpy as np
+from onnx import helper, numpy_helper
+
+from penstock.errors import OptimizationError
+from penstock_optimizer.quantise.rowwise import OPERATOR
+from penstock_runtime.engines.native.graph_file import Activation, NativeGraph, Operator, Output, Step
+
+WIDTH = 32
+"""Widths of hidden states are multiples of it, and those of heads of half of it: the kernels have no tails."""
+_ACTIVATIONS: Mapping[str, Activation] = {"Gelu": "gelu", "Relu": "relu", "Tanh": "tanh"}
+
+
+def native_graph(model: Any) -> NativeGraph:
+    """The steps and tensors. OptimizationError for a graph that the native engine cannot run, with the reason."""
+    return _Reader(model).read()
+
+
+@dataclass(frozen=True, eq=False)
+class _Value:
+    """What a name of the graph stands for: a buffer, times factors for each of its channels."""
+
+    buffer: int
+    width: int
+    per_row: bool
+    factors: str = ""
+
+
+@dataclass(frozen=True, eq=False)
+class _Sum:
+    """Tables whose rows are added up for each token: not computed yet."""
+
+    words: str = ""
+    positions: str = ""
+    types: str = ""
+    padding: int = -1
+
+
+class _Mask:
+    """What is computed of the attention mask."""
+
+
+@dataclass(frozen=True)
+class _Counted:
+    """Positions that count from the padding id."""
+
+    padding: int
+
+
+@dataclass(frozen=True)
+class _Part:
+    """Queries, keys or values of a product that has all three side by side."""
+
+    whole: _Value
+    index: int
+
+
+class _Buffers:
+    """Hands out buffers; one whose readers are through is used again for what has the same shape."""
+
+    def __init__(self) -> None:
+        self._free: list[tuple[int, int, bool]] = []
+        self.count = 0
+
+    def take(self, width: int, *, per_row: bool) -> _Value:
+        for index, (buffer, *shape) in enumerate(self._free):
+            if shape == [width, per_row]:
+                del self._free[index]
+                return _Value(buffer, width, per_row)
+        self.count += 1
+        return _Value(self.count - 1, width, per_row)
+
+    def give(self, value: _Value) -> None:
+        self._free.append((value.buffer, value.width, value.per_row))
+
+
+class _Reader:
+    def __init__(self, model: Any) -> None:
+        self._graph = model.graph
+        self._constants = {tensor.name: tensor for tensor in model.graph.initializer}
+        self._readers = Counter(name for node in model.graph.node for name in node.input)
+        self._after = {name: node for node in model.graph.node for name in node.input}
+        self._done: set[int] = set()
+        self._known: dict[str, Any] = {"input_ids": "ids", "attention_mask": _Mask(), "token_type_ids": "types"}
+        self._left: Counter[int] = Counter()
+        self._buffers = _Buffers()
+        self._tensors: dict[str, Any] = {}
+        self._steps: list[Step] = []
+        self._result: Output | None = None
+
+    def read(self) -> NativeGraph:
+        """All nodes in order."""
+        nodes: Mapping[str, Callable[[Any], None]] = {
+            "Gather": self._gather, "Slice": self._slice, "Shape": self._shape, "Equal": self._equal,
+            "Not": self._pass, "CumSum": self._pass, "Cast": self._pass, "Squeeze": self._squeeze,
+            "Add": self._add, "Sum": self._add, "Mul": self._mul, "LayerNormalization": self._norm,
+            "Split": self._split, "MultiHeadAttention": self._attention, OPERATOR: self._linear8,
+            "MatMul": self._linear32, "Gemm": self._linear32, "Identity": self._identity,
+        }  # fmt: skip
+        if len(self._graph.output) != 1:
+            raise _refuse(f"a graph with {len(self._graph.output)} outputs")
+        if any(node.op_type == "MultiHeadAttention" and any(node.input[5:]) for node in self._graph.node):
+            raise _refuse("a bias on the scores of the attention")
+        for node in self._graph.node:
+            if id(node) in self._done:
+                continue
+            known = nodes.get(node.op_type)
+            if known is None:
+                raise _refuse(f"the operator {node.op_type} ({node.name})")
+            known(node)
+        if self._result is None:
+            raise _refuse("an output that is not computed last")
+        return NativeGraph(tuple(self._steps), self._result, self._tensors)
+
+    # ---- inputs and tables ----
+
+    def _gather(self, node: Any) -> None:
+        table, by = node.input[0], self._find(node, 1)
+        if table not in self._constants or len(self._constants[table].dims) != 2:
+            raise _refuse(f"{node.name}, which looks up what is no table")
+        if by == "ids":
+            self._set(node, _Sum(words=table))
+        elif by == "types":
+            self._set(node, _Sum(types=table))
+        elif isinstance(by, _Counted):
+            self._set(node, _Sum(positions=table, padding=by.padding))
+        else:
+            raise _refuse(f"{node.name}, which looks up by what is no input")
+
+    def _slice(self, node: Any) -> None:
+        """The first positions of a table, or the first token of each row."""
+        if node.input[0] in self._constants:
+            return self._set(node, _Sum(positions=node.input[0]))
+        source = self._buffer(node, 0)
+        if [self._array(name).tolist() for name in node.input[1:4]] != [[0], [1], [1]] or source.per_row:
+            raise _refuse(f"{node.name}, which slices other than the first token")
+        target = self._buffers.take(source.width, per_row=True)
+        self._step(node, "first", source=source.buffer, target=target.buffer, outputs=source.width)
+        self._write(node, target, source)
+        return None
+
+    def _shape(self, node: Any) -> None:
+        self._set(node, "length")
+
+    def _equal(self, node: Any) -> None:
+        if self._find(node, 0) != "ids":
+            raise _refuse(f"the comparison {node.name}")
+        self._set(node, _Counted(int(self._array(node.input[1]))))
+
+    def _pass(self, node: Any) -> None:
+        """Stands for what its input stands for."""
+        value = self._find(node, 0)
+        if not isinstance(value, _Mask | _Counted):
+            raise _refuse(f"the operator {node.op_type} ({node.name})")
+        self._set(node, value)
+
+    # ---- steps ----
+
+    def _norm(self, node: Any) -> None:
+        value = self._find(node, 0)
+        if isinstance(value, _Sum):
+            value = self._embed(node, value)
+        elif not isinstance(value, _Value):
+            raise _refuse(f"{node.name}, which normalises what is no sum")
+        target = self._buffers.take(value.width, per_row=value.per_row)
+        epsilon = {one.name: helper.get_attribute_value(one) for one in node.attribute}.get("epsilon", 1e-5)
+        tensors = {"weights": self._keep(node.input[1]), "bias": self._keep(node.input[2])}
+        self._step(
+            node, "norm", source=value.buffer, target=target.buffer, outputs=value.width, epsilon=epsilon,
+            tensors=tensors,
+        )  # fmt: skip
+        self._write(node, target, value)
+
+    def _embed(self, node: Any, tables: _Sum) -> _Value:
+        if not tables.words or not tables.positions:
+            raise _refuse(f"{node.name}, embeddings without words or positions")
+        words = self._array(tables.words)
+        scale = np.maximum(np.abs(words).max(axis=1), np.float32(1e-12)) / np.float32(32767)
+        self._tensors[f"{tables.words}/int16"] = np.rint(words / scale[:, np.newaxis]).astype(np.int16)
+        self._tensors[f"{tables.words}/int16.scale"] = scale.astype(np.float32)
+        target = self._buffers.take(words.shape[1], per_row=False)
+        tensors = {
+            "weights": f"{tables.words}/int16",
+            "scales": f"{tables.words}/int16.scale",
+            "position_table": self._keep(tables.positions),
+            **({"type_table": self._keep(tables.types)} if tables.types else {}),
+        }
+        self._step(
+            node, "embed", target=target.buffer, inputs=len(words), outputs=target.width,
+            positions=len(self._array(tables.positions)), padding=tables.padding,
+            types=len(self._array(tables.types)) if tables.types else 0, tensors=tensors,
+        )  # fmt: skip
+        self._left[target.buffer] = 1
+        return target
+
+    def _linear8(self, node: Any) -> None:
+        source = self._buffer(node, 0)
+        name, scale, bias = node.input[1:4]
+        weight = self._array(name)
+        tensors = {"weights": self._keep(name), "scales": self._keep(scale), "bias": self._keep(bias)}
+        if source.factors:
+            tensors["factors"] = self._keep(source.factors)
+        last, activation = self._activation_after(node)
+        last, residual = self._residual_after(last)
+        target = self._buffers.take(weight.shape[1], per_row=source.per_row)
+        self._step(
+            node, "linear8", source=source.buffer, target=target.buffer, inputs=weight.shape[0],
+            outputs=weight.shape[1], activation=activation, residual=residual.buffer if residual else -1,
+            tensors=tensors,
+        )  # fmt: skip
+        self._write(last, target, source, *([residual] if residual else []))
+
+    def _linear32(self, node: Any) -> None:
+        """A small product, left in floating point."""
+        source = self._buffer(node, 0)
+        weight = self._array(node.input[1])
+        attributes = {one.name: helper.get_attribute_value(one) for one in node.attribute}
+        weight = weight if attributes.get("transB", 0) else weight.T
+        last, bias = node, node.input[2] if len(node.input) > 2 else ""
+        after = self._only_reader(node)
+        if not bias and after is not None and after.op_type == "Add":
+            (bias,) = [one for one in after.input if one != node.output[0]] or [""]
+            if bias not in self._constants:
+                raise _refuse(f"{after.name}, which adds other than a bias")
+            last = self._take(after)
+        if not bias or source.factors or weight.ndim != 2:
+            raise _refuse(f"the product {node.name}")
+        last, activation = self._activation_after(last)
+        name = f"{node.input[1]}/rows"
+        self._tensors[name] = np.ascontiguousarray(weight, np.float32)
+        target = self._buffers.take(len(weight), per_row=source.per_row)
+        self._step(
+            node, "linear32", source=source.buffer, target=target.buffer, inputs=weight.shape[1], outputs=len(weight),
+            activation=activation, tensors={"weights": name, "bias": self._keep(bias)},
+        )  # fmt: skip
+        self._write(last, target, source)
+
+    def _split(self, node: Any) -> None:
+        whole = self._buffer(node, 0)
+        for index, name in enumerate(node.output):
+            self._known[name] = _Part(whole, index)
+
+    def _attention(self, node: Any) -> None:
+        """Of three parts of one product, or of three products, whose biases may stand here."""
+        if len(node.input) < 5 or not isinstance(self._find(node, 4), _Mask):
+            raise _refuse(f"{node.name}, an attention without the mask")
+        attributes = {one.name: helper.get_attribute_value(one) for one in node.attribute}
+        heads = int(attributes["num_heads"])
+        parts = [self._find(node, index) for index in range(3)]
+        if all(isinstance(part, _Part) and part.index == index for index, part in enumerate(parts)):
+            buffers = [part.whole for part in parts]
+            width = buffers[0].width // 3
+            read: Sequence[_Value] = buffers[:1]
+        elif all(isinstance(part, _Value) for part in parts):
+            buffers, width, read = parts, parts[0].width, parts
+        else:
+            raise _refuse(f"{node.name}, an attention of what are no products")
+        if node.input[3]:
+            self._spread_bias(node, buffers, width)
+        if width % (heads * WIDTH // 2):
+            raise _refuse(f"heads of {width // heads} numbers, no multiple of {WIDTH // 2}")
+        target = self._buffers.take(width, per_row=buffers[0].per_row)
+        self._step(
+            node, "attention", source=buffers[0].buffer, keys=buffers[1].buffer, values=buffers[2].buffer,
+            target=target.buffer, outputs=width, heads=heads,
+            epsilon=float(attributes.get("scale", 0.0)) or (width // heads) ** -0.5,
+        )  # fmt: skip
+        self._write(node, target, *read)
+
+    def _spread_bias(self, node: Any, buffers: Sequence[_Value], width: int) -> None:
+        """Give each of three products its part of the bias."""
+        bias = self._array(node.input[3])
+        for index, value in enumerate(buffers):
+            at = next(i for i in reversed(range(len(self._steps))) if self._steps[i].target == value.buffer)
+            step = self._steps[at]
+            name = f"{node.input[3]}/{index}"
+            self._tensors[name] = self._tensors[step.tensors["bias"]] + bias[index * width : (index + 1) * width]
+            self._steps[at] = step.model_copy(update={"tensors": {**step.tensors, "bias": name}})
+
+    def _squeeze(self, node: Any) -> None:
+        """The first token of each row has no axis of its own here."""
+        value = self._buffer(node, 0)
+        if not value.per_row:
+            raise _refuse(f"{node.name}, which takes an axis away")
+        self._known[node.output[0]] = value
+        self._left[value.buffer] += self._readers[node.output[0]] - 1
+
+    def _add(self, node: Any) -> None:
+        one, other = self._find(node, 0), self._find(node, 1)
+        if isinstance(one, _Counted):
+            return self._set(node, one)
+        if not isinstance(one, _Sum) or not isinstance(other, _Sum):
+            raise _refuse(f"the sum {node.name}")
+        return self._set(
+            node,
+            _Sum(
+                one.words or other.words,
+                one.positions or other.positions,
+                one.types or other.types,
+                max(one.padding, other.padding),
+            ),
+        )
+
+    def _mul(self, node: Any) -> None:
+        """By a constant for each channel, which the quantiser of the row takes in."""
+        if isinstance(self._find(node, 0), _Counted):
+            return self._set(node, self._find(node, 0))
+        value = self._buffer(node, 0)
+        if node.input[1] not in self._constants or value.factors:
+            raise _refuse(f"the product {node.name}")
+        self._known[node.output[0]] = replace(value, factors=node.input[1])
+        self._left[value.buffer] += self._readers[node.output[0]] - 1
+        return None
+
+    def _identity(self, node: Any) -> None:
+        value = self._buffer(node, 0)
+        if node.output[0] != self._graph.output[0].name or value.factors:
+            raise _refuse(f"the operator Identity ({node.name})")
+        self._left[value.buffer] += 1  # nobody writes over the result
+        self._result = Output(name=node.output[0], buffer=value.buffer, width=value.width, per_row=value.per_row)
+
+    # ---- what follows a product ----
+
+    def _activation_after(self, node: Any) -> tuple[Any, Activation]:
+        after = self._only_reader(node)
+        if after is None or after.op_type not in _ACTIVATIONS:
+            return node, "none"
+        return self._take(after), _ACTIVATIONS[after.op_type]
+
+    def _residual_after(self, node: Any) -> tuple[Any, _Value | None]:
+        after = self._only_reader(node)
+        if after is None or after.op_type not in {"Sum", "Add"} or len(after.input) != 2:
+            return node, None
+        (other,) = [name for name in after.input if name != node.output[0]] or [""]
+        value = self._known.get(other)
+        if not isinstance(value, _Value) or value.factors:
+            raise _refuse(f"the sum {after.name}")
+        return self._take(after), value
+
+    def _only_reader(self, node: Any) -> Any | None:
+        return self._after[node.output[0]] if self._readers[node.output[0]] == 1 else None
+
+    def _take(self, node: Any) -> Any:
+        self._done.add(id(node))
+        return node
+
+    # ---- values ----
+
+    def _find(self, node: Any, index: int) -> Any:
+        return self._known.get(node.input[index])
+
+    def _buffer(self, node: Any, index: int) -> _Value:
+        value = self._find(node, index)
+        if not isinstance(value, _Value):
+            raise _refuse(f"{node.name}, which reads what is no hidden state")
+        return value
+
+    def _array(self, name: str) -> Any:
+        if name not in self._constants:
+            raise _refuse(f"{name}, which is no constant")
+        return numpy_helper.to_array(self._constants[name])
+
+    def _keep(self, name: str) -> str:
+        """Put a constant into the file."""
+        if name not in self._tensors:
+            self._tensors[name] = np.ascontiguousarray(self._array(name))
+        return name
+
+    def _set(self, node: Any, value: Any) -> None:
+        self._known[node.output[0]] = value
+
+    def _write(self, node: Any, target: _Value, *read: _Value) -> None:
+        """The node's result is there, and what was read has a reader less."""
+        self._known[node.output[0]] = target
+        self._left[target.buffer] = self._readers[node.output[0]]
+        for value in read:
+            self._left[value.buffer] -= 1
+            if not self._left[value.buffer]:
+                self._buffers.give(replace(value, factors=""))
+
+    def _step(self, node: Any, operator: Operator, *, outputs: int, inputs: int = 0, **fields: Any) -> None:
+        widths = {"linear8": (inputs, outputs), "linear32": (inputs,)}.get(operator, (outputs,))
+        for width in widths:
+            if width % WIDTH:
+                raise _refuse(f"{node.name}, whose width of {width} is no multiple of {WIDTH}")
+        self._steps.append(Step(operator=operator, outputs=outputs, inputs=inputs, **fields))
+
+
+def _refuse(what: str) -> OptimizationError:
+    return OptimizationError(
+        f"the native engine does not know {what}",
+        remedy="Let another engine serve the model: leave optimization.engines as it is",
+    )

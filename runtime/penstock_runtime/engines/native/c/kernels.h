@@ -1,0 +1,72 @@
+/* The arithmetic, once for each instruction set. A kernel computes a part of a step in the calling thread. */
+#ifndef PENSTOCK_KERNELS_H
+#define PENSTOCK_KERNELS_H
+
+#include <stddef.h>
+#include <stdint.h>
+
+#define PANEL 32    /* outputs that are packed together */
+#define ALIGNMENT 64 /* bytes; of buffers and weights */
+
+/* How one row of activations was quantised: value = (stored - zero) * scale. */
+struct row_grid {
+    float scale;
+    int32_t zero;
+};
+
+/* An 8-bit product. */
+struct linear8 {
+    int inputs;            /* a multiple of 4 */
+    int outputs;           /* a multiple of PANEL */
+    int activation;
+    const int8_t *packed;  /* [outputs / PANEL, inputs / 4, PANEL, 4] */
+    const float *scales;   /* [outputs] */
+    const float *bias;     /* [outputs] */
+    const int32_t *sums;   /* [outputs]: of the weights over the inputs */
+};
+
+/* The attention of one head in one row of the batch. */
+struct head {
+    const float *queries, *keys, *values; /* [tokens, stride] */
+    size_t stride;
+    float *target;                        /* [tokens, target_stride] */
+    size_t target_stride;
+    int tokens;
+    int width;                            /* of the head; a multiple of 16 */
+    float scale;
+    const float *keep;                    /* [tokens]: 1 for a token, 0 for padding */
+    float *scratch;                       /* attention_scratch() floats */
+};
+
+struct kernels {
+    /* Lines first..last of `source`, quantised to `stored` and `grids`. `factors` may be NULL. */
+    void (*quantise)(const float *source, const float *factors, int width, int first, int last, uint8_t *stored,
+                     struct row_grid *grids);
+    void (*norm)(const float *source, const float *weight, const float *bias, float epsilon, int width, int first,
+                 int last, float *target);
+    /* Lines first..last, panels from..to. `residual` may be NULL, and may be the target. */
+    void (*linear8)(const struct linear8 *layer, const uint8_t *stored, const struct row_grid *grids,
+                    const float *residual, int first, int last, int from, int to, float *target);
+    void (*linear32)(const float *source, const float *weights, const float *bias, int activation, int inputs,
+                     int outputs, int first, int last, float *target);
+    /* Queries first..last. */
+    void (*attention)(const struct head *head, int first, int last);
+    /* One token: target = word * scale + position + type. `type` may be NULL. */
+    void (*embed)(const int16_t *word, float scale, const float *position, const float *type, int width,
+                  float *target);
+};
+
+extern const struct kernels penstock_plain;
+#if defined(__x86_64__)
+extern const struct kernels penstock_avx2;
+extern const struct kernels penstock_avx512_vnni;
+extern const struct kernels penstock_amx;
+#endif
+
+/* Floats that one thread needs for the attention over so many tokens. */
+static inline size_t attention_scratch(int tokens, int width) {
+    size_t padded = ((size_t)tokens + 31) / 32 * 32;
+    return padded * ((size_t)width + 9);
+}
+
+#endif

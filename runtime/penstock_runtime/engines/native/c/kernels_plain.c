@@ -1,0 +1,58 @@
+/* Any processor: vectors of four that the compiler makes what it can of. The reference of the tests. */
+#include <math.h>
+#include <string.h>
+
+#include "kernels.h"
+#include "native.h"
+
+typedef float V __attribute__((vector_size(16)));
+#define LANES 4
+#define QUERIES 4
+static inline V v_load(const float *p) {
+    V v;
+    memcpy(&v, p, sizeof v);
+    return v;
+}
+static inline void v_store(float *p, V v) { memcpy(p, &v, sizeof v); }
+static inline V v_set(float x) { return (V){x, x, x, x}; }
+static inline V v_fma(V a, V b, V c) { return a * b + c; }
+static inline V v_max(V a, V b) {
+    for (int i = 0; i < LANES; i++) a[i] = a[i] > b[i] ? a[i] : b[i];
+    return a;
+}
+static inline V v_min(V a, V b) {
+    for (int i = 0; i < LANES; i++) a[i] = a[i] < b[i] ? a[i] : b[i];
+    return a;
+}
+static inline float v_sum(V v) { return (v[0] + v[2]) + (v[1] + v[3]); }
+static inline float v_highest(V v) {
+    float low = v[0] > v[2] ? v[0] : v[2], high = v[1] > v[3] ? v[1] : v[3];
+    return low > high ? low : high;
+}
+static inline V v_shorts(const int16_t *p) { return (V){p[0], p[1], p[2], p[3]}; }
+static inline void v_store_bytes(uint8_t *p, V shifted) {
+    uint32_t bits[LANES];
+    memcpy(bits, &shifted, sizeof bits);
+    for (int i = 0; i < LANES; i++) p[i] = (uint8_t)bits[i];
+}
+#include "float_kernels.inc"
+
+static void linear8(const struct linear8 *layer, const uint8_t *stored, const struct row_grid *grids,
+                    const float *residual, int first, int last, int from, int to, float *target) {
+    size_t inputs = (size_t)layer->inputs;
+    for (int panel = from; panel < to; panel++) {
+        const int8_t *weights = layer->packed + (size_t)panel * PANEL * inputs;
+        for (int line = first; line < last; line++) {
+            const uint8_t *x = stored + (size_t)line * inputs;
+            int32_t sums[PANEL] = {0};
+            for (size_t k = 0; k < inputs; k += 4)
+                for (int n = 0; n < PANEL; n++) {
+                    const int8_t *w = weights + k * PANEL + n * 4;
+                    sums[n] += x[k] * w[0] + x[k + 1] * w[1] + x[k + 2] * w[2] + x[k + 3] * w[3];
+                }
+            finish(layer, sums, grids, residual, line, 1, panel * PANEL, PANEL, target);
+        }
+    }
+}
+
+const struct kernels penstock_plain = {quantise, norm, linear8, linear32, attention, embed};

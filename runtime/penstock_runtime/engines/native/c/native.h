@@ -1,0 +1,72 @@
+/* The interface of the native engine: what Python calls through ctypes. Plain C types, no Python.
+
+A model is a list of steps over buffers of floats, [rows * tokens, width], or [rows, width] from FIRST on. Weights stay where the caller has them,
+except those of 8-bit products, which are packed once when the model is opened. */
+#ifndef PENSTOCK_NATIVE_H
+#define PENSTOCK_NATIVE_H
+
+#include <stdint.h>
+
+#define PENSTOCK_ABI 1
+#define PENSTOCK_API __attribute__((visibility("default")))
+
+enum penstock_kind {
+    PENSTOCK_EMBED = 0,     /* words + positions + types */
+    PENSTOCK_NORM = 1,      /* layer normalisation */
+    PENSTOCK_LINEAR8 = 2,   /* 8-bit product; activations are quantised row by row */
+    PENSTOCK_LINEAR32 = 3,  /* float product, for small heads */
+    PENSTOCK_ATTENTION = 4, /* of every query over the row's tokens */
+    PENSTOCK_FIRST = 5,     /* the first token of each row; what is made of it has one line for each row */
+};
+
+enum penstock_activation { PENSTOCK_NONE = 0, PENSTOCK_GELU = 1, PENSTOCK_RELU = 2, PENSTOCK_TANH = 3 };
+
+enum penstock_isa { PENSTOCK_PLAIN = 0, PENSTOCK_AVX2 = 1, PENSTOCK_AVX512_VNNI = 2, PENSTOCK_AMX = 3 };
+
+enum penstock_status { PENSTOCK_OK = 0, PENSTOCK_NO_MEMORY = 1, PENSTOCK_BAD_INPUT = 2, PENSTOCK_BAD_MODEL = 3 };
+
+/* One step. Buffers are numbered from 0; -1 is none. All widths of what EMBED, LINEAR8, NORM and ATTENTION read and
+write are multiples of 32, as is what LINEAR32 reads. */
+struct penstock_step {
+    int32_t kind;
+    int32_t source;
+    int32_t target;
+    int32_t residual;   /* LINEAR8: added to the result */
+    int32_t keys;       /* ATTENTION: the source holds the queries; where all three are the same buffer, it holds */
+    int32_t values;     /* queries, keys and values side by side */
+    int32_t inputs;     /* width of the source; EMBED: how many words there are */
+    int32_t outputs;    /* width of the target */
+    int32_t activation; /* of LINEAR8 and LINEAR32 */
+    int32_t heads;      /* ATTENTION */
+    int32_t positions;  /* EMBED: how many positions the table has */
+    int32_t types;      /* EMBED: how many types the table has; 0: none */
+    int32_t padding;    /* EMBED: -1: positions count from 0; else the id of padding, from which other ids count up */
+    float epsilon;      /* NORM; ATTENTION: the factor of the scores */
+    const void *weights;  /* LINEAR8: int8 [inputs, outputs]; LINEAR32: float [outputs, inputs]; NORM: float [width];
+                             EMBED: int16 [words, width] */
+    const float *scales;  /* LINEAR8: [outputs]; EMBED: [words] */
+    const float *bias;    /* LINEAR8, LINEAR32, NORM: [outputs] */
+    const float *factors; /* LINEAR8: [inputs], what each channel of the source is multiplied by; may be NULL */
+    const float *position_table; /* EMBED: [positions, width] */
+    const float *type_table;     /* EMBED: [types, width]; may be NULL */
+};
+
+struct penstock_model;
+
+PENSTOCK_API int penstock_abi(void);
+PENSTOCK_API int penstock_best_isa(void);
+
+/* Packs the weights. `threads` includes the caller's. NULL when memory or the model is bad, with *status set. */
+PENSTOCK_API struct penstock_model *penstock_open(const struct penstock_step *steps, int32_t count, int32_t output, int32_t threads,
+                                     int32_t isa, int32_t *status);
+
+/* One batch: ids, mask and types are [rows, tokens]; `types` may be NULL. `result` takes the output buffer, [rows *
+tokens, width] or [rows, width]. `threads` at most; several callers at once are welcome, one of which gets
+the helpers. A status. */
+PENSTOCK_API int penstock_run(struct penstock_model *model, const int64_t *ids, const int64_t *mask, const int64_t *types,
+                 int32_t rows, int32_t tokens, int32_t threads, float *result);
+
+/* No run may be under way. */
+PENSTOCK_API void penstock_close(struct penstock_model *model);
+
+#endif

@@ -1,0 +1,158 @@
+/* Workers sleep in the kernel between runs. Within a run everybody takes blocks from one ticket:
+
+    generation (24 bits) | phase (12) | blocks of the phase (14) | next block (14)
+
+Who takes a block with a compare-and-swap holds the run open until it is done, since a phase ends when all its blocks
+are done. Who is late, or was put off the processor, finds another generation or phase in the ticket and has cost
+nothing: nobody waits for a thread that holds no block. */
+#define _GNU_SOURCE
+#include "pool.h"
+
+#include <linux/futex.h>
+#include <pthread.h>
+#include <sched.h>
+#include <stdatomic.h>
+#include <stdlib.h>
+#include <sys/syscall.h>
+#include <unistd.h>
+
+#define SPINS 600 /* pauses between looks at the ticket before a thread gives its processor away: some 30 us */
+#define OVER 4095u /* the phase of a run that has ended */
+
+struct worker {
+    struct pool *pool;
+    int participant;
+    pthread_t thread;
+};
+
+struct pool {
+    _Alignas(64) _Atomic uint64_t ticket;
+    _Alignas(64) _Atomic uint32_t done; /* blocks of this phase */
+    _Alignas(64) _Atomic uint32_t wake; /* counts runs; workers sleep on it */
+    _Alignas(64) _Atomic int wanted;    /* workers of this run */
+    _Atomic int busy, stopping;
+    void *job;
+    int phases;
+    pool_blocks *blocks;
+    pool_work *work;
+    int threads;
+    struct worker workers[];
+};
+
+static uint64_t ticket(uint64_t generation, uint64_t phase, uint64_t blocks) {
+    return generation << 40 | phase << 28 | blocks << 14;
+}
+static uint32_t generation_of(uint64_t t) { return (uint32_t)(t >> 40); }
+static uint32_t phase_of(uint64_t t) { return t >> 28 & 0xfff; }
+static uint32_t blocks_of(uint64_t t) { return t >> 14 & 0x3fff; }
+static uint32_t next_of(uint64_t t) { return t & 0x3fff; }
+
+static inline void pause_processor(void) {
+#if defined(__x86_64__)
+    __builtin_ia32_pause();
+#elif defined(__aarch64__)
+    __asm__ volatile("yield");
+#endif
+}
+
+/* Takes part in a run until it is over. A worker leaves when there has been nothing to take for long. */
+static void take_part(struct pool *pool, uint32_t generation, int participant) {
+    int idle = 0;
+    for (;;) {
+        uint64_t t = atomic_load_explicit(&pool->ticket, memory_order_acquire);
+        if (generation_of(t) != generation || phase_of(t) == OVER) return;
+        if (next_of(t) == blocks_of(t)) {
+            if (++idle < SPINS) {
+                pause_processor();
+            } else if (participant) {
+                return;
+            } else {
+                sched_yield();
+            }
+            continue;
+        }
+        if (!atomic_compare_exchange_weak_explicit(&pool->ticket, &t, t + 1, memory_order_acq_rel,
+                                                   memory_order_relaxed))
+            continue;
+        idle = 0;
+        /* The block is ours: the run cannot end before it is done, so that its description stays as it is. */
+        pool->work(pool->job, (int)phase_of(t), (int)next_of(t), participant);
+        if (atomic_fetch_add_explicit(&pool->done, 1, memory_order_acq_rel) + 1 == blocks_of(t)) {
+            uint32_t phase = phase_of(t) + 1;
+            atomic_store_explicit(&pool->done, 0, memory_order_relaxed);
+            uint64_t then = (int)phase == pool->phases ? ticket(generation, OVER, 0)
+                                                       : ticket(generation, phase, (uint64_t)pool->blocks(pool->job, (int)phase));
+            atomic_store_explicit(&pool->ticket, then, memory_order_release);
+        }
+    }
+}
+
+static void *worker_main(void *argument) {
+    struct worker *worker = argument;
+    struct pool *pool = worker->pool;
+    uint32_t seen = 0;
+    for (;;) {
+        uint32_t now;
+        while ((now = atomic_load_explicit(&pool->wake, memory_order_acquire)) == seen)
+            syscall(SYS_futex, &pool->wake, FUTEX_WAIT_PRIVATE, seen, NULL, NULL, 0);
+        if (atomic_load_explicit(&pool->stopping, memory_order_acquire)) return NULL;
+        seen = now;
+        if (worker->participant <= atomic_load_explicit(&pool->wanted, memory_order_relaxed))
+            take_part(pool, now & 0xffffff, worker->participant);
+    }
+}
+
+struct pool *pool_start(int threads) {
+    size_t size = (sizeof(struct pool) + (size_t)(threads - 1) * sizeof(struct worker) + 63) / 64 * 64;
+    struct pool *pool = aligned_alloc(64, size);
+    if (!pool) return NULL;
+    atomic_init(&pool->ticket, ticket(0, OVER, 0));
+    atomic_init(&pool->done, 0);
+    atomic_init(&pool->wake, 0);
+    atomic_init(&pool->wanted, 0);
+    atomic_init(&pool->busy, 0);
+    atomic_init(&pool->stopping, 0);
+    pool->threads = 1;
+    for (int i = 0; i < threads - 1; i++) {
+        struct worker *worker = &pool->workers[i];
+        worker->pool = pool;
+        worker->participant = i + 1;
+        if (pthread_create(&worker->thread, NULL, worker_main, worker)) {
+            pool_stop(pool);
+            return NULL;
+        }
+        pool->threads++;
+    }
+    return pool;
+}
+
+static void wake_all(struct pool *pool) {
+    atomic_fetch_add_explicit(&pool->wake, 1, memory_order_release);
+    syscall(SYS_futex, &pool->wake, FUTEX_WAKE_PRIVATE, pool->threads - 1, NULL, NULL, 0);
+}
+
+void pool_stop(struct pool *pool) {
+    if (!pool) return;
+    atomic_store_explicit(&pool->stopping, 1, memory_order_release);
+    wake_all(pool);
+    for (int i = 0; i < pool->threads - 1; i++) pthread_join(pool->workers[i].thread, NULL);
+    free(pool);
+}
+
+int pool_run(struct pool *pool, int threads, void *job, int phases, pool_blocks *blocks, pool_work *work) {
+    int free_pool = 0;
+    if (!atomic_compare_exchange_strong_explicit(&pool->busy, &free_pool, 1, memory_order_acquire,
+                                                 memory_order_relaxed))
+        return 0;
+    pool->job = job;
+    pool->phases = phases;
+    pool->blocks = blocks;
+    pool->work = work;
+    uint32_t generation = (atomic_load_explicit(&pool->wake, memory_order_relaxed) + 1) & 0xffffff;
+    atomic_store_explicit(&pool->wanted, threads - 1, memory_order_relaxed);
+    atomic_store_explicit(&pool->ticket, ticket(generation, 0, (uint64_t)blocks(job, 0)), memory_order_release);
+    wake_all(pool);
+    take_part(pool, generation, 0);
+    atomic_store_explicit(&pool->busy, 0, memory_order_release);
+    return 1;
+}

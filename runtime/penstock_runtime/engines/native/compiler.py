@@ -1,0 +1,73 @@
+"""Compiles the C sources with the system's compiler. Standard library only: the wheel's build hook runs this file.
+
+The flags are fixed, and nothing of the machine that compiles comes into the result: kernels for several instruction
+sets are all in it, and one is chosen at run time.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+import sysconfig
+import tempfile
+from pathlib import Path
+
+SOURCES = Path(__file__).parent / "c"
+LIBRARY = Path(__file__).parent / "libpenstock_native.so"
+COMPILERS = ("cc", "gcc", "clang")
+FLAGS = (
+    "-std=c11",
+    "-O3",
+    "-fPIC",
+    "-shared",
+    "-pthread",
+    "-fvisibility=hidden",
+    "-g0",
+    "-Wl,--build-id=none",
+)  # fmt: skip
+WARNINGS = ("-Wall", "-Wextra", "-Werror")
+"""For the tests: another compiler's new warning is no reason not to install."""
+TIMEOUT_SECONDS = 300.0
+
+
+class NotCompiled(Exception):
+    """No compiler, or it failed: the message says which. Nothing was written."""
+
+
+def compiler() -> str | None:
+    """The compiler that `CC` names, or one of the usual ones."""
+    named = os.environ.get("CC", "").split()
+    return next((found for name in (*named[:1], *COMPILERS) if (found := shutil.which(name))), None)
+
+
+def platform_tag() -> str:
+    """This platform in the name of a wheel, such as `linux_x86_64`."""
+    return sysconfig.get_platform().replace("-", "_").replace(".", "_")
+
+
+def compile_library(target: Path = LIBRARY, *, flags: tuple[str, ...] = FLAGS, sources: Path = SOURCES) -> Path:
+    """Compile `sources` to `target`, which is there whole or not at all. NotCompiled when that cannot be done."""
+    command = compiler()
+    if command is None:
+        raise NotCompiled("there is no C compiler")
+    names = sorted(path.name for path in sources.glob("*.c"))
+    with tempfile.TemporaryDirectory(dir=target.parent) as folder:
+        made = Path(folder) / target.name
+        # In the folder of the sources, under their bare names: no path of this machine gets into the file.
+        try:
+            done = subprocess.run(
+                [command, *flags, *names, "-o", str(made.resolve()), "-lm"],
+                cwd=sources,
+                capture_output=True,
+                text=True,
+                timeout=TIMEOUT_SECONDS,
+                check=False,
+            )
+        except (OSError, subprocess.TimeoutExpired) as error:
+            raise NotCompiled(f"{command} does not run: {error}") from error
+        if done.returncode:
+            raise NotCompiled(f"{command} failed:\n{done.stderr.strip()}")
+        made.chmod(0o755)
+        made.replace(target)
+    return target

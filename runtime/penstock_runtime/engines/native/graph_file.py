@@ -1,0 +1,206 @@
+"""A native graph on disk: one file, `model.native`. A header that says what to do, then the tensors.
+
+    8 bytes   b"PENSTOCK"
+    8 bytes   size of the header, little endian
+    header    JSON: {"version": 1, "output": {"buffer", "name"}, "steps": [...], "tensors": {name: {...}}}
+    tensors   each at a multiple of 64 bytes from the end of the header, which is padded to one itself
+
+The optimiser writes it, the engine maps it. Reading checks everything that the C code relies on: types and shapes of
+tensors, and that they lie within the file.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Literal
+
+import numpy as np
+from numpy.typing import NDArray
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
+
+from penstock.errors import ArtefactError
+
+MAGIC = b"PENSTOCK"
+VERSION = 1
+ALIGNMENT = 64
+SUFFIX = ".native"
+MOST_BUFFERS = 64
+
+Operator = Literal["embed", "norm", "linear8", "linear32", "attention", "first"]
+Activation = Literal["none", "gelu", "relu", "tanh"]
+Array = NDArray[Any]
+
+
+class Step(BaseModel):
+    """One step. `penstock_step` of native.h says what the numbers mean; tensors are named by their part in it."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid", strict=True)
+
+    operator: Operator
+    source: int = Field(default=-1, ge=-1, lt=MOST_BUFFERS)
+    target: int = Field(ge=0, lt=MOST_BUFFERS)
+    residual: int = Field(default=-1, ge=-1, lt=MOST_BUFFERS)
+    keys: int = Field(default=-1, ge=-1, lt=MOST_BUFFERS)
+    values: int = Field(default=-1, ge=-1, lt=MOST_BUFFERS)
+    inputs: int = Field(default=0, ge=0, lt=2**28)
+    """Width of the source; of `embed` the number of words."""
+    outputs: int = Field(ge=1, lt=2**24)
+    activation: Activation = "none"
+    heads: int = Field(default=0, ge=0, le=4096)
+    positions: int = Field(default=0, ge=0, lt=2**24)
+    types: int = Field(default=0, ge=0, lt=2**16)
+    padding: int = Field(default=-1, ge=-1, lt=2**24)
+    epsilon: float = Field(default=0.0, ge=0.0, le=1.0)
+    tensors: dict[str, str] = Field(default_factory=dict)
+    """Names in the file by what they are to the step."""
+
+
+class Output(BaseModel):
+    """What the graph gives."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid", strict=True)
+
+    name: str
+    buffer: int = Field(ge=0, lt=MOST_BUFFERS)
+    width: int = Field(ge=1)
+    per_row: bool
+    """One line for each row instead of one for each token."""
+
+
+class _Tensor(BaseModel):
+    model_config = ConfigDict(frozen=True, extra="forbid", strict=True)
+
+    dtype: Literal["int8", "int16", "float32"]
+    shape: list[int]
+    offset: int = Field(ge=0)
+
+
+class _Header(BaseModel):
+    model_config = ConfigDict(frozen=True, extra="forbid", strict=True)
+
+    version: Literal[1]
+    output: Output
+    steps: list[Step] = Field(min_length=1, max_length=2000)
+    tensors: dict[str, _Tensor]
+
+
+@dataclass(frozen=True, eq=False)
+class NativeGraph:
+    """Steps and the tensors that they name."""
+
+    steps: tuple[Step, ...]
+    output: Output
+    tensors: Mapping[str, Array] = field(repr=False)
+
+
+def expected_tensors(step: Step) -> dict[str, tuple[str, tuple[int, ...], bool]]:
+    """Type and shape of each tensor of a step, and whether it may be missing."""
+    wide, by_type = (step.outputs,), step.types > 0
+    match step.operator:
+        case "embed":
+            return {
+                "weights": ("int16", (step.inputs, step.outputs), False),
+                "scales": ("float32", (step.inputs,), False),
+                "position_table": ("float32", (step.positions, step.outputs), False),
+                **({"type_table": ("float32", (step.types, step.outputs), False)} if by_type else {}),
+            }
+        case "norm":
+            return {"weights": ("float32", wide, False), "bias": ("float32", wide, False)}
+        case "linear8":
+            return {
+                "weights": ("int8", (step.inputs, step.outputs), False),
+                "scales": ("float32", wide, False),
+                "bias": ("float32", wide, False),
+                "factors": ("float32", (step.inputs,), True),
+            }
+        case "linear32":
+            return {
+                "weights": ("float32", (step.outputs, step.inputs), False),
+                "bias": ("float32", wide, False),
+            }
+    return {}
+
+
+def write(path: Path, graph: NativeGraph) -> None:
+    """Write the file. The same graph makes the same bytes. ValueError when a step's tensors are not what it expects."""
+    for step in graph.steps:
+        _check_step(step, {name: (str(a.dtype), a.shape) for name, a in graph.tensors.items()})
+    # Offsets from the end of the header, whose size depends on their digits.
+    tensors: dict[str, Any] = {}
+    size = 0
+    for name, array in graph.tensors.items():
+        tensors[name] = {"dtype": str(array.dtype), "shape": list(array.shape), "offset": size}
+        size = _aligned(size + array.nbytes)
+    document = {
+        "version": VERSION,
+        "output": graph.output.model_dump(),
+        "steps": [step.model_dump(exclude_defaults=True) for step in graph.steps],
+        "tensors": tensors,
+    }
+    text = json.dumps(document, separators=(",", ":")).encode()
+    header = text + b" " * (_aligned(16 + len(text)) - 16 - len(text))
+    with path.open("wb") as file:
+        file.write(MAGIC + len(header).to_bytes(8, "little") + header)
+        for name, array in graph.tensors.items():
+            file.seek(16 + len(header) + tensors[name]["offset"])
+            file.write(np.ascontiguousarray(array).tobytes())
+
+
+def read(path: Path) -> NativeGraph:
+    """Map the file. ArtefactError when it is missing, truncated, altered, or of another version."""
+    if not path.is_file():
+        raise _bad(path, "is missing")
+    try:
+        data = np.memmap(path, dtype=np.uint8, mode="r")
+    except (OSError, ValueError) as error:
+        raise _bad(path, f"cannot be read: {error}") from error
+    start = bytes(data[:16])
+    size = int.from_bytes(start[8:16], "little")
+    if start[:8] != MAGIC or size > data.size - 16 or (16 + size) % ALIGNMENT:
+        raise _bad(path, "is not a native graph, or is cut short")
+    try:
+        header = _Header.model_validate_json(bytes(data[16 : 16 + size]))
+        tensors = {name: _tensor(data[16 + size :], one) for name, one in header.tensors.items()}
+        for step in header.steps:
+            _check_step(step, {name: (one.dtype, tuple(one.shape)) for name, one in header.tensors.items()})
+    except ValidationError as error:
+        first = error.errors()[0]
+        raise _bad(path, f"has a header that is wrong at {'.'.join(map(str, first['loc']))}: {first['msg']}") from error
+    except ValueError as error:
+        raise _bad(path, str(error)) from error
+    return NativeGraph(tuple(header.steps), header.output, tensors)
+
+
+def _tensor(data: Array, tensor: _Tensor) -> Array:
+    dtype = np.dtype(tensor.dtype)
+    if any(size < 1 for size in tensor.shape):
+        raise ValueError(f"has a tensor of shape {tensor.shape}")
+    size = math.prod(tensor.shape) * dtype.itemsize
+    if tensor.offset % ALIGNMENT or tensor.offset + size > data.size:
+        raise ValueError("is cut short: a tensor lies beyond its end")
+    return np.asarray(data[tensor.offset : tensor.offset + size].view(dtype).reshape(tensor.shape))
+
+
+def _check_step(step: Step, tensors: Mapping[str, tuple[str, tuple[int, ...]]]) -> None:
+    expected = expected_tensors(step)
+    for part in step.tensors:
+        if part not in expected:
+            raise ValueError(f"has a step {step.operator} with an unknown tensor {part}")
+    for part, (dtype, shape, optional) in expected.items():
+        if part not in step.tensors and optional:
+            continue
+        found = tensors.get(step.tensors.get(part, ""))
+        if found != (dtype, shape):
+            raise ValueError(f"has a step {step.operator} whose {part} is {found}, not {(dtype, shape)}")
+
+
+def _aligned(size: int) -> int:
+    return -(-size // ALIGNMENT) * ALIGNMENT
+
+
+def _bad(path: Path, what: str) -> ArtefactError:
+    return ArtefactError(f"{path} {what}", remedy="Run penstock optimize again")

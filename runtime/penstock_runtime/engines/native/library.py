@@ -1,0 +1,103 @@
+"""The compiled library: where it is, whether it can be used, and its functions with their types (ctypes).
+
+ctypes lets the interpreter's lock go while a function runs, and knows nothing of Python's own interface, so that one
+file serves every version of Python.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import os
+from enum import IntEnum
+from functools import cache
+from pathlib import Path
+
+from penstock.errors import ArtefactError
+from penstock_runtime.engines.native.compiler import LIBRARY
+
+ABI = 1
+"""`PENSTOCK_ABI` of native.h."""
+VARIABLE = "PENSTOCK_NATIVE_LIBRARY"
+"""Environment variable: another file than the installed one (the tests' sanitised one)."""
+
+
+class Kernels(IntEnum):
+    """`enum penstock_isa`: the instruction sets that kernels are written for, each of which has those before it."""
+
+    PLAIN = 0
+    AVX2 = 1
+    AVX512_VNNI = 2
+    AMX = 3
+
+
+class Kind(IntEnum):
+    """`enum penstock_kind`."""
+
+    EMBED = 0
+    NORM = 1
+    LINEAR8 = 2
+    LINEAR32 = 3
+    ATTENTION = 4
+    FIRST = 5
+
+
+class Status(IntEnum):
+    """`enum penstock_status`."""
+
+    OK = 0
+    NO_MEMORY = 1
+    BAD_INPUT = 2
+    BAD_MODEL = 3
+
+
+_NUMBERS = (
+    "kind", "source", "target", "residual", "keys", "values", "inputs", "outputs", "activation", "heads", "positions",
+    "types", "padding",
+)  # fmt: skip
+_POINTERS = ("weights", "scales", "bias", "factors", "position_table", "type_table")
+
+
+class CStep(ctypes.Structure):
+    """`struct penstock_step`."""
+
+    _fields_ = (
+        *((name, ctypes.c_int32) for name in _NUMBERS),
+        ("epsilon", ctypes.c_float),
+        *((name, ctypes.c_void_p) for name in _POINTERS),
+    )
+
+
+def library_path() -> Path:
+    """Where the library is, or would be."""
+    return Path(os.environ.get(VARIABLE) or LIBRARY)
+
+
+@cache
+def load_library() -> ctypes.CDLL:
+    """The library, once for the process. ArtefactError when it was not compiled, or is of another version."""
+    path = library_path()
+    remedy = "Install a C compiler (Debian: gcc and libc6-dev) and then Penstock again, or leave this engine out"
+    if not path.is_file():
+        raise ArtefactError(f"the native engine was not compiled: {path} is missing", remedy=remedy)
+    try:
+        library = ctypes.CDLL(str(path))
+        abi = library.penstock_abi()
+    except (OSError, AttributeError) as error:
+        raise ArtefactError(f"{path} does not load: {error}", remedy=remedy) from error
+    if abi != ABI:
+        raise ArtefactError(f"{path} is of another version ({abi}, not {ABI})", remedy=remedy)
+    pointer, number = ctypes.c_void_p, ctypes.c_int32
+    library.penstock_open.restype = pointer
+    library.penstock_open.argtypes = [
+        ctypes.POINTER(CStep), number, number, number, number, ctypes.POINTER(number)
+    ]  # fmt: skip
+    library.penstock_run.restype = ctypes.c_int
+    library.penstock_run.argtypes = [pointer, pointer, pointer, pointer, number, number, number, pointer]
+    library.penstock_close.restype = None
+    library.penstock_close.argtypes = [pointer]
+    return library
+
+
+def best_kernels() -> Kernels:
+    """The best that this processor has, and lets this process use."""
+    return Kernels(load_library().penstock_best_isa())

@@ -1,0 +1,149 @@
+"""From whole models to the native engine: what it computes is what its ONNX graph says, in any company."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import onnx
+import onnxruntime as ort
+import pytest
+from onnx import helper
+
+from penstock.errors import OptimizationError
+from penstock.recipe import EngineName, Precision, Recipe
+from penstock.tasks import HEAD_OF_TASK, TaskName
+from penstock_optimizer.calibration import calibration_rows, own_corpus, samples, split
+from penstock_optimizer.export import Exported, Flavour, export
+from penstock_optimizer.guard import forward_of
+from penstock_optimizer.quantise import build
+from penstock_optimizer.quantise.calibrated import quantise_graph
+from penstock_optimizer.quantise.native_steps import native_graph
+from penstock_optimizer.quantise.rowwise import RowwiseWriter
+from penstock_runtime.batching.rectangle import stack
+from penstock_runtime.engines.base import Engine, Threads
+from penstock_runtime.engines.load import load_engine
+from penstock_runtime.models.folder import ModelFolder
+from penstock_runtime.rows import Row
+from penstock_runtime.tasks import make_task
+from tests.golden.models import BERT, DISTILBERT, MPNET, ROBERTA, Kind, Sizes, write_model
+from tests.runtime.engines.native.programs import needs_library
+
+pytestmark = needs_library
+SIZES = Sizes(width=128, layers=2, heads=4, inner=256, positions=64)
+TUNED = Recipe(
+    engine=EngineName.NATIVE, precision=Precision.INT8_ROWWISE, options=("compensated", "per-channel", "smooth")
+)
+PLAIN = Recipe(engine=EngineName.NATIVE, precision=Precision.INT8_ROWWISE, options=("per-channel",))
+TASKS = (TaskName.FEATURE_EXTRACTION, TaskName.TEXT_CLASSIFICATION, TaskName.TOKEN_CLASSIFICATION)
+
+
+def exported(folder: Path, kind: Kind, task: TaskName, sizes: Sizes = SIZES) -> tuple[Exported, list[Row]]:
+    """The fused graph, and rows to calibrate with."""
+    model = ModelFolder.open(write_model(folder / "model", task, kind, sizes))
+    calibrating, _ = split(own_corpus())
+    rows = calibration_rows(make_task(task, model), samples(task, calibrating), at_most=24)
+    return export(model, HEAD_OF_TASK[task], folder / "graph", flavour=Flavour.FUSED), rows
+
+
+def engine_of(path: Path, graph: Exported) -> Engine:
+    return load_engine(path, graph.io, TUNED, Threads(1, 1))
+
+
+@pytest.mark.parametrize("task", TASKS)
+@pytest.mark.parametrize("kind", [BERT, DISTILBERT, ROBERTA], ids=lambda kind: kind.name)
+def test_the_engine_computes_what_the_graph_says(kind: Kind, task: TaskName, tmp_path: Path) -> None:
+    graph, rows = exported(tmp_path, kind, task)
+    written = tmp_path / "rowwise.onnx"
+    quantise_graph(TUNED, graph.path, graph.io, rows, written, writer=RowwiseWriter, threads=2)
+
+    built = build(TUNED, graph.path, graph.io, rows, tmp_path / "native", threads=2)
+
+    reference, teacher = (
+        ort.InferenceSession(str(one), providers=["CPUExecutionProvider"]) for one in (written, graph.path)
+    )
+    engine = engine_of(built.path, graph)
+    off: list[tuple[float, ...]] = []
+    for row in rows:
+        batch = stack([row])
+        feed = {name: getattr(batch, name) for name in graph.io.inputs}
+        (expected,), (true,) = reference.run(None, feed), teacher.run(None, feed)
+        (found,) = engine.run(batch).values()
+        assert found.shape == expected.shape
+        pairs = ((found, expected), (found, true), (expected, true))
+        off.append(tuple(float(np.linalg.norm(a - b) / np.linalg.norm(b)) for a, b in pairs))
+    engine.close()
+    # The last bit of a sum decides now and then which step of the grid a number falls on, which later layers make
+    # larger: the two are about as far from each other as from fp32, and the engine is no further from it.
+    from_each_other, from_fp32, reference_from_fp32 = np.mean(off, axis=0)
+    assert from_each_other <= 1.5 * reference_from_fp32
+    assert from_fp32 <= 1.25 * reference_from_fp32
+
+
+@pytest.mark.parametrize("task", TASKS)
+def test_a_row_has_the_same_bits_in_any_company(task: TaskName, tmp_path: Path) -> None:
+    graph, rows = exported(tmp_path, ROBERTA, task)
+    built = build(PLAIN, graph.path, graph.io, rows, tmp_path / "native")
+    engine = engine_of(built.path, graph)
+    forward = forward_of(engine, built.io)
+
+    together = forward(rows[:12])
+
+    for row, outputs in zip(rows[:12], together, strict=True):
+        (alone,) = forward([row])
+        for name, values in alone.items():
+            np.testing.assert_array_equal(outputs[name], values)
+    engine.close()
+
+
+def test_the_same_graph_and_rows_make_the_same_file(tmp_path: Path) -> None:
+    graph, rows = exported(tmp_path, BERT, TaskName.FEATURE_EXTRACTION)
+
+    files = [build(TUNED, graph.path, graph.io, rows, tmp_path / n, threads=2).path.read_bytes() for n in "ab"]
+
+    assert files[0] == files[1]
+    assert sorted(path.name for path in (tmp_path / "a").iterdir()) == ["model.native"]
+
+
+def refused(folder: Path, kind: Kind, task: TaskName, sizes: Sizes = SIZES) -> str:
+    graph, rows = exported(folder, kind, task, sizes)
+    with pytest.raises(OptimizationError) as error:
+        build(PLAIN, graph.path, graph.io, rows, folder / "native")
+    assert not list((folder / "native").iterdir())
+    return str(error.value)
+
+
+def test_a_bias_on_the_scores_is_refused_with_the_reason(tmp_path: Path) -> None:
+    assert "bias on the scores" in refused(tmp_path, MPNET, TaskName.FEATURE_EXTRACTION)
+
+
+def test_two_outputs_are_refused_with_the_reason(tmp_path: Path) -> None:
+    assert "2 outputs" in refused(tmp_path, BERT, TaskName.QUESTION_ANSWERING)
+
+
+def test_widths_that_the_kernels_have_no_tails_for_are_refused_with_the_reason(tmp_path: Path) -> None:
+    sizes = Sizes(width=144, layers=1, heads=4, inner=256, positions=64)
+
+    assert "no multiple of 32" in refused(tmp_path, BERT, TaskName.FEATURE_EXTRACTION, sizes)
+
+
+@pytest.mark.parametrize("operator", ["Erf", "Sigmoid", "Conv"])
+def test_an_operator_that_it_does_not_know_is_named(tmp_path: Path, operator: str) -> None:
+    graph, _ = exported(tmp_path, BERT, TaskName.FEATURE_EXTRACTION)
+    model = onnx.load(str(graph.path))
+    node: Any = helper.make_node(operator, [model.graph.node[0].output[0]], ["more"], "more")
+    model.graph.node.insert(1, node)
+
+    with pytest.raises(OptimizationError, match=operator):
+        native_graph(model)
+
+
+def test_without_the_library_nothing_is_calibrated(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PENSTOCK_NATIVE_LIBRARY", str(tmp_path / "none.so"))
+    graph, rows = exported(tmp_path, BERT, TaskName.FEATURE_EXTRACTION)
+
+    with pytest.raises(OptimizationError, match="was not compiled") as error:
+        build(TUNED, graph.path, graph.io, rows, tmp_path / "native")
+
+    assert "gcc" in error.value.remedy

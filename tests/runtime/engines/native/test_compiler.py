@@ -1,0 +1,90 @@
+"""The C sources compile without a warning, to the same file each time, and stand up to the sanitisers."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from penstock.errors import ArtefactError
+from penstock_runtime.engines.native import compiler, library
+from penstock_runtime.engines.native.compiler import FLAGS, LIBRARY, WARNINGS, NotCompiled, compile_library
+
+ROOT = Path(__file__).parents[4]
+needs_compiler = pytest.mark.skipif(compiler.compiler() is None, reason="no C compiler")
+TESTS = ("test_native_engine.py", "test_kernels.py")
+
+
+@needs_compiler
+def test_it_compiles_without_a_warning_and_reproducibly(tmp_path: Path) -> None:
+    (tmp_path / "elsewhere").mkdir()
+    sources = shutil.copytree(compiler.SOURCES, tmp_path / "other sources")
+
+    one = compile_library(tmp_path / LIBRARY.name, flags=(*FLAGS, *WARNINGS))
+    other = compile_library(tmp_path / "elsewhere" / LIBRARY.name, sources=sources)
+
+    assert one.read_bytes() == other.read_bytes()
+    assert str(tmp_path).encode() not in one.read_bytes()
+
+
+def test_without_a_compiler_it_says_so(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PATH", str(tmp_path))
+    monkeypatch.delenv("CC", raising=False)
+
+    with pytest.raises(NotCompiled, match="no C compiler"):
+        compile_library(tmp_path / LIBRARY.name)
+
+
+@needs_compiler
+def test_sources_that_do_not_compile_leave_nothing(tmp_path: Path) -> None:
+    (tmp_path / "wrong.c").write_text("int f(void) { return x; }\n")
+
+    with pytest.raises(NotCompiled, match="x"):
+        compile_library(tmp_path / LIBRARY.name, sources=tmp_path)
+
+    assert [path.name for path in tmp_path.iterdir()] == ["wrong.c"]
+
+
+def test_an_installation_without_the_library_says_how_to_get_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv(library.VARIABLE, str(tmp_path / LIBRARY.name))
+    library.load_library.cache_clear()
+    try:
+        with pytest.raises(ArtefactError, match="was not compiled") as error:
+            library.load_library()
+        assert "gcc" in error.value.remedy
+    finally:
+        library.load_library.cache_clear()
+
+
+@needs_compiler
+@pytest.mark.slow
+def test_the_sanitisers_find_nothing(tmp_path: Path) -> None:
+    """Out of bounds, undefined behaviour: the other tests again, with a library that watches itself."""
+    flags = tuple(flag for flag in FLAGS if flag != "-O3")
+    sanitised = ("-O1", "-fsanitize=address,undefined", "-fno-sanitize-recover=all", "-fno-omit-frame-pointer")
+    made = compile_library(tmp_path / LIBRARY.name, flags=(*flags, *sanitised))
+    command = compiler.compiler()
+    assert command is not None
+    runtime = subprocess.run([command, "-print-file-name=libasan.so"], capture_output=True, text=True, check=True)
+    if not Path(runtime.stdout.strip()).is_absolute():
+        pytest.skip("the compiler has no libasan")
+    environment = {
+        **os.environ,
+        library.VARIABLE: str(made),
+        "LD_PRELOAD": runtime.stdout.strip(),
+        "ASAN_OPTIONS": "detect_leaks=0",  # Python keeps what it has until the end
+    }
+
+    files = [str(Path(__file__).with_name(name)) for name in TESTS]
+    done = subprocess.run(
+        [sys.executable, "-m", "pytest", "-q", "-x", "-p", "no:cacheprovider", *files],
+        cwd=ROOT, env=environment, capture_output=True, text=True, timeout=500, check=False,
+    )  # fmt: skip
+
+    assert done.returncode == 0, done.stdout[-3000:] + done.stderr[-3000:]

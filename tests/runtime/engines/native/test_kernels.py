@@ -1,0 +1,223 @@
+"""The arithmetic of each instruction set against numpy, over shapes with all kinds of tails."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from penstock_runtime.engines.native.graph_file import Activation, Step
+from penstock_runtime.engines.native.library import Kernels
+from penstock_runtime.rows import Float
+from tests.runtime.engines.native.programs import AVAILABLE, needs_library, run
+
+pytestmark = needs_library
+KERNELS = pytest.mark.parametrize("kernels", AVAILABLE, ids=lambda kernels: kernels.name.lower())
+LINES = st.sampled_from([*range(1, 26), 31, 32, 33, 48, 63, 64, 65, 100])
+WIDTHS = st.sampled_from([32, 64, 96, 128, 160, 384])
+SEEDS = st.integers(0, 2**32 - 1)
+_erf = np.vectorize(math.erf)
+
+
+def activated(x: Float, activation: Activation) -> Float:
+    wide = x.astype(np.float64)
+    match activation:
+        case "gelu":
+            return np.asarray(wide * 0.5 * (1 + _erf(wide / math.sqrt(2))), np.float32)
+        case "relu":
+            return np.maximum(x, 0)
+        case "tanh":
+            return np.asarray(np.tanh(wide), np.float32)
+    return x
+
+
+def product(
+    inputs: int, outputs: int, rng: np.random.Generator, *, activation: Activation = "none", residual: bool = False
+) -> tuple[Step, dict[str, Any]]:
+    """An 8-bit product from buffer 0 to buffer 1."""
+    tensors: dict[str, Any] = {
+        "w": rng.integers(-127, 128, (inputs, outputs)).astype(np.int8),
+        "s": rng.uniform(0.001, 0.01, outputs).astype(np.float32),
+        "b": rng.normal(0, 1, outputs).astype(np.float32),
+        "f": rng.uniform(0.5, 2, inputs).astype(np.float32),
+    }
+    step = Step(
+        operator="linear8", source=0, target=1, inputs=inputs, outputs=outputs, activation=activation,
+        residual=0 if residual else -1, tensors={"weights": "w", "scales": "s", "bias": "b"},
+    )  # fmt: skip
+    return step, tensors
+
+
+@KERNELS
+@settings(max_examples=40)
+@given(lines=LINES, inputs=WIDTHS, outputs=WIDTHS, seed=SEEDS, threads=st.integers(1, 4))
+def test_an_8_bit_product_of_numbers_on_the_grid_is_exact(
+    *, kernels: Kernels, lines: int, inputs: int, outputs: int, seed: int, threads: int
+) -> None:
+    rng = np.random.default_rng(seed)
+    stored, zero = rng.integers(0, 256, (lines, inputs)), rng.integers(0, 256, (lines, 1))
+    stored[:, 0], stored[:, -1] = 0, 255  # so that the grid of the row is this one
+    x = ((stored - zero) * 2.0**-5).astype(np.float32)
+    step, tensors = product(inputs, outputs, rng)
+
+    y = run([step], tensors, x, kernels=kernels, threads=threads)
+
+    whole = (stored - zero) @ tensors["w"].astype(np.int64)
+    expected = whole * (2.0**-5 * tensors["s"].astype(np.float64)) + tensors["b"]
+    np.testing.assert_allclose(y, expected, rtol=1e-6, atol=2e-5)
+
+
+@KERNELS
+@settings(max_examples=25)
+@given(lines=LINES, inputs=WIDTHS, outputs=WIDTHS, seed=SEEDS)
+def test_an_8_bit_product_is_off_by_half_a_step_for_each_input_at_most(
+    kernels: Kernels, lines: int, inputs: int, outputs: int, seed: int
+) -> None:
+    rng = np.random.default_rng(seed)
+    x = (rng.normal(0, 1, (lines, inputs)) * rng.uniform(0.1, 10, (lines, 1))).astype(np.float32)
+    step, tensors = product(inputs, outputs, rng)
+    step = step.model_copy(update={"tensors": {**step.tensors, "factors": "f"}})
+
+    y = run([step], tensors, x, kernels=kernels)
+
+    scaled, weight = x * tensors["f"], tensors["w"] * tensors["s"]
+    span = np.maximum(scaled.max(axis=1), 0) - np.minimum(scaled.min(axis=1), 0)
+    allowed = 0.51 * (span / 255)[:, None] * np.abs(weight).sum(axis=0) + 1e-3
+    assert (np.abs(y - (scaled @ weight + tensors["b"])) <= allowed).all()
+
+
+@KERNELS
+@pytest.mark.parametrize("activation", ["gelu", "relu", "tanh"])
+def test_activations_and_the_residual_sum_follow_the_product(kernels: Kernels, activation: Activation) -> None:
+    rng = np.random.default_rng(3)
+    x = rng.normal(0, 1, (9, 96)).astype(np.float32)
+    plain, tensors = product(96, 96, rng)
+    step = plain.model_copy(update={"activation": activation, "residual": 0})
+
+    before = run([plain], tensors, x, kernels=kernels)
+    after = run([step], tensors, x, kernels=kernels)
+
+    np.testing.assert_allclose(after, activated(before, activation) + x, atol=1e-5, rtol=1e-6)
+
+
+@KERNELS
+@pytest.mark.parametrize(("activation", "bound"), [("gelu", 5e-7), ("tanh", 5e-7)])
+def test_activations_are_within_their_stated_error(kernels: Kernels, activation: Activation, bound: float) -> None:
+    x = np.linspace(-12, 12, 32 * 500, dtype=np.float32).reshape(500, 32)
+    tensors = {"w": np.eye(32, dtype=np.float32), "b": np.zeros(32, np.float32)}
+    step = Step(
+        operator="linear32", source=0, target=1, inputs=32, outputs=32, activation=activation,
+        tensors={"weights": "w", "bias": "b"},
+    )  # fmt: skip
+
+    y = run([step], tensors, x, kernels=kernels)
+
+    assert (np.abs(y - activated(x, activation)) <= bound * (1 + np.abs(x))).all()
+
+
+@KERNELS
+@settings(max_examples=25)
+@given(
+    tokens=st.sampled_from([1, 2, 3, 4, 5, 8, 15, 16, 17, 31, 33, 64, 65, 130]),
+    heads=st.integers(1, 5),
+    width=st.sampled_from([32, 64]),
+    seed=SEEDS,
+    threads=st.integers(1, 4),
+    padding=st.integers(0, 40),
+)
+def test_attention_is_softmax_over_the_kept_tokens(
+    *, kernels: Kernels, tokens: int, heads: int, width: int, seed: int, threads: int, padding: int
+) -> None:
+    rng = np.random.default_rng(seed)
+    hidden, real = heads * width, max(1, tokens - padding)
+    x = rng.normal(0, 2, (tokens, 3 * hidden)).astype(np.float32)
+    step = Step(
+        operator="attention", source=0, keys=0, values=0, target=1, outputs=hidden, heads=heads, epsilon=width**-0.5
+    )
+
+    y = run([step], {}, x, kernels=kernels, threads=threads, real=real)
+
+    q, k, v = (part.reshape(tokens, heads, width).astype(np.float64) for part in np.split(x, 3, axis=1))
+    scores = np.einsum("ihd,jhd->hij", q, k[:real]) * width**-0.5
+    shares = np.exp(scores - scores.max(axis=-1, keepdims=True))
+    shares /= shares.sum(axis=-1, keepdims=True)
+    expected = np.einsum("hij,jhd->ihd", shares, v[:real]).reshape(tokens, hidden)
+    np.testing.assert_allclose(y, expected, atol=2e-5)
+
+
+@KERNELS
+def test_scores_far_apart_neither_overflow_nor_lose_their_sum(kernels: Kernels) -> None:
+    x = np.zeros((40, 96), np.float32)
+    x[:, 0], x[:, 32] = 300, np.linspace(-300, 300, 40)
+    x[:, 64:] = np.arange(40)[:, None]
+    step = Step(operator="attention", source=0, keys=0, values=0, target=1, outputs=32, heads=1, epsilon=1.0)
+
+    y = run([step], {}, x, kernels=kernels)
+
+    np.testing.assert_allclose(y, np.full((40, 32), 39.0), rtol=1e-6)
+
+
+@KERNELS
+@settings(max_examples=25)
+@given(lines=LINES, width=WIDTHS, seed=SEEDS, level=st.sampled_from([0.0, 1.0, 100.0]))
+def test_normalisation_is_numpy_s(kernels: Kernels, lines: int, width: int, seed: int, level: float) -> None:
+    rng = np.random.default_rng(seed)
+    x = (rng.normal(0, 1, (lines, width)) + level).astype(np.float32)
+    tensors = {"g": rng.normal(1, 0.1, width).astype(np.float32), "b": rng.normal(0, 1, width).astype(np.float32)}
+    step = Step(
+        operator="norm", source=0, target=1, outputs=width, epsilon=1e-12, tensors={"weights": "g", "bias": "b"}
+    )
+
+    y = run([step], tensors, x, kernels=kernels)
+
+    wide = x.astype(np.float64)
+    expected = (wide - wide.mean(axis=1, keepdims=True)) / wide.std(axis=1, keepdims=True) * tensors["g"] + tensors["b"]
+    np.testing.assert_allclose(y, expected, atol=2e-5 * (1 + level))
+
+
+@KERNELS
+@settings(max_examples=25)
+@given(lines=LINES, inputs=WIDTHS, outputs=st.integers(1, 40), seed=SEEDS)
+def test_a_small_product_stays_in_float(kernels: Kernels, lines: int, inputs: int, outputs: int, seed: int) -> None:
+    rng = np.random.default_rng(seed)
+    x = rng.normal(0, 1, (lines, inputs)).astype(np.float32)
+    tensors = {
+        "w": rng.normal(0, 0.1, (outputs, inputs)).astype(np.float32),
+        "b": rng.normal(0, 1, outputs).astype(np.float32),
+    }
+    step = Step(
+        operator="linear32", source=0, target=1, inputs=inputs, outputs=outputs,
+        tensors={"weights": "w", "bias": "b"},
+    )  # fmt: skip
+
+    y = run([step], tensors, x, kernels=kernels)
+
+    np.testing.assert_allclose(y, x @ tensors["w"].T + tensors["b"], atol=2e-5)
+
+
+@KERNELS
+def test_a_row_of_equal_numbers_and_one_of_zeros_are_no_division_by_zero(kernels: Kernels) -> None:
+    rng = np.random.default_rng(5)
+    step, tensors = product(64, 64, rng)
+    x = np.zeros((3, 64), np.float32)
+    x[1], x[2] = 5.0, -5.0
+
+    y = run([step], tensors, x, kernels=kernels)
+
+    weight = (tensors["w"] * tensors["s"]).astype(np.float64)
+    np.testing.assert_allclose(y, x @ weight + tensors["b"], rtol=1e-4, atol=1e-3)
+
+
+def test_every_instruction_set_gives_the_same_8_bit_sums() -> None:
+    rng = np.random.default_rng(11)
+    x = rng.normal(0, 1, (37, 384)).astype(np.float32)
+    step, tensors = product(384, 160, rng)
+
+    results = [run([step], tensors, x, kernels=kernels) for kernels in AVAILABLE]
+
+    for result in results[1:]:
+        np.testing.assert_allclose(result, results[0], atol=2e-5, rtol=1e-6)

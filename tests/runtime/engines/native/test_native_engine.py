@@ -1,0 +1,236 @@
+"""The engine as the server uses it: many callers, one with helpers, numbers that no tokenizer gives."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from penstock.errors import ArtefactError
+from penstock.manifest import Axes, GraphIO
+from penstock.recipe import EngineName, Precision, Recipe
+from penstock_runtime.engines.base import EngineFacts, Threads
+from penstock_runtime.engines.load import load_engine
+from penstock_runtime.engines.native import NativeEngine
+from penstock_runtime.engines.native.graph_file import NativeGraph, Output, Step, write
+from penstock_runtime.engines.native.library import best_kernels
+from penstock_runtime.errors import InferenceFailed
+from penstock_runtime.rows import Batch
+from tests.runtime.engines.native.programs import needs_library
+
+pytestmark = needs_library
+WIDTH, INNER, WORDS, POSITIONS = 96, 192, 50, 40
+RECIPE = Recipe(engine=EngineName.NATIVE, precision=Precision.INT8_ROWWISE)
+IO = GraphIO(inputs=("input_ids", "attention_mask"), outputs={"last_hidden_state": Axes.TOKENS})
+
+
+def encoder(*, padding: int = -1, first: bool = False) -> NativeGraph:
+    """One layer of random numbers."""
+    rng = np.random.default_rng(1)
+
+    def linear(name: str, inputs: int, outputs: int) -> dict[str, str]:
+        tensors[f"{name}.w"] = rng.integers(-127, 128, (inputs, outputs)).astype(np.int8)
+        tensors[f"{name}.s"] = rng.uniform(0.0005, 0.002, outputs).astype(np.float32)
+        tensors[f"{name}.b"] = rng.normal(0, 0.1, outputs).astype(np.float32)
+        return {"weights": f"{name}.w", "scales": f"{name}.s", "bias": f"{name}.b"}
+
+    tensors: dict[str, Any] = {
+        "words": rng.integers(-127, 128, (WORDS, WIDTH)).astype(np.int16),
+        "scales": rng.uniform(0.005, 0.02, WORDS).astype(np.float32),
+        "positions": rng.normal(0, 0.1, (POSITIONS, WIDTH)).astype(np.float32),
+        "g": np.ones(WIDTH, np.float32),
+        "b": np.zeros(WIDTH, np.float32),
+    }
+    norm = {"weights": "g", "bias": "b"}
+    table = {"weights": "words", "scales": "scales", "position_table": "positions"}
+
+    def normalised() -> Step:
+        return Step(operator="norm", source=0, target=1, outputs=WIDTH, epsilon=1e-12, tensors=norm)
+
+    def product(name: str, source: int, target: int, inputs: int, outputs: int, **more: Any) -> Step:
+        return Step(
+            operator="linear8", source=source, target=target, inputs=inputs, outputs=outputs,
+            tensors=linear(name, inputs, outputs), **more,
+        )  # fmt: skip
+
+    steps = [
+        Step(
+            operator="embed", target=0, inputs=WORDS, outputs=WIDTH, positions=POSITIONS, padding=padding,
+            tensors=table,
+        ),
+        normalised(),
+        product("qkv", 1, 2, WIDTH, 3 * WIDTH),
+        Step(operator="attention", source=2, keys=2, values=2, target=3, outputs=WIDTH, heads=3, epsilon=32**-0.5),
+        product("out", 3, 0, WIDTH, WIDTH, residual=1),
+        normalised(),
+        product("up", 1, 4, WIDTH, INNER, activation="gelu"),
+        product("down", 4, 0, INNER, WIDTH, residual=1),
+        normalised(),
+    ]  # fmt: skip
+    if first:
+        steps.append(Step(operator="first", source=1, target=5, outputs=WIDTH))
+    output = Output(name="last_hidden_state", buffer=steps[-1].target, width=WIDTH, per_row=first)
+    return NativeGraph(tuple(steps), output, tensors)
+
+
+def opened(graph: NativeGraph, threads: Threads, *, helpers: bool = True) -> NativeEngine:
+    return NativeEngine(graph, EngineFacts("native", "test", threads, "i8"), helpers=helpers, kernels=best_kernels())
+
+
+def rows(*lengths: int, seed: int = 0) -> Batch:
+    """Rows of these lengths, padded to the longest."""
+    rng = np.random.default_rng(seed)
+    longest = max(lengths)
+    mask = np.array([[1] * n + [0] * (longest - n) for n in lengths], np.int64)
+    ids = rng.integers(2, WORDS, mask.shape) * mask
+    return Batch(ids, mask, np.zeros_like(ids))
+
+
+def alone(batch: Batch, index: int) -> Batch:
+    length = int(batch.attention_mask[index].sum())
+    cut = (slice(index, index + 1), slice(0, length))
+    return Batch(*(np.ascontiguousarray(a[cut]) for a in (batch.input_ids, batch.attention_mask, batch.token_type_ids)))
+
+
+@pytest.mark.parametrize("padding", [-1, 0])
+def test_a_row_has_the_same_bits_alone_and_in_company(padding: int) -> None:
+    engine = opened(encoder(padding=padding), Threads(1, 1))
+    batch = rows(5, 17, 33, 1, 8, 36)
+
+    together = engine.run(batch)["last_hidden_state"]
+
+    for index in range(len(together)):
+        own = engine.run(alone(batch, index))["last_hidden_state"][0]
+        np.testing.assert_array_equal(together[index, : len(own)], own)
+    engine.close()
+
+
+@pytest.mark.parametrize("lengths", [(1,), (8,), (39,), (3, 30, 17), (40,) * 9])
+def test_any_number_of_threads_gives_the_same_bits(lengths: tuple[int, ...]) -> None:
+    batch = rows(*lengths)
+    expected = None
+    for threads in range(1, 6):
+        engine = opened(encoder(), Threads(1, threads))
+        for _ in range(20):
+            found = engine.run_wide(batch)["last_hidden_state"]
+            expected = found if expected is None else expected
+            np.testing.assert_array_equal(found, expected)
+        engine.close()
+
+
+def test_many_callers_at_once_get_their_own_answers() -> None:
+    engine = opened(encoder(), Threads(8, 1))
+    batches = [rows(*range(1 + n, 2 + 3 * n, 3), seed=n) for n in range(1, 9)]
+    expected = [engine.run(batch)["last_hidden_state"] for batch in batches]
+    start = threading.Barrier(len(batches))
+
+    def call(number: int) -> None:
+        start.wait()
+        for turn in range(150):
+            # One of them with all the helpers, and now and then a second one that finds them taken.
+            run = engine.run_wide if number == 0 or (number == 1 and turn % 3 == 0) else engine.run
+            np.testing.assert_array_equal(run(batches[number])["last_hidden_state"], expected[number])
+
+    with ThreadPoolExecutor(len(batches)) as pool:
+        for done in [pool.submit(call, number) for number in range(len(batches))]:
+            done.result()
+    engine.close()
+
+
+def test_the_first_token_of_each_row_is_one_line() -> None:
+    whole, first = opened(encoder(), Threads(1, 1)), opened(encoder(first=True), Threads(1, 1))
+    batch = rows(4, 9, 2)
+
+    np.testing.assert_array_equal(
+        first.run(batch)["last_hidden_state"], whole.run(batch)["last_hidden_state"][:, 0]
+    )  # fmt: skip
+    whole.close()
+    first.close()
+
+
+@pytest.mark.parametrize("wrong", [-1, WORDS, 2**40])
+def test_an_id_that_the_model_has_not_is_an_error_and_the_next_run_is_fine(wrong: int) -> None:
+    engine = opened(encoder(), Threads(1, 2))
+    good = rows(6)
+    expected = engine.run(good)["last_hidden_state"]
+    bad = rows(6)
+    bad.input_ids[0, 3] = wrong
+
+    with pytest.raises(InferenceFailed, match="no vector"):
+        engine.run_wide(bad)
+
+    np.testing.assert_array_equal(engine.run(good)["last_hidden_state"], expected)
+    engine.close()
+
+
+def test_a_row_longer_than_the_table_of_positions_is_an_error() -> None:
+    engine = opened(encoder(), Threads(1, 1))
+
+    with pytest.raises(InferenceFailed):
+        engine.run(rows(POSITIONS + 1))
+
+    engine.close()
+
+
+def test_a_row_of_padding_alone_is_finite() -> None:
+    engine = opened(encoder(), Threads(1, 1))
+    zeros = np.zeros((1, 7), np.int64)
+
+    assert np.isfinite(engine.run(Batch(zeros, zeros, zeros))["last_hidden_state"]).all()
+    engine.close()
+
+
+def test_it_loads_by_its_recipe_and_says_what_it_is(tmp_path: Path) -> None:
+    write(tmp_path / "model.native", encoder())
+
+    engine = load_engine(tmp_path / "model.native", IO, RECIPE, Threads(2, 1), wide=True)
+
+    assert (engine.facts.engine, engine.facts.precision, engine.facts.threads) == ("native", "i8", Threads(2, 1))
+    assert best_kernels().name.lower().replace("_", "-") in engine.facts.version
+    assert engine.run_wide(rows(5))["last_hidden_state"].shape == (1, 5, WIDTH)
+    engine.close()
+
+
+def test_a_graph_that_is_described_otherwise_is_refused(tmp_path: Path) -> None:
+    write(tmp_path / "model.native", encoder())
+    io = GraphIO(inputs=("input_ids", "attention_mask"), outputs={"logits": Axes.TOKENS})
+
+    with pytest.raises(ArtefactError, match="gives last_hidden_state"):
+        load_engine(tmp_path / "model.native", io, RECIPE, Threads(1, 1))
+
+
+REFUSED: dict[str, Callable[[list[Step]], list[Step]]] = {
+    "reads what nobody wrote": lambda steps: [steps[0], steps[2]],
+    "starts with a product": lambda steps: steps[1:],
+    "embeds twice": lambda steps: [steps[0], *steps],
+    "adds what has another width": lambda steps: [*steps[:4], steps[4].model_copy(update={"residual": 2}), *steps[5:]],
+    "multiplies in place": lambda steps: [*steps[:4], steps[4].model_copy(update={"target": 3}), *steps[5:]],
+    "has heads that do not divide": lambda steps: [*steps[:3], steps[3].model_copy(update={"heads": 5}), *steps[4:]],
+    "takes the first token twice": lambda steps: [
+        *steps,
+        Step(operator="first", source=1, target=5, outputs=WIDTH),
+        Step(operator="first", source=5, target=6, outputs=WIDTH),
+    ],
+}
+
+
+@pytest.mark.parametrize("what", REFUSED)
+def test_steps_that_do_not_fit_together_are_refused(what: str) -> None:
+    graph = encoder()
+    steps = tuple(REFUSED[what](list(graph.steps)))
+
+    with pytest.raises(ArtefactError, match="do not fit together"):
+        opened(NativeGraph(steps, graph.output, graph.tensors), Threads(1, 1))
+
+
+def test_it_may_be_closed_twice_and_while_helpers_sleep() -> None:
+    engine = opened(encoder(), Threads(1, 4))
+    engine.run_wide(rows(12))
+
+    engine.close()
+    engine.close()
