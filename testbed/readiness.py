@@ -41,5 +41,8 @@ def answers(url: str, context: ssl.SSLContext | None = None) -> bool:
     try:
         with opener.open(url, timeout=ANSWER_SECONDS) as answer:
             return bool(answer.status == http.HTTPStatus.OK)
+    except urllib.error.HTTPError as error:
+        error.close()  # it is an answer as well, with a connection of its own
+        return False
     except (urllib.error.URLError, OSError, http.client.HTTPException):
         return False
