@@ -38,6 +38,8 @@ from testbed.fixtures import install_crds
 
 NAMESPACE = "scale"
 REST_SECONDS = 60
+PATIENCE = 10
+"""Readings of the operator's metrics that may time out in a row."""
 
 
 class Operator:
@@ -69,8 +71,16 @@ class Operator:
         """Of this moment."""
         url = next(re.search(r"http://\S+", line["message"]) for line in self.lines if "health on" in line["message"])
         assert url is not None
-        with urllib.request.urlopen(f"{url.group()}/metrics", timeout=30) as response:
-            return str(response.read().decode())
+        for patience in range(PATIENCE, -1, -1):
+            # On a busy machine a process may get nothing for a while; half an hour of work is not to be lost for that.
+            try:
+                with urllib.request.urlopen(f"{url.group()}/metrics", timeout=30) as response:
+                    return str(response.read().decode())
+            except OSError:
+                self.check()
+                if not patience:
+                    raise
+        raise AssertionError("unreachable")
 
     def calls(self) -> dict[str, float]:
         """Requests to the API server so far, by verb and kind, without the lease."""
