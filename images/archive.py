@@ -57,14 +57,19 @@ class Archive:
 
         What a higher layer hides is there, too: whoever has the image has it.
         """
+        for layer in self.layers:
+            for member, content in self.members(layer):
+                yield layer, member, content
+
+    def members(self, layer: Layer) -> Iterator[tuple[tarfile.TarInfo, bytes]]:
+        """Every member of one layer, with its content."""
         with tarfile.open(self.path) as outer:
-            for layer in self.layers:
-                blob = outer.extractfile(f"blobs/{layer.digest.replace(':', '/')}")
-                assert blob is not None  # noqa: S101 - a plain file, by the OCI layout
-                with tarfile.open(fileobj=blob, mode="r|*") as inner:
-                    for member in inner:
-                        file = inner.extractfile(member) if member.isfile() else None
-                        yield layer, member, file.read() if file is not None else b""
+            blob = outer.extractfile(f"blobs/{layer.digest.replace(':', '/')}")
+            assert blob is not None  # noqa: S101 - a plain file, by the OCI layout
+            with tarfile.open(fileobj=blob, mode="r|*") as inner:
+                for member in inner:
+                    file = inner.extractfile(member) if member.isfile() else None
+                    yield member, file.read() if file is not None else b""
 
     def files(self) -> dict[str, tarfile.TarInfo]:
         """What a process sees: path without a leading slash -> its entry, after all layers."""

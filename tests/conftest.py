@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import pytest
 from hypothesis import settings
 
 # Machines differ and are shared: a slow example is no failure. The pytest timeout ends what hangs.
@@ -10,3 +11,9 @@ settings.load_profile("penstock")
 
 # A Kubernetes for the tests that name one: `control_plane`, `kubectl` and others, described there.
 pytest_plugins = ["testbed.fixtures"]
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Files with slow tests come first: one that begins last keeps a single worker busy while the others are done."""
+    slow = {item.path for item in items if item.get_closest_marker("slow")}
+    items.sort(key=lambda item: item.path not in slow)

@@ -12,6 +12,8 @@ import pytest
 from tests.cli.endpoints import SECONDS, clean_environment, write_endpoint
 from tests.cli.test_errors import assert_one_sentence
 
+pytestmark = pytest.mark.slow
+
 SHELL = """
 set -e
 folder=$1 size=$2; shift 2

@@ -15,6 +15,8 @@ from tests.cli.endpoints import run, write_endpoint
 from tests.endtoend.conftest import FEW
 from tests.endtoend.process import Served, gone
 
+pytestmark = pytest.mark.slow
+
 SOON = 8.0
 """Seconds in which a process that ends at once is gone, on a busy machine."""
 

@@ -18,6 +18,8 @@ from tests.cli.endpoints import clean_environment, write_endpoint
 from tests.endtoend.load import Load
 from tests.endtoend.process import Served
 
+pytestmark = pytest.mark.slow
+
 ROOT = Path(__file__).parents[2]
 MIB = 2**20
 MOST_RSS = 420 * MIB

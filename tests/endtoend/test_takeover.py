@@ -19,6 +19,8 @@ from tests.cli.endpoints import write_endpoint, write_tiny
 from tests.endtoend.load import Exchange, Load
 from tests.endtoend.process import Served
 
+pytestmark = pytest.mark.slow
+
 TEXTS = (
     "I like you. I love you.",
     "a",

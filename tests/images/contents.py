@@ -1,4 +1,4 @@
-"""What one pass over an image's layers finds: 400 MB are unpacked once, not for each test."""
+"""What one pass over the layers of images finds: 400 MB are unpacked once, not for each test, nor for each image."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from images.archive import Archive
+from images.archive import Archive, Layer
 from images.build import Builder
 from images.machine import debian_sources
 
@@ -26,10 +26,9 @@ KEPT = re.compile(
 
 
 @dataclass
-class Contents:
-    """All layers of an image, from the lowest up; what a higher one hides is here, too."""
+class Found:
+    """What one layer has."""
 
-    archive: Archive
     entries: list[tarfile.TarInfo] = field(default_factory=list)
     texts: dict[str, bytes] = field(default_factory=dict)
     """Path -> content, of what KEPT names."""
@@ -37,6 +36,13 @@ class Contents:
     """Path of each .pyc -> its flags (PEP 552)."""
     traces: list[tuple[str, bytes]] = field(default_factory=list)
     """Where something of the building machine was found, and what."""
+
+
+@dataclass
+class Contents(Found):
+    """All layers of an image, from the lowest up; what a higher one hides is here, too."""
+
+    archive: Archive = field(kw_only=True)
 
     @property
     def paths(self) -> dict[str, tarfile.TarInfo]:
@@ -63,20 +69,38 @@ def clean(name: str) -> str:
 
 def look_through(archive: Archive, traces: Sequence[bytes]) -> Contents:
     """Read all layers once. traces: what is looked for in every text, in the configuration and in the manifest."""
-    contents = Contents(archive)
+    contents = Contents(archive=archive)
     described = json.dumps([archive.configuration, archive.manifest]).encode()
     contents.traces += [("the configuration", trace) for trace in traces if trace in described]
+    for layer in archive.layers:
+        key = (layer.diff_id, tuple(traces))
+        if key not in _known:
+            _known[key] = _look_through_layer(archive, layer, traces)
+        found = _known[key]
+        contents.entries += found.entries
+        contents.texts |= found.texts
+        contents.compiled |= found.compiled
+        contents.traces += found.traces
+    return contents
+
+
+_known: dict[tuple[str, tuple[bytes, ...]], Found] = {}
+"""By the digest of a layer's content and by what was looked for: images share most of their layers."""
+
+
+def _look_through_layer(archive: Archive, layer: Layer, traces: Sequence[bytes]) -> Found:
+    found = Found()
     pattern = re.compile(b"|".join(map(re.escape, traces)))
-    for _, member, content in archive.entries():
-        contents.entries.append(member)
+    for member, content in archive.members(layer):
+        found.entries.append(member)
         path = clean(member.name)
         if KEPT.fullmatch(path) and member.isfile():
-            contents.texts[path] = content
+            found.texts[path] = content
         if path.endswith(".pyc"):
-            contents.compiled[path] = int.from_bytes(content[4:8], "little")
+            found.compiled[path] = int.from_bytes(content[4:8], "little")
         if len(content) < TEXT_BYTES:
-            contents.traces += [(path, found) for found in set(pattern.findall(content))]
-    return contents
+            found.traces += [(path, trace) for trace in set(pattern.findall(content))]
+    return found
 
 
 def traces_of_the_machine(images: Builder) -> list[bytes]:

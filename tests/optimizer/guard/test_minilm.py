@@ -30,8 +30,15 @@ CANDIDATES = {
     recipe.name: recipe for isa in (Isa.AVX2, Isa.AVX512_VNNI) for recipe in candidate_recipes(isa, *EVERYTHING).recipes
 }
 TUNED = [name for name in CANDIDATES if name.startswith("onnxruntime") and "compensated" in name]
+SAMPLED = [
+    # Each is tuned for twenty seconds. Two have all: both precisions, 7 bits and 8.
+    pytest.param(name, marks=[pytest.mark.extended] if ("static" in name) is not ("reduced-range" in name) else [])
+    for name in TUNED
+]
 LIMITED = "onnxruntime int8-dynamic per-channel reduced-range"
 VerdictOf = Callable[[str], Verdict]
+
+pytestmark = pytest.mark.slow
 
 
 @dataclass(frozen=True)
@@ -130,7 +137,7 @@ def test_it_is_so_too_with_the_graphs_that_onnx_runtime_s_own_tool_makes(
     assert value(verdict, "mean_cosine") == pytest.approx(0.990 if kept else 0.84, abs=0.01)
 
 
-@pytest.mark.parametrize("name", TUNED)
+@pytest.mark.parametrize("name", SAMPLED)
 def test_tuned_int8_is_kept(name: str, verdict_of: VerdictOf) -> None:
     verdict = verdict_of(name)
 
@@ -139,7 +146,7 @@ def test_tuned_int8_is_kept(name: str, verdict_of: VerdictOf) -> None:
     assert verdict.texts == 240
 
 
-@pytest.mark.parametrize("name", TUNED)
+@pytest.mark.parametrize("name", SAMPLED)
 def test_only_what_does_not_depend_on_its_company_may_be_batched(name: str, verdict_of: VerdictOf) -> None:
     dynamic = CANDIDATES[name].precision is Precision.INT8_DYNAMIC
 

@@ -32,6 +32,8 @@ from tests.runtime.models.hub_server import running_hub
 from tests.runtime.models.s3_server import free_port
 from tests.runtime.pod.pods import Pod
 
+pytestmark = pytest.mark.slow
+
 JOB = "penstock_optimizer.pod"
 QUICK = {"engines": ["onnxruntime"], "precisions": ["fp32", "int8-dynamic"], "budgetSeconds": 25}
 FAILED, TRY_AGAIN = 1, 75

@@ -1,0 +1,95 @@
+"""An optimisation that has little time, is interrupted, or may choose little."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from penstock.errors import OptimizationError
+from penstock.manifest import Manifest, Outcome
+from penstock_optimizer.optimise import optimise
+from penstock_optimizer.progress import Progress, Stage
+from penstock_optimizer.recipes import TEACHER
+from tests.optimizer.whole.optimising import QUICK, Made, endpoint
+
+pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("short_points")]
+
+
+def test_without_a_search_there_is_fp32_with_its_curve(model: Path, tmp_path: Path) -> None:
+    found = Made(endpoint(model, {"mode": "Disabled"}), tmp_path, seconds=60).manifest
+
+    assert [(one.recipe, one.outcome) for one in found.candidates] == [(TEACHER, Outcome.CHOSEN)]
+    assert found.chosen.plan.recipe == TEACHER
+    assert found.trials == ()
+    assert found.capacity.points
+
+
+def test_an_impossible_accuracy_budget_is_refused_with_each_candidate_when_the_endpoint_says_so(
+    model: Path, tmp_path: Path
+) -> None:
+    strict = {**QUICK, "accuracy": {"minCosine": 1.0}, "whenNoCandidate": "Fail"}
+    with pytest.raises(OptimizationError) as caught:
+        optimise(endpoint(model, strict), store=tmp_path, models=tmp_path, budget_seconds=150)
+
+    message = str(caught.value)
+    assert "no candidate is within the accuracy budget" in message
+    assert message.count("onnxruntime int8-dynamic") >= 2
+    assert "min_cosine" in message
+    assert "ServeFP32" in message
+
+
+def test_the_time_budget_holds_for_all_candidates_and_more_time_goes_on_from_there(model: Path, tmp_path: Path) -> None:
+    seconds = 15
+    short = Made(endpoint(model, {}), tmp_path, seconds=seconds)
+
+    # Ending processes and writing may take a moment more on a busy machine; what is measured may not.
+    assert short.manifest.seconds <= seconds + 2
+    assert short.seconds <= seconds + 4
+    assert {one.outcome for one in short.manifest.candidates} & {Outcome.SKIPPED, Outcome.FAILED}
+    assert short.manifest.cut_short
+    assert any("time budget" in finding for finding in short.manifest.findings)
+    assert short.artefact.with_name(f"{short.artefact.name}.work").is_dir()
+
+
+def test_an_interrupted_run_goes_on_with_what_it_had(model: Path, tmp_path: Path) -> None:
+    wanted = endpoint(model, QUICK)
+    file = tmp_path / "endpoint.json"
+    file.write_text(json.dumps(wanted.model_dump(mode="json", by_alias=True, exclude={"status"})))
+    store = tmp_path / "store"
+    script = (
+        "import sys, pathlib; from penstock.endpoint import ModelEndpoint; from penstock_optimizer.optimise import *\n"
+        f"optimise(ModelEndpoint.from_file(pathlib.Path({str(file)!r})), store=pathlib.Path({str(store)!r}),"
+        f" models=pathlib.Path({str(store)!r}), budget_seconds=90,"
+        " on_progress=lambda event: print(event.to_json_line(), flush=True))"
+    )
+    process = subprocess.Popen([sys.executable, "-c", script], stdout=subprocess.PIPE)
+    assert process.stdout is not None
+    for line in process.stdout:
+        event = json.loads(line)
+        if event["stage"] == "measure":
+            break
+    os.kill(process.pid, signal.SIGKILL)
+    process.wait()
+    process.stdout.close()
+    (work,) = store.glob("*.work")
+    before = {path: path.stat().st_mtime_ns for path in work.glob("candidates/*/*")}
+    assert len(before) >= 2
+
+    times: list[dict[Path, int]] = []
+
+    def watch(event: Progress) -> None:
+        if event.stage is Stage.MEASURE:
+            times.append({path: path.stat().st_mtime_ns for path in before})
+
+    artefact = optimise(wanted, store=store, models=store, budget_seconds=20, on_progress=watch)
+
+    assert times[0] == before
+    manifest = Manifest.load(artefact)
+    assert manifest.candidates[1].verdict is not None
+    assert work.exists() is manifest.cut_short
