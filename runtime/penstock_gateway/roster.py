@@ -11,9 +11,7 @@ from enum import Enum
 from penstock_gateway.config import BACKEND
 from penstock_gateway.slices import Server
 
-CHECK = (
-    "check inter 2s fastinter 500ms downinter 500ms fall 3 rise 1 observe layer4 error-limit 1 on-error mark-down"
-)
+CHECK = "check inter 2s fastinter 500ms downinter 500ms fall 3 rise 1 observe layer4 error-limit 1 on-error mark-down"
 """A replica that takes no connection gets no request from that moment on: those that come are held, or go to others.
 Checks bring it back. By checks alone it is slow to fall: a replica at work may take its time to answer one."""
 MAINTENANCE, DRAINING = 0x01, 0x08
