@@ -59,7 +59,7 @@ def artefacts(tmp_path: Path) -> Path:
     return folder
 
 
-@pytest.mark.timeout(900)
+@pytest.mark.timeout(2400)  # with the building of an image of 1.8 GB
 def test_an_architecture_without_a_builder_is_exported_and_served(
     images: Builder,
     archive: Callable[[str], Archive],
@@ -80,7 +80,7 @@ def test_an_architecture_without_a_builder_is_exported_and_served(
     assert "label" in str(answer.body)
 
 
-@pytest.mark.timeout(900)
+@pytest.mark.timeout(2400)  # with the building of an image of 1.8 GB
 def test_the_usual_optimiser_says_what_it_would_need(
     images: Builder,
     archive: Callable[[str], Archive],
