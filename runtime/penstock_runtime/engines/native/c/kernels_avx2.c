@@ -41,7 +41,8 @@ static inline void v_store_bytes(uint8_t *p, V shifted) {
 #define HALF (PANEL / 2)
 
 /* Up to LINES lines x half a panel: eight sums, and the last line again where there are fewer lines. */
-static void block(const struct linear8 *layer, const uint8_t *stored, int line, int lines, int column, int32_t *target) {
+static void block(const struct linear8 *layer, const uint8_t *stored, int line, int lines, int column,
+                  int32_t *target) {
     size_t inputs = (size_t)layer->inputs;
     const int8_t *w = layer->packed + (size_t)(column / PANEL) * PANEL * inputs + (size_t)(column % PANEL) * 4;
     const uint8_t *x[LINES];

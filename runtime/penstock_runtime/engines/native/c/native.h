@@ -1,7 +1,8 @@
 /* The interface of the native engine: what Python calls through ctypes. Plain C types, no Python.
 
-A model is a list of steps over buffers of floats, [rows * tokens, width], or [rows, width] from FIRST on. Weights stay where the caller has them,
-except those of 8-bit products, which are packed once when the model is opened. */
+A model is a list of steps over buffers of floats, [rows * tokens, width], or [rows, width] from FIRST on.
+Weights stay where the caller has them, except those of 8-bit products, which are packed once when the model is
+opened. */
 #ifndef PENSTOCK_NATIVE_H
 #define PENSTOCK_NATIVE_H
 
@@ -57,14 +58,14 @@ PENSTOCK_API int penstock_abi(void);
 PENSTOCK_API int penstock_best_isa(void);
 
 /* Packs the weights. `threads` includes the caller's. NULL when memory or the model is bad, with *status set. */
-PENSTOCK_API struct penstock_model *penstock_open(const struct penstock_step *steps, int32_t count, int32_t output, int32_t threads,
-                                     int32_t isa, int32_t *status);
+PENSTOCK_API struct penstock_model *penstock_open(const struct penstock_step *steps, int32_t count, int32_t output,
+                                                  int32_t threads, int32_t isa, int32_t *status);
 
 /* One batch: ids, mask and types are [rows, tokens]; `types` may be NULL. `result` takes the output buffer, [rows *
 tokens, width] or [rows, width]. `threads` at most; several callers at once are welcome, one of which gets
 the helpers. A status. */
-PENSTOCK_API int penstock_run(struct penstock_model *model, const int64_t *ids, const int64_t *mask, const int64_t *types,
-                 int32_t rows, int32_t tokens, int32_t threads, float *result);
+PENSTOCK_API int penstock_run(struct penstock_model *model, const int64_t *ids, const int64_t *mask,
+                              const int64_t *types, int32_t rows, int32_t tokens, int32_t threads, float *result);
 
 /* No run may be under way. */
 PENSTOCK_API void penstock_close(struct penstock_model *model);

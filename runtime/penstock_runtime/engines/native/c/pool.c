@@ -80,8 +80,9 @@ static void take_part(struct pool *pool, uint32_t generation, int participant) {
         if (atomic_fetch_add_explicit(&pool->done, 1, memory_order_acq_rel) + 1 == blocks_of(t)) {
             uint32_t phase = phase_of(t) + 1;
             atomic_store_explicit(&pool->done, 0, memory_order_relaxed);
-            uint64_t then = (int)phase == pool->phases ? ticket(generation, OVER, 0)
-                                                       : ticket(generation, phase, (uint64_t)pool->blocks(pool->job, (int)phase));
+            uint64_t then = ticket(generation, OVER, 0);
+            if ((int)phase < pool->phases)
+                then = ticket(generation, phase, (uint64_t)pool->blocks(pool->job, (int)phase));
             atomic_store_explicit(&pool->ticket, then, memory_order_release);
         }
     }

@@ -18,7 +18,7 @@ struct pool;
 struct pool *pool_start(int threads);
 void pool_stop(struct pool *pool);
 
-/* Runs all phases one after the other with up to `threads`. 0 when another caller has the pool: then nothing was done. */
+/* Runs all phases one after the other with up to `threads`. 0 when another caller has the pool: nothing was done. */
 int pool_run(struct pool *pool, int threads, void *job, int phases, pool_blocks *blocks, pool_work *work);
 
 #endif

@@ -1,0 +1,44 @@
+/* Which kernels this processor can run. */
+#define _GNU_SOURCE
+#if defined(__x86_64__)
+#include <cpuid.h>
+#include <sys/syscall.h>
+#include <unistd.h>
+#endif
+
+#include "model.h"
+
+int penstock_abi(void) { return PENSTOCK_ABI; }
+
+#if defined(__x86_64__)
+/* The processor has the tiles, and the kernel lets this process use them. */
+static int has_amx(void) {
+    unsigned a, b, c, d;
+    if (!__get_cpuid_count(7, 0, &a, &b, &c, &d) || !(d & bit_AMX_TILE) || !(d & bit_AMX_INT8)) return 0;
+    return syscall(SYS_arch_prctl, 0x1023 /* ARCH_REQ_XCOMP_PERM */, 18 /* XTILEDATA */) == 0;
+}
+#endif
+
+int penstock_best_isa(void) {
+#if defined(__x86_64__)
+    __builtin_cpu_init();
+    if (__builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512bw") && __builtin_cpu_supports("avx512dq") &&
+        __builtin_cpu_supports("avx512vl") && __builtin_cpu_supports("avx512vnni"))
+        return has_amx() ? PENSTOCK_AMX : PENSTOCK_AVX512_VNNI;
+    if (__builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma")) return PENSTOCK_AVX2;
+#endif
+    return PENSTOCK_PLAIN;
+}
+
+const struct kernels *kernels_for(int isa) {
+    if (isa > penstock_best_isa()) return NULL;
+    switch (isa) {
+#if defined(__x86_64__)
+    case PENSTOCK_AMX: return &penstock_amx;
+    case PENSTOCK_AVX512_VNNI: return &penstock_avx512_vnni;
+    case PENSTOCK_AVX2: return &penstock_avx2;
+#endif
+    case PENSTOCK_PLAIN: return &penstock_plain;
+    default: return NULL;
+    }
+}

@@ -1,0 +1,187 @@
+/* Opening a model: its steps are checked, made into phases, and their weights packed. */
+#define _GNU_SOURCE
+#include <stdlib.h>
+#include <string.h>
+#include <sys/mman.h>
+
+#include "model.h"
+
+#define HUGE_PAGE ((size_t)2 << 20)
+
+/* Large pages where there are some: weights are read from end to end, and the processor knows few small pages. */
+static void *take_pages(size_t size) {
+    size_t whole = size + HUGE_PAGE;
+    char *memory = mmap(NULL, whole, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+    if (memory == MAP_FAILED) return NULL;
+    size_t before = rounded((size_t)memory, HUGE_PAGE) - (size_t)memory;
+    if (before) munmap(memory, before);
+    if (HUGE_PAGE - before) munmap(memory + before + size, HUGE_PAGE - before);
+    (void)madvise(memory + before, size, MADV_HUGEPAGE);
+    return memory + before;
+}
+
+static size_t layer_size(const struct penstock_step *s) {
+    size_t in = (size_t)s->inputs, out = (size_t)s->outputs;
+    return rounded(in * out, ALIGNMENT) + 3 * rounded(out * 4, ALIGNMENT) + rounded(in * 4, ALIGNMENT);
+}
+
+static void pack(const struct penstock_step *s, struct linear8 *layer, const float **factors, char *at) {
+    size_t in = (size_t)s->inputs, out = (size_t)s->outputs;
+    const int8_t *weights = s->weights;
+    int8_t *packed = (int8_t *)at;
+    float *scales = (float *)(at += rounded(in * out, ALIGNMENT));
+    float *bias = (float *)(at += rounded(out * 4, ALIGNMENT));
+    int32_t *sums = (int32_t *)(at += rounded(out * 4, ALIGNMENT));
+    float *factor = (float *)(at += rounded(out * 4, ALIGNMENT));
+    for (size_t n = 0; n < out; n++) {
+        int32_t sum = 0;
+        for (size_t k = 0; k < in; k++) {
+            int8_t w = weights[k * out + n];
+            packed[(n / PANEL * (in / 4) + k / 4) * (PANEL * 4) + n % PANEL * 4 + k % 4] = w;
+            sum += w;
+        }
+        sums[n] = sum;
+    }
+    memcpy(scales, s->scales, out * sizeof(float));
+    memcpy(bias, s->bias, out * sizeof(float));
+    if (s->factors) memcpy(factor, s->factors, in * sizeof(float));
+    *factors = s->factors ? factor : NULL;
+    *layer = (struct linear8){s->inputs, s->outputs, s->activation, packed, scales, bias, sums};
+}
+
+static int bad_buffer(const struct penstock_model *m, int buffer, int width) {
+    return buffer < 0 || buffer >= MOST_BUFFERS || m->buffer_widths[buffer] != width;
+}
+
+/* The shape of a buffer that a step writes; all its writers agree. */
+static int declare(struct penstock_model *m, int buffer, int width, int per_row) {
+    if (buffer < 0 || buffer >= MOST_BUFFERS || width <= 0) return 0;
+    if (buffer >= m->buffers) m->buffers = buffer + 1;
+    if (m->buffer_widths[buffer] && m->buffer_widths[buffer] != width) return 0;
+    if (m->buffer_widths[buffer] && m->buffer_per_row[buffer] != per_row) return 0;
+    m->buffer_widths[buffer] = width;
+    m->buffer_per_row[buffer] = per_row;
+    return 1;
+}
+
+/* Whether a step reads what is there, and declares what it writes. `per_row` is that of its source. */
+static int check_step(struct penstock_model *m, const struct penstock_step *s, int per_row) {
+    int panels = s->outputs > 0 && s->outputs % PANEL == 0;
+    switch (s->kind) {
+    case PENSTOCK_EMBED:
+        return panels && s->inputs > 0 && s->positions > 0 && s->weights && s->scales && s->position_table &&
+               (!s->types || s->type_table) && declare(m, s->target, s->outputs, 0);
+    case PENSTOCK_NORM:
+        return panels && s->weights && s->bias && !bad_buffer(m, s->source, s->outputs) &&
+               declare(m, s->target, s->outputs, per_row);
+    case PENSTOCK_LINEAR8:
+        return panels && s->inputs > 0 && s->inputs % PANEL == 0 && s->weights && s->scales && s->bias &&
+               !bad_buffer(m, s->source, s->inputs) && s->source != s->target &&
+               declare(m, s->target, s->outputs, per_row) &&
+               (s->residual < 0 ||
+                (!bad_buffer(m, s->residual, s->outputs) && m->buffer_per_row[s->residual] == per_row));
+    case PENSTOCK_LINEAR32:
+        return s->inputs > 0 && s->inputs % PANEL == 0 && s->weights && s->bias &&
+               !bad_buffer(m, s->source, s->inputs) && s->source != s->target &&
+               declare(m, s->target, s->outputs, per_row);
+    case PENSTOCK_ATTENTION: {
+        int together = s->keys == s->source && s->values == s->source, width = together ? 3 * s->outputs : s->outputs;
+        return panels && s->heads > 0 && s->outputs % (s->heads * 16) == 0 && !bad_buffer(m, s->source, width) &&
+               !bad_buffer(m, s->keys, width) && !bad_buffer(m, s->values, width) && !m->buffer_per_row[s->keys] &&
+               !m->buffer_per_row[s->values] && s->target != s->source && s->target != s->keys &&
+               s->target != s->values && declare(m, s->target, s->outputs, per_row);
+    }
+    case PENSTOCK_FIRST:
+        return s->outputs > 0 && !bad_buffer(m, s->source, s->outputs) && !per_row && s->source != s->target &&
+               declare(m, s->target, s->outputs, 1);
+    default: return 0;
+    }
+}
+
+static int add_steps(struct penstock_model *m, const struct penstock_step *steps, int count) {
+    static const enum task tasks[] = {EMBED, NORM, LINEAR8, LINEAR32, ATTENTION, FIRST};
+    char *at = m->packed;
+    int layers = 0;
+    for (int i = 0; i < count; i++) {
+        const struct penstock_step *s = &steps[i];
+        int per_row = s->source >= 0 && s->source < MOST_BUFFERS && m->buffer_per_row[s->source];
+        if (!check_step(m, s, per_row) || (i == 0) != (s->kind == PENSTOCK_EMBED)) return 0;
+        struct phase phase = {.task = tasks[s->kind], .step = *s, .per_row = per_row || s->kind == PENSTOCK_FIRST};
+        if (s->kind == PENSTOCK_ATTENTION && s->outputs / s->heads > m->head_width)
+            m->head_width = s->outputs / s->heads;
+        if (s->kind == PENSTOCK_LINEAR8) {
+            struct linear8 *layer = &m->layers[layers++];
+            pack(s, layer, &phase.factors, at);
+            at += layer_size(s);
+            if (s->inputs > m->widest_stored) m->widest_stored = s->inputs;
+            struct phase *before = &m->phases[m->phase_count - 1];
+            if (before->task == NORM && before->step.target == s->source) {
+                before->layer = layer;
+                before->factors = phase.factors;
+            } else {
+                phase.task = QUANTISE;
+                m->phases[m->phase_count++] = phase;
+                phase.task = LINEAR8;
+            }
+            phase.layer = layer;
+        }
+        m->phases[m->phase_count++] = phase;
+    }
+    return !bad_buffer(m, m->output, m->buffer_widths[m->output]) && m->buffer_widths[m->output] &&
+           m->phase_count <= POOL_MOST_PHASES;
+}
+
+struct penstock_model *penstock_open(const struct penstock_step *steps, int32_t count, int32_t output, int32_t threads,
+                                     int32_t isa, int32_t *status) {
+    size_t packed = 0;
+    int layers = 0;
+    *status = PENSTOCK_BAD_MODEL;
+    const struct kernels *kernels = kernels_for(isa);
+    if (!kernels || count <= 0 || count > POOL_MOST_PHASES / 2 || threads < 1 || threads > 1024) return NULL;
+    if (output < 0 || output >= MOST_BUFFERS) return NULL;
+    for (int i = 0; i < count; i++)
+        if (steps[i].kind == PENSTOCK_LINEAR8) {
+            if (steps[i].inputs <= 0 || steps[i].outputs <= 0 || !steps[i].weights) return NULL;
+            if (steps[i].inputs % PANEL || steps[i].outputs % PANEL) return NULL;
+            packed += layer_size(&steps[i]);
+            layers++;
+        }
+    *status = PENSTOCK_NO_MEMORY;
+    struct penstock_model *m = calloc(1, sizeof *m);
+    if (!m) return NULL;
+    pthread_mutex_init(&m->lock, NULL);
+    m->kernels = kernels;
+    m->output = output;
+    m->threads = threads;
+    m->packed_size = rounded(packed + 1, HUGE_PAGE);
+    m->packed = take_pages(m->packed_size);
+    m->phases = calloc((size_t)count * 2, sizeof *m->phases);
+    m->layers = calloc((size_t)layers + 1, sizeof *m->layers);
+    m->pool = threads > 1 ? pool_start(threads) : NULL;
+    if (!m->packed || !m->phases || !m->layers || (threads > 1 && !m->pool)) {
+        penstock_close(m);
+        return NULL;
+    }
+    if (!add_steps(m, steps, count)) {
+        *status = PENSTOCK_BAD_MODEL;
+        penstock_close(m);
+        return NULL;
+    }
+    *status = PENSTOCK_OK;
+    return m;
+}
+
+void penstock_close(struct penstock_model *m) {
+    if (!m) return;
+    pool_stop(m->pool);
+    while (m->free) {
+        struct scratch *s = m->free;
+        m->free = s->next;
+        scratch_free(s);
+    }
+    if (m->packed) munmap(m->packed, m->packed_size);
+    free(m->phases);
+    free(m->layers);
+    pthread_mutex_destroy(&m->lock);
+    free(m);
+}

@@ -1,0 +1,175 @@
+/* How a batch runs through a model: phase by phase, each of them in units that any thread may take. */
+#include <string.h>
+
+#include "model.h"
+
+#define LINES 8          /* of tokens, that one unit of a phase over lines has */
+#define PRODUCT_LINES 64 /* and one of a product: enough to pay for reading the weights */
+#define QUERIES_AT_ONCE 64
+
+struct run {
+    struct penstock_model *model;
+    struct scratch *scratch;
+    const int64_t *ids, *mask, *types;
+    int rows, tokens;
+};
+
+static int at_most(int a, int b) { return a < b ? a : b; }
+static int parts(int whole, int part) { return (whole + part - 1) / part; }
+
+static int phase_lines(const struct run *run, const struct phase *phase) {
+    return phase->per_row ? run->rows : run->rows * run->tokens;
+}
+
+/* How many units of work a phase has, each of which is done by one thread. */
+static int phase_units(const struct run *run, const struct phase *phase) {
+    int lines = phase_lines(run, phase);
+    switch (phase->task) {
+    case LINEAR8: return parts(lines, PRODUCT_LINES) * (phase->layer->outputs / PANEL);
+    case ATTENTION: return run->rows * phase->step.heads * parts(lines / run->rows, QUERIES_AT_ONCE);
+    default: return parts(lines, LINES);
+    }
+}
+
+/* Units that go together: pairs of panels, and more where there would be more blocks than a ticket can count. */
+static int phase_grain(const struct run *run, const struct phase *phase) {
+    int least = phase->task == LINEAR8 && phase_lines(run, phase) < 16 ? 2 : 1;
+    int most = parts(phase_units(run, phase), POOL_MOST_BLOCKS);
+    return most > least ? most : least;
+}
+
+static void embed_lines(const struct run *run, const struct penstock_step *s, int first, int last) {
+    float *target = run->scratch->buffers[s->target];
+    for (int line = first; line < last; line++) {
+        size_t width = (size_t)s->outputs, id = (size_t)run->ids[line];
+        const float *type = s->types ? s->type_table + (run->types ? (size_t)run->types[line] : 0) * width : NULL;
+        run->model->kernels->embed((const int16_t *)s->weights + id * width, s->scales[id],
+                                   s->position_table + (size_t)run->scratch->position[line] * width, type, s->outputs,
+                                   target + (size_t)line * width);
+    }
+}
+
+static void attention_unit(const struct run *run, const struct phase *phase, int unit, int participant) {
+    const struct penstock_step *s = &phase->step;
+    struct scratch *scratch = run->scratch;
+    int queries = phase->per_row ? 1 : run->tokens, chunks = parts(queries, QUERIES_AT_ONCE);
+    int chunk = unit % chunks, number = unit / chunks % s->heads, row = unit / chunks / s->heads;
+    size_t width = (size_t)s->outputs, head_width = width / (size_t)s->heads, column = (size_t)number * head_width;
+    int together = s->keys == s->source && s->values == s->source;
+    size_t stride = together ? 3 * width : width, line = (size_t)row * (size_t)run->tokens;
+    size_t query_line = (size_t)row * (size_t)queries;
+    struct head head = {
+        .queries = scratch->buffers[s->source] + query_line * stride + column,
+        .keys = scratch->buffers[s->keys] + line * stride + column + (together ? width : 0),
+        .values = scratch->buffers[s->values] + line * stride + column + (together ? 2 * width : 0),
+        .stride = stride,
+        .target = scratch->buffers[s->target] + query_line * width + column,
+        .target_stride = width,
+        .tokens = run->tokens,
+        .width = (int)head_width,
+        .scale = s->epsilon,
+        .keep = scratch->keep + line,
+        .scratch = scratch->attention + (size_t)participant * scratch->attention_floats,
+    };
+    run->model->kernels->attention(&head, chunk * QUERIES_AT_ONCE, at_most((chunk + 1) * QUERIES_AT_ONCE, queries));
+}
+
+static void units(const struct run *run, const struct phase *phase, int from, int to, int participant) {
+    const struct kernels *k = run->model->kernels;
+    const struct penstock_step *s = &phase->step;
+    struct scratch *scratch = run->scratch;
+    float **buffers = scratch->buffers;
+    int lines = phase_lines(run, phase), first = from * LINES, last = at_most(to * LINES, lines);
+    switch (phase->task) {
+    case EMBED: embed_lines(run, s, first, last); break;
+    case NORM:
+        k->norm(buffers[s->source], s->weights, s->bias, s->epsilon, s->outputs, first, last, buffers[s->target]);
+        if (phase->layer)
+            k->quantise(buffers[s->target], phase->factors, s->outputs, first, last, scratch->stored, scratch->grids);
+        break;
+    case QUANTISE:
+        k->quantise(buffers[s->source], phase->factors, s->inputs, first, last, scratch->stored, scratch->grids);
+        break;
+    case LINEAR8: {
+        int panels = phase->layer->outputs / PANEL;
+        const float *residual = s->residual < 0 ? NULL : buffers[s->residual];
+        while (from < to) { /* units of the same lines in one go */
+            int chunk = from / panels, stop = at_most(to, (chunk + 1) * panels);
+            k->linear8(phase->layer, scratch->stored, scratch->grids, residual, chunk * PRODUCT_LINES,
+                       at_most((chunk + 1) * PRODUCT_LINES, lines), from - chunk * panels, stop - chunk * panels,
+                       buffers[s->target]);
+            from = stop;
+        }
+        break;
+    }
+    case LINEAR32:
+        k->linear32(buffers[s->source], s->weights, s->bias, s->activation, s->inputs, s->outputs, first, last,
+                    buffers[s->target]);
+        break;
+    case ATTENTION:
+        for (int unit = from; unit < to; unit++) attention_unit(run, phase, unit, participant);
+        break;
+    case FIRST:
+        for (int line = first; line < last; line++)
+            memcpy(buffers[s->target] + (size_t)line * (size_t)s->outputs,
+                   buffers[s->source] + (size_t)line * (size_t)run->tokens * (size_t)s->outputs,
+                   (size_t)s->outputs * sizeof(float));
+        break;
+    }
+}
+
+static int count_blocks(void *job, int number) {
+    const struct run *run = job;
+    const struct phase *phase = &run->model->phases[number];
+    return parts(phase_units(run, phase), phase_grain(run, phase));
+}
+
+static void run_block(void *job, int number, int block, int participant) {
+    const struct run *run = job;
+    const struct phase *phase = &run->model->phases[number];
+    int grain = phase_grain(run, phase);
+    units(run, phase, block * grain, at_most((block + 1) * grain, phase_units(run, phase)), participant);
+}
+
+/* What is kept of each row, and where its tokens stand. 0 when a number is outside of the tables. */
+static int prepare(struct run *run) {
+    const struct penstock_step *s = &run->model->phases[0].step;
+    for (int row = 0; row < run->rows; row++) {
+        size_t line = (size_t)row * (size_t)run->tokens;
+        int kept = 0, counted = 0;
+        for (int t = 0; t < run->tokens; t++) {
+            size_t at = line + (size_t)t;
+            int64_t id = run->ids[at], type = run->types ? run->types[at] : 0;
+            int position = t;
+            if (s->padding >= 0) position = id == s->padding ? s->padding : s->padding + ++counted;
+            if (id < 0 || id >= s->inputs || position >= s->positions) return 0;
+            if (s->types && (type < 0 || type >= s->types)) return 0;
+            kept += run->mask[at] != 0;
+            run->scratch->keep[at] = run->mask[at] != 0 ? 1.0f : 0.0f;
+            run->scratch->position[at] = position;
+        }
+        if (!kept) /* nobody asks for such a row; without this it would be divided by 0 */
+            for (int t = 0; t < run->tokens; t++) run->scratch->keep[line + (size_t)t] = 1.0f;
+    }
+    return 1;
+}
+
+int penstock_run(struct penstock_model *m, const int64_t *ids, const int64_t *mask, const int64_t *types,
+                 int32_t rows, int32_t tokens, int32_t threads, float *result) {
+    if (rows < 1 || tokens < 1 || (int64_t)rows * tokens > 1 << 17) return PENSTOCK_BAD_INPUT;
+    struct scratch *scratch = scratch_take(m, (size_t)rows, (size_t)tokens);
+    if (!scratch) return PENSTOCK_NO_MEMORY;
+    struct run run = {m, scratch, ids, mask, types, rows, tokens};
+    int status = PENSTOCK_BAD_INPUT;
+    if (prepare(&run)) {
+        if (threads > m->threads) threads = m->threads;
+        if (threads < 2 || !pool_run(m->pool, threads, &run, m->phase_count, count_blocks, run_block))
+            for (int p = 0; p < m->phase_count; p++)
+                units(&run, &m->phases[p], 0, phase_units(&run, &m->phases[p]), 0);
+        size_t lines = m->buffer_per_row[m->output] ? (size_t)rows : (size_t)rows * (size_t)tokens;
+        memcpy(result, scratch->buffers[m->output], lines * (size_t)m->buffer_widths[m->output] * sizeof(float));
+        status = PENSTOCK_OK;
+    }
+    scratch_give(m, scratch);
+    return status;
+}

@@ -1,0 +1,69 @@
+/* The memory of runs: one for each that is under way at a time, kept in a list meanwhile. */
+#define _GNU_SOURCE
+#include <stdlib.h>
+#include <sys/mman.h>
+
+#include "model.h"
+
+void scratch_free(struct scratch *s) {
+    if (!s) return;
+    if (s->memory) munmap(s->memory, s->size);
+    free(s);
+}
+
+static int scratch_grow(struct scratch *s, const struct penstock_model *m, size_t rows, size_t tokens) {
+    size_t lines = rows * tokens;
+    if (s->memory && lines <= s->lines && tokens <= s->tokens && rows <= s->rows) return 1;
+    if (lines < s->lines) lines = s->lines;
+    if (tokens < s->tokens) tokens = s->tokens;
+    if (rows < s->rows) rows = s->rows;
+    size_t at[MOST_BUFFERS], size = 0;
+    for (int b = 0; b < m->buffers; b++) {
+        at[b] = size;
+        size += rounded(lines * (size_t)m->buffer_widths[b] * sizeof(float), ALIGNMENT);
+    }
+    size_t stored = size, grids, keep, position, attention;
+    grids = stored + rounded(lines * (size_t)m->widest_stored, ALIGNMENT);
+    keep = grids + rounded(lines * sizeof(struct row_grid), ALIGNMENT);
+    position = keep + rounded(lines * sizeof(float), ALIGNMENT);
+    attention = position + rounded(lines * sizeof(int32_t), ALIGNMENT);
+    s->attention_floats = rounded(attention_scratch((int)tokens, m->head_width), ALIGNMENT);
+    size = attention + (size_t)m->threads * s->attention_floats * sizeof(float);
+    if (s->memory) munmap(s->memory, s->size);
+    s->size = rounded(size, 4096);
+    s->memory = mmap(NULL, s->size, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+    if (s->memory == MAP_FAILED) {
+        s->memory = NULL;
+        return 0;
+    }
+    for (int b = 0; b < m->buffers; b++) s->buffers[b] = (float *)(s->memory + at[b]);
+    s->stored = (uint8_t *)s->memory + stored;
+    s->grids = (struct row_grid *)(s->memory + grids);
+    s->keep = (float *)(s->memory + keep);
+    s->position = (int32_t *)(s->memory + position);
+    s->attention = (float *)(s->memory + attention);
+    s->lines = lines;
+    s->tokens = tokens;
+    s->rows = rows;
+    return 1;
+}
+
+struct scratch *scratch_take(struct penstock_model *m, size_t rows, size_t tokens) {
+    pthread_mutex_lock(&m->lock);
+    struct scratch *s = m->free;
+    if (s) m->free = s->next;
+    pthread_mutex_unlock(&m->lock);
+    if (!s) s = calloc(1, sizeof *s);
+    if (s && !scratch_grow(s, m, rows, tokens)) {
+        scratch_free(s);
+        return NULL;
+    }
+    return s;
+}
+
+void scratch_give(struct penstock_model *m, struct scratch *s) {
+    pthread_mutex_lock(&m->lock);
+    s->next = m->free;
+    m->free = s;
+    pthread_mutex_unlock(&m->lock);
+}
