@@ -76,6 +76,9 @@ Uri = Annotated[
 
 
 def _whole_numbers_are_quantities(value: object) -> object:
+    """JSON has one kind of number: 1e18 is as whole as 1000000000000000000, to the API server as well."""
+    if isinstance(value, float) and value.is_integer() and abs(value) < 2**63:
+        value = int(value)
     return str(value) if isinstance(value, int) and not isinstance(value, bool) else value
 
 

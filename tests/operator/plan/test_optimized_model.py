@@ -47,7 +47,7 @@ def test_what_the_result_depends_on_makes_another_optimized_model(change: Json) 
         {"pod": {"labels": {"a": "b"}}},
         {"suspend": True},
         {"optimization": {"serveWhileOptimizing": False}},
-        {"optimization": {"engines": ["openvino", "onnxruntime"]}},
+        {"optimization": {"engines": ["openvino", "native", "onnxruntime"]}},
     ],
 )
 def test_what_it_does_not_depend_on_does_not(change: Json) -> None:
