@@ -47,7 +47,7 @@ def test_without_the_tools_it_says_how_to_get_them(elsewhere: Builder, monkeypat
 
 
 def test_an_image_that_there_is_not_is_named_with_those_that_there_are() -> None:
-    with pytest.raises(ImageError, match="no image 'runtim': choose of operator, runtime, optimizer"):
+    with pytest.raises(ImageError, match="no image 'runtim': choose of operator, runtime, gateway, optimizer"):
         target_named("runtim")
 
 

@@ -22,7 +22,7 @@ pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("short_points")]
 
 
 def test_without_a_search_there_is_fp32_with_its_curve(model: Path, tmp_path: Path) -> None:
-    found = Made(endpoint(model, {"mode": "Disabled"}), tmp_path, seconds=60).manifest
+    found = Made(endpoint(model, {"mode": "Disabled"}), tmp_path, seconds=120).manifest
 
     assert [(one.recipe, one.outcome) for one in found.candidates] == [(TEACHER, Outcome.CHOSEN)]
     assert found.chosen.plan.recipe == TEACHER

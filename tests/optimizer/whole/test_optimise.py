@@ -37,7 +37,7 @@ def made(model: Path, tmp_path_factory: pytest.TempPathFactory) -> Made:
     folder = store / f"{baseline.name.removesuffix('.baseline')}.work" / "candidates"
     folder.mkdir(parents=True)
     (folder / BROKEN.replace(" ", "-")).write_text("a file where its folder would be")
-    return Made(wanted, store, seconds=60)
+    return Made(wanted, store, seconds=120)
 
 
 def test_the_artefact_is_whole_and_serves(made: Made) -> None:
@@ -110,7 +110,7 @@ def test_nothing_but_the_results_stays_in_the_store(made: Made) -> None:
 
 
 def test_the_second_time_it_is_found_by_its_key(made: Made) -> None:
-    again = Made(made.endpoint, made.store, seconds=60)
+    again = Made(made.endpoint, made.store, seconds=120)
 
     assert again.seconds < 3
     assert again.artefact == made.artefact
