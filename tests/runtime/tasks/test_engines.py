@@ -1,5 +1,7 @@
-"""The tasks on the engines that have an fp32 plan: its answers, alone and in padded company. (The native engine has none:
-tests/optimizer/quantise/test_native.py holds its outputs against fp32.)"""
+"""The tasks on the engines that have an fp32 plan: its answers, alone and in padded company.
+
+The native engine has none: tests/optimizer/quantise/test_native.py holds its outputs against fp32.
+"""
 
 from __future__ import annotations
 
