@@ -176,6 +176,7 @@ def test_a_load_that_threatens_the_objective_gets_a_second_pod_and_the_p95_back(
     assert scene.stream.failed() == []
 
 
+@pytest.mark.extended
 def test_a_killed_process_takes_only_the_requests_with_it_that_it_was_answering(scene: Scene) -> None:
     scene.at_peak()
     mark = scene.stream.mark()
@@ -188,6 +189,7 @@ def test_a_killed_process_takes_only_the_requests_with_it_that_it_was_answering(
     assert lost == []
 
 
+@pytest.mark.extended
 def test_behind_the_gateway_a_killed_process_costs_nobody_an_answer(scene: Scene) -> None:
     scene.at_peak()
     mark = scene.stream.mark()
@@ -216,6 +218,7 @@ def killed(pod: Json) -> float:
     return time.monotonic()
 
 
+@pytest.mark.extended
 def test_nothing_shrinks_while_prometheus_is_gone_nor_when_the_leading_operator_is_lost_meanwhile(
     scene: Scene, installation: Installation
 ) -> None:
