@@ -88,8 +88,8 @@ def grown(state: State, settings: ScalingSettings, now: float, *, above: int) ->
     """The state after growing from `above`: growing back into what was taken away makes the window longer.
 
     As long as would have kept what was there, unless the longest window would not have; at least twice as long, and
-    four times without a surge: then the load has no other level, and chance is what has to be waited out. Waking from zero
-    is no growing back: an endpoint that may sleep is meant to, and to wake for whoever comes.
+    four times without a surge: then the load has no other level, and chance is what has to be waited out. Waking from
+    zero is no growing back: an endpoint that may sleep is meant to, and to wake for whoever comes.
     """
     update: dict[str, object] = {"grown_at": now, "unsettled_at": now, "late_since": None}
     if state.shrinking_since is not None and state.shrunk_from is not None and 0 < above < state.shrunk_from:
