@@ -13,25 +13,13 @@ from images.build import Builder
 from penstock.tasks import Head
 from tests.cli.endpoints import write_endpoint
 from tests.images.container import engine
-from tests.optimizer.export.models import SMALL, make
+from tests.optimizer.export.models import DEBERTA, make
 
 pytestmark = [
     pytest.mark.extended,
     # transformers' DeBERTa does so when it is imported
     pytest.mark.filterwarnings("ignore:.torch.jit.script. is deprecated:FutureWarning"),
 ]
-
-DEBERTA = {
-    **SMALL,
-    "num_hidden_layers": 1,
-    "relative_attention": True,
-    "pos_att_type": ["p2c", "c2p"],
-    "position_buckets": 8,
-    "norm_rel_ebd": "layer_norm",
-    "share_att_key": True,
-    "position_biased_input": False,
-    "type_vocab_size": 0,
-}
 
 
 @pytest.fixture
@@ -59,16 +47,19 @@ def artefacts(tmp_path: Path) -> Path:
     return folder
 
 
+@pytest.fixture
+def mounts(models: Path, artefacts: Path) -> dict[str, Path]:
+    """What the container sees."""
+    return {"/models": models, "/var/lib/penstock/artefacts": artefacts}
+
+
 @pytest.mark.timeout(2400)  # with the building of an image of 1.8 GB
 def test_an_architecture_without_a_builder_is_exported_and_served(
     images: Builder,
     archive: Callable[[str], Archive],
-    models: Path,
-    artefacts: Path,
+    mounts: dict[str, Path],
     tmp_path_factory: pytest.TempPathFactory,
 ) -> None:
-    mounts = {"/models": models, "/var/lib/penstock/artefacts": artefacts}
-
     with (
         engine(images, archive("optimizer-torch"), tmp_path_factory.mktemp("torch")) as started,
         started.run("serve", "/models/endpoint.yaml", mounts=mounts) as container,
@@ -84,12 +75,9 @@ def test_an_architecture_without_a_builder_is_exported_and_served(
 def test_the_usual_optimiser_says_what_it_would_need(
     images: Builder,
     archive: Callable[[str], Archive],
-    models: Path,
-    artefacts: Path,
+    mounts: dict[str, Path],
     tmp_path_factory: pytest.TempPathFactory,
 ) -> None:
-    mounts = {"/models": models, "/var/lib/penstock/artefacts": artefacts}
-
     with (
         engine(images, archive("optimizer"), tmp_path_factory.mktemp("usual")) as started,
         started.run("serve", "/models/endpoint.yaml", mounts=mounts) as container,

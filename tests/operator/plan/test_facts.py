@@ -69,12 +69,12 @@ def test_the_newest_progress_counts_and_chatter_is_passed_over() -> None:
 
 @given(st.lists(ANYTHING, max_size=5), st.text(max_size=40))
 def test_no_log_can_stop_the_operator(values: list[object], tail: str) -> None:
-    JobLog.from_lines("\n".join([*(json.dumps(value) for value in values), tail]))
+    assert isinstance(JobLog.from_lines("\n".join([*(json.dumps(value) for value in values), tail])), JobLog)
 
 
 @given(st.dictionaries(st.sampled_from(["host", "plan", "artefact", "x"]), ANYTHING))
 def test_no_answer_of_a_pod_can_stop_the_operator(value: Json) -> None:
-    HostReport.from_info(value)
+    assert isinstance(HostReport.from_info(value), HostReport | None)
 
 
 def test_a_report_says_where_a_pod_runs() -> None:

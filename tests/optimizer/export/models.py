@@ -35,6 +35,18 @@ SMALL: Mapping[str, Any] = {
     "max_position_embeddings": 40,
     "num_labels": 3,
 }
+DEBERTA: Mapping[str, Any] = {
+    **SMALL,
+    "num_hidden_layers": 1,
+    "relative_attention": True,
+    "pos_att_type": ["p2c", "c2p"],
+    "position_buckets": 8,
+    "norm_rel_ebd": "layer_norm",
+    "share_att_key": True,
+    "position_biased_input": False,
+    "type_vocab_size": 0,
+}
+"""Relative attention, which no builder knows: torch exports it."""
 FAMILIES: Mapping[str, Mapping[str, Any]] = {
     "BertConfig": SMALL,
     "ErnieConfig": SMALL,

@@ -16,7 +16,7 @@ from penstock.tasks import Head
 from penstock_optimizer.export import Flavour, export, torch_export
 from penstock_runtime.models.folder import ModelFolder
 from tests.optimizer.export.judge import assert_equals_torch, rows
-from tests.optimizer.export.models import SMALL, make
+from tests.optimizer.export.models import DEBERTA, SMALL, make
 
 pytestmark = [
     pytest.mark.parity,
@@ -25,17 +25,6 @@ pytestmark = [
     pytest.mark.filterwarnings("ignore:.torch.jit.script. is deprecated:FutureWarning"),
 ]
 
-DEBERTA = {
-    **SMALL,
-    "num_hidden_layers": 1,
-    "relative_attention": True,
-    "pos_att_type": ["p2c", "c2p"],
-    "position_buckets": 8,
-    "norm_rel_ebd": "layer_norm",
-    "share_att_key": True,
-    "position_biased_input": False,
-    "type_vocab_size": 0,
-}
 MODERN_BERT = {
     **SMALL,
     "num_attention_heads": 2,

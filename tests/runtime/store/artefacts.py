@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import hashlib
+import threading
+from collections.abc import Callable
 from pathlib import Path
 
 from penstock.manifest import MANIFEST_NAME
+from penstock_runtime.store import ArtefactStore
 from tests.optimizer.report.sample import sample_manifest
 
 FILES = {
@@ -39,3 +42,24 @@ def write_artefact(folder: Path, *, key: str = "a") -> Path:
 def names(folder: Path) -> set[str]:
     """Of all files below a folder."""
     return {path.relative_to(folder).as_posix() for path in folder.rglob("*") if path.is_file()}
+
+
+def publish_at_once(publishers: int, store: Callable[[], ArtefactStore], artefact: Path) -> list[BaseException]:
+    """Publish an artefact by several threads together, each with a store of its own; what any of them raised."""
+    together = threading.Barrier(publishers)
+    failures: list[BaseException] = []
+
+    def publish() -> None:
+        own = store()
+        together.wait()
+        try:
+            own.publish(artefact)
+        except BaseException as error:
+            failures.append(error)
+
+    threads = [threading.Thread(target=publish) for _ in range(publishers)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    return failures

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import threading
 from collections.abc import Iterator
 from contextlib import ExitStack
 from datetime import UTC, datetime, timedelta
@@ -19,7 +18,7 @@ from penstock_runtime.retries import Retries
 from penstock_runtime.store import ArtefactStore, open_store
 from penstock_runtime.store.verify import digest_of, fault
 from tests.runtime.models.s3_server import free_port
-from tests.runtime.store.artefacts import FILES, names, write_artefact
+from tests.runtime.store.artefacts import FILES, names, publish_at_once, write_artefact
 from tests.runtime.store.clouds import ACCOUNT_KEY, Cloud, connection_string, running_azurite, running_gcs
 
 pytestmark = [pytest.mark.extended, pytest.mark.timeout(900)]
@@ -85,24 +84,7 @@ def test_the_same_again_is_found_and_counts_as_new(store: ArtefactStore, artefac
 
 
 def test_many_at_once_leave_one_whole_artefact(uri: StoreUri, artefact: Path, tmp_path: Path) -> None:
-    together = threading.Barrier(4)
-    failures: list[BaseException] = []
-
-    def publish() -> None:
-        own = open_store(uri, retries=FEW)
-        together.wait()
-        try:
-            own.publish(artefact)
-        except BaseException as error:
-            failures.append(error)
-
-    threads = [threading.Thread(target=publish) for _ in range(4)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-
-    assert failures == []
+    assert publish_at_once(4, lambda: open_store(uri, retries=FEW), artefact) == []
     digest = digest_of(artefact)
     assert fault(open_store(uri, retries=FEW).fetch(digest, tmp_path / "cache"), digest) == ""
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import shutil
 import socket
-import threading
 from collections.abc import Iterator
 from contextlib import ExitStack, closing
 from datetime import UTC, datetime, timedelta
@@ -29,7 +28,7 @@ from penstock_runtime.retries import Retries
 from penstock_runtime.store import ArtefactStore, fetch, objects, open_store
 from penstock_runtime.store.verify import digest_of, fault
 from tests.runtime.models.s3_server import S3, running_s3
-from tests.runtime.store.artefacts import FILES, names, write_artefact
+from tests.runtime.store.artefacts import FILES, names, publish_at_once, write_artefact
 
 pytest.importorskip("s3fs")
 
@@ -143,24 +142,7 @@ def test_what_is_published_again_while_garbage_is_collected_stays(
 
 
 def test_many_at_once_leave_one_whole_artefact(s3: S3, artefact: Path, tmp_path: Path) -> None:
-    together = threading.Barrier(4)
-    failures: list[BaseException] = []
-
-    def publish() -> None:
-        own = open_store(URI, retries=FEW)
-        together.wait()
-        try:
-            own.publish(artefact)
-        except BaseException as error:
-            failures.append(error)
-
-    threads = [threading.Thread(target=publish) for _ in range(4)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-
-    assert failures == []
+    assert publish_at_once(4, lambda: open_store(URI, retries=FEW), artefact) == []
     digest = digest_of(artefact)
     assert fault(open_store(URI).fetch(digest, tmp_path / "cache"), digest) == ""
 
