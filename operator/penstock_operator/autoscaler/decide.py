@@ -92,6 +92,8 @@ class _Facts:
         rate = with_reserve(demand, self.settings.headroom, self.service.capacity(self.slowdown))
         rate += backlog / self.settings.drain_seconds
         replicas = math.ceil(self.service.replicas_for(rate, slowdown=self.slowdown) - ROUNDING)
+        if replicas <= 1 and self.seen.metrics.quiet:
+            return 0  # what is left of an average takes minutes to fade, and would keep the last replica that long
         return max(replicas, 1 if rate > 0 else 0)
 
     def predicted(self) -> float | None:
@@ -141,7 +143,8 @@ def _choose(facts: _Facts, state: State) -> tuple[_Choice, State]:
 
     state = _keep_books(facts, state, facts.demand)
     wanted = facts.needed(facts.demand.forecast, backlog=facts.demand.backlog)
-    guard = wanted <= seen.replicas and correction.guard_acts(state, settings, now)
+    # A replica for those who were answered late is of no use to anybody when nobody asks any more.
+    guard = wanted <= seen.replicas and not seen.metrics.quiet and correction.guard_acts(state, settings, now)
     target = seen.replicas + 1 if guard else wanted
     if allowed != seen.replicas:
         return _Choice(allowed, Cause.BOUNDS, wanted=wanted), state
@@ -259,6 +262,8 @@ def _forbidden(facts: _Facts, state: State) -> str:
     blind = _blind(metrics, settings)
     if blind:
         return blind
+    if metrics.quiet and memory.highest(state) == 0:
+        return ""  # nobody has asked for a window: how fast the last ones were answered is of no matter
     good = metrics.good_share
     if correction.is_late(good, settings):
         return f"{1 - (known(good) or 0):.1%} of the answers were late"

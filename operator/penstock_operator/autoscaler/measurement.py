@@ -75,6 +75,12 @@ class Metrics:
         """
         return 1 / max(self.coverage, 0.1) if 0 < self.coverage < 1 else 1.0
 
+    @property
+    def quiet(self) -> bool:
+        """Proven: nothing came within the fast window, and nothing is under way."""
+        everything = (self.arrivals_fast, self.in_flight)
+        return self.coverage >= 1 and all(known(one) == 0 for one in everything)
+
     @classmethod
     def unknown(cls, reason: str) -> Metrics:
         """Nothing is known, for one reason."""

@@ -13,7 +13,7 @@ from penstock_operator.autoscaler import memory
 from penstock_operator.autoscaler.decide import decide
 from penstock_operator.autoscaler.decision import Cause, Decision, Observation
 from penstock_operator.autoscaler.explain import number
-from penstock_operator.autoscaler.measurement import Metrics, Unknown, known
+from penstock_operator.autoscaler.measurement import known
 from penstock_operator.autoscaler.service import Service
 from penstock_operator.autoscaler.settings import ScalingSettings
 from penstock_operator.autoscaler.state import State
@@ -30,20 +30,12 @@ def decide_from_zero(
     if seen.replicas == 0:
         return _from_zero(decision, after, settings, waiting, now)
     if service is None:
-        after = memory.with_peak(after, settings, now, 0 if quiet(seen.metrics) else seen.replicas)
+        after = memory.with_peak(after, settings, now, 0 if seen.metrics.quiet else seen.replicas)
         return _without_curve(decision, after, settings, seen, now)
-    if decision.replicas == 0 and not quiet(seen.metrics):
+    if decision.replicas == 0 and not seen.metrics.quiet:
         why = f"{number(waiting)} requests are under way" if waiting else "nobody knows whether anything is asked"
         return _with(decision, after, 1, Cause.HELD, f"1 replica: none would do, but {why}")
     return decision, after
-
-
-def quiet(metrics: Metrics) -> bool:
-    """Proven: nothing came lately, and nothing is under way."""
-    everything = (metrics.arrivals_fast, metrics.in_flight)
-    if any(isinstance(one, Unknown) for one in everything) or metrics.coverage < 1:
-        return False
-    return all(known(one) == 0 for one in everything)
 
 
 def _from_zero(

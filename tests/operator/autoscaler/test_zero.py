@@ -85,6 +85,18 @@ def test_it_sleeps_again_only_a_window_after_the_last_request(replay: ZeroReplay
     assert replay.play(NOTHING, 8 * 60 + 100)[-1] == 0
 
 
+@pytest.mark.parametrize("rate", [0.02, 1, 5])
+def test_what_was_asked_before_does_not_lengthen_the_window(replay: ZeroReplay, rate: float) -> None:
+    replay.play(traffic(rate), 600)
+    # As two minutes' figures tell it: nothing comes, and those who came last were answered late.
+    ended = replace(traffic(rate, in_flight=0, p95=900, good=0.5), arrivals_fast=Idle())
+    numbers = replay.play(ended, 80)
+
+    assert set(numbers[: int(60 / TICK) - 1]) == {1}
+    # A window and a tenth of one, and the tick that sees it.
+    assert numbers[int(66 / TICK) + 1] == 0
+
+
 @pytest.mark.parametrize("unknown", ["arrivals_fast", "in_flight"])
 def test_it_never_sleeps_on_what_is_not_known(replay: ZeroReplay, unknown: str) -> None:
     lost = Unknown("it cannot be reached")
