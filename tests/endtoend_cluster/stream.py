@@ -37,9 +37,9 @@ class Request:
     problem: str = ""
     """Why it failed; empty when it did not."""
 
-    def under_way_at(self, moment: float) -> bool:
-        """Sent by then, and neither answered nor lost."""
-        return self.sent_at is not None and self.sent_at <= moment <= (self.done_at or moment)
+    def under_way_during(self, begin: float, end: float) -> bool:
+        """Sent, and neither answered nor lost, at some moment between the two."""
+        return self.sent_at is not None and self.sent_at <= end and (self.done_at is None or self.done_at >= begin)
 
 
 class Stream:

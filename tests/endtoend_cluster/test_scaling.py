@@ -101,8 +101,8 @@ class Scene:
         self.until(lambda: self.replicas() == (2, 2), "served by two pods", seconds=240)
         self.until(lambda: (self.p95() or 1e9) <= OBJECTIVE_MILLISECONDS, "within its objective")
 
-    def lose_a_process(self) -> float:
-        """Kill what serves in a pod, and wait until all is as before; when it was gone."""
+    def lose_a_process(self) -> tuple[float, float]:
+        """Kill what serves in a pod, and wait until all is as before; when it was killed, and when it was gone."""
         pod = self.endpoint.pods()[0]
 
         def restarts() -> int:
@@ -110,11 +110,11 @@ class Scene:
             return int(now["status"]["containerStatuses"][0]["restartCount"])
 
         before = restarts()
-        gone_at = killed(pod)
+        moments = killed(pod)
         mark = self.stream.mark()
         self.until(lambda: restarts() > before and self.replicas() == (2, 2), "whole again")
         self.until(lambda: len(self.stream.since(mark)) > 5 * self.stream.per_second, "answering")
-        return gone_at
+        return moments
 
     @contextmanager
     def gateway(self) -> Iterator[None]:
@@ -181,11 +181,11 @@ def test_a_killed_process_takes_only_the_requests_with_it_that_it_was_answering(
     scene.at_peak()
     mark = scene.stream.mark()
 
-    gone_at = scene.lose_a_process()
+    killed_at, gone_at = scene.lose_a_process()
 
     # Others found nobody listening, and went to whom they were sent next.
     assert any(request.refused for request in scene.stream.since(mark))
-    lost = [request for request in scene.stream.failed(mark) if not request.under_way_at(gone_at)]
+    lost = [request for request in scene.stream.failed(mark) if not request.under_way_during(killed_at, gone_at)]
     assert lost == []
 
 
@@ -209,13 +209,17 @@ def is_gateway(address: str) -> bool:
         return b"passed on" in connection.recv(4096)
 
 
-def killed(pod: Json) -> float:
-    """Kill what serves in a pod, as the kernel does when memory runs out; when it was gone."""
+def killed(pod: Json) -> tuple[float, float]:
+    """Kill what serves in a pod, as the kernel does when memory runs out; when, and when it was gone.
+
+    Its connections close before the last is heard of it, and take what comes until then.
+    """
     found = [process for pid in processes(pod) if (process := Process.of(pid))]
     assert found
+    killed_at = time.monotonic()
     for process in found:
         process.end(grace_seconds=0)
-    return time.monotonic()
+    return killed_at, time.monotonic()
 
 
 @pytest.mark.extended
