@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import contextlib
+import http.client
 import json
+import socket
 import time
 
 import httpx
@@ -192,6 +194,21 @@ def test_errors_of_a_replica_come_through_as_they_are(rig: Rig) -> None:
     too_long = post(gateway.url, json.dumps({"inputs": "x" * 3_000_000}).encode())
     assert too_long.status_code == 413
     assert too_long.json()["error_type"] == "too_large"
+
+
+def test_what_is_no_http_is_refused_by_haproxy_itself_and_goes_to_no_replica(rig: Rig) -> None:
+    """Before there is a request, HAProxy knows only the pages that it was built with."""
+    replica = rig.start("a")
+    gateway = rig.gateway()
+    gateway.until("replicas", 1)
+    with socket.create_connection(("127.0.0.1", gateway.port), timeout=10) as connection:
+        connection.sendall(b"nonsense\r\n\r\n")
+        with http.client.HTTPResponse(connection) as answer:
+            answer.begin()
+            found = (answer.status, answer.headers.get_content_type(), answer.getheader("connection"))
+
+    assert found == (400, "text/html", "close")
+    assert served(replica.port) == 0
 
 
 def sample(port: int, name: str) -> float:
