@@ -5,6 +5,7 @@ The tests share one endpoint and its pods. Each makes what it starts from, which
 
 from __future__ import annotations
 
+import http.client
 import socket
 import time
 from collections.abc import Callable, Iterator
@@ -122,11 +123,11 @@ class Scene:
         address = self.endpoint.address()
         try:
             self.endpoint.apply(**spec(self.prometheus), gateway={"mode": "Always"})
-            self.until(lambda: is_gateway(address), "behind its gateway")
+            self.until(lambda: who_refuses(address) == "gateway", "behind its gateway")
             yield
         finally:
             self.endpoint.apply(**spec(self.prometheus), gateway={"mode": "Never"})
-            self.until(lambda: not is_gateway(address), "without its gateway")
+            self.until(lambda: who_refuses(address) == "replica", "without its gateway")
 
     def watched(self) -> None:
         """A Prometheus runs, and the operator knows the load by it."""
@@ -202,11 +203,13 @@ def test_behind_the_gateway_a_killed_process_costs_nobody_an_answer(scene: Scene
     assert scene.stream.since(mark)
 
 
-def is_gateway(address: str) -> bool:
-    """Whether it is the gateway that refuses what is no HTTP."""
+def who_refuses(address: str) -> str:
+    """Whom what is no HTTP gets to: a replica says so in JSON, the gateway by a page of HAProxy's own."""
     with socket.create_connection((address, 80), timeout=10) as connection:
         connection.sendall(b"nonsense\r\n\r\n")
-        return b"passed on" in connection.recv(4096)
+        with http.client.HTTPResponse(connection) as answer:
+            answer.begin()
+            return {"application/json": "replica", "text/html": "gateway"}[answer.headers.get_content_type()]
 
 
 def killed(pod: Json) -> tuple[float, float]:

@@ -119,12 +119,18 @@ def test_activations_are_within_their_stated_error(kernels: Kernels, activation:
     assert (np.abs(y - activated(x, activation)) <= bound * (1 + np.abs(x))).all()
 
 
+def in_16_bits(x: Float) -> Float:
+    """Rounded to the nearest bfloat16, halves to even."""
+    bits = np.ascontiguousarray(x, np.float32).view(np.uint32)
+    return np.asarray((bits + 0x7FFF + (bits >> 16 & 1) & np.uint32(0xFFFF0000)).view(np.float32))
+
+
 @KERNELS
 @settings(max_examples=25)
 @given(
-    tokens=st.sampled_from([1, 2, 3, 4, 5, 8, 15, 16, 17, 31, 33, 64, 65, 130]),
+    tokens=st.sampled_from([1, 2, 3, 4, 5, 8, 15, 16, 17, 31, 33, 64, 65, 130, 270]),
     heads=st.integers(1, 5),
-    width=st.sampled_from([32, 64]),
+    width=st.sampled_from([32, 48, 64]),
     seed=SEEDS,
     threads=st.integers(1, 4),
     padding=st.integers(0, 40),
@@ -133,6 +139,7 @@ def test_attention_is_softmax_over_the_kept_tokens(
     *, kernels: Kernels, tokens: int, heads: int, width: int, seed: int, threads: int, padding: int
 ) -> None:
     rng = np.random.default_rng(seed)
+    heads += heads * width % 32 > 0
     hidden, real = heads * width, max(1, tokens - padding)
     x = rng.normal(0, 2, (tokens, 3 * hidden)).astype(np.float32)
     step = Step(
@@ -141,12 +148,16 @@ def test_attention_is_softmax_over_the_kept_tokens(
 
     y = run([step], {}, x, kernels=kernels, threads=threads, real=real)
 
+    # Tiles multiply floats of 16 bits: queries, keys and values are rounded, and each share is once more.
+    rounded = kernels is Kernels.AMX and width % 32 == 0
+    x = in_16_bits(x) if rounded else x
     q, k, v = (part.reshape(tokens, heads, width).astype(np.float64) for part in np.split(x, 3, axis=1))
     scores = np.einsum("ihd,jhd->hij", q, k[:real]) * width**-0.5
     shares = np.exp(scores - scores.max(axis=-1, keepdims=True))
     shares /= shares.sum(axis=-1, keepdims=True)
     expected = np.einsum("hij,jhd->ihd", shares, v[:real]).reshape(tokens, hidden)
-    np.testing.assert_allclose(y, expected, atol=2e-5)
+    size = np.einsum("hij,jhd->ihd", shares, np.abs(v[:real])).reshape(tokens, hidden)
+    assert (np.abs(y - expected) <= 2e-5 + (2.0**-8 + 4e-4 if rounded else 0) * size).all()
 
 
 @KERNELS

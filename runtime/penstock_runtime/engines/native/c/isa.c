@@ -14,7 +14,9 @@ int penstock_abi(void) { return PENSTOCK_ABI; }
 /* The processor has the tiles, and the kernel lets this process use them. */
 static int has_amx(void) {
     unsigned a, b, c, d;
-    if (!__get_cpuid_count(7, 0, &a, &b, &c, &d) || !(d & bit_AMX_TILE) || !(d & bit_AMX_INT8)) return 0;
+    if (!__get_cpuid_count(7, 0, &a, &b, &c, &d) || !(d & bit_AMX_TILE) || !(d & bit_AMX_INT8) ||
+        !(d & bit_AMX_BF16) || !__builtin_cpu_supports("avx512bf16"))
+        return 0;
     return syscall(SYS_arch_prctl, 0x1023 /* ARCH_REQ_XCOMP_PERM */, 18 /* XTILEDATA */) == 0;
 }
 #endif

@@ -63,10 +63,11 @@ extern const struct kernels penstock_avx512_vnni;
 extern const struct kernels penstock_amx;
 #endif
 
-/* Floats that one thread needs for the attention over so many tokens. */
+/* Floats that one thread needs for the attention over so many tokens: keys, values, what counts, and 16 lines of scores
+that do not all begin at the same place of the cache. */
 static inline size_t attention_scratch(int tokens, int width) {
     size_t padded = ((size_t)tokens + 31) / 32 * 32;
-    return padded * ((size_t)width + 9);
+    return (padded + 16) * ((size_t)width + 17);
 }
 
 #endif

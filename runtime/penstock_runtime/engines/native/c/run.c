@@ -4,8 +4,8 @@
 #include "model.h"
 
 #define LINES 8          /* of tokens, that one unit of a phase over lines has */
-#define PRODUCT_LINES 64 /* and one of a product: enough to pay for reading the weights */
-#define QUERIES_AT_ONCE 64
+#define PRODUCT_LINES 256 /* and one of a product: weights are read from far away once for all of them */
+#define QUERIES_AT_ONCE 256 /* each unit of the attention prepares the keys and values for itself */
 
 struct run {
     struct penstock_model *model;

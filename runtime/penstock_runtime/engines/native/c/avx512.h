@@ -1,0 +1,34 @@
+/* The float kernels with vectors of 512 bits, for each file of kernels that has them. */
+#ifndef PENSTOCK_AVX512_H
+#define PENSTOCK_AVX512_H
+
+#pragma GCC target("avx512f,avx512bw,avx512dq,avx512vl,avx512vnni,avx2,fma")
+#include <immintrin.h>
+#include <math.h>
+#include <string.h>
+
+#include "kernels.h"
+#include "native.h"
+
+typedef __m512 V;
+#define LANES 16
+#define QUERIES 8
+static inline V v_load(const float *p) { return _mm512_loadu_ps(p); }
+static inline void v_store(float *p, V v) { _mm512_storeu_ps(p, v); }
+static inline V v_set(float x) { return _mm512_set1_ps(x); }
+static inline V v_fma(V a, V b, V c) { return _mm512_fmadd_ps(a, b, c); }
+static inline V v_max(V a, V b) { return _mm512_max_ps(a, b); }
+static inline V v_min(V a, V b) { return _mm512_min_ps(a, b); }
+static inline float v_sum(V v) { return _mm512_reduce_add_ps(v); }
+static inline float v_highest(V v) { return _mm512_reduce_max_ps(v); }
+static inline V v_shorts(const int16_t *p) {
+    return _mm512_cvtepi32_ps(_mm512_cvtepi16_epi32(_mm256_loadu_si256((const __m256i *)p)));
+}
+static inline void v_store_bytes(uint8_t *p, V shifted) {
+    _mm_storeu_si128((__m128i *)p, _mm512_cvtepi32_epi8(_mm512_castps_si512(shifted)));
+}
+#include "float_kernels.inc"
+
+#define UNROLL _Pragma("GCC unroll 16")
+
+#endif

@@ -1,0 +1,233 @@
+/* AMX, where one instruction multiplies 16,384 pairs of bytes, or 8,192 of 16-bit floats. */
+#if defined(__x86_64__)
+#include "avx512.h"
+
+#define AMX __attribute__((target("amx-tile,amx-int8,amx-bf16,avx512bf16")))
+#define TILE 16 /* lines of a tile, each of 64 bytes */
+
+struct tile_shapes {
+    uint8_t palette, start_row, reserved[14];
+    uint16_t bytes[16];
+    uint8_t rows[16];
+};
+
+/* Tiles 0..3: sums of two times two; 4, 5: lines; 6, 7: weights. */
+static inline AMX void shape_tiles(int upper, int lower) {
+    struct tile_shapes shapes = {.palette = 1};
+    for (int t = 0; t < 8; t++) {
+        shapes.bytes[t] = 64;
+        shapes.rows[t] = (uint8_t)(t > 5 ? TILE : t < 2 || t == 4 ? upper : lower ? lower : 1);
+    }
+    _tile_loadconfig(&shapes);
+}
+
+/* ---- The 8-bit product ---- */
+
+#define LEAST_LINES 4   /* for tiles to pay */
+#define CACHE_LINES 32  /* of the weights of one turn: 64 inputs of a panel */
+#define AHEAD 4096      /* how far weights that are read once are asked for before: 2,048 to 8,192 make no difference */
+
+/* What is to be read soon, and how many cache lines of it to ask for in each turn. */
+struct ahead {
+    const char *at;
+    int lines;
+};
+
+/* One panel for up to 32 lines. */
+static AMX void tiles(const struct linear8 *layer, const uint8_t *x, int lines, int panel, struct ahead *ahead,
+                      int32_t *sums) {
+    size_t inputs = (size_t)layer->inputs;
+    const int8_t *w = layer->packed + (size_t)panel * PANEL * inputs;
+    const char *soon = ahead->at;
+    _tile_zero(0);
+    _tile_zero(1);
+    if (lines > TILE) {
+        _tile_zero(2);
+        _tile_zero(3);
+        for (size_t k = 0; k < inputs; k += 64, w += 64 * PANEL) {
+            _tile_loadd(6, w, PANEL * 4);
+            _tile_loadd(7, w + 64, PANEL * 4);
+            _tile_loadd(4, x + k, inputs);
+            _tile_loadd(5, x + k + TILE * inputs, inputs);
+            for (int i = 0; i < ahead->lines; i++, soon += 64) _mm_prefetch(soon, _MM_HINT_T0);
+            _tile_dpbusd(0, 4, 6);
+            _tile_dpbusd(1, 4, 7);
+            _tile_dpbusd(2, 5, 6);
+            _tile_dpbusd(3, 5, 7);
+        }
+        _tile_stored(2, sums + TILE * PANEL, PANEL * 4);
+        _tile_stored(3, sums + TILE * PANEL + 16, PANEL * 4);
+    } else {
+        for (size_t k = 0; k < inputs; k += 64, w += 64 * PANEL) {
+            _tile_loadd(4, x + k, inputs);
+            _tile_loadd(6, w, PANEL * 4);
+            _tile_loadd(7, w + 64, PANEL * 4);
+            for (int i = 0; i < ahead->lines; i++, soon += 64) _mm_prefetch(soon, _MM_HINT_T0);
+            _tile_dpbusd(0, 4, 6);
+            _tile_dpbusd(1, 4, 7);
+        }
+    }
+    _tile_stored(0, sums, PANEL * 4);
+    _tile_stored(1, sums + 16, PANEL * 4);
+    ahead->at = soon;
+}
+
+static AMX void linear8_amx(const struct linear8 *layer, const uint8_t *stored, const struct row_grid *grids,
+                            const float *residual, int first, int last, int from, int to, float *target) {
+    if (layer->inputs % 64 || last - first < LEAST_LINES) {
+        penstock_avx512_vnni.linear8(layer, stored, grids, residual, first, last, from, to, target);
+        return;
+    }
+    _Alignas(64) int32_t sums[2 * TILE * PANEL];
+    int upper = -1, lower = -1, turns = (last - first + 2 * TILE - 1) / (2 * TILE);
+    size_t bytes = (size_t)layer->inputs * PANEL;
+    for (int panel = from; panel < to; panel++) {
+        const char *weights = (const char *)layer->packed + (size_t)panel * bytes;
+        /* Weights are read from far away once: for few lines just ahead, else a panel ahead, bit by bit. */
+        struct ahead ahead = {weights + (turns > 1 ? bytes : AHEAD), (CACHE_LINES + turns - 1) / turns};
+        for (int line = first; line < last; line += 2 * TILE) {
+            int lines = last - line < 2 * TILE ? last - line : 2 * TILE;
+            int now_upper = lines < TILE ? lines : TILE, now_lower = lines - now_upper;
+            if (now_upper != upper || now_lower != lower)
+                shape_tiles(upper = now_upper, lower = now_lower);
+            tiles(layer, stored + (size_t)line * (size_t)layer->inputs, lines, panel, &ahead, sums);
+            finish(layer, sums, grids, residual, line, lines, panel * PANEL, PANEL, target);
+        }
+    }
+    _tile_release(); /* or every switch of threads would save them */
+}
+
+/* ---- Attention: products of 16-bit floats, sums and powers in 32 bits ---- */
+
+#define WIDEST_HEAD 128
+
+/* 2^x to 1e-4, relative: less than a 16-bit float keeps; exact for 0. 0 where nothing is left. */
+static inline V v_power(V x) {
+    V whole = _mm512_roundscale_ps(x, _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC);
+    V rest = x - whole;
+    V y = v_set(0.05500887f); /* minimax on -0.5..0.5 */
+    y = v_fma(y, rest, v_set(0.24221098f));
+    y = v_fma(y, rest, v_set(0.69328294f));
+    y = v_fma(y, rest, v_set(1.0f));
+    return _mm512_scalef_ps(y, whole);
+}
+
+/* 32 floats in 16 bits each. */
+static inline AMX __m512i shorts(V low, V high) { return (__m512i)_mm512_cvtne2ps_pbh(high, low); }
+
+/* What the queries of one head share: keys as the tiles read them [tokens / 16, width / 2, 16 pairs], values likewise
+[tokens / 32, width / 16, 16 pairs, 16 pairs], and which tokens count. */
+struct memory {
+    int used; /* tokens, as a multiple of 32 */
+    uint32_t *keys;
+    __m512i *values;
+    float *keep;
+};
+
+static AMX void remember(const struct head *head, const struct memory *memory) {
+    size_t pairs = (size_t)head->width / 2;
+    const __m512i columns = _mm512_slli_epi32(
+        _mm512_setr_epi32(0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15), 4);
+    _Alignas(64) static const uint16_t mixed[32] = {0, 16, 1, 17, 2,  18, 3,  19, 4,  20, 5,  21, 6,  22, 7,  23,
+                                                    8, 24, 9, 25, 10, 26, 11, 27, 12, 28, 13, 29, 14, 30, 15, 31};
+    const __m512i together = _mm512_load_si512(mixed);
+    for (int j = 0; j < memory->used; j++) {
+        memory->keep[j] = j < head->tokens ? head->keep[j] : 0.0f;
+        uint32_t *place = memory->keys + (size_t)(j / 16) * pairs * 16 + j % 16;
+        for (int c = 0; c < head->width; c += 32) {
+            const float *key = head->keys + (size_t)j * head->stride + c;
+            __m512i words = j < head->tokens ? shorts(v_load(key), v_load(key + 16)) : _mm512_setzero_si512();
+            _mm512_i32scatter_epi32(place + (size_t)c / 2 * 16, columns, words, 4);
+        }
+    }
+    for (int j = 0; j < memory->used; j += 2)
+        for (int c = 0; c < head->width; c += 16) {
+            const float *value = head->values + (size_t)j * head->stride + c;
+            V one = j < head->tokens ? v_load(value) : v_zero();
+            V other = j + 1 < head->tokens ? v_load(value + head->stride) : v_zero();
+            size_t tile = (size_t)(j / 32) * (size_t)(head->width / 16) + (size_t)(c / 16);
+            memory->values[tile * 16 + (size_t)(j / 2 % 16)] = _mm512_permutexvar_epi16(together, shorts(one, other));
+        }
+}
+
+/* Scores [16, used] as powers that are not divided by their sums yet; each line ends as 16-bit floats where it began. */
+static inline AMX void powers(const struct head *head, const struct memory *memory, float *scores, size_t stride,
+                              int count, float *inverse) {
+    V scale = v_set(head->scale * 1.44269504f);
+    for (int r = 0; r < count; r++) {
+        float *line = scores + (size_t)r * stride;
+        V highest = v_set(-1e30f), sum = v_zero();
+        for (int j = 0; j < memory->used; j += LANES) {
+            V keep = v_load(memory->keep + j);
+            /* What is not kept gets a score that is never the highest. */
+            V score = v_fma(v_load(line + j), scale, (keep - v_set(1.0f)) * v_set(1e30f));
+            v_store(line + j, score);
+            highest = v_max(highest, score);
+        }
+        V top = v_set(v_highest(highest));
+        for (int j = 0; j < memory->used; j += 2 * LANES) {
+            V left = v_power(v_load(line + j) - top) * v_load(memory->keep + j);
+            V right = v_power(v_load(line + j + LANES) - top) * v_load(memory->keep + j + LANES);
+            sum += left + right;
+            _mm512_storeu_si512((uint16_t *)line + j, shorts(left, right));
+        }
+        inverse[r] = 1.0f / v_sum(sum);
+    }
+}
+
+static AMX void attention_amx(const struct head *head, int first, int last) {
+    if (head->width % 32 || head->width > WIDEST_HEAD) {
+        attention(head, first, last);
+        return;
+    }
+    size_t width = (size_t)head->width;
+    int used = (head->tokens + 31) / 32 * 32;
+    size_t stride = (size_t)used + 16; /* or lines would share few places of the cache */
+    struct memory memory = {.used = used, .keep = head->scratch};
+    memory.keys = (uint32_t *)(memory.keep + used);
+    memory.values = (__m512i *)(memory.keys + (size_t)used * width / 2);
+    float *scores = (float *)memory.keys + (size_t)used * width;
+    _Alignas(64) uint16_t queries[TILE][WIDEST_HEAD] = {0};
+    _Alignas(64) float sums[TILE][TILE];
+    remember(head, &memory);
+    shape_tiles(TILE, TILE);
+    for (int q = first; q < last; q += TILE) {
+        int count = last - q < TILE ? last - q : TILE;
+        float inverse[TILE];
+        for (int r = 0; r < count; r++)
+            for (size_t c = 0; c < width; c += 32) {
+                const float *query = head->queries + (size_t)(q + r) * head->stride + c;
+                _mm512_store_si512(queries[r] + c, shorts(v_load(query), v_load(query + 16)));
+            }
+        for (int j = 0; j < used; j += 2 * TILE) {
+            const uint32_t *keys = memory.keys + (size_t)j * width / 2;
+            _tile_zero(0);
+            _tile_zero(1);
+            for (size_t c = 0; c < width; c += 32) {
+                _tile_loadd(4, queries[0] + c, sizeof queries[0]);
+                _tile_loadd(6, keys + c / 2 * 16, 64);
+                _tile_loadd(7, keys + (width / 2 + c / 2) * 16, 64);
+                _tile_dpbf16ps(0, 4, 6);
+                _tile_dpbf16ps(1, 4, 7);
+            }
+            _tile_stored(0, scores + j, stride * sizeof(float));
+            _tile_stored(1, scores + j + TILE, stride * sizeof(float));
+        }
+        powers(head, &memory, scores, stride, count, inverse);
+        for (size_t c = 0; c < width; c += TILE) {
+            _tile_zero(0);
+            for (int j = 0; j < used; j += 2 * TILE) {
+                _tile_loadd(4, (uint16_t *)scores + j, stride * sizeof(float));
+                _tile_loadd(6, memory.values + ((size_t)(j / 32) * (width / 16) + c / 16) * 16, 64);
+                _tile_dpbf16ps(0, 4, 6);
+            }
+            _tile_stored(0, sums, sizeof sums[0]);
+            for (int r = 0; r < count; r++)
+                v_store(head->target + (size_t)(q + r) * head->target_stride + c, v_load(sums[r]) * v_set(inverse[r]));
+        }
+    }
+    _tile_release();
+}
+
+const struct kernels penstock_amx = {quantise, norm, linear8_amx, linear32, attention_amx, embed};
+#endif
