@@ -15,7 +15,7 @@ from pathlib import Path
 import psutil
 from tokenizers import Tokenizer
 
-from penstock.manifest import Manifest, Outcome
+from penstock.manifest import Manifest, Outcome, served_latency
 from penstock_optimizer.bench.cell import CellResult, CellSpec, Frozen
 from penstock_optimizer.bench.client import MeasurementFailed
 from penstock_optimizer.isolation import Worker, WorkerFailed
@@ -34,11 +34,11 @@ def fastest_ratio(manifest: Manifest) -> Mapping[int, float]:
         for candidate in manifest.candidates
         if candidate.outcome in SERVABLE
     }
-    chosen = medians.get(manifest.chosen.plan.recipe, {})
+    chosen = served_latency(manifest.chosen.plan, manifest.candidates)
     return {
-        tokens: min(one[tokens] for one in medians.values() if tokens in one) / milliseconds
-        for tokens, milliseconds in chosen.items()
-        if milliseconds > 0
+        point.tokens: min(one[point.tokens] for one in medians.values() if point.tokens in one) / point.p50_milliseconds
+        for point in chosen
+        if point.p50_milliseconds > 0
     }
 
 
@@ -57,11 +57,15 @@ class Forward:
         """Load what an artefact serves, on all of this process's CPUs for one row."""
         from penstock_runtime.engines.base import Threads
         from penstock_runtime.engines.load import load_engine
+        from penstock_runtime.engines.routed import RoutedEngine
 
-        manifest = Manifest.load(Path(artefact))
-        served = manifest.chosen
+        folder, manifest = Path(artefact), Manifest.load(Path(artefact))
+        served, plan = manifest.chosen, manifest.chosen.plan
         threads = Threads(streams=1, per_stream=manifest.cores)
-        self._engine = load_engine(Path(artefact) / served.path, served.io, served.plan.recipe, threads)
+        self._engine = load_engine(folder / served.path, served.io, plan.recipe, threads)
+        if served.short is not None and plan.short is not None:
+            short = load_engine(folder / served.short.path, served.short.io, plan.short.recipe, threads)
+            self._engine = RoutedEngine(self._engine, short, plan.short.longest_tokens)
 
     def time(self, ids: list[int], seconds: float) -> ForwardTimes:
         """Single runs of one row, for about so long; at least three runs."""

@@ -6,7 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from penstock.manifest import CandidateFacts, LatencyPoint, Outcome
+from penstock.manifest import CandidateFacts, LatencyPoint, Outcome, ServedGraph
+from penstock.recipe import Batching, ShortRoute
 from penstock_optimizer.bench.cell import CellSpec
 from penstock_optimizer.bench.client import MeasurementFailed
 from penstock_optimizer.bench.floor import Floor, fastest_ratio
@@ -43,6 +44,21 @@ def test_the_fastest_engine_with_right_answers_is_the_floor(
     manifest = sample_manifest().model_copy(update={"candidates": candidates})
 
     assert fastest_ratio(manifest) == ratio
+
+
+def test_rows_that_have_a_graph_of_their_own_are_held_against_that_one() -> None:
+    short = candidate(Outcome.SLOWER, {8: 0.5, 512: 50.0})
+    manifest = sample_manifest()
+    route = ShortRoute(longest_tokens=32, recipe=short.recipe, batching=Batching.SINGLE, max_batch_rows=1)
+    chosen = manifest.chosen.model_copy(
+        update={
+            "plan": manifest.chosen.plan.model_copy(update={"short": route}),
+            "short": ServedGraph(path=manifest.baseline.path, io=manifest.baseline.io),
+        }
+    )
+    candidates = (candidate(Outcome.CHOSEN, {8: 1.0, 512: 25.0}, chosen=True), short)
+
+    assert fastest_ratio(manifest.model_copy(update={"chosen": chosen, "candidates": candidates})) == {8: 1.0, 512: 1.0}
 
 
 def test_an_artefact_that_does_not_load_is_an_error_in_words(tmp_path: Path) -> None:
