@@ -68,6 +68,7 @@ defaults
     timeout client {hold + IDLE_SECONDS}s
     timeout server {settings.answer_seconds}s
     timeout queue {hold}s
+    # Of requests. What never becomes one gets a page that HAProxy was built with, and no setting of it changes that.
     {_error(400, "bad_request", "this is not an HTTP/1.1 request that can be passed on", "Look at its headers")}
     {_error(408, "timeout", "the request did not arrive in time", "Send its headers and its body at once")}
     {_error(500, "inference", "the gateway failed on this request", "Try again; the gateway's log has more")}

@@ -247,7 +247,7 @@ def test_the_document_names_every_variable_metric_and_default() -> None:
             assert row[field.name] in lines[0]
 
 
-def test_every_error_that_haproxy_gives_itself_is_in_the_runtimes_shape() -> None:
+def test_every_error_that_haproxy_answers_a_request_with_is_in_the_runtimes_shape() -> None:
     text = configuration(GatewaySettings("emotion", "s", "default"), socket=Path("/tmp/s"))
     bodies = [json.loads(body) for body in re.findall(r"string '(\{.*?\})'", text)]
 

@@ -110,7 +110,8 @@ def available(
     there = deployment.available if deployment is not None else 0
     if there:
         answering = f"{there} of {replicas.wanted} replicas answer" if replicas.wanted != there else _count(there)
-        return yes("Answering", sentence(answering))
+        around = f" No pod of its gateway is up: requests go to the pods directly. {_look(endpoint)}"
+        return yes("Answering", sentence(answering) + (around if held is False else ""))
     if endpoint.spec.suspend:
         return no("Suspended", "The endpoint is suspended and has no pods. Set spec.suspend to false to serve again.")
     if serving is None:
@@ -124,8 +125,8 @@ def available(
     if replicas.wanted == 0 and held is False:
         return no(
             "GatewayUnavailable",
-            "The endpoint is scaled to zero replicas, and no pod of its gateway is up to hold requests. Look at the "
-            f"gateway's pods: kubectl get pods -l {ENDPOINT}={endpoint.name}.",
+            "The endpoint is scaled to zero replicas, and no pod of its gateway is up to hold requests. "
+            + _look(endpoint),
         )
     if replicas.wanted == 0:
         return no(
@@ -140,6 +141,10 @@ def available(
     if wrong:
         return no(wrong[0].reason, _together(wrong))
     return no("Starting", "Pods are starting: they fetch the artefact, load it and warm up.")
+
+
+def _look(endpoint: Endpoint) -> str:
+    return f"Look at the gateway's pods: kubectl get pods -l {ENDPOINT}={endpoint.name}."
 
 
 def progressing(

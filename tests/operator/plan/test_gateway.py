@@ -74,11 +74,14 @@ def test_requests_go_through_it_only_while_it_is_up() -> None:
     kube.reconcile()
     assert leads_to(kube) == names.RUNTIME
     gateway_up(kube, available=1)
-    kube.reconcile()
+    made = kube.reconcile()
     assert leads_to(kube) == names.GATEWAY
+    assert "gateway" not in condition(made, "Available")[2]
     gateway_up(kube, available=0)
-    kube.reconcile()
+    made = kube.reconcile()
     assert leads_to(kube) == names.RUNTIME
+    assert condition(made, "Available")[:2] == ("True", "Answering")
+    assert "No pod of its gateway is up: requests go to the pods directly." in condition(made, "Available")[2]
 
 
 def test_a_gateway_that_is_not_wanted_any_more_goes_with_all_that_is_its() -> None:
