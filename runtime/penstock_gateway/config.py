@@ -154,6 +154,8 @@ backend {BACKEND}
 frontend status
     bind {settings.host}:{settings.status_port}
     option dontlog-normal
+    # Whoever reads figures now and then keeps a connection in between: it must not keep a pod that is to go.
+    no option idle-close-on-response
     timeout client 330s
     http-request use-service prometheus-exporter if {{ path /metrics/haproxy }}
     http-request use-service lua.status

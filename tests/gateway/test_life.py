@@ -82,6 +82,16 @@ def test_what_a_draining_gateway_holds_is_answered_when_a_replica_comes(rig: Rig
     assert gateway.process.wait(30) == 0
 
 
+def test_who_reads_its_metrics_now_and_then_does_not_keep_a_gateway_that_is_to_go(rig: Rig) -> None:
+    gateway = rig.gateway()
+    with httpx.Client(trust_env=False, verify=False) as reader:
+        assert reader.get(f"{gateway.status}/metrics").status_code == 200
+        # The connection is kept for the next time, as the operator keeps it.
+        gateway.terminate()
+
+        assert gateway.process.wait(10) == 0
+
+
 def test_a_gateway_that_was_killed_knows_its_replicas_when_it_is_back(rig: Rig) -> None:
     rig.start("a")
     gateway = rig.gateway()
