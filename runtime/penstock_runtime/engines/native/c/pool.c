@@ -16,7 +16,8 @@ nothing: nobody waits for a thread that holds no block. */
 #include <sys/syscall.h>
 #include <unistd.h>
 
-#define SPINS 600 /* pauses between looks at the ticket before a thread gives its processor away: some 30 us */
+#define SPINS 600   /* pauses between looks at the ticket before a thread offers its processor to others: some 30 us */
+#define OFFERS 1000 /* of it, before a worker leaves: 1 ms or so, some times what the longest block takes */
 #define OVER 4095u /* the phase of a run that has ended */
 
 struct worker {
@@ -62,13 +63,11 @@ static void take_part(struct pool *pool, uint32_t generation, int participant) {
         uint64_t t = atomic_load_explicit(&pool->ticket, memory_order_acquire);
         if (generation_of(t) != generation || phase_of(t) == OVER) return;
         if (next_of(t) == blocks_of(t)) {
-            if (++idle < SPINS) {
+            if (participant && idle == SPINS + OFFERS) return;
+            if (++idle < SPINS)
                 pause_processor();
-            } else if (participant) {
-                return;
-            } else {
+            else
                 sched_yield();
-            }
             continue;
         }
         if (!atomic_compare_exchange_weak_explicit(&pool->ticket, &t, t + 1, memory_order_acq_rel,
