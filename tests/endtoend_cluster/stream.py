@@ -27,8 +27,9 @@ RETRY_SECONDS = 0.1
 class Request:
     """What became of one request. Times are those of `time.monotonic()`."""
 
-    sent_at: float | None = None
-    """It was on its way; None: nobody took the connection."""
+    asked_at: float | None = None
+    """When the connection was asked for that it went on, which the kernel may take for a process that ends before the
+    request is written; None: nobody took one."""
     done_at: float | None = None
     status: int = 0
     """0: no answer came."""
@@ -38,8 +39,8 @@ class Request:
     """Why it failed; empty when it did not."""
 
     def under_way_during(self, begin: float, end: float) -> bool:
-        """Sent, and neither answered nor lost, at some moment between the two."""
-        return self.sent_at is not None and self.sent_at <= end and (self.done_at is None or self.done_at >= begin)
+        """On a connection, and neither answered nor lost, at some moment between the two."""
+        return self.asked_at is not None and self.asked_at <= end and (self.done_at is None or self.done_at >= begin)
 
 
 class Stream:
@@ -62,6 +63,10 @@ class Stream:
     def since(self, mark: int = 0) -> list[Request]:
         """The requests that came after a mark and have their end by now."""
         return [one for one in self._requests[mark:] if one.done_at is not None]
+
+    def all_ended(self, mark: int) -> bool:
+        """Whether every request from before a mark has its end."""
+        return all(one.done_at is not None for one in self._requests[:mark])
 
     def failed(self, mark: int = 0) -> list[Request]:
         """Those of them that have no good answer."""
@@ -97,7 +102,6 @@ class Stream:
                 reader, writer = await self._connected(request)
                 try:
                     writer.write(self._payload)
-                    request.sent_at = time.monotonic()
                     answer = await reader.read()
                 finally:
                     writer.close()
@@ -114,13 +118,17 @@ class Stream:
         """On a connection that somebody takes."""
         began = time.monotonic()
         while True:
+            asked_at = time.monotonic()
             try:
-                return await asyncio.open_connection(self._address, 80)
+                connection = await asyncio.open_connection(self._address, 80)
             except ConnectionRefusedError:
                 request.refused += 1
                 if time.monotonic() - began > CONNECT_SECONDS:
                     raise
                 await asyncio.sleep(RETRY_SECONDS)
+            else:
+                request.asked_at = asked_at
+                return connection
 
 
 @contextmanager
