@@ -71,6 +71,11 @@ class Gateway:
         return 0
 
     def _changed(self, slices: Mapping[str, Json]) -> None:
+        if not slices and self._announced:
+            # A Service has a slice even when it has no pods: it was taken away, and this gateway is about to be. Its
+            # replicas are still there for the last that come; a check finds out when they are not.
+            logger.info("the Service that lists the replicas is gone: going on with those that were known last")
+            return
         self._roster.want(servers(slices.values()))
         if not self._announced:
             # Only who knows the replicas can tell that there are none.

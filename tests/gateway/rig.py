@@ -87,6 +87,13 @@ class Gateway:
             assert time.monotonic() < deadline, f"{name} is {now}, not {value}\n{self.log.read_text()[-4000:]}"
             time.sleep(0.02)
 
+    def until_logged(self, words: str, *, seconds: float = 20) -> None:
+        """Until its log has them."""
+        deadline = time.monotonic() + seconds
+        while words not in self.log.read_text():
+            assert time.monotonic() < deadline, f"no {words!r} in {self.log.read_text()[-4000:]}"
+            time.sleep(0.02)
+
     def terminate(self) -> None:
         """As the kubelet ends it."""
         self.process.send_signal(signal.SIGTERM)

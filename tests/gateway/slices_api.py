@@ -20,7 +20,7 @@ class SlicesApi:
         self.changed = threading.Condition()
         self.version = 1
         self.slice = slice_of({}, 1)
-        self.names: dict[int, set[str]] = {1: set()}
+        self.names: dict[int, set[str]] = {1: names_of(self.slice)}
         """Of the slices, by version: a watch tells what has gone since."""
         self.queries: list[dict[str, list[str]]] = []
         self.failing = False
@@ -30,10 +30,17 @@ class SlicesApi:
 
     def put(self, ready: dict[str, int], terminating: dict[str, int] | None = None) -> None:
         """Names and ports of the replicas, all on loopback."""
+        self._becomes(slice_of(ready, self.version + 1, terminating or {}))
+
+    def remove(self) -> None:
+        """The Service is gone, and with it all of its slices."""
+        self._becomes({**slice_of({}, self.version + 1), "gone": True})
+
+    def _becomes(self, value: Json) -> None:
         with self.changed:
             self.version += 1
-            self.slice = slice_of(ready, self.version, terminating or {})
-            self.names[self.version] = {piece["metadata"]["name"] for piece in real_slices(self.slice)}
+            self.slice = value
+            self.names[self.version] = names_of(value)
             self.changed.notify_all()
 
     def fail(self, failing: bool) -> None:
@@ -53,19 +60,27 @@ def slice_of(ready: dict[str, int], version: int, terminating: dict[str, int] | 
 
 
 def real_slices(value: Json) -> list[Json]:
-    """What the API would say: replicas of different ports are in different slices."""
-    made = []
+    """What the API would say: replicas of different ports are in different slices, a Service without any has one."""
+    made: list[Json] = []
+    version = value["metadata"]["resourceVersion"]
     for ends, group in ((False, value["ready"]), (True, value["ends"] or {})):
         for name, port in group.items():
             conditions = {"ready": not ends, "serving": True, "terminating": ends}
             made.append(
                 {
-                    "metadata": {"name": f"slice-{name}", "resourceVersion": value["metadata"]["resourceVersion"]},
+                    "metadata": {"name": f"slice-{name}", "resourceVersion": version},
                     "ports": [{"name": "http", "port": port}],
                     "endpoints": [{"addresses": ["127.0.0.1"], "conditions": conditions, "targetRef": {"name": name}}],
                 }
             )
+    if not made and not value.get("gone"):
+        made.append({"metadata": {"name": "slice-empty", "resourceVersion": version}, "ports": None, "endpoints": None})
     return made
+
+
+def names_of(value: Json) -> set[str]:
+    """Of its slices."""
+    return {piece["metadata"]["name"] for piece in real_slices(value)}
 
 
 @contextmanager

@@ -14,10 +14,7 @@ from tests.gateway.rig import Crowd, Rig, post
 def test_it_is_not_ready_before_it_knows_the_replicas(rig: Rig) -> None:
     rig.api.fail(True)
     gateway = rig.gateway(wait=False)
-    deadline = time.monotonic() + 20
-    while "does not say which replicas there are" not in gateway.log.read_text():
-        assert time.monotonic() < deadline
-        time.sleep(0.05)
+    gateway.until_logged("does not say which replicas there are")
     assert httpx.get(f"{gateway.status}/readyz", trust_env=False, verify=False).status_code == 503
     assert httpx.get(f"{gateway.status}/healthz", trust_env=False, verify=False).status_code == 200
     rig.api.fail(False)
@@ -80,6 +77,19 @@ def test_what_a_draining_gateway_holds_is_answered_when_a_replica_comes(rig: Rig
 
     assert [answer.status_code for answer in crowd.finish()] == [200] * 3
     assert gateway.process.wait(30) == 0
+
+
+def test_who_still_comes_to_a_gateway_that_is_taken_away_is_answered(rig: Rig) -> None:
+    rig.start("a")
+    gateway = rig.gateway()
+    gateway.until("replicas", 1)
+    # The list of replicas goes with the gateway, before its pods have ended and before the Service leads elsewhere.
+    rig.api.remove()
+    gateway.until_logged("is gone")
+    gateway.terminate()
+
+    assert post(gateway.url, timeout=5).status_code == 200
+    assert gateway.process.wait(10) == 0
 
 
 def test_who_reads_its_metrics_now_and_then_does_not_keep_a_gateway_that_is_to_go(rig: Rig) -> None:
