@@ -62,5 +62,15 @@ def test_neighbours_differ_and_exclude_the_plan_itself() -> None:
     assert {p.wide_from_tokens for p in near} == {16, 32, 64}
 
 
+def test_several_streams_after_one_on_all_cores_still_give_them_all_to_a_lone_row() -> None:
+    limits = Limits(2, Batching.PADDED, LENGTHS)
+    one = first_plan(FP32, limits, wide_from_tokens=32).model_copy(
+        update={"streams": 1, "threads_per_stream": 2, "wide_from_tokens": None}
+    )
+
+    (two,) = (plan for plan in neighbours(one, limits) if plan.streams == 2)
+    assert two.wide_from_tokens == min(LENGTHS)
+
+
 def test_one_core_has_no_wide_runs() -> None:
     assert first_plan(FP32, Limits(1, Batching.PADDED, LENGTHS), wide_from_tokens=32).wide_from_tokens is None
