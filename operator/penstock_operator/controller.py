@@ -24,6 +24,8 @@ from penstock_operator.world import World
 MANY = 32
 """A change that concerns more endpoints than this is not urgent: others' changes go first."""
 LAG_SECONDS = 30.0
+GONE_SECONDS = 5.0
+"""A ScaledObject that somebody took away is made again after this, unless KEDA's definitions went with it."""
 
 logger = logging.getLogger(__name__)
 
@@ -54,7 +56,7 @@ class Controller:
         world.nodes.listen(lambda _: self._add_all(("unready",)))
         world.text_sources.listen(self._on_texts)
         for store in world.made:
-            store.listen(self._on_made)
+            store.listen(self._on_scaled_object if store is world.scaled_objects else self._on_made)
         world.scaled_objects.listen_served(lambda: self._add_all(("keda",)))
         world.listen_said(self._on_indexes)
 
@@ -190,13 +192,22 @@ class Controller:
     def _on_made(self, change: Difference[Any]) -> None:
         self._on_indexes(change.indexes)
 
-    def _on_indexes(self, indexes: Iterable[Index]) -> None:
+    def _on_scaled_object(self, change: Difference[Any]) -> None:
+        # The API server takes away a definition only when it has seen none of its objects: whoever removes KEDA must
+        # not find one that was made anew meanwhile.
+        self._on_indexes(change.indexes, after_seconds=GONE_SECONDS if change.new is None else 0.0)
+
+    def _on_indexes(self, indexes: Iterable[Index], *, after_seconds: float = 0.0) -> None:
         for index in indexes:
             what, *rest = index
             if what == "endpoint":
-                key = Key(*rest)
-                if self._world.endpoints.get(key) is not None:
-                    self.queue.add(Subject("ModelEndpoint", key), self._lane)
+                subject = Subject("ModelEndpoint", Key(*rest))
+                if self._world.endpoints.get(subject.key) is None:
+                    continue
+                if after_seconds:
+                    self.queue.add_after(subject, after_seconds)
+                else:
+                    self.queue.add(subject, self._lane)
             elif what == "model":
                 # One of the users suffices: it writes the OptimizedModel's status, and that tells the others.
                 users = self._world.users(*rest)

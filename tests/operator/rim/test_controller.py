@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any, cast
 
 import pytest
 
 from penstock_operator.cluster.port import ClusterPort, Page
 from penstock_operator.cluster.store import Key
-from penstock_operator.controller import MANY, Controller
+from penstock_operator.controller import GONE_SECONDS, MANY, Controller
 from penstock_operator.plan import names
 from penstock_operator.plan.observed import HostReport
 from penstock_operator.settings import Settings
@@ -32,7 +33,7 @@ def looked_at(before: Change, change: Change, *, wait: float = 0.0) -> list[str]
     """Who is looked at after a change, in their order."""
 
     async def scenario() -> list[str]:
-        world = World(Settings().plan_settings())
+        world = World(replace(Settings().plan_settings(), keda=True))
         controller = Controller(cast("ClusterPort", Empty()), world, identity="test")
         await controller.begin()
         before(world)
@@ -82,6 +83,18 @@ def of(name: str) -> dict[str, Any]:
 )
 def test_a_change_concerns(change: Change, expected: list[str]) -> None:
     assert looked_at(two_endpoints, change) == expected
+
+
+def test_a_scaled_object_that_went_is_made_again_only_when_keda_s_definitions_can_have_gone_as_well() -> None:
+    def with_scaled_object(world: World) -> None:
+        two_endpoints(world)
+        world.scaled_objects.put(of("e1"))
+
+    def goes(world: World) -> None:
+        world.scaled_objects.remove(Key("a", "e1"))
+
+    assert looked_at(with_scaled_object, goes, wait=0.9 * GONE_SECONDS) == []
+    assert looked_at(with_scaled_object, goes, wait=1.1 * GONE_SECONDS) == ["e1"]
 
 
 def test_the_last_user_that_goes_leaves_an_unused_model() -> None:

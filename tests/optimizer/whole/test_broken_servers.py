@@ -43,9 +43,11 @@ def test_a_plan_whose_server_breaks_is_not_served(model: Path, tmp_path: Path, m
     assert served[-1] == TEACHER.name
     assert "The capacity was not measured: the load process failed." in manifest.findings
     failed = [one for one in manifest.candidates if one.outcome is Outcome.FAILED]
-    assert [one.recipe.name for one in failed] == served[:-1]
+    # Where fp32 was faster for short rows today, it was tried beside the other first, and then left out.
+    tried = list(dict.fromkeys(served))
+    assert [one.recipe.name for one in failed] == tried[:-1]
     assert all("SIGILL" in one.reason for one in failed)
-    assert len(served) == 2
+    assert len(tried) == 2
 
 
 def with_route(monkeypatch: pytest.MonkeyPatch) -> tuple[Recipe, Recipe]:
