@@ -35,7 +35,8 @@ def install_definitions(kubectl: Kubectl) -> None:
 def remove_definitions(kubectl: Kubectl) -> None:
     """Take them away, with all objects of theirs; returns when the API server no longer serves them."""
     folder = str(modules.files(modules.KEDA) / "config" / "crd")
-    kubectl("delete", "--ignore-not-found", "--kustomize", folder)
+    # Where an object was made anew meanwhile, the API server begins again after a minute.
+    kubectl("delete", "--ignore-not-found", "--kustomize", folder, timeout_seconds=400)
 
 
 @contextmanager

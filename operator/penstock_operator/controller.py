@@ -24,8 +24,9 @@ from penstock_operator.world import World
 MANY = 32
 """A change that concerns more endpoints than this is not urgent: others' changes go first."""
 LAG_SECONDS = 30.0
-GONE_SECONDS = 5.0
-"""A ScaledObject that somebody took away is made again after this, unless KEDA's definitions went with it."""
+GONE_SECONDS = 15.0
+"""A ScaledObject that somebody took away is made again after this, unless KEDA's definitions went with it: the API
+server looks every 5 s whether all objects of a definition are gone."""
 
 logger = logging.getLogger(__name__)
 
