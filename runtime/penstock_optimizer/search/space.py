@@ -72,9 +72,8 @@ def neighbours(plan: Plan, limits: Limits) -> Iterator[Plan]:
 def _steps(plan: Plan, limits: Limits) -> Iterator[Plan]:
     options = splits(limits.cores)
     for streams, threads in _beside(options, (plan.streams, plan.threads_per_stream)):
-        wide = plan.wide_from_tokens
-        if plan.streams == 1 and plan.threads_per_stream > 1:
-            wide = min(limits.lengths, default=None)  # a lone row had all the cores, and keeps them
+        # One stream gives all the cores to a lone row of any length: those that come after it do so too.
+        wide = plan.wide_from_tokens if plan.streams > 1 else min(limits.lengths, default=None)
         yield _with(plan, streams=streams, threads_per_stream=threads, wide_from_tokens=wide if streams > 1 else None)
     if plan.streams > 1:
         steps: tuple[int | None, ...] = (*limits.lengths, None)
