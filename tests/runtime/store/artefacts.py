@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import threading
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 from penstock.manifest import MANIFEST_NAME
@@ -47,19 +48,12 @@ def names(folder: Path) -> set[str]:
 def publish_at_once(publishers: int, store: Callable[[], ArtefactStore], artefact: Path) -> list[BaseException]:
     """Publish an artefact by several threads together, each with a store of its own; what any of them raised."""
     together = threading.Barrier(publishers)
-    failures: list[BaseException] = []
 
     def publish() -> None:
         own = store()
         together.wait()
-        try:
-            own.publish(artefact)
-        except BaseException as error:
-            failures.append(error)
+        own.publish(artefact)
 
-    threads = [threading.Thread(target=publish) for _ in range(publishers)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-    return failures
+    with ThreadPoolExecutor(publishers) as pool:
+        under_way = [pool.submit(publish) for _ in range(publishers)]
+    return [error for one in under_way if (error := one.exception()) is not None]
