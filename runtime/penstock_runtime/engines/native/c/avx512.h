@@ -31,4 +31,7 @@ static inline void v_store_bytes(uint8_t *p, V shifted) {
 
 #define UNROLL _Pragma("GCC unroll 16")
 
+/* How far ahead of their use weights are asked for, in bytes: 2,048 to 8,192 make no difference. */
+#define AHEAD 4096
+
 #endif

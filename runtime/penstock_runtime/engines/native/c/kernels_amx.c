@@ -25,7 +25,6 @@ static inline AMX void shape_tiles(int upper, int lower) {
 
 #define LEAST_LINES 4   /* for tiles to pay */
 #define CACHE_LINES 32  /* of the weights of one turn: 64 inputs of a panel */
-#define AHEAD 4096      /* how far weights that are read once are asked for before: 2,048 to 8,192 make no difference */
 
 /* What is to be read soon, and how many cache lines of it to ask for in each turn. */
 struct ahead {

@@ -2,9 +2,6 @@
 #if defined(__x86_64__)
 #include "avx512.h"
 
-/* How far ahead of their use weights are asked for, in bytes: 2,048 to 8,192 make no difference. */
-#define AHEAD 4096
-
 #define VNNI_LINES 12
 
 /* Lines x panels of the product: all sums stay in registers, each weight is loaded once. */
