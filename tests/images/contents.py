@@ -90,7 +90,6 @@ _known: dict[tuple[str, tuple[bytes, ...]], Found] = {}
 
 def _look_through_layer(archive: Archive, layer: Layer, traces: Sequence[bytes]) -> Found:
     found = Found()
-    pattern = re.compile(b"|".join(map(re.escape, traces)))
     for member, content in archive.members(layer):
         found.entries.append(member)
         path = clean(member.name)
@@ -99,7 +98,7 @@ def _look_through_layer(archive: Archive, layer: Layer, traces: Sequence[bytes])
         if path.endswith(".pyc"):
             found.compiled[path] = int.from_bytes(content[4:8], "little")
         if len(content) < TEXT_BYTES:
-            found.traces += [(path, trace) for trace in set(pattern.findall(content))]
+            found.traces += [(path, trace) for trace in traces if trace in content]
     return found
 
 
