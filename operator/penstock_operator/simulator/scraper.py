@@ -8,7 +8,7 @@ counts with it, and everything is as old as the last scrape.
 
 from __future__ import annotations
 
-from collections import deque
+from bisect import bisect_right
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
@@ -46,8 +46,12 @@ class Scraper:
         self.bounds = np.array(sorted({*BOUNDS, objective_seconds}))
         self._good_buckets = int(np.searchsorted(self.bounds, objective_seconds, side="left")) + 1
         self._counts = np.zeros((0, len(self.bounds) + 1))
-        self._scrapes: deque[_Scrape] = deque()
+        self._scrapes: list[_Scrape] = []
+        self._times: list[float] = []
+        """When each of them was."""
         self._first: dict[int, float] = {}
+        self._rates: dict[tuple[float, float], np.ndarray | None] = {}
+        """(window, now) -> rates, until the next scrape: a policy asks for the same ones several times."""
 
     def scrape(self, fleet: Fleet, log: Sequence[tuple[float, int, float]], now: float) -> None:
         """Read every pod that takes traffic or drains; `log` is what was answered since the last scrape."""
@@ -71,8 +75,11 @@ class Scraper:
         in_flight = tuple(fleet.pods[index].outstanding for index in up)
         waiting = fleet.in_flight - sum(in_flight)
         self._scrapes.append(_Scrape(now, up, self._counts, in_flight, waiting, fleet.refused + fleet.given_up))
-        while self._scrapes[0].at < now - KEPT_SECONDS:
-            self._scrapes.popleft()
+        self._times.append(now)
+        self._rates.clear()
+        if self._times[0] < now - 2 * KEPT_SECONDS:
+            old = bisect_right(self._times, now - KEPT_SECONDS)
+            del self._scrapes[:old], self._times[:old]
 
     @property
     def last(self) -> _Scrape | None:
@@ -89,7 +96,17 @@ class Scraper:
 
     def bucket_rates(self, window: float, now: float) -> np.ndarray | None:
         """`sum by (le) (rate(bucket[window]))`, not cumulative; shape [bounds + 1], 1/s. None: an empty vector."""
-        inside = [scrape for scrape in self._scrapes if scrape.at > now - window]
+        key = (window, now)
+        if key not in self._rates:
+            self._rates[key] = self._bucket_rates(window, now)
+        return self._rates[key]
+
+    def _inside(self, window: float, now: float) -> list[_Scrape]:
+        """The scrapes in the window, oldest first."""
+        return self._scrapes[bisect_right(self._times, now - window) :]
+
+    def _bucket_rates(self, window: float, now: float) -> np.ndarray | None:
+        inside = self._inside(window, now)
         if len(inside) < 2:
             return None
         last = inside[-1]
@@ -134,7 +151,7 @@ class Scraper:
         return self._slope(window, now, lambda scrape: sum(scrape.in_flight) + scrape.waiting)
 
     def _slope(self, window: float, now: float, of: Callable[[_Scrape], float]) -> float:
-        inside = [scrape for scrape in self._scrapes if scrape.at > now - window]
+        inside = self._inside(window, now)
         if len(inside) < 2:
             return 0.0
         return (of(inside[-1]) - of(inside[0])) / (inside[-1].at - inside[0].at)
