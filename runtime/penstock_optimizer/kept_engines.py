@@ -81,15 +81,19 @@ class KeptEngines:
         if engine is None:
             recipe, threads, wide = shape
             graph = self._graphs[recipe]
-            size = sum(file.stat().st_size for file in Path(graph.path).parent.iterdir() if file.is_file())
             # That of short rows comes on top: the one that it is beside was asked for just before.
-            most = (ENGINES_KEPT if size < LARGE_BYTES else 1) + (recipe != self._recipe)
+            most = _kept_of(graph) + (recipe != self._recipe)
             while len(self._engines) >= most:
                 self._forget(next(iter(self._engines)))
             engine = load_engine(Path(graph.path), graph.io, recipe, threads, wide=wide)
         # At the end again: the first one is the one that was not used for the longest time.
         self._engines[shape] = engine
         return engine
+
+    @property
+    def most(self) -> int:
+        """How many of the own graph are kept at once."""
+        return _kept_of(self._graphs[self._recipe])
 
     def is_warm(self, what: tuple[Shape, ...] | Plan) -> bool:
         """True when `warmed` was said of it since its engines were loaded."""
@@ -108,6 +112,11 @@ class KeptEngines:
     def _forget(self, shape: Shape) -> None:
         self._engines.pop(shape).close()
         self._warm = {one for one in self._warm if shape not in (shapes(one) if isinstance(one, Plan) else one)}
+
+
+def _kept_of(graph: GraphFile) -> int:
+    size = sum(file.stat().st_size for file in Path(graph.path).parent.iterdir() if file.is_file())
+    return ENGINES_KEPT if size < LARGE_BYTES else 1
 
 
 def resident_bytes() -> int:

@@ -61,7 +61,7 @@ def first_plan(recipe: Recipe, limits: Limits, *, wide_from_tokens: int | None =
 
 
 def neighbours(plan: Plan, limits: Limits) -> Iterator[Plan]:
-    """The plans that differ from `plan` by one step on one axis, those with the largest usual effect first."""
+    """The plans that differ from `plan` by one step on one axis, those worth trying first in front."""
     changed = {plan}
     for candidate in _steps(plan, limits):
         if candidate not in changed:
@@ -70,15 +70,17 @@ def neighbours(plan: Plan, limits: Limits) -> Iterator[Plan]:
 
 
 def _steps(plan: Plan, limits: Limits) -> Iterator[Plan]:
-    options = splits(limits.cores)
-    for streams, threads in _beside(options, (plan.streams, plan.threads_per_stream)):
-        # One stream gives all the cores to a lone row of any length: those that come after it do so too.
-        wide = plan.wide_from_tokens if plan.streams > 1 else min(limits.lengths, default=None)
-        yield _with(plan, streams=streams, threads_per_stream=threads, wide_from_tokens=wide if streams > 1 else None)
     if plan.streams > 1:
+        # Before the splits: one stream for all cores is no faster for a lone row than several that all work for it.
         steps: tuple[int | None, ...] = (*limits.lengths, None)
         for wide in _beside(steps, plan.wide_from_tokens):
             yield _with(plan, wide_from_tokens=wide)
+    options = splits(limits.cores)
+    for streams, threads in _beside(options, (plan.streams, plan.threads_per_stream)):
+        # One stream gives all the cores to a lone row of any length: those that come after it do so too.
+        wide_from = plan.wide_from_tokens if plan.streams > 1 else min(limits.lengths, default=None)
+        wide_from = wide_from if streams > 1 else None
+        yield _with(plan, streams=streams, threads_per_stream=threads, wide_from_tokens=wide_from)
     allowed = _ORDER[: _ORDER.index(limits.batching) + 1]
     for batching in _beside(allowed, plan.batching):
         yield _rebatched(plan, batching)

@@ -72,5 +72,14 @@ def test_several_streams_after_one_on_all_cores_still_give_them_all_to_a_lone_ro
     assert two.wide_from_tokens == min(LENGTHS)
 
 
+def test_helpers_for_a_lone_row_are_tried_before_fewer_streams() -> None:
+    limits = Limits(2, Batching.PADDED, LENGTHS)
+    plan = first_plan(FP32, limits, wide_from_tokens=16)
+    near = list(neighbours(plan, limits))
+
+    (one_stream,) = (place for place, other in enumerate(near) if other.streams == 1)
+    assert {other.wide_from_tokens for other in near[:one_stream]} == {8, 32}
+
+
 def test_one_core_has_no_wide_runs() -> None:
     assert first_plan(FP32, Limits(1, Batching.PADDED, LENGTHS), wide_from_tokens=32).wide_from_tokens is None

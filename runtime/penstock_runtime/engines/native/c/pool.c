@@ -4,7 +4,10 @@
 
 Who takes a block with a compare-and-swap holds the run open until it is done, since a phase ends when all its blocks
 are done. Who is late, or was put off the processor, finds another generation or phase in the ticket and has cost
-nothing: nobody waits for a thread that holds no block. */
+nothing: nobody waits for a thread that holds no block.
+
+Each core has one thread. A caller without helpers takes a core from those who help: one of them rests until the caller
+is done. Otherwise both would get half a core, and whoever came second would wait for a row that came first. */
 #define _GNU_SOURCE
 #include "pool.h"
 
@@ -31,7 +34,8 @@ struct pool {
     _Alignas(64) _Atomic uint32_t done; /* blocks of this phase */
     _Alignas(64) _Atomic uint32_t wake; /* counts runs; workers sleep on it */
     _Alignas(64) _Atomic int wanted;    /* workers of this run */
-    _Atomic int busy, stopping;
+    _Atomic int busy, stopping, resting;
+    _Alignas(64) _Atomic uint32_t alone; /* callers that have no helpers; workers rest on it */
     void *job;
     int phases;
     pool_blocks *blocks;
@@ -56,12 +60,37 @@ static inline void pause_processor(void) {
 #endif
 }
 
+static void wait_for_change(_Atomic uint32_t *word, uint32_t seen) {
+    syscall(SYS_futex, word, FUTEX_WAIT_PRIVATE, seen, NULL, NULL, 0);
+}
+static void wake_sleepers(_Atomic uint32_t *word, int most) {
+    syscall(SYS_futex, word, FUTEX_WAKE_PRIVATE, most, NULL, NULL, 0);
+}
+
+/* Whether a worker is one too many for the cores; sleeps then until the callers without helpers are others. */
+static int rested(struct pool *pool, int participant) {
+    uint32_t alone = atomic_load_explicit(&pool->alone, memory_order_acquire);
+    if (!participant || (uint32_t)participant + alone < (uint32_t)pool->threads) return 0;
+    atomic_fetch_add(&pool->resting, 1);
+    wait_for_change(&pool->alone, alone);
+    atomic_fetch_sub(&pool->resting, 1);
+    return 1;
+}
+
+void pool_enter_alone(struct pool *pool) { atomic_fetch_add(&pool->alone, 1); }
+
+void pool_leave_alone(struct pool *pool) {
+    atomic_fetch_sub(&pool->alone, 1);
+    if (atomic_load(&pool->resting)) wake_sleepers(&pool->alone, pool->threads - 1);
+}
+
 /* Takes part in a run until it is over. A worker leaves when there has been nothing to take for long. */
 static void take_part(struct pool *pool, uint32_t generation, int participant) {
     int idle = 0;
     for (;;) {
         uint64_t t = atomic_load_explicit(&pool->ticket, memory_order_acquire);
         if (generation_of(t) != generation || phase_of(t) == OVER) return;
+        if (rested(pool, participant)) continue;
         if (next_of(t) == blocks_of(t)) {
             if (participant && idle == SPINS + OFFERS) return;
             if (++idle < SPINS)
@@ -94,7 +123,7 @@ static void *worker_main(void *argument) {
     for (;;) {
         uint32_t now;
         while ((now = atomic_load_explicit(&pool->wake, memory_order_acquire)) == seen)
-            syscall(SYS_futex, &pool->wake, FUTEX_WAIT_PRIVATE, seen, NULL, NULL, 0);
+            wait_for_change(&pool->wake, seen);
         if (atomic_load_explicit(&pool->stopping, memory_order_acquire)) return NULL;
         seen = now;
         if (worker->participant <= atomic_load_explicit(&pool->wanted, memory_order_relaxed))
@@ -112,6 +141,8 @@ struct pool *pool_start(int threads) {
     atomic_init(&pool->wanted, 0);
     atomic_init(&pool->busy, 0);
     atomic_init(&pool->stopping, 0);
+    atomic_init(&pool->resting, 0);
+    atomic_init(&pool->alone, 0);
     pool->threads = 1;
     for (int i = 0; i < threads - 1; i++) {
         struct worker *worker = &pool->workers[i];
@@ -128,7 +159,7 @@ struct pool *pool_start(int threads) {
 
 static void wake_all(struct pool *pool) {
     atomic_fetch_add_explicit(&pool->wake, 1, memory_order_release);
-    syscall(SYS_futex, &pool->wake, FUTEX_WAKE_PRIVATE, pool->threads - 1, NULL, NULL, 0);
+    wake_sleepers(&pool->wake, pool->threads - 1);
 }
 
 void pool_stop(struct pool *pool) {

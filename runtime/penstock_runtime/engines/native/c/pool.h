@@ -21,4 +21,8 @@ void pool_stop(struct pool *pool);
 /* Runs all phases one after the other with up to `threads`. 0 when another caller has the pool: nothing was done. */
 int pool_run(struct pool *pool, int threads, void *job, int phases, pool_blocks *blocks, pool_work *work);
 
+/* Around what a caller computes without helpers: meanwhile one helper fewer works for the caller of `pool_run`. */
+void pool_enter_alone(struct pool *pool);
+void pool_leave_alone(struct pool *pool);
+
 #endif

@@ -163,9 +163,12 @@ int penstock_run(struct penstock_model *m, const int64_t *ids, const int64_t *ma
     int status = PENSTOCK_BAD_INPUT;
     if (prepare(&run)) {
         if (threads > m->threads) threads = m->threads;
-        if (threads < 2 || !pool_run(m->pool, threads, &run, m->phase_count, count_blocks, run_block))
+        if (threads < 2 || !pool_run(m->pool, threads, &run, m->phase_count, count_blocks, run_block)) {
+            if (m->pool) pool_enter_alone(m->pool);
             for (int p = 0; p < m->phase_count; p++)
                 units(&run, &m->phases[p], 0, phase_units(&run, &m->phases[p]), 0);
+            if (m->pool) pool_leave_alone(m->pool);
+        }
         size_t lines = m->buffer_per_row[m->output] ? (size_t)rows : (size_t)rows * (size_t)tokens;
         memcpy(result, scratch->buffers[m->output], lines * (size_t)m->buffer_widths[m->output] * sizeof(float));
         status = PENSTOCK_OK;
