@@ -19,6 +19,7 @@ from penstock_operator.logs import ENDPOINT
 from penstock_operator.metrics import MISSED, RECONCILE_ERRORS, RECONCILE_SECONDS
 from penstock_operator.queue import Lane, WorkQueue
 from penstock_operator.reconcile import Reconciler, Subject, jittered
+from penstock_operator.slices import Slices
 from penstock_operator.world import World
 
 MANY = 32
@@ -49,6 +50,7 @@ class Controller:
         self._resync_seconds = resync_seconds
         self._reconciler = Reconciler(port, world, identity=identity)
         self._begun = False
+        self._slices = Slices()
         self.queue: WorkQueue[Subject] = WorkQueue()
         self.progress = Progress(lambda: self.queue.oldest_seconds)
         world.endpoints.listen(self._on_endpoint)
@@ -120,6 +122,9 @@ class Controller:
 
     async def _work(self) -> None:
         while True:
+            # A reconcile that finds nothing to write waits for nothing: of thousands that are due at the same time,
+            # one worker would do all in a single turn of the loop, and nobody else would get to anything meanwhile.
+            await self._slices.give_way()
             subject = await self.queue.get()
             token = ENDPOINT.set(str(subject.key))
             begin = time.monotonic()

@@ -6,7 +6,7 @@ successful renewal, so that a stalled process cannot write beside its successor.
 
     duration 10 s    a follower waits this long after the last change that it saw
     deadline 8 s     the leader gives up after this long without a renewal: an API server may be away for so long
-    interval 1.25 s  renewals, and a follower's looks
+    interval 1.25 s  renewals, and a follower's looks; one that failed is tried again at once
 
 After a kill -9 the next one leads within duration + 2 x interval, 12.5 s, and works a second later. A leader that ends
 in order hands over at once.
@@ -26,6 +26,9 @@ from penstock_operator.cluster.errors import ClusterError, Conflict
 from penstock_operator.cluster.kinds import LEASE, Json
 from penstock_operator.cluster.port import ClusterPort
 from penstock_operator.metrics import LEADER
+
+AGAIN_SECONDS = 0.25
+"""After a renewal that failed: what is left of the deadline is too little to wait for the next one's turn."""
 
 logger = logging.getLogger(__name__)
 
@@ -99,10 +102,12 @@ class Leadership:
 
     async def hold(self) -> None:
         """Renew until the lease is lost; returns then. The caller ends the process: it may not write any more."""
+        renewed = True
         try:
             while self.held:
-                await asyncio.sleep(self.times.interval_seconds)
-                if not await self._try() and self._lease is not None and _holder(self._lease) != self.identity:
+                await asyncio.sleep(self.times.interval_seconds if renewed else AGAIN_SECONDS)
+                renewed = await self._try()
+                if not renewed and self._lease is not None and _holder(self._lease) != self.identity:
                     break
         finally:
             LEADER.set(0)
@@ -116,7 +121,7 @@ class Leadership:
         if self._lease is None or _holder(self._lease) != self.identity:
             return
         try:
-            await self._port.replace(self._written(self._lease, holder=""))
+            self._lease = await self._port.replace(self._written(self._lease, holder=""))
         except ClusterError as error:
             logger.warning("could not hand over the lease; it runs out in %g s: %s", self.times.duration_seconds, error)
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 import asyncio
 import logging
 import signal
-from collections.abc import Awaitable, Coroutine
-from contextlib import AsyncExitStack
+from collections.abc import AsyncIterator, Awaitable, Coroutine
+from contextlib import AsyncExitStack, asynccontextmanager
 from typing import Any
 
 import kopf
@@ -21,6 +21,7 @@ from penstock_operator.cluster.kubernetes import NO_RETRIES, KubernetesPort
 from penstock_operator.cluster.port import ClusterPort
 from penstock_operator.collector import Collector
 from penstock_operator.controller import Controller
+from penstock_operator.election import Election
 from penstock_operator.health import Health, serve
 from penstock_operator.joblog import JobLogs
 from penstock_operator.lease import Leadership, LeaseTimes
@@ -61,44 +62,52 @@ async def run(settings: Settings) -> int:
                 remedy="Choose another port, or 0 for a free one",
             ) from error
         stack.push_async_callback(server.cleanup)
-        leadership = await _leadership(stack, configuration, settings)
-        health.watch_over(lambda: {"lease": leadership.silence_seconds})
-        health.ready_when(lambda: "" if leadership.looked else "has not seen the lease yet: is the API server there?")
-        if not await _before(stop, leadership.acquire()):
+        identity = settings.new_identity()
+        election = await stack.enter_async_context(
+            Election(
+                lambda: _leadership(settings, identity=identity), hung_seconds=settings.server.silence_limit_seconds
+            )
+        )
+        health.watch_over(lambda: {"lease": election.silence_seconds})
+        health.ready_when(lambda: "" if election.looked else "has not seen the lease yet: is the API server there?")
+        if not await _before(stop, election.acquire()):
             return 0
-        hold = asyncio.create_task(leadership.hold(), name="the lease")
+        hold = asyncio.create_task(election.hold(), name="the lease")
         try:
-            return await _lead(configuration, settings, leadership=leadership, health=health, stop=stop, hold=hold)
+            return await _lead(
+                configuration, settings, election=election, identity=identity, health=health, stop=stop, hold=hold
+            )
         finally:
             hold.cancel()
             await asyncio.wait({hold})
-            await leadership.release()
 
 
-async def _leadership(stack: AsyncExitStack, configuration: Configuration, settings: Settings) -> Leadership:
+@asynccontextmanager
+async def _leadership(settings: Settings, *, identity: str) -> AsyncIterator[Leadership]:
+    """In the thread of the election."""
     times = LeaseTimes(
         settings.leader.lease_duration_seconds,
         settings.leader.lease_deadline_seconds,
         settings.leader.lease_interval_seconds,
     )
-    # Its own connections, and no retries: a renewal must not queue behind five thousand applies.
-    port = await stack.enter_async_context(
-        KubernetesPort(configuration, timeout_seconds=times.deadline_seconds / 2, retries=NO_RETRIES)
-    )
-    return Leadership(
-        port,
-        namespace=settings.operator_namespace,
-        name=settings.leader.lease_name,
-        identity=settings.new_identity(),
-        times=times,
-    )
+    # Its own way in, its own connections, and no retries: a renewal must not queue behind five thousand applies.
+    configuration = await load_configuration(settings.cluster.kubeconfig)
+    async with KubernetesPort(configuration, timeout_seconds=times.deadline_seconds / 2, retries=NO_RETRIES) as port:
+        yield Leadership(
+            port,
+            namespace=settings.operator_namespace,
+            name=settings.leader.lease_name,
+            identity=identity,
+            times=times,
+        )
 
 
 async def _lead(
     configuration: Configuration,
     settings: Settings,
     *,
-    leadership: Leadership,
+    election: Election,
+    identity: str,
     health: Health,
     stop: asyncio.Event,
     hold: asyncio.Task[None],
@@ -106,14 +115,14 @@ async def _lead(
     async with KubernetesPort(
         configuration,
         timeout_seconds=settings.cluster.api_timeout_seconds,
-        may_write=lambda: leadership.held,
+        may_write=lambda: election.held,
     ) as port:
         world = World(settings.plan_settings())
         namespaces = settings.cluster.namespaces
         controller = Controller(
             port,
             world,
-            identity=leadership.identity,
+            identity=identity,
             namespaces=namespaces,
             resync_seconds=settings.work.resync_seconds,
         )

@@ -34,6 +34,7 @@ from penstock_operator.scaling.queries import Place, Windows
 from penstock_operator.scaling.scraper import Pod, Scraper
 from penstock_operator.scaling.target import Target, Targets
 from penstock_operator.scaling.telling import as_available_as, blindness, scale_of, unavailable, worth_telling
+from penstock_operator.slices import Slices
 from penstock_operator.world import World
 
 AT_ONCE = 256
@@ -111,6 +112,7 @@ class Autoscaler:
         self._members: dict[Key, _Member] = {}
         self._secrets: dict[Key, tuple[float, Access | str]] = {}
         self._connections = AsyncExitStack()
+        self._slices = Slices()
         self._moved = time.monotonic()
 
     @property
@@ -143,17 +145,27 @@ class Autoscaler:
 
     async def tick(self, now: float) -> None:
         """Look at every endpoint once; `now` is seconds since the epoch."""
-        keys = set(self._world.endpoints)
-        turns = asyncio.Semaphore(AT_ONCE)
+        keys = await self._scaled()
+        for key in set(self._members).difference(keys):
+            self._forget(key)
+        self._targets.retain(set(keys))
+        left = iter(keys)
 
-        async def one(key: Key) -> None:
-            async with turns:
+        async def look() -> None:
+            for key in left:
+                await self._slices.give_way()
                 await self._safely(key, now)
 
-        await asyncio.gather(*(one(key) for key in sorted(keys)))
-        for key in set(self._members) - keys:
-            self._forget(key)
-        self._targets.retain(keys)
+        await asyncio.gather(*(look() for _ in range(min(AT_ONCE, len(keys)))))
+
+    async def _scaled(self) -> list[Key]:
+        """The endpoints that there is something to decide about: a small part of many, or a few."""
+        found: list[Key] = []
+        for key in self._world.deployments:
+            await self._slices.give_way()
+            if self._targets.scales(key):
+                found.append(key)
+        return sorted(found)
 
     async def _safely(self, key: Key, now: float) -> None:
         """One endpoint that we have a mistake for must not keep the others from being scaled."""

@@ -72,17 +72,18 @@ class Targets:
         self._endpoints: dict[Key, tuple[int, Endpoint | None]] = {}
         self._results: dict[Key, tuple[int, OptimizedModelStatus | None]] = {}
 
+    def scales(self, key: Key) -> bool:
+        """Whether there is something to decide about the endpoint."""
+        endpoint, deployment = self._endpoint(key), self._world.deployments.facts(key)
+        return endpoint is not None and deployment is not None and not deployment.deleting and _scales(endpoint)
+
     def find(self, key: Key) -> Target | None:
         """The endpoint as it is now; None when there is nothing to decide about it."""
         endpoint = self._endpoint(key)
         deployment = self._world.deployments.facts(key)
-        if endpoint is None or deployment is None or deployment.deleting:
+        if endpoint is None or deployment is None or deployment.deleting or not _scales(endpoint):
             return None
         scaling = endpoint.spec.scaling
-        if scaling.mode not in DECIDED or endpoint.spec.suspend:
-            return None
-        if scaling.mode is ScalingMode.INTERNAL and scaling.min_replicas == scaling.max_replicas:
-            return None
         facts = [entry.facts for _, entry in self._world.pods.of(("endpoint", *key))]
         alive = [pod for pod in facts if pod.ip and pod.phase == "Running" and (pod.ready or pod.deleting)]
         gateways, gateways_ready = self._gateways(key, endpoint)
@@ -170,6 +171,13 @@ class Targets:
                 status = None
             known = self._results[place] = (entry.version, status)
         return known[1]
+
+
+def _scales(endpoint: Endpoint) -> bool:
+    scaling = endpoint.spec.scaling
+    if scaling.mode not in DECIDED or endpoint.spec.suspend:
+        return False
+    return scaling.mode is not ScalingMode.INTERNAL or scaling.min_replicas != scaling.max_replicas
 
 
 def _positive(value: object) -> float | None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import time
 from collections.abc import Callable
 from dataclasses import replace
 from typing import Any, cast
@@ -14,6 +15,7 @@ from penstock_operator.cluster.store import Key
 from penstock_operator.controller import GONE_SECONDS, MANY, Controller
 from penstock_operator.plan import names
 from penstock_operator.plan.observed import HostReport
+from penstock_operator.reconcile import Reconciler, Subject
 from penstock_operator.settings import Settings
 from penstock_operator.world import World
 from tests.operator.rim import objects
@@ -181,3 +183,35 @@ def test_texts_that_were_missing_are_read_once_they_are_there() -> None:
         world.put_texts(Key("a", "texts"), None)
 
     assert looked_at(waits, lambda w: w.text_sources.put(config_map("texts", 6))) == ["e"]
+
+
+def test_of_many_that_are_due_at_once_and_need_nothing_the_loop_gets_its_turns(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A renewal of the lease, a change that somebody makes, a probe: all wait for the loop to turn."""
+    reconciled: list[Subject] = []
+
+    async def nothing_to_write(self: Reconciler, subject: Subject) -> None:
+        end = time.monotonic() + 0.003
+        while time.monotonic() < end:
+            pass
+        reconciled.append(subject)
+
+    async def scenario() -> tuple[int, float]:
+        world = World(Settings().plan_settings())
+        controller = Controller(cast("ClusterPort", Empty()), world, identity="test")
+        for number in range(300):
+            world.endpoints.put(objects.endpoint(f"e{number}"))
+        workers = asyncio.create_task(controller.work(8))
+        gaps: list[float] = []
+        while len(reconciled) < 300:
+            begin = time.monotonic()
+            await asyncio.sleep(0)
+            gaps.append(time.monotonic() - begin)
+        workers.cancel()
+        # The longest may be the machine's, which has something else to do.
+        return len(gaps), sorted(gaps)[-2]
+
+    monkeypatch.setattr(Reconciler, "reconcile", nothing_to_write)
+    turns, longest = asyncio.run(scenario())
+
+    assert turns > 20
+    assert longest < 0.2
