@@ -111,9 +111,11 @@ class Builder:
     def _make(self, target: Target, archive: Path, *, fresh: bool = False) -> Path:
         began = time.monotonic()
         self.buildah.prepare()
-        if self.base is None and not self.buildah.has(OWN_BASE):
+        self.buildah.remove_leftovers()
+        if self.base is None and not self.buildah.image(OWN_BASE):
             self._make_base()
         reference = target.reference(project_version(self.root))
+        before = self.buildah.image(reference)
         self.tell(f"building {reference}")
         with tempfile.TemporaryDirectory(prefix="penstock-build-") as folder:
             machine, context = Path(folder, "machine"), Path(folder, "context")
@@ -130,6 +132,8 @@ class Builder:
             "push", "-q", "--signature-policy", str(self.buildah.policy), reference, f"oci-archive:{part}:{reference}"
         )
         part.rename(archive)
+        if before and before != self.buildah.image(reference):
+            self.buildah.remove(before)
         if not fresh:
             self._forget(target)
         built = Archive(archive)

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
+import secrets
 import shutil
 import subprocess
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -15,6 +17,9 @@ from images.errors import ImageError, ToolMissing
 
 POLICY = {"default": [{"type": "insecureAcceptAnything"}]}
 """Images come from this storage and, where BASE names a registry, from there; signatures are not looked at."""
+
+MOUNTED = "mounted-"
+"""How the names of containers begin that `Buildah.mounted` made; the process's number follows."""
 
 Progress = Callable[[str], None]
 """Is told a line of what is going on."""
@@ -76,10 +81,34 @@ class Buildah:
         run = subprocess.run(["du", "-sk", str(self.folder / "storage")], capture_output=True, text=True, check=False)
         return int(run.stdout.split()[0]) * 1024 if run.stdout else 0
 
-    def has(self, reference: str) -> bool:
-        """Whether the storage has an image of that name."""
+    def image(self, reference: str) -> str:
+        """The identity of the image of that name; empty when the storage has none."""
         listed = json.loads(self.run("images", "--json") or "[]") or []
-        return any(reference in (image.get("names") or []) for image in listed)
+        return next((str(image["id"]) for image in listed if reference in (image.get("names") or [])), "")
+
+    def remove(self, image: str) -> None:
+        """Remove an image with those of its layers that no other one has; one that somebody has mounted stays."""
+        with contextlib.suppress(ImageError):
+            self.run("rmi", image)
+
+    @contextlib.contextmanager
+    def mounted(self, archive: Path) -> Iterator[Path]:
+        """The file system of an archive's image, while the block runs."""
+        name = f"{MOUNTED}{os.getpid()}-{secrets.token_hex(4)}"
+        source = ["--signature-policy", str(self.policy), f"oci-archive:{archive}"]
+        self.run("from", "-q", "--pull-never", "--name", name, *source)
+        try:
+            yield Path(self.run("mount", name))
+        finally:
+            self.run("umount", name)
+            self.run("rm", name)
+
+    def remove_leftovers(self) -> None:
+        """Remove what builds and mounts left that did not get to their end: it keeps layers from being removed. To be
+        called while nothing is built."""
+        for container in json.loads(self.run("containers", "--json") or "[]") or []:
+            if not _in_use(str(container["containername"])):
+                self.run("rm", str(container["id"]))
 
     def follow(self, verb: str, words: Sequence[str], log: Path, tell: Progress) -> None:
         """Run something long: everything into the log, each step of the Dockerfile to `tell` with its time."""
@@ -101,6 +130,12 @@ class Buildah:
                     tell(f"{time.monotonic() - began:6.1f} s  {line.strip()[:110]}")
         if process.returncode != 0:
             raise ImageError(f"buildah {verb} failed after {time.monotonic() - began:.0f} s: {last_words(log)}")
+
+
+def _in_use(container: str) -> bool:
+    """Whether the process that mounted it is there; what a build made is in use by that build alone."""
+    process = container.removeprefix(MOUNTED).partition("-")[0]
+    return container.startswith(MOUNTED) and Path("/proc", process).is_dir()
 
 
 def last_words(log: Path, lines: int = 15) -> str:

@@ -187,12 +187,5 @@ def engine(images: Builder, archive: Archive, folder: Path) -> Iterator[Engine]:
     for tool in ("runc", "nsenter", "ip"):
         if shutil.which(tool) is None:
             pytest.skip(f"{tool} missing: images are started with Debian's runc (apt-get install runc)")
-    buildah = images.buildah
-    container = buildah.run(
-        "from", "-q", "--pull-never", "--signature-policy", str(buildah.policy), f"oci-archive:{archive.path}"
-    ).splitlines()[-1]
-    try:
-        yield Engine(archive, Path(buildah.run("mount", container)), folder)
-    finally:
-        buildah.run("umount", container)
-        buildah.run("rm", container)
+    with images.buildah.mounted(archive.path) as root:
+        yield Engine(archive, root, folder)

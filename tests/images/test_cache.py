@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
-from images.build import Builder
+from images.build import KEPT, Builder
 from images.errors import ImageError, ToolMissing
 from images.target import TARGETS, target_named
 
@@ -49,6 +50,41 @@ def test_without_the_tools_it_says_how_to_get_them(elsewhere: Builder, monkeypat
 def test_an_image_that_there_is_not_is_named_with_those_that_there_are() -> None:
     with pytest.raises(ImageError, match="no image 'runtim': choose of operator, runtime, gateway, optimizer"):
         target_named("runtim")
+
+
+@pytest.fixture
+def small(images: Builder, tmp_path: Path, checkout: Path) -> Iterator[Builder]:
+    """A builder of images of a single file, in a cache of its own."""
+    (checkout / "Dockerfile").write_text("ARG BASE\nFROM ${BASE} AS runtime\nARG VERSION\nCOPY penstock /penstock\n")
+    builder = replace(images, cache=tmp_path / "cache", root=checkout, base="scratch")
+    try:
+        builder.build(TARGETS["runtime"])
+    except ToolMissing as missing:
+        pytest.skip(str(missing))
+    yield builder
+    builder.clean()
+
+
+def test_of_an_image_that_was_built_anew_the_layers_go(small: Builder, checkout: Path) -> None:
+    for turn in range(3):
+        (checkout / "penstock/a.py").write_text(f"changed {turn}")
+        small.build(TARGETS["runtime"])
+
+    assert len(list((small.cache / "storage/overlay").glob("*/diff"))) == 1
+    assert len(list(small.cache.glob("*.oci.tar"))) == KEPT
+
+
+def test_what_builds_left_that_were_killed_goes_with_the_next_one(small: Builder, checkout: Path) -> None:
+    buildah = small.buildah
+    before = small.archive(TARGETS["runtime"])
+    buildah.run("from", "scratch")
+
+    (checkout / "penstock/a.py").write_text("changed")
+    with buildah.mounted(before) as root:
+        small.build(TARGETS["runtime"])
+        assert (root / "penstock/a.py").is_file()  # what a running process has mounted stays
+
+    assert buildah.run("containers", "--json") in {"", "null", "[]"}
 
 
 def test_cleaning_leaves_nothing(elsewhere: Builder) -> None:
