@@ -16,6 +16,7 @@ from penstock.hardware_classes import HARDWARE_CLASSES
 from penstock.optimized import OptimizedModel, OptimizedModelSpec, Toolchain
 from penstock.resource import Resource
 from tests.crds.conftest import ApiServer
+from tests.examples import examples
 from tests.penstock.test_endpoint import BAD as BAD_IN_FILES
 
 Case = tuple[str, object]
@@ -288,7 +289,7 @@ CHANGES = st.lists(
 )
 
 
-@settings(max_examples=300, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=examples(300), suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(CHANGES)
 def test_any_object_is_taken_by_both_or_by_neither(api_server: ApiServer, changes: list[Case]) -> None:
     sent = resource("ModelEndpoint")

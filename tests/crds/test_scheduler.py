@@ -25,6 +25,7 @@ from penstock_operator.plan.pod_template import pod_spec, resources
 from penstock_operator.plan.settings import PlanSettings
 from testbed.control_plane import ControlPlane
 from tests.crds.conftest import ApiServer, proxied
+from tests.examples import examples
 from tests.penstock.test_placement import BELONGS, LABELS, ROOM, TAINTS, TERMS, on
 
 PODS = "/api/v1/namespaces/default/pods"
@@ -215,7 +216,7 @@ CLASSES = st.builds(
 )
 
 
-@settings(max_examples=40, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=examples(40), suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(CANDIDATES, CLASSES, LABELS)
 def test_any_pod_goes_to_a_node_that_we_name_or_to_none(
     scheduler: ApiServer, candidates: list[Node], hardware: HardwareClassSpec, selector: dict[str, str]

@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 from penstock_operator.autoscaler import Metrics, Started, State, Value, bequeathed, inherited
 from penstock_operator.autoscaler.legacy import MOST_CHARACTERS
 from penstock_operator.autoscaler.memory import watched_for_a_window, window_seconds
+from tests.examples import examples
 from tests.operator.autoscaler.cases import SETTINGS, START, Replay, flips, traffic
 from tests.operator.autoscaler.test_properties import steps
 
@@ -88,7 +89,7 @@ def failed_over(replay: Replay, *, garbage: str | None = None) -> None:
     replay.state = inherited(text, replay.settings, replay.now, slowdown=round(replay.state.slowdown, 2))
 
 
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=examples(100), deadline=None)
 @given(steps, steps, st.integers(1, 20), st.one_of(st.none(), st.text(max_size=20)))
 def test_whoever_takes_over_shrinks_nothing_for_a_window_whatever_was_and_is_seen(
     before: list[tuple[Metrics, float, bool, int]],
@@ -112,7 +113,7 @@ def test_whoever_takes_over_shrinks_nothing_for_a_window_whatever_was_and_is_see
             assert asked >= number
 
 
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=examples(40), deadline=None)
 @given(
     st.floats(8, 150),
     st.lists(st.integers(20, 200), min_size=1, max_size=4),

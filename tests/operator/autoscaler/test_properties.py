@@ -19,6 +19,7 @@ from penstock_operator.autoscaler import (
     decide,
 )
 from penstock_operator.autoscaler.settings import WhenMissing
+from tests.examples import examples
 from tests.operator.autoscaler.cases import SETTINGS, START, Replay, flips, service, traffic, without
 
 rates = st.floats(0, 500, allow_nan=False)
@@ -54,7 +55,7 @@ choices = st.builds(
 )
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=examples(150), deadline=None)
 @given(steps, choices, st.booleans())
 def test_the_number_is_always_within_its_bounds(
     course: list[tuple[Metrics, float, bool, int]], chosen: ScalingSettings, pooled: bool
@@ -68,7 +69,7 @@ def test_the_number_is_always_within_its_bounds(
         assert decision.reason.startswith(f"{decision.replicas} replica")
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=examples(150), deadline=None)
 @given(steps, st.sampled_from(["arrivals_fast", "arrivals_slow", "in_flight", "good_share", "p95_milliseconds"]))
 def test_nothing_shrinks_while_any_of_the_metrics_is_unknown(
     course: list[tuple[Metrics, float, bool, int]], lost: str
@@ -81,7 +82,7 @@ def test_nothing_shrinks_while_any_of_the_metrics_is_unknown(
         assert replay.tick(without(metrics, **{lost: Unknown("lost")}), seconds=seconds).replicas >= before
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=examples(150), deadline=None)
 @given(steps, anything, st.tuples(rates, rates), st.integers(0, 20), st.booleans())
 def test_more_load_never_asks_for_less(
     course: list[tuple[Metrics, float, bool, int]],
@@ -103,7 +104,7 @@ def test_more_load_never_asks_for_less(
     assert asked(min(either)) <= asked(max(either))
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=examples(60), deadline=None)
 @given(st.lists(st.floats(0.9, 1.1), min_size=60, max_size=200), st.floats(5, 150))
 def test_noise_of_a_tenth_around_a_steady_load_turns_at_most_once(noise: list[float], rate: float) -> None:
     replay = Replay(replicas=3)
@@ -113,7 +114,7 @@ def test_noise_of_a_tenth_around_a_steady_load_turns_at_most_once(noise: list[fl
     assert flips([3, *numbers]) <= 1
 
 
-@settings(max_examples=20, deadline=None)
+@settings(max_examples=examples(20), deadline=None)
 @given(st.lists(st.floats(0, 150), min_size=1, max_size=4))
 def test_a_change_of_load_turns_the_number_once_and_once_more_to_give_a_surge_back(levels: list[float]) -> None:
     replay = Replay()
@@ -125,7 +126,7 @@ def test_a_change_of_load_turns_the_number_once_and_once_more_to_give_a_surge_ba
     assert flips(numbers) <= 2 * len(levels) - 1
 
 
-@settings(max_examples=20, deadline=None)
+@settings(max_examples=examples(20), deadline=None)
 @given(st.lists(st.floats(0.7, 1.3), min_size=1, max_size=5))
 def test_changes_that_the_headroom_takes_turn_the_number_at_most_once_each(factors: list[float]) -> None:
     replay = Replay().settled(60)
@@ -138,7 +139,7 @@ def test_changes_that_the_headroom_takes_turn_the_number_at_most_once_each(facto
     assert flips(numbers) <= len(factors)
 
 
-@settings(max_examples=80, deadline=None)
+@settings(max_examples=examples(80), deadline=None)
 @given(steps, st.integers(1, 20))
 def test_a_new_leader_with_the_state_of_the_old_one_decides_the_same(
     course: list[tuple[Metrics, float, bool, int]], replicas: int
@@ -155,7 +156,7 @@ def test_a_new_leader_with_the_state_of_the_old_one_decides_the_same(
         assert replay.tick(metrics, seconds=seconds) == decision
 
 
-@settings(max_examples=80, deadline=None)
+@settings(max_examples=examples(80), deadline=None)
 @given(steps, rates, st.integers(2, 20))
 def test_a_leader_without_any_state_does_not_shrink_for_a_window(
     course: list[tuple[Metrics, float, bool, int]], rate: float, replicas: int

@@ -13,6 +13,7 @@ from penstock.status import ConditionType, EndpointStatus
 from penstock_operator.plan.actions import Plan
 from penstock_operator.plan.observed import Neighbour, Scale
 from penstock_operator.plan.plan import plan
+from tests.examples import examples
 from tests.operator.plan.kube import SETTINGS, ZEN3, Json, Kube, container, digest, info, result
 
 LETTERS = "acdef"
@@ -162,7 +163,7 @@ def vouched(kube: Kube) -> set[str]:
     return found
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=examples(60), deadline=None)
 @given(LIVES, st.randoms(use_true_random=False))
 def test_whatever_happens_plans_settle_and_hold_what_they_promise(life: list[str], dice: random.Random) -> None:
     kube = Kube(settings=replace(SETTINGS, max_attempts=3))
@@ -180,7 +181,7 @@ def test_whatever_happens_plans_settle_and_hold_what_they_promise(life: list[str
             assert kube.artefact == serving or kube.artefact in vouched(kube)
 
 
-@settings(max_examples=25, deadline=None)
+@settings(max_examples=examples(25), deadline=None)
 @given(LIVES, st.randoms(use_true_random=False))
 def test_a_plan_that_has_been_acted_upon_asks_for_nothing_more(life: list[str], dice: random.Random) -> None:
     kube = Kube()
@@ -196,7 +197,7 @@ def test_a_plan_that_has_been_acted_upon_asks_for_nothing_more(life: list[str], 
     assert made.delete == ()
 
 
-@settings(max_examples=20, deadline=None)
+@settings(max_examples=examples(20), deadline=None)
 @given(LIVES, st.randoms(use_true_random=False))
 def test_a_failed_optimisation_never_changes_what_serves(life: list[str], dice: random.Random) -> None:
     kube = Kube().optimised()

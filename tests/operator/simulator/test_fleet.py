@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 
 from penstock_operator.simulator.fleet import LOST, Dispatch, Fleet, FleetSettings
 from penstock_operator.simulator.replica import ReplicaModel
+from tests.examples import examples
 
 ONE = ReplicaModel(servers=1, mean_service_seconds=1.0, sigma=0.0)
 
@@ -123,7 +124,7 @@ def test_a_removed_replica_finishes_what_it_has() -> None:
     assert sorted(pod for _, pod, _ in found.take_log()) == [0, 0, 1]
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=examples(60), deadline=None)
 @given(
     st.lists(st.tuples(st.floats(0, 0.5), st.floats(0.01, 3)), min_size=1, max_size=80),
     st.sampled_from(Dispatch),

@@ -14,6 +14,7 @@ from hypothesis import strategies as st
 from penstock.tasks import Head
 from penstock_optimizer.export import Flavour, export
 from penstock_optimizer.export.activations import BY_NAME
+from tests.examples import examples
 from tests.optimizer.export.judge import assert_equals_torch, in_onnxruntime, rows
 from tests.optimizer.export.models import FAMILIES, make
 
@@ -51,7 +52,7 @@ def configurations(draw: st.DrawFn) -> tuple[str, Head, dict[str, Any]]:
 
 
 @pytest.mark.parity
-@settings(max_examples=25, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+@settings(max_examples=examples(25), deadline=None, suppress_health_check=[HealthCheck.too_slow])
 @given(
     configurations(),
     st.sampled_from(Flavour),

@@ -14,6 +14,7 @@ from penstock_optimizer.search.climb import Climber, MeasurementFailed
 from penstock_optimizer.search.goal import Goal, Sample
 from penstock_optimizer.search.space import Limits, first_plan
 from penstock_optimizer.search.trials import Trials
+from tests.examples import examples
 from tests.optimizer.search.cost_model import FP32, INT8, STATIC, CostModel
 
 LENGTHS = (8, 16, 32, 64, 128, 256)
@@ -145,7 +146,7 @@ def test_gains_on_the_second_criterion_do_not_add_up_to_a_loss_on_the_first() ->
     assert any("slower than an earlier plan" in step.reason for step in climbed.steps)
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=examples(60), deadline=None)
 @given(
     speeds=st.tuples(*[st.floats(0.3, 5.0)] * 2),
     noise=st.floats(0.0, 0.08),
@@ -167,7 +168,7 @@ def test_the_chosen_plan_is_never_truly_slower_than_fp32_beyond_the_noise(
     assert ours <= teachers * (1.06 + 3 * noise)
 
 
-@settings(max_examples=30, deadline=None)
+@settings(max_examples=examples(30), deadline=None)
 @given(broken=st.sets(st.sampled_from([1, 2])), seed=st.integers(0, 100))
 def test_a_failed_plan_is_never_chosen(broken: set[int], seed: int) -> None:
     plans = start()

@@ -12,6 +12,7 @@ from penstock.recipe import Batching
 from penstock_runtime.batching.waiting import PACE, Company, Waiting, WaitingRows
 from penstock_runtime.engines.grid import ShapeGrid
 from penstock_runtime.rows import Row
+from tests.examples import examples
 from tests.runtime.batching.echo import row, rows
 
 SINGLE = Company(Batching.SINGLE, 1, 512, 0.0)
@@ -201,7 +202,7 @@ steps = st.lists(
 )
 
 
-@settings(max_examples=400, deadline=None)
+@settings(max_examples=examples(400), deadline=None)
 @given(company=companies, steps=steps)
 def test_every_row_leaves_once_in_turn_and_in_fitting_company(
     company: Company, steps: list[tuple[object, ...]]

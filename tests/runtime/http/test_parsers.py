@@ -28,6 +28,7 @@ from penstock_runtime.http.v2 import HEADER_LENGTH, read_inference
 from penstock_runtime.server import Server
 from penstock_runtime.settings import Settings
 from penstock_runtime.tasks.factory import request_schema
+from tests.examples import examples
 from tests.runtime.http.serving import Gate
 
 JSON_VALUES = st.recursive(
@@ -66,7 +67,7 @@ def test_any_bytes_are_json_or_explained(body: bytes) -> None:
 
 @pytest.mark.parametrize("task", list(TaskName))
 @given(data=st.data())
-@settings(max_examples=60)
+@settings(max_examples=examples(60))
 def test_any_json_is_an_envelope_or_explained(task: TaskName, data: st.DataObject) -> None:
     envelope = Envelope(request_schema(task), beside=True)
     names = st.sampled_from(["inputs", "parameters", "options", *envelope.parameters]) | st.text(max_size=8)
@@ -102,7 +103,7 @@ def test_any_binary_tensor_is_read_or_explained(data: bytes, shape: list[int]) -
 
 @pytest.mark.parametrize("task", list(TaskName))
 @given(data=st.data())
-@settings(max_examples=60)
+@settings(max_examples=examples(60))
 def test_any_tensors_are_read_or_explained(task: TaskName, data: st.DataObject) -> None:
     signature = SIGNATURES[task]
     name = st.sampled_from([spec.name for spec in signature.inputs]) | st.text(max_size=5)
@@ -135,7 +136,7 @@ def test_any_tensors_are_read_or_explained(task: TaskName, data: st.DataObject) 
 
 
 @given(st.lists(st.binary(max_size=60), max_size=8))
-@settings(max_examples=200)
+@settings(max_examples=examples(200))
 def test_any_bytes_on_a_connection_are_answered_or_waited_for(pieces: list[bytes]) -> None:
     written = asyncio.run(feed(pieces))
 
@@ -159,7 +160,7 @@ def test_any_bytes_on_a_connection_are_answered_or_waited_for(pieces: list[bytes
     ),
     st.lists(st.integers(0, 400), max_size=12),
 )
-@settings(max_examples=150)
+@settings(max_examples=examples(150))
 def test_requests_are_the_same_however_they_are_cut(requests: list[bytes], cuts: list[int]) -> None:
     stream = b"".join(requests)
     edges = sorted({0, len(stream), *(cut for cut in cuts if cut < len(stream))})

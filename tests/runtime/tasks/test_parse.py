@@ -16,6 +16,7 @@ from hypothesis import strategies as st
 from penstock.tasks import TaskName
 from penstock_runtime.errors import InvalidInput
 from penstock_runtime.tasks import Limits, Prepared, Task, request_schema, response_schema
+from tests.examples import examples
 from tests.runtime.tasks.conftest import Build
 from tests.runtime.tasks.families import BERT, SMALL, Runner
 
@@ -29,7 +30,7 @@ ANSWERS = TaskName.QUESTION_ANSWERING
 MASKS = TaskName.FILL_MASK
 ZERO_SHOT = TaskName.ZERO_SHOT_CLASSIFICATION
 FUZZ = settings(
-    max_examples=60,
+    max_examples=examples(60),
     deadline=None,
     suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow, HealthCheck.filter_too_much],
 )

@@ -8,6 +8,7 @@ from hypothesis import strategies as st
 
 from penstock.tasks import TaskName
 from penstock_runtime.errors import InvalidInput
+from tests.examples import examples
 from tests.runtime.tasks.answers import assert_alike
 from tests.runtime.tasks.conftest import Build
 from tests.runtime.tasks.families import BERT, FAMILIES, POSITIONS, ROBERTA, SMALL, XLM_ROBERTA, Family
@@ -68,7 +69,7 @@ def test_answers_are_those_of_the_pipeline(family: Family, options: dict[str, An
 
 
 @pytest.mark.parametrize("family", [BERT, ROBERTA], ids=lambda family: family.name)
-@settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=examples(60), deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(
     context=st.one_of(
         st.text(st.characters(codec="utf-8"), min_size=1, max_size=80),

@@ -7,6 +7,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from penstock.tasks import TaskName
+from tests.examples import examples
 from tests.runtime.tasks.answers import assert_alike
 from tests.runtime.tasks.conftest import Build
 from tests.runtime.tasks.families import BERT, FAMILIES, ROBERTA, XLM_ROBERTA, Family
@@ -49,7 +50,7 @@ def test_no_place_of_a_long_text_is_in_two_entities(built: Build) -> None:
 
 
 @pytest.mark.parametrize("family", [BERT, ROBERTA], ids=lambda family: family.name)
-@settings(max_examples=50, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=examples(50), deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(
     text=st.one_of(
         st.text(st.characters(codec="utf-8"), min_size=1, max_size=80),

@@ -14,6 +14,7 @@ from hypothesis import strategies as st
 
 from penstock.errors import CorruptModel, UnsupportedModel
 from penstock_runtime.tokens import Side, Tokenizer
+from tests.examples import examples
 from tests.runtime.tasks.families import (
     BERT,
     DISTILBERT,
@@ -81,7 +82,7 @@ def test_rows_of_two_texts_have_the_ids_and_types_of_transformers(family: Family
 
 
 @pytest.mark.parametrize("family", EVERY, ids=lambda family: family.name)
-@settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=examples(60), deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(text=ANY_TEXT)
 def test_offsets_and_words_are_those_of_transformers(family: Family, folder: Any, text: str) -> None:
     ours, judge = opened_once(folder(family), family), tokenizer_of(family)
@@ -105,7 +106,7 @@ def opened_once(path: Path, family: Family) -> Tokenizer:
 
 @pytest.mark.parametrize("side", Side)
 @pytest.mark.parametrize("family", EVERY, ids=lambda family: family.name)
-@settings(max_examples=40, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=examples(40), deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(
     parts=st.lists(
         st.sampled_from([*HARD.values(), *MORE, " " * 400, "y" * 300, "a\u0301" * 50]), min_size=1, max_size=6

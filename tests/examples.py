@@ -1,0 +1,16 @@
+"""How many examples a property is tried on: a quarter by default, all of them with PENSTOCK_TEST_THOROUGH=1.
+
+`make test-all` sets it. Examples are drawn anew each time: what a run does not find another one does.
+"""
+
+from __future__ import annotations
+
+import os
+
+THOROUGH = os.environ.get("PENSTOCK_TEST_THOROUGH", "") == "1"
+FEWEST = 10
+
+
+def examples(count: int) -> int:
+    """Of so many."""
+    return count if THOROUGH else max(min(count, FEWEST), count // 4)
