@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import json
 import subprocess
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
+from testbed.api import Api, NotAnswered, api_of
 from testbed.errors import BedError
 
+T = TypeVar("T")
 Manifest = Mapping[str, Any]
 
 
@@ -60,6 +62,11 @@ class Kubectl:
 
     def apply(self, *manifests: Manifest, server_side: bool = True) -> None:
         """Apply objects; those without a namespace go to this one's."""
+        if (
+            server_side
+            and self._directly(lambda api: [api.apply(one, self.namespace) for one in manifests]) is not None
+        ):
+            return
         mode = ["--server-side", "--force-conflicts"] if server_side else []
         self("apply", *mode, "--filename", "-", text=as_list(manifests))
 
@@ -69,11 +76,15 @@ class Kubectl:
 
     def get(self, kind: str, name: str) -> Any:
         """One object as a value. Raises KubectlError when there is none."""
-        return json.loads(self("get", kind, name, "--output", "json"))
+        found = self._directly(lambda api: api.get(kind, name, self.namespace))
+        return json.loads(self("get", kind, name, "--output", "json")) if found is None else found
 
     def items(self, kind: str, selector: str = "") -> list[Any]:
         """All objects of a kind that a label selector chooses."""
-        return list(json.loads(self("get", kind, "--selector", selector, "--output", "json"))["items"])
+        found = self._directly(lambda api: api.items(kind, self.namespace, selector))
+        if found is None:
+            found = json.loads(self("get", kind, "--selector", selector, "--output", "json"))["items"]
+        return list(found)
 
     def wait(self, condition: str, *objects: str, timeout_seconds: float = 60) -> None:
         """Wait until `condition`, such as `condition=Ready` or `delete`, holds for the objects (`pod/web`)."""
@@ -84,6 +95,14 @@ class Kubectl:
             *objects,
             timeout_seconds=timeout_seconds + 30,
         )
+
+    def _directly(self, ask: Callable[[Api], T]) -> T | None:
+        """Without a process; None where kubectl has to do it, or to say why it cannot be done."""
+        try:
+            api = api_of(self.kubeconfig)
+            return None if api is None else ask(api)
+        except (NotAnswered, OSError):
+            return None
 
 
 def as_list(manifests: Iterable[Manifest]) -> str:
