@@ -21,6 +21,7 @@ Whole cluster (12 s to start, root, cgroup v1; nodes a and b that own cores: 1,2
     full_cluster           a Cluster whose `.machine` has `.nodes` and `.node("a")`; `.load_image(archive)` gives the
                            nodes the images of an OCI archive. One for each machine, for all test processes, and only
                            for one test module at a time: cores are few. Uses one that `make cluster` started.
+    machine_cluster        the same for fixtures that outlast a module; its tests ask for full_cluster as well
     full_namespace         name of a namespace of this test's own there; its pods' end is waited for: they hold cores
     full_kubectl           kubectl in that namespace
 
@@ -111,7 +112,7 @@ def kubectl(control_plane: Cluster, namespace: str) -> Kubectl:
 
 
 @pytest.fixture(scope="session")
-def _full_cluster() -> Iterator[Cluster]:
+def machine_cluster() -> Iterator[Cluster]:
     """The machine's cluster, from the first of the test processes that want it to the last that has it."""
     try:
         if given := given_cluster():
@@ -124,10 +125,10 @@ def _full_cluster() -> Iterator[Cluster]:
 
 
 @pytest.fixture(scope="module")
-def full_cluster(_full_cluster: Cluster) -> Iterator[Cluster]:
+def full_cluster(machine_cluster: Cluster) -> Iterator[Cluster]:
     """The whole cluster, for this module alone as long as its tests run."""
     with machine_lock("turn.lock"):
-        yield _full_cluster
+        yield machine_cluster
 
 
 @pytest.fixture

@@ -13,8 +13,9 @@ from images.errors import ImageError
 from images.target import project_version, target_named
 from testbed.cluster import Cluster
 from testbed.kubectl import Kubectl
+from testbed.machine import machine_lock
 from tests.charts.helm import Helm
-from tests.endtoend_cluster.installation import Endpoint, Installation, installed
+from tests.endtoend_cluster.installation import Endpoint, Installation, installed, remove_endpoints
 
 IMAGES = ("operator", "runtime", "gateway", "optimizer-demo")
 """The demonstration's optimiser has the example's model inside: nothing here leaves the machine."""
@@ -39,34 +40,43 @@ VALUES: dict[str, object] = {
 """What differs from the chart's defaults."""
 
 
-@pytest.fixture(scope="module")
-def installation(full_cluster: Cluster, helm: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Installation]:
-    """Penstock, installed on the whole cluster as its README says; taken away with the module."""
+@pytest.fixture(scope="module", autouse=True)
+def turn(full_cluster: Cluster) -> None:
+    """These tests use the cores that nodes own: one module at a time."""
+
+
+@pytest.fixture(scope="session")
+def installation(
+    machine_cluster: Cluster, helm: Path, tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[Installation]:
+    """Penstock, installed on the whole cluster as its README says, once for all modules; taken away at the end."""
     working = builder(lambda line: print(line, file=sys.stderr, flush=True))
     try:
         archives = [working.build(target_named(name)) for name in IMAGES]
     except ImageError as error:
         pytest.fail(str(error), pytrace=False)
-    if full_cluster.machine is not None:
-        for archive in archives:
-            full_cluster.load_image(archive)
-    # The nodes are this machine, and its own folder of artefacts is none of ours.
-    store = {"hostPath": {"path": str(tmp_path_factory.mktemp("store"))}} if full_cluster.machine else {}
-    with installed(full_cluster, Helm(helm, full_cluster.kubeconfig), {**VALUES, "store": store}) as installation:
-        yield installation
+    # One release for each cluster, whichever test process it belongs to.
+    with machine_lock("installation.lock"):
+        if machine_cluster.machine is not None:
+            for archive in archives:
+                machine_cluster.load_image(archive)
+        # The nodes are this machine, and its own folder of artefacts is none of ours.
+        store = {"hostPath": {"path": str(tmp_path_factory.mktemp("store"))}} if machine_cluster.machine else {}
+        helm_here = Helm(helm, machine_cluster.kubeconfig)
+        with installed(machine_cluster, helm_here, {**VALUES, "store": store}) as installation:
+            yield installation
 
 
-@pytest.fixture(scope="module")
-def module_kubectl(installation: Installation) -> Iterator[Kubectl]:
-    """kubectl in a namespace that the module's tests share, and with it what was optimised in it."""
+@pytest.fixture(scope="session")
+def shared_kubectl(installation: Installation) -> Iterator[Kubectl]:
+    """kubectl in a namespace that all modules share, and with it what was optimised in it: once for each spec."""
     cluster = installation.cluster
     with cluster.temporary_namespace(wait_for_pods=True) as namespace:
         yield cluster.kubectl.within(namespace)
 
 
 @pytest.fixture
-def endpoint(installation: Installation, module_kubectl: Kubectl) -> Iterator[Callable[[str], Endpoint]]:
+def endpoint(installation: Installation, shared_kubectl: Kubectl) -> Iterator[Callable[[str], Endpoint]]:
     """Gives an endpoint by its name; nothing is applied yet. They end with the test: they hold cores."""
-    yield lambda name: Endpoint(installation, module_kubectl, name)
-    module_kubectl("delete", "modelendpoints", "--all")
-    module_kubectl.wait("delete", "pods", "--selector=app.kubernetes.io/name=penstock-runtime", timeout_seconds=90)
+    yield lambda name: Endpoint(installation, shared_kubectl, name)
+    remove_endpoints(shared_kubectl)

@@ -52,7 +52,7 @@ class Prometheus:
 
     def kill(self) -> None:
         """As a node's end kills it: at once, and nobody makes another."""
-        self.kubectl("delete", "pod", NAME, "--grace-period=0", "--force")
+        self.kubectl("delete", "pod", NAME, "--grace-period=0", "--force", "--ignore-not-found")
 
     def targets(self) -> list[Json]:
         """What it scrapes, as it says itself."""

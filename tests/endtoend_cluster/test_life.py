@@ -8,7 +8,7 @@ from collections.abc import Callable
 import pytest
 
 from testbed.kubectl import Kubectl
-from tests.endtoend_cluster.installation import Endpoint, Installation, Json, cpus
+from tests.endtoend_cluster.installation import WITH_CAPACITY, Endpoint, Installation, Json, cpus
 from tests.endtoend_cluster.load import constant_load, predict, until_answered
 
 pytestmark = pytest.mark.slow
@@ -65,11 +65,11 @@ def check_pinned(one: Endpoint, body: Json) -> None:
     assert {int(report["cpus"])} == cpus(pod)
 
 
-def test_two_endpoints_share_a_result_and_never_a_core(endpoint: New, module_kubectl: Kubectl) -> None:
+def test_two_endpoints_share_a_result_and_never_a_core(endpoint: New, shared_kubectl: Kubectl) -> None:
     first, second = endpoint("first"), endpoint("second")
     first.apply()
     result = first.until_optimised()["status"]["optimizedModel"]
-    results = len(module_kubectl.items("optimizedmodels"))
+    results = len(shared_kubectl.items("optimizedmodels"))
 
     began = time.monotonic()
     second.apply()
@@ -78,7 +78,7 @@ def test_two_endpoints_share_a_result_and_never_a_core(endpoint: New, module_kub
     print(f"apply to first answer with a cached artefact: {time.monotonic() - began:.1f} s")
 
     assert second.until_optimised()["status"]["optimizedModel"] == result
-    assert len(module_kubectl.items("optimizedmodels")) == results
+    assert len(shared_kubectl.items("optimizedmodels")) == results
     (mine,), (its,) = first.pods(), second.pods()
     assert cpus(mine)
     assert cpus(its)
@@ -92,7 +92,7 @@ def test_a_spec_that_is_edited_under_load_costs_no_request(endpoint: New) -> Non
 
     with constant_load(edited.address()) as load:
         # Another objective: another search, and its result takes over.
-        edited.apply(objective={"latency": {"p95Milliseconds": 1900}}, workload={"sequenceLengths": [24]})
+        edited.apply(**WITH_CAPACITY)
         after = edited.until_optimised(other_than=before["digest"])["status"]["plan"]
         edited.kubectl("rollout", "status", f"deployment/{edited.name}", "--timeout=120s", timeout_seconds=150)
 
@@ -101,29 +101,29 @@ def test_a_spec_that_is_edited_under_load_costs_no_request(endpoint: New) -> Non
     assert after["optimizedModel"] != before["optimizedModel"]
 
 
-def test_a_deleted_endpoint_leaves_nothing_behind(endpoint: New, module_kubectl: Kubectl) -> None:
+def test_a_deleted_endpoint_leaves_nothing_behind(endpoint: New, shared_kubectl: Kubectl) -> None:
     doomed = endpoint("doomed")
-    doomed.apply(optimization={"mode": "Disabled"})
+    doomed.apply()
     doomed.until(lambda body: doomed.condition("Available", body).get("status") == "True", "available")
-    assert children(module_kubectl, "doomed")
+    assert children(shared_kubectl, "doomed")
 
-    module_kubectl("delete", "modelendpoint", "doomed", "--timeout=10s")
+    shared_kubectl("delete", "modelendpoint", "doomed", "--timeout=10s")
 
-    assert gone(module_kubectl, "doomed", seconds=30) < 30
+    assert gone(shared_kubectl, "doomed", seconds=30) < 30
 
 
 def test_without_an_operator_endpoints_go_on_answering_and_can_be_deleted(
-    endpoint: New, installation: Installation, module_kubectl: Kubectl
+    endpoint: New, installation: Installation, shared_kubectl: Kubectl
 ) -> None:
     orphan = endpoint("orphan")
-    orphan.apply(optimization={"mode": "Disabled"})
+    orphan.apply()
     orphan.until(lambda body: orphan.condition("Available", body).get("status") == "True", "available")
     address = orphan.address()
 
     installation.operators(0)
     try:
         assert until_answered(address, seconds=30).status == 200
-        module_kubectl("delete", "modelendpoint", "orphan", "--timeout=10s")
-        assert gone(module_kubectl, "orphan", seconds=30) < 30
+        shared_kubectl("delete", "modelendpoint", "orphan", "--timeout=10s")
+        assert gone(shared_kubectl, "orphan", seconds=30) < 30
     finally:
         installation.operators(2)

@@ -17,7 +17,16 @@ import pytest
 from testbed.daemon import Process
 from testbed.kubectl import Kubectl, KubectlError
 from tests.charts.helm import NAMESPACE
-from tests.endtoend_cluster.installation import Endpoint, Installation, Json, cpus, processes
+from tests.endtoend_cluster.installation import (
+    CAPACITY_TOKENS,
+    WITH_CAPACITY,
+    Endpoint,
+    Installation,
+    Json,
+    cpus,
+    processes,
+    remove_endpoints,
+)
 from tests.endtoend_cluster.load import constant_load, predict
 from tests.endtoend_cluster.prometheus import Prometheus, load_image
 from tests.endtoend_cluster.stream import Stream, streaming
@@ -25,11 +34,8 @@ from tests.endtoend_cluster.stream import Stream, streaming
 pytestmark = pytest.mark.slow
 
 NAME = "busy"
-TOKENS = 128
-"""Of each request: heavy, so that a core's worth of requests is a light load on what makes them."""
-TEXT = " ".join(["river"] * (TOKENS - 2))
-OBJECTIVE_MILLISECONDS = 500
-"""Many times what a request takes, so that it is the load that threatens it and not the machine's other work."""
+TEXT = " ".join(["river"] * (CAPACITY_TOKENS - 2))
+OBJECTIVE_MILLISECONDS = WITH_CAPACITY["objective"]["latency"]["p95Milliseconds"]
 
 CALM, PEAK = 0.25, 0.95
 """Shares of what one replica takes within the objective. It is given three quarters to do; two need a core each."""
@@ -39,16 +45,9 @@ P95_SECONDS = 20
 def spec(prometheus: Prometheus) -> Json:
     """What differs from the example."""
     return {
-        "objective": {"latency": {"p95Milliseconds": OBJECTIVE_MILLISECONDS}},
-        "workload": {"sequenceLengths": [TOKENS]},
-        "serving": {"maxInputTokens": TOKENS},
-        # One candidate and nothing beside it: what counts here is its capacity.
-        "optimization": {
-            "budgetSeconds": 120,
-            "engines": ["onnxruntime"],
-            "precisions": ["fp32"],
-            "serveWhileOptimizing": False,
-        },
+        **WITH_CAPACITY,
+        # No pods before the result is there: they would take the cores that it is measured on.
+        "optimization": {**WITH_CAPACITY["optimization"], "serveWhileOptimizing": False},
         "scaling": {
             "mode": "Internal",
             "minReplicas": 1,
@@ -136,25 +135,27 @@ class Scene:
 
 
 @pytest.fixture(scope="module")
-def scene(installation: Installation, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Scene]:
+def scene(
+    installation: Installation, shared_kubectl: Kubectl, tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[Scene]:
     """One replica on its own core, optimised, calm, and watched by a Prometheus."""
     cluster = installation.cluster
     if cluster.machine is not None:
         load_image(cluster, tmp_path_factory.mktemp("prometheus"))
-    with cluster.temporary_namespace(wait_for_pods=True) as namespace:
-        kubectl = cluster.kubectl.within(namespace)
-        prometheus = Prometheus(kubectl)
-        prometheus.start()
-        endpoint = Endpoint(installation, kubectl, NAME)
-        endpoint.apply(**spec(prometheus))
-        body = endpoint.until_optimised()
-        model = kubectl.get("optimizedmodel", body["status"]["optimizedModel"])
-        capacity = model["status"]["result"]["capacity"].get("requestsPerSecond")
-        assert capacity, f"no capacity was measured: {model['status']['result']}"
-        address = endpoint.address()
-        assert predict(address, TEXT).headers["x-compute-tokens"] == str(TOKENS)
-        with streaming(address, TEXT, per_second=CALM * capacity) as stream:
-            yield Scene(endpoint, prometheus, stream, capacity)
+    prometheus = Prometheus(shared_kubectl)
+    prometheus.start()
+    endpoint = Endpoint(installation, shared_kubectl, NAME)
+    endpoint.apply(**spec(prometheus))
+    body = endpoint.until_optimised()
+    model = shared_kubectl.get("optimizedmodel", body["status"]["optimizedModel"])
+    capacity = model["status"]["result"]["capacity"].get("requestsPerSecond")
+    assert capacity, f"no capacity was measured: {model['status']['result']}"
+    address = endpoint.address()
+    assert predict(address, TEXT).headers["x-compute-tokens"] == str(CAPACITY_TOKENS)
+    with streaming(address, TEXT, per_second=CALM * capacity) as stream:
+        yield Scene(endpoint, prometheus, stream, capacity)
+    prometheus.kill()
+    remove_endpoints(shared_kubectl)
 
 
 def test_a_load_that_threatens_the_objective_gets_a_second_pod_and_the_p95_back(scene: Scene) -> None:

@@ -56,6 +56,7 @@ def test_user_that_was_killed_does_not_count(ours: Cluster) -> None:
     assert machine.find() is not None
 
 
+@pytest.mark.extended
 def test_cluster_that_broke_down_is_replaced_and_its_end_leaves_nothing(ours: Cluster) -> None:
     ours.kubectl.apply(
         {

@@ -13,32 +13,30 @@ from collections.abc import Iterator
 import pytest
 
 from testbed.kubectl import Kubectl
-from tests.endtoend_cluster.installation import Endpoint, Installation, Json
+from tests.endtoend_cluster.installation import WITH_CAPACITY, Endpoint, Installation, Json, remove_endpoints
 from tests.endtoend_cluster.load import Answer, constant_load, predict
 
 pytestmark = pytest.mark.slow
 
 NAME = "sleepy"
-WINDOW_SECONDS = 15
+WINDOW_SECONDS = 10
 CROWD = 60
 GATEWAY = f"app.kubernetes.io/name=penstock-gateway,penstock.dev/endpoint={NAME}"
 
 
 @pytest.fixture(scope="module")
-def endpoint(installation: Installation, module_kubectl: Kubectl) -> Iterator[Endpoint]:
+def endpoint(installation: Installation, shared_kubectl: Kubectl) -> Iterator[Endpoint]:
     """Serving, with a gateway in front."""
-    endpoint = Endpoint(installation, module_kubectl, NAME)
+    endpoint = Endpoint(installation, shared_kubectl, NAME)
     endpoint.apply(
-        # Nothing to search for: what matters here is that something serves.
-        optimization={"mode": "Disabled", "budgetSeconds": 120},
+        **WITH_CAPACITY,
         scaling={"mode": "Internal", "minReplicas": 0, "maxReplicas": 1, "scaleDownWindowSeconds": WINDOW_SECONDS},
         gateway={"holdSeconds": 90},
     )
     endpoint.until(lambda body: endpoint.condition("Ready", body).get("status") == "True", "Ready")
     endpoint.kubectl("rollout", "status", f"deployment/{NAME}-gateway", "--timeout=120s", timeout_seconds=150)
     yield endpoint
-    module_kubectl("delete", "modelendpoints", "--all")
-    module_kubectl.wait("delete", "pods", "--selector=app.kubernetes.io/name=penstock-runtime", timeout_seconds=90)
+    remove_endpoints(shared_kubectl)
 
 
 def until_asleep(endpoint: Endpoint) -> Json:
