@@ -6,7 +6,7 @@ successful renewal, so that a stalled process cannot write beside its successor.
 
     duration 10 s    a follower waits this long after the last change that it saw
     deadline 8 s     the leader gives up after this long without a renewal: an API server may be away for so long
-    interval 1.25 s  renewals, and a follower's looks; one that failed is tried again at once
+    interval 1.25 s  renewals, and a follower's looks
 
 After a kill -9 the next one leads within duration + 2 x interval, 12.5 s, and works a second later. A leader that ends
 in order hands over at once.
@@ -26,9 +26,6 @@ from penstock_operator.cluster.errors import ClusterError, Conflict
 from penstock_operator.cluster.kinds import LEASE, Json
 from penstock_operator.cluster.port import ClusterPort
 from penstock_operator.metrics import LEADER
-
-AGAIN_SECONDS = 0.25
-"""After a renewal that failed: what is left of the deadline is too little to wait for the next one's turn."""
 
 logger = logging.getLogger(__name__)
 
@@ -90,7 +87,8 @@ class Leadership:
     async def acquire(self) -> None:
         """Wait until this replica leads."""
         waiting_for = ""
-        while not await self._try():
+        # Well within the deadline, so that one lost packet does not keep it from looking.
+        while not await self._try(self.times.deadline_seconds / 2):
             holder = _holder(self._lease)
             if holder and holder != waiting_for:
                 logger.info("standing by: %s leads", holder)
@@ -102,14 +100,24 @@ class Leadership:
 
     async def hold(self) -> None:
         """Renew until the lease is lost; returns then. The caller ends the process: it may not write any more."""
-        renewed = True
+        pending: set[asyncio.Task[bool]] = set()
         try:
             while self.held:
-                await asyncio.sleep(self.times.interval_seconds if renewed else AGAIN_SECONDS)
-                renewed = await self._try()
-                if not renewed and self._lease is not None and _holder(self._lease) != self.identity:
+                next_at = self._clock() + self.times.interval_seconds
+                # A renewal without an answer is not waited for, and not given up: the next one is sent beside it. The
+                # answer may have been lost, or the API server may be slow; whichever comes first will do. Several do
+                # no harm: each is on condition of the version that it knows.
+                pending.add(asyncio.create_task(self._try(self.times.deadline_seconds)))
+                while pending and (left := next_at - self._clock()) > 0:
+                    done, pending = await asyncio.wait(pending, timeout=left, return_when=asyncio.FIRST_COMPLETED)
+                    if any(task.result() for task in done):
+                        await _cancelled(pending)
+                        pending = set()
+                if self._lease is not None and _holder(self._lease) != self.identity:
                     break
+                await asyncio.sleep(max(0.0, next_at - self._clock()))
         finally:
+            await _cancelled(pending)
             LEADER.set(0)
         self._renewed = float("-inf")
         logger.error("the lease %s/%s is lost to %s", self._namespace, self._name, _holder(self._lease) or "silence")
@@ -125,12 +133,11 @@ class Leadership:
         except ClusterError as error:
             logger.warning("could not hand over the lease; it runs out in %g s: %s", self.times.duration_seconds, error)
 
-    async def _try(self) -> bool:
+    async def _try(self, within_seconds: float) -> bool:
         """One look, and a renewal or an attempt to take it. True when this replica holds the lease now."""
         begin = self._clock()
         try:
-            # Well within the deadline, so that one lost packet does not cost the lease.
-            async with asyncio.timeout(self.times.deadline_seconds / 2):
+            async with asyncio.timeout(within_seconds):
                 if self._lease is None or _holder(self._lease) != self.identity:
                     self._lease = await self._port.get(LEASE, self._name, self._namespace)
                 if self._lease is None:
@@ -148,7 +155,7 @@ class Leadership:
         except (ClusterError, TimeoutError) as error:
             logger.warning("lease %s/%s: %s", self._namespace, self._name, error or "no answer in time")
             return False
-        self._renewed = begin
+        self._renewed = max(self._renewed, begin)
         self._heard()
         return True
 
@@ -184,6 +191,12 @@ class Leadership:
         if lease is not None:
             metadata["resourceVersion"] = lease["metadata"]["resourceVersion"]
         return {"apiVersion": LEASE.api_version, "kind": LEASE.name, "metadata": metadata, "spec": spec}
+
+
+async def _cancelled(tasks: set[asyncio.Task[bool]]) -> None:
+    for task in tasks:
+        task.cancel()
+    await asyncio.gather(*tasks, return_exceptions=True)
 
 
 def _holder(lease: Json | None) -> str:

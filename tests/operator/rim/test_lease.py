@@ -29,6 +29,9 @@ class LeaseServer:
     version: int = 0
     cut_off: set[str] = field(default_factory=set)
     writes: list[tuple[float, str]] = field(default_factory=list)
+    seconds: float = 0.25
+    """There; the answer comes back at once."""
+    lost_answers: bool = False
 
     def store(self, value: Json) -> Json:
         self.version += 1
@@ -39,14 +42,14 @@ class LeaseServer:
 
 
 class Network:
-    """One replica's way to it: half a second there and back."""
+    """One replica's way to it."""
 
     def __init__(self, server: LeaseServer, name: str) -> None:
         self._server = server
         self._name = name
 
     async def _travel(self) -> None:
-        await asyncio.sleep(0.25)
+        await asyncio.sleep(self._server.seconds)
         if self._name in self._server.cut_off:
             await asyncio.sleep(60)
             raise Unavailable("no way")
@@ -66,7 +69,10 @@ class Network:
         assert self._server.value is not None
         if value["metadata"]["resourceVersion"] != self._server.value["metadata"]["resourceVersion"]:
             raise Conflict("changed", status=409)
-        return self._server.store(value)
+        answer = self._server.store(value)
+        if self._server.lost_answers:
+            await asyncio.sleep(60)
+        return answer
 
 
 class Replica:
@@ -173,6 +179,41 @@ def test_one_lost_renewal_does_not_cost_the_lease() -> None:
         server.cut_off.clear()
         await asyncio.sleep(30)
         return first.leads and not first.task.done()
+
+    assert scenario(body)
+
+
+def slow(server: LeaseServer) -> None:
+    server.seconds = 0.7 * TIMES.deadline_seconds
+
+
+def dark(server: LeaseServer) -> None:
+    server.cut_off.add("a")
+
+
+def deaf(server: LeaseServer) -> None:
+    server.lost_answers = True
+
+
+@pytest.mark.parametrize("trouble", [slow, dark, deaf])
+@pytest.mark.parametrize("begin", [0.0, 0.3, 0.6, 0.9])
+def test_trouble_of_nearly_the_deadline_is_lived_through(trouble: Callable[[LeaseServer], None], begin: float) -> None:
+    """Answers that are slow, requests that vanish, answers that vanish; it may write all the time."""
+
+    async def body(server: LeaseServer) -> bool:
+        first = Replica(server, "a")
+        await asyncio.sleep(10 + begin * TIMES.interval_seconds)
+        trouble(server)
+        # The last renewal may have begun an interval ago, and the next one has a way to go as well.
+        end = asyncio.get_running_loop().time() + TIMES.deadline_seconds - 2 * TIMES.interval_seconds - 0.3
+        led = []
+        while asyncio.get_running_loop().time() < end + 30:
+            if asyncio.get_running_loop().time() >= end:
+                server.seconds, server.lost_answers = 0.25, False
+                server.cut_off.clear()
+            led.append(first.leads)
+            await asyncio.sleep(0.05)
+        return all(led) and not first.task.done()
 
     assert scenario(body)
 
