@@ -91,6 +91,15 @@ def test_it_has_the_packages_of_its_part_and_no_others(contents: Contents, name:
     assert not [package for package in has if package.startswith("nvidia-")]
 
 
+def test_the_native_engine_is_compiled_and_its_compiler_left_behind(contents: Contents, name: str) -> None:
+    compiled = {path for path in contents.paths if path.endswith("/libpenstock_native.so")}
+
+    # The code is one layer, the same for all that have more of it than the gateway.
+    folder = "opt/penstock-code/penstock_runtime/engines/native"
+    assert compiled == (set() if name == "gateway" else {f"{folder}/libpenstock_native.so"})
+    assert not {path for path in contents.paths if re.fullmatch(r"usr/bin/(.*-)?(gcc|cc|ld|as)(-\d+)?", path)}
+
+
 def test_nobody_who_can_start_it_can_change_it(contents: Contents) -> None:
     """Everything belongs to root and only root may write, but for the folders that are meant for it."""
     ours = {path for path, entry in contents.paths.items() if entry.uid == 65532}
