@@ -25,7 +25,7 @@ mount -o remount,size=256m "$folder"
 """A file system of so many bytes, seen by nobody else and gone with the command; then one with enough room."""
 QUICK = {
     "workload": {"sequenceLengths": [8, 32]},
-    "optimization": {"budgetSeconds": 20, "engines": ["onnxruntime"], "precisions": ["int8-dynamic"]},
+    "optimization": {"budgetSeconds": 10, "engines": ["onnxruntime"], "precisions": ["int8-dynamic"]},
 }
 
 

@@ -42,7 +42,7 @@ def test_the_optimisation_ends_with_the_server(endless: Path, tmp_path: Path) ->
 def test_what_a_killed_server_had_found_is_not_done_again(tiny: Path, tmp_path: Path) -> None:
     store = tmp_path / "store"
     file = write_endpoint(
-        tmp_path / "tiny.yaml", tiny, workload={"sequenceLengths": [8, 32]}, optimization={"budgetSeconds": 15, **FEW}
+        tmp_path / "tiny.yaml", tiny, workload={"sequenceLengths": [8, 32]}, optimization={"budgetSeconds": 10, **FEW}
     )
     with Served(file, "--store", store) as server:
         server.ready()
@@ -109,7 +109,7 @@ def test_a_disabled_optimisation_is_as_good_as_none(tiny: Path, tmp_path: Path) 
 FAILING = {
     "a budget of no use": ({"budgetSeconds": 0.5, **FEW}, "did not end within"),
     "an accuracy that nothing has": (
-        {"budgetSeconds": 60, "accuracy": {"minCosine": 1.0}, "whenNoCandidate": "Fail", **FEW},
+        {"budgetSeconds": 30, "accuracy": {"minCosine": 1.0}, "whenNoCandidate": "Fail", **FEW},
         "no candidate is within the accuracy budget",
     ),
 }

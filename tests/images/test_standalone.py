@@ -40,8 +40,8 @@ def models(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A folder with a small model and endpoints that name it by its path in a container."""
     folder = tmp_path_factory.mktemp("models")
     write_tiny(folder / "tiny")
-    openvino = {"budgetSeconds": 100, "engines": ["openvino"], "precisions": ["int8-static"]}
-    few = {"engines": ["onnxruntime", "openvino"], "precisions": ["fp32", "int8-static"], "budgetSeconds": 100}
+    openvino = {"budgetSeconds": 45, "engines": ["openvino"], "precisions": ["int8-static"]}
+    few = {"engines": ["onnxruntime", "openvino"], "precisions": ["fp32", "int8-static"], "budgetSeconds": 40}
     # The accuracy is not what is tried here, and a model of random numbers suffers from rounding.
     loose = {"accuracy": {"minCosine": 0.5}}
     lengths = {"workload": {"sequenceLengths": [8]}}

@@ -79,7 +79,8 @@ def tiny_endpoint(tiny_model: Path) -> Path:
         "apiVersion: penstock.dev/v1alpha1\n"
         "kind: ModelEndpoint\n"
         "metadata: {name: tiny}\n"
-        f"spec: {{model: 'file://{tiny_model}', task: text-classification, optimization: {{mode: Disabled}}}}\n"
+        f"spec: {{model: 'file://{tiny_model}', task: text-classification, "
+        "optimization: {mode: Disabled, budgetSeconds: 15}}\n"
     )
     return path
 

@@ -22,7 +22,7 @@ pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("short_points")]
 
 
 def test_without_a_search_there_is_fp32_with_its_curve(model: Path, tmp_path: Path) -> None:
-    found = Made(endpoint(model, {"mode": "Disabled"}), tmp_path, seconds=120).manifest
+    found = Made(endpoint(model, {"mode": "Disabled"}), tmp_path, seconds=30).manifest
 
     assert [(one.recipe, one.outcome) for one in found.candidates] == [(TEACHER, Outcome.CHOSEN)]
     assert found.chosen.plan.recipe == TEACHER
@@ -35,7 +35,7 @@ def test_an_impossible_accuracy_budget_is_refused_with_each_candidate_when_the_e
 ) -> None:
     strict = {**QUICK, "accuracy": {"minCosine": 1.0}, "whenNoCandidate": "Fail"}
     with pytest.raises(OptimizationError) as caught:
-        optimise(endpoint(model, strict), store=tmp_path, models=tmp_path, budget_seconds=150)
+        optimise(endpoint(model, strict), store=tmp_path, models=tmp_path, budget_seconds=60)
 
     message = str(caught.value)
     assert "no candidate is within the accuracy budget" in message

@@ -37,7 +37,7 @@ def made(model: Path, tmp_path_factory: pytest.TempPathFactory) -> Made:
     folder = store / f"{baseline.name.removesuffix('.baseline')}.work" / "candidates"
     folder.mkdir(parents=True)
     (folder / BROKEN.replace(" ", "-")).write_text("a file where its folder would be")
-    return Made(wanted, store, seconds=120)
+    return Made(wanted, store, seconds=80)
 
 
 def test_the_artefact_is_whole_and_serves(made: Made) -> None:
