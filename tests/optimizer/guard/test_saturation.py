@@ -110,7 +110,7 @@ def emulated(graphs: list[Path], rows: Path, emulator: tuple[str, ...]) -> list[
             (outputs,) = ran([graph], rows, emulator)
             EMULATED.mkdir(parents=True, exist_ok=True)
             part = kept.with_suffix(f".{os.getpid()}.npz")
-            np.savez_compressed(part, **{str(index): array for index, array in enumerate(outputs)})
+            np.savez_compressed(part, *outputs)
             part.rename(kept)
         kept.touch()
         found.append(arrays(kept))
