@@ -27,6 +27,9 @@ from penstock_operator.cluster.kinds import LEASE, Json
 from penstock_operator.cluster.port import ClusterPort
 from penstock_operator.metrics import LEADER
 
+HAND_OVER_SECONDS = 2.0
+"""Whoever ends because the API server is away need not wait for it any longer."""
+
 logger = logging.getLogger(__name__)
 
 
@@ -129,9 +132,11 @@ class Leadership:
         if self._lease is None or _holder(self._lease) != self.identity:
             return
         try:
-            self._lease = await self._port.replace(self._written(self._lease, holder=""))
-        except ClusterError as error:
-            logger.warning("could not hand over the lease; it runs out in %g s: %s", self.times.duration_seconds, error)
+            async with asyncio.timeout(HAND_OVER_SECONDS):
+                self._lease = await self._port.replace(self._written(self._lease, holder=""))
+        except (ClusterError, TimeoutError) as error:
+            seconds, why = self.times.duration_seconds, error or "no answer in time"
+            logger.warning("could not hand over the lease; it runs out in %g s: %s", seconds, why)
 
     async def _try(self, within_seconds: float) -> bool:
         """One look, and a renewal or an attempt to take it. True when this replica holds the lease now."""

@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 from penstock_operator.cluster.errors import Conflict, Unavailable
 from penstock_operator.cluster.kinds import Json, Kind
 from penstock_operator.cluster.port import ClusterPort
-from penstock_operator.lease import Leadership, LeaseTimes
+from penstock_operator.lease import HAND_OVER_SECONDS, Leadership, LeaseTimes
 from tests.operator.rim.virtual_time import run
 
 TIMES = LeaseTimes()
@@ -147,6 +147,19 @@ def test_one_that_ends_in_order_hands_over_at_once() -> None:
         return await seconds_until(lambda: second.leads)
 
     assert scenario(body) < 3.0
+
+
+def test_one_that_ends_while_nobody_answers_does_not_wait_for_the_hand_over() -> None:
+    async def body(server: LeaseServer) -> float:
+        first = Replica(server, "a")
+        await asyncio.sleep(10)
+        await first.kill()
+        server.cut_off.add("a")
+        begin = asyncio.get_running_loop().time()
+        await first.leadership.release()
+        return asyncio.get_running_loop().time() - begin
+
+    assert scenario(body) <= HAND_OVER_SECONDS
 
 
 def test_one_that_is_cut_off_stops_writing_before_the_other_begins() -> None:
