@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import secrets
 import shutil
@@ -18,6 +19,12 @@ from testbed.tools import KUBE
 
 VARIABLES = ("PENSTOCK_TEST_KUBECONFIG", "KUBECONFIG")
 """The first that is set names a cluster to use instead of one of our own."""
+
+OPERATOR = "app.kubernetes.io/name=penstock-operator"
+"""Label selector of the operator's Deployment, as the chart makes it."""
+INSTANCE = "app.kubernetes.io/instance"
+OF_TESTS = "penstock.dev/of-tests"
+"""Annotation of the operator's pods where a test installed it: one that was killed may have left it."""
 
 POD_END_SECONDS = 120
 """Measured: two to three seconds for pods that do not listen to SIGTERM."""
@@ -42,6 +49,21 @@ class Cluster:
                 remedy="load it into its nodes yourself (kind load image-archive), or push it to its registry",
             )
         self.machine.import_image(archive)
+
+    def require_free_of_penstock(self) -> None:
+        """Raise BedError where somebody else's Penstock is at work: its operator would answer for the one that a test
+        means, and its definitions and endpoints would go with the test's."""
+        found = json.loads(
+            self.kubectl("get", "deployments", "--all-namespaces", f"--selector={OPERATOR}", "--output=json")
+        )
+        for one in found["items"]:
+            annotations = one["spec"]["template"]["metadata"].get("annotations") or {}
+            if OF_TESTS not in annotations:
+                namespace, release = one["metadata"]["namespace"], one["metadata"]["labels"].get(INSTANCE, "penstock")
+                raise BedError(
+                    f"Penstock is installed in namespace {namespace} of this cluster, and these tests bring their own",
+                    remedy=f"take it away (helm uninstall {release} --namespace {namespace}), or name another cluster",
+                )
 
     @contextmanager
     def temporary_namespace(

@@ -147,6 +147,10 @@ def full_kubectl(full_cluster: Cluster, full_namespace: str) -> Kubectl:
 @pytest.fixture(scope="session")
 def crds(control_plane: Cluster) -> Cluster:
     """The control plane once it knows our resources."""
+    try:
+        control_plane.require_free_of_penstock()
+    except BedError as error:
+        pytest.fail(str(error), pytrace=False)
     install_crds(control_plane)
     return control_plane
 

@@ -11,7 +11,8 @@ import pytest
 from images.build import builder
 from images.errors import ImageError
 from images.target import project_version, target_named
-from testbed.cluster import Cluster
+from testbed.cluster import OF_TESTS, Cluster
+from testbed.errors import BedError
 from testbed.kubectl import Kubectl
 from testbed.machine import machine_lock
 from tests.charts.helm import Helm
@@ -35,6 +36,7 @@ VALUES: dict[str, object] = {
             "GATEWAY_CPU": "0",
         },
         "resources": {"requests": {"cpu": 0, "memory": "128Mi"}},
+        "podAnnotations": {OF_TESTS: "yes"},
     },
 }
 """What differs from the chart's defaults."""
@@ -57,6 +59,10 @@ def installation(
         pytest.fail(str(error), pytrace=False)
     # One release for each cluster, whichever test process it belongs to.
     with machine_lock("installation.lock"):
+        try:
+            machine_cluster.require_free_of_penstock()
+        except BedError as error:
+            pytest.fail(str(error), pytrace=False)
         if machine_cluster.machine is not None:
             for archive in archives:
                 machine_cluster.load_image(archive)

@@ -9,7 +9,8 @@ from pathlib import Path
 import pytest
 
 from testbed import fixtures
-from testbed.cluster import VARIABLES, Cluster, given_cluster
+from testbed.cluster import INSTANCE, OF_TESTS, OPERATOR, VARIABLES, Cluster, given_cluster
+from testbed.control_plane import ControlPlane
 from testbed.errors import BedError
 from testbed.kubectl import Kubectl, KubectlError
 
@@ -63,6 +64,32 @@ def test_cluster_that_does_not_answer_is_named(
 
     with pytest.raises(BedError, match=f"the cluster of KUBECONFIG={elsewhere} does not answer"):
         given_cluster()
+
+
+@pytest.mark.parametrize(("annotations", "refused"), [({}, True), ({OF_TESTS: "yes"}, False)])
+def test_somebodys_penstock_is_neither_tested_nor_taken_away(
+    private_control_plane: ControlPlane, annotations: dict[str, str], refused: bool
+) -> None:
+    cluster = Cluster(private_control_plane.kubeconfig, private_control_plane.kubectl)
+    name, value = OPERATOR.split("=")
+    pod = {
+        "metadata": {"labels": {name: value}, "annotations": annotations},
+        "spec": {"containers": [{"name": "operator", "image": "localhost/penstock-operator:1"}]},
+    }
+    spec = {"replicas": 0, "selector": {"matchLabels": {name: value}}, "template": pod}
+    metadata = {"name": "penstock-operator", "labels": {name: value, INSTANCE: "mine"}}
+    deployment = {"apiVersion": "apps/v1", "kind": "Deployment", "metadata": metadata, "spec": spec}
+
+    cluster.require_free_of_penstock()
+    cluster.kubectl.apply(deployment)
+    try:
+        if refused:
+            with pytest.raises(BedError, match="helm uninstall mine --namespace default"):
+                cluster.require_free_of_penstock()
+        else:
+            cluster.require_free_of_penstock()
+    finally:
+        cluster.kubectl.delete(deployment)
 
 
 def test_images_are_not_loaded_into_somebodys_cluster(tmp_path: Path) -> None:
