@@ -23,7 +23,9 @@ CANARY = "canary.invalid"
     [
         "operator",
         pytest.param("runtime", marks=pytest.mark.extended),
+        pytest.param("gateway", marks=pytest.mark.extended),
         pytest.param("optimizer", marks=pytest.mark.extended),
+        pytest.param("optimizer-demo", marks=pytest.mark.extended),
     ],
 )
 @pytest.mark.timeout(1200)
