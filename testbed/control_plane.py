@@ -16,7 +16,7 @@ from testbed.daemon import Daemon
 from testbed.identities import Authority, Identity, KeyPair, key_pair, kubeconfig
 from testbed.kubectl import Kubectl
 from testbed.ports import free_ports
-from testbed.programs import LOOPBACK, Settings, api_hosts, arguments
+from testbed.programs import LOOPBACK, SPARING, Settings, api_hosts, arguments
 from testbed.readiness import AddressTaken, await_ready
 from testbed.tools import KUBE
 
@@ -66,7 +66,7 @@ class ControlPlane:
 
     def launch(self, program: str) -> None:
         """Start one program without waiting for it."""
-        self.daemon(program).start(self._executable, self._arguments[program])
+        self.daemon(program).start(self._executable, self._arguments[program], SPARING)
 
     def stop(self, program: str, *, grace_seconds: float = 10) -> None:
         """End one program; with a grace of 0 as `kill -9` does."""

