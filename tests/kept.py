@@ -22,6 +22,17 @@ from penstock_runtime.host import read_host
 T = TypeVar("T")
 
 ROOT = Path(__file__).parents[1]
+MAKES_GRAPHS = (
+    "penstock/*.py",
+    "runtime/penstock_optimizer/export/**/*.py",
+    "runtime/penstock_optimizer/quantise/**/*.py",
+    "runtime/penstock_runtime/engines/**/*.py",
+    "runtime/penstock_runtime/models/**/*.py",
+    "runtime/penstock_runtime/rows.py",
+    "tests/runtime/minilm.py",
+    "constraints.txt",
+)
+"""From a model's folder and rows of tokens to a graph; the rows themselves count by what they are."""
 CACHE = Path("~/.cache/penstock/tests").expanduser()
 FACTS = "facts.pickle"
 MOST = 4
@@ -30,12 +41,10 @@ MOST = 4
 
 @cache
 def code() -> str:
-    """A digest of all of ours that makes models, of the libraries' versions, and of the kind of processor."""
+    """A digest of all of ours that makes graphs, of the libraries' versions, and of the kind of processor."""
     digest = hashlib.sha256()
-    sources = [path for folder in ("penstock", "runtime") for path in (ROOT / folder).rglob("*") if path.is_file()]
-    for path in [ROOT / "constraints.txt", *sorted(sources)]:
-        if path.suffix in {".py", ".txt", ".c", ".h", ".json"}:
-            digest.update(f"{path.relative_to(ROOT)}\0".encode() + path.read_bytes())
+    for path in sorted(path for pattern in MAKES_GRAPHS for path in ROOT.glob(pattern)):
+        digest.update(f"{path.relative_to(ROOT)}\0".encode() + path.read_bytes() + b"\0")
     cpu = read_host().cpu
     digest.update(f"{sys.version}\0{cpu.isa}\0{cpu.model_name}".encode())
     return digest.hexdigest()
