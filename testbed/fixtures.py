@@ -9,6 +9,8 @@ Control plane only (5 s to start, once for each test process; no privilege):
     kubectl                kubectl in that namespace: kubectl("get", "pods"), kubectl.apply({...}),
                            kubectl.get("pod", "web"), kubectl.items("pods", "app=web"), kubectl.wait(...)
     crds                   the CustomResourceDefinitions of crds/, applied and established in control_plane
+    nodeless               for tests that play the kubelet, and say themselves what becomes of pods: control_plane, or
+                           one of our own where the environment names a cluster, whose nodes would run them
     private_control_plane  a ControlPlane that belongs to this test module alone: stop, launch, restart its programs
                            (`.restart("kube-apiserver", grace_seconds=0)`), make users (`.user("system:...", "group")`
                            gives a kubeconfig). Always our own, even where the environment names a cluster.
@@ -85,6 +87,19 @@ def control_plane() -> Iterator[Cluster]:
     try:
         if given := given_cluster():
             yield given
+            return
+        with running_control_plane() as plane:
+            yield Cluster(plane.kubeconfig, plane.kubectl)
+    except BedError as error:
+        pytest.fail(str(error), pytrace=False)
+
+
+@pytest.fixture(scope="session")
+def nodeless(request: pytest.FixtureRequest) -> Iterator[Cluster]:
+    """A control plane that has no nodes, whatever the environment names."""
+    try:
+        if given_cluster() is None:
+            yield request.getfixturevalue("control_plane")
             return
         with running_control_plane() as plane:
             yield Cluster(plane.kubeconfig, plane.kubectl)

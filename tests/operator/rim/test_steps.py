@@ -12,6 +12,7 @@ import pytest
 from penstock_operator.cluster.port import ClusterPort
 from penstock_operator.reconcile import Subject
 from testbed.cluster import Cluster
+from testbed.fixtures import install_crds
 from testbed.kubectl import Kubectl
 from tests.operator.rim import kubelet
 from tests.operator.rim.running import Tripwire, running
@@ -39,12 +40,13 @@ ENDPOINT = {
 
 
 @pytest.fixture(scope="module")
-def classes(crds: Cluster) -> Cluster:
-    """The hardware class of the endpoints here."""
-    crds.kubectl.apply(
+def classes(nodeless: Cluster) -> Cluster:
+    """Our resources, and the hardware class of the endpoints here."""
+    install_crds(nodeless)
+    nodeless.kubectl.apply(
         {"apiVersion": "penstock.dev/v1alpha1", "kind": "HardwareClass", "metadata": {"name": "any"}, "spec": {}}
     )
-    return crds
+    return nodeless
 
 
 async def live(kubeconfig: Path, kubectl: Kubectl, at: int = 0, *, sent: bool = False) -> list[str]:
