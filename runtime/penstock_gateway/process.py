@@ -21,7 +21,7 @@ from penstock_gateway.control import Control
 from penstock_gateway.follow import Access, Follower, Json
 from penstock_gateway.roster import Roster
 from penstock_gateway.settings import GatewayError, GatewaySettings
-from penstock_gateway.slices import servers
+from penstock_gateway.slices import Known
 
 START_SECONDS = 10.0
 TURN_SECONDS = 0.5
@@ -45,6 +45,8 @@ class Gateway:
         self._over = threading.Event()
         self._signalled = threading.Event()
         self._announced = False
+        self._known = Known()
+        self._knowing = threading.Lock()
 
     def run(self) -> int:
         """Until a signal, or HAProxy ends by itself: that is a failure. The exit status."""
@@ -71,12 +73,12 @@ class Gateway:
         return 0
 
     def _changed(self, slices: Mapping[str, Json]) -> None:
-        if not slices and self._announced:
-            # A Service has a slice even when it has no pods: it was taken away, and this gateway is about to be. Its
-            # replicas are still there for the last that come; a check finds out when they are not.
-            logger.info("the Service that lists the replicas is gone: going on with those that were known last")
-            return
-        self._roster.want(servers(slices.values()))
+        with self._knowing:
+            self._known.becomes(slices, time.monotonic())
+            if self._known.service_gone:
+                # It was taken away, and this gateway is about to be. A check finds out when a replica is gone.
+                logger.info("the Service that lists the replicas is gone: going on with those that were known last")
+            self._roster.want(self._known.servers())
         if not self._announced:
             # Only who knows the replicas can tell that there are none.
             self._control.tell("gateway ready")
@@ -85,6 +87,9 @@ class Gateway:
 
     def _turn(self) -> None:
         try:
+            with self._knowing:
+                if self._known.forget(time.monotonic()):
+                    self._roster.want(self._known.servers())
             self._roster.again()
         except (OSError, ValueError) as error:
             logger.warning("HAProxy does not answer: %s", error)

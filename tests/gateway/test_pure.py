@@ -18,7 +18,7 @@ from hypothesis import strategies as st
 from penstock_gateway.config import PROBES, SCRIPT, configuration
 from penstock_gateway.roster import ADDED, CHECK, DELETED, Roster, State, changes, read_states
 from penstock_gateway.settings import GatewayError, GatewaySettings, variable
-from penstock_gateway.slices import Server, servers
+from penstock_gateway.slices import PARTING_SECONDS, Known, Server, servers
 
 NEEDED = {
     "PENSTOCK_GATEWAY_ENDPOINT": "emotion",
@@ -123,6 +123,47 @@ def test_slices_become_servers() -> None:
         "c_fd00::3": Server("c_fd00::3", "fd00::3", 8080, takes_requests=True),
         "address_10.0.0.9": Server("address_10.0.0.9", "10.0.0.9", 8080, takes_requests=True),
     }
+
+
+def test_a_service_that_is_taken_away_slice_by_slice_leaves_the_servers_of_all_its_slices() -> None:
+    first, second = slice_with(endpoint("a", "10.0.0.1")), slice_with(endpoint("b", "10.0.0.2"))
+    known = Known()
+    known.becomes({"1": first, "2": second}, 100.0)
+
+    known.becomes({"2": second}, 100.2)
+    assert {name: server.takes_requests for name, server in known.servers().items()} == {
+        "a_10.0.0.1": False,
+        "b_10.0.0.2": True,
+    }, "as long as there are others, who is not in a slice is given nothing more"
+    assert not known.service_gone
+
+    known.becomes({}, 100.4)
+    assert known.service_gone
+    assert not known.forget(100.4 + 10 * PARTING_SECONDS)
+    assert [server.takes_requests for server in known.servers().values()] == [True, True]
+
+
+def test_a_slice_that_went_alone_is_forgotten() -> None:
+    first, second = slice_with(endpoint("a", "10.0.0.1")), slice_with(endpoint("b", "10.0.0.2"))
+    known = Known()
+    known.becomes({"1": first, "2": second}, 100.0)
+    known.becomes({"2": second}, 101.0)
+
+    assert not known.forget(101.0 + PARTING_SECONDS / 2)
+    assert known.forget(101.0 + PARTING_SECONDS)
+    assert set(known.servers()) == {"b_10.0.0.2"}
+
+    known.becomes({}, 200.0)
+    assert set(known.servers()) == {"b_10.0.0.2"}
+
+
+def test_a_pod_that_moved_to_another_slice_is_what_that_one_says() -> None:
+    known = Known()
+    known.becomes({"1": slice_with(endpoint("a", "10.0.0.1"))}, 100.0)
+    known.becomes({"2": slice_with(endpoint("a", "10.0.0.1"))}, 100.1)
+
+    assert [server.takes_requests for server in known.servers().values()] == [True]
+    assert not Known().service_gone, "who has never seen a slice waits for the first"
 
 
 UP, ENDING = Server("a", "10.0.0.1", 8080, takes_requests=True), Server("a", "10.0.0.1", 8080, takes_requests=False)
