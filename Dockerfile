@@ -119,6 +119,8 @@ ENTRYPOINT ["penstock-container", "penstock_runtime.pod"]
 # HAProxy and the process beside it, which needs nothing but Python itself.
 FROM common AS gateway
 USER 0:0
+# The account that HAProxy gets is dated by this, not by the day of the build.
+ARG SOURCE_DATE_EPOCH=1795219200
 RUN --mount=type=bind,from=machine,target=/mnt --mount=type=bind,source=images/inside,target=/media \
     sh /media/apt-install haproxy
 USER 65532:65532

@@ -19,7 +19,7 @@ TEXT_BYTES = 4_000_000
 """Longer files are programs and data, full of bytes that could be anything; settings stand in texts."""
 
 KEPT = re.compile(
-    r"etc/(pip\.conf|hosts|hostname|resolv\.conf)|(.*/)?(pip\.conf|\.netrc)|etc/apt/sources\.list(\.d/.*)?|"
+    r"etc/(pip\.conf|hosts|hostname|resolv\.conf|shadow)|(.*/)?(pip\.conf|\.netrc)|etc/apt/sources\.list(\.d/.*)?|"
     r"etc/ssl/certs/ca-certificates\.crt|usr/share/ca-certificates/mozilla/.*"
 )
 """Files whose content tests look at."""

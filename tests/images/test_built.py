@@ -122,6 +122,12 @@ def test_no_file_carries_another_time_than_the_release_s(contents: Contents) -> 
     assert contents.archive.configuration["created"].startswith("2026-11-21T00:00:00")
 
 
+def test_no_account_carries_the_day_of_the_build(contents: Contents) -> None:
+    accounts = [line.split(":") for line in contents.texts["etc/shadow"].decode().splitlines()]
+
+    assert {int(account[2]) for account in accounts} == {SOURCE_DATE_EPOCH // 86_400}
+
+
 def test_what_building_leaves_behind_is_not_there(contents: Contents) -> None:
     left = re.compile(
         r"(var/lib/apt/lists|var/cache/apt|var/log|root|tmp|var/tmp|mnt|media|build|opt/builder|run/secrets)/.+|"
