@@ -35,7 +35,7 @@ from tests.runtime.pod.pods import Pod
 pytestmark = pytest.mark.slow
 
 JOB = "penstock_optimizer.pod"
-QUICK = {"engines": ["onnxruntime"], "precisions": ["fp32", "int8-dynamic"], "budgetSeconds": 20}
+QUICK = {"engines": ["onnxruntime"], "precisions": ["fp32", "int8-dynamic"], "budgetSeconds": 25}
 FAILED, TRY_AGAIN = 1, 75
 
 
