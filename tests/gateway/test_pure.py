@@ -135,10 +135,10 @@ def test_a_service_that_is_taken_away_slice_by_slice_leaves_the_servers_of_all_i
         "a_10.0.0.1": False,
         "b_10.0.0.2": True,
     }, "as long as there are others, who is not in a slice is given nothing more"
-    assert not known.service_gone
+    before = known.service_gone
 
     known.becomes({}, 100.4)
-    assert known.service_gone
+    assert (before, known.service_gone) == (False, True)
     assert not known.forget(100.4 + 10 * PARTING_SECONDS)
     assert [server.takes_requests for server in known.servers().values()] == [True, True]
 
