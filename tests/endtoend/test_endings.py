@@ -42,7 +42,7 @@ def test_the_optimisation_ends_with_the_server(endless: Path, tmp_path: Path) ->
 def test_what_a_killed_server_had_found_is_not_done_again(tiny: Path, tmp_path: Path) -> None:
     store = tmp_path / "store"
     file = write_endpoint(
-        tmp_path / "tiny.yaml", tiny, workload={"sequenceLengths": [8, 32]}, optimization={"budgetSeconds": 15, **FEW}
+        tmp_path / "tiny.yaml", tiny, workload={"sequenceLengths": [8, 32]}, optimization={"budgetSeconds": 30, **FEW}
     )
     with Served(file, "--store", store) as server:
         server.ready()
