@@ -24,6 +24,8 @@ EXCUSED = 1.1
 """A slow-down up to this changes nothing: a p95 out of a histogram's buckets is no more exact."""
 CALM_SECONDS = 10.0
 """A backlog that is gone for so long does not come back by itself."""
+FALLING_WINDOW = 0.5
+"""Of the shrink window, while the load is falling and no shrink had to be taken back lately."""
 UNEXPECTED = 1.15
 """An observed p95 over the predicted one by this factor is worth a doubt."""
 
@@ -49,6 +51,7 @@ def decide(
             now,
             objective_seconds=service.p95_objective_milliseconds / 1000,
             capacity=total,
+            started=service.total(max(min(seen.ready, seen.replicas), 1), slowdown=facts.slowdown),
             planned=without_reserve(total, settings.headroom, one),
             start_up_seconds=facts.start_up_seconds,
         )
@@ -83,8 +86,9 @@ class _Facts:
         self.start_up_seconds = start_up.expected_seconds(state.started, settings.start_up_seconds)
 
     def kept(self, demand: float, *, backlog: float = 0.0) -> int:
-        """Replicas that stay for a demand: a little more than would be asked for."""
-        return self.needed(demand / (1 - self.settings.shrink_margin), backlog=backlog)
+        """Replicas that stay for a demand: a little more than would be asked for, unless it is falling."""
+        margin = 0.0 if self.demand is not None and self.demand.falling else self.settings.shrink_margin
+        return self.needed(demand / (1 - margin), backlog=backlog)
 
     def needed(self, demand: float, *, backlog: float = 0.0) -> int:
         """Replicas for a demand with the reserve of the headroom, and at full capacity for the backlog."""
@@ -201,10 +205,14 @@ def _shrink(facts: _Facts, state: State, wanted: int) -> _Choice:
     """As it is, or fewer."""
     settings, seen, now = facts.settings, facts.seen, facts.now
     replicas = seen.replicas
-    lowest = settings.clamp(max(memory.highest(state), wanted))
+    window = memory.window_seconds(state, settings)
+    if facts.demand is not None and facts.demand.falling and state.window_factor == 1:
+        window *= FALLING_WINDOW
+    highest = memory.highest(state, since=now - window)
+    lowest = settings.clamp(max(highest, wanted))
     if lowest >= replicas:
         if settings.clamp(state.peaks[-1].replicas) < replicas and wanted < replicas:
-            left = f"{memory.highest(state)} were wanted within the last {memory.window_seconds(state, settings):.0f} s"
+            left = f"{highest} were wanted within the last {window:.0f} s"
             return _Choice(replicas, Cause.WINDOW, left, wanted=wanted)
         return _Choice(replicas, Cause.DEMAND, wanted=wanted)
     waiting = state.shrunk_at is not None and now - state.shrunk_at < settings.shrink_interval_seconds

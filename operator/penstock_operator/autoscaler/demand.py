@@ -24,6 +24,12 @@ RECORD = 1.02
 """... by more than this factor."""
 SURE = 2.0
 """Standard deviations of a Poisson count: what is beyond them is a change and not chance."""
+RISE = 1.25
+"""A surge as well: provably so many times the demand of before, beyond what the replicas that have started take."""
+FALLING = 1.5
+"""A demand that is under its longer average by so many times what chance may be is falling, and does not just dip..."""
+FALLING_SHARE = 0.12
+"""... where that is over this share of it: noise of a tenth, in bouts of whatever length, stays under it."""
 MOST_GROWTH = 0.5
 """A forecast is at most this share over today's demand, but in a surge: lines do not go on for ever."""
 
@@ -41,6 +47,8 @@ class Demand:
     """Requests in flight beyond those that the demand itself keeps in flight within the objective."""
     base: float = 0.0
     """The demand smoothed for longer, for the next time."""
+    falling: bool = False
+    """It has been going down for a while: to plan for its coming back at once would be a waste."""
     surge: Surge | None = None
     """Demand has suddenly exceeded what the replicas take, and still rises."""
 
@@ -53,6 +61,7 @@ def demand_of(
     *,
     objective_seconds: float,
     capacity: float,
+    started: float,
     planned: float,
     start_up_seconds: float,
 ) -> Demand | None:
@@ -60,7 +69,8 @@ def demand_of(
 
     `start_up_seconds` is how long a replica takes to serve. `capacity` is what the replicas that are asked for take
     within the objective, without headroom: up to there chance is left to the headroom, and demand is smooth; what
-    provably exceeds it counts at once. `planned` is the demand that they are just enough for, with it.
+    provably exceeds it counts at once. `started` is what those of them take that have started; `planned` is the demand
+    that all are just enough for, with the headroom.
     """
     fast = known(metrics.arrivals_fast)
     slow = known(metrics.arrivals_slow)
@@ -70,7 +80,7 @@ def demand_of(
     scale = metrics.scale
     rate *= scale
     window = metrics.fast_seconds if fast is not None else metrics.slow_seconds
-    level, surge = _follow(rate, window, state, now, capacity)
+    level, surge = _follow(rate, proven(rate, window), state, now, (capacity, started))
     if state.level is None:
         # A first reading is a few seconds' count: what of it may be chance must not make a new leader grow.
         level = min(level, max(proven(rate, window), planned))
@@ -93,17 +103,24 @@ def demand_of(
     in_flight = (known(metrics.in_flight) or 0.0) * scale
     # Little's law: a demand that is answered within the objective keeps at most this many in flight.
     backlog = max(0.0, in_flight - max(1.0, level * objective_seconds))
-    return Demand(level, forecast, ahead, backlog, base, surge)
+    falling = surge is None and base - level > max(FALLING * _chance(level, base), FALLING_SHARE * base)
+    return Demand(level, forecast, ahead, backlog, base, falling, surge)
 
 
 def _follow(
-    rate: float, window_seconds: float, state: State, now: float, capacity: float
+    rate: float, sure: float, state: State, now: float, capacities: tuple[float, float]
 ) -> tuple[float, Surge | None]:
-    """The demand that follows the rate: slowly by itself, fast in a surge."""
+    """The demand that follows the rate: slowly by itself, fast in a surge.
+
+    `sure` is what of the rate is no chance; `capacities` are of the replicas that are asked for, and of those that have
+    started.
+    """
+    capacity, started = capacities
     before, surge = state.level, state.surge
     if before is None or state.at is None:
         return rate, None
-    if proven(rate, window_seconds) > max(capacity, before):
+    # By what is asked for alone, a smooth demand that grows into a jump would stay ahead of its detection.
+    if sure > max(capacity, before) or sure > max(started, RISE * before):
         level = rate
         surge = surge or Surge(since=state.at, from_rate=before, highest=before, highest_at=now)
     else:
@@ -130,6 +147,10 @@ def proven(rate: float, window_seconds: float) -> float:
 
 def _slope(level: float, base: float) -> float:
     """Requests/s per second by which demand rises, as far as it is no chance; 0 where it falls."""
+    return max(0.0, level - base - _chance(level, base)) / (BASE_SECONDS - LEVEL_SECONDS)
+
+
+def _chance(level: float, base: float) -> float:
+    """By how much the two averages may differ at a steady demand, requests/s."""
     # An average over an exponential of constant T lags by T, and is as sure as a count over 2 T.
-    chance = SURE * math.sqrt(level / (2 * LEVEL_SECONDS) + base / (2 * BASE_SECONDS))
-    return max(0.0, level - base - chance) / (BASE_SECONDS - LEVEL_SECONDS)
+    return SURE * math.sqrt(level / (2 * LEVEL_SECONDS) + base / (2 * BASE_SECONDS))

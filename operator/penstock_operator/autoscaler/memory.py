@@ -72,9 +72,10 @@ def with_peak(state: State, settings: ScalingSettings, now: float, replicas: int
     return state.model_copy(update={"peaks": tuple(peaks)})
 
 
-def highest(state: State) -> int:
-    """The most replicas that were wanted during the window; 0 when nothing was."""
-    return max((peak.replicas for peak in state.peaks), default=0)
+def highest(state: State, *, since: float = -math.inf) -> int:
+    """The most replicas that were wanted during the window, or after a time in it; 0 when nothing was."""
+    ends = [*(peak.since for peak in state.peaks), math.inf][1:]
+    return max((peak.replicas for peak, end in zip(state.peaks, ends, strict=False) if end > since), default=0)
 
 
 def held(state: State, until: float, reason: str) -> State:

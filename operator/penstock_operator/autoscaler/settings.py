@@ -36,7 +36,7 @@ class ScalingSettings(BaseModel):
         ge=0,
         lt=1,
         description="Shrinking plans for a demand of which this share is not there, so that a load which has just "
-        "taken a replica away has to rise to add it again.",
+        "taken a replica away has to rise to add it again; not while the load is falling.",
     )
     start_up_seconds: float = Field(
         default=40,
@@ -59,7 +59,8 @@ class ScalingSettings(BaseModel):
     shrink_window_seconds: float = Field(
         default=120,
         ge=0,
-        description="Shrink to the highest number that was wanted during this time (HPA's stabilisation window).",
+        description="Shrink to the highest number that was wanted during this time (HPA's stabilisation window); "
+        "half of it while the load is falling.",
     )
     longest_window_factor: float = Field(
         default=8,

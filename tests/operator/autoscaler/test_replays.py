@@ -9,7 +9,7 @@ import pytest
 
 from penstock_operator.autoscaler import Cause, Idle, Metrics, ScalingSettings, State, Unknown, Value
 from penstock_operator.autoscaler.settings import WhenMissing
-from tests.operator.autoscaler.cases import SETTINGS, Replay, flips, service, traffic, without
+from tests.operator.autoscaler.cases import SETTINGS, TICK, Replay, flips, service, traffic, without
 
 OUTAGE = Metrics.unknown("prometheus answered 503")
 
@@ -40,10 +40,10 @@ def test_an_overshoot_is_taken_back_before_it_has_started() -> None:
     assert replay.play(traffic(60), 900)[-1] == 10
 
 
-def test_a_step_down_waits_for_the_window_and_then_comes_in_steps() -> None:
+def test_a_step_down_waits_for_half_the_window_and_then_comes_in_steps() -> None:
     replay = Replay().settled(60)
     peak = replay.replicas
-    least, interval = replay.settings.shrink_window_seconds, replay.settings.shrink_interval_seconds
+    least, interval = replay.settings.shrink_window_seconds / 2, replay.settings.shrink_interval_seconds
     begin, before = replay.now, peak
 
     steps = []
@@ -55,8 +55,15 @@ def test_a_step_down_waits_for_the_window_and_then_comes_in_steps() -> None:
     assert least <= steps[0][0] <= least * 1.6
     assert all(after >= before - max(1, before // 2) for _, before, after in steps)
     assert all(later[0] - earlier[0] >= interval for earlier, later in pairwise(steps))
-    assert replay.replicas == 2  # 1 would be full at 7: the margin between growing and shrinking
-    assert replay.play(traffic(6), 900)[-1] == 1
+    assert replay.replicas == 1  # enough for 7.5: while the load falls there is no margin
+
+
+def test_a_load_that_dips_a_little_keeps_the_margin_between_growing_and_shrinking() -> None:
+    replay = Replay().settled(10)
+    assert replay.replicas == 2
+
+    assert set(replay.play(traffic(9), 300) + replay.play(traffic(8), 300) + replay.play(traffic(7.1), 900)) == {2}
+    assert replay.play(traffic(6.4), 1200)[-1] == 1
 
 
 def test_a_ramp_is_met_ahead_of_time() -> None:
@@ -105,10 +112,24 @@ def test_an_outage_at_the_peak_shrinks_nothing_and_the_window_begins_again_after
     assert replay.play(traffic(6), 1200)[-1] == 1
 
 
+def test_while_the_load_falls_replicas_follow_it_with_one_turn_and_a_dip_takes_none_away() -> None:
+    falling, dipping = Replay().settled(80), Replay().settled(80)
+    before = dipping.replicas
+
+    course = falling.play(lambda since: traffic(max(10.0, 80 - since / 10)), 1800)
+
+    for minute in range(4, 12):
+        # Smoothed over half a minute, half a window of peaks in slices, and one step a minute.
+        a_while_ago = 80 - (60 * minute - 150) / 10
+        assert course[int(60 * minute / TICK)] <= math.ceil(a_while_ago / SETTINGS.headroom / 10), minute
+    assert flips([before, *course]) == 0
+    assert set(dipping.play(traffic(72), 30) + dipping.play(traffic(80), 600)) == {before}
+
+
 def test_a_short_outage_is_not_reported_and_costs_no_window() -> None:
     replay = Replay().settled(60)
     peak = replay.replicas
-    replay.play(traffic(6), replay.settings.shrink_window_seconds - 20)
+    replay.play(traffic(6), replay.settings.shrink_window_seconds / 2 - 20)
 
     replay.tick(OUTAGE)
 
@@ -280,7 +301,7 @@ def test_a_new_leader_without_state_holds_for_a_window() -> None:
 def test_a_clock_that_jumps_shrinks_nothing(jump: float, words: str) -> None:
     replay = Replay().settled(60)
     peak = replay.replicas
-    replay.play(traffic(6), replay.settings.shrink_window_seconds - 20)
+    replay.play(traffic(6), replay.settings.shrink_window_seconds / 2 - 20)
 
     replay.now += jump
     numbers = replay.play(traffic(6), replay.settings.shrink_window_seconds - 10)

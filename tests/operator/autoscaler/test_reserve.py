@@ -22,7 +22,9 @@ headrooms = st.floats(0.05, 1)
         (15, 0.75, 20),
         # Half of the capacity of a large fleet is half; of a small one there is more to spare.
         (210, 0.5, 420),
-        (10, 0.5, 10 / 0.75 + 2 / 3 * (10 * 70) ** 0.5),
+        (20, 0.5, 20 / 0.75 + 2 / 3 * 70),
+        # Nobody is prepared for a jump to more than five times as much.
+        (2, 0.5, 2 / 0.75 + 2 / 3 * 5 * 2),
     ],
 )
 def test_a_share_of_the_demand_and_below_the_usual_headroom_more_for_small_fleets(
