@@ -51,12 +51,14 @@ def command(machine: Machine, folder: Path, tar: Path) -> list[str]:
 
 def make_base(machine: Machine, tar: Path, log: Path) -> None:
     """Write the base as a tar: some 80 MB, a minute. Two runs on the same state of Debian give the same bytes."""
-    with tempfile.TemporaryDirectory(prefix="penstock-base-") as name, log.open("ab") as output:
+    # Made in a folder that is root's alone, wherever the cache lies: where apt's own user may look into it, some of
+    # apt's folders become his.
+    with tempfile.TemporaryDirectory(prefix="base-", dir=tar.parent) as name, log.open("ab") as output:
         folder = Path(name)
         (folder / "machine.sources").write_text(machine.sources())
         (folder / "debian.sources").write_text(debian_sources())
         part = tar.with_suffix(".part.tar")
-        environment = {**os.environ, "SOURCE_DATE_EPOCH": str(SOURCE_DATE_EPOCH), "TMPDIR": str(tar.parent)}
+        environment = {**os.environ, "SOURCE_DATE_EPOCH": str(SOURCE_DATE_EPOCH), "TMPDIR": name}
         run = subprocess.run(command(machine, folder, part), stdout=output, stderr=output, env=environment, check=False)
         if run.returncode != 0:
             part.unlink(missing_ok=True)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import hashlib
+import tempfile
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -9,8 +11,11 @@ from pathlib import Path
 import pytest
 
 from images.archive import Archive
+from images.base import make_base
 from images.build import Builder
+from images.buildah import require
 from images.content import copy_sources
+from images.errors import ToolMissing
 from images.machine import Machine
 from images.target import target_named
 
@@ -54,3 +59,24 @@ def test_a_second_build_by_another_machine_gives_the_same_layers(
     assert [layer.diff_id for layer in second.layers] == [layer.diff_id for layer in first.layers]
     assert [layer.digest for layer in second.layers] == [layer.digest for layer in first.layers]
     assert second.configuration == first.configuration
+
+
+@pytest.mark.extended
+def test_a_base_is_the_same_whoever_may_look_into_the_folder_that_it_is_made_in(images: Builder) -> None:
+    require_tools()
+    digests = set()
+    for mode in (0o755, 0o700):
+        with tempfile.TemporaryDirectory(prefix="penstock-test-base-") as name:
+            folder = Path(name)
+            folder.chmod(mode)
+            make_base(images.machine, folder / "base.tar", folder / "log")
+            digests.add(hashlib.sha256((folder / "base.tar").read_bytes()).hexdigest())
+
+    assert len(digests) == 1
+
+
+def require_tools() -> None:
+    try:
+        require("mmdebstrap")
+    except ToolMissing as missing:
+        pytest.skip(str(missing))
