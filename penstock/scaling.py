@@ -88,7 +88,11 @@ class Scaling(Spec):
         default=0.75, gt=0, le=1, description="The share of its measured capacity that a replica is given to do."
     )
     scale_down_window_seconds: int = Field(
-        default=120, ge=0, le=3600, description="Fewer replicas only when so few were enough for this long."
+        default=120,
+        ge=0,
+        le=3600,
+        description="Fewer replicas only when so few were enough for this long; half as long while the load is "
+        "falling.",
     )
     metrics: ScalingMetrics = ScalingMetrics()
     when_metrics_missing: WhenMetricsMissing = Field(
