@@ -75,12 +75,12 @@ def _steps(plan: Plan, limits: Limits) -> Iterator[Plan]:
         steps: tuple[int | None, ...] = (*limits.lengths, None)
         for wide in _beside(steps, plan.wide_from_tokens):
             yield _with(plan, wide_from_tokens=wide)
-    options = splits(limits.cores)
-    for streams, threads in _beside(options, (plan.streams, plan.threads_per_stream)):
-        # One stream gives all the cores to a lone row of any length: those that come after it do so too.
-        wide_from = plan.wide_from_tokens if plan.streams > 1 else min(limits.lengths, default=None)
-        wide_from = wide_from if streams > 1 else None
-        yield _with(plan, streams=streams, threads_per_stream=threads, wide_from_tokens=wide_from)
+    # One stream gives all the cores to a lone row of any length: those that come after it do so too.
+    wide_from = plan.wide_from_tokens if plan.streams > 1 else min(limits.lengths, default=None)
+    for streams, threads in _beside(splits(limits.cores), (plan.streams, plan.threads_per_stream)):
+        yield _with(
+            plan, streams=streams, threads_per_stream=threads, wide_from_tokens=wide_from if streams > 1 else None
+        )
     allowed = _ORDER[: _ORDER.index(limits.batching) + 1]
     for batching in _beside(allowed, plan.batching):
         yield _rebatched(plan, batching)
