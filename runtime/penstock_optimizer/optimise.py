@@ -233,17 +233,24 @@ class Optimisation:
         return recipe.engine in allowed.engines and recipe.precision in allowed.precisions
 
     def _refuse_if_told_to(self, candidates: Sequence[CandidateFacts]) -> None:
-        """`whenNoCandidate: Fail`: an error that lists each candidate, unless one of them may be served."""
+        """`whenNoCandidate: Fail`: an error that lists each candidate, unless one of them may be served. Candidates that
+        the time budget left no turn are not left out, as the endpoint leaves out engines: fp32 was not asked for."""
         optimization = self._job.spec.optimization
-        others = [one for one in candidates if one.recipe != TEACHER and one.outcome is not Outcome.SKIPPED]
+        others = [
+            one
+            for one in candidates
+            if one.recipe != TEACHER and (one.outcome is not Outcome.SKIPPED or one.reason == OUT_OF_TIME)
+        ]
         if optimization.when_no_candidate is not NoCandidate.FAIL or not self._searches or not others:
             return
         if any(one.outcome in {Outcome.CHOSEN, Outcome.SLOWER} for one in others):
             return
         listed = "; ".join(f"{one.recipe.name}: {one.reason}" for one in others)
+        longer = any(one.reason == OUT_OF_TIME for one in others)
         raise NoCandidateWithinBudget(
             f"no candidate is within the accuracy budget, and whenNoCandidate is Fail ({listed})",
-            remedy="Widen spec.optimization.accuracy, allow more precisions, or set whenNoCandidate: ServeFP32",
+            remedy=f"{'Raise spec.optimization.budgetSeconds, widen' if longer else 'Widen'} spec.optimization.accuracy, "
+            "allow more precisions, or set whenNoCandidate: ServeFP32",
         )
 
     def _manifest(

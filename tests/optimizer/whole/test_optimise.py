@@ -110,9 +110,9 @@ def test_nothing_but_the_results_stays_in_the_store(made: Made) -> None:
 
 
 def test_the_second_time_it_is_found_by_its_key(made: Made) -> None:
-    again = Made(made.endpoint, made.store, seconds=120)
+    # With the same time budget: a larger one goes on from a run that a busy machine cut short.
+    again = Made(made.endpoint, made.store, seconds=made.manifest.budget_seconds)
 
-    assert again.seconds < 3
     assert again.artefact == made.artefact
     assert [event.facts.get("found") for event in again.events] == [True]
     assert prepare(made.endpoint, store=made.store, models=made.store).finished
