@@ -156,7 +156,7 @@ class OptimizationError(PenstockError):
 
 
 class NoCandidateWithinBudget(OptimizationError):
-    """`whenNoCandidate: Fail` was asked for, and every candidate's answers moved too far, or none had its turn in time."""
+    """`whenNoCandidate: Fail` was asked for, and every candidate's answers moved too far or had no turn in time."""
 
 
 class Interrupted(PenstockError):

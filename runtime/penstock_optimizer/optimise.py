@@ -233,8 +233,8 @@ class Optimisation:
         return recipe.engine in allowed.engines and recipe.precision in allowed.precisions
 
     def _refuse_if_told_to(self, candidates: Sequence[CandidateFacts]) -> None:
-        """`whenNoCandidate: Fail`: an error that lists each candidate, unless one of them may be served. Candidates that
-        the time budget left no turn are not left out, as the endpoint leaves out engines: fp32 was not asked for."""
+        """`whenNoCandidate: Fail`: an error that lists each candidate, unless one of them may be served. Those that
+        the endpoint leaves out do not count; those that the time budget left no turn do: nothing says fp32 would do."""
         optimization = self._job.spec.optimization
         others = [
             one
@@ -249,8 +249,8 @@ class Optimisation:
         longer = any(one.reason == OUT_OF_TIME for one in others)
         raise NoCandidateWithinBudget(
             f"no candidate is within the accuracy budget, and whenNoCandidate is Fail ({listed})",
-            remedy=f"{'Raise spec.optimization.budgetSeconds, widen' if longer else 'Widen'} spec.optimization.accuracy, "
-            "allow more precisions, or set whenNoCandidate: ServeFP32",
+            remedy=("Raise spec.optimization.budgetSeconds, widen" if longer else "Widen")
+            + " spec.optimization.accuracy, allow more precisions, or set whenNoCandidate: ServeFP32",
         )
 
     def _manifest(

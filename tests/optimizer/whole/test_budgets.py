@@ -35,7 +35,7 @@ def test_an_impossible_accuracy_budget_is_refused_with_each_candidate_when_the_e
 ) -> None:
     strict = {**QUICK, "accuracy": {"minCosine": 1.0}, "whenNoCandidate": "Fail"}
     with pytest.raises(OptimizationError) as caught:
-        optimise(endpoint(model, strict), store=tmp_path, models=tmp_path, budget_seconds=60)
+        optimise(endpoint(model, strict), store=tmp_path, models=tmp_path, budget_seconds=400)
 
     message = str(caught.value)
     assert "no candidate is within the accuracy budget" in message
