@@ -2,3 +2,7 @@
 
 Judges the very engines and tasks that serve.
 """
+
+from penstock_runtime.silence import keep_libraries_silent
+
+keep_libraries_silent()

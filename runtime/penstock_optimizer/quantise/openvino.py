@@ -1,13 +1,12 @@
 """Makes what OpenVINO serves: the fp32 graph as IR, bf16 by the engine's own rounding, int8 by our own quantiser or
 by NNCF.
 
-NNCF is told to be quiet: no progress bars (ours are shown), no telemetry (nothing here goes over the network).
+NNCF is told to be quiet: no progress bars (ours are shown).
 """
 
 from __future__ import annotations
 
 import logging
-import os
 import warnings
 from collections import Counter
 from collections.abc import Iterator, Sequence
@@ -130,8 +129,7 @@ def _counts(model: Any) -> dict[str, int]:
 
 @contextmanager
 def _quiet_nncf() -> Iterator[Any]:
-    """NNCF without progress bars, log lines, warnings of its own dependencies, or telemetry."""
-    os.environ.setdefault("NNCF_CI", "1")  # read once, at import: replaces the telemetry by a stub
+    """NNCF without progress bars, log lines, or warnings of its own dependencies."""
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         import nncf
