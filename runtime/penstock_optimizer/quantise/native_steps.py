@@ -8,13 +8,14 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
 from onnx import helper, numpy_helper
 
 from penstock.errors import OptimizationError
+from penstock_optimizer.quantise.native_values import Buffers, Column, Counted, Mask, Part, TableSum, Value
 from penstock_optimizer.quantise.rowwise import OPERATOR
 from penstock_runtime.engines.native.graph_file import Activation, NativeGraph, Operator, Output, Step
 
@@ -28,64 +29,6 @@ def native_graph(model: Any) -> NativeGraph:
     return _Reader(model).read()
 
 
-@dataclass(frozen=True, eq=False)
-class _Value:
-    """What a name of the graph stands for: a buffer, times factors for each of its channels."""
-
-    buffer: int
-    width: int
-    per_row: bool
-    factors: str = ""
-
-
-@dataclass(frozen=True, eq=False)
-class _Sum:
-    """Tables whose rows are added up for each token: not computed yet."""
-
-    words: str = ""
-    positions: str = ""
-    types: str = ""
-    padding: int = -1
-
-
-class _Mask:
-    """What is computed of the attention mask."""
-
-
-@dataclass(frozen=True)
-class _Counted:
-    """Positions that count from the padding id."""
-
-    padding: int
-
-
-@dataclass(frozen=True)
-class _Part:
-    """Queries, keys or values of a product that has all three side by side."""
-
-    whole: _Value
-    index: int
-
-
-class _Buffers:
-    """Hands out buffers; one whose readers are through is used again for what has the same shape."""
-
-    def __init__(self) -> None:
-        self._free: list[tuple[int, int, bool]] = []
-        self.count = 0
-
-    def take(self, width: int, *, per_row: bool) -> _Value:
-        for index, (buffer, *shape) in enumerate(self._free):
-            if shape == [width, per_row]:
-                del self._free[index]
-                return _Value(buffer, width, per_row)
-        self.count += 1
-        return _Value(self.count - 1, width, per_row)
-
-    def give(self, value: _Value) -> None:
-        self._free.append((value.buffer, value.width, value.per_row))
-
-
 class _Reader:
     def __init__(self, model: Any) -> None:
         self._graph = model.graph
@@ -93,12 +36,12 @@ class _Reader:
         self._readers = Counter(name for node in model.graph.node for name in node.input)
         self._after = {name: node for node in model.graph.node for name in node.input}
         self._done: set[int] = set()
-        self._known: dict[str, Any] = {"input_ids": "ids", "attention_mask": _Mask(), "token_type_ids": "types"}
+        self._known: dict[str, Any] = {"input_ids": "ids", "attention_mask": Mask(), "token_type_ids": "types"}
         self._left: Counter[int] = Counter()
-        self._buffers = _Buffers()
+        self._buffers = Buffers()
         self._tensors: dict[str, Any] = {}
         self._steps: list[Step] = []
-        self._result: Output | None = None
+        self._results: dict[str, Value | Column] = {}
 
     def read(self) -> NativeGraph:
         """All nodes in order."""
@@ -109,8 +52,6 @@ class _Reader:
             "Split": self._split, "MultiHeadAttention": self._attention, OPERATOR: self._linear8,
             "MatMul": self._linear32, "Gemm": self._linear32, "Identity": self._identity,
         }  # fmt: skip
-        if len(self._graph.output) != 1:
-            raise _refuse(f"a graph with {len(self._graph.output)} outputs")
         if any(node.op_type == "MultiHeadAttention" and any(node.input[5:]) for node in self._graph.node):
             raise _refuse("a bias on the scores of the attention")
         for node in self._graph.node:
@@ -120,9 +61,22 @@ class _Reader:
             if known is None:
                 raise _refuse(f"the operator {node.op_type} ({node.name})")
             known(node)
-        if self._result is None:
-            raise _refuse("an output that is not computed last")
-        return NativeGraph(tuple(self._steps), self._result, self._tensors)
+        return NativeGraph(tuple(self._steps), self._output(), self._tensors)
+
+    def _output(self) -> Output:
+        """One buffer as one output, or each of its columns as one."""
+        names = [output.name for output in self._graph.output]
+        found = [self._results.get(name) for name in names]
+        match found:
+            case [Value() as value]:
+                return Output(name=names[0], buffer=value.buffer, width=value.width, per_row=value.per_row)
+            case [Column(whole=whole), *_]:
+                columns = [one.index for one in found if isinstance(one, Column) and one.whole is whole]
+                if columns == list(range(whole.width)) and not whole.per_row:
+                    return Output(
+                        name="columns", buffer=whole.buffer, width=whole.width, per_row=False, columns=tuple(names)
+                    )
+        raise _refuse(f"what the outputs are: {', '.join(names)}")
 
     # ---- inputs and tables ----
 
@@ -131,18 +85,18 @@ class _Reader:
         if table not in self._constants or len(self._constants[table].dims) != 2:
             raise _refuse(f"{node.name}, which looks up what is no table")
         if by == "ids":
-            self._set(node, _Sum(words=table))
+            self._set(node, TableSum(words=table))
         elif by == "types":
-            self._set(node, _Sum(types=table))
-        elif isinstance(by, _Counted):
-            self._set(node, _Sum(positions=table, padding=by.padding))
+            self._set(node, TableSum(types=table))
+        elif isinstance(by, Counted):
+            self._set(node, TableSum(positions=table, padding=by.padding))
         else:
             raise _refuse(f"{node.name}, which looks up by what is no input")
 
     def _slice(self, node: Any) -> None:
         """The first positions of a table, or the first token of each row."""
         if node.input[0] in self._constants:
-            return self._set(node, _Sum(positions=node.input[0]))
+            return self._set(node, TableSum(positions=node.input[0]))
         source = self._buffer(node, 0)
         if [self._array(name).tolist() for name in node.input[1:4]] != [[0], [1], [1]] or source.per_row:
             raise _refuse(f"{node.name}, which slices other than the first token")
@@ -157,12 +111,12 @@ class _Reader:
     def _equal(self, node: Any) -> None:
         if self._find(node, 0) != "ids":
             raise _refuse(f"the comparison {node.name}")
-        self._set(node, _Counted(int(self._array(node.input[1]))))
+        self._set(node, Counted(int(self._array(node.input[1]))))
 
     def _pass(self, node: Any) -> None:
         """Stands for what its input stands for."""
         value = self._find(node, 0)
-        if not isinstance(value, _Mask | _Counted):
+        if not isinstance(value, Mask | Counted):
             raise _refuse(f"the operator {node.op_type} ({node.name})")
         self._set(node, value)
 
@@ -170,9 +124,9 @@ class _Reader:
 
     def _norm(self, node: Any) -> None:
         value = self._find(node, 0)
-        if isinstance(value, _Sum):
+        if isinstance(value, TableSum):
             value = self._embed(node, value)
-        elif not isinstance(value, _Value):
+        elif not isinstance(value, Value):
             raise _refuse(f"{node.name}, which normalises what is no sum")
         target = self._buffers.take(value.width, per_row=value.per_row)
         epsilon = {one.name: helper.get_attribute_value(one) for one in node.attribute}.get("epsilon", 1e-5)
@@ -183,7 +137,7 @@ class _Reader:
         )  # fmt: skip
         self._write(node, target, value)
 
-    def _embed(self, node: Any, tables: _Sum) -> _Value:
+    def _embed(self, node: Any, tables: TableSum) -> Value:
         if not tables.words or not tables.positions:
             raise _refuse(f"{node.name}, embeddings without words or positions")
         words = self._array(tables.words)
@@ -250,20 +204,20 @@ class _Reader:
     def _split(self, node: Any) -> None:
         whole = self._buffer(node, 0)
         for index, name in enumerate(node.output):
-            self._known[name] = _Part(whole, index)
+            self._known[name] = Part(whole, index, len(node.output))
 
     def _attention(self, node: Any) -> None:
         """Of three parts of one product, or of three products, whose biases may stand here."""
-        if len(node.input) < 5 or not isinstance(self._find(node, 4), _Mask):
+        if len(node.input) < 5 or not isinstance(self._find(node, 4), Mask):
             raise _refuse(f"{node.name}, an attention without the mask")
         attributes = {one.name: helper.get_attribute_value(one) for one in node.attribute}
         heads = int(attributes["num_heads"])
         parts = [self._find(node, index) for index in range(3)]
-        if all(isinstance(part, _Part) and part.index == index for index, part in enumerate(parts)):
+        if all(isinstance(part, Part) and (part.index, part.count) == (at, 3) for at, part in enumerate(parts)):
             buffers = [part.whole for part in parts]
             width = buffers[0].width // 3
-            read: Sequence[_Value] = buffers[:1]
-        elif all(isinstance(part, _Value) for part in parts):
+            read: Sequence[Value] = buffers[:1]
+        elif all(isinstance(part, Value) for part in parts):
             buffers, width, read = parts, parts[0].width, parts
         else:
             raise _refuse(f"{node.name}, an attention of what are no products")
@@ -279,7 +233,7 @@ class _Reader:
         )  # fmt: skip
         self._write(node, target, *read)
 
-    def _spread_bias(self, node: Any, buffers: Sequence[_Value], width: int) -> None:
+    def _spread_bias(self, node: Any, buffers: Sequence[Value], width: int) -> None:
         """Give each of three products its part of the bias."""
         bias = self._array(node.input[3])
         for index, value in enumerate(buffers):
@@ -290,7 +244,11 @@ class _Reader:
             self._steps[at] = step.model_copy(update={"tensors": {**step.tensors, "bias": name}})
 
     def _squeeze(self, node: Any) -> None:
-        """The first token of each row has no axis of its own here."""
+        """The first token of each row has no axis of its own here, nor has one number of each line."""
+        part = self._find(node, 0)
+        if isinstance(part, Part) and part.whole.width == part.count and self._array(node.input[1]).tolist() == [2]:
+            self._known[node.output[0]] = Column(part.whole, part.index)
+            return
         value = self._buffer(node, 0)
         if not value.per_row:
             raise _refuse(f"{node.name}, which takes an axis away")
@@ -299,13 +257,13 @@ class _Reader:
 
     def _add(self, node: Any) -> None:
         one, other = self._find(node, 0), self._find(node, 1)
-        if isinstance(one, _Counted):
+        if isinstance(one, Counted):
             return self._set(node, one)
-        if not isinstance(one, _Sum) or not isinstance(other, _Sum):
+        if not isinstance(one, TableSum) or not isinstance(other, TableSum):
             raise _refuse(f"the sum {node.name}")
         return self._set(
             node,
-            _Sum(
+            TableSum(
                 one.words or other.words,
                 one.positions or other.positions,
                 one.types or other.types,
@@ -315,7 +273,7 @@ class _Reader:
 
     def _mul(self, node: Any) -> None:
         """By a constant for each channel, which the quantiser of the row takes in."""
-        if isinstance(self._find(node, 0), _Counted):
+        if isinstance(self._find(node, 0), Counted):
             return self._set(node, self._find(node, 0))
         value = self._buffer(node, 0)
         if node.input[1] not in self._constants or value.factors:
@@ -325,11 +283,12 @@ class _Reader:
         return None
 
     def _identity(self, node: Any) -> None:
-        value = self._buffer(node, 0)
-        if node.output[0] != self._graph.output[0].name or value.factors:
+        value = self._find(node, 0)
+        whole = value.whole if isinstance(value, Column) else self._buffer(node, 0)
+        if whole.factors:
             raise _refuse(f"the operator Identity ({node.name})")
-        self._left[value.buffer] += 1  # nobody writes over the result
-        self._result = Output(name=node.output[0], buffer=value.buffer, width=value.width, per_row=value.per_row)
+        self._left[whole.buffer] += 1  # nobody writes over the result
+        self._results[node.output[0]] = whole if not isinstance(value, Column) else value
 
     # ---- what follows a product ----
 
@@ -339,13 +298,13 @@ class _Reader:
             return node, "none"
         return self._take(after), _ACTIVATIONS[after.op_type]
 
-    def _residual_after(self, node: Any) -> tuple[Any, _Value | None]:
+    def _residual_after(self, node: Any) -> tuple[Any, Value | None]:
         after = self._only_reader(node)
         if after is None or after.op_type not in {"Sum", "Add"} or len(after.input) != 2:
             return node, None
         (other,) = [name for name in after.input if name != node.output[0]] or [""]
         value = self._known.get(other)
-        if not isinstance(value, _Value) or value.factors:
+        if not isinstance(value, Value) or value.factors:
             raise _refuse(f"the sum {after.name}")
         return self._take(after), value
 
@@ -361,9 +320,9 @@ class _Reader:
     def _find(self, node: Any, index: int) -> Any:
         return self._known.get(node.input[index])
 
-    def _buffer(self, node: Any, index: int) -> _Value:
+    def _buffer(self, node: Any, index: int) -> Value:
         value = self._find(node, index)
-        if not isinstance(value, _Value):
+        if not isinstance(value, Value):
             raise _refuse(f"{node.name}, which reads what is no hidden state")
         return value
 
@@ -381,7 +340,7 @@ class _Reader:
     def _set(self, node: Any, value: Any) -> None:
         self._known[node.output[0]] = value
 
-    def _write(self, node: Any, target: _Value, *read: _Value) -> None:
+    def _write(self, node: Any, target: Value, *read: Value) -> None:
         """The node's result is there, and what was read has a reader less."""
         self._known[node.output[0]] = target
         self._left[target.buffer] = self._readers[node.output[0]]

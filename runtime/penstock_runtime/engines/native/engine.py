@@ -86,6 +86,8 @@ class NativeEngine:
                 f"native: {rows} x {tokens} tokens hold an id that the model has no vector for, or are too many",
                 remedy="Send ids of the model's own tokenizer, and rows within its length",
             )
+        if output.columns:
+            return {name: np.ascontiguousarray(values[..., at]) for at, name in enumerate(output.columns)}
         return {output.name: values}
 
 
@@ -94,9 +96,9 @@ def load(path: Path, io: GraphIO, recipe: Recipe, threads: Threads, *, wide: boo
     del recipe  # the file says it all
     library = load_library()
     graph = read(path)
-    if list(io.outputs) != [graph.output.name]:
+    if set(io.outputs) != set(graph.output.names):
         raise ArtefactError(
-            f"{path} gives {graph.output.name}, but is described as giving {', '.join(io.outputs)}",
+            f"{path} gives {', '.join(graph.output.names)}, but is described as giving {', '.join(io.outputs)}",
             remedy="Run penstock optimize again",
         )
     kernels = best_kernels()

@@ -16,11 +16,11 @@ import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, Self
 
 import numpy as np
 from numpy.typing import NDArray
-from pydantic import BaseModel, ConfigDict, Field, ValidationError
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
 
 from penstock.errors import ArtefactError
 
@@ -69,6 +69,19 @@ class Output(BaseModel):
     width: int = Field(ge=1)
     per_row: bool
     """One line for each row instead of one for each token."""
+    columns: tuple[str, ...] = ()
+    """Names of outputs that are one number of each line, in order; then `name` is none. Empty: the lines are one."""
+
+    @model_validator(mode="after")
+    def _names_all_columns(self) -> Self:
+        if self.columns and len(set(self.columns)) != self.width:
+            raise ValueError(f"{self.width} columns have the names {', '.join(self.columns)}")
+        return self
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        """What the graph's outputs are called."""
+        return self.columns or (self.name,)
 
 
 class _Tensor(BaseModel):
@@ -137,7 +150,7 @@ def write(path: Path, graph: NativeGraph) -> None:
         size = _aligned(size + array.nbytes)
     document = {
         "version": VERSION,
-        "output": graph.output.model_dump(),
+        "output": graph.output.model_dump(exclude_defaults=True),
         "steps": [step.model_dump(exclude_defaults=True) for step in graph.steps],
         "tensors": tensors,
     }

@@ -94,6 +94,8 @@ CHANGES: dict[str, Callable[[dict[str, Any]], None]] = {
     "a tensor of another type": lambda header: header["tensors"]["b"].update(dtype="int8"),
     "a tensor that is not there": lambda header: header["steps"][1]["tensors"].update(bias="c"),
     "a tensor too many": lambda header: header["steps"][1]["tensors"].update(factors="b"),
+    "a column without a name": lambda header: header["output"].update(columns=["start"]),
+    "two columns of one name": lambda header: header["output"].update(columns=["start"] * 32),
     "an enormous tensor": lambda header: header["tensors"]["b"].update(shape=[1 << 40, 1 << 40]),
     "no steps": lambda header: header.update(steps=[]),
 }

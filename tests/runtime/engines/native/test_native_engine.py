@@ -153,6 +153,25 @@ def test_the_first_token_of_each_row_is_one_line() -> None:
     first.close()
 
 
+def test_columns_are_outputs_of_their_own() -> None:
+    whole, graph = encoder(), encoder()
+    names = tuple(f"column {index}" for index in range(WIDTH))
+    one = opened(whole, Threads(1, 1))
+    several = opened(
+        NativeGraph(graph.steps, graph.output.model_copy(update={"columns": names}), graph.tensors), Threads(1, 1)
+    )
+    batch = rows(4, 9, 2)
+
+    together, apart = one.run(batch)["last_hidden_state"], several.run(batch)
+
+    assert tuple(apart) == names
+    for index, name in enumerate(names):
+        np.testing.assert_array_equal(apart[name], together[..., index])
+        assert apart[name].flags["C_CONTIGUOUS"]
+    one.close()
+    several.close()
+
+
 @pytest.mark.parametrize("wrong", [-1, WORDS, 2**40])
 def test_an_id_that_the_model_has_not_is_an_error_and_the_next_run_is_fine(wrong: int) -> None:
     engine = opened(encoder(), Threads(1, 2))

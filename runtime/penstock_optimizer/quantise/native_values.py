@@ -1,0 +1,74 @@
+"""What the names of an ONNX graph stand for while it is read for the native engine, and the buffers it is given."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True, eq=False)
+class Value:
+    """A buffer, times factors for each of its channels."""
+
+    buffer: int
+    width: int
+    per_row: bool
+    factors: str = ""
+
+
+@dataclass(frozen=True, eq=False)
+class TableSum:
+    """Tables whose rows are added up for each token: not computed yet."""
+
+    words: str = ""
+    positions: str = ""
+    types: str = ""
+    padding: int = -1
+
+
+class Mask:
+    """What is computed of the attention mask."""
+
+
+@dataclass(frozen=True)
+class Counted:
+    """Positions that count from the padding id."""
+
+    padding: int
+
+
+@dataclass(frozen=True)
+class Part:
+    """One of the equal parts of a buffer's lines: queries, keys or values, or one of the numbers."""
+
+    whole: Value
+    index: int
+    count: int
+
+
+@dataclass(frozen=True)
+class Column:
+    """One number of each line of a buffer."""
+
+    whole: Value
+    index: int
+
+
+class Buffers:
+    """Hands out buffers; one whose readers are through is used again for what has the same shape."""
+
+    def __init__(self) -> None:
+        self._free: list[tuple[int, int, bool]] = []
+        self.count = 0
+
+    def take(self, width: int, *, per_row: bool) -> Value:
+        """One with a line of `width` numbers for each row, or for each token."""
+        for index, (buffer, *shape) in enumerate(self._free):
+            if shape == [width, per_row]:
+                del self._free[index]
+                return Value(buffer, width, per_row)
+        self.count += 1
+        return Value(self.count - 1, width, per_row)
+
+    def give(self, value: Value) -> None:
+        """What it holds is not needed any more."""
+        self._free.append((value.buffer, value.width, value.per_row))
