@@ -41,7 +41,7 @@ class Load:
                 self.answered += 1
             self._changed.notify_all()
 
-    def more(self, count: int, *, seconds: float = 30) -> None:
+    def more(self, count: int, *, seconds: float = 120) -> None:
         """Wait for so many further answers."""
         with self._changed:
             wanted = self.answered + count

@@ -7,6 +7,7 @@ import os
 import re
 import shutil
 import signal
+import socket
 import subprocess
 import sys
 import tempfile
@@ -50,7 +51,7 @@ class Replica:
         """As the kubelet ends it; it drains."""
         self.process.terminate()
 
-    def wait(self, seconds: float = 15) -> None:
+    def wait(self, seconds: float = 60) -> None:
         """Until it has ended."""
         self.process.join(seconds)
         assert not self.process.is_alive(), f"the replica {self.name} does not end"
@@ -80,14 +81,14 @@ class Gateway:
         assert found, f"no {name} in {text}"
         return float(found.group(1))
 
-    def until(self, name: str, value: float, *, seconds: float = 20) -> None:
+    def until(self, name: str, value: float, *, seconds: float = 60) -> None:
         """Until a metric has this value."""
         deadline = time.monotonic() + seconds
         while (now := self.metric(name)) != value:
             assert time.monotonic() < deadline, f"{name} is {now}, not {value}\n{self.log.read_text()[-4000:]}"
             time.sleep(0.02)
 
-    def until_logged(self, words: str, *, seconds: float = 20) -> None:
+    def until_logged(self, words: str, *, seconds: float = 60) -> None:
         """Until its log has them."""
         deadline = time.monotonic() + seconds
         while words not in self.log.read_text():
@@ -122,7 +123,7 @@ class Rig:
         process.start()
         tells.close()
         with told:
-            assert told.poll(30), "the replica does not start"
+            assert told.poll(60), "the replica does not start"
             replica = self.replicas[name] = Replica(name, int(told.recv()), process)
         if announce:
             self.announce()
@@ -171,7 +172,7 @@ class Rig:
         return gateway
 
     @staticmethod
-    def until_ready(gateway: Gateway, *, seconds: float = 20) -> None:
+    def until_ready(gateway: Gateway, *, seconds: float = 60) -> None:
         """Until its readiness probe succeeds."""
         deadline = time.monotonic() + seconds
         while True:
@@ -235,6 +236,17 @@ class Crowd:
         assert not errors, errors
         assert len(self.answers) == len(self._threads), "some requests are not answered yet"
         return [answer for answer in self.answers if isinstance(answer, httpx.Response)]
+
+
+@contextmanager
+def sent(gateway: Gateway, body: bytes = b'{"inputs": "i like you"}') -> Iterator[None]:
+    """A request whose client goes away with the block, without an answer."""
+    with socket.create_connection(("127.0.0.1", gateway.port), timeout=30) as client:
+        client.sendall(
+            b"POST /predict HTTP/1.1\r\nhost: x\r\ncontent-type: application/json\r\n"
+            b"content-length: %d\r\n\r\n%b" % (len(body), body)
+        )
+        yield
 
 
 def post(url: str, body: bytes = b'{"inputs": "i like you"}', *, timeout: float = 60) -> httpx.Response:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import http.client
 import json
 import socket
@@ -11,23 +10,23 @@ import time
 import httpx
 
 from tests.gateway.load import load
-from tests.gateway.rig import Crowd, Rig, post
+from tests.gateway.rig import Crowd, Rig, post, sent
 
 
 def test_requests_go_to_the_replica_that_has_the_fewest(rig: Rig) -> None:
-    for name in ("a", "b"):
-        rig.start(name, seconds=1.0)
+    replicas = [rig.start(name, seconds=600) for name in ("a", "b")]
     gateway = rig.gateway()
     gateway.until("replicas", 2)
-    answers = Crowd(gateway.url, 12).finish()
+    Crowd(gateway.url, 12)
+    gateway.until("in_flight_requests", 12)
 
-    assert {answer.status_code for answer in answers} == {200}
     # By lot, one of them would have had eight or more every third time.
-    assert sorted(answer.json()[0][1] for answer in answers) == [float(n) for n in range(1, 7) for _ in range(2)]
+    for replica in replicas:
+        until_busy(replica.port, 6)
 
 
 def test_a_slow_replica_gets_less(rig: Rig) -> None:
-    slow, fast = rig.start("slow", seconds=0.6), rig.start("fast", seconds=0.02)
+    slow, fast = rig.start("slow", seconds=2.0), rig.start("fast", seconds=0.02)
     gateway = rig.gateway()
     gateway.until("replicas", 2)
     with load(gateway.url, clients=4) as running:
@@ -54,21 +53,22 @@ def test_a_kept_connection_finds_a_replica_that_came_later(rig: Rig) -> None:
 
 
 def test_requests_of_a_replica_that_is_killed_are_answered_by_another(rig: Rig) -> None:
-    doomed, _ = rig.start("a", seconds=1.5), rig.start("b", seconds=1.5)
+    doomed = rig.start("a", seconds=600)
     gateway = rig.gateway()
-    gateway.until("replicas", 2)
+    gateway.until("replicas", 1)
     crowd = Crowd(gateway.url, 8)
-    gateway.until("in_flight_requests", 8)
-    until_busy(doomed.port)
+    until_busy(doomed.port, 8)
+    rig.start("b")
+    gateway.until("replicas", 2)
     doomed.kill()
     answers = crowd.finish()
 
     assert [answer.status_code for answer in answers] == [200] * 8
-    assert gateway.metric("retries_total") >= 4
+    assert gateway.metric("retries_total") >= 8
 
 
 def test_a_request_too_long_to_be_sent_again_fails_alone_and_says_so(rig: Rig) -> None:
-    doomed = rig.start("a", seconds=60)
+    doomed = rig.start("a", seconds=600)
     gateway = rig.gateway()
     gateway.until("replicas", 1)
     crowd = Crowd(gateway.url, 1, body=json.dumps({"inputs": "x" * 300_000}).encode())
@@ -157,7 +157,7 @@ def test_what_comes_while_the_only_replica_restarts_waits_for_it(rig: Rig) -> No
 
 
 def test_what_busy_replicas_cannot_take_waits_here_and_beyond_the_bound_is_refused(rig: Rig) -> None:
-    rig.start("a", seconds=1.0)
+    busy = rig.start("a", seconds=600)
     gateway = rig.gateway(concurrency=2, max_held=3)
     gateway.until("replicas", 1)
     crowd = Crowd(gateway.url, 5)
@@ -168,16 +168,19 @@ def test_what_busy_replicas_cannot_take_waits_here_and_beyond_the_bound_is_refus
     assert refused.headers["retry-after"] == "2"
     assert refused.json()["error_type"] == "overloaded"
     assert gateway.metric('refused_requests_total{reason="queue"}') == 1
+    rig.start("b")
+    gateway.until("in_flight_requests", 2)
+    busy.kill()
     assert [answer.status_code for answer in crowd.finish()] == [200] * 5
 
 
 def test_a_request_that_its_client_gave_up_is_not_computed(rig: Rig) -> None:
-    replica = rig.start("a", seconds=30)
+    replica = rig.start("a", seconds=600)
     gateway = rig.gateway()
     gateway.until("replicas", 1)
-    with contextlib.suppress(httpx.ReadTimeout):
-        post(gateway.url, timeout=1)
-    deadline = time.monotonic() + 10
+    with sent(gateway):
+        until_busy(replica.port)
+    deadline = time.monotonic() + 60
     while cancelled(replica.port) != 1:
         assert time.monotonic() < deadline
         time.sleep(0.05)
@@ -229,9 +232,9 @@ def cancelled(port: int) -> float:
     return sum(float(line.rsplit(" ", 1)[1]) for line in lines)
 
 
-def until_busy(port: int) -> None:
-    """Until a replica is at work on a request (the one that asks is in flight as well)."""
-    deadline = time.monotonic() + 10
-    while sample(port, "penstock_in_flight_requests") < 2:
+def until_busy(port: int, count: int = 1) -> None:
+    """Until a replica is at work on so many requests (the one that asks is in flight as well)."""
+    deadline = time.monotonic() + 60
+    while sample(port, "penstock_in_flight_requests") != count + 1:
         assert time.monotonic() < deadline
         time.sleep(0.02)

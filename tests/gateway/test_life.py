@@ -81,15 +81,15 @@ def test_what_a_draining_gateway_holds_is_answered_when_a_replica_comes(rig: Rig
 
 def test_who_still_comes_to_a_gateway_that_is_taken_away_is_answered(rig: Rig) -> None:
     rig.start("a")
-    gateway = rig.gateway()
+    gateway = rig.gateway(drain_seconds=4)
     gateway.until("replicas", 1)
     # The list of replicas goes with the gateway, before its pods have ended and before the Service leads elsewhere.
     rig.api.remove()
     gateway.until_logged("is gone")
     gateway.terminate()
 
-    assert post(gateway.url, timeout=5).status_code == 200
-    assert gateway.process.wait(10) == 0
+    assert post(gateway.url).status_code == 200
+    assert gateway.process.wait(30) == 0
 
 
 def test_who_reads_its_metrics_now_and_then_does_not_keep_a_gateway_that_is_to_go(rig: Rig) -> None:
@@ -99,7 +99,7 @@ def test_who_reads_its_metrics_now_and_then_does_not_keep_a_gateway_that_is_to_g
         # The connection is kept for the next time, as the operator keeps it.
         gateway.terminate()
 
-        assert gateway.process.wait(10) == 0
+        assert gateway.process.wait(15) == 0
 
 
 def test_a_gateway_that_was_killed_knows_its_replicas_when_it_is_back(rig: Rig) -> None:
@@ -117,15 +117,18 @@ def test_a_connection_gets_no_older_than_it_may(rig: Rig) -> None:
     rig.start("a")
     gateway = rig.gateway(connection_age_seconds=1)
     gateway.until("replicas", 1)
-    ends = 0
+    ends: list[float] = []
     with httpx.Client(trust_env=False, verify=False, timeout=30) as client:
         begin = time.monotonic()
-        while time.monotonic() - begin < 5:
+        while len(ends) < 3:
             answer = client.post(f"{gateway.url}/predict", json={"inputs": "x"})
             assert answer.status_code == 200
-            ends += answer.headers.get("connection") == "close"
+            if answer.headers.get("connection") == "close":
+                ends.append(time.monotonic() - begin)
+            assert time.monotonic() - begin < 60
 
-    assert 2 <= ends <= 6
+    # From three quarters of a second on; not with every answer.
+    assert ends[2] > 3 * 0.7
 
 
 def test_metrics_are_those_that_the_document_lists(rig: Rig) -> None:

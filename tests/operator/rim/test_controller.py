@@ -190,8 +190,8 @@ def test_of_many_that_are_due_at_once_and_need_nothing_the_loop_gets_its_turns(m
     reconciled: list[Subject] = []
 
     async def nothing_to_write(self: Reconciler, subject: Subject) -> None:
-        end = time.monotonic() + 0.003
-        while time.monotonic() < end:
+        end = time.thread_time() + 0.003
+        while time.thread_time() < end:
             pass
         reconciled.append(subject)
 
@@ -203,12 +203,11 @@ def test_of_many_that_are_due_at_once_and_need_nothing_the_loop_gets_its_turns(m
         workers = asyncio.create_task(controller.work(8))
         gaps: list[float] = []
         while len(reconciled) < 300:
-            begin = time.monotonic()
+            begin = time.thread_time()
             await asyncio.sleep(0)
-            gaps.append(time.monotonic() - begin)
+            gaps.append(time.thread_time() - begin)
         workers.cancel()
-        # The longest may be the machine's, which has something else to do.
-        return len(gaps), sorted(gaps)[-2]
+        return len(gaps), max(gaps)
 
     monkeypatch.setattr(Reconciler, "reconcile", nothing_to_write)
     turns, longest = asyncio.run(scenario())

@@ -29,7 +29,7 @@ def follow(until: Callable[[Store[None]], bool], *answers: Answer) -> tuple[set[
             there = asyncio.Event()
             store.listen(lambda _: there.set() if until(store) else None)
             task = asyncio.create_task(Informer(port, store, labels="ours=yes").run())
-            async with asyncio.timeout(20):
+            async with asyncio.timeout(60):
                 await there.wait()
             task.cancel()
             await asyncio.gather(task, return_exceptions=True)
@@ -135,7 +135,7 @@ def test_a_kind_that_need_not_be_there_is_missed_and_looked_for_until_it_is() ->
             store.listen(lambda _: there.set())
             informer = Informer(port, store, optional=True)
             task = asyncio.create_task(informer.run())
-            async with asyncio.timeout(20):
+            async with asyncio.timeout(60):
                 await informer.synced.wait()
                 await there.wait()
             task.cancel()
@@ -153,7 +153,7 @@ def test_a_kind_that_goes_takes_its_objects_along() -> None:
             gone = asyncio.Event()
             store.listen_served(gone.set)
             task = asyncio.create_task(Informer(port, store, optional=True).run())
-            async with asyncio.timeout(20):
+            async with asyncio.timeout(60):
                 await gone.wait()
             task.cancel()
             await asyncio.gather(task, return_exceptions=True)

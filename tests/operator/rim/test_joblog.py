@@ -44,7 +44,7 @@ def followed(until: int, *answers: Answer, phase: str = "Running") -> tuple[JobL
             task = asyncio.create_task(logs.run())
             world.pods.put(objects.job_pod("j", "m", phase=phase))
             try:
-                async with asyncio.timeout(20 if phase == "Running" else 0.2):
+                async with asyncio.timeout(60 if phase == "Running" else 0.2):
                     await there.wait()
             except TimeoutError:
                 assert phase != "Running"

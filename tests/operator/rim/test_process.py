@@ -29,6 +29,7 @@ pytestmark = pytest.mark.slow
 
 USER = "penstock-operator"
 NAMESPACE = "penstock-system"
+LONG_SECONDS = 180
 
 
 class Operator:
@@ -68,20 +69,20 @@ class Operator:
 
     def end(self) -> int:
         self.process.terminate()
-        return self.process.wait(20)
+        return self.process.wait(60)
 
     def kill(self) -> None:
         self.process.kill()
-        self.process.wait(10)
+        self.process.wait(60)
 
 
-def until(condition: Callable[[], Any], *, within: float = 30.0, what: str = "") -> float:
-    """Seconds until it is so."""
+def until(condition: Callable[[], Any], *, within: float = 90.0, what: str = "") -> None:
+    """Wait until it is so. The bound only ends what hangs: what is promised in seconds, test_lease.py holds in virtual
+    time."""
     begin = time.monotonic()
     while not condition():
         assert time.monotonic() - begin < within, what or "it does not come to that"
         time.sleep(0.05)
-    return time.monotonic() - begin
 
 
 @pytest.fixture(scope="module")
@@ -165,7 +166,8 @@ def test_one_leads_the_other_takes_over_after_a_kill_and_a_third_at_once_after_a
     first = Operator(user, tmp_path / "first.log")
     with started(first):
         until(first.leads, what="nobody leads")
-        second = Operator(user, tmp_path / "second.log")
+        # The first states its own time, which is that of the chart.
+        second = Operator(user, tmp_path / "second.log", LEASE_DURATION_SECONDS=f"{LONG_SECONDS}")
         with started(second):
             until(lambda: second.says("standing by: first leads"))
             assert second.get("/readyz") == "ok\n"
@@ -173,16 +175,15 @@ def test_one_leads_the_other_takes_over_after_a_kill_and_a_third_at_once_after_a
             until(lambda: is_said(space, "before"))
 
             first.kill()
-            killed = time.monotonic()
             space.apply(endpoint("after"))
-            until(lambda: is_said(space, "after"), within=20)
-            assert time.monotonic() - killed < 15.0
+            until(lambda: is_said(space, "after"))
 
             third = Operator(user, tmp_path / "third.log")
             with started(third):
                 until(lambda: third.says("standing by: second leads"))
                 assert second.end() == 0
-                assert until(third.leads) < 5.0
+                # Not when the lease runs out.
+                until(third.leads, within=LONG_SECONDS / 2)
                 assert third.end() == 0
 
 
@@ -224,7 +225,7 @@ def test_whatever_it_may_do_it_does_and_nothing_else_is_allowed(
         until(lambda: len(space.items("jobs")) == 1, what="the job of a suspended endpoint stays")
         space("delete", "modelendpoint", "emotion")
         # The suspended one keeps its own.
-        until(lambda: len(space.items("optimizedmodels")) == 1, within=90, what="an unused OptimizedModel stays")
+        until(lambda: len(space.items("optimizedmodels")) == 1, what="an unused OptimizedModel stays")
 
         unused = {
             (grant.kind.name, grant.subresource, verb)
@@ -265,7 +266,7 @@ def test_an_edit_of_the_texts_is_optimised_for_at_once(user: Path, space: Kubect
         def is_wanted_anew() -> bool:
             return space.get("modelendpoint", "emotion")["status"].get("optimizedModel") not in {None, first}
 
-        assert until(is_wanted_anew, what="an edit is not noticed") < 10.0
+        until(is_wanted_anew, what="an edit is not noticed")
         assert operator.end() == 0
 
 
@@ -334,8 +335,8 @@ def test_an_api_server_that_restarts_is_lived_through(
         space.apply(endpoint("after"))
         space("delete", "service", "before")
 
-        until(lambda: is_said(space, "after"), within=60)
-        until(lambda: "before" in {item["metadata"]["name"] for item in space.items("services")}, within=60)
+        until(lambda: is_said(space, "after"))
+        until(lambda: "before" in {item["metadata"]["name"] for item in space.items("services")})
         assert operator.process.poll() is None
         assert operator.get("/healthz") == "ok\n"
         assert operator.end() == 0
@@ -352,7 +353,7 @@ def test_a_leader_that_cannot_renew_ends_itself(
         assert api_server is not None
         os.kill(api_server.pid, signal.SIGSTOP)
         try:
-            assert operator.process.wait(20) == 1
+            assert operator.process.wait(60) == 1
         finally:
             os.kill(api_server.pid, signal.SIGCONT)
     assert operator.says("is lost to")
@@ -378,7 +379,6 @@ def test_deleting_needs_no_operator_and_leaves_nothing(user: Path, space: Kubect
     # The finished optimisation stays, with its evidence and its log, for the grace time; the unfinished one goes.
     until(
         lambda: {item["kind"] for item in space.items(kinds)} <= {"Job", "Pod"} and len(space.items("jobs")) == 1,
-        within=30,
         what=str(space.items(kinds)),
     )
     assert len(space.items("optimizedmodels")) == 1

@@ -12,14 +12,14 @@ WORK_SECONDS = 0.002
 
 
 def work(left: Iterator[int], done: list[int]) -> None:
-    end = time.monotonic() + WORK_SECONDS
-    while time.monotonic() < end:
+    end = time.thread_time() + WORK_SECONDS
+    while time.thread_time() < end:
         pass
     done.append(next(left))
 
 
 async def longest_turn(tasks: int, pieces: int) -> float:
-    """Seconds, while so many tasks do so many pieces of work that nobody waits for."""
+    """Seconds that this thread computed, while so many tasks do so many pieces of work that nobody waits for."""
     slices, left, done = Slices(), iter(range(pieces)), list[int]()
     gaps: list[float] = []
 
@@ -30,10 +30,10 @@ async def longest_turn(tasks: int, pieces: int) -> float:
                 work(left, done)
 
     async def watch() -> None:
-        last = time.monotonic()
+        last = time.thread_time()
         while True:
             await asyncio.sleep(0)
-            now = time.monotonic()
+            now = time.thread_time()
             gaps.append(now - last)
             last = now
 
@@ -41,13 +41,13 @@ async def longest_turn(tasks: int, pieces: int) -> float:
     await asyncio.gather(*(some() for _ in range(tasks)))
     watcher.cancel()
     assert done == list(range(pieces))
-    return sorted(gaps)[-2]
+    return max(gaps)
 
 
 def test_a_turn_has_room_for_one_slice_whoever_works() -> None:
-    # 0.8 s of work. One long turn is forgiven: the machine may have had something else to do.
-    assert asyncio.run(longest_turn(tasks=100, pieces=400)) < 0.2
-    assert asyncio.run(longest_turn(tasks=1, pieces=400)) < 0.2
+    # 0.8 s of work. A machine that has something else to do meanwhile makes a turn no longer by this clock.
+    assert asyncio.run(longest_turn(tasks=100, pieces=400)) < 0.1
+    assert asyncio.run(longest_turn(tasks=1, pieces=400)) < 0.1
 
 
 def test_what_is_left_of_a_slice_is_used_without_a_turn() -> None:

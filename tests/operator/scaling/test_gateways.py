@@ -150,12 +150,11 @@ async def operating(world: World, gateway: Gateway, **settings: Any) -> AsyncIte
             await work
 
 
-async def until(condition: Any, *, seconds: float = 30) -> float:
-    begin = time.monotonic()
+async def until(condition: Any, *, seconds: float = 60) -> None:
+    deadline = time.monotonic() + seconds
     while not condition():
-        assert time.monotonic() - begin < seconds
+        assert time.monotonic() < deadline
         await asyncio.sleep(0.01)
-    return time.monotonic() - begin
 
 
 def test_a_request_that_is_held_wakes_the_endpoint_long_before_the_next_look(rig: Rig) -> None:
@@ -163,24 +162,22 @@ def test_a_request_that_is_held_wakes_the_endpoint_long_before_the_next_look(rig
     world = sleeping_world()
     world.pods.put(gateway_pod("g"))
 
-    async def play() -> float:
-        # Looks come twenty seconds apart.
+    async def play() -> None:
+        # Looks come twenty seconds apart, which is the most that may be set.
         async with operating(world, gateway, scaling_interval_seconds=20.0):
-            deadline = time.monotonic() + 30
+            deadline = time.monotonic() + 60
             while not await asyncio.to_thread(is_asked, gateway):
                 assert time.monotonic() < deadline
                 await asyncio.sleep(0.05)
             crowd = Crowd(gateway.url, 3)
-            took = await until(lambda: KEY in world.scales and world.scales[KEY].replicas == 1)
+            # 0.1 s on a quiet machine.
+            await until(lambda: KEY in world.scales and world.scales[KEY].replicas == 1, seconds=15)
             await asyncio.to_thread(rig.start, "a")
             assert {answer.status_code for answer in await asyncio.to_thread(crowd.finish)} == {200}
-            return took
 
-    took = asyncio.run(play())
+    asyncio.run(play())
     scale = world.scales[KEY]
 
-    # 0.1 s on a quiet machine.
-    assert took < 5
     assert scale.cause == "Woken"
     assert "up from 0" in scale.reason
     assert "at the gateway" in scale.reason

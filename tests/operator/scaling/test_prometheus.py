@@ -24,7 +24,7 @@ from tests.operator.scaling.prometheus_server import Server
 PODS = {"emotion-5f7d9c6b8-abcde": "127.0.0.2", "emotion-5f7d9c6b8-fghij": "127.0.0.3"}
 PLACE = Place("team-a", "emotion", tuple(PODS))
 WINDOWS = Windows(scrape_interval=1, fast=10, slow=20)
-STARTS_SECONDS = 60.0
+STARTS_SECONDS = 120.0
 
 
 @pytest.fixture(scope="module")
@@ -49,10 +49,19 @@ async def serving(program: Path, folder: Path) -> AsyncIterator[tuple[Server, Fl
             server.kill()
 
 
-def busy(pods: list[ServingPod]) -> None:
-    """Ten requests of each second, one in ten late."""
-    for pod in pods:
-        pod.answer(10, late=1)
+class Busy:
+    """Ten requests in each second, one in ten late, however long a second takes here."""
+
+    def __init__(self, pods: list[ServingPod]) -> None:
+        self._pods = pods
+        self._begin = time.monotonic()
+        self._tens = 0
+
+    def catch_up(self) -> None:
+        tens = round(time.monotonic() - self._begin)
+        for pod in self._pods:
+            pod.answer(10 * (tens - self._tens), late=tens - self._tens)
+        self._tens = tens
 
 
 @pytest.mark.slow
@@ -65,10 +74,11 @@ def test_a_real_prometheus_tells_the_load_and_when_it_is_gone_nothing_is_known(
     async def scenario() -> None:
         async with serving(prometheus, tmp_path) as (server, pods, client):
             deadline = time.monotonic() + STARTS_SECONDS
+            busy = Busy(list(pods.pods.values()))
             while True:
-                busy(list(pods.pods.values()))
                 # The pods are scraped once a second: requests come as time passes.
                 await asyncio.sleep(1)
+                busy.catch_up()
                 found = await ask(client, server.source)
                 if isinstance(found.arrivals_slow, Value) and found.arrivals_slow.value > 15 and found.coverage == 1:
                     break

@@ -29,7 +29,7 @@ def start_stub() -> Iterator[StartStub]:
             command = [sys.executable, str(STUB), str(port), str(delay_ms), str(status), habit]
             server = Server.start(name, command, port=port, cpus=cpus)
             stack.callback(server.stop)
-            server.wait_until_ready("/health", seconds=20)
+            server.wait_until_ready("/health", seconds=60)
             return server
 
         yield start

@@ -77,18 +77,18 @@ def test_a_server_that_ends_while_starting_leaves_its_last_words() -> None:
     server = Server.start("broken", [sys.executable, "-c", "raise SystemExit('no model here')"], port=port)
     try:
         with pytest.raises(MeasurementFailed, match=r"broken ended while starting \(1\): no model here"):
-            server.wait_until_ready("/health", seconds=20)
+            server.wait_until_ready("/health", seconds=60)
     finally:
         server.stop()
 
 
 def test_a_server_that_never_gets_ready_is_an_error_in_time() -> None:
-    server = Server.start("idle", [sys.executable, "-c", "import time; time.sleep(60)"], port=free_port())
+    server = Server.start("idle", [sys.executable, "-c", "import time; time.sleep(600)"], port=free_port())
     try:
         begun = time.monotonic()
         with pytest.raises(MeasurementFailed, match="idle is not ready after 0 s: it printed nothing"):
             server.wait_until_ready("/health", seconds=0.3)
-        assert time.monotonic() - begun < 10
+        assert time.monotonic() - begun < 30
     finally:
         server.stop()
 

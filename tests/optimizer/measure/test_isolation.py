@@ -16,7 +16,7 @@ from penstock.errors import ModelError, OptimizationError, OutOfDisk
 from penstock_optimizer.isolation import Failure, Worker, WorkerFailed, death_reason
 
 TARGET = "tests.optimizer.measure.misbehaviour:Misbehaviour"
-SECONDS = 20.0
+SECONDS = 60.0
 
 
 @pytest.fixture
@@ -140,7 +140,7 @@ def test_a_worker_does_not_outlive_its_parent_even_in_the_middle_of_a_call(tmp_p
 import pathlib
 from penstock_optimizer.isolation import Worker
 worker = Worker({TARGET!r}, log=pathlib.Path({str(tmp_path / "log.txt")!r}))
-print(worker.call("pid", timeout_seconds=20), flush=True)
+print(worker.call("pid", timeout_seconds=60), flush=True)
 worker.call("hang", timeout_seconds=60)
 """
     parent = subprocess.Popen([sys.executable, "-c", script], stdout=subprocess.PIPE)
@@ -150,7 +150,7 @@ worker.call("hang", timeout_seconds=60)
     parent.wait()
     parent.stdout.close()
 
-    psutil.wait_procs([child], timeout=10)
+    psutil.wait_procs([child], timeout=60)
     assert not child.is_running()
 
 
