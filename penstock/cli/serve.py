@@ -12,6 +12,7 @@ from typing import Any
 import click
 
 from penstock.cli.folders import models_option, store_option
+from penstock.cli.screen import screen_log
 from penstock.cli.serving import ServeOptions, Serving
 from penstock.cli.settings import setting_options, settings_from
 from penstock_runtime.logs import configure_logs
@@ -40,7 +41,7 @@ def command(target: Path, store: Path, models: Path, cores: int | None, *, optim
     Ends in order on SIGTERM or Ctrl-C: what was accepted is answered.
     """
     settings = settings_from(dict(os.environ), flags)
-    configure_logs(settings.log.log_level)
+    configure_logs(settings.log.log_level, *screen_log())
     options = ServeOptions(
         target=target,
         store=store,

@@ -171,7 +171,8 @@ class Serving:
             await self._first(server, prepared.artefact, "chosen", grant)
             if prepared.finished:
                 fact("artefact", f"{prepared.artefact} (made before, for this model and machine)")
-            self._show_manifest(Manifest.load(prepared.artefact))
+            self._show_manifest(Manifest.load(prepared.artefact), table=False)
+            fact("report", str(prepared.artefact / "report.html"))
             self._show_serving(server)
             return
         predictor = await self._first(server, prepared.artefact, "baseline", grant)
@@ -249,13 +250,14 @@ class Serving:
     def _show_model(self, endpoint: ModelEndpoint) -> None:
         fact("model", f"{endpoint.spec.model}  {endpoint.spec.task.value}")
 
-    def _show_manifest(self, manifest: Manifest) -> None:
+    def _show_manifest(self, manifest: Manifest, *, table: bool = True) -> None:
         latency = self._endpoint.spec.objective.latency if self._endpoint is not None else None
         if manifest.candidates:
-            show_result(manifest, p95_objective_milliseconds=latency.p95_milliseconds if latency else None)
+            show_result(manifest, p95_objective_milliseconds=latency.p95_milliseconds if latency else None, table=table)
 
     def _show_serving(self, server: Server, note: str = "") -> None:
-        fact("serving", f"{server.url}{note}   playground in the browser, metrics at /metrics", style="bold")
+        fact("serving", f"{server.url}{note}", style="bold")
+        fact("", f"a playground for the browser at {server.url}/, metrics at /metrics, what is served at /info")
         body = SAMPLE[server.status.task].replace("'", "'\\''")
         command = f"curl -i {server.url}/predict -H 'content-type: application/json' -d '{body}'"
         console.print(f"\n  {command}\n", markup=False)

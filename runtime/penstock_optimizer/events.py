@@ -5,12 +5,13 @@ from __future__ import annotations
 from pathlib import Path
 
 from penstock.capacity import CapacityPoint
-from penstock.manifest import Manifest
+from penstock.manifest import CandidateFacts, Manifest
 from penstock.recipe import Plan, Recipe
 from penstock_optimizer.capacity import Measured
 from penstock_optimizer.lab import ExportedFacts
 from penstock_optimizer.progress import OnProgress, Reporter, Stage
 from penstock_optimizer.search.climb import Step
+from penstock_optimizer.search.survivors import WITHIN_BUDGET
 from penstock_optimizer.tryout import ROUNDS, Entrant
 
 EXPECTED_PLANS = 12
@@ -33,9 +34,10 @@ class Events:
             },
         )
 
-    def exporting(self) -> None:
-        """The export begins."""
-        self._reporter.advance(Stage.EXPORT, "writing the fp32 graph", by=0)
+    def exporting(self, budget_seconds: float) -> None:
+        """The export begins; the whole may take so long."""
+        facts = {"budget_seconds": budget_seconds}
+        self._reporter.advance(Stage.EXPORT, "writing the fp32 graph", facts=facts, by=0)
 
     def exported(self, exported: ExportedFacts) -> None:
         """The fp32 graph is there."""
@@ -54,13 +56,13 @@ class Events:
         """It is known what becomes of a candidate, for now."""
         self._reporter.advance(
             Stage.CANDIDATES,
-            f"{entrant.recipe.name}: {entrant.facts.outcome.value}, {entrant.facts.reason}",
+            settled_message(entrant.facts),
             facts={"candidate": entrant.facts.model_dump(mode="json")},
         )
 
     def round(self, number: int) -> None:
         """A round of measuring is through."""
-        self._reporter.advance(Stage.MEASURE, f"round {number} of {ROUNDS}")
+        self._reporter.advance(Stage.MEASURE, f"all that are left, in turns: round {number} of {ROUNDS}")
 
     def step(self, step: Step) -> None:
         """A plan was tried."""
@@ -102,6 +104,15 @@ class Events:
         self._reporter.advance(Stage.REPORT, str(artefact / "report.html"))
         facts = {"artefact": str(artefact), "found": False, "seconds": seconds}
         self._reporter.advance(Stage.DONE, plan.summary, facts=facts, by=0)
+
+
+def settled_message(facts: CandidateFacts) -> str:
+    """One line: how a candidate stands after its turn. One that passed may yet be the best: nothing is called slower
+    before it was held against another."""
+    if facts.reason != WITHIN_BUDGET:
+        return f"{facts.recipe.name}: {facts.outcome.value}, {facts.reason}"
+    agreement = f" ({facts.verdict.reason})" if facts.verdict is not None and facts.verdict.reason else ""
+    return f"{facts.recipe.name}: passed{agreement}, to be measured with the others that pass"
 
 
 def export_message(exported: ExportedFacts) -> str:

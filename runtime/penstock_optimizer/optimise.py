@@ -147,7 +147,7 @@ class Optimisation:
     # the stages
 
     def _export(self) -> ExportedFacts:
-        self._events.exporting()
+        self._events.exporting(self._budget.seconds)
         _, exported = prepare_baseline(self._job)
         self._events.exported(exported)
         size = sum(file.stat().st_size for file in Path(exported.graph).parent.iterdir())

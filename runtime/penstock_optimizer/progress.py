@@ -13,7 +13,7 @@ class Stage(StrEnum):
     """The stages of an optimisation, in order."""
 
     EXPORT = "export"
-    """Facts: `seconds`, `fused_nodes`, `parameters`."""
+    """Facts: first `budget_seconds`, which the whole may take; then `seconds`, `fused_nodes`, `parameters`."""
     CANDIDATES = "candidates"
     """One event for each candidate that is settled. Facts: `candidate` (a CandidateFacts as JSON)."""
     MEASURE = "measure"

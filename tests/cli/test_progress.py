@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import io
 import json
+import logging
+import re
 
 import pytest
 from rich.console import Console
@@ -22,6 +24,21 @@ def shown(monkeypatch: pytest.MonkeyPatch) -> io.StringIO:
     monkeypatch.setattr(progress, "console", console)
     monkeypatch.setattr(screen, "console", console)
     return written
+
+
+@pytest.fixture
+def terminal(monkeypatch: pytest.MonkeyPatch) -> io.StringIO:
+    """What is sent to a terminal of 100 columns."""
+    written = io.StringIO()
+    console = Console(file=written, soft_wrap=True, width=100, highlight=False, force_terminal=True)
+    monkeypatch.setattr(progress, "console", console)
+    monkeypatch.setattr(screen, "console", console)
+    return written
+
+
+def plain(sent: str) -> str:
+    """Without colours and movements of the cursor."""
+    return re.sub(r"\x1b\[[0-9;?]*[A-Za-z]", "", sent)
 
 
 def table(width: int) -> str:
@@ -50,6 +67,13 @@ def test_a_log_has_every_reason_in_one_piece() -> None:
 
 def test_the_chosen_one_stands_first() -> None:
     assert "chosen:" in table(200).splitlines()[1]
+
+
+def test_a_second_start_repeats_the_plan_and_not_the_candidates(shown: io.StringIO) -> None:
+    show_result(sample_manifest(), p95_objective_milliseconds=50, table=False)
+
+    assert "verdict" not in shown.getvalue()
+    assert sample_manifest().chosen.plan.summary in shown.getvalue()
 
 
 def test_the_result_has_plan_speed_and_accuracy(shown: io.StringIO) -> None:
@@ -83,3 +107,53 @@ def test_a_log_gets_a_line_now_and_then_and_the_last_one_always(shown: io.String
 
     assert len(lines) < 10
     assert lines[-1].split() == ["done", "50/50", "onnxruntime", "fp32"]
+
+
+def settled(message: str) -> Progress:
+    return Progress(Stage.CANDIDATES, 2, 9, message, {"candidate": {}}, 3, 30)
+
+
+def test_a_log_has_every_candidate_that_is_settled(shown: io.StringIO) -> None:
+    with OptimizationView() as view:
+        for number in range(5):
+            view(settled(f"recipe {number}: passed"))
+
+    assert [line.split("  ")[-1] for line in shown.getvalue().splitlines()] == [f"recipe {n}: passed" for n in range(5)]
+
+
+def test_a_bar_leaves_the_facts_above_it_whole(terminal: io.StringIO) -> None:
+    with OptimizationView() as view:
+        view(Progress(Stage.EXPORT, 0, 1, "writing", {"budget_seconds": 600}, 0, 30))
+        view(Progress(Stage.EXPORT, 1, 1, "fused ONNX graph", {}, 1, 30))
+        view(settled("openvino bf16: passed"))
+    lines = plain(terminal.getvalue()).splitlines()
+
+    assert "export     fused ONNX graph" in lines
+    assert "2/9        openvino bf16: passed" in lines
+    assert any(line.startswith("search     takes 0:10:00 at most") for line in lines)
+
+
+def test_a_long_message_takes_nothing_from_the_bar(terminal: io.StringIO) -> None:
+    with OptimizationView() as view:
+        view(Progress(Stage.PLANS, 3, 12, "a plan and what became of it " * 9, {}, 20, 38))
+        view.refresh()
+    bars = [line for line in plain(terminal.getvalue()).splitlines() if line.startswith("plans")]
+
+    assert "20/38" in bars[-1]
+    assert bars[-1].rstrip().endswith("…")
+
+
+def test_a_terminal_breaks_lines_between_words_and_below_their_beginning(terminal: io.StringIO) -> None:
+    screen.fact("note", "one two three four five six seven " * 5 + "/a/path/that-is-never-cut" * 5)
+    first, *rest = plain(terminal.getvalue()).splitlines()
+
+    assert first.startswith("note       one two")
+    assert all(line.startswith(" " * screen.NAME_WIDTH) for line in rest)
+    assert rest[-1].strip() == "/a/path/that-is-never-cut" * 5
+
+
+def test_the_log_of_a_terminal_stands_between_the_facts(terminal: io.StringIO) -> None:
+    record = logging.LogRecord("penstock", logging.INFO, __file__, 1, "ready: %s", ("requests are answered",), None)
+    screen.ScreenLog().emit(record)
+
+    assert re.fullmatch(r"\d\d:\d\d:\d\d   ready: requests are answered\n", plain(terminal.getvalue()))

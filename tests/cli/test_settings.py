@@ -29,7 +29,7 @@ def started(monkeypatch: pytest.MonkeyPatch) -> Started:
             return 0
 
     monkeypatch.setattr(penstock.cli.serve, "Serving", Recorder)
-    monkeypatch.setattr(penstock.cli.serve, "configure_logs", lambda level: None)
+    monkeypatch.setattr(penstock.cli.serve, "configure_logs", lambda level, *_: None)
     monkeypatch.setenv("TOKENIZERS_PARALLELISM", "false")
     return found
 

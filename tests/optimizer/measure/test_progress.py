@@ -4,7 +4,13 @@ from __future__ import annotations
 
 import json
 
+import pytest
+
+from penstock.manifest import CandidateFacts, Outcome, Verdict
+from penstock.recipe import EngineName, Precision, Recipe
+from penstock_optimizer.events import settled_message
 from penstock_optimizer.progress import Progress, Reporter, Stage
+from penstock_optimizer.search.survivors import WITHIN_BUDGET
 
 
 def test_events_count_the_stage_and_the_whole() -> None:
@@ -60,3 +66,23 @@ def test_an_event_is_one_line_of_json() -> None:
         "steps": 23,
         "short": "Optimizing 8/23",
     }
+
+
+PASSED = Verdict(passed=True, reason="mean_cosine 0.999")
+
+
+@pytest.mark.parametrize(
+    ("outcome", "reason", "verdict", "expected"),
+    [
+        (Outcome.SLOWER, WITHIN_BUDGET, PASSED, "passed (mean_cosine 0.999), to be measured with the others that pass"),
+        (Outcome.SLOWER, "at first sight 3 times as slow", PASSED, "slower, at first sight 3 times as slow"),
+        (Outcome.REJECTED, "mean_cosine 0.9", None, "rejected, mean_cosine 0.9"),
+    ],
+)
+def test_nothing_is_called_slower_before_it_was_held_against_another(
+    outcome: Outcome, reason: str, verdict: Verdict | None, expected: str
+) -> None:
+    recipe = Recipe(engine=EngineName.OPENVINO, precision=Precision.BF16)
+    facts = CandidateFacts(recipe=recipe, outcome=outcome, reason=reason, verdict=verdict)
+
+    assert settled_message(facts) == f"openvino bf16: {expected}"
