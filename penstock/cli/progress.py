@@ -149,10 +149,11 @@ def show_result(manifest: Manifest, *, p95_objective_milliseconds: float | None,
         console.print(candidates_table(manifest.candidates), soft_wrap=False)
     chosen = next((c for c in manifest.candidates if c.outcome is Outcome.CHOSEN), None)
     fact("plan", manifest.chosen.plan.summary, style="bold green")
-    if manifest.speed_up:
+    is_fp32 = manifest.chosen.plan.recipe == manifest.baseline.plan.recipe
+    if manifest.speed_up and not is_fp32:
         gains = ", ".join(f"{gain:.1f}x at {tokens}" for tokens, gain in sorted(manifest.speed_up.items()))
         fact("speed-up", f"over fp32 on the same cores: {gains} tokens")
-    if chosen is not None and chosen.verdict is not None:
+    if chosen is not None and chosen.verdict is not None and not is_fp32:
         fact("accuracy", f"against fp32, on texts that it was not calibrated with: {chosen.verdict.reason}")
     if p95_objective_milliseconds is not None:
         rate = manifest.capacity.rate_within(p95_objective_milliseconds)

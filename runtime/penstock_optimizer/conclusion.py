@@ -46,7 +46,7 @@ def _concluded(
     if facts.recipe == chosen.recipe:
         gain = _ratio(by_recipe.get(teacher), facts, expected)
         if facts.recipe == teacher:
-            reason = "no candidate within the accuracy budget beats fp32 beyond the noise"
+            reason = _why_fp32([one for one in by_recipe.values() if one.recipe != teacher])
         elif gain is None:
             reason = f"best for the objective {WITHIN_BUDGET}"
         else:
@@ -68,6 +68,15 @@ def _concluded(
     else:
         reason = "beaten in the plan search"
     return facts.model_copy(update={"reason": reason})
+
+
+def _why_fp32(others: Sequence[CandidateFacts]) -> str:
+    """Why none of the others is served."""
+    if any(one.outcome is Outcome.SLOWER for one in others):
+        return "no candidate within the accuracy budget beats fp32 beyond the noise"
+    if others and all(one.outcome is Outcome.REJECTED for one in others):
+        return "no other candidate is within the accuracy budget"
+    return "no other candidate came through its turn" if others else "nothing else was to be tried"
 
 
 def _ratio(slow: CandidateFacts | None, fast: CandidateFacts | None, expected: Sequence[int]) -> float | None:

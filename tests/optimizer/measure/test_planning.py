@@ -243,11 +243,23 @@ def test_the_chosen_one_says_how_much_faster_and_the_others_how_much_slower() ->
     }
 
 
-def test_fp32_itself_may_be_chosen() -> None:
-    found = concluded([facts(FP32, Outcome.TEACHER), facts(INT8, Outcome.REJECTED, "cosine", None)], FP32)
+@pytest.mark.parametrize(
+    ("others", "reason"),
+    [
+        ((Outcome.REJECTED, Outcome.SLOWER), "no candidate within the accuracy budget beats fp32 beyond the noise"),
+        ((Outcome.REJECTED, Outcome.REJECTED), "no other candidate is within the accuracy budget"),
+        ((Outcome.REJECTED, Outcome.SKIPPED), "no other candidate came through its turn"),
+        ((), "nothing else was to be tried"),
+    ],
+)
+def test_fp32_itself_may_be_chosen_and_says_why(others: tuple[Outcome, ...], reason: str) -> None:
+    candidates = [facts(one, outcome, "cosine", None) for one, outcome in zip((INT8, STATIC), others, strict=False)]
+    found = concluded([facts(FP32, Outcome.TEACHER), *candidates], FP32)
 
-    assert found[FP32] == (Outcome.CHOSEN, "no candidate within the accuracy budget beats fp32 beyond the noise")
-    assert found[INT8] == (Outcome.REJECTED, "cosine")
+    assert found[FP32] == (Outcome.CHOSEN, reason)
+    assert {recipe: found[recipe][0] for recipe in found if recipe != FP32} == dict(
+        zip((INT8, STATIC), others, strict=False)
+    )
 
 
 def test_a_recipe_of_equal_latency_says_what_it_lost_by(tmp_path: Path) -> None:
