@@ -15,7 +15,8 @@ import numpy as np
 from onnx import helper, numpy_helper
 
 from penstock.errors import OptimizationError
-from penstock_optimizer.quantise.native_values import Buffers, Column, Counted, Mask, Part, TableSum, Value
+from penstock_optimizer.quantise.native_tensors import by_distance, narrow
+from penstock_optimizer.quantise.native_values import Buffers, Column, Counted, Distances, Mask, Part, TableSum, Value
 from penstock_optimizer.quantise.rowwise import OPERATOR
 from penstock_runtime.engines.native.graph_file import Activation, NativeGraph, Operator, Output, Step
 
@@ -46,14 +47,12 @@ class _Reader:
     def read(self) -> NativeGraph:
         """All nodes in order."""
         nodes: Mapping[str, Callable[[Any], None]] = {
-            "Gather": self._gather, "Slice": self._slice, "Shape": self._shape, "Equal": self._equal,
-            "Not": self._pass, "CumSum": self._pass, "Cast": self._pass, "Squeeze": self._squeeze,
+            "Gather": self._gather, "Slice": self._slice, "Shape": self._shape, "Concat": self._concat,
+            "Equal": self._equal, "Not": self._pass, "CumSum": self._pass, "Cast": self._pass, "Squeeze": self._squeeze,
             "Add": self._add, "Sum": self._add, "Mul": self._mul, "LayerNormalization": self._norm,
             "Split": self._split, "MultiHeadAttention": self._attention, OPERATOR: self._linear8,
             "MatMul": self._linear32, "Gemm": self._linear32, "Identity": self._identity,
         }  # fmt: skip
-        if any(node.op_type == "MultiHeadAttention" and any(node.input[5:]) for node in self._graph.node):
-            raise _refuse("a bias on the scores of the attention")
         for node in self._graph.node:
             if id(node) in self._done:
                 continue
@@ -61,7 +60,9 @@ class _Reader:
             if known is None:
                 raise _refuse(f"the operator {node.op_type} ({node.name})")
             known(node)
-        return NativeGraph(tuple(self._steps), self._output(), self._tensors)
+        used = {name for step in self._steps for name in step.tensors.values()}
+        tensors = {name: array for name, array in self._tensors.items() if name in used}
+        return NativeGraph(tuple(self._steps), self._output(), tensors)
 
     def _output(self) -> Output:
         """One buffer as one output, or each of its columns as one."""
@@ -94,19 +95,39 @@ class _Reader:
             raise _refuse(f"{node.name}, which looks up by what is no input")
 
     def _slice(self, node: Any) -> None:
-        """The first positions of a table, or the first token of each row."""
+        """The first positions of a table or of a bias on the scores, or the first token of each row."""
         if node.input[0] in self._constants:
+            if self._find(node, 2) == "lengths":
+                return self._set(node, self._distances(node))
             return self._set(node, TableSum(positions=node.input[0]))
+        value, part = self._find(node, 0), [self._array(name).tolist() for name in node.input[1:4]]
+        if isinstance(value, Distances) and part == [[0], [1], [2]]:
+            return self._set(node, replace(value, first=True))
         source = self._buffer(node, 0)
-        if [self._array(name).tolist() for name in node.input[1:4]] != [[0], [1], [1]] or source.per_row:
+        if part != [[0], [1], [1]] or source.per_row:
             raise _refuse(f"{node.name}, which slices other than the first token")
         target = self._buffers.take(source.width, per_row=True)
         self._step(node, "first", source=source.buffer, target=target.buffer, outputs=source.width)
         self._write(node, target, source)
         return None
 
+    def _distances(self, node: Any) -> Distances:
+        """Of a constant [1, heads, positions, positions] that is the same wherever key and query are as far apart."""
+        bias, name = self._array(node.input[0]), f"{node.input[0]}/distances"
+        table = by_distance(bias)
+        where = [self._array(node.input[at]).tolist() for at in (1, 3)]
+        if table is None or where != [[0, 0], [2, 3]]:
+            raise _refuse(f"{node.name}, a bias on the scores that is not one of distances")
+        self._tensors[name] = table
+        return Distances(name, bias.shape[2])
+
     def _shape(self, node: Any) -> None:
         self._set(node, "length")
+
+    def _concat(self, node: Any) -> None:
+        if [self._known.get(name) for name in node.input] != ["length", "length"]:
+            raise _refuse(f"the operator Concat ({node.name})")
+        self._set(node, "lengths")
 
     def _equal(self, node: Any) -> None:
         if self._find(node, 0) != "ids":
@@ -141,13 +162,12 @@ class _Reader:
         if not tables.words or not tables.positions:
             raise _refuse(f"{node.name}, embeddings without words or positions")
         words = self._array(tables.words)
-        scale = np.maximum(np.abs(words).max(axis=1), np.float32(1e-12)) / np.float32(32767)
-        self._tensors[f"{tables.words}/int16"] = np.rint(words / scale[:, np.newaxis]).astype(np.int16)
-        self._tensors[f"{tables.words}/int16.scale"] = scale.astype(np.float32)
+        vectors, scales = f"{tables.words}/int16", f"{tables.words}/int16.scale"
+        self._tensors[vectors], self._tensors[scales] = narrow(words)
         target = self._buffers.take(words.shape[1], per_row=False)
         tensors = {
-            "weights": f"{tables.words}/int16",
-            "scales": f"{tables.words}/int16.scale",
+            "weights": vectors,
+            "scales": scales,
             "position_table": self._keep(tables.positions),
             **({"type_table": self._keep(tables.types)} if tables.types else {}),
         }
@@ -214,29 +234,65 @@ class _Reader:
         heads = int(attributes["num_heads"])
         parts = [self._find(node, index) for index in range(3)]
         if all(isinstance(part, Part) and (part.index, part.count) == (at, 3) for at, part in enumerate(parts)):
-            buffers = [part.whole for part in parts]
-            width = buffers[0].width // 3
-            read: Sequence[Value] = buffers[:1]
-        elif all(isinstance(part, Value) for part in parts):
-            buffers, width, read = parts, parts[0].width, parts
+            queries = keys = values = parts[0].whole
+            width = queries.width // 3
+        elif all(isinstance(part, Value) and not part.factors for part in parts):
+            if node.input[3]:
+                self._spread_bias(node, parts)
+            queries, keys, values = self._together(parts)
+            width = parts[0].width
         else:
             raise _refuse(f"{node.name}, an attention of what are no products")
-        if node.input[3]:
-            self._spread_bias(node, buffers, width)
         if width % (heads * WIDTH // 2):
             raise _refuse(f"heads of {width // heads} numbers, no multiple of {WIDTH // 2}")
-        target = self._buffers.take(width, per_row=buffers[0].per_row)
+        bias = self._bias_of(node, heads, first=queries.per_row)
+        target = self._buffers.take(width, per_row=queries.per_row)
         self._step(
-            node, "attention", source=buffers[0].buffer, keys=buffers[1].buffer, values=buffers[2].buffer,
+            node, "attention", source=queries.buffer, keys=keys.buffer, values=values.buffer,
             target=target.buffer, outputs=width, heads=heads,
             epsilon=float(attributes.get("scale", 0.0)) or (width // heads) ** -0.5,
+            positions=bias.positions if bias else 0, tensors={"distances": bias.table} if bias else {},
         )  # fmt: skip
-        self._write(node, target, *read)
+        self._write(node, target, *dict.fromkeys((queries, keys, values)))
 
-    def _spread_bias(self, node: Any, buffers: Sequence[Value], width: int) -> None:
+    def _bias_of(self, node: Any, heads: int, *, first: bool) -> Distances | None:
+        """What the attention adds to its scores."""
+        if not any(node.input[5:]):
+            return None
+        value = self._find(node, 5)
+        if any(node.input[6:]) or not isinstance(value, Distances):
+            raise _refuse(f"{node.name}, which adds to the scores what is no bias of distances")
+        if value.first != first or len(self._tensors[value.table]) != heads:
+            raise _refuse(f"{node.name}, whose bias on the scores is for other queries")
+        return value
+
+    def _together(self, values: Sequence[Value]) -> Sequence[Value]:
+        """Three products of one source as one product that has all three results side by side."""
+        steps, width = self._steps[-3:], values[0].width
+        sources = {(step.source, step.inputs, step.tensors.get("factors")) for step in steps}
+        shapes = {(step.operator, step.outputs, step.activation, step.residual) for step in steps}
+        if [step.target for step in steps] != [value.buffer for value in values] or len(sources) > 1:
+            return values
+        if shapes != {("linear8", width, "none", -1)} or any(self._left[value.buffer] > 1 for value in values):
+            return values
+        tensors = dict(steps[0].tensors)
+        for part in ("weights", "scales", "bias"):
+            names = [step.tensors[part] for step in steps]
+            tensors[part] = f"{names[0]}/together"
+            self._tensors[tensors[part]] = np.concatenate([self._tensors[name] for name in names], axis=-1)
+        whole = self._buffers.take(3 * width, per_row=values[0].per_row)
+        self._left[whole.buffer] = 1
+        for value in values:
+            self._buffers.give(value)
+        self._steps[-3:] = [
+            steps[0].model_copy(update={"target": whole.buffer, "outputs": 3 * width, "tensors": tensors})
+        ]
+        return (whole, whole, whole)
+
+    def _spread_bias(self, node: Any, values: Sequence[Value]) -> None:
         """Give each of three products its part of the bias."""
-        bias = self._array(node.input[3])
-        for index, value in enumerate(buffers):
+        bias, width = self._array(node.input[3]), values[0].width
+        for index, value in enumerate(values):
             at = next(i for i in reversed(range(len(self._steps))) if self._steps[i].target == value.buffer)
             step = self._steps[at]
             name = f"{node.input[3]}/{index}"

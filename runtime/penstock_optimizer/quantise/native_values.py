@@ -37,6 +37,17 @@ class Counted:
 
 
 @dataclass(frozen=True)
+class Distances:
+    """A bias on the scores by how far a key is behind its query."""
+
+    table: str
+    """A tensor of the file."""
+    positions: int
+    first: bool = False
+    """For the first token's query alone."""
+
+
+@dataclass(frozen=True)
 class Part:
     """One of the equal parts of a buffer's lines: queries, keys or values, or one of the numbers."""
 

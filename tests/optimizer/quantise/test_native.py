@@ -9,7 +9,7 @@ import numpy as np
 import onnx
 import onnxruntime as ort
 import pytest
-from onnx import helper
+from onnx import helper, numpy_helper
 
 from penstock.errors import OptimizationError
 from penstock.recipe import EngineName, Precision, Recipe
@@ -27,7 +27,7 @@ from penstock_runtime.engines.load import load_engine
 from penstock_runtime.models.folder import ModelFolder
 from penstock_runtime.rows import Row
 from penstock_runtime.tasks import make_task
-from tests.golden.models import BERT, DISTILBERT, MPNET, ROBERTA, Kind, Sizes, write_model
+from tests.golden.models import BERT, KINDS, MPNET, ROBERTA, Kind, Sizes, write_model
 from tests.runtime.engines.native.programs import needs_library
 
 pytestmark = needs_library
@@ -58,7 +58,7 @@ def engine_of(path: Path, graph: Exported) -> Engine:
 
 
 @pytest.mark.parametrize("task", TASKS)
-@pytest.mark.parametrize("kind", [BERT, DISTILBERT, ROBERTA], ids=lambda kind: kind.name)
+@pytest.mark.parametrize("kind", KINDS, ids=lambda kind: kind.name)
 def test_the_engine_computes_what_the_graph_says(kind: Kind, task: TaskName, tmp_path: Path) -> None:
     graph, rows = exported(tmp_path, kind, task)
     written = tmp_path / "rowwise.onnx"
@@ -88,7 +88,7 @@ def test_the_engine_computes_what_the_graph_says(kind: Kind, task: TaskName, tmp
     assert from_fp32 <= 1.25 * reference_from_fp32
 
 
-@pytest.mark.parametrize("kind", [BERT, DISTILBERT, ROBERTA], ids=lambda kind: kind.name)
+@pytest.mark.parametrize("kind", KINDS, ids=lambda kind: kind.name)
 def test_a_head_of_one_label_answers_as_fp32(kind: Kind, tmp_path: Path) -> None:
     graph, rows = exported(tmp_path, kind, TaskName.TEXT_RANKING)
     teacher = ort.InferenceSession(str(graph.path), providers=["CPUExecutionProvider"])
@@ -106,8 +106,9 @@ def test_a_head_of_one_label_answers_as_fp32(kind: Kind, tmp_path: Path) -> None
 
 
 @pytest.mark.parametrize("task", TASKS)
-def test_a_row_has_the_same_bits_in_any_company(task: TaskName, tmp_path: Path) -> None:
-    graph, rows = exported(tmp_path, ROBERTA, task)
+@pytest.mark.parametrize("kind", [ROBERTA, MPNET], ids=lambda kind: kind.name)
+def test_a_row_has_the_same_bits_in_any_company(kind: Kind, task: TaskName, tmp_path: Path) -> None:
+    graph, rows = exported(tmp_path, kind, task)
     built = build(PLAIN, graph.path, graph.io, rows, tmp_path / "native")
     engine = engine_of(built.path, graph)
     forward = forward_of(engine, built.io)
@@ -138,16 +139,38 @@ def refused(folder: Path, kind: Kind, task: TaskName, sizes: Sizes = SIZES) -> s
     return str(error.value)
 
 
-def test_a_bias_on_the_scores_is_refused_with_the_reason(tmp_path: Path) -> None:
-    assert "bias on the scores" in refused(tmp_path, MPNET, TaskName.FEATURE_EXTRACTION)
+def rowwise(folder: Path, graph: Exported, rows: list[Row]) -> Any:
+    """The quantised ONNX graph that the native steps are read from."""
+    path = folder / "rowwise.onnx"
+    return quantise_graph(BARE, graph.path, graph.io, rows, path, writer=RowwiseWriter, threads=1)[0]
+
+
+def test_three_products_of_one_source_are_one_and_no_tensor_is_left_over(tmp_path: Path) -> None:
+    graph, rows = exported(tmp_path, MPNET, TaskName.FEATURE_EXTRACTION)
+
+    made = native_graph(rowwise(tmp_path, graph, rows))
+
+    products = [(step.inputs, step.outputs) for step in made.steps if step.operator == "linear8"]
+    assert products == 2 * [(128, 384), (128, 128), (128, 256), (256, 128)]
+    assert {name for step in made.steps for name in step.tensors.values()} == set(made.tensors)
+
+
+def test_a_bias_on_the_scores_that_is_not_one_of_distances_is_refused_with_the_reason(tmp_path: Path) -> None:
+    graph, rows = exported(tmp_path, MPNET, TaskName.FEATURE_EXTRACTION)
+    model = rowwise(tmp_path, graph, rows)
+    (bias,) = [one for one in model.graph.initializer if one.name == "distance.bias"]
+    array = numpy_helper.to_array(bias).copy()
+    array[0, 1, 5, 7] += 1
+    bias.CopyFrom(numpy_helper.from_array(array, bias.name))
+
+    with pytest.raises(OptimizationError, match="not one of distances"):
+        native_graph(model)
 
 
 @pytest.mark.parametrize("outputs", [("start_logits",), ("end_logits", "start_logits"), ("start_logits", "words")])
 def test_outputs_that_are_not_the_columns_of_one_product_are_refused(outputs: tuple[str, ...], tmp_path: Path) -> None:
     graph, rows = exported(tmp_path, BERT, TaskName.QUESTION_ANSWERING)
-    model, _ = quantise_graph(
-        BARE, graph.path, graph.io, rows, tmp_path / "rowwise.onnx", writer=RowwiseWriter, threads=1
-    )
+    model = rowwise(tmp_path, graph, rows)
     known = {output.name: output for output in model.graph.output}
     del model.graph.output[:]
     model.graph.output.extend(known.get(name, helper.make_empty_tensor_value_info(name)) for name in outputs)

@@ -77,10 +77,16 @@ class NativeEngine:
         output = self._graph.output
         values = np.empty((rows, output.width) if output.per_row else (rows, tokens, output.width), np.float32)
         status = self._library.penstock_run(
-            self._model, ids.ctypes.data, mask.ctypes.data, types.ctypes.data, rows, tokens, threads, values.ctypes.data
-        )
+            self._model, ids.ctypes.data, mask.ctypes.data, types.ctypes.data, rows, tokens, threads,
+            values.ctypes.data, values.size,
+        )  # fmt: skip
         if status == Status.NO_MEMORY:
             raise InferenceFailed(f"native: no memory for {rows} x {tokens} tokens", remedy="Allow the pod more memory")
+        if status == Status.BAD_MODEL:
+            raise InferenceFailed(
+                f"native: the graph's output is not what its file says: {output.name}, {output.width} wide",
+                remedy="Run penstock optimize again",
+            )
         if status != Status.OK:
             raise InferenceFailed(
                 f"native: {rows} x {tokens} tokens hold an id that the model has no vector for, or are too many",

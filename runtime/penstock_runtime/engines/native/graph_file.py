@@ -29,6 +29,8 @@ VERSION = 1
 ALIGNMENT = 64
 SUFFIX = ".native"
 MOST_BUFFERS = 64
+DISTANCES_SPARE = 33
+"""`PENSTOCK_DISTANCES_SPARE` of native.h."""
 
 Operator = Literal["embed", "norm", "linear8", "linear32", "attention", "first"]
 Activation = Literal["none", "gelu", "relu", "tanh"]
@@ -135,6 +137,9 @@ def expected_tensors(step: Step) -> dict[str, tuple[str, tuple[int, ...], bool]]
                 "weights": ("float32", (step.outputs, step.inputs), False),
                 "bias": ("float32", wide, False),
             }
+        case "attention":
+            shape = (step.heads, 2 * step.positions - 1 + DISTANCES_SPARE)
+            return {"distances": ("float32", shape, False)} if step.positions else {}
     return {}
 
 

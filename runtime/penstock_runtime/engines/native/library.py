@@ -15,7 +15,7 @@ from pathlib import Path
 from penstock.errors import ArtefactError
 from penstock_runtime.engines.native.compiler import LIBRARY
 
-ABI = 1
+ABI = 2
 """`PENSTOCK_ABI` of native.h."""
 VARIABLE = "PENSTOCK_NATIVE_LIBRARY"
 """Environment variable: another file than the installed one (the tests' sanitised one)."""
@@ -54,7 +54,7 @@ _NUMBERS = (
     "kind", "source", "target", "residual", "keys", "values", "inputs", "outputs", "activation", "heads", "positions",
     "types", "padding",
 )  # fmt: skip
-_POINTERS = ("weights", "scales", "bias", "factors", "position_table", "type_table")
+_POINTERS = ("weights", "scales", "bias", "factors", "position_table", "type_table", "distances")
 
 
 class CStep(ctypes.Structure):
@@ -92,7 +92,9 @@ def load_library() -> ctypes.CDLL:
         ctypes.POINTER(CStep), number, number, number, number, ctypes.POINTER(number)
     ]  # fmt: skip
     library.penstock_run.restype = ctypes.c_int
-    library.penstock_run.argtypes = [pointer, pointer, pointer, pointer, number, number, number, pointer]
+    library.penstock_run.argtypes = [
+        pointer, pointer, pointer, pointer, number, number, number, pointer, ctypes.c_int64
+    ]  # fmt: skip
     library.penstock_close.restype = None
     library.penstock_close.argtypes = [pointer]
     return library

@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from penstock_runtime.engines.native.graph_file import Activation, Step
+from penstock_runtime.engines.native.graph_file import DISTANCES_SPARE, Activation, Step
 from penstock_runtime.engines.native.library import Kernels
 from penstock_runtime.rows import Float
 from tests.runtime.engines.native.programs import AVAILABLE, needs_library, run
@@ -157,6 +157,43 @@ def test_attention_is_softmax_over_the_kept_tokens(
     shares /= shares.sum(axis=-1, keepdims=True)
     expected = np.einsum("hij,jhd->ihd", shares, v[:real]).reshape(tokens, hidden)
     size = np.einsum("hij,jhd->ihd", shares, np.abs(v[:real])).reshape(tokens, hidden)
+    assert (np.abs(y - expected) <= 2e-5 + (2.0**-8 + 4e-4 if rounded else 0) * size).all()
+
+
+@KERNELS
+@settings(max_examples=25)
+@given(
+    tokens=st.sampled_from([1, 2, 7, 15, 16, 17, 32, 33, 65, 130, 270]),
+    positions=st.sampled_from([270, 271, 512]),
+    heads=st.integers(1, 3),
+    width=st.sampled_from([32, 48, 64]),
+    seed=SEEDS,
+    padding=st.integers(0, 40),
+)
+def test_what_is_added_to_a_score_depends_on_how_far_the_key_is_behind_its_query(
+    *, kernels: Kernels, tokens: int, positions: int, heads: int, width: int, seed: int, padding: int
+) -> None:
+    rng = np.random.default_rng(seed)
+    heads += heads * width % 32 > 0
+    hidden, real = heads * width, max(1, tokens - padding)
+    x = in_16_bits(rng.normal(0, 1, (tokens, 3 * hidden)).astype(np.float32))
+    bias = rng.normal(0, 3, (heads, 2 * positions - 1 + DISTANCES_SPARE)).astype(np.float32)
+    bias[:, 2 * positions - 1 :] = 1e20  # never used
+    step = Step(
+        operator="attention", source=0, keys=0, values=0, target=1, outputs=hidden, heads=heads, epsilon=width**-0.5,
+        positions=positions, tensors={"distances": "bias"},
+    )  # fmt: skip
+
+    y = run([step], {"bias": bias}, x, kernels=kernels, threads=2, real=real)
+
+    q, k, v = (part.reshape(tokens, heads, width).astype(np.float64) for part in np.split(x, 3, axis=1))
+    behind = np.arange(real)[None, :] - np.arange(tokens)[:, None]
+    scores = np.einsum("ihd,jhd->hij", q, k[:real]) * width**-0.5 + bias[:, behind + positions - 1]
+    shares = np.exp(scores - scores.max(axis=-1, keepdims=True))
+    shares /= shares.sum(axis=-1, keepdims=True)
+    expected = np.einsum("hij,jhd->ihd", shares, v[:real]).reshape(tokens, hidden)
+    size = np.einsum("hij,jhd->ihd", shares, np.abs(v[:real])).reshape(tokens, hidden)
+    rounded = kernels is Kernels.AMX and width % 32 == 0
     assert (np.abs(y - expected) <= 2e-5 + (2.0**-8 + 4e-4 if rounded else 0) * size).all()
 
 

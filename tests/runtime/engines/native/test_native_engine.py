@@ -17,10 +17,10 @@ from penstock.recipe import EngineName, Precision, Recipe
 from penstock_runtime.engines.base import EngineFacts, Threads
 from penstock_runtime.engines.load import load_engine
 from penstock_runtime.engines.native import NativeEngine
-from penstock_runtime.engines.native.graph_file import NativeGraph, Output, Step, write
+from penstock_runtime.engines.native.graph_file import DISTANCES_SPARE, NativeGraph, Output, Step, write
 from penstock_runtime.engines.native.library import best_kernels
 from penstock_runtime.errors import InferenceFailed
-from penstock_runtime.rows import Batch
+from penstock_runtime.rows import Batch, Int
 from tests.runtime.engines.native.programs import needs_library
 
 pytestmark = needs_library
@@ -94,7 +94,11 @@ def rows(*lengths: int, seed: int = 0) -> Batch:
 def alone(batch: Batch, index: int) -> Batch:
     length = int(batch.attention_mask[index].sum())
     cut = (slice(index, index + 1), slice(0, length))
-    return Batch(*(np.ascontiguousarray(a[cut]) for a in (batch.input_ids, batch.attention_mask, batch.token_type_ids)))
+    return Batch(*(np.ascontiguousarray(a[cut]) for a in _parts(batch)))
+
+
+def _parts(batch: Batch) -> tuple[Int, Int, Int]:
+    return batch.input_ids, batch.attention_mask, batch.token_type_ids
 
 
 @pytest.mark.parametrize("padding", [-1, 0])
@@ -192,6 +196,48 @@ def test_a_row_longer_than_the_table_of_positions_is_an_error() -> None:
 
     with pytest.raises(InferenceFailed):
         engine.run(rows(POSITIONS + 1))
+
+    engine.close()
+
+
+def biased(positions: int) -> NativeGraph:
+    """The same with a bias on the scores for so many positions, fewer than the table's."""
+    graph = encoder(padding=0)
+    bias = np.random.default_rng(2).normal(0, 1, (3, 2 * positions - 1 + DISTANCES_SPARE)).astype(np.float32)
+    with_bias = {"positions": positions, "tensors": {"distances": "bias"}}
+    steps = [step.model_copy(update=with_bias) if step.operator == "attention" else step for step in graph.steps]
+    return NativeGraph(tuple(steps), graph.output, {**graph.tensors, "bias": bias})
+
+
+def test_a_batch_longer_than_its_bias_on_the_scores_is_an_error_even_where_that_is_padding() -> None:
+    engine = opened(biased(20), Threads(1, 1))
+    fits, padded = rows(20, 3), Batch(*(np.pad(a, ((0, 0), (0, 1))) for a in _parts(rows(20, 3))))
+
+    assert np.isfinite(engine.run(fits)["last_hidden_state"]).all()
+    with pytest.raises(InferenceFailed, match="too many"):
+        engine.run(padded)
+    engine.close()
+
+
+def test_a_row_has_the_same_bits_alone_and_in_company_with_a_bias_on_the_scores() -> None:
+    engine = opened(biased(39), Threads(1, 2))
+    batch = rows(5, 17, 33, 1, 8, 36)
+
+    together = engine.run_wide(batch)["last_hidden_state"]
+
+    for index in range(len(together)):
+        own = engine.run(alone(batch, index))["last_hidden_state"][0]
+        np.testing.assert_array_equal(together[index, : len(own)], own)
+    engine.close()
+
+
+@pytest.mark.parametrize("wrong", [{"width": WIDTH - 32}, {"per_row": True}, {"width": 2 * WIDTH}])
+def test_an_output_that_the_steps_do_not_give_is_an_error(wrong: dict[str, Any]) -> None:
+    graph = encoder()
+    engine = opened(NativeGraph(graph.steps, graph.output.model_copy(update=wrong), graph.tensors), Threads(1, 1))
+
+    with pytest.raises(InferenceFailed, match="not what its file says"):
+        engine.run(rows(6))
 
     engine.close()
 

@@ -35,6 +35,7 @@ struct head {
     int width;                            /* of the head; a multiple of 16 */
     float scale;
     const float *keep;                    /* [tokens]: 1 for a token, 0 for padding */
+    const float *bias;                    /* bias[j - i] is added to the score of key j for query i; NULL: nothing */
     float *scratch;                       /* attention_scratch() floats */
 };
 

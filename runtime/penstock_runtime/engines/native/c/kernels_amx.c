@@ -149,9 +149,11 @@ static AMX void remember(const struct head *head, const struct memory *memory) {
         }
 }
 
-/* Scores [16, used] as powers that are not divided by their sums yet; each line ends as 16-bit floats where it began. */
-static inline AMX void powers(const struct head *head, const struct memory *memory, float *scores, size_t stride,
-                              int count, float *inverse) {
+/* Scores [16, used] of the queries from `first` on as powers that are not divided by their sums yet; each line ends as
+16-bit floats where it began. */
+static inline __attribute__((always_inline)) AMX void powers(const int biased, const struct head *head,
+                                                             const struct memory *memory, float *scores, size_t stride,
+                                                             int first, int count, float *inverse) {
     V scale = v_set(head->scale * 1.44269504f);
     for (int r = 0; r < count; r++) {
         float *line = scores + (size_t)r * stride;
@@ -160,6 +162,7 @@ static inline AMX void powers(const struct head *head, const struct memory *memo
             V keep = v_load(memory->keep + j);
             /* What is not kept gets a score that is never the highest. */
             V score = v_fma(v_load(line + j), scale, (keep - v_set(1.0f)) * v_set(1e30f));
+            if (biased) score = v_fma(v_load(head->bias + j - (first + r)), v_set(1.44269504f), score);
             v_store(line + j, score);
             highest = v_max(highest, score);
         }
@@ -212,7 +215,10 @@ static AMX void attention_amx(const struct head *head, int first, int last) {
             _tile_stored(0, scores + j, stride * sizeof(float));
             _tile_stored(1, scores + j + TILE, stride * sizeof(float));
         }
-        powers(head, &memory, scores, stride, count, inverse);
+        if (head->bias)
+            powers(1, head, &memory, scores, stride, q, count, inverse);
+        else
+            powers(0, head, &memory, scores, stride, q, count, inverse);
         for (size_t c = 0; c < width; c += TILE) {
             _tile_zero(0);
             for (int j = 0; j < used; j += 2 * TILE) {

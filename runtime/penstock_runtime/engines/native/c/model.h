@@ -46,6 +46,7 @@ struct penstock_model {
     int buffer_widths[MOST_BUFFERS]; /* 0 until a step writes it */
     int buffer_per_row[MOST_BUFFERS]; /* 1 for what FIRST made, and what was made of that */
     int buffers, output, widest_stored, head_width, threads;
+    int most_tokens; /* of a row; 0: as many as there are positions */
     struct pool *pool;
     pthread_mutex_t lock; /* of the free list */
     struct scratch *free;

@@ -8,7 +8,8 @@ opened. */
 
 #include <stdint.h>
 
-#define PENSTOCK_ABI 1
+#define PENSTOCK_ABI 2
+#define PENSTOCK_DISTANCES_SPARE 33 /* floats behind each line of `distances` that are read and not used */
 #define PENSTOCK_API __attribute__((visibility("default")))
 
 enum penstock_kind {
@@ -39,7 +40,7 @@ struct penstock_step {
     int32_t outputs;    /* width of the target */
     int32_t activation; /* of LINEAR8 and LINEAR32 */
     int32_t heads;      /* ATTENTION */
-    int32_t positions;  /* EMBED: how many positions the table has */
+    int32_t positions;  /* EMBED: how many positions the table has; ATTENTION: how many tokens `distances` is for */
     int32_t types;      /* EMBED: how many types the table has; 0: none */
     int32_t padding;    /* EMBED: -1: positions count from 0; else the id of padding, from which other ids count up */
     float epsilon;      /* NORM; ATTENTION: the factor of the scores */
@@ -50,6 +51,8 @@ struct penstock_step {
     const float *factors; /* LINEAR8: [inputs], what each channel of the source is multiplied by; may be NULL */
     const float *position_table; /* EMBED: [positions, width] */
     const float *type_table;     /* EMBED: [types, width]; may be NULL */
+    const float *distances;      /* ATTENTION: [heads, 2 * positions - 1 + spare], added to the scores: of a key
+                                    positions - 1 before its query, to one as far behind it; may be NULL */
 };
 
 struct penstock_model;
@@ -62,10 +65,11 @@ PENSTOCK_API struct penstock_model *penstock_open(const struct penstock_step *st
                                                   int32_t threads, int32_t isa, int32_t *status);
 
 /* One batch: ids, mask and types are [rows, tokens]; `types` may be NULL. `result` takes the output buffer, [rows *
-tokens, width] or [rows, width]. `threads` at most; several callers at once are welcome, one of which gets
-the helpers. A status. */
+tokens, width] or [rows, width], which must be as many floats as it has. `threads` at most; several callers at once are
+welcome, one of which gets the helpers. A status. */
 PENSTOCK_API int penstock_run(struct penstock_model *model, const int64_t *ids, const int64_t *mask,
-                              const int64_t *types, int32_t rows, int32_t tokens, int32_t threads, float *result);
+                              const int64_t *types, int32_t rows, int32_t tokens, int32_t threads, float *result,
+                              int64_t floats);
 
 /* No run may be under way. */
 PENSTOCK_API void penstock_close(struct penstock_model *model);

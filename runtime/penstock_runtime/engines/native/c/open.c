@@ -89,7 +89,8 @@ static int check_step(struct penstock_model *m, const struct penstock_step *s, i
         return panels && s->heads > 0 && s->outputs % (s->heads * 16) == 0 && !bad_buffer(m, s->source, width) &&
                !bad_buffer(m, s->keys, width) && !bad_buffer(m, s->values, width) && !m->buffer_per_row[s->keys] &&
                !m->buffer_per_row[s->values] && s->target != s->source && s->target != s->keys &&
-               s->target != s->values && declare(m, s->target, s->outputs, per_row);
+               s->target != s->values && (!s->distances || s->positions > 0) &&
+               declare(m, s->target, s->outputs, per_row);
     }
     case PENSTOCK_FIRST:
         return s->outputs > 0 && !bad_buffer(m, s->source, s->outputs) && !per_row && s->source != s->target &&
@@ -109,6 +110,8 @@ static int add_steps(struct penstock_model *m, const struct penstock_step *steps
         struct phase phase = {.task = tasks[s->kind], .step = *s, .per_row = per_row || s->kind == PENSTOCK_FIRST};
         if (s->kind == PENSTOCK_ATTENTION && s->outputs / s->heads > m->head_width)
             m->head_width = s->outputs / s->heads;
+        if (s->kind == PENSTOCK_ATTENTION && s->distances && (!m->most_tokens || s->positions < m->most_tokens))
+            m->most_tokens = s->positions;
         if (s->kind == PENSTOCK_LINEAR8) {
             struct linear8 *layer = &m->layers[layers++];
             pack(s, layer, &phase.factors, at);

@@ -58,6 +58,7 @@ static void attention_unit(const struct run *run, const struct phase *phase, int
     int together = s->keys == s->source && s->values == s->source;
     size_t stride = together ? 3 * width : width, line = (size_t)row * (size_t)run->tokens;
     size_t query_line = (size_t)row * (size_t)queries;
+    size_t distances_line = 2 * (size_t)s->positions - 1 + PENSTOCK_DISTANCES_SPARE;
     struct head head = {
         .queries = scratch->buffers[s->source] + query_line * stride + column,
         .keys = scratch->buffers[s->keys] + line * stride + column + (together ? width : 0),
@@ -69,6 +70,7 @@ static void attention_unit(const struct run *run, const struct phase *phase, int
         .width = (int)head_width,
         .scale = s->epsilon,
         .keep = scratch->keep + line,
+        .bias = s->distances ? s->distances + (size_t)number * distances_line + (size_t)s->positions - 1 : NULL,
         .scratch = scratch->attention + (size_t)participant * scratch->attention_floats,
     };
     run->model->kernels->attention(&head, chunk * QUERIES_AT_ONCE, at_most((chunk + 1) * QUERIES_AT_ONCE, queries));
@@ -155,8 +157,12 @@ static int prepare(struct run *run) {
 }
 
 int penstock_run(struct penstock_model *m, const int64_t *ids, const int64_t *mask, const int64_t *types,
-                 int32_t rows, int32_t tokens, int32_t threads, float *result) {
+                 int32_t rows, int32_t tokens, int32_t threads, float *result, int64_t floats) {
     if (rows < 1 || tokens < 1 || (int64_t)rows * tokens > 1 << 17) return PENSTOCK_BAD_INPUT;
+    if (m->most_tokens && tokens > m->most_tokens) return PENSTOCK_BAD_INPUT;
+    size_t lines = m->buffer_per_row[m->output] ? (size_t)rows : (size_t)rows * (size_t)tokens;
+    size_t size = lines * (size_t)m->buffer_widths[m->output];
+    if (floats < 0 || (size_t)floats != size) return PENSTOCK_BAD_MODEL;
     struct scratch *scratch = scratch_take(m, (size_t)rows, (size_t)tokens);
     if (!scratch) return PENSTOCK_NO_MEMORY;
     struct run run = {m, scratch, ids, mask, types, rows, tokens};
@@ -169,8 +175,7 @@ int penstock_run(struct penstock_model *m, const int64_t *ids, const int64_t *ma
                 units(&run, &m->phases[p], 0, phase_units(&run, &m->phases[p]), 0);
             if (m->pool) pool_leave_alone(m->pool);
         }
-        size_t lines = m->buffer_per_row[m->output] ? (size_t)rows : (size_t)rows * (size_t)tokens;
-        memcpy(result, scratch->buffers[m->output], lines * (size_t)m->buffer_widths[m->output] * sizeof(float));
+        memcpy(result, scratch->buffers[m->output], size * sizeof(float));
         status = PENSTOCK_OK;
     }
     scratch_give(m, scratch);
