@@ -11,6 +11,8 @@ from penstock.manifest import Manifest
 from penstock_optimizer.optimise import optimise
 from penstock_optimizer.progress import Progress
 
+ENOUGH_SECONDS = 400.0
+"""A time budget that no machine needs: such an optimisation ends by itself, with all of its stages."""
 QUICK = {"engines": ["onnxruntime"], "precisions": ["fp32", "int8-dynamic"]}
 """A few recipes: what is made and measured in seconds."""
 
@@ -35,7 +37,7 @@ def endpoint(folder: Path, optimization: dict[str, Any], **spec: Any) -> ModelEn
 class Made:
     """One optimisation and what it said."""
 
-    def __init__(self, endpoint: ModelEndpoint, store: Path, *, seconds: float) -> None:
+    def __init__(self, endpoint: ModelEndpoint, store: Path, *, seconds: float = ENOUGH_SECONDS) -> None:
         self.endpoint, self.store = endpoint, store
         self.events: list[Progress] = []
         begin = time.monotonic()

@@ -37,7 +37,7 @@ def test_a_plan_whose_server_breaks_is_not_served(model: Path, tmp_path: Path, m
     monkeypatch.setattr("penstock_optimizer.optimise.endpoint_capacity", breaks)
     # fp32 itself may not be served where something else can be: so that something else is chosen first.
     quick = {"engines": ["onnxruntime"], "precisions": ["int8-dynamic"]}
-    manifest = Made(endpoint(model, quick), tmp_path, seconds=45).manifest
+    manifest = Made(endpoint(model, quick), tmp_path).manifest
 
     assert manifest.chosen.plan.recipe == TEACHER
     assert served[-1] == TEACHER.name
@@ -70,7 +70,7 @@ def test_a_route_is_written_proved_by_the_real_server_and_loaded_again(
     model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     long, short = with_route(monkeypatch)
-    made = Made(endpoint(model, BOTH), tmp_path, seconds=60)
+    made = Made(endpoint(model, BOTH), tmp_path)
     manifest = made.manifest
 
     assert manifest.chosen.plan.recipes == (long, short)
@@ -103,7 +103,7 @@ def test_a_server_that_breaks_with_a_route_is_tried_without_it(
         raise CapacityFailed("the load process failed")
 
     monkeypatch.setattr("penstock_optimizer.optimise.endpoint_capacity", breaks)
-    manifest = Made(endpoint(model, BOTH), tmp_path, seconds=60).manifest
+    manifest = Made(endpoint(model, BOTH), tmp_path).manifest
 
     assert served == [(long, short), (long,)]
     assert (manifest.chosen.plan.recipe, manifest.chosen.short) == (long, None)

@@ -11,18 +11,19 @@ from pathlib import Path
 
 import pytest
 
+from penstock.endpoint import ModelEndpoint
 from penstock.errors import OptimizationError
 from penstock.manifest import Manifest, Outcome
 from penstock_optimizer.optimise import optimise
 from penstock_optimizer.progress import Progress, Stage
 from penstock_optimizer.recipes import TEACHER
-from tests.optimizer.whole.optimising import QUICK, Made, endpoint
+from tests.optimizer.whole.optimising import ENOUGH_SECONDS, QUICK, Made, endpoint
 
 pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("short_points")]
 
 
 def test_without_a_search_there_is_fp32_with_its_curve(model: Path, tmp_path: Path) -> None:
-    found = Made(endpoint(model, {"mode": "Disabled"}), tmp_path, seconds=30).manifest
+    found = Made(endpoint(model, {"mode": "Disabled"}), tmp_path).manifest
 
     assert [(one.recipe, one.outcome) for one in found.candidates] == [(TEACHER, Outcome.CHOSEN)]
     assert found.chosen.plan.recipe == TEACHER
@@ -35,7 +36,7 @@ def test_an_impossible_accuracy_budget_is_refused_with_each_candidate_when_the_e
 ) -> None:
     strict = {**QUICK, "accuracy": {"minCosine": 1.0}, "whenNoCandidate": "Fail"}
     with pytest.raises(OptimizationError) as caught:
-        optimise(endpoint(model, strict), store=tmp_path, models=tmp_path, budget_seconds=400)
+        optimise(endpoint(model, strict), store=tmp_path, models=tmp_path, budget_seconds=ENOUGH_SECONDS)
 
     message = str(caught.value)
     assert "no candidate is within the accuracy budget" in message
@@ -45,16 +46,28 @@ def test_an_impossible_accuracy_budget_is_refused_with_each_candidate_when_the_e
 
 
 def test_the_time_budget_holds_for_all_candidates_and_more_time_goes_on_from_there(model: Path, tmp_path: Path) -> None:
-    seconds = 15
-    short = Made(endpoint(model, {}), tmp_path, seconds=seconds)
+    short = cut_short(endpoint(model, {}), tmp_path)
+    seconds = short.manifest.budget_seconds
 
-    # Ending processes and writing may take a moment more on a busy machine; what is measured may not.
-    assert short.manifest.seconds <= seconds + 2
-    assert short.seconds <= seconds + 4
+    # All candidates take minutes. Here a busy machine has time for what is under way, such as ending processes; to the
+    # second, tests/optimizer/measure/test_tryout.py and test_planning.py hold it by a clock of their own.
+    assert short.manifest.seconds <= seconds + 10
+    assert short.seconds <= seconds + 15
     assert {one.outcome for one in short.manifest.candidates} & {Outcome.SKIPPED, Outcome.FAILED}
     assert short.manifest.cut_short
     assert any("time budget" in finding for finding in short.manifest.findings)
     assert short.artefact.with_name(f"{short.artefact.name}.work").is_dir()
+
+
+def cut_short(wanted: ModelEndpoint, store: Path) -> Made:
+    """With time for fp32 at least, on this machine, and not for all candidates."""
+    for seconds in (15, 30, 60):
+        try:
+            return Made(wanted, store, seconds=seconds)
+        except OptimizationError as error:
+            if "Raise spec.optimization.budgetSeconds" not in str(error):
+                raise
+    return Made(wanted, store, seconds=120)
 
 
 def test_an_interrupted_run_goes_on_with_what_it_had(model: Path, tmp_path: Path) -> None:
@@ -65,7 +78,7 @@ def test_an_interrupted_run_goes_on_with_what_it_had(model: Path, tmp_path: Path
     script = (
         "import sys, pathlib; from penstock.endpoint import ModelEndpoint; from penstock_optimizer.optimise import *\n"
         f"optimise(ModelEndpoint.from_file(pathlib.Path({str(file)!r})), store=pathlib.Path({str(store)!r}),"
-        f" models=pathlib.Path({str(store)!r}), budget_seconds=90,"
+        f" models=pathlib.Path({str(store)!r}), budget_seconds={ENOUGH_SECONDS},"
         " on_progress=lambda event: print(event.to_json_line(), flush=True))"
     )
     process = subprocess.Popen([sys.executable, "-c", script], stdout=subprocess.PIPE)
@@ -87,9 +100,10 @@ def test_an_interrupted_run_goes_on_with_what_it_had(model: Path, tmp_path: Path
         if event.stage is Stage.MEASURE:
             times.append({path: path.stat().st_mtime_ns for path in before})
 
-    artefact = optimise(wanted, store=store, models=store, budget_seconds=20, on_progress=watch)
+    artefact = optimise(wanted, store=store, models=store, budget_seconds=ENOUGH_SECONDS, on_progress=watch)
 
     assert times[0] == before
     manifest = Manifest.load(artefact)
     assert manifest.candidates[1].verdict is not None
-    assert work.exists() is manifest.cut_short
+    assert not manifest.cut_short
+    assert not work.exists()

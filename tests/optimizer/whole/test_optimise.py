@@ -37,7 +37,7 @@ def made(model: Path, tmp_path_factory: pytest.TempPathFactory) -> Made:
     folder = store / f"{baseline.name.removesuffix('.baseline')}.work" / "candidates"
     folder.mkdir(parents=True)
     (folder / BROKEN.replace(" ", "-")).write_text("a file where its folder would be")
-    return Made(wanted, store, seconds=80)
+    return Made(wanted, store)
 
 
 def test_the_artefact_is_whole_and_serves(made: Made) -> None:
@@ -77,14 +77,13 @@ def test_the_evidence_is_complete(made: Made) -> None:
     assert [point.tokens for point in teacher.latency] == [8, 16, 32, 64]
     assert teacher.fused_nodes["Attention"] == 2
     assert set(manifest.speed_up) == {8, 16, 32, 64}
-    assert all(0 < share.share < 1.5 for share in manifest.gemm)
+    # Under one, where the machine was as busy while the one was measured as while the other was.
+    assert all(share.share > 0 for share in manifest.gemm)
     assert manifest.capacity.p95_objective_milliseconds in {100, None}
-    if manifest.seconds < 0.9 * manifest.budget_seconds:
-        # On a machine that is too busy for the time budget the last stages are cut, and the findings say so.
-        assert len(manifest.gemm) == 4
-        assert len(manifest.capacity.points) >= 3
-        assert (manifest.capacity.requests_per_second or 0) > 10
-        assert (manifest.serving_rss_bytes or 0) > 10e6
+    assert not manifest.cut_short
+    assert len(manifest.gemm) == 4
+    assert manifest.capacity.points
+    assert (manifest.serving_rss_bytes or 0) > 10e6
     assert manifest.trials
     assert manifest.toolchain["onnxruntime"]
     assert manifest.chosen.plan.summary.split(",")[0] in (made.artefact / "report.html").read_text()
@@ -105,13 +104,11 @@ def test_events_count_up_and_end_with_the_artefact(made: Made) -> None:
 def test_nothing_but_the_results_stays_in_the_store(made: Made) -> None:
     kinds = sorted(path.name.partition(".")[2] for path in made.store.iterdir())
 
-    # A budget that did not suffice on a busy machine leaves the work to go on from.
-    assert kinds == ["", "baseline", "baseline.lock", "lock", *(["work"] if made.manifest.cut_short else [])]
+    assert kinds == ["", "baseline", "baseline.lock", "lock"]
 
 
 def test_the_second_time_it_is_found_by_its_key(made: Made) -> None:
-    # With the same time budget: a larger one goes on from a run that a busy machine cut short.
-    again = Made(made.endpoint, made.store, seconds=made.manifest.budget_seconds)
+    again = Made(made.endpoint, made.store)
 
     assert again.artefact == made.artefact
     assert [event.facts.get("found") for event in again.events] == [True]
