@@ -77,6 +77,17 @@ def test_what_makes_no_sense_is_a_usage_error(words: list[str], complaint: str, 
     assert benched == []
 
 
+def test_ending_it_says_how_to_go_on(monkeypatch: pytest.MonkeyPatch) -> None:
+    def end(*_: Any) -> Any:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(penstock.cli.bench, "run_bench", end)
+    result = invoke("bench", "x.yaml", "--output", "out")
+
+    assert result.exit_code == 130
+    assert "what was measured is in out: the same command goes on from there" in result.output
+
+
 def test_what_could_not_be_measured_is_named(benched: Benched) -> None:
     shown = invoke("bench", "x.yaml", "--output", "out").output
 

@@ -57,6 +57,59 @@ def test_what_was_found_is_written_in_three_forms(start_stub: StartStub, tmp_pat
     assert (output / "report.html").read_text().startswith("<!doctype html>")
 
 
+def interrupted_after(count: int, run: BenchOptions) -> list[BenchProgress]:
+    """A run that somebody ends when so many settings are measured; what it had said by then."""
+    seen: list[BenchProgress] = []
+
+    def watch(progress: BenchProgress) -> None:
+        seen.append(progress)
+        if sum(one.result is not None for one in seen) == count:
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        run_bench(run, watch)
+    return seen
+
+
+def test_an_interrupted_run_goes_on_where_it_was(start_stub: StartStub, tmp_path: Path) -> None:
+    run = options(start_stub().url, tmp_path, task="fill-mask", batches=(1, 2))
+    before = interrupted_after(3, run)
+    seen: list[BenchProgress] = []
+
+    results = run_bench(run, seen.append)
+
+    assert [one.result for one in [*before, *seen] if one.result is not None] == list(results.settings)
+    assert (seen[0].done, seen[-1].done, results.finished) == (3, 4, True)
+    assert "interrupted after 3 of 4 settings, and gone on with" in results.notes
+
+
+@pytest.mark.parametrize(
+    "changed", [{"seconds": 0.3}, {"lengths": (8, 32)}, {"fresh": True}], ids=["seconds", "lengths", "fresh"]
+)
+def test_another_experiment_begins_anew_and_loses_nothing(
+    changed: dict[str, object], start_stub: StartStub, tmp_path: Path
+) -> None:
+    values = {"task": "fill-mask", "batches": (1,)}
+    server = start_stub()
+    interrupted_after(1, options(server.url, tmp_path, **values))
+    measured = BenchResults.model_validate_json((tmp_path / "results.json").read_text())
+
+    results = run_bench(options(server.url, tmp_path, **values, **changed))
+    (aside,) = (one for one in tmp_path.iterdir() if one.is_dir())
+
+    assert (len(results.settings), results.notes) == (2, measured.notes)
+    assert BenchResults.model_validate_json((aside / "results.json").read_text()) == measured
+    assert sorted(one.name for one in aside.iterdir()) == ["report.html", "results.csv", "results.json"]
+
+
+def test_a_finished_run_is_measured_again_and_set_aside_each_time(start_stub: StartStub, tmp_path: Path) -> None:
+    run = options(start_stub().url, tmp_path, task="fill-mask", batches=(1,), lengths=(8,))
+    for _ in range(3):
+        run_bench(run)
+
+    assert len([one for one in tmp_path.iterdir() if one.is_dir()]) == 2
+
+
 def test_failing_requests_are_reported_not_raised(start_stub: StartStub, tmp_path: Path) -> None:
     server = start_stub(status=503)
 
@@ -123,7 +176,7 @@ def test_a_folder_that_cannot_be_written_is_named_before_anything_is_measured() 
 
 
 def test_results_that_find_no_room_are_an_error_in_words(start_stub: StartStub, tmp_path: Path) -> None:
-    (tmp_path / "results.json").symlink_to("/dev/full")
+    (tmp_path / ".results.json.draft").symlink_to("/dev/full")
 
     with pytest.raises(OutOfDisk, match=f"the folder {tmp_path} cannot take more: No space left on device"):
         run_bench(options(start_stub().url, tmp_path, task="fill-mask", batches=(1,), lengths=(8,)))

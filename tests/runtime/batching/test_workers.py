@@ -68,7 +68,7 @@ def test_rows_come_back_reduced_with_their_times() -> None:
     with working(EchoEngine(), plan()) as (workers, outcomes):
         before = perf_counter()
         workers.push([Row([1, 2, 3])], "me", arrived=before, deadline=math.inf)
-        outcome = outcomes.get(timeout=10)
+        outcome = outcomes.get(timeout=60)
 
     assert [entry.owner for entry in outcome.rows] == ["me"]
     assert outcome.values == [6.0]
@@ -80,12 +80,12 @@ def test_a_busy_worker_takes_what_has_gathered_meanwhile_as_one_batch() -> None:
     engine.gate.clear()
     with working(engine, plan(Batching.EQUAL_LENGTH)) as (workers, outcomes):
         push(workers, 5)
-        assert engine.began.acquire(timeout=10)
+        assert engine.began.acquire(timeout=60)
         for length in (8, 8, 9, 8):
             push(workers, length)
         engine.gate.set()
         for _ in range(3):
-            outcomes.get(timeout=10)
+            outcomes.get(timeout=60)
 
     assert engine.batches == [[5], [8, 8, 8], [9]]
 
@@ -96,11 +96,11 @@ def test_streams_run_at_once_and_one_request_spreads_over_them() -> None:
     with working(engine, plan(streams=3)) as (workers, outcomes):
         push(workers, 5, 6, 7, 8)
         for _ in range(3):
-            assert engine.began.acquire(timeout=10)
+            assert engine.began.acquire(timeout=60)
         assert workers.depth == (1, 8)
         engine.gate.set()
         for _ in range(4):
-            outcomes.get(timeout=10)
+            outcomes.get(timeout=60)
 
     assert engine.most_at_once == 3
 
@@ -110,7 +110,7 @@ def test_a_lone_long_row_gets_all_cores() -> None:
     with working(engine, plan(Batching.EQUAL_LENGTH, streams=2, wide_from=64)) as (workers, outcomes):
         for length in (63, 64, 300):
             push(workers, length)
-            outcomes.get(timeout=10)
+            outcomes.get(timeout=60)
 
     assert engine.wide == [64, 300]
 
@@ -120,12 +120,12 @@ def test_a_long_row_beside_others_keeps_to_its_stream() -> None:
     engine.gate.clear()
     with working(engine, plan(Batching.EQUAL_LENGTH, streams=2, wide_from=64)) as (workers, outcomes):
         push(workers, 10)
-        assert engine.began.acquire(timeout=10)
+        assert engine.began.acquire(timeout=60)
         push(workers, 100)
-        assert engine.began.acquire(timeout=10)
+        assert engine.began.acquire(timeout=60)
         engine.gate.set()
         for _ in range(2):
-            outcomes.get(timeout=10)
+            outcomes.get(timeout=60)
 
     assert engine.wide == []
 
@@ -135,12 +135,12 @@ def test_a_failed_batch_is_run_again_row_by_row_and_only_the_culprit_fails() -> 
     engine.gate.clear()
     with working(engine, plan(Batching.EQUAL_LENGTH)) as (workers, outcomes):
         push(workers, 1)
-        assert engine.began.acquire(timeout=10)
+        assert engine.began.acquire(timeout=60)
         for token in (7, POISON, 9):
             workers.push([row(4, token)], token, arrived=perf_counter(), deadline=math.inf)
         engine.gate.set()
-        outcomes.get(timeout=10)
-        outcome = outcomes.get(timeout=10)
+        outcomes.get(timeout=60)
+        outcome = outcomes.get(timeout=60)
 
     assert [entry.owner for entry in outcome.rows] == [7, POISON, 9]
     assert [outcome.values[0], outcome.values[2]] == [28.0, 36.0]
@@ -156,7 +156,7 @@ def test_a_crash_in_reduce_fails_one_row_and_the_worker_goes_on(caplog: pytest.L
 
     with working(EchoEngine(), plan(), reduce=reduce) as (workers, outcomes):
         push(workers, 3, 4)
-        values = [outcomes.get(timeout=10).values[0] for _ in range(2)]
+        values = [outcomes.get(timeout=60).values[0] for _ in range(2)]
 
     assert isinstance(values[0], InferenceFailed)
     assert "ZeroDivisionError" in values[0].message
@@ -169,11 +169,11 @@ def test_expired_rows_are_told_so_and_never_run() -> None:
     engine.gate.clear()
     with working(engine, plan()) as (workers, outcomes):
         push(workers, 1)
-        assert engine.began.acquire(timeout=10)
+        assert engine.began.acquire(timeout=60)
         push(workers, 2, owner="late", deadline=perf_counter() - 1)
         push(workers, 3)
         engine.gate.set()
-        found = [outcomes.get(timeout=10) for _ in range(3)]
+        found = [outcomes.get(timeout=60) for _ in range(3)]
 
     assert [type(outcome.values[0]) for outcome in found] == [float, DeadlineExceeded, float]
     assert found[1].rows[0].owner == "late"
@@ -185,14 +185,14 @@ def test_discarded_rows_never_run() -> None:
     engine.gate.clear()
     with working(engine, plan()) as (workers, outcomes):
         push(workers, 1)
-        assert engine.began.acquire(timeout=10)
+        assert engine.began.acquire(timeout=60)
         gone = push(workers, 2, 3)
         push(workers, 4)
         workers.discard(gone)
         assert workers.depth == (1, 4)
         engine.gate.set()
         for _ in range(2):
-            outcomes.get(timeout=10)
+            outcomes.get(timeout=60)
 
     assert engine.batches == [[1], [4]]
 
@@ -202,14 +202,14 @@ def test_a_full_queue_refuses_and_leaves_what_waits() -> None:
     engine.gate.clear()
     with working(engine, plan(), bounds=QueueBounds(2, 100)) as (workers, outcomes):
         push(workers, 1)
-        assert engine.began.acquire(timeout=10)
+        assert engine.began.acquire(timeout=60)
         push(workers, 2, 3)
         for lengths in ((4,), (4, 5)):
             with pytest.raises(Overloaded):
                 push(workers, *lengths)
         engine.gate.set()
         for _ in range(3):
-            outcomes.get(timeout=10)
+            outcomes.get(timeout=60)
 
     assert engine.batches == [[1], [2], [3]]
 
@@ -233,10 +233,10 @@ def test_the_observer_hears_of_real_and_padded_tokens(grid: ShapeGrid | None, pa
     engine.gate.clear()
     with working(engine, plan(Batching.PADDED, padding=0.2), observer=seen) as (workers, _):
         push(workers, 1)
-        assert engine.began.acquire(timeout=10)
+        assert engine.began.acquire(timeout=60)
         push(workers, 12, 11)
         engine.gate.set()
-        first, second = seen.batches.get(timeout=10), seen.batches.get(timeout=10)
+        first, second = seen.batches.get(timeout=60), seen.batches.get(timeout=60)
 
     assert first == (1, 1, 1 if grid is None else 8)
     assert second == (2, 23, padded)
@@ -247,9 +247,9 @@ def test_the_rate_is_measured_from_the_runs() -> None:
         workers.warmed(1_000_000, 1.0)
         assert workers.tokens_per_second == 1_000_000
         push(workers, 100)
-        outcomes.get(timeout=10)
+        outcomes.get(timeout=60)
         push(workers, 100)
-        outcomes.get(timeout=10)
+        outcomes.get(timeout=60)
         assert workers.tokens_per_second != 1_000_000
 
 
@@ -260,10 +260,10 @@ def test_short_rows_run_on_their_own_engine_wide_from_their_own_length_and_count
     with working(RoutedEngine(long, short, 16), served, observer=observer) as (workers, outcomes):
         for length in (9, 10, 16, 17, 20):
             push(workers, length)
-            outcomes.get(timeout=10)
+            outcomes.get(timeout=60)
 
     assert (short.batches, short.wide) == ([[9], [10], [16]], [10, 16])
     assert (long.batches, long.wide) == ([[17], [20]], [20])
-    assert [observer.batches.get(timeout=10) for _ in range(5)] == [
+    assert [observer.batches.get(timeout=60) for _ in range(5)] == [
         (1, 9, 9), (1, 10, 10), (1, 16, 16), (1, 17, 24), (1, 20, 24),
     ]  # fmt: skip

@@ -55,7 +55,7 @@ class Browser:
         assert "exceptionDetails" not in result, result
         return result["result"].get("value")
 
-    def wait_for(self, script: str, seconds: float = 20.0) -> Any:
+    def wait_for(self, script: str, seconds: float = 60.0) -> Any:
         """Until an expression is true; its value."""
         end = time.monotonic() + seconds
         while not (value := self.run(script)):
@@ -124,7 +124,7 @@ def browser(profile: Path) -> Iterator[Browser]:
     finally:
         process.terminate()
         with contextlib.suppress(subprocess.TimeoutExpired):
-            process.wait(10)
+            process.wait(60)
         process.kill()
         process.wait()
         os.close(write_ours)

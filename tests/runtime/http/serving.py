@@ -219,7 +219,7 @@ class Gate:
         else:
             self.loop.call_soon_threadsafe(self._open.set)
 
-    def wait_for(self, name: str, count: int, seconds: float = 10.0) -> None:
+    def wait_for(self, name: str, count: int, seconds: float = 60.0) -> None:
         """Until a count is reached."""
         with self._changed:
             reached = self._changed.wait_for(lambda: self.counts[name] >= count, seconds)
@@ -252,7 +252,7 @@ class Endpoint:
 
     def connect(self) -> socket.socket:
         """A raw connection."""
-        return socket.create_connection(("127.0.0.1", self.server.port), timeout=10)
+        return socket.create_connection(("127.0.0.1", self.server.port), timeout=60)
 
 
 @contextmanager
@@ -278,14 +278,14 @@ def serving(model: Any, task: TaskName = TaskName.FEATURE_EXTRACTION, **flags: A
 
     thread = threading.Thread(target=run, name="server")
     thread.start()
-    assert started.wait(10)
+    assert started.wait(60)
     endpoint = Endpoint(made[0], made[1], thread, model, cut)
     try:
         yield endpoint
     finally:
         if thread.is_alive():
             endpoint.stop()
-        thread.join(15)
+        thread.join(60)
         assert not thread.is_alive(), "the server did not end"
 
 
@@ -296,13 +296,13 @@ def exchange(endpoint: Endpoint, data: bytes, *, answers: int = 1) -> list[bytes
         return [read_answer(client) for _ in range(answers)]
 
 
-def wait_for_sample(port: int, line: str, seconds: float = 30.0) -> None:
+def wait_for_sample(port: int, line: str, seconds: float = 60.0) -> None:
     """Until `/metrics` has this line."""
     end = time.monotonic() + seconds
     text = ""
     while line not in text:
         assert time.monotonic() < end, f"no {line} in {text}"
-        with socket.create_connection(("127.0.0.1", port), timeout=10) as client:
+        with socket.create_connection(("127.0.0.1", port), timeout=60) as client:
             client.sendall(b"GET /metrics HTTP/1.1\r\nhost: x\r\n\r\n")
             text = read_answer(client).decode()
 
@@ -310,7 +310,7 @@ def wait_for_sample(port: int, line: str, seconds: float = 30.0) -> None:
 def ask(endpoint: Endpoint, inputs: Any, **headers: str) -> httpx.Response:
     """One request, from any thread, with time for a slow machine."""
     # Nothing is encrypted here: loading certificates would take longer than the test.
-    return httpx.post(f"{endpoint.url}/predict", json={"inputs": inputs}, headers=headers, timeout=30, verify=False)
+    return httpx.post(f"{endpoint.url}/predict", json={"inputs": inputs}, headers=headers, timeout=60, verify=False)
 
 
 def read_answer(client: socket.socket) -> bytes:

@@ -30,7 +30,7 @@ class TestHuggingFace:
     """The official client, with the endpoint's base URL as its model."""
 
     def client(self, endpoint: Endpoint) -> InferenceClient:
-        return InferenceClient(model=endpoint.url, token="hf_any", timeout=10)
+        return InferenceClient(model=endpoint.url, token="hf_any", timeout=60)
 
     def test_feature_extraction(self, endpoint_of: EndpointOf) -> None:
         endpoint = endpoint_of(TaskName.FEATURE_EXTRACTION)

@@ -137,7 +137,7 @@ async def ask_forever(port: int, tally: Tally, *, keep: bool) -> None:
 def test_nothing_accepted_is_lost_under_load() -> None:
     async def load(server: Process) -> Tally:
         tally = Tally()
-        async with asyncio.timeout(30), asyncio.TaskGroup() as group:
+        async with asyncio.timeout(120), asyncio.TaskGroup() as group:
             for number in range(32):
                 group.create_task(ask_forever(server.port, tally, keep=number % 2 == 0))
             await tally.fifty.wait()
@@ -146,7 +146,7 @@ def test_nothing_accepted_is_lost_under_load() -> None:
 
     with process(0.05) as server:
         tally = asyncio.run(load(server))
-        code = server.popen.wait(15)
+        code = server.popen.wait(60)
 
     assert tally.lost == []
     assert tally.answered > 50
@@ -155,7 +155,7 @@ def test_nothing_accepted_is_lost_under_load() -> None:
 
 
 def test_readiness_is_false_and_requests_are_answered_during_the_delay() -> None:
-    with process(0.0, drain_delay_seconds=1.5) as server, httpx.Client(base_url=server.url, timeout=30) as client:
+    with process(0.0, drain_delay_seconds=4) as server, httpx.Client(base_url=server.url, timeout=30) as client:
         assert client.get("/readyz").status_code == 200
         server.terminate()
         while (not_ready := client.get("/readyz")).status_code == 200:
@@ -163,7 +163,7 @@ def test_readiness_is_false_and_requests_are_answered_during_the_delay() -> None
 
         answer = client.post("/predict", json="x")
         alive = client.get("/healthz")
-        code = server.popen.wait(10)
+        code = server.popen.wait(60)
 
     assert not_ready.status_code == 503
     assert not_ready.json()["error"] == "the server is draining"
@@ -188,7 +188,7 @@ def test_a_second_signal_ends_at_once() -> None:
             while True:
                 httpx.get(f"{server.url}/healthz")
         server.terminate()
-        code = server.popen.wait(20)
+        code = server.popen.wait(60)
         asking.join()
 
     assert code == -signal.SIGTERM
@@ -200,7 +200,7 @@ def test_what_takes_longer_than_the_limit_is_cut_off() -> None:
         client.sendall(post("/predict", GOOD))
         gate.wait_for("waiting", 1)
         endpoint.stop()
-        endpoint.thread.join(5)
+        endpoint.thread.join(60)
 
         assert endpoint.cut == [1]
         gate.wait_for("cancelled", 1)

@@ -19,11 +19,11 @@ T = TypeVar("T")
 
 
 async def soon(awaitable: Awaitable[T]) -> T:
-    return await asyncio.wait_for(awaitable, 20)
+    return await asyncio.wait_for(awaitable, 60)
 
 
 async def begun(engine: EchoEngine) -> None:
-    assert await asyncio.to_thread(engine.began.acquire, timeout=10)
+    assert await asyncio.to_thread(engine.began.acquire, timeout=60)
 
 
 def is_closed(engine: EchoEngine) -> bool:
@@ -272,7 +272,7 @@ def test_texts_that_wait_to_be_tokenised_are_bounded() -> None:
         gate = threading.Event()
 
         def prepare(self, request: Any) -> Any:
-            assert self.gate.wait(10)
+            assert self.gate.wait(60)
             return super().prepare(request)
 
     async def main() -> None:
