@@ -12,6 +12,8 @@ from penstock_optimizer.bench.options import BenchOptions
 from penstock_optimizer.bench.run import BenchProgress, run_bench
 
 FIELDS = BenchOptions.model_fields
+INTERRUPTED = 130
+"""Status of a process that Ctrl-C has ended, as shells have it."""
 
 
 class Numbers(click.ParamType[tuple[int, ...]]):
@@ -40,7 +42,10 @@ def _help(name: str) -> str:
 
 
 def _show(progress: BenchProgress) -> None:
-    fact(f"{progress.done}/{progress.total}", progress.message)
+    left = ""
+    if progress.remaining_seconds is not None and progress.done < progress.total:
+        left = f"  (measuring the rest takes about {max(round(progress.remaining_seconds / 60), 1)} min)"
+    fact(f"{progress.done}/{progress.total}", progress.message + left)
 
 
 @click.command
@@ -63,15 +68,21 @@ def _show(progress: BenchProgress) -> None:
     "--output", type=click.Path(file_okay=False, path_type=Path), default=FIELDS["output"].default, help=_help("output")
 )
 @click.option("--store", type=click.Path(file_okay=False, path_type=Path), envvar="PENSTOCK_STORE", help=_help("store"))
+@click.option("--fresh", is_flag=True, help=_help("fresh"))
 @click.option("--seed", type=int, default=FIELDS["seed"].default, help=_help("seed"))
 def command(**options: Any) -> None:
     """Measure an endpoint: throughput and latency for cores x lengths x batches.
 
     FILE is a ModelEndpoint, which is optimised and served for each number of cores; URL a running server. Settings that
-    this machine cannot do are named. Writes results.csv, results.json and report.html.
+    this machine cannot do are named. Writes results.csv, results.json and report.html. Interrupted, it goes on where it
+    was.
     """
-    results = run_bench(BenchOptions(**options), _show)
+    output = options["output"]
+    try:
+        results = run_bench(BenchOptions(**options), _show)
+    except KeyboardInterrupt:
+        fact("ended", f"what was measured is in {output}: the same command goes on from there")
+        raise click.exceptions.Exit(INTERRUPTED) from None
     for note in results.notes:
         fact("note", note)
-    output = options["output"]
     console.print(f"report     {output / 'report.html'}", markup=False)

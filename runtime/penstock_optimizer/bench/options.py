@@ -46,4 +46,7 @@ class BenchOptions(Frozen):
     output: Path = Field(default=Path("bench"), description="Folder for results.csv, results.json and report.html.")
     store: Path | None = Field(default=None, description="Folder of artefacts. Default: that of penstock optimize.")
     models: Path | None = Field(default=None, description="Folder of models from the network. Default: the same way.")
+    fresh: bool = Field(
+        default=False, description="Measure everything anew, even where an interrupted run could go on."
+    )
     seed: int = Field(default=0, description="Makes the same texts again.")

@@ -61,6 +61,8 @@ class Served(Frozen):
     cores: int
     plan: str
     """Such as `openvino int8-static, 2x1 threads`; empty where the server does not tell."""
+    made: str = ""
+    """When the artefact was made; empty where that is not known."""
     verdict: str = ""
     """What the guard said of it."""
     cpus: tuple[int, ...] = ()
@@ -73,6 +75,10 @@ class BenchResults(Frozen):
 
     created: str
     """ISO 8601, UTC."""
+    experiment: str = ""
+    """The same for runs that measure the same in the same way on one machine: one may go on where another ended."""
+    planned: int = 0
+    """Settings that this machine can do."""
     version: str
     target: str
     """The endpoint's name, or its URL."""
@@ -89,6 +95,11 @@ class BenchResults(Frozen):
     """What could not be measured here, one sentence each."""
     notes: tuple[str, ...] = ()
     """What to keep in mind when reading the figures."""
+
+    @property
+    def finished(self) -> bool:
+        """Every setting was measured."""
+        return len(self.settings) >= self.planned
 
     @property
     def rule(self) -> Rule:

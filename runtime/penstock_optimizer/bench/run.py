@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import contextlib
 import datetime as dt
+import hashlib
 import importlib.metadata
+import json
 import signal
 import sys
-import tempfile
 import threading
+import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
@@ -16,7 +18,6 @@ from pathlib import Path
 
 from penstock import __version__
 from penstock.endpoint import ModelEndpoint
-from penstock.errors import HostError
 from penstock.manifest import Manifest
 from penstock_optimizer.bench import baseline
 from penstock_optimizer.bench import endpoint as endpoints
@@ -25,16 +26,15 @@ from penstock_optimizer.bench.cell import CellResult, CellSpec
 from penstock_optimizer.bench.client import Client
 from penstock_optimizer.bench.figures import Figures
 from penstock_optimizer.bench.floor import Floor, fastest_ratio
+from penstock_optimizer.bench.folder import ResultsFolder
 from penstock_optimizer.bench.grid import Grid, Setting, plan_grid
 from penstock_optimizer.bench.options import BenchOptions
 from penstock_optimizer.bench.places import Placement, place
-from penstock_optimizer.bench.report import render
+from penstock_optimizer.bench.remaining import remaining_seconds
 from penstock_optimizer.bench.results import BASELINE, OURS, BenchResults, Served, SettingResult
 from penstock_optimizer.bench.server import Server, free_port
 from penstock_optimizer.bench.subject import Subject, read_subject
-from penstock_optimizer.bench.tables import to_csv
 from penstock_optimizer.bench.turns import Turn, measure_in_turn
-from penstock_optimizer.disk import full_disk_said
 from penstock_runtime.host import Host, read_host
 
 READY_SECONDS = 300.0
@@ -57,6 +57,8 @@ class BenchProgress:
     """One line for people."""
     result: SettingResult | None = None
     """The setting that was just measured."""
+    remaining_seconds: float | None = None
+    """What measuring the rest takes, about; None while that cannot be told."""
 
 
 OnProgress = Callable[[BenchProgress], None]
@@ -65,14 +67,15 @@ OnProgress = Callable[[BenchProgress], None]
 def run_bench(options: BenchOptions, on_progress: OnProgress = lambda _: None) -> BenchResults:
     """Measure everything that the options ask for and this machine can do.
 
-    `results.csv`, `results.json` and `report.html` in `options.output` are written anew after every setting, so that an
-    interrupted run leaves what it has.
+    `results.csv`, `results.json` and `report.html` in `options.output` are written anew after every setting; a run that
+    was interrupted goes on where it was. What another experiment has left there is set aside.
     Raises PenstockErrors: a wrong file or URL, a model that cannot be used, the baseline's libraries missing, a server
     that does not start.
     """
     if options.baseline:
         baseline.require_baseline()
-    _make_writable(options.output)
+    folder = ResultsFolder(options.output)
+    folder.prepare()
     host = read_host()
     models = (options.models or endpoints.DEFAULT_MODELS).expanduser()
     subject = read_subject(options, models=models)
@@ -83,22 +86,10 @@ def run_bench(options: BenchOptions, on_progress: OnProgress = lambda _: None) -
         machine_cores=None if subject.url else host.usable,
         max_tokens=subject.max_tokens,
     )
-    run = _Run(options, host, subject, grid, on_progress, store=options.store or endpoints.DEFAULT_STORE, models=models)
+    store = options.store or endpoints.DEFAULT_STORE
+    run = _Run(options, host, subject, grid, folder, on_progress=on_progress, store=store, models=models)
     with _ending_on_term():
         return run.everything()
-
-
-def _make_writable(folder: Path) -> None:
-    """Make the folder; HostError, before anything is measured, when nothing can be written there."""
-    try:
-        folder.mkdir(parents=True, exist_ok=True)
-        with tempfile.TemporaryFile(dir=folder):
-            pass
-    except OSError as error:
-        raise HostError(
-            f"the folder {folder} cannot be written ({error.strerror})",
-            remedy="Give a folder that this process may write with --output",
-        ) from error
 
 
 class _Run:
@@ -110,8 +101,9 @@ class _Run:
         host: Host,
         subject: Subject,
         grid: Grid,
-        on_progress: OnProgress,
+        folder: ResultsFolder,
         *,
+        on_progress: OnProgress,
         store: Path,
         models: Path,
     ) -> None:
@@ -119,23 +111,53 @@ class _Run:
         self._host = host
         self._subject = subject
         self._grid = grid
+        self._folder = folder
         self._on_progress = on_progress
         self._store = store
         self._models = models
         self._notes = list(subject.notes)
-        self._served: list[Served] = []
-        self._settings: list[SettingResult] = []
+        self._served: dict[int, Served] = {}
+        """By cores."""
+        self._settings: dict[Setting, SettingResult] = {}
+        self._taken: list[tuple[Setting, float]] = []
+        """Seconds of what this run has measured."""
+        self._experiment = _fingerprint(options, host, subject, grid)
 
     def everything(self) -> BenchResults:
         """All numbers of cores."""
+        self._take_up()
         for sentence in self._grid.left_out:
             self._tell(f"left out: {sentence}")
         for cores in self._grid.cores:
             self._series(cores)
         return self._write()
 
+    def _take_up(self) -> None:
+        """Go on from an interrupted run, or set aside what lies there."""
+        earlier = None if self._options.fresh else self._folder.unfinished(self._experiment)
+        if earlier is None:
+            aside = self._folder.set_aside()
+            if aside is not None:
+                self._tell(f"earlier results are in {aside} now")
+            return
+        self._served = {one.cores: one for one in earlier.served}
+        self._settings = {one.setting: one for one in earlier.settings}
+        self._notes = [*earlier.notes, *(one for one in self._notes if one not in earlier.notes)]
+        self._note(f"interrupted after {len(self._settings)} of {len(self._grid.settings)} settings, and gone on with")
+
+    def _missing(self, cores: int) -> list[Setting]:
+        return [setting for setting in self._grid.of(cores) if setting not in self._settings]
+
+    def _serves(self, served: Served) -> None:
+        """Note what answers at so many cores. What something else has answered before is measured again."""
+        if self._served.get(served.cores, served) != served:
+            self._settings = {one: result for one, result in self._settings.items() if one.cores != served.cores}
+        self._served[served.cores] = served
+
     def _series(self, cores: int) -> None:
-        """All settings with so many cores: the servers stay up."""
+        """What is missing with so many cores: the servers stay up."""
+        if not self._missing(cores):
+            return
         with ExitStack() as stack:
             placement = place(self._host, cores) if cores else Placement(server=(), client=())
             if cores and placement.note:
@@ -153,10 +175,12 @@ class _Run:
             if self._options.baseline:
                 servers += self._start_baseline(cores, placement, stack)
             client = stack.enter_context(Client(placement.client))
-            for setting in self._grid.of(cores):
+            for setting in self._missing(cores):
+                begun = time.monotonic()
                 result = self._measure(setting, servers, floor if setting.batch == 1 else None, ratios, client)
-                self._settings.append(result)
+                self._settings[setting] = result
                 self._write()
+                self._taken.append((setting, time.monotonic() - begun))
                 self._tell(_sentence(result), result)
 
     def _given(self) -> Server:
@@ -165,7 +189,7 @@ class _Run:
         info = endpoints.read_info(server.url)
         server.wait_until_ready(endpoints.READY_PATH if info else "/health", seconds=10)
         plan, verdict = info.get("plan") or {}, info.get("verdict") or {}
-        self._served.append(Served(cores=0, plan=str(plan.get("summary", "")), verdict=str(verdict.get("reason", ""))))
+        self._serves(Served(cores=0, plan=str(plan.get("summary", "")), verdict=str(verdict.get("reason", ""))))
         return server
 
     def _artefact(self, endpoint: ModelEndpoint, cores: int, placement: Placement) -> Path:
@@ -175,10 +199,11 @@ class _Run:
         manifest = Manifest.load(artefact)
         plan = manifest.chosen.plan
         chosen = next((one for one in manifest.candidates if one.recipe == plan.recipe), None)
-        self._served.append(
+        self._serves(
             Served(
                 cores=cores,
                 plan=plan.summary,
+                made=manifest.created,
                 verdict="" if chosen is None or chosen.verdict is None else chosen.verdict.reason,
                 cpus=placement.server,
                 client_cpus=placement.client,
@@ -265,6 +290,8 @@ class _Run:
         options, subject = self._options, self._subject
         return BenchResults(
             created=dt.datetime.now(dt.UTC).isoformat(timespec="seconds"),
+            experiment=self._experiment,
+            planned=len(self._grid.settings),
             version=__version__,
             target=subject.name,
             model=subject.model,
@@ -274,19 +301,15 @@ class _Run:
             seconds_per_setting=options.seconds,
             rounds=options.rounds,
             libraries=_versions(),
-            served=tuple(self._served),
-            settings=tuple(self._settings),
+            served=tuple(self._served[cores] for cores in sorted(self._served)),
+            settings=tuple(self._settings[setting] for setting in sorted(self._settings)),
             left_out=self._grid.left_out,
             notes=tuple(self._notes),
         )
 
     def _write(self) -> BenchResults:
         results = self._results()
-        folder = self._options.output
-        with full_disk_said(folder, what="the folder"):
-            (folder / "results.json").write_text(results.model_dump_json(indent=1), encoding="utf-8")
-            (folder / "results.csv").write_text(to_csv(results), encoding="utf-8")
-            (folder / "report.html").write_text(render(results), encoding="utf-8")
+        self._folder.write(results)
         return results
 
     def _note(self, sentence: str) -> None:
@@ -295,7 +318,19 @@ class _Run:
             self._tell(sentence)
 
     def _tell(self, message: str, result: SettingResult | None = None) -> None:
-        self._on_progress(BenchProgress(len(self._settings), len(self._grid.settings), message, result))
+        missing = [setting for setting in self._grid.settings if setting not in self._settings]
+        remaining = remaining_seconds(self._taken, missing)
+        self._on_progress(BenchProgress(len(self._settings), len(self._grid.settings), message, result, remaining))
+
+
+def _fingerprint(options: BenchOptions, host: Host, subject: Subject, grid: Grid) -> str:
+    """What must be the same for two runs to be one experiment: what is measured, how, on what, by which versions."""
+    how = options.model_dump(mode="json", exclude={"output", "fresh", "store", "models", "patience_seconds"})
+    what = subject.endpoint.spec.model_dump(mode="json") if subject.endpoint is not None else subject.url
+    where = (subject.cpu or host.cpu).model_dump(mode="json")
+    settings = [(one.cores, one.tokens, one.batch) for one in grid.settings]
+    value = [__version__, _versions(), how, what, where, settings]
+    return hashlib.sha256(json.dumps(value, sort_keys=True).encode()).hexdigest()
 
 
 def _sentence(result: SettingResult) -> str:
