@@ -40,5 +40,6 @@ def render_report(manifest: Manifest) -> str:
         metric=metric.name.replace("_", " ") if metric is not None else "",
         capacity_chart=Markup(capacity_chart(manifest.capacity)),  # noqa: S704
         gemm_chart=Markup(gemm_chart(manifest.gemm)),  # noqa: S704
+        first_looks=view.has_first_looks(manifest),
         tried=sum(one.outcome is not Outcome.SKIPPED for one in manifest.candidates),
     )

@@ -100,6 +100,12 @@ def milliseconds(candidate: CandidateFacts | None) -> dict[int, float]:
     return {point.tokens: point.p50_milliseconds for point in candidate.latency} if candidate else {}
 
 
+def has_first_looks(manifest: Manifest) -> bool:
+    """Whether some candidates were settled by a first look, at fewer lengths and at another moment than the rest."""
+    full = len(milliseconds(teacher_candidate(manifest)))
+    return any(0 < len(one.latency) < full for one in manifest.candidates)
+
+
 def main_metric(manifest: Manifest) -> Metric | None:
     """The metric that the agreement chart shows: the first that the guard held the chosen candidate (or else any
     other) against, among those where 1 is perfect."""

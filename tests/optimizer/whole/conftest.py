@@ -5,8 +5,8 @@ from pathlib import Path
 
 import pytest
 
-from penstock_optimizer import capacity, capacity_steps
 from tests.optimizer.whole.small_model import write_small_bert
+from tests.shortened import shortened
 
 
 @pytest.fixture(scope="package")
@@ -17,12 +17,6 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def short_points() -> Iterator[None]:
-    """Few points of the capacity curve, of a second: tests/endtoend waits for those that users get."""
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(capacity_steps, "GROWTH", 2.2)
-        patch.setattr(capacity_steps, "REFINEMENTS", 1)
-        patch.setattr(capacity, "SATURATION_SECONDS", 0.7)
-        patch.setattr(capacity, "LEAST_SECONDS", 0.7)
-        patch.setattr(capacity, "MOST_SECONDS", 1.0)
-        patch.setattr(capacity, "LONGEST_SECONDS", 3.0)
+    """Few points of the capacity curve, of a second."""
+    with shortened():
         yield

@@ -5,13 +5,14 @@
 
 #define LINES 8          /* of tokens, that one unit of a phase over lines has */
 #define PRODUCT_LINES 256 /* and one of a product: weights are read from far away once for all of them */
+#define PRODUCT_TURNS 2   /* blocks of a product for each thread: who comes late leaves the others no more than that */
 #define QUERIES_AT_ONCE 256 /* each unit of the attention prepares the keys and values for itself */
 
 struct run {
     struct penstock_model *model;
     struct scratch *scratch;
     const int64_t *ids, *mask, *types;
-    int rows, tokens;
+    int rows, tokens, threads;
 };
 
 static int at_most(int a, int b) { return a < b ? a : b; }
@@ -31,10 +32,12 @@ static int phase_units(const struct run *run, const struct phase *phase) {
     }
 }
 
-/* Units that go together: pairs of panels, and more where there would be more blocks than a ticket can count. */
+/* Units that go together: more where there would be more blocks than a ticket can count. Panels that follow each other in
+memory are asked for ahead of their use, which is lost where another thread takes the next one. */
 static int phase_grain(const struct run *run, const struct phase *phase) {
-    int least = phase->task == LINEAR8 && phase_lines(run, phase) < 16 ? 2 : 1;
-    int most = parts(phase_units(run, phase), POOL_MOST_BLOCKS);
+    int units = phase_units(run, phase);
+    int least = phase->task == LINEAR8 ? units / (run->threads * PRODUCT_TURNS) : 1;
+    int most = parts(units, POOL_MOST_BLOCKS);
     return most > least ? most : least;
 }
 
@@ -165,10 +168,10 @@ int penstock_run(struct penstock_model *m, const int64_t *ids, const int64_t *ma
     if (floats < 0 || (size_t)floats != size) return PENSTOCK_BAD_MODEL;
     struct scratch *scratch = scratch_take(m, (size_t)rows, (size_t)tokens);
     if (!scratch) return PENSTOCK_NO_MEMORY;
-    struct run run = {m, scratch, ids, mask, types, rows, tokens};
+    if (threads > m->threads) threads = m->threads;
+    struct run run = {m, scratch, ids, mask, types, rows, tokens, threads};
     int status = PENSTOCK_BAD_INPUT;
     if (prepare(&run)) {
-        if (threads > m->threads) threads = m->threads;
         if (threads < 2 || !pool_run(m->pool, threads, &run, m->phase_count, count_blocks, run_block)) {
             if (m->pool) pool_enter_alone(m->pool);
             for (int p = 0; p < m->phase_count; p++)
