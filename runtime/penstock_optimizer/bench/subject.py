@@ -47,7 +47,7 @@ class Subject:
 
 def read_subject(options: BenchOptions, *, models: Path) -> Subject:
     """Read the file, or ask the server. SpecError, or what the model's source raises."""
-    if options.target.startswith(("http://", "https://")):
+    if "://" in options.target:
         return _of_url(options)
     endpoint = ModelEndpoint.from_file(Path(options.target))
     folder = fetch_model(endpoint.spec.source, cache=models, token=os.environ.get("HF_TOKEN"))

@@ -270,3 +270,15 @@ def test_no_candidate_measured_still_makes_a_page() -> None:
     page = render_report(changed(candidates=(sample.candidates[0].model_copy(update={"latency": ()}), failed)))
 
     assert "killed by signal 9" in page
+
+
+def test_figures_of_another_moment_are_said_to_be_of_one() -> None:
+    full = sample_manifest()
+    glimpsed = tuple(
+        one.model_copy(update={"latency": one.latency[:3]}) if one.outcome is Outcome.SLOWER else one
+        for one in full.candidates
+    )
+    everywhere = tuple(one.model_copy(update={"latency": full.candidates[0].latency}) for one in full.candidates)
+
+    assert "settled at first sight" in render_report(changed(candidates=glimpsed))
+    assert "settled at first sight" not in render_report(changed(candidates=everywhere))
