@@ -12,11 +12,23 @@ from dataclasses import replace
 from typing import Any
 
 import numpy as np
-from onnx import helper, numpy_helper
+from onnx import numpy_helper
 
 from penstock.errors import OptimizationError
+from penstock_optimizer.quantise.native_inputs import INPUTS, attributes, of_inputs
+from penstock_optimizer.quantise.native_products import side_by_side, spread_bias
 from penstock_optimizer.quantise.native_tensors import by_distance, narrow
-from penstock_optimizer.quantise.native_values import Buffers, Column, Counted, Distances, Mask, Part, TableSum, Value
+from penstock_optimizer.quantise.native_values import (
+    Buffers,
+    Column,
+    Counted,
+    Distances,
+    Mask,
+    Part,
+    TableSum,
+    Value,
+    Where,
+)
 from penstock_optimizer.quantise.rowwise import OPERATOR
 from penstock_runtime.engines.native.graph_file import Activation, NativeGraph, Operator, Output, Step
 
@@ -37,24 +49,28 @@ class _Reader:
         self._readers = Counter(name for node in model.graph.node for name in node.input)
         self._after = {name: node for node in model.graph.node for name in node.input}
         self._done: set[int] = set()
-        self._known: dict[str, Any] = {"input_ids": "ids", "attention_mask": Mask(), "token_type_ids": "types"}
+        self._known: dict[str, Any] = dict(INPUTS)
         self._left: Counter[int] = Counter()
         self._buffers = Buffers()
         self._tensors: dict[str, Any] = {}
         self._steps: list[Step] = []
         self._results: dict[str, Value | Column] = {}
+        self._chosen = -1
 
     def read(self) -> NativeGraph:
         """All nodes in order."""
         nodes: Mapping[str, Callable[[Any], None]] = {
-            "Gather": self._gather, "Slice": self._slice, "Shape": self._shape, "Concat": self._concat,
-            "Equal": self._equal, "Not": self._pass, "CumSum": self._pass, "Cast": self._pass, "Squeeze": self._squeeze,
+            "Gather": self._gather, "Slice": self._slice, "GatherND": self._gather_chosen, "Squeeze": self._squeeze,
             "Add": self._add, "Sum": self._add, "Mul": self._mul, "LayerNormalization": self._norm,
             "Split": self._split, "MultiHeadAttention": self._attention, OPERATOR: self._linear8,
             "MatMul": self._linear32, "Gemm": self._linear32, "Identity": self._identity,
         }  # fmt: skip
         for node in self._graph.node:
             if id(node) in self._done:
+                continue
+            value = of_inputs(node, [self._known.get(name) for name in node.input], self._array)
+            if value is not None:
+                self._set(node, value)
                 continue
             known = nodes.get(node.op_type)
             if known is None:
@@ -70,10 +86,13 @@ class _Reader:
         found = [self._results.get(name) for name in names]
         match found:
             case [Value() as value]:
-                return Output(name=names[0], buffer=value.buffer, width=value.width, per_row=value.per_row)
+                return Output(
+                    name=names[0], buffer=value.buffer, width=value.used or value.width, per_row=value.per == "row",
+                    chosen_id=self._chosen if value.per == "chosen" else -1,
+                )  # fmt: skip
             case [Column(whole=whole), *_]:
                 columns = [one.index for one in found if isinstance(one, Column) and one.whole is whole]
-                if columns == list(range(whole.width)) and not whole.per_row:
+                if columns == list(range(whole.width)) and whole.per == "token":
                     return Output(
                         name="columns", buffer=whole.buffer, width=whole.width, per_row=False, columns=tuple(names)
                     )
@@ -104,9 +123,9 @@ class _Reader:
         if isinstance(value, Distances) and part == [[0], [1], [2]]:
             return self._set(node, replace(value, first=True))
         source = self._buffer(node, 0)
-        if part != [[0], [1], [1]] or source.per_row:
+        if part != [[0], [1], [1]] or source.per != "token":
             raise _refuse(f"{node.name}, which slices other than the first token")
-        target = self._buffers.take(source.width, per_row=True)
+        target = self._buffers.take(source.width, "row")
         self._step(node, "first", source=source.buffer, target=target.buffer, outputs=source.width)
         self._write(node, target, source)
         return None
@@ -121,25 +140,19 @@ class _Reader:
         self._tensors[name] = table
         return Distances(name, bias.shape[2])
 
-    def _shape(self, node: Any) -> None:
-        self._set(node, "length")
-
-    def _concat(self, node: Any) -> None:
-        if [self._known.get(name) for name in node.input] != ["length", "length"]:
-            raise _refuse(f"the operator Concat ({node.name})")
-        self._set(node, "lengths")
-
-    def _equal(self, node: Any) -> None:
-        if self._find(node, 0) != "ids":
-            raise _refuse(f"the comparison {node.name}")
-        self._set(node, Counted(int(self._array(node.input[1]))))
-
-    def _pass(self, node: Any) -> None:
-        """Stands for what its input stands for."""
-        value = self._find(node, 0)
-        if not isinstance(value, Mask | Counted):
-            raise _refuse(f"the operator {node.op_type} ({node.name})")
-        self._set(node, value)
+    def _gather_chosen(self, node: Any) -> None:
+        """The lines of the tokens of one id."""
+        source, where = self._buffer(node, 0), self._find(node, 1)
+        if not isinstance(where, Where) or not where.turned or attributes(node).get("batch_dims", 0):
+            raise _refuse(f"{node.name}, which gathers by what is no place of tokens")
+        if source.per != "token" or source.factors or self._chosen not in (-1, where.number):
+            raise _refuse(f"{node.name}, which gathers what is no line of tokens, or tokens of a second id")
+        self._chosen = where.number
+        target = self._buffers.take(source.width, "chosen")
+        self._step(
+            node, "chosen", source=source.buffer, target=target.buffer, outputs=source.width, padding=where.number
+        )
+        self._write(node, target, source)
 
     # ---- steps ----
 
@@ -149,8 +162,8 @@ class _Reader:
             value = self._embed(node, value)
         elif not isinstance(value, Value):
             raise _refuse(f"{node.name}, which normalises what is no sum")
-        target = self._buffers.take(value.width, per_row=value.per_row)
-        epsilon = {one.name: helper.get_attribute_value(one) for one in node.attribute}.get("epsilon", 1e-5)
+        target = self._buffers.take(value.width, value.per)
+        epsilon = attributes(node).get("epsilon", 1e-5)
         tensors = {"weights": self._keep(node.input[1]), "bias": self._keep(node.input[2])}
         self._step(
             node, "norm", source=value.buffer, target=target.buffer, outputs=value.width, epsilon=epsilon,
@@ -164,7 +177,7 @@ class _Reader:
         words = self._array(tables.words)
         vectors, scales = f"{tables.words}/int16", f"{tables.words}/int16.scale"
         self._tensors[vectors], self._tensors[scales] = narrow(words)
-        target = self._buffers.take(words.shape[1], per_row=False)
+        target = self._buffers.take(words.shape[1], "token")
         tensors = {
             "weights": vectors,
             "scales": scales,
@@ -182,17 +195,18 @@ class _Reader:
     def _linear8(self, node: Any) -> None:
         source = self._buffer(node, 0)
         name, scale, bias = node.input[1:4]
-        weight = self._array(name)
-        tensors = {"weights": self._keep(name), "scales": self._keep(scale), "bias": self._keep(bias)}
+        inputs, used = self._array(name).shape
+        outputs = -(-used // WIDTH) * WIDTH if self._is_output(node) else used
+        parts = (("weights", name), ("scales", scale), ("bias", bias))
+        tensors = {part: self._keep(one, outputs) for part, one in parts}
         if source.factors:
             tensors["factors"] = self._keep(source.factors)
         last, activation = self._activation_after(node)
         last, residual = self._residual_after(last)
-        target = self._buffers.take(weight.shape[1], per_row=source.per_row)
+        target = replace(self._buffers.take(outputs, source.per), used=used)
         self._step(
-            node, "linear8", source=source.buffer, target=target.buffer, inputs=weight.shape[0],
-            outputs=weight.shape[1], activation=activation, residual=residual.buffer if residual else -1,
-            tensors=tensors,
+            node, "linear8", source=source.buffer, target=target.buffer, inputs=inputs, outputs=outputs,
+            activation=activation, residual=residual.buffer if residual else -1, tensors=tensors,
         )  # fmt: skip
         self._write(last, target, source, *([residual] if residual else []))
 
@@ -200,8 +214,7 @@ class _Reader:
         """A small product, left in floating point."""
         source = self._buffer(node, 0)
         weight = self._array(node.input[1])
-        attributes = {one.name: helper.get_attribute_value(one) for one in node.attribute}
-        weight = weight if attributes.get("transB", 0) else weight.T
+        weight = weight if attributes(node).get("transB", 0) else weight.T
         last, bias = node, node.input[2] if len(node.input) > 2 else ""
         after = self._only_reader(node)
         if not bias and after is not None and after.op_type == "Add":
@@ -214,7 +227,7 @@ class _Reader:
         last, activation = self._activation_after(last)
         name = f"{node.input[1]}/rows"
         self._tensors[name] = np.ascontiguousarray(weight, np.float32)
-        target = self._buffers.take(len(weight), per_row=source.per_row)
+        target = self._buffers.take(len(weight), source.per)
         self._step(
             node, "linear32", source=source.buffer, target=target.buffer, inputs=weight.shape[1], outputs=len(weight),
             activation=activation, tensors={"weights": name, "bias": self._keep(bias)},
@@ -230,74 +243,60 @@ class _Reader:
         """Of three parts of one product, or of three products, whose biases may stand here."""
         if len(node.input) < 5 or not isinstance(self._find(node, 4), Mask):
             raise _refuse(f"{node.name}, an attention without the mask")
-        attributes = {one.name: helper.get_attribute_value(one) for one in node.attribute}
-        heads = int(attributes["num_heads"])
+        given = attributes(node)
+        heads = int(given["num_heads"])
         parts = [self._find(node, index) for index in range(3)]
         if all(isinstance(part, Part) and (part.index, part.count) == (at, 3) for at, part in enumerate(parts)):
             queries = keys = values = parts[0].whole
             width = queries.width // 3
         elif all(isinstance(part, Value) and not part.factors for part in parts):
             if node.input[3]:
-                self._spread_bias(node, parts)
+                bias = self._array(node.input[3])
+                spread_bias(self._steps, self._tensors, [part.buffer for part in parts], bias, node.input[3])
             queries, keys, values = self._together(parts)
             width = parts[0].width
         else:
             raise _refuse(f"{node.name}, an attention of what are no products")
+        if queries.per == "chosen" or any(one.per != "token" for one in (keys, values)):
+            raise _refuse(f"{node.name}, an attention over other than all tokens")
         if width % (heads * WIDTH // 2):
             raise _refuse(f"heads of {width // heads} numbers, no multiple of {WIDTH // 2}")
-        bias = self._bias_of(node, heads, first=queries.per_row)
-        target = self._buffers.take(width, per_row=queries.per_row)
+        distances = self._bias_of(node, heads, queries)
+        target = self._buffers.take(width, queries.per)
         self._step(
             node, "attention", source=queries.buffer, keys=keys.buffer, values=values.buffer,
             target=target.buffer, outputs=width, heads=heads,
-            epsilon=float(attributes.get("scale", 0.0)) or (width // heads) ** -0.5,
-            positions=bias.positions if bias else 0, tensors={"distances": bias.table} if bias else {},
+            epsilon=float(given.get("scale", 0.0)) or (width // heads) ** -0.5,
+            positions=distances.positions if distances else 0,
+            tensors={"distances": distances.table} if distances else {},
         )  # fmt: skip
         self._write(node, target, *dict.fromkeys((queries, keys, values)))
 
-    def _bias_of(self, node: Any, heads: int, *, first: bool) -> Distances | None:
+    def _bias_of(self, node: Any, heads: int, queries: Value) -> Distances | None:
         """What the attention adds to its scores."""
         if not any(node.input[5:]):
             return None
         value = self._find(node, 5)
         if any(node.input[6:]) or not isinstance(value, Distances):
             raise _refuse(f"{node.name}, which adds to the scores what is no bias of distances")
-        if value.first != first or len(self._tensors[value.table]) != heads:
+        if value.first != (queries.per == "row") or len(self._tensors[value.table]) != heads:
             raise _refuse(f"{node.name}, whose bias on the scores is for other queries")
         return value
 
     def _together(self, values: Sequence[Value]) -> Sequence[Value]:
         """Three products of one source as one product that has all three results side by side."""
-        steps, width = self._steps[-3:], values[0].width
-        sources = {(step.source, step.inputs, step.tensors.get("factors")) for step in steps}
-        shapes = {(step.operator, step.outputs, step.activation, step.residual) for step in steps}
-        if [step.target for step in steps] != [value.buffer for value in values] or len(sources) > 1:
+        steps = self._steps[-3:]
+        made = side_by_side(steps, self._tensors)
+        if made is None or [step.target for step in steps] != [value.buffer for value in values]:
             return values
-        if shapes != {("linear8", width, "none", -1)} or any(self._left[value.buffer] > 1 for value in values):
+        if any(self._left[value.buffer] > 1 for value in values):
             return values
-        tensors = dict(steps[0].tensors)
-        for part in ("weights", "scales", "bias"):
-            names = [step.tensors[part] for step in steps]
-            tensors[part] = f"{names[0]}/together"
-            self._tensors[tensors[part]] = np.concatenate([self._tensors[name] for name in names], axis=-1)
-        whole = self._buffers.take(3 * width, per_row=values[0].per_row)
+        whole = self._buffers.take(made.outputs, values[0].per)
         self._left[whole.buffer] = 1
         for value in values:
             self._buffers.give(value)
-        self._steps[-3:] = [
-            steps[0].model_copy(update={"target": whole.buffer, "outputs": 3 * width, "tensors": tensors})
-        ]
+        self._steps[-3:] = [made.model_copy(update={"target": whole.buffer})]
         return (whole, whole, whole)
-
-    def _spread_bias(self, node: Any, values: Sequence[Value]) -> None:
-        """Give each of three products its part of the bias."""
-        bias, width = self._array(node.input[3]), values[0].width
-        for index, value in enumerate(values):
-            at = next(i for i in reversed(range(len(self._steps))) if self._steps[i].target == value.buffer)
-            step = self._steps[at]
-            name = f"{node.input[3]}/{index}"
-            self._tensors[name] = self._tensors[step.tensors["bias"]] + bias[index * width : (index + 1) * width]
-            self._steps[at] = step.model_copy(update={"tensors": {**step.tensors, "bias": name}})
 
     def _squeeze(self, node: Any) -> None:
         """The first token of each row has no axis of its own here, nor has one number of each line."""
@@ -306,15 +305,13 @@ class _Reader:
             self._known[node.output[0]] = Column(part.whole, part.index)
             return
         value = self._buffer(node, 0)
-        if not value.per_row:
+        if value.per != "row":
             raise _refuse(f"{node.name}, which takes an axis away")
         self._known[node.output[0]] = value
         self._left[value.buffer] += self._readers[node.output[0]] - 1
 
     def _add(self, node: Any) -> None:
         one, other = self._find(node, 0), self._find(node, 1)
-        if isinstance(one, Counted):
-            return self._set(node, one)
         if not isinstance(one, TableSum) or not isinstance(other, TableSum):
             raise _refuse(f"the sum {node.name}")
         return self._set(
@@ -329,14 +326,11 @@ class _Reader:
 
     def _mul(self, node: Any) -> None:
         """By a constant for each channel, which the quantiser of the row takes in."""
-        if isinstance(self._find(node, 0), Counted):
-            return self._set(node, self._find(node, 0))
         value = self._buffer(node, 0)
         if node.input[1] not in self._constants or value.factors:
             raise _refuse(f"the product {node.name}")
         self._known[node.output[0]] = replace(value, factors=node.input[1])
         self._left[value.buffer] += self._readers[node.output[0]] - 1
-        return None
 
     def _identity(self, node: Any) -> None:
         value = self._find(node, 0)
@@ -387,10 +381,19 @@ class _Reader:
             raise _refuse(f"{name}, which is no constant")
         return numpy_helper.to_array(self._constants[name])
 
-    def _keep(self, name: str) -> str:
-        """Put a constant into the file."""
+    def _is_output(self, node: Any) -> bool:
+        """Whether nothing but the graph's caller reads what a node makes."""
+        after = self._only_reader(node)
+        return after is not None and after.op_type == "Identity"
+
+    def _keep(self, name: str, columns: int = 0) -> str:
+        """Put a constant into the file, with zeros up to so many columns."""
+        array = self._array(name)
+        missing = max(columns - array.shape[-1], 0)
+        name = f"{name}/{columns}" if missing else name
         if name not in self._tensors:
-            self._tensors[name] = np.ascontiguousarray(self._array(name))
+            padded = np.pad(array, [*[(0, 0)] * (array.ndim - 1), (0, missing)])
+            self._tensors[name] = np.ascontiguousarray(padded)
         return name
 
     def _set(self, node: Any, value: Any) -> None:

@@ -3,6 +3,10 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Literal
+
+Per = Literal["token", "row", "chosen"]
+"""What a buffer has a line for: each token, each row, or each token of one id."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -11,8 +15,10 @@ class Value:
 
     buffer: int
     width: int
-    per_row: bool
+    per: Per
     factors: str = ""
+    used: int = 0
+    """How many numbers of a line count, where a product was filled up; 0: all."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -27,6 +33,21 @@ class TableSum:
 
 class Mask:
     """What is computed of the attention mask."""
+
+
+@dataclass(frozen=True)
+class Same:
+    """Which tokens have an id."""
+
+    number: int
+
+
+@dataclass(frozen=True)
+class Where:
+    """Where they are: two numbers for each of them, or two lines of numbers."""
+
+    number: int
+    turned: bool = False
 
 
 @dataclass(frozen=True)
@@ -68,18 +89,18 @@ class Buffers:
     """Hands out buffers; one whose readers are through is used again for what has the same shape."""
 
     def __init__(self) -> None:
-        self._free: list[tuple[int, int, bool]] = []
+        self._free: list[tuple[int, int, Per]] = []
         self.count = 0
 
-    def take(self, width: int, *, per_row: bool) -> Value:
-        """One with a line of `width` numbers for each row, or for each token."""
+    def take(self, width: int, per: Per) -> Value:
+        """One with lines of `width` numbers."""
         for index, (buffer, *shape) in enumerate(self._free):
-            if shape == [width, per_row]:
+            if shape == [width, per]:
                 del self._free[index]
-                return Value(buffer, width, per_row)
+                return Value(buffer, width, per)
         self.count += 1
-        return Value(self.count - 1, width, per_row)
+        return Value(self.count - 1, width, per)
 
     def give(self, value: Value) -> None:
         """What it holds is not needed any more."""
-        self._free.append((value.buffer, value.width, value.per_row))
+        self._free.append((value.buffer, value.width, value.per))

@@ -27,7 +27,8 @@ from penstock_runtime.engines.load import load_engine
 from penstock_runtime.models.folder import ModelFolder
 from penstock_runtime.rows import Row
 from penstock_runtime.tasks import make_task
-from tests.golden.models import BERT, KINDS, MPNET, ROBERTA, Kind, Sizes, write_model
+from penstock_runtime.tokens.tokenizer import Tokenizer
+from tests.golden.models import BERT, KINDS, LABELS, MPNET, ROBERTA, Kind, Sizes, write_model
 from tests.runtime.engines.native.programs import needs_library
 
 pytestmark = needs_library
@@ -42,6 +43,7 @@ TASKS = (
     TaskName.TEXT_CLASSIFICATION,
     TaskName.TOKEN_CLASSIFICATION,
     TaskName.QUESTION_ANSWERING,
+    TaskName.FILL_MASK,
 )
 
 
@@ -49,7 +51,8 @@ def exported(folder: Path, kind: Kind, task: TaskName, sizes: Sizes = SIZES) -> 
     """The fused graph, and rows to calibrate with."""
     model = ModelFolder.open(write_model(folder / "model", task, kind, sizes))
     calibrating, _ = split(own_corpus())
-    rows = calibration_rows(make_task(task, model), samples(task, calibrating), at_most=24)
+    requests = samples(task, calibrating, mask=Tokenizer.load(model).mask_token or "")
+    rows = calibration_rows(make_task(task, model), requests, at_most=24)
     return export(model, HEAD_OF_TASK[task], folder / "graph", flavour=Flavour.FUSED), rows
 
 
@@ -183,6 +186,26 @@ def test_widths_that_the_kernels_have_no_tails_for_are_refused_with_the_reason(t
     sizes = Sizes(width=144, layers=1, heads=4, inner=256, positions=64)
 
     assert "no multiple of 32" in refused(tmp_path, BERT, TaskName.FEATURE_EXTRACTION, sizes)
+
+
+@pytest.mark.parametrize("task", [TaskName.TEXT_CLASSIFICATION, TaskName.TOKEN_CLASSIFICATION])
+def test_as_many_labels_as_make_an_8_bit_product_are_filled_up_and_cut_off(
+    task: TaskName, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(LABELS, task, tuple(f"LABEL_{index}" for index in range(150)))
+    graph, rows = exported(tmp_path, BERT, task)
+    teacher = ort.InferenceSession(str(graph.path), providers=["CPUExecutionProvider"])
+
+    built = build(TUNED, graph.path, graph.io, rows, tmp_path / "native", threads=2)
+
+    engine = engine_of(built.path, graph)
+    batch = stack(rows[:5])
+    (true,), found = teacher.run(None, {name: getattr(batch, name) for name in graph.io.inputs}), engine.run(batch)
+    engine.close()
+    assert "linear32" not in built.fused_nodes
+    assert found["logits"].shape == true.shape
+    kept = batch.attention_mask.astype(bool) if task is TaskName.TOKEN_CLASSIFICATION else slice(None)
+    assert np.linalg.norm((found["logits"] - true)[kept]) <= 0.1 * np.linalg.norm(true[kept])
 
 
 @pytest.mark.parametrize("operator", ["Erf", "Sigmoid", "Conv"])

@@ -16,7 +16,7 @@ from penstock.errors import ArtefactError
 from penstock.manifest import GraphIO
 from penstock.recipe import Recipe
 from penstock_runtime.engines.base import EngineFacts, Threads
-from penstock_runtime.engines.native.graph_file import Activation, NativeGraph, Operator, Step, read
+from penstock_runtime.engines.native.graph_file import Activation, NativeGraph, Operator, Step, output_width, read
 from penstock_runtime.engines.native.library import CStep, Kernels, Kind, Status, best_kernels, load_library
 from penstock_runtime.errors import InferenceFailed
 from penstock_runtime.rows import Batch, Int, Outputs
@@ -28,6 +28,7 @@ _KINDS: dict[Operator, Kind] = {
     "linear32": Kind.LINEAR32,
     "attention": Kind.ATTENTION,
     "first": Kind.FIRST,
+    "chosen": Kind.CHOSEN,
 }
 _ACTIVATIONS: dict[Activation, int] = {"none": 0, "gelu": 1, "relu": 2, "tanh": 3}
 
@@ -51,6 +52,7 @@ class NativeEngine:
             if status.value == Status.NO_MEMORY:
                 raise MemoryError("no memory for a native graph's weights, or no thread can be started")
             raise ArtefactError("the native graph's steps do not fit together", remedy="Run penstock optimize again")
+        self._width = output_width(graph.steps, graph.output)
 
     @property
     def facts(self) -> EngineFacts:
@@ -75,7 +77,10 @@ class NativeEngine:
         ids, mask, types = map(_rows, (batch.input_ids, batch.attention_mask, batch.token_type_ids))
         rows, tokens = ids.shape
         output = self._graph.output
-        values = np.empty((rows, output.width) if output.per_row else (rows, tokens, output.width), np.float32)
+        lines = (rows,) if output.per_row else (rows, tokens)
+        if output.chosen_id >= 0:
+            lines = (np.count_nonzero(ids == output.chosen_id),)
+        values = np.empty((*lines, self._width), np.float32)
         status = self._library.penstock_run(
             self._model, ids.ctypes.data, mask.ctypes.data, types.ctypes.data, rows, tokens, threads,
             values.ctypes.data, values.size,
@@ -84,7 +89,7 @@ class NativeEngine:
             raise InferenceFailed(f"native: no memory for {rows} x {tokens} tokens", remedy="Allow the pod more memory")
         if status == Status.BAD_MODEL:
             raise InferenceFailed(
-                f"native: the graph's output is not what its file says: {output.name}, {output.width} wide",
+                f"native: the graph's output {output.name} has not as many lines as its file says",
                 remedy="Run penstock optimize again",
             )
         if status != Status.OK:
@@ -94,7 +99,7 @@ class NativeEngine:
             )
         if output.columns:
             return {name: np.ascontiguousarray(values[..., at]) for at, name in enumerate(output.columns)}
-        return {output.name: values}
+        return {output.name: values[..., : output.width]}
 
 
 def load(path: Path, io: GraphIO, recipe: Recipe, threads: Threads, *, wide: bool = False) -> NativeEngine:

@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal, Self
@@ -32,7 +32,7 @@ MOST_BUFFERS = 64
 DISTANCES_SPARE = 33
 """`PENSTOCK_DISTANCES_SPARE` of native.h."""
 
-Operator = Literal["embed", "norm", "linear8", "linear32", "attention", "first"]
+Operator = Literal["embed", "norm", "linear8", "linear32", "attention", "first", "chosen"]
 Activation = Literal["none", "gelu", "relu", "tanh"]
 Array = NDArray[Any]
 
@@ -69,8 +69,11 @@ class Output(BaseModel):
     name: str
     buffer: int = Field(ge=0, lt=MOST_BUFFERS)
     width: int = Field(ge=1)
+    """How many numbers of each line count: a product's outputs are filled up to a multiple of 32."""
     per_row: bool
     """One line for each row instead of one for each token."""
+    chosen_id: int = Field(default=-1, ge=-1, lt=2**24)
+    """Not -1: one line for each token of this id, row by row."""
     columns: tuple[str, ...] = ()
     """Names of outputs that are one number of each line, in order; then `name` is none. Empty: the lines are one."""
 
@@ -112,6 +115,15 @@ class NativeGraph:
     tensors: Mapping[str, Array] = field(repr=False)
 
 
+def output_width(steps: Sequence[Step], output: Output) -> int:
+    """How wide the lines of the output's buffer are. ValueError when nobody writes it, or it is narrower than the
+    output."""
+    width = next((step.outputs for step in reversed(steps) if step.target == output.buffer), 0)
+    if width < output.width:
+        raise ValueError(f"has an output of {output.width} numbers in lines of {width}")
+    return width
+
+
 def expected_tensors(step: Step) -> dict[str, tuple[str, tuple[int, ...], bool]]:
     """Type and shape of each tensor of a step, and whether it may be missing."""
     wide, by_type = (step.outputs,), step.types > 0
@@ -145,6 +157,7 @@ def expected_tensors(step: Step) -> dict[str, tuple[str, tuple[int, ...], bool]]
 
 def write(path: Path, graph: NativeGraph) -> None:
     """Write the file. The same graph makes the same bytes. ValueError when a step's tensors are not what it expects."""
+    output_width(graph.steps, graph.output)
     for step in graph.steps:
         _check_step(step, {name: (str(a.dtype), a.shape) for name, a in graph.tensors.items()})
     # Offsets from the end of the header, whose size depends on their digits.
@@ -182,6 +195,7 @@ def read(path: Path) -> NativeGraph:
         raise _bad(path, "is not a native graph, or is cut short")
     try:
         header = _Header.model_validate_json(bytes(data[16 : 16 + size]))
+        output_width(header.steps, header.output)
         tensors = {name: _tensor(data[16 + size :], one) for name, one in header.tensors.items()}
         for step in header.steps:
             _check_step(step, {name: (one.dtype, tuple(one.shape)) for name, one in header.tensors.items()})

@@ -15,7 +15,7 @@ from pathlib import Path
 from penstock.errors import ArtefactError
 from penstock_runtime.engines.native.compiler import LIBRARY
 
-ABI = 2
+ABI = 3
 """`PENSTOCK_ABI` of native.h."""
 VARIABLE = "PENSTOCK_NATIVE_LIBRARY"
 """Environment variable: another file than the installed one (the tests' sanitised one)."""
@@ -39,6 +39,7 @@ class Kind(IntEnum):
     LINEAR32 = 3
     ATTENTION = 4
     FIRST = 5
+    CHOSEN = 6
 
 
 class Status(IntEnum):

@@ -157,6 +157,56 @@ def test_the_first_token_of_each_row_is_one_line() -> None:
     first.close()
 
 
+def choosing(number: int) -> NativeGraph:
+    """The tokens of one id after the layer, and a product of each."""
+    graph = encoder()
+    chosen = Step(operator="chosen", source=1, target=5, outputs=WIDTH, padding=number)
+    head = Step(
+        operator="linear8", source=5, target=6, inputs=WIDTH, outputs=INNER, tensors=graph.steps[6].tensors
+    )  # fmt: skip
+    output = Output(name="last_hidden_state", buffer=6, width=INNER - 7, per_row=False, chosen_id=number)
+    return NativeGraph((*graph.steps, chosen, head), output, graph.tensors)
+
+
+def every(graph: NativeGraph) -> NativeGraph:
+    """The same for every token."""
+    head = graph.steps[-1].model_copy(update={"source": 1})
+    return NativeGraph(
+        (*graph.steps[:-2], head), graph.output.model_copy(update={"chosen_id": -1}), graph.tensors
+    )  # fmt: skip
+
+
+@pytest.mark.parametrize("lengths", [(9,), (40, 3, 17), (33,) * 6])
+def test_the_tokens_of_one_id_are_lines_row_by_row(lengths: tuple[int, ...]) -> None:
+    batch = rows(*lengths)
+    batch.input_ids[:, ::3] = 7
+    chosen, whole = opened(choosing(7), Threads(1, 3)), opened(every(choosing(7)), Threads(1, 1))
+
+    for run in (chosen.run, chosen.run_wide):
+        found = run(batch)["last_hidden_state"]
+
+        expected = whole.run(batch)["last_hidden_state"][batch.input_ids == 7]
+        np.testing.assert_array_equal(found, expected)
+        assert found.shape == (np.count_nonzero(batch.input_ids == 7), INNER - 7)
+    chosen.close()
+    whole.close()
+
+
+def test_runs_choose_as_many_tokens_as_there_are_none_and_all_among_them() -> None:
+    engine, whole = opened(choosing(7), Threads(1, 2)), opened(every(choosing(7)), Threads(1, 1))
+    for every_nth in (50, 1, 5, 50, 2):
+        batch = rows(20, 20)
+        batch.input_ids[batch.input_ids == 7] = 8
+        batch.input_ids[:, 1::every_nth][:, : 20 if every_nth < 50 else 0] = 7
+
+        found = engine.run_wide(batch)["last_hidden_state"]
+
+        expected = whole.run(batch)["last_hidden_state"][batch.input_ids == 7]
+        np.testing.assert_array_equal(found, expected)
+    engine.close()
+    whole.close()
+
+
 def test_columns_are_outputs_of_their_own() -> None:
     whole, graph = encoder(), encoder()
     names = tuple(f"column {index}" for index in range(WIDTH))
@@ -231,12 +281,12 @@ def test_a_row_has_the_same_bits_alone_and_in_company_with_a_bias_on_the_scores(
     engine.close()
 
 
-@pytest.mark.parametrize("wrong", [{"width": WIDTH - 32}, {"per_row": True}, {"width": 2 * WIDTH}])
+@pytest.mark.parametrize("wrong", [{"per_row": True}, {"chosen_id": 7}])
 def test_an_output_that_the_steps_do_not_give_is_an_error(wrong: dict[str, Any]) -> None:
     graph = encoder()
     engine = opened(NativeGraph(graph.steps, graph.output.model_copy(update=wrong), graph.tensors), Threads(1, 1))
 
-    with pytest.raises(InferenceFailed, match="not what its file says"):
+    with pytest.raises(InferenceFailed, match="not as many lines"):
         engine.run(rows(6))
 
     engine.close()
@@ -276,6 +326,27 @@ REFUSED: dict[str, Callable[[list[Step]], list[Step]]] = {
     "adds what has another width": lambda steps: [*steps[:4], steps[4].model_copy(update={"residual": 2}), *steps[5:]],
     "multiplies in place": lambda steps: [*steps[:4], steps[4].model_copy(update={"target": 3}), *steps[5:]],
     "has heads that do not divide": lambda steps: [*steps[:3], steps[3].model_copy(update={"heads": 5}), *steps[4:]],
+    "chooses among the chosen": lambda steps: [
+        *steps,
+        Step(operator="chosen", source=1, target=5, outputs=WIDTH, padding=7),
+        Step(operator="chosen", source=5, target=6, outputs=WIDTH, padding=7),
+    ],
+    "chooses two ids": lambda steps: [
+        *steps,
+        Step(operator="chosen", source=1, target=5, outputs=WIDTH, padding=7),
+        Step(operator="chosen", source=1, target=6, outputs=WIDTH, padding=8),
+    ],
+    "chooses no id": lambda steps: [*steps, Step(operator="chosen", source=1, target=5, outputs=WIDTH)],
+    "attends from the chosen": lambda steps: [
+        *steps,
+        Step(operator="chosen", source=2, target=5, outputs=3 * WIDTH, padding=7),
+        Step(operator="attention", source=5, keys=5, values=5, target=6, outputs=WIDTH, heads=3),
+    ],
+    "adds the chosen to all": lambda steps: [
+        *steps,
+        Step(operator="chosen", source=1, target=5, outputs=WIDTH, padding=7),
+        steps[4].model_copy(update={"residual": 5, "target": 6}),
+    ],
     "takes the first token twice": lambda steps: [
         *steps,
         Step(operator="first", source=1, target=5, outputs=WIDTH),

@@ -11,20 +11,23 @@
 #define MOST_BUFFERS 64
 
 /* What a phase does. A step is one phase or two: a product quantises its source first, unless the phase before did. */
-enum task { EMBED, NORM, QUANTISE, LINEAR8, LINEAR32, ATTENTION, FIRST };
+enum task { EMBED, NORM, QUANTISE, LINEAR8, LINEAR32, ATTENTION, FIRST, CHOSEN };
+
+/* What a buffer has a line for. */
+enum per { PER_TOKEN, PER_ROW, PER_CHOSEN };
 
 struct phase {
     enum task task;
     struct penstock_step step;
     const struct linear8 *layer; /* LINEAR8; NORM: of the product that reads the result, which is quantised at once */
     const float *factors;
-    int per_row; /* one line for each row, not for each token */
+    enum per per; /* of what it writes */
 };
 
 /* The memory of one run: kept from run to run, and as large as the largest was. */
 struct scratch {
     struct scratch *next;
-    size_t lines, tokens, rows;
+    size_t lines, tokens, rows, chosen;
     char *memory;
     size_t size;
     float *buffers[MOST_BUFFERS];
@@ -32,6 +35,7 @@ struct scratch {
     struct row_grid *grids;
     float *keep;       /* [rows, tokens] */
     int32_t *position; /* [rows, tokens] */
+    int32_t *where;    /* [chosen]: the lines of the tokens that were chosen */
     float *attention;  /* [participants, attention floats] */
     size_t attention_floats;
 };
@@ -44,9 +48,10 @@ struct penstock_model {
     char *packed;
     size_t packed_size;
     int buffer_widths[MOST_BUFFERS]; /* 0 until a step writes it */
-    int buffer_per_row[MOST_BUFFERS]; /* 1 for what FIRST made, and what was made of that */
+    enum per buffer_per[MOST_BUFFERS];
     int buffers, output, widest_stored, head_width, threads;
     int most_tokens; /* of a row; 0: as many as there are positions */
+    int chosen_id;   /* -1: no step chooses */
     struct pool *pool;
     pthread_mutex_t lock; /* of the free list */
     struct scratch *free;
@@ -57,8 +62,8 @@ static inline size_t rounded(size_t size, size_t to) { return (size + to - 1) / 
 /* The kernels of an instruction set; NULL when this processor has it not. */
 const struct kernels *kernels_for(int isa);
 
-/* Memory for so many rows and tokens; NULL when there is none. Give it back. */
-struct scratch *scratch_take(struct penstock_model *model, size_t rows, size_t tokens);
+/* Memory for so many rows, tokens of each and chosen tokens of all; NULL when there is none. Give it back. */
+struct scratch *scratch_take(struct penstock_model *model, size_t rows, size_t tokens, size_t chosen);
 void scratch_give(struct penstock_model *model, struct scratch *scratch);
 void scratch_free(struct scratch *scratch);
 

@@ -1,6 +1,7 @@
 /* The interface of the native engine: what Python calls through ctypes. Plain C types, no Python.
 
-A model is a list of steps over buffers of floats, [rows * tokens, width], or [rows, width] from FIRST on.
+A model is a list of steps over buffers of floats, [rows * tokens, width], or [rows, width] from FIRST on, or [tokens of
+an id in all rows, width] from CHOSEN on.
 Weights stay where the caller has them, except those of 8-bit products, which are packed once when the model is
 opened. */
 #ifndef PENSTOCK_NATIVE_H
@@ -8,7 +9,7 @@ opened. */
 
 #include <stdint.h>
 
-#define PENSTOCK_ABI 2
+#define PENSTOCK_ABI 3
 #define PENSTOCK_DISTANCES_SPARE 33 /* floats behind each line of `distances` that are read and not used */
 #define PENSTOCK_API __attribute__((visibility("default")))
 
@@ -19,6 +20,7 @@ enum penstock_kind {
     PENSTOCK_LINEAR32 = 3,  /* float product, for small heads */
     PENSTOCK_ATTENTION = 4, /* of every query over the row's tokens */
     PENSTOCK_FIRST = 5,     /* the first token of each row; what is made of it has one line for each row */
+    PENSTOCK_CHOSEN = 6,    /* the tokens of one id, row by row; what is made of it has one line for each of them */
 };
 
 enum penstock_activation { PENSTOCK_NONE = 0, PENSTOCK_GELU = 1, PENSTOCK_RELU = 2, PENSTOCK_TANH = 3 };
@@ -42,7 +44,8 @@ struct penstock_step {
     int32_t heads;      /* ATTENTION */
     int32_t positions;  /* EMBED: how many positions the table has; ATTENTION: how many tokens `distances` is for */
     int32_t types;      /* EMBED: how many types the table has; 0: none */
-    int32_t padding;    /* EMBED: -1: positions count from 0; else the id of padding, from which other ids count up */
+    int32_t padding;    /* EMBED: -1: positions count from 0; else the id of padding, from which other ids count up;
+                           CHOSEN: the id of the tokens */
     float epsilon;      /* NORM; ATTENTION: the factor of the scores */
     const void *weights;  /* LINEAR8: int8 [inputs, outputs]; LINEAR32: float [outputs, inputs]; NORM: float [width];
                              EMBED: int16 [words, width] */
@@ -64,9 +67,9 @@ PENSTOCK_API int penstock_best_isa(void);
 PENSTOCK_API struct penstock_model *penstock_open(const struct penstock_step *steps, int32_t count, int32_t output,
                                                   int32_t threads, int32_t isa, int32_t *status);
 
-/* One batch: ids, mask and types are [rows, tokens]; `types` may be NULL. `result` takes the output buffer, [rows *
-tokens, width] or [rows, width], which must be as many floats as it has. `threads` at most; several callers at once are
-welcome, one of which gets the helpers. A status. */
+/* One batch: ids, mask and types are [rows, tokens]; `types` may be NULL. `result` takes the output buffer, which must
+be as many floats as it has. `threads` at most; several callers at once are welcome, one of which gets the helpers. A
+status. */
 PENSTOCK_API int penstock_run(struct penstock_model *model, const int64_t *ids, const int64_t *mask,
                               const int64_t *types, int32_t rows, int32_t tokens, int32_t threads, float *result,
                               int64_t floats);

@@ -54,60 +54,65 @@ static int bad_buffer(const struct penstock_model *m, int buffer, int width) {
 }
 
 /* The shape of a buffer that a step writes; all its writers agree. */
-static int declare(struct penstock_model *m, int buffer, int width, int per_row) {
+static int declare(struct penstock_model *m, int buffer, int width, enum per per) {
     if (buffer < 0 || buffer >= MOST_BUFFERS || width <= 0) return 0;
     if (buffer >= m->buffers) m->buffers = buffer + 1;
     if (m->buffer_widths[buffer] && m->buffer_widths[buffer] != width) return 0;
-    if (m->buffer_widths[buffer] && m->buffer_per_row[buffer] != per_row) return 0;
+    if (m->buffer_widths[buffer] && m->buffer_per[buffer] != per) return 0;
     m->buffer_widths[buffer] = width;
-    m->buffer_per_row[buffer] = per_row;
+    m->buffer_per[buffer] = per;
     return 1;
 }
 
-/* Whether a step reads what is there, and declares what it writes. `per_row` is that of its source. */
-static int check_step(struct penstock_model *m, const struct penstock_step *s, int per_row) {
+/* Whether a step reads what is there, and declares what it writes. `per` is that of its source. */
+static int check_step(struct penstock_model *m, const struct penstock_step *s, enum per per) {
     int panels = s->outputs > 0 && s->outputs % PANEL == 0;
     switch (s->kind) {
     case PENSTOCK_EMBED:
         return panels && s->inputs > 0 && s->positions > 0 && s->weights && s->scales && s->position_table &&
-               (!s->types || s->type_table) && declare(m, s->target, s->outputs, 0);
+               (!s->types || s->type_table) && declare(m, s->target, s->outputs, PER_TOKEN);
     case PENSTOCK_NORM:
         return panels && s->weights && s->bias && !bad_buffer(m, s->source, s->outputs) &&
-               declare(m, s->target, s->outputs, per_row);
+               declare(m, s->target, s->outputs, per);
     case PENSTOCK_LINEAR8:
         return panels && s->inputs > 0 && s->inputs % PANEL == 0 && s->weights && s->scales && s->bias &&
                !bad_buffer(m, s->source, s->inputs) && s->source != s->target &&
-               declare(m, s->target, s->outputs, per_row) &&
+               declare(m, s->target, s->outputs, per) &&
                (s->residual < 0 ||
-                (!bad_buffer(m, s->residual, s->outputs) && m->buffer_per_row[s->residual] == per_row));
+                (!bad_buffer(m, s->residual, s->outputs) && m->buffer_per[s->residual] == per));
     case PENSTOCK_LINEAR32:
         return s->inputs > 0 && s->inputs % PANEL == 0 && s->weights && s->bias &&
                !bad_buffer(m, s->source, s->inputs) && s->source != s->target &&
-               declare(m, s->target, s->outputs, per_row);
+               declare(m, s->target, s->outputs, per);
     case PENSTOCK_ATTENTION: {
         int together = s->keys == s->source && s->values == s->source, width = together ? 3 * s->outputs : s->outputs;
         return panels && s->heads > 0 && s->outputs % (s->heads * 16) == 0 && !bad_buffer(m, s->source, width) &&
-               !bad_buffer(m, s->keys, width) && !bad_buffer(m, s->values, width) && !m->buffer_per_row[s->keys] &&
-               !m->buffer_per_row[s->values] && s->target != s->source && s->target != s->keys &&
-               s->target != s->values && (!s->distances || s->positions > 0) &&
-               declare(m, s->target, s->outputs, per_row);
+               !bad_buffer(m, s->keys, width) && !bad_buffer(m, s->values, width) && per != PER_CHOSEN &&
+               m->buffer_per[s->keys] == PER_TOKEN && m->buffer_per[s->values] == PER_TOKEN &&
+               s->target != s->source && s->target != s->keys && s->target != s->values && (!s->distances || s->positions > 0) &&
+               declare(m, s->target, s->outputs, per);
     }
     case PENSTOCK_FIRST:
-        return s->outputs > 0 && !bad_buffer(m, s->source, s->outputs) && !per_row && s->source != s->target &&
-               declare(m, s->target, s->outputs, 1);
+        return s->outputs > 0 && !bad_buffer(m, s->source, s->outputs) && per == PER_TOKEN &&
+               s->source != s->target && declare(m, s->target, s->outputs, PER_ROW);
+    case PENSTOCK_CHOSEN: /* of one id in a model */
+        if (s->padding < 0 || (m->chosen_id >= 0 && m->chosen_id != s->padding)) return 0;
+        m->chosen_id = s->padding;
+        return s->outputs > 0 && !bad_buffer(m, s->source, s->outputs) && per == PER_TOKEN &&
+               s->source != s->target && declare(m, s->target, s->outputs, PER_CHOSEN);
     default: return 0;
     }
 }
 
 static int add_steps(struct penstock_model *m, const struct penstock_step *steps, int count) {
-    static const enum task tasks[] = {EMBED, NORM, LINEAR8, LINEAR32, ATTENTION, FIRST};
+    static const enum task tasks[] = {EMBED, NORM, LINEAR8, LINEAR32, ATTENTION, FIRST, CHOSEN};
     char *at = m->packed;
     int layers = 0;
     for (int i = 0; i < count; i++) {
         const struct penstock_step *s = &steps[i];
-        int per_row = s->source >= 0 && s->source < MOST_BUFFERS && m->buffer_per_row[s->source];
-        if (!check_step(m, s, per_row) || (i == 0) != (s->kind == PENSTOCK_EMBED)) return 0;
-        struct phase phase = {.task = tasks[s->kind], .step = *s, .per_row = per_row || s->kind == PENSTOCK_FIRST};
+        enum per per = s->source >= 0 && s->source < MOST_BUFFERS ? m->buffer_per[s->source] : PER_TOKEN;
+        if (!check_step(m, s, per) || (i == 0) != (s->kind == PENSTOCK_EMBED)) return 0;
+        struct phase phase = {.task = tasks[s->kind], .step = *s, .per = m->buffer_per[s->target]};
         if (s->kind == PENSTOCK_ATTENTION && s->outputs / s->heads > m->head_width)
             m->head_width = s->outputs / s->heads;
         if (s->kind == PENSTOCK_ATTENTION && s->distances && (!m->most_tokens || s->positions < m->most_tokens))
@@ -155,6 +160,7 @@ struct penstock_model *penstock_open(const struct penstock_step *steps, int32_t 
     pthread_mutex_init(&m->lock, NULL);
     m->kernels = kernels;
     m->output = output;
+    m->chosen_id = -1;
     m->threads = threads;
     m->packed_size = rounded(packed + 1, HUGE_PAGE);
     m->packed = take_pages(m->packed_size);

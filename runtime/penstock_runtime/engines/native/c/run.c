@@ -12,14 +12,18 @@ struct run {
     struct penstock_model *model;
     struct scratch *scratch;
     const int64_t *ids, *mask, *types;
-    int rows, tokens, threads;
+    int rows, tokens, threads, chosen;
 };
 
 static int at_most(int a, int b) { return a < b ? a : b; }
 static int parts(int whole, int part) { return (whole + part - 1) / part; }
 
+static int lines_of(const struct run *run, enum per per) {
+    return per == PER_CHOSEN ? run->chosen : per == PER_ROW ? run->rows : run->rows * run->tokens;
+}
+
 static int phase_lines(const struct run *run, const struct phase *phase) {
-    return phase->per_row ? run->rows : run->rows * run->tokens;
+    return lines_of(run, phase->per);
 }
 
 /* How many units of work a phase has, each of which is done by one thread. */
@@ -55,7 +59,7 @@ static void embed_lines(const struct run *run, const struct penstock_step *s, in
 static void attention_unit(const struct run *run, const struct phase *phase, int unit, int participant) {
     const struct penstock_step *s = &phase->step;
     struct scratch *scratch = run->scratch;
-    int queries = phase->per_row ? 1 : run->tokens, chunks = parts(queries, QUERIES_AT_ONCE);
+    int queries = phase->per == PER_ROW ? 1 : run->tokens, chunks = parts(queries, QUERIES_AT_ONCE);
     int chunk = unit % chunks, number = unit / chunks % s->heads, row = unit / chunks / s->heads;
     size_t width = (size_t)s->outputs, head_width = width / (size_t)s->heads, column = (size_t)number * head_width;
     int together = s->keys == s->source && s->values == s->source;
@@ -120,13 +124,20 @@ static void units(const struct run *run, const struct phase *phase, int from, in
                    buffers[s->source] + (size_t)line * (size_t)run->tokens * (size_t)s->outputs,
                    (size_t)s->outputs * sizeof(float));
         break;
+    case CHOSEN:
+        for (int line = first; line < last; line++)
+            memcpy(buffers[s->target] + (size_t)line * (size_t)s->outputs,
+                   buffers[s->source] + (size_t)scratch->where[line] * (size_t)s->outputs,
+                   (size_t)s->outputs * sizeof(float));
+        break;
     }
 }
 
 static int count_blocks(void *job, int number) {
     const struct run *run = job;
     const struct phase *phase = &run->model->phases[number];
-    return parts(phase_units(run, phase), phase_grain(run, phase));
+    int count = phase_units(run, phase);
+    return count ? parts(count, phase_grain(run, phase)) : 1; /* an empty one where no token was chosen */
 }
 
 static void run_block(void *job, int number, int block, int participant) {
@@ -136,9 +147,10 @@ static void run_block(void *job, int number, int block, int participant) {
     units(run, phase, block * grain, at_most((block + 1) * grain, phase_units(run, phase)), participant);
 }
 
-/* What is kept of each row, and where its tokens stand. 0 when a number is outside of the tables. */
+/* What is kept of each row, where its tokens stand, and which are chosen. 0 when a number is outside of the tables. */
 static int prepare(struct run *run) {
     const struct penstock_step *s = &run->model->phases[0].step;
+    int32_t *where = run->scratch->where;
     for (int row = 0; row < run->rows; row++) {
         size_t line = (size_t)row * (size_t)run->tokens;
         int kept = 0, counted = 0;
@@ -152,6 +164,7 @@ static int prepare(struct run *run) {
             kept += run->mask[at] != 0;
             run->scratch->keep[at] = run->mask[at] != 0 ? 1.0f : 0.0f;
             run->scratch->position[at] = position;
+            if (id == run->model->chosen_id) *where++ = (int32_t)at;
         }
         if (!kept) /* nobody asks for such a row; without this it would be divided by 0 */
             for (int t = 0; t < run->tokens; t++) run->scratch->keep[line + (size_t)t] = 1.0f;
@@ -163,13 +176,14 @@ int penstock_run(struct penstock_model *m, const int64_t *ids, const int64_t *ma
                  int32_t rows, int32_t tokens, int32_t threads, float *result, int64_t floats) {
     if (rows < 1 || tokens < 1 || (int64_t)rows * tokens > 1 << 17) return PENSTOCK_BAD_INPUT;
     if (m->most_tokens && tokens > m->most_tokens) return PENSTOCK_BAD_INPUT;
-    size_t lines = m->buffer_per_row[m->output] ? (size_t)rows : (size_t)rows * (size_t)tokens;
-    size_t size = lines * (size_t)m->buffer_widths[m->output];
-    if (floats < 0 || (size_t)floats != size) return PENSTOCK_BAD_MODEL;
-    struct scratch *scratch = scratch_take(m, (size_t)rows, (size_t)tokens);
-    if (!scratch) return PENSTOCK_NO_MEMORY;
     if (threads > m->threads) threads = m->threads;
-    struct run run = {m, scratch, ids, mask, types, rows, tokens, threads};
+    struct run run = {m, NULL, ids, mask, types, rows, tokens, threads, 0};
+    if (m->chosen_id >= 0)
+        for (int at = 0; at < rows * tokens; at++) run.chosen += ids[at] == m->chosen_id;
+    size_t size = (size_t)lines_of(&run, m->buffer_per[m->output]) * (size_t)m->buffer_widths[m->output];
+    if (floats < 0 || (size_t)floats != size) return PENSTOCK_BAD_MODEL;
+    struct scratch *scratch = run.scratch = scratch_take(m, (size_t)rows, (size_t)tokens, (size_t)run.chosen);
+    if (!scratch) return PENSTOCK_NO_MEMORY;
     int status = PENSTOCK_BAD_INPUT;
     if (prepare(&run)) {
         if (threads < 2 || !pool_run(m->pool, threads, &run, m->phase_count, count_blocks, run_block)) {
