@@ -1,4 +1,4 @@
-"""The process of an optimisation job's pod, as a kubelet starts it, with a small model and short points of its capacity."""
+"""The process of an optimisation job's pod, as a kubelet starts it, with a small model and a short capacity curve."""
 
 from __future__ import annotations
 

@@ -28,7 +28,6 @@ from tests.runtime.models.s3_server import free_port
 ROOT = Path(__file__).parents[3]
 SECONDS = 400.0
 """A bound for what takes seconds, on machines that do other things as well."""
-"""A bound for what takes seconds, on machines that do other things as well."""
 SETTINGS = ("config.json", "tokenizer.json", "tokenizer_config.json", "modules.json", "1_Pooling/config.json")
 
 
@@ -95,7 +94,7 @@ def write_artefact(
 class Pod:
     """A running pod process. Use as a context manager: it is ended at the end."""
 
-    def __init__(self, work: Path, *modules: str, **variables: object) -> None:
+    def __init__(self, work: Path, /, *modules: str, **variables: object) -> None:
         """`modules`: what Python is to run, and words for it; the runtime's own when none is given."""
         work.mkdir(parents=True, exist_ok=True)
         self.port = free_port()

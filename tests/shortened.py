@@ -1,0 +1,38 @@
+"""A short search for the plan and few points of the capacity curve: an optimisation with all its stages, in less time.
+
+`shortened()` is for this process; `python -m tests.shortened MODULE WORDS` runs one of our programs so. What users get
+is waited for by tests/endtoend and tests/endtoend_cluster.
+"""
+
+from __future__ import annotations
+
+import runpy
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+import pytest
+
+
+@contextmanager
+def shortened() -> Iterator[None]:
+    """While the block runs."""
+    from penstock_optimizer import budget, capacity, capacity_steps, optimise
+
+    with pytest.MonkeyPatch.context() as patch:
+        for module in (budget, optimise):
+            patch.setattr(module, "MOST_PLANS_SECONDS", 4.0)
+        patch.setattr(capacity_steps, "GROWTH", 2.2)
+        patch.setattr(capacity_steps, "REFINEMENTS", 1)
+        patch.setattr(capacity, "SATURATION_SECONDS", 0.7)
+        patch.setattr(capacity, "LEAST_SECONDS", 0.7)
+        patch.setattr(capacity, "MOST_SECONDS", 1.0)
+        patch.setattr(capacity, "LONGEST_SECONDS", 3.0)
+        yield
+
+
+if __name__ == "__main__":
+    _, module, *words = sys.argv
+    sys.argv = [module, *words]
+    with shortened():
+        runpy.run_module(module, run_name="__main__", alter_sys=True)
