@@ -21,7 +21,7 @@ def shortened() -> Iterator[None]:
 
     with pytest.MonkeyPatch.context() as patch:
         for module in (budget, optimise):
-            patch.setattr(module, "MOST_PLANS_SECONDS", 4.0)
+            patch.setattr(module, "MOST_PLANS_SECONDS", 2.0)
         patch.setattr(capacity_steps, "GROWTH", 2.2)
         patch.setattr(capacity_steps, "REFINEMENTS", 1)
         patch.setattr(capacity, "SATURATION_SECONDS", 0.7)

@@ -11,14 +11,13 @@ import psutil
 import pytest
 
 from penstock.manifest import MANIFEST_NAME, Manifest
-from tests.cli.endpoints import run, write_endpoint
+from tests.cli.endpoints import SHORTENED, run, write_endpoint
 from tests.endtoend.conftest import FEW
 from tests.endtoend.process import Served, gone
 
 pytestmark = pytest.mark.slow
 
-SOON = 8.0
-"""Seconds in which a process that ends at once is gone, on a busy machine."""
+DRAIN_SECONDS = 240
 
 
 def optimising(server: Served) -> list[psutil.Process]:
@@ -42,7 +41,7 @@ def test_the_optimisation_ends_with_the_server(endless: Path, tmp_path: Path) ->
 def test_what_a_killed_server_had_found_is_not_done_again(tiny: Path, tmp_path: Path) -> None:
     store = tmp_path / "store"
     file = write_endpoint(
-        tmp_path / "tiny.yaml", tiny, workload={"sequenceLengths": [8, 32]}, optimization={"budgetSeconds": 30, **FEW}
+        tmp_path / "tiny.yaml", tiny, workload={"sequenceLengths": [8, 32]}, optimization={"budgetSeconds": 300, **FEW}
     )
     with Served(file, "--store", store) as server:
         server.ready()
@@ -54,7 +53,7 @@ def test_what_a_killed_server_had_found_is_not_done_again(tiny: Path, tmp_path: 
     known = json.loads(record.read_text())["facts"]
     assert not [path for path in store.glob(f"*/{MANIFEST_NAME}") if "." not in path.parent.name]
 
-    done = run("optimize", file, "--store", store)
+    done = run("optimize", file, "--store", store, program=SHORTENED)
 
     assert done.returncode == 0, done.stderr
     (artefact,) = [path.parent for path in store.glob(f"*/{MANIFEST_NAME}") if "." not in path.parent.name]
@@ -64,7 +63,7 @@ def test_what_a_killed_server_had_found_is_not_done_again(tiny: Path, tmp_path: 
 
 
 def test_a_second_signal_ends_at_once(endless: Path, tmp_path: Path) -> None:
-    with Served(endless, "--store", tmp_path / "store", "--drain-delay-seconds", 20) as server:
+    with Served(endless, "--store", tmp_path / "store", "--drain-delay-seconds", DRAIN_SECONDS) as server:
         server.ready()
         family = optimising(server)
         server.send(signal.SIGINT)
@@ -75,7 +74,7 @@ def test_a_second_signal_ends_at_once(endless: Path, tmp_path: Path) -> None:
         status = server.end(signal.SIGINT)
 
         assert status == -signal.SIGINT
-        assert time.monotonic() - begun < SOON
+        assert time.monotonic() - begun < DRAIN_SECONDS / 2
         assert gone(family)
         assert "ending at once" in server.said
 
@@ -109,7 +108,7 @@ def test_a_disabled_optimisation_is_as_good_as_none(tiny: Path, tmp_path: Path) 
 FAILING = {
     "a budget of no use": ({"budgetSeconds": 0.5, **FEW}, "did not end within"),
     "an accuracy that nothing has": (
-        {"budgetSeconds": 30, "accuracy": {"minCosine": 1.0}, "whenNoCandidate": "Fail", **FEW},
+        {"budgetSeconds": 300, "accuracy": {"minCosine": 1.0}, "whenNoCandidate": "Fail", **FEW},
         "no candidate is within the accuracy budget",
     ),
 }

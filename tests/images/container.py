@@ -101,7 +101,7 @@ class Container:
         """SIGTERM, as `docker stop` does, and the status that it ended with."""
         if self.process.poll() is None:
             subprocess.run(["runc", "kill", self.name, "TERM"], check=True, capture_output=True)
-        return self.process.wait(60)
+        return self.process.wait(SECONDS)
 
 
 class Engine:

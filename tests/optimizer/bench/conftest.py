@@ -80,7 +80,7 @@ def tiny_endpoint(tiny_model: Path) -> Path:
         "kind: ModelEndpoint\n"
         "metadata: {name: tiny}\n"
         f"spec: {{model: 'file://{tiny_model}', task: text-classification, "
-        "optimization: {mode: Disabled, budgetSeconds: 15}}\n"
+        "optimization: {mode: Disabled, budgetSeconds: 200}}\n"
     )
     return path
 

@@ -16,6 +16,7 @@ from penstock_optimizer.bench.client import MeasurementFailed
 from penstock_optimizer.bench.results import BASELINE, OURS
 from penstock_optimizer.bench.server import free_port
 from penstock_runtime.host import read_host
+from tests.shortened import shortened
 
 from .conftest import StartStub
 
@@ -198,18 +199,19 @@ def test_an_endpoint_is_measured_beside_plain_transformers(tiny_endpoint: Path, 
     cores = read_host().usable
     lines: list[str] = []
 
-    results = run_bench(
-        options(
-            tiny_endpoint,
-            tmp_path / "out",
-            cores=(1, cores + 1),
-            lengths=(8, 512),
-            batches=(1, 2),
-            baseline=True,
-            store=tmp_path / "store",
-        ),
-        lambda progress: lines.append(progress.message),
-    )
+    with shortened():
+        results = run_bench(
+            options(
+                tiny_endpoint,
+                tmp_path / "out",
+                cores=(1, cores + 1),
+                lengths=(8, 512),
+                batches=(1, 2),
+                baseline=True,
+                store=tmp_path / "store",
+            ),
+            lambda progress: lines.append(progress.message),
+        )
 
     assert [(one.cores, one.tokens, one.batch) for one in results.settings] == [(1, 8, 1), (1, 8, 2)]
     assert set(results.settings[0].figures) == {OURS, BASELINE}
