@@ -7,13 +7,11 @@ from typing import Any
 
 import click
 
-from penstock.cli.screen import console, fact
+from penstock.cli.screen import INTERRUPTED, console, fact
 from penstock_optimizer.bench.options import BenchOptions
 from penstock_optimizer.bench.run import BenchProgress, run_bench
 
 FIELDS = BenchOptions.model_fields
-INTERRUPTED = 130
-"""Status of a process that Ctrl-C has ended, as shells have it."""
 
 
 class Numbers(click.ParamType[tuple[int, ...]]):

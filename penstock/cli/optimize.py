@@ -14,7 +14,7 @@ from penstock.cli.folders import models_option, store_option
 from penstock.cli.host import describe_cpu
 from penstock.cli.packages import require_optimizer
 from penstock.cli.progress import OptimizationView, show_result
-from penstock.cli.screen import console, fact
+from penstock.cli.screen import INTERRUPTED, console, fact
 from penstock.endpoint import ModelEndpoint
 from penstock.manifest import Manifest
 from penstock_optimizer.progress import Progress
@@ -54,11 +54,15 @@ def command(
         return
     fact("cpu", describe_cpu(read_host()))
     fact("model", f"{endpoint.spec.model}  {endpoint.spec.task.value}")
-    with OptimizationView() as view:
-        artefact = optimise(
-            endpoint, store=store, models=models, cores=cores, budget_seconds=budget_seconds, token=token,
-            on_progress=view,
-        )  # fmt: skip
+    try:
+        with OptimizationView() as view:
+            artefact = optimise(
+                endpoint, store=store, models=models, cores=cores, budget_seconds=budget_seconds, token=token,
+                on_progress=view,
+            )  # fmt: skip
+    except KeyboardInterrupt:
+        fact("ended", "interrupted: the same command goes on from there")
+        raise click.exceptions.Exit(INTERRUPTED) from None
     latency = endpoint.spec.objective.latency
     show_result(Manifest.load(artefact), p95_objective_milliseconds=latency.p95_milliseconds if latency else None)
     fact("report", str(artefact / "report.html"))

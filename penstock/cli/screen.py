@@ -17,6 +17,8 @@ if not console.is_terminal:
     # Into a file or a pipe: nothing is cut to the width of a screen that is not there.
     console.width = 200
 NAME_WIDTH = 11
+INTERRUPTED = 130
+"""Status of a command that Ctrl-C has ended, as shells have it."""
 NARROWEST_VALUE = 40
 """Columns of a value, however narrow the terminal."""
 

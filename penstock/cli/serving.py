@@ -143,6 +143,7 @@ class Serving:
     async def _end(self, working: asyncio.Task[None]) -> None:
         if self._optimizer is not None and self._optimizer.returncode is None:
             self._optimizer.terminate()
+            fact("note", "the optimisation was interrupted: the next start goes on from there")
         working.cancel()
         with contextlib.suppress(asyncio.CancelledError, Exception):  # reported by then
             await working

@@ -235,3 +235,14 @@ def test_a_wrong_flag_is_a_usage_error(words: list[str], complaint: str) -> None
 
     assert result.exit_code == 2
     assert complaint in result.stderr
+
+
+def test_ending_an_optimisation_says_how_to_go_on(file: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def end(*_: object, **__: object) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr("penstock_optimizer.optimise.optimise", end)
+    result = invoke("optimize", file, "--store", tmp_path / "store")
+
+    assert result.exit_code == 130
+    assert "interrupted: the same command goes on from there" in result.output
