@@ -48,7 +48,7 @@ class OptimizationView:
             transient=True,
             expand=True,
         )
-        self._task = self._bar.add_task("optimise", total=None, message="", limit="")
+        self._task = self._bar.add_task("starting", total=None, message="", limit="")
         self._printed = 0.0
 
     def __enter__(self) -> Self:
