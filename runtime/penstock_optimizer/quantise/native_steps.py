@@ -34,7 +34,9 @@ from penstock_runtime.engines.native.graph_file import Activation, NativeGraph, 
 
 WIDTH = 32
 """Widths of hidden states are multiples of it, and those of heads of half of it: the kernels have no tails."""
-_ACTIVATIONS: Mapping[str, Activation] = {"Gelu": "gelu", "Relu": "relu", "Tanh": "tanh"}
+_ACTIVATIONS: Mapping[str, Activation] = {
+    "Gelu": "gelu", "FastGelu": "gelu-tanh", "Relu": "relu", "Tanh": "tanh",
+}  # fmt: skip
 
 
 def native_graph(model: Any) -> NativeGraph:

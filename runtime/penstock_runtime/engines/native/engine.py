@@ -30,7 +30,7 @@ _KINDS: dict[Operator, Kind] = {
     "first": Kind.FIRST,
     "chosen": Kind.CHOSEN,
 }
-_ACTIVATIONS: dict[Activation, int] = {"none": 0, "gelu": 1, "relu": 2, "tanh": 3}
+_ACTIVATIONS: dict[Activation, int] = {"none": 0, "gelu": 1, "relu": 2, "tanh": 3, "gelu-tanh": 4}
 
 
 class NativeEngine:

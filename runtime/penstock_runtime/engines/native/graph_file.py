@@ -33,7 +33,7 @@ DISTANCES_SPARE = 33
 """`PENSTOCK_DISTANCES_SPARE` of native.h."""
 
 Operator = Literal["embed", "norm", "linear8", "linear32", "attention", "first", "chosen"]
-Activation = Literal["none", "gelu", "relu", "tanh"]
+Activation = Literal["none", "gelu", "relu", "tanh", "gelu-tanh"]
 Array = NDArray[Any]
 
 

@@ -15,7 +15,7 @@ from pathlib import Path
 from penstock.errors import ArtefactError
 from penstock_runtime.engines.native.compiler import LIBRARY
 
-ABI = 3
+ABI = 4
 """`PENSTOCK_ABI` of native.h."""
 VARIABLE = "PENSTOCK_NATIVE_LIBRARY"
 """Environment variable: another file than the installed one (the tests' sanitised one)."""

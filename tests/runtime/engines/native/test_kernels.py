@@ -30,6 +30,10 @@ def activated(x: Float, activation: Activation) -> Float:
             return np.asarray(wide * 0.5 * (1 + _erf(wide / math.sqrt(2))), np.float32)
         case "relu":
             return np.maximum(x, 0)
+        case "gelu-tanh":
+            return np.asarray(
+                wide / 2 * (1 + np.tanh(math.sqrt(2 / math.pi) * (wide + 0.044715 * wide**3))), np.float32
+            )
         case "tanh":
             return np.asarray(np.tanh(wide), np.float32)
     return x
@@ -91,7 +95,7 @@ def test_an_8_bit_product_is_off_by_half_a_step_for_each_input_at_most(
 
 
 @KERNELS
-@pytest.mark.parametrize("activation", ["gelu", "relu", "tanh"])
+@pytest.mark.parametrize("activation", ["gelu", "relu", "tanh", "gelu-tanh"])
 def test_activations_and_the_residual_sum_follow_the_product(kernels: Kernels, activation: Activation) -> None:
     rng = np.random.default_rng(3)
     x = rng.normal(0, 1, (9, 96)).astype(np.float32)
@@ -106,7 +110,7 @@ def test_activations_and_the_residual_sum_follow_the_product(kernels: Kernels, a
 
 
 @KERNELS
-@pytest.mark.parametrize(("activation", "bound"), [("gelu", 3e-5), ("tanh", 5e-7)])
+@pytest.mark.parametrize(("activation", "bound"), [("gelu", 3e-5), ("tanh", 5e-7), ("gelu-tanh", 5e-7)])
 def test_activations_are_within_their_stated_error(kernels: Kernels, activation: Activation, bound: float) -> None:
     x = np.linspace(-12, 12, 32 * 500, dtype=np.float32).reshape(500, 32)
     tensors = {"w": np.eye(32, dtype=np.float32), "b": np.zeros(32, np.float32)}

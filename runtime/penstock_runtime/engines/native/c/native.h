@@ -9,7 +9,7 @@ opened. */
 
 #include <stdint.h>
 
-#define PENSTOCK_ABI 3
+#define PENSTOCK_ABI 4
 #define PENSTOCK_DISTANCES_SPARE 33 /* floats behind each line of `distances` that are read and not used */
 #define PENSTOCK_API __attribute__((visibility("default")))
 
@@ -23,7 +23,13 @@ enum penstock_kind {
     PENSTOCK_CHOSEN = 6,    /* the tokens of one id, row by row; what is made of it has one line for each of them */
 };
 
-enum penstock_activation { PENSTOCK_NONE = 0, PENSTOCK_GELU = 1, PENSTOCK_RELU = 2, PENSTOCK_TANH = 3 };
+enum penstock_activation {
+    PENSTOCK_NONE = 0,
+    PENSTOCK_GELU = 1,
+    PENSTOCK_RELU = 2,
+    PENSTOCK_TANH = 3,
+    PENSTOCK_GELU_TANH = 4, /* GELU by way of tanh, as models of Google's have it */
+};
 
 enum penstock_isa { PENSTOCK_PLAIN = 0, PENSTOCK_AVX2 = 1, PENSTOCK_AVX512_VNNI = 2, PENSTOCK_AMX = 3 };
 

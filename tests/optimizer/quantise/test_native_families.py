@@ -1,0 +1,164 @@
+"""Every family that the builder knows, with every head, on the native engine: near to fp32, the same in any company."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import onnxruntime as ort
+import pytest
+
+from penstock.errors import OptimizationError
+from penstock.manifest import Axes
+from penstock.recipe import EngineName, Precision, Recipe
+from penstock.tasks import Head
+from penstock_optimizer.export import Flavour, export
+from penstock_optimizer.export.exported import Exported
+from penstock_optimizer.quantise import build
+from penstock_runtime.batching.rectangle import stack, unstack
+from penstock_runtime.engines.base import Engine, Threads
+from penstock_runtime.engines.graph_inputs import feed
+from penstock_runtime.engines.load import load_engine
+from penstock_runtime.rows import Float, Row
+from tests.optimizer.export.models import FAMILIES, MASK_ID, PAD_ID, SMALL, VOCABULARY, make
+from tests.runtime.engines.native.programs import needs_library
+
+pytestmark = [needs_library, pytest.mark.parity]
+RECIPE = Recipe(engine=EngineName.NATIVE, precision=Precision.INT8_ROWWISE, options=("per-channel",))
+WIDE: Mapping[str, Any] = {"hidden_size": 128, "num_attention_heads": 2, "intermediate_size": 160}
+"""Widths that the kernels have, and products that are worth quantising."""
+NEAR = 0.05
+"""Of an answer's size: what 8 bits in every product of a small random model may change."""
+
+
+class MaskedRow(Row):
+    """A row that knows its masks."""
+
+    @property
+    def masks(self) -> tuple[int, ...]:
+        """Their positions."""
+        return tuple(index for index, number in enumerate(self.ids) if number == MASK_ID)
+
+
+def fields(config_class: str, **changes: Any) -> dict[str, Any]:
+    """A family's smallest model with widths that fit."""
+    if config_class == "DistilBertConfig":
+        return {**FAMILIES[config_class], "dim": 128, "n_heads": 2, "hidden_dim": 160, **changes}
+    narrow = {"embedding_size": 32} if "embedding_size" in FAMILIES[config_class] else {}
+    return {**FAMILIES[config_class], **WIDE, **narrow, **changes}
+
+
+def rows(*lengths: int) -> list[Row]:
+    """Tokens of the vocabulary, no padding among them, a mask or two in each."""
+    rng = np.random.default_rng(len(lengths))
+    made: list[Row] = []
+    for length in lengths:
+        ids = rng.integers(MASK_ID + 1, VOCABULARY, length)
+        ids[rng.integers(0, length, 2)] = MASK_ID
+        made.append(MaskedRow(ids.tolist()))
+    return made
+
+
+@contextmanager
+def served(graph: Exported, folder: Path) -> Iterator[Engine]:
+    """The graph on the native engine."""
+    engine = load_engine(build(RECIPE, graph.path, graph.io, (), folder).path, graph.io, RECIPE, Threads(1, 2))
+    try:
+        yield engine
+    finally:
+        engine.close()
+
+
+def check(folder: Path, config_class: str, head: Head, **changes: Any) -> None:
+    """One model: each row alone near to fp32, and the same bits among others."""
+    made = make(folder / "model", config_class, head, **fields(config_class, **changes))
+    graph = export(made.folder, head, folder / "graph", flavour=Flavour.FUSED)
+    teacher = ort.InferenceSession(str(graph.path), providers=["CPUExecutionProvider"])
+    some = rows(5, 17, 2, 33, 9)
+    apart: list[tuple[Float, Float]] = []
+    with served(graph, folder / "native") as engine:
+        together = unstack(engine.run(stack(some)), some, graph.io)
+        for row, among_others in zip(some, together, strict=True):
+            batch = stack([row])
+            alone = unstack(engine.run(batch), [row], graph.io)[0]
+            true = teacher.run(list(graph.io.outputs), feed(batch, graph.io.inputs))
+            for (name, axes), expected in zip(graph.io.outputs.items(), true, strict=True):
+                np.testing.assert_array_equal(among_others[name], alone[name])
+                wanted = expected if axes is Axes.MASKS else expected[0]
+                assert alone[name].shape == wanted.shape
+                apart.append((alone[name].ravel(), wanted.ravel()))
+    found, true = (np.concatenate(side) for side in zip(*apart, strict=True))
+    assert np.linalg.norm(found - true) <= NEAR * np.linalg.norm(true)
+
+
+@pytest.mark.parametrize("head", Head)
+@pytest.mark.parametrize("config_class", FAMILIES)
+def test_every_family_and_head(config_class: str, head: Head, tmp_path: Path) -> None:
+    if config_class == "AlbertConfig":
+        check(tmp_path, config_class, head, hidden_act="gelu")
+    else:
+        check(tmp_path, config_class, head)
+
+
+@pytest.mark.parametrize(
+    ("config_class", "head", "changes"),
+    [
+        pytest.param("BertConfig", Head.SEQUENCE, {"num_labels": 1}, id="one label"),
+        pytest.param("MPNetConfig", Head.SEQUENCE, {"num_labels": 1}, id="one label after a bias on the scores"),
+        pytest.param("RobertaConfig", Head.TOKEN, {"num_labels": 1}, id="one label a token"),
+        pytest.param("BertConfig", Head.TOKEN, {"num_labels": 150}, id="labels that fill no panel"),
+        pytest.param("BertConfig", Head.SEQUENCE, {"num_labels": 160}, id="labels that fill whole panels"),
+        pytest.param("BertConfig", Head.MASKED_LM, {"vocab_size": 301}, id="a vocabulary in 8 bits"),
+        pytest.param("ElectraConfig", Head.MASKED_LM, {"vocab_size": 601}, id="one over narrower embeddings"),
+        pytest.param("MPNetConfig", Head.MASKED_LM, {"vocab_size": 320}, id="a vocabulary that fills whole panels"),
+        pytest.param("BertConfig", Head.MASKED_LM, {"tie_word_embeddings": False}, id="untied"),
+        pytest.param("AlbertConfig", Head.SPAN, {"hidden_act": "gelu_new"}, id="GELU by tanh"),
+        pytest.param("AlbertConfig", Head.MASKED_LM, {"hidden_act": "gelu_new"}, id="GELU by tanh, and in the head"),
+        pytest.param("BertConfig", Head.ENCODER, {"hidden_act": "relu"}, id="ReLU"),
+        pytest.param("BertConfig", Head.ENCODER, {"hidden_act": "tanh"}, id="tanh"),
+        pytest.param("BertConfig", Head.SPAN, {"type_vocab_size": 1}, id="one type"),
+        pytest.param("RobertaConfig", Head.SPAN, {"pad_token_id": 0}, id="positions from another padding id on"),
+        pytest.param("RobertaConfig", Head.ENCODER, {"pad_token_id": 3}, id="positions from further on"),
+        pytest.param("MPNetConfig", Head.ENCODER, {"num_attention_heads": 8}, id="heads of 16"),
+        pytest.param("MPNetConfig", Head.ENCODER, {"num_attention_heads": 1}, id="a head of 128"),
+        pytest.param("MPNetConfig", Head.SPAN, {"max_position_embeddings": 300}, id="more distances than buckets"),
+        pytest.param("MPNetConfig", Head.ENCODER, {"num_hidden_layers": 1}, id="one layer"),
+        pytest.param(
+            "MPNetConfig", Head.SEQUENCE, {"num_hidden_layers": 1}, id="one layer, of whose queries one is read"
+        ),
+    ],
+)
+def test_configuration(config_class: str, head: Head, changes: dict[str, Any], tmp_path: Path) -> None:
+    check(tmp_path, config_class, head, **changes)
+
+
+@pytest.mark.parametrize("config_class", ["BertConfig", "MPNetConfig"])
+def test_a_batch_without_masks_has_no_logits(config_class: str, tmp_path: Path) -> None:
+    made = make(tmp_path / "model", config_class, Head.MASKED_LM, **fields(config_class))
+    graph = export(made.folder, Head.MASKED_LM, tmp_path / "graph", flavour=Flavour.FUSED)
+    with served(graph, tmp_path / "native") as engine:
+        assert engine.run(stack([Row([7, 8, 9])]))["logits"].shape == (0, VOCABULARY)
+        assert engine.run(stack([Row([7, MASK_ID, MASK_ID])]))["logits"].shape == (2, VOCABULARY)
+
+
+def test_a_padding_token_within_a_text_takes_no_position(tmp_path: Path) -> None:
+    made = make(tmp_path / "model", "MPNetConfig", Head.ENCODER, **fields("MPNetConfig"))
+    graph = export(made.folder, Head.ENCODER, tmp_path / "graph", flavour=Flavour.FUSED)
+    batch = stack([Row([7, 8, PAD_ID, 9, 10])])
+    teacher = ort.InferenceSession(str(graph.path), providers=["CPUExecutionProvider"])
+    (true,) = teacher.run(None, feed(batch, graph.io.inputs))
+    with served(graph, tmp_path / "native") as engine:
+        (found,) = engine.run(batch).values()
+    assert np.linalg.norm(found - true) <= NEAR * np.linalg.norm(true)
+
+
+@pytest.mark.parametrize("activation", ["silu", "relu2", "quick_gelu", "sigmoid"])
+def test_an_activation_that_it_has_not_is_refused_with_the_operator(activation: str, tmp_path: Path) -> None:
+    made = make(tmp_path / "model", "BertConfig", Head.ENCODER, **{**SMALL, **WIDE, "hidden_act": activation})
+    graph = export(made.folder, Head.ENCODER, tmp_path / "graph", flavour=Flavour.FUSED)
+
+    with pytest.raises(OptimizationError, match="does not know"):
+        build(RECIPE, graph.path, graph.io, (), tmp_path / "native")
