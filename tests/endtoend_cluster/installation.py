@@ -55,9 +55,11 @@ class Installation:
         """Have so many operators, and wait until they are there, or gone."""
         self.system("scale", f"deployment/{OPERATOR}", f"--replicas={replicas}")
         if replicas:
-            self.system("rollout", "status", f"deployment/{OPERATOR}", "--timeout=120s", timeout_seconds=150)
+            self.system("rollout", "status", f"deployment/{OPERATOR}", "--timeout=300s", timeout_seconds=330)
         else:
-            self.system.wait("delete", "pod", "--selector=app.kubernetes.io/name=penstock-operator", timeout_seconds=90)
+            self.system.wait(
+                "delete", "pod", "--selector=app.kubernetes.io/name=penstock-operator", timeout_seconds=300
+            )
 
     def leader(self) -> str:
         """The name of the pod that leads, or led until it was lost."""
@@ -96,7 +98,7 @@ class Endpoint:
             "workload": {"sequenceLengths": [16]},
             # Longer ones need not be measured.
             "serving": {"maxInputTokens": 64},
-            "optimization": {"budgetSeconds": 30, "engines": ["onnxruntime"], "precisions": ["fp32", "int8-dynamic"]},
+            "optimization": {"budgetSeconds": 50, "engines": ["onnxruntime"], "precisions": ["fp32", "int8-dynamic"]},
             "scaling": {"mode": "None"},
             "rollout": {"drainSeconds": 3},
         } | spec
@@ -113,7 +115,7 @@ class Endpoint:
         found: Json = next((one for one in conditions if one["type"] == kind), {})
         return found
 
-    def until(self, is_it: Callable[[Json], bool], what: str, *, seconds: float = 300) -> Json:
+    def until(self, is_it: Callable[[Json], bool], what: str, *, seconds: float = 600) -> Json:
         """Wait until the object is so; fails with what the operator and the pods say."""
         waited, looked_at = 0.0, time.monotonic()
         body: Json = {}
@@ -163,7 +165,7 @@ class Endpoint:
 def remove_endpoints(kubectl: Kubectl) -> None:
     """Delete the namespace's endpoints, and wait until their pods have given their cores back."""
     kubectl("delete", "modelendpoints", "--all")
-    kubectl.wait("delete", "pods", "--selector=app.kubernetes.io/name=penstock-runtime", timeout_seconds=90)
+    kubectl.wait("delete", "pods", "--selector=app.kubernetes.io/name=penstock-runtime", timeout_seconds=300)
 
 
 def processes(pod: Json) -> list[int]:
@@ -195,16 +197,16 @@ def installed(cluster: Cluster, helm: Helm, values: Json) -> Iterator[Installati
     try:
         helm.run(
             *("upgrade", "--install", RELEASE, str(CHART), "--namespace", NAMESPACE, "--create-namespace"),
-            *("--wait", "--timeout", "180s"),
+            *("--wait", "--timeout", "500s"),
             values=values,
             check=True,
-            timeout_seconds=240,
+            timeout_seconds=600,
         )
     except AssertionError as error:
         pytest.fail(f"{error}\n{installation.words()}")
     try:
         yield installation
     finally:
-        helm.run("uninstall", RELEASE, "--namespace", NAMESPACE, "--wait", check=False, timeout_seconds=240)
-        cluster.kubectl("delete", "--ignore-not-found", "--filename", str(CHART / "crds"), timeout_seconds=180)
-        cluster.kubectl("delete", "namespace", NAMESPACE, "--ignore-not-found", timeout_seconds=180)
+        helm.run("uninstall", RELEASE, "--namespace", NAMESPACE, "--wait", check=False, timeout_seconds=600)
+        cluster.kubectl("delete", "--ignore-not-found", "--filename", str(CHART / "crds"), timeout_seconds=600)
+        cluster.kubectl("delete", "namespace", NAMESPACE, "--ignore-not-found", timeout_seconds=600)

@@ -66,7 +66,7 @@ class Prometheus:
 
     def _asked(self, what: str) -> Any:
         address = self.kubectl.get("service", NAME)["spec"]["clusterIP"]
-        with urllib.request.urlopen(f"http://{address}:{PORT}/api/v1/{what}", timeout=10) as response:
+        with urllib.request.urlopen(f"http://{address}:{PORT}/api/v1/{what}", timeout=60) as response:
             return json.load(response)["data"]
 
 

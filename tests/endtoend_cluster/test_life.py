@@ -25,13 +25,13 @@ def children(kubectl: Kubectl, name: str) -> list[str]:
     ]
 
 
-def gone(kubectl: Kubectl, name: str, *, seconds: float) -> float:
-    """Wait until nothing is left of an endpoint; how long that took."""
+def until_gone(kubectl: Kubectl, name: str, *, seconds: float = 120) -> None:
+    """Wait until nothing is left of an endpoint: seconds, and the end of its pods."""
     began = time.monotonic()
     while left := children(kubectl, name):
         assert time.monotonic() - began < seconds, f"{left} are still there after {seconds:g} s"
         time.sleep(0.1)
-    return time.monotonic() - began
+    print(f"nothing was left of {name} after {time.monotonic() - began:.1f} s")
 
 
 def test_an_applied_endpoint_answers_is_optimised_and_owns_its_cores(endpoint: New) -> None:
@@ -41,7 +41,7 @@ def test_an_applied_endpoint_answers_is_optimised_and_owns_its_cores(endpoint: N
     # The fp32 graph answers while the search is under way.
     body = first.until(lambda body: first.condition("Available", body).get("status") == "True", "available")
     address = first.address()
-    answer = until_answered(address, seconds=30)
+    answer = until_answered(address, seconds=120)
     assert answer.status == 200
     assert len(answer.vector) == 384
     assert float(answer.headers["x-compute-time"]) > 0
@@ -73,8 +73,8 @@ def test_two_endpoints_share_a_result_and_never_a_core(endpoint: New, shared_kub
 
     began = time.monotonic()
     second.apply()
-    second.until(lambda body: bool(body.get("status", {}).get("url")), "known", seconds=60)
-    until_answered(second.address(), seconds=60)
+    second.until(lambda body: bool(body.get("status", {}).get("url")), "known")
+    until_answered(second.address(), seconds=120)
     print(f"apply to first answer with a cached artefact: {time.monotonic() - began:.1f} s")
 
     assert second.until_optimised()["status"]["optimizedModel"] == result
@@ -94,7 +94,7 @@ def test_a_spec_that_is_edited_under_load_costs_no_request(endpoint: New) -> Non
         # Another objective: another search, and its result takes over.
         edited.apply(**WITH_CAPACITY)
         after = edited.until_optimised(other_than=before["digest"])["status"]["plan"]
-        edited.kubectl("rollout", "status", f"deployment/{edited.name}", "--timeout=120s", timeout_seconds=150)
+        edited.kubectl("rollout", "status", f"deployment/{edited.name}", "--timeout=300s", timeout_seconds=330)
 
     assert load.failures == []
     assert load.answered > 50
@@ -107,9 +107,9 @@ def test_a_deleted_endpoint_leaves_nothing_behind(endpoint: New, shared_kubectl:
     doomed.until(lambda body: doomed.condition("Available", body).get("status") == "True", "available")
     assert children(shared_kubectl, "doomed")
 
-    shared_kubectl("delete", "modelendpoint", "doomed", "--timeout=10s")
+    shared_kubectl("delete", "modelendpoint", "doomed", "--timeout=60s")
 
-    assert gone(shared_kubectl, "doomed", seconds=30) < 30
+    until_gone(shared_kubectl, "doomed")
 
 
 def test_without_an_operator_endpoints_go_on_answering_and_can_be_deleted(
@@ -122,8 +122,8 @@ def test_without_an_operator_endpoints_go_on_answering_and_can_be_deleted(
 
     installation.operators(0)
     try:
-        assert until_answered(address, seconds=30).status == 200
-        shared_kubectl("delete", "modelendpoint", "orphan", "--timeout=10s")
-        assert gone(shared_kubectl, "orphan", seconds=30) < 30
+        assert until_answered(address, seconds=120).status == 200
+        shared_kubectl("delete", "modelendpoint", "orphan", "--timeout=60s")
+        until_gone(shared_kubectl, "orphan")
     finally:
         installation.operators(2)

@@ -80,7 +80,7 @@ class Scene:
         found: Json = self.kubectl.get("deployment", NAME)
         return found
 
-    def until(self, is_it: Callable[[], object], what: str, *, seconds: float = 180) -> None:
+    def until(self, is_it: Callable[[], object], what: str, *, seconds: float = 600) -> None:
         self.endpoint.until(lambda _: bool(is_it()), what, seconds=seconds)
 
     def replicas(self) -> tuple[int, int]:
@@ -98,7 +98,7 @@ class Scene:
         """As much load as one replica must not be given, and two pods that keep the objective."""
         self.watched()
         self.load(PEAK)
-        self.until(lambda: self.replicas() == (2, 2), "served by two pods", seconds=240)
+        self.until(lambda: self.replicas() == (2, 2), "served by two pods", seconds=600)
         self.until(lambda: (self.p95() or 1e9) <= OBJECTIVE_MILLISECONDS, "within its objective")
 
     def lose_a_process(self) -> tuple[float, float]:
@@ -208,7 +208,7 @@ def test_behind_the_gateway_a_killed_process_costs_nobody_an_answer(scene: Scene
 
 def who_refuses(address: str) -> str:
     """Whom what is no HTTP gets to: a replica says so in JSON, the gateway by a page of HAProxy's own."""
-    with socket.create_connection((address, 80), timeout=10) as connection:
+    with socket.create_connection((address, 80), timeout=60) as connection:
         connection.sendall(b"nonsense\r\n\r\n")
         with http.client.HTTPResponse(connection) as answer:
             answer.begin()
@@ -270,7 +270,7 @@ def test_shrinking_after_the_window_costs_no_request(scene: Scene) -> None:
 
     with constant_load(scene.endpoint.address(), per_second=4) as kept:
         scene.load(CALM)
-        scene.until(lambda: len(pods_of_any_age(scene)) == 1, "down to one pod", seconds=400)
+        scene.until(lambda: len(pods_of_any_age(scene)) == 1, "down to one pod", seconds=600)
 
     assert scene.replicas() == (1, 1)
     assert scene.stream.failed(mark) == []

@@ -34,7 +34,7 @@ def endpoint(installation: Installation, shared_kubectl: Kubectl) -> Iterator[En
         gateway={"holdSeconds": 90},
     )
     endpoint.until(lambda body: endpoint.condition("Ready", body).get("status") == "True", "Ready")
-    endpoint.kubectl("rollout", "status", f"deployment/{NAME}-gateway", "--timeout=120s", timeout_seconds=150)
+    endpoint.kubectl("rollout", "status", f"deployment/{NAME}-gateway", "--timeout=300s", timeout_seconds=330)
     yield endpoint
     remove_endpoints(shared_kubectl)
 
@@ -43,7 +43,7 @@ def until_asleep(endpoint: Endpoint) -> Json:
     def asleep(body: Json) -> bool:
         return endpoint.condition("Ready", body).get("reason") == "ScaledToZero" and not endpoint.pods()
 
-    return endpoint.until(asleep, "asleep", seconds=180)
+    return endpoint.until(asleep, "asleep", seconds=600)
 
 
 def crowd(address: str, count: int) -> list[Answer | Exception]:
@@ -52,7 +52,7 @@ def crowd(address: str, count: int) -> list[Answer | Exception]:
 
     def one() -> None:
         try:
-            found.append(predict(address, timeout_seconds=120))
+            found.append(predict(address, timeout_seconds=300))
         except (OSError, http.client.HTTPException) as error:
             found.append(error)
 
@@ -103,8 +103,8 @@ def test_one_of_two_gateways_is_replaced_under_load_and_nothing_is_lost(endpoint
     assert len(before) == 2
     with constant_load(endpoint.address(), per_second=10) as load:
         time.sleep(2)
-        endpoint.kubectl("delete", "pod", min(before), "--wait=true", timeout_seconds=200)
-        endpoint.kubectl("rollout", "status", f"deployment/{NAME}-gateway", "--timeout=120s", timeout_seconds=150)
+        endpoint.kubectl("delete", "pod", min(before), "--wait=true", timeout_seconds=600)
+        endpoint.kubectl("rollout", "status", f"deployment/{NAME}-gateway", "--timeout=300s", timeout_seconds=330)
         time.sleep(2)
 
     assert load.failures == []
@@ -124,7 +124,7 @@ def test_a_replica_that_is_killed_takes_no_more_than_its_own_requests_with_it(en
                 for one in endpoint.pods()
             ),
             "served by another pod",
-            seconds=120,
+            seconds=600,
         )
         time.sleep(2)
 

@@ -103,7 +103,7 @@ def test_pod_comes_up_in_seconds(full_kubectl: Kubectl) -> None:
     full_kubectl.wait("condition=Ready", "pod/quick")
 
     # Measured: 1.5 s. Machines are shared.
-    assert time.monotonic() - began < 30
+    assert time.monotonic() - began < 120
 
 
 def test_nodes_say_which_cores_they_give_away(full_cluster: Cluster, full_kubectl: Kubectl) -> None:
