@@ -87,12 +87,13 @@ class Scaling(Spec):
     headroom: float = Field(
         default=0.75, gt=0, le=1, description="The share of its measured capacity that a replica is given to do."
     )
-    scale_down_window_seconds: int = Field(
-        default=120,
+    scale_down_window_seconds: int | None = Field(
+        default=None,
         ge=0,
         le=3600,
-        description="Fewer replicas only when so few were enough for this long; half as long while the load is "
-        "falling.",
+        description="Fewer replicas only when every number that was wanted within this time was lower, as with an "
+        "HPA's stabilizationWindowSeconds. None: a window of the autoscaler's own, 120 s, 60 s while the load is "
+        "falling, and up to 16 minutes where shrinking has turned out to be too soon (docs/autoscaling.md).",
     )
     metrics: ScalingMetrics = ScalingMetrics()
     when_metrics_missing: WhenMetricsMissing = Field(

@@ -114,7 +114,6 @@ def test_the_example_is_taken_and_its_defaults_are_filled_in(kube: Kubectl) -> N
         "minReplicas": 1,
         "maxReplicas": 4,
         "headroom": 0.75,
-        "scaleDownWindowSeconds": 120,
         "metrics": {"prometheus": {"queries": {}}},
         "whenMetricsMissing": "Hold",
     }

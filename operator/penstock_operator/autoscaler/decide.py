@@ -145,8 +145,8 @@ def _choose(facts: _Facts, state: State) -> tuple[_Choice, State]:
             state = memory.held(state, until, "metrics have just come back")
         state = state.model_copy(update={"unknown_since": None})
 
-    state = _keep_books(facts, state, facts.demand)
     wanted = facts.needed(facts.demand.forecast, backlog=facts.demand.backlog)
+    state = _keep_books(facts, state, facts.demand, wanted)
     # A replica for those who were answered late is of no use to anybody when nobody asks any more.
     guard = wanted <= seen.replicas and not seen.metrics.quiet and correction.guard_acts(state, settings, now)
     target = seen.replicas + 1 if guard else wanted
@@ -162,7 +162,7 @@ def _choose(facts: _Facts, state: State) -> tuple[_Choice, State]:
     return _shrink(facts, state, wanted), state
 
 
-def _keep_books(facts: _Facts, state: State, demand: Demand) -> State:
+def _keep_books(facts: _Facts, state: State, demand: Demand, wanted: int) -> State:
     """What every known demand leaves behind: peaks, panic, the correction and the guard's clock."""
     settings, seen, now = facts.settings, facts.seen, facts.now
     assert facts.service is not None  # noqa: S101 - the caller has seen to it
@@ -180,6 +180,8 @@ def _keep_books(facts: _Facts, state: State, demand: Demand) -> State:
     # A surge's line is a precaution, and is given back; a slow rise is expected.
     expected = demand.forecast if demand.surge is None else demand.now
     keep = facts.kept(expected)
+    if settings.strict_window:
+        keep = max(keep, wanted)
     state = memory.with_peak(state, settings, now, keep)
     if not seen.rolling_out and seen.ready == seen.replicas:
         state = correction.corrected(state, settings, facts.service, seen.metrics, replicas=seen.ready, now=now)
@@ -206,7 +208,8 @@ def _shrink(facts: _Facts, state: State, wanted: int) -> _Choice:
     settings, seen, now = facts.settings, facts.seen, facts.now
     replicas = seen.replicas
     window = memory.window_seconds(state, settings)
-    if facts.demand is not None and facts.demand.falling and state.window_factor == 1:
+    falling = facts.demand is not None and facts.demand.falling and state.window_factor == 1
+    if falling and not settings.strict_window:
         window *= FALLING_WINDOW
     highest = memory.highest(state, since=now - window)
     lowest = settings.clamp(max(highest, wanted))

@@ -21,6 +21,8 @@ FORGET_SECONDS = 3600.0
 
 def window_seconds(state: State, settings: ScalingSettings) -> float:
     """The shrink window in force."""
+    if settings.strict_window:
+        return settings.shrink_window_seconds
     return settings.shrink_window_seconds * min(state.window_factor, settings.longest_window_factor)
 
 
@@ -97,7 +99,7 @@ def grown(state: State, settings: ScalingSettings, now: float, *, above: int) ->
         window = window_seconds(state, settings)
         enough = (now - state.shrinking_since + window) * BEYOND
         longest = settings.shrink_window_seconds * settings.longest_window_factor
-        if settings.shrink_window_seconds and enough <= longest * BEYOND:
+        if settings.shrink_window_seconds and not settings.strict_window and enough <= longest * BEYOND:
             step = 4 if state.surge is None else 2
             factor = max(step * state.window_factor, enough / settings.shrink_window_seconds)
             update |= {"window_factor": min(factor, settings.longest_window_factor), "factor_at": now}

@@ -59,8 +59,14 @@ class ScalingSettings(BaseModel):
     shrink_window_seconds: float = Field(
         default=120,
         ge=0,
-        description="Shrink to the highest number that was wanted during this time (HPA's stabilisation window); "
-        "half of it while the load is falling.",
+        description="Shrink to the highest number that was needed during this time; half of it while the load is "
+        "falling.",
+    )
+    strict_window: bool = Field(
+        default=False,
+        description="The shrink window is what an HPA's stabilisation window is: nothing shrinks before every number "
+        "that was wanted within it was lower, precautions and a falling load included, and it is never learnt to be "
+        "longer. True where the endpoint sets `scaleDownWindowSeconds`.",
     )
     longest_window_factor: float = Field(
         default=8,

@@ -204,14 +204,17 @@ def scaling_settings(endpoint: Endpoint, *, gateway: bool) -> ScalingSettings:
     scaling = endpoint.spec.scaling
     counted = gateway or scaling.metrics.prometheus.queries.request_rate is not None
     least = scaling.min_replicas if counted and scaling.mode is not ScalingMode.HPA else max(1, scaling.min_replicas)
-    return ScalingSettings(
+    settings = ScalingSettings(
         min_replicas=least,
         max_replicas=scaling.max_replicas,
         headroom=scaling.headroom,
-        shrink_window_seconds=scaling.scale_down_window_seconds,
         when_metrics_missing=WhenMissing(scaling.when_metrics_missing.value),
         fallback_replicas=scaling.fallback_replicas,
     )
+    if scaling.scale_down_window_seconds is None:
+        return settings
+    window = {"shrink_window_seconds": float(scaling.scale_down_window_seconds), "strict_window": True}
+    return settings.model_copy(update=window)
 
 
 def rolling_out(deployment: DeploymentFacts) -> bool:

@@ -156,6 +156,29 @@ def test_a_new_leader_with_the_state_of_the_old_one_decides_the_same(
         assert replay.tick(metrics, seconds=seconds) == decision
 
 
+@settings(max_examples=examples(150), deadline=None)
+@given(
+    st.lists(st.tuples(st.floats(0, 150), st.floats(0, 200), st.integers(1, 8)), min_size=1, max_size=8),
+    st.integers(0, 400),
+)
+def test_a_window_that_an_endpoint_sets_is_kept_to_as_an_hpa_keeps_to_its_own(
+    course: list[tuple[float, float, int]], window: int
+) -> None:
+    """Nothing shrinks before every number that was wanted within it was lower; and it is never learnt to be longer."""
+    replay = Replay(SETTINGS.model_copy(update={"shrink_window_seconds": float(window), "strict_window": True}))
+    wanted: list[tuple[float, int]] = []
+    for rate, in_flight, ticks in course:
+        for _ in range(10 * ticks):
+            before = replay.replicas
+            decision = replay.tick(traffic(rate, in_flight=in_flight))
+            wanted.append((replay.now, decision.wanted or 0))
+            if decision.replicas < before:
+                recent = [number for at, number in wanted if at > replay.now - window]
+                assert decision.replicas >= min(max(recent, default=0), SETTINGS.max_replicas)
+
+    assert replay.state.window_factor == 1
+
+
 @settings(max_examples=examples(80), deadline=None)
 @given(steps, rates, st.integers(2, 20))
 def test_a_leader_without_any_state_does_not_shrink_for_a_window(

@@ -58,6 +58,20 @@ def test_a_step_down_waits_for_half_the_window_and_then_comes_in_steps() -> None
     assert replay.replicas == 1  # enough for 7.5: while the load falls there is no margin
 
 
+@pytest.mark.parametrize(("strict", "earliest", "latest"), [(True, 300, 340), (False, 150, 240)])
+def test_a_window_that_an_endpoint_sets_is_not_halved_while_the_load_falls(
+    strict: bool, earliest: float, latest: float
+) -> None:
+    window = {"shrink_window_seconds": 300.0, "strict_window": strict}
+    replay = Replay(SETTINGS.model_copy(update=window)).settled(60)
+    begin, peak = replay.now, replay.replicas
+
+    while replay.tick(traffic(7)).replicas == peak:
+        assert replay.now < begin + 900
+
+    assert earliest <= replay.now - begin <= latest
+
+
 def test_a_load_that_dips_a_little_keeps_the_margin_between_growing_and_shrinking() -> None:
     replay = Replay().settled(10)
     assert replay.replicas == 2
