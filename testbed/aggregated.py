@@ -22,11 +22,13 @@ from testbed.identities import Authority
 from testbed.ports import some_free_ports
 from testbed.programs import LOOPBACK
 from testbed.readiness import await_ready
-from testbed.tools import EXTERNAL_METRICS, Tool
+from testbed.tools import EXTERNAL_METRICS, PROMETHEUS_ADAPTER, Tool
 
 NAMESPACE = "kube-system"
 GROUP, VERSION = "external.metrics.k8s.io", "v1beta1"
 START_SECONDS = 120.0
+RELIST_SECONDS = 1
+"""How often prometheus-adapter asks which series there are."""
 ROUTING_OFF = {"kube-apiserver": ("--enable-aggregator-routing=false",)}
 """What `running_control_plane(extra=...)` needs, at least."""
 
@@ -56,11 +58,12 @@ class Server:
 
 @contextmanager
 def running_external_metrics(
-    plane: ControlPlane, *, configuration: str, prometheus_url: str, report: Say = say
+    plane: ControlPlane, *, configuration: str, prometheus_url: str, tool: Tool = EXTERNAL_METRICS, report: Say = say
 ) -> Iterator[Daemon]:
     """external.metrics.k8s.io over a Prometheus, until the block ends.
 
-    `configuration` is one of prometheus-adapter (YAML) with `externalRules`.
+    `configuration` is one of prometheus-adapter (YAML) with `externalRules`; `tool` is the test bed's own server of
+    such rules, or prometheus-adapter itself.
     """
     folder = state.owned_folder()
     try:
@@ -72,9 +75,10 @@ def running_external_metrics(
                 f"--lister-kubeconfig={server.kubeconfig}",
                 f"--config={rules}",
                 f"--prometheus-url={prometheus_url}",
+                *([f"--metrics-relist-interval={RELIST_SECONDS}s"] if tool is PROMETHEUS_ADAPTER else []),
             ]
 
-        with running_aggregated(plane, EXTERNAL_METRICS, folder, arguments, report=report) as daemon:
+        with running_aggregated(plane, tool, folder, arguments, report=report) as daemon:
             yield daemon
     finally:
         state.remove(folder)

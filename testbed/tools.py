@@ -115,6 +115,9 @@ PROMTOOL = Tool(
     cold_minutes=1.5,
 )
 EXTERNAL_METRICS = Tool(name="external-metrics", cold_minutes=3)
+PROMETHEUS_ADAPTER = Tool(
+    name="prometheus-adapter", package="sigs.k8s.io/prometheus-adapter/cmd/adapter", cold_minutes=4
+)
 _KEDA_VERSION = {"github.com/kedacore/keda/v2/version.Version": "2.21.0"}
 KEDA = Tool(
     name="keda-operator",
@@ -133,10 +136,23 @@ KEDA_ADAPTER = Tool(
 
 TOOLS: Mapping[str, Tool] = {
     tool.name: tool
-    for tool in (KUBE, PAUSE, KWOK, HELM, COREDNS, PROMETHEUS, PROMTOOL, EXTERNAL_METRICS, KEDA, KEDA_ADAPTER)
+    for tool in (
+        KUBE,
+        PAUSE,
+        KWOK,
+        HELM,
+        COREDNS,
+        PROMETHEUS,
+        PROMTOOL,
+        EXTERNAL_METRICS,
+        PROMETHEUS_ADAPTER,
+        KEDA,
+        KEDA_ADAPTER,
+    )
 }
 TESTED: tuple[Tool, ...] = (KUBE, PAUSE, KWOK, HELM, COREDNS, PROMETHEUS, PROMTOOL, EXTERNAL_METRICS)
-"""What `make test` uses, and builds beforehand; KEDA is for the extended tests, which build it when they come to it."""
+"""What `make test` uses, and builds beforehand; KEDA and prometheus-adapter are for the extended tests, which build
+them when they come to them."""
 
 
 def content_key(tool: Tool, *, go_version: str, platform: str) -> str:

@@ -21,7 +21,7 @@ from testbed.build import binary
 from testbed.control_plane import ControlPlane
 from testbed.ports import some_free_ports
 from testbed.programs import LOOPBACK
-from testbed.tools import PROMETHEUS
+from testbed.tools import EXTERNAL_METRICS, PROMETHEUS, Tool
 from tests.operator.scaling.prometheus_server import Server
 
 VALUES = Path(__file__).parents[3] / "examples/prometheus-adapter.yaml"
@@ -60,11 +60,11 @@ async def scraped(
 
 @asynccontextmanager
 async def external_metrics(
-    plane: ControlPlane, prometheus: Server, *, configuration: str | None = None
+    plane: ControlPlane, prometheus: Server, *, configuration: str | None = None, tool: Tool = EXTERNAL_METRICS
 ) -> AsyncIterator[None]:
-    """The API server has external metrics: by the rules that we ship, or by others."""
+    """The API server has external metrics: by the rules that we ship, or by others; from our server, or another."""
     rules = configuration or adapter_configuration()
-    context = running_external_metrics(plane, configuration=rules, prometheus_url=prometheus.url)
+    context = running_external_metrics(plane, configuration=rules, prometheus_url=prometheus.url, tool=tool)
     await asyncio.to_thread(context.__enter__)
     try:
         yield

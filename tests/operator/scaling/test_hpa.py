@@ -24,6 +24,7 @@ from testbed.cluster import Cluster
 from testbed.control_plane import ControlPlane, running_control_plane
 from testbed.fixtures import install_crds
 from testbed.kubectl import Kubectl
+from testbed.tools import EXTERNAL_METRICS, PROMETHEUS_ADAPTER, Tool
 from tests.operator.scaling.prometheus_server import Server
 from tests.operator.scaling.scene import TICK, Scene, endpoint, played
 from tests.operator.scaling.telemetry import external_metrics, registry_of, scraped
@@ -65,10 +66,12 @@ def kubectl(plane: ControlPlane) -> Iterator[Kubectl]:
 
 
 @asynccontextmanager
-async def metrics_served(scene: Scene, plane: ControlPlane, folder: Path) -> AsyncIterator[Server]:
+async def metrics_served(
+    scene: Scene, plane: ControlPlane, folder: Path, tool: Tool = EXTERNAL_METRICS
+) -> AsyncIterator[Server]:
     """The operator's decisions are on external.metrics.k8s.io."""
     registry = registry_of(scene.autoscaler.decisions)
-    async with scraped(registry, folder) as prometheus, external_metrics(plane, prometheus):
+    async with scraped(registry, folder) as prometheus, external_metrics(plane, prometheus, tool=tool):
         yield prometheus
 
 
@@ -123,15 +126,23 @@ async def hpa(scene: Scene) -> dict[str, Any]:
     return value
 
 
-@pytest.mark.parametrize("plane", [PLAIN, pytest.param(TOLERANT, marks=pytest.mark.extended)], indirect=True)
+@pytest.mark.parametrize(
+    ("plane", "tool"),
+    [
+        (PLAIN, EXTERNAL_METRICS),
+        pytest.param(PLAIN, PROMETHEUS_ADAPTER, marks=[pytest.mark.extended, pytest.mark.timeout(1800)]),
+        pytest.param(TOLERANT, EXTERNAL_METRICS, marks=pytest.mark.extended),
+    ],
+    indirect=["plane"],
+)
 def test_an_hpa_follows_the_decision_there_is_one_writer_at_any_time_and_without_metrics_the_number_stays(
-    plane: ControlPlane, kubectl: Kubectl, tmp_path: Path
+    plane: ControlPlane, tool: Tool, kubectl: Kubectl, tmp_path: Path
 ) -> None:
     async def play(scene: Scene) -> None:
         async with AsyncExitStack() as stack:
             await stack.enter_async_context(scene.operating())
             await scene.optimised(maxReplicas=4)
-            prometheus = await stack.enter_async_context(metrics_served(scene, plane, tmp_path))
+            prometheus = await stack.enter_async_context(metrics_served(scene, plane, tmp_path, tool))
             history = await stack.enter_async_context(chronicle(scene.wire, kubectl.namespace))
             scene.load = 100
             await scene.settles(240)
