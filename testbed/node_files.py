@@ -99,12 +99,13 @@ def kubelet(node: Node, *, client_authority: Path) -> dict[str, Any]:
             "x509": {"clientCAFile": str(client_authority)},
         },
         "authorization": {"mode": "Webhook"},
-        # A test machine's disk is never as empty as a node's should be; images are put there by hand and must stay.
+        # A test machine's disk is never as empty as a node's should be; images are put there by hand and must stay. No
+        # shares: of a large disk that others use as well, a hundredth is gigabytes.
         "evictionHard": {
             "memory.available": "50Mi",
-            "nodefs.available": "1%",
-            "nodefs.inodesFree": "1%",
-            "imagefs.available": "1%",
+            "nodefs.available": "200Mi",
+            "nodefs.inodesFree": "10000",
+            "imagefs.available": "200Mi",
         },
         "imageGCHighThresholdPercent": 100,
         "imageGCLowThresholdPercent": 99,

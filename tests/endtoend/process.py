@@ -165,7 +165,7 @@ class Served:
         return self.process.wait(seconds)
 
 
-def gone(processes: list[psutil.Process], seconds: float = 30.0) -> bool:
+def gone(processes: list[psutil.Process], seconds: float = 120.0) -> bool:
     """True when all have ended within the time."""
     _, alive = psutil.wait_procs(processes, timeout=seconds)
     return not [process for process in alive if process.status() != psutil.STATUS_ZOMBIE]
