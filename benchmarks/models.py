@@ -1,4 +1,4 @@
-"""The models of the benchmarks: DistilBERT of the published size with random weights, and the real MiniLM.
+"""The models of the benchmarks: the real MiniLM, and DistilBERT and MPNet of the published sizes with random weights.
 
 Folders are made once, in ~/.cache/penstock/benchmarks (PENSTOCK_BENCHMARKS names another folder).
 """
@@ -85,6 +85,21 @@ def distilbert() -> Path:
     return _made_once("distilbert-66m", _write_distilbert)
 
 
+def distilbert_with_spans() -> Path:
+    """The same with a head for question answering."""
+    return _made_once("distilbert-66m-spans", lambda folder: _write_distilbert(folder, head="QuestionAnswering"))
+
+
+def distilbert_with_masks() -> Path:
+    """The same with a head that fills masks."""
+    return _made_once("distilbert-66m-masks", lambda folder: _write_distilbert(folder, head="MaskedLM"))
+
+
+def mpnet() -> Path:
+    """MPNet-base, 110 M random weights, with MiniLM's vocabulary: all-mpnet-base-v2's size."""
+    return _made_once("mpnet-110m", _write_mpnet)
+
+
 def _made_once(name: str, write: Callable[[Path], None]) -> Path:
     folder = cache_folder() / name
     if not folder.is_dir():
@@ -103,14 +118,25 @@ def _write_minilm(folder: Path) -> None:
     _write_tokenizer(folder)
 
 
-def _write_distilbert(folder: Path) -> None:
+def _write_distilbert(folder: Path, head: str = "SequenceClassification") -> None:
+    import transformers
+
+    config = transformers.DistilBertConfig(num_labels=2, id2label={0: "NEGATIVE", 1: "POSITIVE"})
+    _write_random(folder, getattr(transformers, f"DistilBertFor{head}"), config)
+
+
+def _write_mpnet(folder: Path) -> None:
+    import transformers
+
+    _write_random(folder, transformers.MPNetModel, transformers.MPNetConfig())
+
+
+def _write_random(folder: Path, model: Any, config: Any) -> None:
+    """Random weights, and a tokenizer of BERT's kind whatever the family is."""
     import torch
-    from transformers import DistilBertConfig, DistilBertForSequenceClassification
 
     torch.manual_seed(SEED)
-    config = DistilBertConfig(num_labels=2, id2label={0: "NEGATIVE", 1: "POSITIVE"})
-    model = DistilBertForSequenceClassification(config).eval()
-    model.save_pretrained(folder, safe_serialization=True)
+    model(config).eval().save_pretrained(folder, safe_serialization=True)
     _write_tokenizer(folder)
     special = {
         "unk_token": "[UNK]",
