@@ -11,16 +11,18 @@ import onnxruntime as ort
 import pytest
 from onnx import helper, numpy_helper
 
+from penstock.endpoint import AccuracyBudget
 from penstock.errors import OptimizationError
 from penstock.recipe import EngineName, Precision, Recipe
 from penstock.tasks import HEAD_OF_TASK, TaskName
-from penstock_optimizer.calibration import calibration_rows, own_corpus, samples, split
+from penstock_optimizer.calibration import calibration_rows, judging_samples, own_corpus, samples, split
 from penstock_optimizer.export import Exported, Flavour, export
-from penstock_optimizer.guard import forward_of
+from penstock_optimizer.guard import arithmetic_of, forward_of, guard_candidate, teach
 from penstock_optimizer.quantise import build
 from penstock_optimizer.quantise.calibrated import quantise_graph
 from penstock_optimizer.quantise.native_steps import native_graph
 from penstock_optimizer.quantise.rowwise import RowwiseWriter
+from penstock_optimizer.recipes import TEACHER
 from penstock_runtime.batching.rectangle import stack
 from penstock_runtime.engines.base import Engine, Threads
 from penstock_runtime.engines.load import load_engine
@@ -123,6 +125,26 @@ def test_a_row_has_the_same_bits_in_any_company(kind: Kind, task: TaskName, tmp_
         for name, values in alone.items():
             np.testing.assert_array_equal(outputs[name], values)
     engine.close()
+
+
+@pytest.mark.parametrize("task", [TaskName.QUESTION_ANSWERING, TaskName.FILL_MASK])
+def test_the_guard_accepts_its_answers_and_every_batch(task: TaskName, tmp_path: Path) -> None:
+    sizes = Sizes(width=128, layers=2, heads=4, inner=256, positions=128)
+    graph, rows = exported(tmp_path, BERT, task, sizes)
+    model = ModelFolder.open(tmp_path / "model")
+    tasks = make_task(task, model)
+    requests = samples(task, split(own_corpus())[1], mask=Tokenizer.load(model).mask_token or "")
+    teacher_engine = load_engine(graph.path, graph.io, TEACHER, Threads(1, 1))
+    teacher = teach(tasks, forward_of(teacher_engine, graph.io), judging_samples(tasks, requests, at_most=40))
+    engine = engine_of(build(TUNED, graph.path, graph.io, rows, tmp_path / "native", threads=2).path, graph)
+
+    verdict = guard_candidate(
+        tasks, forward_of(engine, graph.io), teacher, AccuracyBudget(), arithmetic=arithmetic_of(TUNED)
+    )
+
+    engine.close()
+    teacher_engine.close()
+    assert (verdict.passed, verdict.batching) == (True, "padded"), verdict.reason
 
 
 def test_the_same_graph_and_rows_make_the_same_file(tmp_path: Path) -> None:
