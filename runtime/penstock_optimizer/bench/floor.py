@@ -96,7 +96,6 @@ class Floor:
     def __init__(self, artefact: Path, tokenizer: Tokenizer, cpus: Sequence[int]) -> None:
         self.cpus = tuple(cpus)
         self._maker = TextMaker(tokenizer)
-        self._encode = tokenizer.encode
         self._scratch = tempfile.TemporaryDirectory(prefix="penstock-bench-")
         log = Path(self._scratch.name) / "floor.log"
         self._worker = Worker("penstock_optimizer.bench.floor:Forward", log=log, cpus=cpus)
@@ -126,7 +125,7 @@ class Floor:
     def measure(self, spec: CellSpec) -> CellResult:
         """Time the forward pass at the length of the cell's bodies."""
         tokens = spec.bodies[0].group
-        ids = self._encode(self._maker.text(tokens)).ids
+        ids = self._maker.ids(self._maker.text(tokens))
         limit = spec.maximum_seconds + START_SECONDS
         try:
             value = self._worker.call("time", ids=ids, seconds=spec.seconds, timeout_seconds=limit)

@@ -47,7 +47,13 @@ class TextMaker:
 
     def count(self, text: str, pair: str | None = None) -> int:
         """Tokens of a text, or of a pair."""
-        return len(self._tokenizer.encode(text, pair).ids)
+        return len(self.ids(text, pair))
+
+    def ids(self, text: str, pair: str | None = None) -> list[int]:
+        """The tokens of a text, or of a pair, special ones included: all of them, and no padding, whatever the model's
+        own tokenizer is set to."""
+        ids: list[int] = self._tokenizer.encode(text, pair).ids
+        return ids
 
     @cached_property
     def specials(self) -> int:

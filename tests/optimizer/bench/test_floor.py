@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -12,6 +13,7 @@ from penstock_optimizer.bench.cell import CellSpec
 from penstock_optimizer.bench.client import MeasurementFailed
 from penstock_optimizer.bench.floor import Floor, fastest_ratio
 from penstock_optimizer.bench.subject import everyday_tokenizer
+from penstock_optimizer.isolation import Worker
 from penstock_optimizer.load.spec import RequestBody
 from tests.optimizer.report.sample import FP32, INT8, sample_manifest
 
@@ -64,6 +66,29 @@ def test_rows_that_have_a_graph_of_their_own_are_held_against_that_one() -> None
 def test_an_artefact_that_does_not_load_is_an_error_in_words(tmp_path: Path) -> None:
     with pytest.raises(MeasurementFailed, match=r"forward pass alone cannot be measured: .*manifest\.json"):
         Floor(tmp_path, everyday_tokenizer(), ())
+
+
+@pytest.mark.slow
+def test_a_tokenizer_that_pads_and_cuts_changes_nothing(artefact: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    # As the tokenizer of all-MiniLM-L6-v2 does: every text would be as long as 128 tokens.
+    tokenizer = everyday_tokenizer()
+    tokenizer.enable_padding(length=24)
+    tokenizer.enable_truncation(24)
+    floor = Floor(artefact, tokenizer, ())
+    asked: list[int] = []
+
+    def call(self: Worker, method: str, *, timeout_seconds: float, **values: Any) -> Any:
+        asked.append(len(values["ids"]))
+        return {"milliseconds": (1.0,), "processor_milliseconds": 1.0}
+
+    monkeypatch.setattr(Worker, "call", call)
+    try:
+        for tokens in (8, 32):
+            floor.measure(CellSpec(url="http://floor", bodies=(RequestBody(body="", group=tokens),), seconds=0.1))
+    finally:
+        floor.stop()
+
+    assert asked == [8, 32]
 
 
 @pytest.mark.slow
