@@ -66,6 +66,11 @@ def headline(results: BenchResults) -> str:
 def remarks(results: BenchResults) -> list[str]:
     """What a careful reader has to know, worst first."""
     found: list[str] = []
+    if not results.finished:
+        found.append(
+            f"This run is not finished: {len(results.settings)} of {results.planned} settings were measured, and the "
+            "same command goes on from there."
+        )
     share = results.foreign_share
     if share is not None and share > NOISY_SHARE:
         found.append(

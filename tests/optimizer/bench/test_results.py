@@ -113,6 +113,13 @@ def test_remarks_warn_of_noise_failures_and_gaps() -> None:
     assert "With 4 cores the client ran on the server's CPUs." in found
 
 
+def test_an_unfinished_run_says_that_it_is_one() -> None:
+    measured = len(sample_results().settings)
+    unfinished = sample_results().model_copy(update={"planned": 192})
+
+    assert f"{measured} of 192 settings were measured" in remarks(unfinished)[0]
+
+
 def test_a_quiet_run_has_no_warning() -> None:
     quiet = sample_results().model_copy(update={"left_out": (), "notes": ()})
 
