@@ -152,14 +152,17 @@ class Serving:
 
     async def _work(self, server: Server, grant: CoreGrant) -> None:
         if self._endpoint is None:
+            manifest = Manifest.load(self._options.target)
+            self._show_model(manifest.model.source, manifest.task)
             await self._first(server, self._options.target, "chosen", grant)
+            self._show_manifest(manifest, table=False)
             self._show_serving(server)
             return
         require_optimizer()
         # Building and searching bring libraries that serving an artefact does without.
         from penstock_optimizer.optimise import prepare
 
-        self._show_model(self._endpoint)
+        self._show_model(self._endpoint.spec.model, self._endpoint.spec.task)
         prepared = await asyncio.to_thread(
             prepare,
             self._endpoint,
@@ -248,13 +251,17 @@ class Serving:
             fact("report", str(artefact / "report.html"))
             self._show_serving(server, note="  (took over in the running server)")
 
-    def _show_model(self, endpoint: ModelEndpoint) -> None:
-        fact("model", f"{endpoint.spec.model}  {endpoint.spec.task.value}")
+    def _show_model(self, model: str, task: TaskName) -> None:
+        fact("model", f"{model}  {task.value}")
 
     def _show_manifest(self, manifest: Manifest, *, table: bool = True) -> None:
-        latency = self._endpoint.spec.objective.latency if self._endpoint is not None else None
-        if manifest.candidates:
-            show_result(manifest, p95_objective_milliseconds=latency.p95_milliseconds if latency else None, table=table)
+        if not manifest.candidates:
+            return
+        limit = manifest.capacity.p95_objective_milliseconds
+        if self._endpoint is not None:
+            latency = self._endpoint.spec.objective.latency
+            limit = latency.p95_milliseconds if latency is not None else None
+        show_result(manifest, p95_objective_milliseconds=limit, table=table)
 
     def _show_serving(self, server: Server, note: str = "") -> None:
         fact("serving", f"{server.url}{note}", style="bold")
