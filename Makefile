@@ -82,11 +82,13 @@ cluster-down: $(VENV)/.test ## End it, and undo all that it did to this machine
 	@$(BIN)/python -m testbed down
 
 # Files stay in one process, for their fixtures, and in the order of tests/conftest.py. Nodes own the machine's cores: their
-# tests come after the others, one at a time.
+# tests come after the others, one at a time; they are looked for where tests/contracts says that they are.
+FULL_CLUSTER_TESTS := tests/endtoend_cluster tests/testbed
+
 .PHONY: test
 test: system check testbed ## Everything that CI runs
 	@$(BIN)/python -m pytest -m "not extended and not full_cluster" -n $(TEST_WORKERS) --dist loadfile --no-loadscope-reorder
-	@$(BIN)/python -m pytest -m "not extended and full_cluster"
+	@$(BIN)/python -m pytest -m "not extended and full_cluster" $(FULL_CLUSTER_TESTS)
 
 .PHONY: test-all
 test-all: system check testbed ## The tests that take much longer, too

@@ -33,6 +33,21 @@ def test_no_module_is_a_drawer_for_everything() -> None:
     assert [path for path in tracked("*.py") if path.name in drawers] == []
 
 
+def test_the_second_phase_looks_where_the_tests_on_the_whole_cluster_are() -> None:
+    (line,) = re.findall(r"^FULL_CLUSTER_TESTS := (.+)$", (ROOT / "Makefile").read_text(), re.MULTILINE)
+    folders = [ROOT / folder for folder in line.split()]
+    uses = [
+        path
+        for path in tracked("tests/**.py")
+        if re.search(r"\b(full|machine)_(cluster|kubectl|namespace)\b", path.read_text())
+    ]
+
+    assert [
+        path for path in uses if path != Path(__file__) and not any(path.is_relative_to(one) for one in folders)
+    ] == []
+    assert all(any(path.is_relative_to(one) for path in uses) for one in folders)
+
+
 def test_nothing_is_left_to_be_done() -> None:
     marker = re.compile(r"\b(TODO|FIXME|XXX|NotImplementedError)\b")
     sources = tracked("penstock/**.py", "runtime/**.py", "operator/**.py")
