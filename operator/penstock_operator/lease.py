@@ -133,7 +133,12 @@ class Leadership:
             return
         try:
             async with asyncio.timeout(HAND_OVER_SECONDS):
-                self._lease = await self._port.replace(self._written(self._lease, holder=""))
+                while _holder(self._lease) == self.identity:
+                    try:
+                        self._lease = await self._port.replace(self._written(self._lease, holder=""))
+                    except Conflict:
+                        # A renewal that was cancelled under way may have arrived all the same: its version counts.
+                        self._lease = await self._port.get(LEASE, self._name, self._namespace)
         except (ClusterError, TimeoutError) as error:
             seconds, why = self.times.duration_seconds, error or "no answer in time"
             logger.warning("could not hand over the lease; it runs out in %g s: %s", seconds, why)

@@ -149,6 +149,22 @@ def test_one_that_ends_in_order_hands_over_at_once() -> None:
     assert scenario(body) < 3.0
 
 
+def test_a_renewal_whose_answer_was_not_waited_for_does_not_keep_it_from_handing_over() -> None:
+    async def body(server: LeaseServer) -> str:
+        first = Replica(server, "a")
+        await asyncio.sleep(1)
+        server.lost_answers = True
+        written = len(server.writes)
+        await seconds_until(lambda: len(server.writes) > written)
+        server.lost_answers = False
+        await first.kill()
+        await first.leadership.release()
+        assert server.value is not None
+        return str(server.value["spec"]["holderIdentity"])
+
+    assert scenario(body) == ""
+
+
 def test_one_that_ends_while_nobody_answers_does_not_wait_for_the_hand_over() -> None:
     async def body(server: LeaseServer) -> float:
         first = Replica(server, "a")
