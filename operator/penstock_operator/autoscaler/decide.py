@@ -13,6 +13,7 @@ from penstock_operator.autoscaler.decision import Cause, Condition, Decision, Ob
 from penstock_operator.autoscaler.demand import Demand, demand_of, proven
 from penstock_operator.autoscaler.explain import explain
 from penstock_operator.autoscaler.measurement import Metrics, Unknown, Value, known
+from penstock_operator.autoscaler.noise import UNSEEN, deviation
 from penstock_operator.autoscaler.reserve import with_reserve, without_reserve
 from penstock_operator.autoscaler.service import Service
 from penstock_operator.autoscaler.settings import ScalingSettings, WhenMissing
@@ -24,6 +25,8 @@ EXCUSED = 1.1
 """A slow-down up to this changes nothing: a p95 out of a histogram's buckets is no more exact."""
 CALM_SECONDS = 10.0
 """A backlog that is gone for so long does not come back by itself."""
+STEADY = 3.5
+"""Standard deviations of the level: of the sixty independent values of an hour none is beyond them in 70 hours."""
 FALLING_WINDOW = 0.5
 """Of the shrink window, while the load is falling and no shrink had to be taken back lately."""
 UNEXPECTED = 1.15
@@ -87,8 +90,10 @@ class _Facts:
 
     def kept(self, demand: float, *, backlog: float = 0.0) -> int:
         """Replicas that stay for a demand: a little more than would be asked for, unless it is falling."""
-        margin = 0.0 if self.demand is not None and self.demand.falling else self.settings.shrink_margin
-        return self.needed(demand / (1 - margin), backlog=backlog)
+        if self.demand is None or not self.demand.falling:
+            unrest = UNSEEN if self.demand is None else self.demand.unrest
+            demand += max(STEADY * deviation(demand, unrest), self.settings.shrink_margin * demand)
+        return self.needed(demand, backlog=backlog)
 
     def needed(self, demand: float, *, backlog: float = 0.0) -> int:
         """Replicas for a demand with the reserve of the headroom, and at full capacity for the backlog."""
@@ -178,15 +183,16 @@ def _keep_books(facts: _Facts, state: State, demand: Demand, wanted: int) -> Sta
         # By the curve as it was measured: a replica that is believed to be slow goes on being observed.
         state = state.model_copy(update={"unsettled_at": now})
     # A surge's line is a precaution, and is given back; a slow rise is expected.
-    expected = demand.forecast if demand.surge is None else demand.now
-    keep = facts.kept(expected)
+    rising = demand.surge is None and demand.forecast > demand.now
+    keep = facts.kept(max(demand.staying, demand.forecast) if rising else demand.staying)
     if settings.strict_window:
         keep = max(keep, wanted)
     state = memory.with_peak(state, settings, now, keep)
     if not seen.rolling_out and seen.ready == seen.replicas:
         state = correction.corrected(state, settings, facts.service, seen.metrics, replicas=seen.ready, now=now)
         state = correction.watched(state, settings, seen.metrics, now)
-    return state.model_copy(update={"level": demand.now, "base": demand.base, "surge": demand.surge})
+    averages = {"level": demand.now, "base": demand.base, "twice": demand.twice, "thrice": demand.thrice}
+    return state.model_copy(update={**averages, "unrest": demand.unrest, "surge": demand.surge})
 
 
 def _without_metrics(facts: _Facts, state: State) -> tuple[_Choice, State]:

@@ -9,15 +9,12 @@ import math
 from dataclasses import dataclass
 
 from penstock_operator.autoscaler.measurement import Metrics, known
+from penstock_operator.autoscaler.noise import BASE_SECONDS, LEVEL_SECONDS, UNREST_SECONDS, UNSEEN, deviation, unrest_of
 from penstock_operator.autoscaler.settings import ScalingSettings
 from penstock_operator.autoscaler.state import State, Surge
 
-LEVEL_SECONDS = 30.0
-"""Time constant of the smoothed demand: shorter than a start-up, longer than chance at a few requests a second."""
-BASE_SECONDS = 150.0
-"""Time constant of what the level is held against to see it rise: long enough that a slow rise is more than chance."""
 SURGE_SECONDS = 4.0
-"""The same in a surge, where every second counts and chance is small beside the change."""
+"""Time constant of the smoothed demand in a surge, where every second counts and chance is small beside the change."""
 LEVELLED_SECONDS = 10.0
 """A surge is over when demand has set no new record for this long..."""
 RECORD = 1.02
@@ -27,7 +24,7 @@ SURE = 2.0
 RISE = 1.25
 """A surge as well: provably so many times the demand of before, beyond what the replicas that have started take."""
 FALLING = 1.5
-"""A demand that is under its longer average by so many times what chance may be is falling, and does not just dip..."""
+"""A demand that is off its longer average by so many times what noise may be is on its way, and does not just dip..."""
 FALLING_SHARE = 0.12
 """... where that is over this share of it: noise of a tenth, in bouts of whatever length, stays under it."""
 MOST_GROWTH = 0.5
@@ -47,8 +44,15 @@ class Demand:
     """Requests in flight beyond those that the demand itself keeps in flight within the objective."""
     base: float = 0.0
     """The demand smoothed for longer, for the next time."""
+    twice: float = 0.0
+    thrice: float = 0.0
+    """The demand smoothed so often, for the next time."""
+    unrest: float = UNSEEN
+    """How much it moves about, as a share of it squared, beyond a Poisson count's."""
     falling: bool = False
     """It has been going down for a while: to plan for its coming back at once would be a waste."""
+    staying: float = 0.0
+    """Requests/s that replicas are kept for: of a falling demand the line, which its average is behind."""
     surge: Surge | None = None
     """Demand has suddenly exceeded what the replicas take, and still rises."""
 
@@ -92,10 +96,11 @@ def demand_of(
     else:
         # A step has no slope: after it, the rise is told from where it ended.
         base = level if surge is not None else _smooth(state.base, level, BASE_SECONDS, state, now)
+    unrest = UNSEEN if state.unrest is None else state.unrest
     if surge is not None:
         slope = max(0.0, level - surge.from_rate) / max(now - surge.since, 1.0)
     else:
-        slope = _slope(min(level, rate), base)
+        slope = _slope(min(level, rate), base, unrest)
     most = 1 + MOST_GROWTH if surge is None else settings.surge_factor
     # On a line an average is as far behind as its constant; in a surge it is hardly one.
     behind = LEVEL_SECONDS if surge is None else 0.0
@@ -103,8 +108,22 @@ def demand_of(
     in_flight = (known(metrics.in_flight) or 0.0) * scale
     # Little's law: a demand that is answered within the objective keeps at most this many in flight.
     backlog = max(0.0, in_flight - max(1.0, level * objective_seconds))
-    falling = surge is None and base - level > max(FALLING * _chance(level, base), FALLING_SHARE * base)
-    return Demand(level, forecast, ahead, backlog, base, falling, surge)
+    on_its_way = max(FALLING * _chance(level, base, unrest), FALLING_SHARE * base)
+    falling = surge is None and base - level > on_its_way
+    twice = thrice = level
+    if surge is None and state.twice is not None and state.thrice is not None:
+        twice = _smooth(state.twice, level, LEVEL_SECONDS, state, now)
+        thrice = _smooth(state.thrice, twice, LEVEL_SECONDS, state, now)
+        # Of less than a request there is nothing to see.
+        if level * LEVEL_SECONDS > 1 and abs(level - base) <= on_its_way:
+            unrest = _smooth(unrest, unrest_of(level, twice, thrice), UNREST_SECONDS, state, now)
+    staying = max(level, base)
+    if surge is not None:
+        staying = level
+    elif falling:
+        down = max(0.0, base - level - _chance(level, base, unrest)) / (BASE_SECONDS - LEVEL_SECONDS)
+        staying = min(level, max(rate, level - LEVEL_SECONDS * down))
+    return Demand(level, forecast, ahead, backlog, base, twice, thrice, unrest, falling, staying, surge)
 
 
 def _follow(
@@ -145,12 +164,12 @@ def proven(rate: float, window_seconds: float) -> float:
     return max(0.0, rate - SURE * math.sqrt(rate / window_seconds))
 
 
-def _slope(level: float, base: float) -> float:
+def _slope(level: float, base: float, unrest: float) -> float:
     """Requests/s per second by which demand rises, as far as it is no chance; 0 where it falls."""
-    return max(0.0, level - base - _chance(level, base)) / (BASE_SECONDS - LEVEL_SECONDS)
+    # An average over an exponential of constant T lags by T.
+    return max(0.0, level - base - _chance(level, base, unrest)) / (BASE_SECONDS - LEVEL_SECONDS)
 
 
-def _chance(level: float, base: float) -> float:
-    """By how much the two averages may differ at a steady demand, requests/s."""
-    # An average over an exponential of constant T lags by T, and is as sure as a count over 2 T.
-    return SURE * math.sqrt(level / (2 * LEVEL_SECONDS) + base / (2 * BASE_SECONDS))
+def _chance(level: float, base: float, unrest: float) -> float:
+    """By how much the two averages may differ at a demand that goes nowhere, requests/s."""
+    return SURE * math.sqrt(deviation(level, unrest) ** 2 + base / (2 * BASE_SECONDS))

@@ -42,6 +42,7 @@ def recalled(state: State, settings: ScalingSettings, now: float) -> State:
         replicas=state.replicas,
         began_at=now,
         level=None,
+        unrest=state.unrest,
         hold_until=now + window_seconds(state, settings),
         hold_reason=why,
         # Growing back into what was taken away before is no less regrettable for the interruption.

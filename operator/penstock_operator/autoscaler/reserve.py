@@ -1,16 +1,19 @@
 """What is kept beyond the demand. Pure arithmetic; all figures are requests per second.
 
-Down to a headroom of 0.75 the reserve is a share of the demand: it takes noise and what the forecast does not know, and
-these grow with it. Who asks for more wants to be safe from jumps, and a jump is not smaller because there was little
-before: what goes beyond is the same for all fleets up to `SMALL_FLEET` replicas' worth, but never for a jump to more
-than `JUMP` times the demand, since an endpoint that hardly anybody asks is to stay small. So the same replica-hours
-meet jumps from a low demand with more replicas (docs/decisions/autoscaler.md has the figures).
+Down to a headroom of 0.75 the reserve is a share of the demand: it takes noise and what the forecast does not know,
+and these grow with it. Who asks for more wants to be safe from jumps. A jump goes to a level: what it takes beyond
+what is there is the less the more there is. So what goes beyond is for a jump to `SMALL_FLEET` replicas' worth, in
+part, and from a headroom of `WHOLE` on for all of it; but never to more than `JUMP` times the demand, since an
+endpoint that hardly anybody asks is to stay small, and never less than the headroom says
+(docs/decisions/autoscaler.md has the figures).
 """
 
 from __future__ import annotations
 
 PROPORTIONAL = 0.75
 """The headroom down to which the reserve is a share of the demand."""
+WHOLE = 0.6
+"""The headroom at which the whole of a jump is met."""
 SMALL_FLEET = 7.0
 """Replicas' worth of demand."""
 JUMP = 5.0
@@ -19,17 +22,18 @@ JUMP = 5.0
 
 def with_reserve(demand: float, headroom: float, capacity: float) -> float:
     """The rate that replicas have to take for this demand; `capacity` is what one takes within the objective."""
-    share = 1 / max(headroom, PROPORTIONAL) - 1
-    further = 1 / min(headroom, PROPORTIONAL) - 1 / PROPORTIONAL
-    return demand * (1 + share) + further * max(demand, min(JUMP * demand, SMALL_FLEET * capacity))
+    usual = demand / max(headroom, PROPORTIONAL)
+    jump = min(JUMP * demand, SMALL_FLEET * capacity)
+    share = min(1.0, max(0.0, PROPORTIONAL - headroom) / (PROPORTIONAL - WHOLE))
+    return max(demand / headroom, (1 - share) * usual + share * jump)
 
 
 def without_reserve(rate: float, headroom: float, capacity: float) -> float:
-    """The demand for which replicas that take this rate are just enough: `with_reserve`, inverted."""
+    """The highest demand for which replicas that take this rate are enough: `with_reserve`, inverted."""
     if headroom >= PROPORTIONAL:
         return rate * headroom
     low, high = 0.0, rate
-    for _ in range(40):  # it rises with the demand, so halving finds the one solution
+    for _ in range(40):  # it never falls as demand rises, so halving finds the end
         middle = (low + high) / 2
         if with_reserve(middle, headroom, capacity) <= rate:
             low = middle

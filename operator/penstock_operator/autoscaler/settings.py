@@ -32,11 +32,12 @@ class ScalingSettings(BaseModel):
         "a rise. Higher is cheaper and later.",
     )
     shrink_margin: float = Field(
-        default=0.13,
+        default=0.05,
         ge=0,
         lt=1,
-        description="Shrinking plans for a demand of which this share is not there, so that a load which has just "
-        "taken a replica away has to rise to add it again; not while the load is falling.",
+        description="Shrinking plans for 3.5 standard deviations more than the demand, as it was observed to move "
+        "about, and for at least this share more, so that noise adds no replica again that it has just taken away; not "
+        "while the load is falling.",
     )
     start_up_seconds: float = Field(
         default=40,

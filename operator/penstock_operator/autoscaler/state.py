@@ -54,6 +54,11 @@ class State(BaseModel):
     """Smoothed demand, requests/s."""
     base: float | None = None
     """Demand smoothed for longer, from which a rise is told, requests/s."""
+    twice: float | None = None
+    thrice: float | None = None
+    """Demand smoothed so often, requests/s."""
+    unrest: float | None = None
+    """How much the demand moves about, as a share of it squared (noise.py). None: not observed yet."""
     surge: Surge | None = None
     peaks: tuple[Peak, ...] = ()
     """By slice of the window, oldest first."""

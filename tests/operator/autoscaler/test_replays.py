@@ -33,11 +33,11 @@ def test_an_overshoot_is_taken_back_before_it_has_started() -> None:
     numbers = replay.play(traffic(60), 35)
 
     assert max(numbers) > 15
-    # Ten for the demand; the others for the backlog that grows until they are there.
-    assert 10 <= numbers[-1] <= 13
+    # Nine for the demand; the others for the backlog that grows until they are there.
+    assert 9 <= numbers[-1] <= 13
     assert replay.now - (replay.state.grown_at or 0) < 40
     replay.ready = None
-    assert replay.play(traffic(60), 900)[-1] == 10
+    assert replay.play(traffic(60), 900)[-1] == 9
 
 
 def test_a_step_down_waits_for_half_the_window_and_then_comes_in_steps() -> None:
@@ -77,7 +77,7 @@ def test_a_load_that_dips_a_little_keeps_the_margin_between_growing_and_shrinkin
     assert replay.replicas == 2
 
     assert set(replay.play(traffic(9), 300) + replay.play(traffic(8), 300) + replay.play(traffic(7.1), 900)) == {2}
-    assert replay.play(traffic(6.4), 1200)[-1] == 1
+    assert replay.play(traffic(6.2), 1200)[-1] == 1
 
 
 def test_a_ramp_is_met_ahead_of_time() -> None:
@@ -281,9 +281,10 @@ def test_a_shrink_that_had_to_be_taken_back_makes_the_window_long_enough_and_tim
 
     for bout in range(3):
         replay.play(traffic(60), 300)
+        peak = replay.replicas
         numbers = replay.play(traffic(10), pause)
         # The first pause ends in a regret; the replicas stay through the others.
-        assert (min(numbers) == replay.replicas == 10) == (bout > 0)
+        assert (min(numbers) == replay.replicas == peak) == (bout > 0)
 
     assert replay.settings.shrink_window_seconds * replay.state.window_factor > pause
     for _ in range(1200):

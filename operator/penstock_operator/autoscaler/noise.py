@@ -1,0 +1,44 @@
+"""How much a demand moves about that goes nowhere: what hysteresis has to be wider than. Pure arithmetic.
+
+All rates are requests per second over the whole endpoint.
+
+Requests that come by chance are a Poisson count, whose deviation is known. Real traffic moves about by more than
+that, in bouts of half a minute or so; by how much is observed. Noise is what is left of the smoothed demand when its
+course is taken away, and the course is a straight line: smoothed once, twice and three times, a line lags by one, two
+and three time constants, so that the first less twice the second and the third has nothing of the line in it, and
+something of all else.
+"""
+
+from __future__ import annotations
+
+import math
+
+LEVEL_SECONDS = 30.0
+"""Time constant of the smoothed demand: shorter than a start-up, longer than chance at a few requests a second."""
+BASE_SECONDS = 150.0
+"""Time constant of what the level is held against to see it rise: long enough that a slow rise is more than chance."""
+UNREST_SECONDS = 300.0
+"""Time constant of the average over what was observed."""
+WIDER = 3.0
+"""The deviation of the level is so many times that of what is left of it, where bouts last for half a minute."""
+POISSON = 2.8
+"""The same for the variance, where there is nothing but chance."""
+UNSEEN = (0.13 / 3.5 / WIDER) ** 2
+"""Unrest before any was observed: with it 3.5 deviations are 13 %."""
+
+
+def rest(once: float, twice: float, thrice: float) -> float:
+    """What is left of the demand without its course, requests/s; it is given smoothed once, twice and three times."""
+    return once - 2 * twice + thrice
+
+
+def unrest_of(once: float, twice: float, thrice: float) -> float:
+    """One observation: the variance of that as a share of the level squared, without that of a Poisson count."""
+    chance = once / (2 * LEVEL_SECONDS) / POISSON
+    return (rest(once, twice, thrice) ** 2 - chance) / (once * once)
+
+
+def deviation(level: float, unrest: float) -> float:
+    """The standard deviation of the level, requests/s: chance, and what was observed beyond it."""
+    # An average over an exponential of constant T is as sure as a count over 2 T.
+    return math.sqrt(level / (2 * LEVEL_SECONDS) + max(0.0, unrest) * (WIDER * level) ** 2)

@@ -1,0 +1,84 @@
+"""What is taken for noise, and what is done about it."""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from penstock_operator.autoscaler.noise import LEVEL_SECONDS, deviation, rest, unrest_of
+from tests.operator.autoscaler.cases import Replay, flips, traffic
+
+STEP = 2.0
+
+
+def averages(course: np.ndarray) -> np.ndarray:
+    """The course smoothed once, twice and three times, every two seconds; shape [steps, 3]."""
+    pace = 1 - math.exp(-STEP / LEVEL_SECONDS)
+    once = twice = thrice = float(course[0])
+    rows = []
+    for value in course.tolist():
+        once += pace * (value - once)
+        twice += pace * (once - twice)
+        thrice += pace * (twice - thrice)
+        rows.append((once, twice, thrice))
+    return np.array(rows)
+
+
+def bouts(seed: int, *, mean: float, share: float, seconds: int, correlation: float = 30.0) -> np.ndarray:
+    """A rate that moves about its mean by a share of it, correlated over some seconds; shape [seconds / 2]."""
+    random = np.random.default_rng(seed)
+    keep = math.exp(-STEP / correlation)
+    path, value = [], 0.0
+    for shock in random.normal(0, share * math.sqrt(1 - keep * keep), int(seconds / STEP)):
+        value = keep * value + shock
+        path.append(mean * math.exp(value - share * share / 2))
+    return np.array(path)
+
+
+@given(st.floats(1, 1e4), st.floats(-1, 1))
+def test_a_line_leaves_nothing_however_steep(begin: float, slope: float) -> None:
+    course = begin + slope * begin / 1000 * STEP * np.arange(2000)
+
+    assert rest(*averages(course)[-1].tolist()) == pytest.approx(0, abs=1e-6 * begin)
+
+
+def test_what_moves_about_in_bouts_is_seen_as_wide_as_it_is() -> None:
+    rows = averages(bouts(1, mean=1000.0, share=0.2, seconds=200_000))[500:]
+
+    unrest = float(np.mean([unrest_of(*row) for row in rows.tolist()]))
+
+    mean, seen = float(rows[:, 0].mean()), float(rows[:, 0].std())
+    assert deviation(mean, unrest) == pytest.approx(seen, rel=0.15)
+
+
+def test_a_poisson_count_alone_is_no_unrest() -> None:
+    random = np.random.default_rng(2)
+    rows = averages(random.poisson(50 * STEP, 100_000) / STEP)[500:]
+
+    unrest = float(np.mean([unrest_of(*row) for row in rows.tolist()]))
+
+    assert abs(unrest) < 3e-5
+    assert deviation(50, unrest) == pytest.approx(float(rows[:, 0].std()), rel=0.15)
+
+
+def test_noise_that_is_known_turns_the_number_less_than_once_an_hour() -> None:
+    turns = []
+    for seed in range(12):
+        mean = 30.0 + 5 * seed
+        rates = bouts(seed, mean=mean, share=0.2, seconds=5500)
+        replay = Replay(replicas=20).settled(mean)
+        replay.play(lambda since, rates=rates: traffic(float(rates[int(since / STEP)])), 1800)  # type: ignore[misc]
+        before = replay.replicas
+
+        numbers = replay.play(
+            lambda since, rates=rates: traffic(float(rates[900 + int(since / STEP)])),  # type: ignore[misc]
+            3600,
+        )
+
+        turns.append(flips([before, *numbers]))
+    assert sum(turns) < len(turns), turns
+    assert max(turns) <= 2, turns
