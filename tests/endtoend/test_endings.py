@@ -63,7 +63,8 @@ def test_what_a_killed_server_had_found_is_not_done_again(tiny: Path, tmp_path: 
 
 
 def test_a_second_signal_ends_at_once(endless: Path, tmp_path: Path) -> None:
-    with Served(endless, "--store", tmp_path / "store", "--drain-delay-seconds", DRAIN_SECONDS) as server:
+    slow = ("--drain-delay-seconds", DRAIN_SECONDS, "--drain-limit-seconds", DRAIN_SECONDS + 60)
+    with Served(endless, "--store", tmp_path / "store", *slow) as server:
         server.ready()
         family = optimising(server)
         server.send(signal.SIGINT)
