@@ -17,7 +17,7 @@ AS_GOOD = 1.05
 FEW = 0.0005
 """So is this share of all requests: some take longer than the objective on an idle replica."""
 KNOBS = {
-    PolicyKind.PENSTOCK: (0.6, 0.9),
+    PolicyKind.PENSTOCK: (0.6, 0.65, 0.7, 0.9),
     PolicyKind.HPA_P95: (0.6, 0.75, 1.0, 1.3),
     PolicyKind.HPA_IN_FLIGHT: (0.6, 0.85, 1.15, 1.7),
     PolicyKind.KEDA: (0.45, 0.6, 0.75, 0.9),
