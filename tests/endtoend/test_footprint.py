@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
-import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -13,9 +12,7 @@ from typing import Any
 import psutil
 import pytest
 
-from benchmarks.trend import Sample, slope
 from penstock.endpoint import ModelEndpoint
-from penstock_optimizer.load.lengths import LengthMix
 from penstock_optimizer.optimise import prepare
 from tests.cli.endpoints import clean_environment, write_endpoint
 from tests.endtoend.load import Load
@@ -27,7 +24,6 @@ ROOT = Path(__file__).parents[2]
 MIB = 2**20
 MOST_RSS = 420 * MIB
 """Of fp32 MiniLM: 87 MiB of weights, packed ones besides, ONNX Runtime and Python."""
-LOOKS, REQUESTS_BETWEEN_LOOKS = 24, 400
 OPTIMISERS = {"torch", "transformers", "onnx", "nncf", "sympy", "scipy", "sklearn", "matplotlib", "jinja2"}
 PRINTS_ITS_MODULES = """
 import atexit, sys
@@ -81,25 +77,6 @@ def test_memory_is_bounded_under_load(served: dict[str, Any]) -> None:
     assert served["statuses"] == {200}
     assert served["rss"] < MOST_RSS
     assert served["rss"] - served["middle"] < 40 * MIB
-
-
-@pytest.mark.extended
-def test_memory_stays_while_mixed_lengths_go_on(minilm: Path) -> None:
-    # An hour of it is `python -m benchmarks.soak`; minutes show what would leak with every request or every length.
-    texts = ["word " * (length - 2) for length in LengthMix(maximum=256).sample(512, seed=0)]
-    samples: list[Sample] = []
-    with Served(minilm) as server:
-        server.ready()
-        process = psutil.Process(server.process.pid)
-        with Load(server.port, texts, clients=8) as load:
-            for _ in range(LOOKS):
-                load.wait_for_more(REQUESTS_BETWEEN_LOOKS, seconds=300)
-                samples.append(Sample(time.monotonic(), process.memory_info().rss))
-    late = samples[LOOKS // 2 :]
-    grown = slope(late) * (late[-1].seconds - late[0].seconds)
-
-    assert {one.status for one in load.exchanges} == {200}
-    assert grown < 0.01 * late[0].bytes
 
 
 def test_weights_are_held_once_however_many_streams(minilm: Path) -> None:
