@@ -8,6 +8,7 @@ import click
 
 from penstock.errors import PenstockError
 from penstock_optimizer.bench.judge import QUIET_ENOUGH
+from penstock_optimizer.bench.run import ending_on_term
 
 
 def verdict(foreign_share: float, *, reached: bool) -> str:
@@ -21,8 +22,9 @@ class Program(click.Command):
     """Use as `@click.command(cls=Program)`."""
 
     def invoke(self, ctx: click.Context) -> Any:
-        """Run it."""
+        """Run it. SIGTERM ends its servers, too."""
         try:
-            return super().invoke(ctx)
+            with ending_on_term():
+                return super().invoke(ctx)
         except PenstockError as error:
             raise click.ClickException(str(error)) from error

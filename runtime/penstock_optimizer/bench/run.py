@@ -88,7 +88,7 @@ def run_bench(options: BenchOptions, on_progress: OnProgress = lambda _: None) -
     )
     store = options.store or endpoints.DEFAULT_STORE
     run = _Run(options, host, subject, grid, folder, on_progress=on_progress, store=store, models=models)
-    with _ending_on_term():
+    with ending_on_term():
         return run.everything()
 
 
@@ -350,7 +350,7 @@ def _versions() -> dict[str, str]:
 
 
 @contextlib.contextmanager
-def _ending_on_term() -> Iterator[None]:
+def ending_on_term() -> Iterator[None]:
     """SIGTERM as an interrupt: the servers that we have stopped must not be left behind."""
     if threading.current_thread() is not threading.main_thread():
         yield
