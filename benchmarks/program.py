@@ -8,7 +8,7 @@ import click
 
 from penstock.errors import PenstockError
 from penstock_optimizer.bench.judge import QUIET_ENOUGH
-from penstock_optimizer.bench.run import ending_on_term
+from penstock_optimizer.bench.server import ending_on_term
 
 
 def verdict(foreign_share: float, *, reached: bool) -> str:

@@ -7,11 +7,9 @@ import datetime as dt
 import hashlib
 import importlib.metadata
 import json
-import signal
 import sys
-import threading
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
@@ -32,7 +30,7 @@ from penstock_optimizer.bench.options import BenchOptions
 from penstock_optimizer.bench.places import Placement, place
 from penstock_optimizer.bench.remaining import remaining_seconds
 from penstock_optimizer.bench.results import BASELINE, OURS, BenchResults, Served, SettingResult
-from penstock_optimizer.bench.server import Server, free_port
+from penstock_optimizer.bench.server import Server, ending_on_term, free_port
 from penstock_optimizer.bench.subject import Subject, read_subject
 from penstock_optimizer.bench.turns import Turn, measure_in_turn
 from penstock_runtime.host import Host, read_host
@@ -347,20 +345,3 @@ def _versions() -> dict[str, str]:
         with contextlib.suppress(importlib.metadata.PackageNotFoundError):
             found[name] = importlib.metadata.version(name)
     return found
-
-
-@contextlib.contextmanager
-def ending_on_term() -> Iterator[None]:
-    """SIGTERM as an interrupt: the servers that we have stopped must not be left behind."""
-    if threading.current_thread() is not threading.main_thread():
-        yield
-        return
-
-    def interrupt(*_: object) -> None:
-        raise KeyboardInterrupt
-
-    before = signal.signal(signal.SIGTERM, interrupt)
-    try:
-        yield
-    finally:
-        signal.signal(signal.SIGTERM, before)
