@@ -13,7 +13,7 @@ from penstock_operator.autoscaler.decision import Cause, Condition, Decision, Ob
 from penstock_operator.autoscaler.demand import Demand, demand_of, proven
 from penstock_operator.autoscaler.explain import explain
 from penstock_operator.autoscaler.measurement import Metrics, Unknown, Value, known
-from penstock_operator.autoscaler.noise import UNSEEN, deviation
+from penstock_operator.autoscaler.noise import STEADY, UNSEEN, deviation
 from penstock_operator.autoscaler.reserve import with_reserve, without_reserve
 from penstock_operator.autoscaler.service import Service
 from penstock_operator.autoscaler.settings import ScalingSettings, WhenMissing
@@ -25,8 +25,6 @@ EXCUSED = 1.1
 """A slow-down up to this changes nothing: a p95 out of a histogram's buckets is no more exact."""
 CALM_SECONDS = 10.0
 """A backlog that is gone for so long does not come back by itself."""
-STEADY = 3.5
-"""Standard deviations of the level: of the sixty independent values of an hour none is beyond them in 70 hours."""
 FALLING_WINDOW = 0.5
 """Of the shrink window, while the load is falling and no shrink had to be taken back lately."""
 UNEXPECTED = 1.15

@@ -23,8 +23,10 @@ WIDER = 3.0
 """The deviation of the level is so many times that of what is left of it, where bouts last for half a minute."""
 POISSON = 2.8
 """The same for the variance, where there is nothing but chance."""
-UNSEEN = (0.13 / 3.5 / WIDER) ** 2
-"""Unrest before any was observed: with it 3.5 deviations are 13 %."""
+STEADY = 3.5
+"""Standard deviations of the level: of the sixty independent values of an hour none is beyond them in 70 hours."""
+UNSEEN = (0.13 / STEADY / WIDER) ** 2
+"""Unrest before any was observed: with it so many deviations are 13 %."""
 
 
 def rest(once: float, twice: float, thrice: float) -> float:
