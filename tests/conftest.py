@@ -5,10 +5,12 @@ from __future__ import annotations
 import pytest
 from hypothesis import settings
 
-from tests.examples import examples
+from tests.examples import THOROUGH, examples
 
 # Machines differ and are shared: a slow example is no failure. The pytest timeout ends what hangs.
-settings.register_profile("penstock", deadline=None, print_blob=True, max_examples=examples(100))
+settings.register_profile(
+    "penstock", deadline=None, print_blob=True, max_examples=examples(100), derandomize=not THOROUGH
+)
 settings.load_profile("penstock")
 
 # A Kubernetes for the tests that name one: `control_plane`, `kubectl` and others, described there.

@@ -1,6 +1,7 @@
 """How many examples a property is tried on: a quarter by default, all of them with PENSTOCK_TEST_THOROUGH=1.
 
-`make test-all` sets it. Examples are drawn anew each time: what a run does not find another one does.
+`make test-all` sets it, and draws anew each time: what a run does not find another one does. `make test` tries the same
+examples every time, so that it fails for what a change did and not by chance.
 """
 
 from __future__ import annotations

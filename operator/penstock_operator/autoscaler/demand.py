@@ -116,7 +116,8 @@ def demand_of(
         thrice = _smooth(state.thrice, twice, LEVEL_SECONDS, state, now)
         # Of less than a request there is nothing to see.
         if level * LEVEL_SECONDS > 1 and abs(level - base) <= on_its_way:
-            unrest = _smooth(unrest, unrest_of(level, twice, thrice), UNREST_SECONDS, state, now)
+            seen = unrest_of(level, twice, thrice, _elapsed(state, now))
+            unrest = _smooth(unrest, seen, UNREST_SECONDS, state, now)
     staying = max(level, base)
     if surge is not None:
         staying = level
@@ -155,8 +156,11 @@ def _follow(
 
 def _smooth(before: float, value: float, constant_seconds: float, state: State, now: float) -> float:
     """Exponential smoothing over the time since the last decision."""
-    elapsed = max(0.0, now - (state.at if state.at is not None else now))
-    return before + (1 - math.exp(-elapsed / constant_seconds)) * (value - before)
+    return before + (1 - math.exp(-_elapsed(state, now) / constant_seconds)) * (value - before)
+
+
+def _elapsed(state: State, now: float) -> float:
+    return max(0.0, now - (state.at if state.at is not None else now))
 
 
 def proven(rate: float, window_seconds: float) -> float:

@@ -21,7 +21,7 @@ UNREST_SECONDS = 300.0
 """Time constant of the average over what was observed."""
 WIDER = 3.0
 """The deviation of the level is so many times that of what is left of it, where bouts last for half a minute."""
-POISSON = 2.8
+POISSON = 8 / 3
 """The same for the variance, where there is nothing but chance."""
 STEADY = 3.5
 """Standard deviations of the level: of the sixty independent values of an hour none is beyond them in 70 hours."""
@@ -34,10 +34,24 @@ def rest(once: float, twice: float, thrice: float) -> float:
     return once - 2 * twice + thrice
 
 
-def unrest_of(once: float, twice: float, thrice: float) -> float:
-    """One observation: the variance of that as a share of the level squared, without that of a Poisson count."""
+def unrest_of(once: float, twice: float, thrice: float, elapsed_seconds: float) -> float:
+    """One observation: the variance of that as a share of the level squared, without that of a Poisson count.
+
+    `elapsed_seconds` is the time since the last decision: the longer, the less is left of the demand, since all three
+    have then followed it further.
+    """
     chance = once / (2 * LEVEL_SECONDS) / POISSON
-    return (rest(once, twice, thrice) ** 2 - chance) / (once * once)
+    return (rest(once, twice, thrice) ** 2 * _coarseness(elapsed_seconds) - chance) / (once * once)
+
+
+def _coarseness(elapsed_seconds: float) -> float:
+    """By how much less the variance of what is left is than with decisions all the time; at least 1.
+
+    Smoothing step by step with q = exp(-t/T) leaves of independent values H = (1-q)/(1-qz) of the level, variance
+    (1-q)/(1+q), and H(1-H)^2 of the rest, variance 6 q^4 (1-q)/(1+q)^5: their ratio is ((1+q)/q)^4 / 6.
+    """
+    followed = math.exp(min(elapsed_seconds, LEVEL_SECONDS) / LEVEL_SECONDS)
+    return ((1 + followed) / 2) ** 4
 
 
 def deviation(level: float, unrest: float) -> float:
