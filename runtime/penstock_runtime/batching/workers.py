@@ -26,7 +26,7 @@ from penstock_runtime.rows import Outputs, Row
 
 logger = logging.getLogger("penstock.batching")
 
-LONGEST_HERE_SECONDS = 0.005
+LONGEST_HERE_SECONDS = 0.01
 """Rows that are expected to take longer are left to a worker: so long their caller would be deaf."""
 
 Reduce = Callable[[Row, Outputs], Any]

@@ -51,7 +51,7 @@ def open_backend(path: Path, config: Mapping[str, Any], *, lower_case: bool) -> 
     backend.no_padding()
     _match_normalizer(backend, config)
     _match_prefix_space(backend, config)
-    if lower_case and not _lowers(_state(backend.normalizer)):
+    if lower_case and not _lowers(component(backend.normalizer)):
         first = normalizers.Lowercase()
         backend.normalizer = first if backend.normalizer is None else normalizers.Sequence([first, backend.normalizer])
     return backend
@@ -92,7 +92,7 @@ def uses_type_ids(config: Mapping[str, Any], tokenizer_config: Mapping[str, Any]
 
 def _match_normalizer(backend: Any, config: Mapping[str, Any]) -> None:
     """BERT's normaliser as tokenizer_config.json has it, where it says otherwise than tokenizer.json."""
-    state = _state(backend.normalizer)
+    state = component(backend.normalizer)
     if state.get("type") != "BertNormalizer":
         return
     keys = {
@@ -111,11 +111,11 @@ def _match_prefix_space(backend: Any, config: Mapping[str, Any]) -> None:
     wanted = config.get("add_prefix_space")
     if not isinstance(wanted, bool):
         return
-    state = _state(backend.pre_tokenizer)
+    state = component(backend.pre_tokenizer)
     if state.get("type") == "ByteLevel" and state["add_prefix_space"] != wanted:
         options = {key: value for key, value in state.items() if key not in {"type", "trim_offsets"}}
         backend.pre_tokenizer = pre_tokenizers.ByteLevel(**(options | {"add_prefix_space": wanted}))
-    state = _state(backend.post_processor)
+    state = component(backend.post_processor)
     if state.get("type") == "RobertaProcessing" and state["add_prefix_space"] != wanted:
         backend.post_processor = processors.RobertaProcessing(
             sep=tuple(state["sep"]),
@@ -125,12 +125,12 @@ def _match_prefix_space(backend: Any, config: Mapping[str, Any]) -> None:
         )
 
 
-def _state(component: Any) -> dict[str, Any]:
-    """A component's part of tokenizer.json; empty when there is no such component, or one written in Python."""
-    if component is None:
+def component(part: Any) -> dict[str, Any]:
+    """A part of the tokenizer as tokenizer.json has it; empty when there is no such part, or one written in Python."""
+    if part is None:
         return {}
     try:
-        state = json.loads(component.__getstate__())
+        state = json.loads(part.__getstate__())
     except Exception:  # the library's plain Exception for components that cannot be serialised
         return {}
     return state if isinstance(state, dict) else {}

@@ -11,6 +11,7 @@ from penstock_runtime.models.json_files import read_optional
 from penstock_runtime.tokens.backend import open_backend, special_tokens, uses_type_ids
 from penstock_runtime.tokens.pieces import Pieces, Side
 from penstock_runtime.tokens.template import Template, probe
+from penstock_runtime.tokens.words import LONGEST_TEXTS, Words
 
 CHARACTERS_PER_TOKEN = 12
 """How much of a long text is looked at first: English has some 4.5 characters a token, CJK 1, source code 3."""
@@ -30,6 +31,7 @@ class Tokenizer:
     ) -> None:
         config = {} if config is None else config
         self._backend = backend
+        self._words = Words.of(backend)
         self._decoder = backend.decoder
         self._cleans_up = config.get("clean_up_tokenization_spaces") is True
         self._longest_added = max(
@@ -111,7 +113,16 @@ class Tokenizer:
         if offsets:
             full = self._backend.encode_batch(list(texts), add_special_tokens=False)
             return [Pieces(ids=e.ids, offsets=e.offsets, words=e.word_ids) for e in full]
+        if self._words is not None and sum(map(len, texts)) <= LONGEST_TEXTS:
+            return [Pieces(ids=self._ids(text, self._words)) for text in texts]
         return [Pieces(ids=e.ids) for e in self._backend.encode_batch_fast(list(texts), add_special_tokens=False)]
+
+    def _ids(self, text: str, words: Words) -> list[int]:
+        ids = words.ids(text)
+        if ids is None:
+            (encoding,) = self._backend.encode_batch_fast([text], add_special_tokens=False)
+            ids = encoding.ids
+        return ids
 
     def _first_look(self, limit: int) -> int:
         return limit * CHARACTERS_PER_TOKEN + self._longest_added

@@ -239,7 +239,7 @@ def test_long_rows_and_requests_of_several_rows_are_left_to_the_workers() -> Non
     async def main() -> set[str]:
         engine = EchoEngine()
         async with lane_of(engine, plan()) as lane:
-            lane.workers.warmed(1_000_000, 1000.0)  # 1000 tokens a second: 6 tokens are 6 ms
+            lane.workers.warmed(1_000_000, 2000.0)  # 500 tokens a second: 6 tokens are 12 ms
             for length in (6, 6, 30):
                 await threads_of(engine, lane, ALONE, length)
             engine.threads.clear()

@@ -1,0 +1,85 @@
+"""Plain English, word by word: the tokens of the `tokenizers` library from a table, for tokenizers of the BERT kind.
+
+There a text of printable ASCII falls into words and single marks, and each of them has its tokens whatever stands
+beside it. So the library is asked once for each word, and the table from then on, which takes a fraction of the time
+(docs/decisions/tokens-from-a-table.md).
+"""
+
+from __future__ import annotations
+
+import re
+from typing import Any
+
+from tokenizers.models import WordPiece
+
+from penstock_runtime.tokens.backend import component
+
+LONGEST_TEXTS = 4000
+"""Characters of all texts together: more are left to the library, which lets the interpreter's lock go meanwhile."""
+MOST_LEARNT = 16_384
+"""Words beside those of the vocabulary that are kept: some 5 MB."""
+LONGEST_LEARNT = 32
+"""Characters of such a word."""
+MOST_ADDED = 32
+"""Added tokens that a text is searched for, one by one."""
+
+_PLAIN = re.compile(r"[\t\n\r -~]*")
+_WORDS = re.compile(r"[A-Za-z0-9]+|[!-/:-@\[-`{-~]")
+
+
+class Words:
+    """The table of one tokenizer. Any number of threads may use it at once; it grows to a bound."""
+
+    def __init__(self, backend: Any, *, lower_case: bool) -> None:
+        """Use `of`, which knows whether a tokenizer is of this kind."""
+        self._backend = backend
+        self._lower_case = lower_case
+        self._added = tuple(token.content.lower() for token in backend.get_added_tokens_decoder().values())
+        longest = backend.model.max_input_chars_per_word
+        # What is a word of the vocabulary as a whole is taken as a whole.
+        self._known: dict[str, tuple[int, ...]] = {
+            word: (number,)
+            for word, number in backend.get_vocab(with_added_tokens=False).items()
+            if len(word) <= longest and _WORDS.fullmatch(word)
+        }
+        self._room = len(self._known) + MOST_LEARNT
+
+    @classmethod
+    def of(cls, backend: Any) -> Words | None:
+        """The table for the library's tokenizer, or None where words are not independent or marks not single."""
+        normalizer = component(backend.normalizer)
+        steps = normalizer.get("normalizers", ()) if normalizer.get("type") == "Sequence" else [normalizer]
+        kinds = {step.get("type") for step in steps}
+        added = backend.get_added_tokens_decoder().values()
+        if (
+            not isinstance(backend.model, WordPiece)
+            or component(backend.pre_tokenizer).get("type") != "BertPreTokenizer"
+            or "BertNormalizer" not in kinds
+            or not kinds <= {"BertNormalizer", "Lowercase"}
+            or len(added) > MOST_ADDED
+            or not all(token.content.isascii() for token in added)
+        ):
+            return None
+        lower_case = any(step["type"] == "Lowercase" or step["lowercase"] for step in steps)
+        return cls(backend, lower_case=lower_case)
+
+    def ids(self, text: str) -> list[int] | None:
+        """The tokens of a text without those of a template; None for a text that only the library can split."""
+        if not _PLAIN.fullmatch(text):
+            return None
+        lowered = text.lower()
+        for token in self._added:
+            if token in lowered:
+                return None
+        known = self._known
+        ids: list[int] = []
+        for word in _WORDS.findall(lowered if self._lower_case else text):
+            tokens = known.get(word)
+            ids += self._asked(word) if tokens is None else tokens
+        return ids
+
+    def _asked(self, word: str) -> tuple[int, ...]:
+        ids = tuple(self._backend.encode(word, add_special_tokens=False).ids)
+        if len(word) <= LONGEST_LEARNT and len(self._known) < self._room:
+            self._known[word] = ids
+        return ids
