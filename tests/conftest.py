@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import os
+
 import pytest
 from hypothesis import settings
 
+from penstock_runtime.host.pin import pin_process
 from tests.examples import THOROUGH, examples
 
 # Machines differ and are shared: a slow example is no failure. The pytest timeout ends what hangs.
@@ -15,6 +18,22 @@ settings.load_profile("penstock")
 
 # A Kubernetes for the tests that name one: `control_plane`, `kubectl` and others, described there.
 pytest_plugins = ["testbed.fixtures"]
+
+FEWEST_CPUS = 2
+"""Some tests ask for two cores."""
+
+
+def pytest_configure() -> None:
+    """Leave each of several test processes another lowest CPU.
+
+    What asks for one core of a machine takes its first: candidates, replicas and servers of all test processes would
+    queue for that one, with the others idle.
+    """
+    worker = os.environ.get("PYTEST_XDIST_WORKER", "")
+    cpus = sorted(os.sched_getaffinity(0))
+    firsts = len(cpus) - FEWEST_CPUS + 1
+    if worker and firsts > 1:
+        pin_process(cpus[int(worker.removeprefix("gw")) % firsts :])
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
