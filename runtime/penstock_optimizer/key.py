@@ -10,6 +10,7 @@ from penstock import __version__
 from penstock.endpoint import ModelEndpointSpec
 from penstock.hardware import Isa
 from penstock.manifest import SCHEMA_VERSION
+from penstock_runtime.engines.native.library import ABI, library_path
 
 SHORT = 16
 """Hexadecimal digits of the key in folder names."""
@@ -18,8 +19,11 @@ TOOLS = ("onnxruntime", "openvino", "nncf", "onnx", "tokenizers", "numpy")
 
 
 def toolchain() -> dict[str, str]:
-    """Versions of ourselves and of the libraries that are installed; nothing is imported."""
+    """Versions of ourselves and of the libraries that are installed, without importing them; and whether our own engine
+    was compiled, since it can be added later."""
     versions = {"penstock": __version__}
+    if library_path().is_file():
+        versions["native"] = str(ABI)
     for name in TOOLS:
         try:
             versions[name] = importlib.metadata.version(name)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -9,6 +10,7 @@ import pytest
 from penstock.endpoint import ModelEndpointSpec
 from penstock.hardware import Isa
 from penstock_optimizer.key import optimization_key, toolchain
+from penstock_runtime.engines.native.library import VARIABLE
 
 SPEC: dict[str, Any] = {"model": "file:///m", "task": "feature-extraction", "cores": 2}
 
@@ -69,3 +71,14 @@ def test_what_does_not_change_the_result_does_not_change_the_key(change: dict[st
 
 def test_the_toolchain_names_ourselves_and_the_engines() -> None:
     assert {"penstock", "onnxruntime", "openvino", "tokenizers"} <= set(toolchain())
+
+
+def test_an_engine_that_is_compiled_later_is_searched_for(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    library = tmp_path / "libpenstock_native.so"
+    monkeypatch.setenv(VARIABLE, str(library))
+    without = toolchain()
+
+    library.touch()
+
+    assert {name for name in toolchain() if name not in without} == {"native"}
+    assert key(tools=toolchain()) != key(tools=without)
