@@ -12,7 +12,6 @@ from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from images.archive import Archive
 from images.base import make_base
 from images.buildah import Buildah, Progress, require
 from images.content import content_key, copy_sources
@@ -136,12 +135,7 @@ class Builder:
             self.buildah.remove(before)
         if not fresh:
             self._forget(target)
-        built = Archive(archive)
-        packed = archive.stat().st_size
-        self.tell(
-            f"{reference}: {built.unpacked_bytes() / 1e6:.0f} MB unpacked, {packed / 1e6:.0f} MB packed, "
-            f"{time.monotonic() - began:.0f} s"
-        )
+        self.tell(f"{reference}: {archive.stat().st_size / 1e6:.0f} MB packed, {time.monotonic() - began:.0f} s")
         return archive
 
     def _forget(self, target: Target) -> None:

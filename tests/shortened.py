@@ -21,12 +21,14 @@ def shortened() -> Iterator[None]:
 
     with pytest.MonkeyPatch.context() as patch:
         for module in (budget, optimise):
-            patch.setattr(module, "MOST_PLANS_SECONDS", 2.0)
-        patch.setattr(capacity_steps, "GROWTH", 2.2)
-        patch.setattr(capacity_steps, "REFINEMENTS", 1)
-        patch.setattr(capacity, "SATURATION_SECONDS", 0.7)
-        patch.setattr(capacity, "LEAST_SECONDS", 0.7)
-        patch.setattr(capacity, "MOST_SECONDS", 1.0)
+            patch.setattr(module, "MOST_PLANS_SECONDS", 1.0)
+        # An idle point, a good one and, most often, one beyond saturation.
+        patch.setattr(capacity_steps, "GROWTH", 4.0)
+        patch.setattr(capacity_steps, "REFINEMENTS", 0)
+        patch.setattr(capacity_steps, "VOTES", 1)
+        patch.setattr(capacity, "SATURATION_SECONDS", 0.5)
+        patch.setattr(capacity, "LEAST_SECONDS", 0.5)
+        patch.setattr(capacity, "MOST_SECONDS", 0.8)
         patch.setattr(capacity, "LONGEST_SECONDS", 3.0)
         yield
 

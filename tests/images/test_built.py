@@ -37,7 +37,11 @@ PACKAGES = {
 pytestmark = pytest.mark.slow
 
 
-@pytest.fixture(scope="module", params=USUAL)
+# All that is in `optimizer` is in the demonstration's, too, which is that one and the example's model.
+@pytest.fixture(
+    scope="module",
+    params=[pytest.param(name, marks=pytest.mark.extended) if name == "optimizer" else name for name in USUAL],
+)
 def name(request: pytest.FixtureRequest) -> str:
     return str(request.param)
 

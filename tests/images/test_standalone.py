@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import subprocess
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -23,7 +24,8 @@ QUESTION = {"inputs": ["I like you.", "I love you."]}
 def optimizer(
     images: Builder, archive: Callable[[str], Archive], tmp_path_factory: pytest.TempPathFactory
 ) -> Iterator[Engine]:
-    with engine(images, archive("optimizer"), tmp_path_factory.mktemp("optimizer")) as started:
+    # Another test may need the demonstration's, which is the same and a model: one image fewer to pack.
+    with engine(images, archive("optimizer-demo"), tmp_path_factory.mktemp("optimizer")) as started:
         yield started
 
 
@@ -41,7 +43,7 @@ def models(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("models")
     write_tiny(folder / "tiny")
     openvino = {"budgetSeconds": 60, "engines": ["openvino"], "precisions": ["int8-static"]}
-    few = {"engines": ["onnxruntime", "openvino"], "precisions": ["fp32", "int8-static"], "budgetSeconds": 60}
+    few = {"engines": ["onnxruntime"], "precisions": ["fp32", "int8-dynamic"], "budgetSeconds": 20}
     # The accuracy is not what is tried here, and a model of random numbers suffers from rounding.
     loose = {"accuracy": {"minCosine": 0.5}}
     lengths = {"workload": {"sequenceLengths": [8]}}
@@ -81,24 +83,18 @@ def test_a_model_is_served_while_it_is_optimised_and_its_artefact_by_the_smaller
         container.until("GET", "/readyz", is_it=ready)
         first = container.ask("POST", "/predict", QUESTION)
         check(first)
-        container.until("GET", "/info", is_it=lambda answer: answer.status == 200 and settled(answer))
+        container.until("GET", "/info", is_it=lambda _: "took over in the running server" in container.said())
         check(container.ask("POST", "/predict", QUESTION))
-        said = container.said()
         assert container.end() == 0
-    finished = [path.parent for path in artefacts.glob("*/report.html")]
-    assert len(finished) == 1, said
+    # Beside it lies the fp32 one that was served meanwhile.
+    (finished,) = [path.parent for path in artefacts.glob("*/report.html") if path.parent.suffix != ".baseline"]
 
-    with runtime.run("serve", "/artefact", mounts={"/artefact": finished[0]}) as container:
+    with runtime.run("serve", "/artefact", mounts={"/artefact": finished}) as container:
         container.until("GET", "/readyz", is_it=ready)
         answer = container.ask("POST", "/predict", QUESTION)
         check(answer)
         assert container.ask("GET", "/metrics").status == 200
         assert container.end() == 0
-
-
-def settled(answer: Answer) -> bool:
-    """Whether no optimisation is under way any more."""
-    return not answer.body.get("optimization")
 
 
 @pytest.mark.timeout(600)
@@ -113,7 +109,8 @@ def test_openvino_and_its_quantiser_work_with_what_was_left_of_them(
         status = container.process.wait(400)
 
     assert status == 0, container.said()
-    assert "int8" in container.said()
+    # It was quantised, run and judged, whatever came of that.
+    assert re.search(r"openvino int8-static nncf.*: (passed|slower|rejected)", container.said()), container.said()
     assert list(artefacts.glob("*/manifest.json"))
     assert "rror" not in container.said()
 
