@@ -152,7 +152,8 @@ class TryOut:
                 left = self._budget.left_for_plans() - KILL_SECONDS
                 if left < LEAST_SECONDS and (number or entrant is not self.teacher):
                     break
-                self._measure_once(entrant, max(left, LEAST_SECONDS), first=number == 0)
+                limit = self._limit(teacher=True) if entrant is self.teacher else left
+                self._measure_once(entrant, max(limit, LEAST_SECONDS), first=number == 0)
             on_round(number + 1)
         for entrant in self.entrants:
             if entrant.milliseconds:

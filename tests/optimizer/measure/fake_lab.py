@@ -37,6 +37,8 @@ class Script:
     """By method."""
     slow_looks: int = 0
     """How many of the first timings are disturbed."""
+    timing_seconds: float | None = None
+    """That each timing takes; None: what it is asked to."""
     fails_after: int = 0
     """How many calls of a failing method succeed first."""
     short_speed: float | None = None
@@ -129,7 +131,8 @@ class FakeSession:
         )
 
     def time(self, lengths: Sequence[int], *, seconds: float, timeout_seconds: float) -> dict[int, list[float]]:
-        self._call("time", seconds * len(lengths), timeout_seconds)
+        taken = seconds * len(lengths) if self.script.timing_seconds is None else self.script.timing_seconds
+        self._call("time", taken, timeout_seconds)
         disturbed = 10 if self.lab.count("time", self.recipe) <= self.script.slow_looks else 1
         return {tokens: [self.script.milliseconds(tokens) * disturbed] * 3 for tokens in lengths}
 

@@ -162,6 +162,17 @@ def test_as_many_processes_wait_as_the_memory_is_good_for(available: float, grap
     assert most_open(int(available), int(graph)) == expected
 
 
+def test_the_teacher_is_measured_in_the_time_of_later_stages_where_the_machine_is_slow(tmp_path: Path) -> None:
+    # One turn of it takes longer than the candidates' stage has left, and less than the budget has.
+    scripts = {FP32: Script(timing_seconds=13), INT8: Script(build_seconds=22)}
+    tryout, lab, _ = stage(tmp_path, scripts, seconds=60)
+    found = run(tryout, {INT8: scripts[INT8]})
+
+    assert found[FP32].facts.outcome is Outcome.TEACHER
+    assert len(found[FP32].milliseconds[LENGTHS[0]]) == 2 * 3  # two turns of three rounds, three runs each
+    assert lab.clock.now < 60
+
+
 def test_a_teacher_that_fails_is_the_callers_business(tmp_path: Path) -> None:
     tryout, lab, _ = stage(tmp_path, {FP32: Script(fails={"build": crash()})})
     with pytest.raises(WorkerFailed, match="signal 11"):
