@@ -53,7 +53,8 @@ def run_twice(folder: Path, size: str, *words: object) -> subprocess.CompletedPr
     ("size", "place", "spec"),
     [
         ("200k", "the store", FP32_ALONE),  # not even the exported graph
-        ("2500k", "the store", FP32_ALONE),  # the exported graph, not the fp32 artefact
+        # The exported graph, not the fp32 artefact.
+        pytest.param("2500k", "the store", FP32_ALONE, marks=pytest.mark.extended),
         ("4500k", "the ", SEARCHED),  # some candidate: in the work folder or, when it is put down, in the store
     ],
     ids=["graph", "artefact", "candidate"],

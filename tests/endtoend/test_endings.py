@@ -38,6 +38,7 @@ def test_the_optimisation_ends_with_the_server(endless: Path, tmp_path: Path) ->
         assert "Traceback" not in server.said
 
 
+@pytest.mark.extended  # tests/optimizer/whole/test_budgets.py and tests/optimizer/pod/test_job.py see runs go on
 def test_what_a_killed_server_had_found_is_not_done_again(tiny: Path, tmp_path: Path) -> None:
     store = tmp_path / "store"
     file = write_endpoint(

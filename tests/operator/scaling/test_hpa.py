@@ -217,7 +217,8 @@ def plain_hpa(namespace: str) -> dict[str, Any]:
     return hpa_over(metric, "1", {"apiVersion": "apps/v1", "kind": "Deployment", "name": "control"})
 
 
-@pytest.mark.parametrize("plane", [PLAIN, TOLERANT], indirect=True)
+# With the gate it is a control plane more, and the same to us.
+@pytest.mark.parametrize("plane", [PLAIN, pytest.param(TOLERANT, marks=pytest.mark.extended)], indirect=True)
 def test_eleven_of_ten_is_eleven_although_an_hpa_tolerates_a_tenth(
     plane: ControlPlane, kubectl: Kubectl, tmp_path: Path
 ) -> None:

@@ -45,7 +45,7 @@ RELATIVE = {**SMALL, "position_embedding_type": "relative_key"}
     ("config_class", "fields", "head_and_flavour", "fused"),
     [
         ("DebertaV2Config", DEBERTA, (Head.SEQUENCE, Flavour.FUSED), {"Gelu"}),
-        ("DebertaV2Config", DEBERTA, (Head.TOKEN, Flavour.PLAIN), set()),
+        pytest.param("DebertaV2Config", DEBERTA, (Head.TOKEN, Flavour.PLAIN), set(), marks=pytest.mark.extended),
         ("ModernBertConfig", MODERN_BERT, (Head.ENCODER, Flavour.FUSED), {"Gelu"}),
         ("BertConfig", RELATIVE, (Head.SPAN, Flavour.PLAIN), set()),
     ],

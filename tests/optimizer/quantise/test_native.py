@@ -62,8 +62,20 @@ def engine_of(path: Path, graph: Exported) -> Engine:
     return load_engine(path, graph.io, TUNED, Threads(1, 1))
 
 
-@pytest.mark.parametrize("task", TASKS)
-@pytest.mark.parametrize("kind", KINDS, ids=lambda kind: kind.name)
+PAIRS = [
+    pytest.param(
+        kind,
+        task,
+        id=f"{kind.name}-{task.value}",
+        # Each kind and each task twice by default: two seconds each.
+        marks=[] if (i - j) % min(len(KINDS), len(TASKS)) < 2 else [pytest.mark.extended],
+    )
+    for i, kind in enumerate(KINDS)
+    for j, task in enumerate(TASKS)
+]
+
+
+@pytest.mark.parametrize(("kind", "task"), PAIRS)
 def test_the_engine_computes_what_the_graph_says(kind: Kind, task: TaskName, tmp_path: Path) -> None:
     graph, rows = exported(tmp_path, kind, task)
     written = tmp_path / "rowwise.onnx"
