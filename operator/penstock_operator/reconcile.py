@@ -30,6 +30,7 @@ from penstock_operator.cluster.kinds import (
 )
 from penstock_operator.cluster.port import ClusterPort
 from penstock_operator.cluster.store import Difference, Entry, Key, Packed, key_of
+from penstock_operator.indices import texts_source
 from penstock_operator.metrics import COLLECTED, WRITES_SKIPPED
 from penstock_operator.plan.actions import Event, Plan
 from penstock_operator.plan.endpoint import Endpoint
@@ -39,7 +40,7 @@ from penstock_operator.plan.optimized_model import sweep, wanted_name
 from penstock_operator.plan.ownership import left_behind
 from penstock_operator.plan.plan import plan
 from penstock_operator.problem import with_problem
-from penstock_operator.world import World, texts_source
+from penstock_operator.world import World
 
 REPORTER = "penstock.dev/operator"
 REFUSED_SECONDS = 60.0

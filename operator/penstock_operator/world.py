@@ -36,8 +36,8 @@ from penstock_operator.cluster.kinds import (
     Kind,
 )
 from penstock_operator.cluster.store import Index, Key, Packed, Store, version_of
-from penstock_operator.plan.names import ENDPOINT, GATEWAY, MANAGED_BY, MANAGER, NAME, OPTIMIZER, RUNTIME, gateway_name
-from penstock_operator.plan.names import OPTIMIZED_MODEL as MODEL_LABEL
+from penstock_operator.indices import endpoint_index, model_index, models_named, owner_index, pod_index, texts_source
+from penstock_operator.plan.names import MANAGED_BY, MANAGER, gateway_name
 from penstock_operator.plan.observed import (
     DeploymentFacts,
     HostReport,
@@ -102,28 +102,26 @@ class World:
 
     def __init__(self, settings: PlanSettings) -> None:
         self.settings = settings
-        self.endpoints = Store(MODEL_ENDPOINT, _packed, index=_endpoint_index)
-        self.models = Store(OPTIMIZED_MODEL, _packed, index=_model_index)
+        self.endpoints = Store(MODEL_ENDPOINT, _packed, index=endpoint_index)
+        self.models = Store(OPTIMIZED_MODEL, _packed, index=model_index)
         self.classes = Store(HARDWARE_CLASS, _trimmed)
         self.nodes = Store(NODE, _node)
-        self.deployments = Store(DEPLOYMENT, DeploymentFacts.from_object, index=_owner_index)
-        self.replica_sets = Store(REPLICA_SET, ReplicaSetFacts.from_object, index=_owner_index)
-        self.pods = Store(POD, PodFacts.from_object, index=_pod_index)
-        self.jobs = Store(JOB, JobFacts.from_object, index=_owner_index)
-        self.services = Store(SERVICE, _nothing, index=_owner_index)
-        self.budgets = Store(POD_DISRUPTION_BUDGET, _nothing, index=_owner_index)
-        self.autoscalers = Store(
-            HORIZONTAL_POD_AUTOSCALER, ScalerFacts.from_object, index=_owner_index, marker=_of_spec
-        )
+        self.deployments = Store(DEPLOYMENT, DeploymentFacts.from_object, index=owner_index)
+        self.replica_sets = Store(REPLICA_SET, ReplicaSetFacts.from_object, index=owner_index)
+        self.pods = Store(POD, PodFacts.from_object, index=pod_index)
+        self.jobs = Store(JOB, JobFacts.from_object, index=owner_index)
+        self.services = Store(SERVICE, _nothing, index=owner_index)
+        self.budgets = Store(POD_DISRUPTION_BUDGET, _nothing, index=owner_index)
+        self.autoscalers = Store(HORIZONTAL_POD_AUTOSCALER, ScalerFacts.from_object, index=owner_index, marker=_of_spec)
         """KEDA's as well: they carry the labels of our ScaledObjects."""
-        self.scaled_objects = Store(SCALED_OBJECT, ScalerFacts.from_object, index=_owner_index)
+        self.scaled_objects = Store(SCALED_OBJECT, ScalerFacts.from_object, index=owner_index)
         """Followed only where KEDA is to be: `PlanSettings.keda`."""
-        self.policies = Store(NETWORK_POLICY, _nothing, index=_owner_index)
-        self.accounts = Store(SERVICE_ACCOUNT, _nothing, index=_owner_index)
-        self.roles = Store(ROLE, _nothing, index=_owner_index)
-        self.bindings = Store(ROLE_BINDING, _nothing, index=_owner_index)
+        self.policies = Store(NETWORK_POLICY, _nothing, index=owner_index)
+        self.accounts = Store(SERVICE_ACCOUNT, _nothing, index=owner_index)
+        self.roles = Store(ROLE, _nothing, index=owner_index)
+        self.bindings = Store(ROLE_BINDING, _nothing, index=owner_index)
         """Of gateways, as the two above it."""
-        self.config_maps = Store(CONFIG_MAP, _nothing, index=_owner_index)
+        self.config_maps = Store(CONFIG_MAP, _nothing, index=owner_index)
         self.reports: Said[tuple[HostReport | None, str]] = Said()
         """Of serving pods: what `/info` said, or why it could not be read."""
         self.logs: Said[JobLog] = Said()
@@ -241,7 +239,7 @@ class World:
         value = endpoint.facts.value
         index = ("endpoint", *key)
         deployment = self.deployments.facts(key)
-        names = {*_models_named(value), *model_names}
+        names = {*models_named(value), *model_names}
         if deployment is not None and deployment.optimized_model:
             names.add(deployment.optimized_model)
         models = [self.model(Key(key.namespace, name)) for name in sorted(names)]
@@ -321,20 +319,6 @@ class World:
 _EPOCH = datetime.fromtimestamp(0, UTC)
 
 
-def texts_source(endpoint: Json) -> tuple[str, str] | None:
-    """Name and key of the ConfigMap that an endpoint takes its texts from; None: from none."""
-    source = ((endpoint.get("spec") or {}).get("workload") or {}).get("textsFrom") or {}
-    name, key = source.get("configMapName"), source.get("key")
-    return (str(name), str(key)) if name and key else None
-
-
-def readiness(endpoint: Json) -> tuple[str, str]:
-    """Status and reason of its Ready condition."""
-    conditions = (endpoint.get("status") or {}).get("conditions") or []
-    ready: Json = next((entry for entry in conditions if entry.get("type") == "Ready"), {})
-    return str(ready.get("status") or "Unknown"), str(ready.get("reason") or "New")
-
-
 _NOISE = {"managedFields", "resourceVersion", "selfLink"}
 
 
@@ -374,52 +358,3 @@ def _nothing(_: Json) -> None:
 def _of_spec(value: Json) -> int:
     """HorizontalPodAutoscalers have no generation, and their status changes with the load."""
     return zlib.crc32(json.dumps(value.get("spec"), sort_keys=True).encode())
-
-
-def _models_named(endpoint: Json) -> set[str]:
-    status = endpoint.get("status") or {}
-    return {status.get("optimizedModel") or "", (status.get("plan") or {}).get("optimizedModel") or ""} - {""}
-
-
-def _endpoint_index(value: Json) -> Iterator[Index]:
-    namespace = value["metadata"].get("namespace") or ""
-    for model in sorted(_models_named(value)):
-        yield ("model", namespace, model)
-    yield ("class", str((value.get("spec") or {}).get("hardwareClass") or "any"))
-    source = texts_source(value)
-    if source is not None:
-        yield ("texts", namespace, source[0])
-    if ((value.get("spec") or {}).get("scaling") or {}).get("mode") == "KEDA":
-        yield ("keda",)
-    status, reason = readiness(value)
-    yield ("ready", status, reason)
-    if status != "True":
-        yield ("unready",)
-
-
-def _model_index(value: Json) -> Iterator[Index]:
-    """What its users wait for: the rest of its status is how far it is."""
-    status = value.get("status") or {}
-    artefacts = ((status.get(name) or {}).get("digest") or "" for name in ("baseline", "artefact"))
-    yield ("stage", str(status.get("phase") or "Pending"), *artefacts)
-
-
-def _owner_index(value: Json) -> Iterator[Index]:
-    metadata = value["metadata"]
-    labels, namespace = metadata.get("labels") or {}, metadata.get("namespace") or ""
-    if labels.get(ENDPOINT):
-        yield ("endpoint", namespace, labels[ENDPOINT])
-    elif labels.get(MODEL_LABEL):
-        yield ("model", namespace, labels[MODEL_LABEL])
-
-
-def _pod_index(value: Json) -> Iterator[Index]:
-    labels = value["metadata"].get("labels") or {}
-    if labels.get(NAME) == GATEWAY and labels.get(ENDPOINT):
-        yield ("gateway", value["metadata"].get("namespace") or "", labels[ENDPOINT])
-    if labels.get(NAME) not in {RUNTIME, OPTIMIZER}:
-        return
-    yield from _owner_index(value)
-    node = (value.get("spec") or {}).get("nodeName")
-    if node and labels.get(NAME) == RUNTIME:
-        yield ("node", str(node))
