@@ -85,14 +85,17 @@ cluster-down: $(VENV)/.test ## End it, and undo all that it did to this machine
 # tests come after the others, one at a time; they are looked for where tests/contracts says that they are.
 FULL_CLUSTER_TESTS := tests/endtoend_cluster tests/testbed
 
+# Some gigabytes of folders that tests filled: only of those that failed is anything left to look at.
+PYTEST := $(BIN)/python -m pytest -o tmp_path_retention_policy=failed
+
 .PHONY: test
 test: system check testbed ## Everything that CI runs
-	@$(BIN)/python -m pytest -m "not extended and not full_cluster" -n $(TEST_WORKERS) --dist loadfile --no-loadscope-reorder
-	@$(BIN)/python -m pytest -m "not extended and full_cluster" $(FULL_CLUSTER_TESTS)
+	@$(PYTEST) -m "not extended and not full_cluster" -n $(TEST_WORKERS) --dist loadfile --no-loadscope-reorder
+	@$(PYTEST) -m "not extended and full_cluster" $(FULL_CLUSTER_TESTS)
 
 .PHONY: test-all
 test-all: system check testbed ## The tests that take much longer, too
-	@PENSTOCK_TEST_THOROUGH=1 $(BIN)/python -m pytest
+	@PENSTOCK_TEST_THOROUGH=1 $(PYTEST)
 
 .PHONY: coverage
 coverage: $(VENV)/.test ## Coverage of the pure core
