@@ -13,8 +13,8 @@ from penstock_operator.autoscaler.decision import Cause, Condition, Decision, Ob
 from penstock_operator.autoscaler.demand import Demand, demand_of, proven
 from penstock_operator.autoscaler.explain import explain
 from penstock_operator.autoscaler.measurement import Metrics, Unknown, Value, known
-from penstock_operator.autoscaler.noise import STEADY, UNSEEN, deviation
-from penstock_operator.autoscaler.reserve import with_reserve, without_reserve
+from penstock_operator.autoscaler.noise import AVERAGED, STEADY, UNSEEN, deviation
+from penstock_operator.autoscaler.reserve import with_reserve, with_rest_of_reserve, without_reserve
 from penstock_operator.autoscaler.service import Service
 from penstock_operator.autoscaler.settings import ScalingSettings, WhenMissing
 from penstock_operator.autoscaler.state import State
@@ -88,15 +88,26 @@ class _Facts:
 
     def kept(self, demand: float, *, backlog: float = 0.0) -> int:
         """Replicas that stay for a demand: a little more than would be asked for, unless it is falling."""
-        if self.demand is None or not self.demand.falling:
-            unrest = UNSEEN if self.demand is None else self.demand.unrest
-            demand += max(STEADY * deviation(demand, unrest), self.settings.shrink_margin * demand)
-        return self.needed(demand, backlog=backlog)
+        known = self.demand
+        if known is not None and known.falling:
+            return self.needed(demand, demand, backlog=backlog)
+        least = self.settings.shrink_margin * demand
+        if known is None or not known.standing:
+            noise = STEADY * deviation(demand, UNSEEN if known is None else known.unrest)
+            high = demand + max(noise, least)
+            return self.needed(high, high, backlog=backlog)
+        # As it will be asked for: the whole reserve for the longer average, its rest for what noise adds.
+        noise = STEADY * deviation(demand, known.lasting)
+        return self.needed(demand + max(AVERAGED * noise, least), demand + noise, backlog=backlog)
 
-    def needed(self, demand: float, *, backlog: float = 0.0) -> int:
-        """Replicas for a demand with the reserve of the headroom, and at full capacity for the backlog."""
+    def needed(self, mean: float, highest: float, *, backlog: float = 0.0) -> int:
+        """Replicas for a demand with the reserve of the headroom, and at full capacity for the backlog.
+
+        For `mean` with the whole reserve, for what noise makes of it with the rest.
+        """
         assert self.service is not None  # noqa: S101 - called with a known service only
-        rate = with_reserve(demand, self.settings.headroom, self.service.capacity(self.slowdown))
+        headroom, one = self.settings.headroom, self.service.capacity(self.slowdown)
+        rate = max(with_reserve(mean, headroom, one), with_rest_of_reserve(highest, headroom, one))
         rate += backlog / self.settings.drain_seconds
         replicas = math.ceil(self.service.replicas_for(rate, slowdown=self.slowdown) - ROUNDING)
         if replicas <= 1 and self.seen.metrics.quiet:
@@ -148,7 +159,7 @@ def _choose(facts: _Facts, state: State) -> tuple[_Choice, State]:
             state = memory.held(state, until, "metrics have just come back")
         state = state.model_copy(update={"unknown_since": None})
 
-    wanted = facts.needed(facts.demand.forecast, backlog=facts.demand.backlog)
+    wanted = facts.needed(facts.demand.mean, facts.demand.forecast, backlog=facts.demand.backlog)
     state = _keep_books(facts, state, facts.demand, wanted)
     # A replica for those who were answered late is of no use to anybody when nobody asks any more.
     guard = wanted <= seen.replicas and not seen.metrics.quiet and correction.guard_acts(state, settings, now)
@@ -182,7 +193,10 @@ def _keep_books(facts: _Facts, state: State, demand: Demand, wanted: int) -> Sta
         state = state.model_copy(update={"unsettled_at": now})
     # A surge's line is a precaution, and is given back; a slow rise is expected.
     rising = demand.surge is None and demand.forecast > demand.now
-    keep = facts.kept(max(demand.staying, demand.forecast) if rising else demand.staying)
+    keep = facts.kept(max(demand.staying, demand.mean) if rising else demand.staying)
+    if rising:
+        # What a rise was grown for stays for a window, whether or not it turns out to be noise.
+        keep = max(keep, facts.needed(demand.mean, demand.forecast))
     if settings.strict_window:
         keep = max(keep, wanted)
     state = memory.with_peak(state, settings, now, keep)
@@ -190,7 +204,8 @@ def _keep_books(facts: _Facts, state: State, demand: Demand, wanted: int) -> Sta
         state = correction.corrected(state, settings, facts.service, seen.metrics, replicas=seen.ready, now=now)
         state = correction.watched(state, settings, seen.metrics, now)
     averages = {"level": demand.now, "base": demand.base, "twice": demand.twice, "thrice": demand.thrice}
-    return state.model_copy(update={**averages, "unrest": demand.unrest, "surge": demand.surge})
+    noise = {"unrest": demand.unrest, "lasting": demand.lasting}
+    return state.model_copy(update={**averages, **noise, "surge": demand.surge})
 
 
 def _without_metrics(facts: _Facts, state: State) -> tuple[_Choice, State]:

@@ -9,7 +9,17 @@ import math
 from dataclasses import dataclass
 
 from penstock_operator.autoscaler.measurement import Metrics, known
-from penstock_operator.autoscaler.noise import BASE_SECONDS, LEVEL_SECONDS, UNREST_SECONDS, UNSEEN, deviation, unrest_of
+from penstock_operator.autoscaler.noise import (
+    BAND,
+    BASE_SECONDS,
+    LASTING_SECONDS,
+    LEVEL_SECONDS,
+    UNREST_SECONDS,
+    UNSEEN,
+    deviation,
+    unrest_of,
+)
+from penstock_operator.autoscaler.reserve import BARE
 from penstock_operator.autoscaler.settings import ScalingSettings
 from penstock_operator.autoscaler.state import State, Surge
 
@@ -49,10 +59,17 @@ class Demand:
     """The demand smoothed so often, for the next time."""
     unrest: float = UNSEEN
     """How much it moves about, as a share of it squared, beyond a Poisson count's."""
+    lasting: float = UNSEEN
+    """The same, forgotten slowly: how much it may move about again."""
+    standing: bool = False
+    """It goes nowhere, as far as can be told: what it is over its longer average is noise."""
+    mean: float = 0.0
+    """Requests/s that get the whole reserve: the forecast; of a demand that stands its longer average, if less."""
     falling: bool = False
     """It has been going down for a while: to plan for its coming back at once would be a waste."""
     staying: float = 0.0
-    """Requests/s that replicas are kept for: of a falling demand the line, which its average is behind."""
+    """Requests/s that replicas are kept for: of a demand that stands the longer average, of a falling one the line,
+    which its average is behind."""
     surge: Surge | None = None
     """Demand has suddenly exceeded what the replicas take, and still rises."""
 
@@ -118,13 +135,22 @@ def demand_of(
         if level * LEVEL_SECONDS > 1 and abs(level - base) <= on_its_way:
             seen = unrest_of(level, twice, thrice, _elapsed(state, now))
             unrest = _smooth(unrest, seen, UNREST_SECONDS, state, now)
-    staying = max(level, base)
+    lasting = (
+        unrest if state.lasting is None else max(unrest, _smooth(state.lasting, unrest, LASTING_SECONDS, state, now))
+    )
+    noise = level - base <= BAND / SURE * _chance(level, base, unrest)
+    # A reserve that noise alone exceeds has nothing to give it.
+    standing = noise and surge is None and not falling and settings.headroom < BARE
+    mean = min(forecast, base) if standing else forecast
+    staying = base if standing else max(level, base)
     if surge is not None:
         staying = level
     elif falling:
         down = max(0.0, base - level - _chance(level, base, unrest)) / (BASE_SECONDS - LEVEL_SECONDS)
         staying = min(level, max(rate, level - LEVEL_SECONDS * down))
-    return Demand(level, forecast, ahead, backlog, base, twice, thrice, unrest, falling, staying, surge)
+    return Demand(
+        level, forecast, ahead, backlog, base, twice, thrice, unrest, lasting, standing, mean, falling, staying, surge
+    )
 
 
 def _follow(

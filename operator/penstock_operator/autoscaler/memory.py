@@ -43,6 +43,7 @@ def recalled(state: State, settings: ScalingSettings, now: float) -> State:
         began_at=now,
         level=None,
         unrest=state.unrest,
+        lasting=state.lasting,
         hold_until=now + window_seconds(state, settings),
         hold_reason=why,
         # Growing back into what was taken away before is no less regrettable for the interruption.

@@ -19,6 +19,12 @@ BASE_SECONDS = 150.0
 """Time constant of what the level is held against to see it rise: long enough that a slow rise is more than chance."""
 UNREST_SECONDS = 300.0
 """Time constant of the average over what was observed."""
+LASTING_SECONDS = 1200.0
+"""Time constant with which noise that was seen is forgotten, by those who ask how much may come back."""
+BAND = 3.0
+"""A demand that is over its longer average by no more than so many deviations of their difference goes nowhere."""
+AVERAGED = 0.6
+"""The deviation of the longer average is this share of the level's, where bouts last for half a minute."""
 WIDER = 3.0
 """The deviation of the level is so many times that of what is left of it, where bouts last for half a minute."""
 POISSON = 8 / 3

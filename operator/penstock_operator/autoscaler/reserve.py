@@ -18,6 +18,10 @@ SMALL_FLEET = 7.0
 """Replicas' worth of demand."""
 JUMP = 5.0
 """Times the demand."""
+NOISE = 0.2
+"""Of the reserve, what noise may take: that is what a reserve is for..."""
+BARE = 0.82
+"""... but of that of a headroom from here on, which noise alone exceeds."""
 
 
 def with_reserve(demand: float, headroom: float, capacity: float) -> float:
@@ -26,6 +30,12 @@ def with_reserve(demand: float, headroom: float, capacity: float) -> float:
     jump = min(JUMP * demand, SMALL_FLEET * capacity)
     share = min(1.0, max(0.0, PROPORTIONAL - headroom) / (PROPORTIONAL - WHOLE))
     return max(demand / headroom, (1 - share) * usual + share * jump)
+
+
+def with_rest_of_reserve(demand: float, headroom: float, capacity: float) -> float:
+    """The same for a demand that is as high as it is by noise alone."""
+    share = NOISE * min(1.0, max(0.0, BARE - headroom) / (BARE - PROPORTIONAL))
+    return demand + (1 - share) * (with_reserve(demand, headroom, capacity) - demand)
 
 
 def without_reserve(rate: float, headroom: float, capacity: float) -> float:

@@ -59,6 +59,8 @@ class State(BaseModel):
     """Demand smoothed so often, requests/s."""
     unrest: float | None = None
     """How much the demand moves about, as a share of it squared (noise.py). None: not observed yet."""
+    lasting: float | None = None
+    """The same, forgotten slowly. None: as that."""
     surge: Surge | None = None
     peaks: tuple[Peak, ...] = ()
     """By slice of the window, oldest first."""

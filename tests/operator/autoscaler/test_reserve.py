@@ -6,7 +6,13 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from penstock_operator.autoscaler.reserve import PROPORTIONAL, SMALL_FLEET, with_reserve, without_reserve
+from penstock_operator.autoscaler.reserve import (
+    PROPORTIONAL,
+    SMALL_FLEET,
+    with_reserve,
+    with_rest_of_reserve,
+    without_reserve,
+)
 
 CAPACITY = 10.0
 demands = st.floats(0, 1e4)
@@ -51,6 +57,16 @@ def test_more_demand_and_less_headroom_ask_for_more(one: float, two: float, low:
 
     assert with_reserve(least, low, CAPACITY) <= with_reserve(most, low, CAPACITY)
     assert with_reserve(one, tight, CAPACITY) <= with_reserve(one, loose, CAPACITY) * (1 + 1e-9)
+
+
+@given(demands, demands, headrooms)
+def test_noise_takes_a_part_of_the_reserve_and_never_the_capacity_itself(
+    one: float, two: float, headroom: float
+) -> None:
+    least, most = sorted((one, two))
+
+    assert least <= with_rest_of_reserve(least, headroom, CAPACITY) <= with_reserve(least, headroom, CAPACITY)
+    assert with_rest_of_reserve(least, headroom, CAPACITY) <= with_rest_of_reserve(most, headroom, CAPACITY)
 
 
 @given(demands, headrooms)

@@ -15,10 +15,7 @@ from penstock_operator.simulator.policies import PolicyKind
 from penstock_operator.simulator.reference import MODEL, reference_curve
 from penstock_operator.simulator.traces import BUILT_IN
 
-NOT_FEWER = {("noisy", PolicyKind.HPA_P95), ("noisy", PolicyKind.KEDA)}
-"""Where it does not hold with the rival's setting chosen for this very trace, and is said so: five of over 100,000
-requests, where nothing can be done but to stand still."""
-MOST_FLIPS = {"noisy": 2}
+MOST_FLIPS = {"noisy": 1}
 """Noise has no change of load at all; the others have to keep to theirs."""
 
 
@@ -85,8 +82,6 @@ def test_fewer_are_late_at_equal_replica_hours(trace: str) -> None:
     policies = tuple(kind for kind in PolicyKind if kind is not PolicyKind.PENSTOCK_PROMETHEUS)
     (result,) = compare(experiment(trace, policies=policies), workers=min(4, os.cpu_count() or 1))
 
-    lost = {rival for rival, fewer in judged(result).items() if not fewer}
-
-    assert lost <= {rival for name, rival in NOT_FEWER if name == trace}
+    assert [rival for rival, fewer in judged(result).items() if not fewer] == []
     ours = next(p for p in result.points if p.kind is PolicyKind.PENSTOCK and p.knob == 0.75)
     assert ours.most_flips <= MOST_FLIPS.get(trace, result.trace.changes)
