@@ -113,7 +113,7 @@ def command(artefact: Path | None, **options: Any) -> None:
             on_progress=lambda done, total, what: bar.update(task, completed=done, total=total, message=what),
         ):
             results.append(result)
-            fact(result.trace.name, f"{result.trace.description}; {result.trace.changes} changes of load")
+            fact(result.trace.name, f"{result.trace.description}; {result.trace.changes_told}")
             bar.console.print(_table(experiment, result, options["price"]))
     fact("outcome", headline(results))
     for line in overall(experiment, results):

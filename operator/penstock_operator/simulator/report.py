@@ -139,8 +139,8 @@ def _section(experiment: Experiment, result: TraceResult, price_per_hour: float 
         heads.insert(5, "cost")
     rows = "".join(_row(result, point, price_per_hour) for point in shown(experiment, result))
     return (
-        f'<section><h2>{escape(trace.name)}</h2><p class="soft">{escape(trace.description)}; {trace.changes} '
-        f'changes of load</p><div class="charts">{frontier(result, experiment.headroom)}'
+        f'<section><h2>{escape(trace.name)}</h2><p class="soft">{escape(trace.description)}; {trace.changes_told}</p>'
+        f'<div class="charts">{frontier(result, experiment.headroom)}'
         f'{timeline(result, experiment.service.rate)}</div><div class="scroll"><table><thead><tr>'
         f"{''.join(f'<th>{head}</th>' for head in heads)}</tr></thead><tbody>{rows}</tbody></table></div></section>"
     )

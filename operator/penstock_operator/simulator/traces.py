@@ -37,6 +37,11 @@ class Trace:
         """How long it lasts."""
         return len(self.rates)
 
+    @property
+    def changes_told(self) -> str:
+        """For people."""
+        return f"{self.changes} change{'' if self.changes == 1 else 's'} of load"
+
     def arrivals(self, random: np.random.Generator) -> np.ndarray:
         """Arrival times of a Poisson process with these rates after the warm-up; shape [requests], rising, seconds."""
         rates = np.concatenate([np.full(WARM_UP_SECONDS, self.rates[0]), self.rates])
