@@ -98,7 +98,7 @@ class Endpoint:
             "workload": {"sequenceLengths": [16]},
             # Longer ones need not be measured.
             "serving": {"maxInputTokens": 64},
-            "optimization": {"budgetSeconds": 35, "engines": ["onnxruntime"], "precisions": ["fp32", "int8-dynamic"]},
+            "optimization": {"budgetSeconds": 50, "engines": ["onnxruntime"], "precisions": ["fp32", "int8-dynamic"]},
             "scaling": {"mode": "None"},
             "rollout": {"drainSeconds": 3},
         } | spec
