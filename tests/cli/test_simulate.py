@@ -50,7 +50,10 @@ def test_a_trace_becomes_a_table_figures_and_a_page(trace: Path, tmp_path: Path)
 @pytest.mark.parametrize(
     ("flags", "message"),
     [
-        (["--trace", "weekly"], "error: weekly: No such file or directory. Give a readable CSV file"),
+        (
+            ["--trace", "weekly"],
+            "error: weekly: No such file or directory. Give a readable CSV file, or one of the built-in traces: step",
+        ),
         (["--min-replicas", "5", "--max-replicas", "2"], "error: --min-replicas 5 is over --max-replicas 2"),
     ],
 )

@@ -146,7 +146,8 @@ def _rows(path: Path) -> list[tuple[float, float]]:
         with path.open(encoding="utf-8", newline="") as file:
             lines = list(csv.reader(file))
     except OSError as error:
-        raise SettingError(f"{path}: {error.strerror}", field="--trace", remedy="Give a readable CSV file") from error
+        remedy = f"Give a readable CSV file, or one of the built-in traces: {', '.join(BUILT_IN)}"
+        raise SettingError(f"{path}: {error.strerror}", field="--trace", remedy=remedy) from error
     except UnicodeDecodeError as error:
         raise SettingError(f"{path} is not UTF-8 text", field="--trace", remedy="Give a CSV file") from error
     rows: list[tuple[float, float]] = []
