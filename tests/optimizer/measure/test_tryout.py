@@ -213,10 +213,25 @@ def test_settled_candidates_are_not_built_or_judged_again(tmp_path: Path) -> Non
         recipe: one.facts.outcome for recipe, one in before.items()
     }
     assert lab.count("build") == lab.count("judge") == 0
-    # Times are of this run: all are measured together again.
-    assert lab.count("time", INT8) == ROUNDS
+    # Times are of this run: all are looked at, and measured together, again.
+    assert lab.count("time", INT8) == 1 + ROUNDS
     assert after[INT8].built == before[INT8].built
     assert after[INT8].batching is Batching.PADDED
+
+
+def test_a_glance_of_an_interrupted_run_does_not_cost_a_candidate_its_place(tmp_path: Path) -> None:
+    busy = {INT8: Script(speed=2, slow_looks=1), STATIC: Script(speed=1.8)}
+    first, _, _ = stage(tmp_path, busy)
+    for recipe in (FP32, *busy):
+        first.enter(recipe, teacher=recipe == FP32)
+    first.close()
+    quiet = busy | {INT8: Script(speed=2)}
+    second, _, _ = stage(tmp_path, quiet)
+    second.most_open = 2
+    found = run(second, quiet)
+
+    assert found[INT8].facts.reason == WITHIN_BUDGET
+    assert "at first sight" in found[STATIC].facts.reason
 
 
 def test_a_candidate_whose_files_changed_is_built_again(tmp_path: Path) -> None:
