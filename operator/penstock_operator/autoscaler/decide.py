@@ -14,7 +14,7 @@ from penstock_operator.autoscaler.demand import Demand, demand_of, proven
 from penstock_operator.autoscaler.explain import explain
 from penstock_operator.autoscaler.measurement import Metrics, Unknown, Value, known
 from penstock_operator.autoscaler.noise import AVERAGED, STEADY, UNSEEN, deviation
-from penstock_operator.autoscaler.reserve import with_reserve, with_rest_of_reserve, without_reserve
+from penstock_operator.autoscaler.reserve import planned, without_reserve
 from penstock_operator.autoscaler.service import Service
 from penstock_operator.autoscaler.settings import ScalingSettings, WhenMissing
 from penstock_operator.autoscaler.state import State
@@ -106,8 +106,7 @@ class _Facts:
         For `mean` with the whole reserve, for what noise makes of it with the rest.
         """
         assert self.service is not None  # noqa: S101 - called with a known service only
-        headroom, one = self.settings.headroom, self.service.capacity(self.slowdown)
-        rate = max(with_reserve(mean, headroom, one), with_rest_of_reserve(highest, headroom, one))
+        rate = planned(mean, highest, self.settings.headroom, self.service.capacity(self.slowdown))
         rate += backlog / self.settings.drain_seconds
         replicas = math.ceil(self.service.replicas_for(rate, slowdown=self.slowdown) - ROUNDING)
         if replicas <= 1 and self.seen.metrics.quiet:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from penstock_operator.autoscaler.decision import Cause, Decision, Observation
 from penstock_operator.autoscaler.measurement import Idle, Unknown, Value
-from penstock_operator.autoscaler.reserve import with_reserve, with_rest_of_reserve
+from penstock_operator.autoscaler.reserve import planned
 from penstock_operator.autoscaler.service import Service
 from penstock_operator.autoscaler.settings import ScalingSettings
 
@@ -44,10 +44,7 @@ def _load(decision: Decision, settings: ScalingSettings, service: Service) -> st
     objective = f"p95 {number(service.p95_objective_milliseconds)} ms"
     at = f"at {objective}" if service.within_objective else f"({objective} is out of reach)"
     # As it is for this demand: of a small fleet it may be more than the setting says.
-    asked = max(
-        with_reserve(demand.mean, settings.headroom, service.rate),
-        with_rest_of_reserve(demand.forecast, settings.headroom, service.rate),
-    )
+    asked = planned(demand.mean, demand.forecast, settings.headroom, service.rate)
     spare = 1 - demand.forecast / asked if asked else 1 - settings.headroom
     headroom = f"{spare * 100:.0f} % headroom"
     text += f", over {number(decision.capacity or 0.0)} per replica {at} with {headroom}"

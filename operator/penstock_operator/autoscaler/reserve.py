@@ -38,6 +38,11 @@ def with_rest_of_reserve(demand: float, headroom: float, capacity: float) -> flo
     return demand + (1 - share) * (with_reserve(demand, headroom, capacity) - demand)
 
 
+def planned(mean: float, highest: float, headroom: float, capacity: float) -> float:
+    """The rate to plan for: the whole reserve for `mean`, the rest of it for what noise makes of that."""
+    return max(with_reserve(mean, headroom, capacity), with_rest_of_reserve(highest, headroom, capacity))
+
+
 def without_reserve(rate: float, headroom: float, capacity: float) -> float:
     """The highest demand for which replicas that take this rate are enough: `with_reserve`, inverted."""
     if headroom >= PROPORTIONAL:

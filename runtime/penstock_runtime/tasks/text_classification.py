@@ -30,7 +30,7 @@ from penstock_runtime.tasks.fields import (
 )
 from penstock_runtime.tasks.fitting import TRUNCATION, TRUNCATION_NOTES, Fitter, Truncation
 from penstock_runtime.tasks.limits import DEFAULT_LIMITS, Limits
-from penstock_runtime.tasks.scores import finite, sigmoid, softmax
+from penstock_runtime.tasks.scores import descending, finite, sigmoid, softmax
 
 
 class Function(StrEnum):
@@ -176,7 +176,6 @@ class TextClassification:
         answer = []
         for scores in map(wanted.function.apply, reduced):
             values = scores.tolist()
-            # Of a few numbers not worth numpy's while; a stable sort keeps equal ones in their order.
-            best = sorted(range(len(values)), key=values.__getitem__, reverse=True)[: wanted.top_k]
+            best = descending(scores)[: wanted.top_k]
             answer.append([{"label": self._labels[index], "score": values[index]} for index in best])
         return answer
