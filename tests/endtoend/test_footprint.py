@@ -86,8 +86,9 @@ def test_weights_are_held_once_however_many_streams(minilm: Path) -> None:
     loaded = {streams: one["loaded"] for streams, one in found.items()}
 
     assert [one["copies"] for one in found.values()] == [1, 1, 1]
-    # Another stream is a thread with its activations: a fraction of what another copy would be.
-    assert loaded[2] - loaded[1] < 0.25 * weights
+    # Another stream is a thread with its activations: a fraction of what another copy would be. From process to process
+    # the allocator's arenas make a difference of some 10 MB, so that one step says less than three.
+    assert loaded[2] - loaded[1] < 0.5 * weights
     assert (loaded[4] - loaded[1]) / 3 < 0.25 * weights
 
 
