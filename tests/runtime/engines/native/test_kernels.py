@@ -19,6 +19,7 @@ pytestmark = needs_library
 KERNELS = pytest.mark.parametrize("kernels", AVAILABLE, ids=lambda kernels: kernels.name.lower())
 LINES = st.sampled_from([*range(1, 26), 31, 32, 33, 48, 63, 64, 65, 100])
 WIDTHS = st.sampled_from([32, 64, 96, 128, 160, 384])
+BITS = st.sampled_from([8, 8, 7, 6, 5, 4])
 SEEDS = st.integers(0, 2**32 - 1)
 _erf = np.vectorize(math.erf)
 
@@ -40,11 +41,12 @@ def activated(x: Float, activation: Activation) -> Float:
 
 
 def product(
-    inputs: int, outputs: int, rng: np.random.Generator, *, activation: Activation = "none", residual: bool = False
-) -> tuple[Step, dict[str, Any]]:
-    """An 8-bit product from buffer 0 to buffer 1."""
+    inputs: int, outputs: int, rng: np.random.Generator, *, activation: Activation = "none", residual: bool = False,
+    bits: int = 8,
+) -> tuple[Step, dict[str, Any]]:  # fmt: skip
+    """An 8-bit product from buffer 0 to buffer 1, whose weights need so many bits."""
     tensors: dict[str, Any] = {
-        "w": rng.integers(-127, 128, (inputs, outputs)).astype(np.int8),
+        "w": (rng.integers(-128 >> 8 - bits, 128 >> 8 - bits, (inputs, outputs)) << 8 - bits).astype(np.int8),
         "s": rng.uniform(0.001, 0.01, outputs).astype(np.float32),
         "b": rng.normal(0, 1, outputs).astype(np.float32),
         "f": rng.uniform(0.5, 2, inputs).astype(np.float32),
@@ -58,15 +60,22 @@ def product(
 
 @KERNELS
 @settings(max_examples=40)
-@given(lines=LINES, inputs=WIDTHS, outputs=WIDTHS, seed=SEEDS, threads=st.integers(1, 4))
-def test_an_8_bit_product_of_numbers_on_the_grid_is_exact(
-    *, kernels: Kernels, lines: int, inputs: int, outputs: int, seed: int, threads: int
+@given(
+    lines=LINES,
+    inputs=WIDTHS,
+    outputs=WIDTHS,
+    seed=SEEDS,
+    threads=st.integers(1, 4),
+    bits=BITS,
+)
+def test_an_8_bit_product_of_numbers_on_the_grid_is_exact_however_few_bits_weights_need(
+    *, kernels: Kernels, lines: int, inputs: int, outputs: int, seed: int, threads: int, bits: int
 ) -> None:
     rng = np.random.default_rng(seed)
     stored, zero = rng.integers(0, 256, (lines, inputs)), rng.integers(0, 256, (lines, 1))
     stored[:, 0], stored[:, -1] = 0, 255  # so that the grid of the row is this one
     x = ((stored - zero) * 2.0**-5).astype(np.float32)
-    step, tensors = product(inputs, outputs, rng)
+    step, tensors = product(inputs, outputs, rng, bits=bits)
 
     y = run([step], tensors, x, kernels=kernels, threads=threads)
 

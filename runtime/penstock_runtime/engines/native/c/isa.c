@@ -32,6 +32,15 @@ int penstock_best_isa(void) {
     return PENSTOCK_PLAIN;
 }
 
+int has_vbmi(void) {
+#if defined(__x86_64__)
+    __builtin_cpu_init();
+    return __builtin_cpu_supports("avx512vbmi") != 0;
+#else
+    return 0;
+#endif
+}
+
 const struct kernels *kernels_for(int isa) {
     if (isa > penstock_best_isa()) return NULL;
     switch (isa) {

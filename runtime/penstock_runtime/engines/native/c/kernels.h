@@ -7,6 +7,7 @@
 
 #define PANEL 32    /* outputs that are packed together */
 #define ALIGNMENT 64 /* bytes; of buffers and weights */
+#define MOST_NARROW_INPUTS 4096 /* of a product whose weights have fewer than 8 bits: a panel is widened on the stack */
 
 /* How one row of activations was quantised: value = (stored - zero) * scale. */
 struct row_grid {
@@ -19,7 +20,8 @@ struct linear8 {
     int inputs;            /* a multiple of 4 */
     int outputs;           /* a multiple of PANEL */
     int activation;
-    const int8_t *packed;  /* [outputs / PANEL, inputs / 4, PANEL, 4] */
+    int bits;              /* of a weight: 8, or fewer where the lower ones of all are 0 and narrow.h knows them */
+    const int8_t *packed;  /* [outputs / PANEL, inputs / 4, PANEL, 4]; 64 bytes may be read behind the end */
     const float *scales;   /* [outputs] */
     const float *bias;     /* [outputs] */
     const int32_t *sums;   /* [outputs]: of the weights over the inputs */
@@ -40,6 +42,7 @@ struct head {
 };
 
 struct kernels {
+    int narrow; /* linear8 takes weights of fewer than 8 bits, given AVX-512 VBMI */
     /* Lines first..last of `source`, quantised to `stored` and `grids`. `factors` may be NULL. */
     void (*quantise)(const float *source, const float *factors, int width, int first, int last, uint8_t *stored,
                      struct row_grid *grids);

@@ -1,6 +1,7 @@
 /* AMX, where one instruction multiplies 16,384 pairs of bytes, or 8,192 of 16-bit floats. */
 #if defined(__x86_64__)
 #include "avx512.h"
+#include "narrow.h"
 
 #define AMX __attribute__((target("amx-tile,amx-int8,amx-bf16,avx512bf16")))
 #define TILE 16 /* lines of a tile, each of 64 bytes */
@@ -24,7 +25,8 @@ static inline AMX void shape_tiles(int upper, int lower) {
 /* ---- The 8-bit product ---- */
 
 #define LEAST_LINES 4   /* for tiles to pay */
-#define CACHE_LINES 32  /* of the weights of one turn: 64 inputs of a panel */
+#define TURN 64         /* inputs whose products are summed by one instruction */
+#define TURN_BYTES (TURN * PANEL) /* of the weights of a panel that one turn needs */
 
 /* What is to be read soon, and how many cache lines of it to ask for in each turn. */
 struct ahead {
@@ -32,39 +34,58 @@ struct ahead {
     int lines;
 };
 
+/* The weights of one panel. Narrow ones are widened a turn before their use, into room for the whole panel where other
+lines follow, else for two turns. */
+struct panel {
+    const int8_t *at; /* as packed */
+    int bits;
+    struct narrow narrow;
+    int8_t *room;
+    size_t kept; /* of the number of a turn: all bits, or the lowest */
+};
+
+static inline const int8_t *turn_weights(const struct panel *panel, size_t turn) {
+    return panel->bits == 8 ? panel->at + turn * TURN_BYTES : panel->room + (turn & panel->kept) * TURN_BYTES;
+}
+
+static inline void widen_turn(const struct panel *panel, size_t turn) {
+    size_t bytes = 8 * (size_t)panel->bits; /* of 64 weights */
+    const int8_t *from = panel->at + turn * (TURN_BYTES / 64) * bytes;
+    int8_t *to = panel->room + (turn & panel->kept) * TURN_BYTES;
+    for (size_t v = 0; v < TURN_BYTES / 64; v++)
+        _mm512_store_si512(to + v * 64, widened(&panel->narrow, from + v * bytes));
+}
+
 /* One panel for up to 32 lines. */
-static AMX void tiles(const struct linear8 *layer, const uint8_t *x, int lines, int panel, struct ahead *ahead,
+static AMX void tiles(const struct panel *panel, const uint8_t *x, size_t inputs, int lines, struct ahead *ahead,
                       int32_t *sums) {
-    size_t inputs = (size_t)layer->inputs;
-    const int8_t *w = layer->packed + (size_t)panel * PANEL * inputs;
     const char *soon = ahead->at;
+    size_t turns = inputs / TURN;
     _tile_zero(0);
     _tile_zero(1);
     if (lines > TILE) {
         _tile_zero(2);
         _tile_zero(3);
-        for (size_t k = 0; k < inputs; k += 64, w += 64 * PANEL) {
-            _tile_loadd(6, w, PANEL * 4);
-            _tile_loadd(7, w + 64, PANEL * 4);
-            _tile_loadd(4, x + k, inputs);
-            _tile_loadd(5, x + k + TILE * inputs, inputs);
-            for (int i = 0; i < ahead->lines; i++, soon += 64) _mm_prefetch(soon, _MM_HINT_T0);
-            _tile_dpbusd(0, 4, 6);
-            _tile_dpbusd(1, 4, 7);
+    }
+    if (panel->bits < 8) widen_turn(panel, 0);
+    for (size_t turn = 0; turn < turns; turn++, x += TURN) {
+        const int8_t *w = turn_weights(panel, turn);
+        if (panel->bits < 8 && turn + 1 < turns) widen_turn(panel, turn + 1);
+        _tile_loadd(6, w, PANEL * 4);
+        _tile_loadd(7, w + 64, PANEL * 4);
+        _tile_loadd(4, x, inputs);
+        for (int i = 0; i < ahead->lines; i++, soon += 64) _mm_prefetch(soon, _MM_HINT_T0);
+        _tile_dpbusd(0, 4, 6);
+        _tile_dpbusd(1, 4, 7);
+        if (lines > TILE) {
+            _tile_loadd(5, x + TILE * inputs, inputs);
             _tile_dpbusd(2, 5, 6);
             _tile_dpbusd(3, 5, 7);
         }
+    }
+    if (lines > TILE) {
         _tile_stored(2, sums + TILE * PANEL, PANEL * 4);
         _tile_stored(3, sums + TILE * PANEL + 16, PANEL * 4);
-    } else {
-        for (size_t k = 0; k < inputs; k += 64, w += 64 * PANEL) {
-            _tile_loadd(4, x + k, inputs);
-            _tile_loadd(6, w, PANEL * 4);
-            _tile_loadd(7, w + 64, PANEL * 4);
-            for (int i = 0; i < ahead->lines; i++, soon += 64) _mm_prefetch(soon, _MM_HINT_T0);
-            _tile_dpbusd(0, 4, 6);
-            _tile_dpbusd(1, 4, 7);
-        }
     }
     _tile_stored(0, sums, PANEL * 4);
     _tile_stored(1, sums + 16, PANEL * 4);
@@ -73,23 +94,32 @@ static AMX void tiles(const struct linear8 *layer, const uint8_t *x, int lines, 
 
 static AMX void linear8_amx(const struct linear8 *layer, const uint8_t *stored, const struct row_grid *grids,
                             const float *residual, int first, int last, int from, int to, float *target) {
-    if (layer->inputs % 64 || last - first < LEAST_LINES) {
+    size_t inputs = (size_t)layer->inputs, bytes = inputs * PANEL / 8 * (size_t)layer->bits;
+    if (inputs % TURN || last - first < LEAST_LINES) {
         penstock_avx512_vnni.linear8(layer, stored, grids, residual, first, last, from, to, target);
         return;
     }
     _Alignas(64) int32_t sums[2 * TILE * PANEL];
-    int upper = -1, lower = -1, turns = (last - first + 2 * TILE - 1) / (2 * TILE);
-    size_t bytes = (size_t)layer->inputs * PANEL;
+    _Alignas(64) int8_t room[MOST_NARROW_INPUTS * PANEL]; /* untouched where weights have 8 bits */
+    int upper = -1, lower = -1, chunks = (last - first + 2 * TILE - 1) / (2 * TILE);
+    struct panel now = {.room = room, .kept = chunks > 1 ? SIZE_MAX : 1};
+    if (layer->bits < 8) now.narrow = narrow_of(layer->bits);
+    int cache_lines = TURN_BYTES / 64 * layer->bits / 8; /* of the weights of one turn */
     for (int panel = from; panel < to; panel++) {
-        const char *weights = (const char *)layer->packed + (size_t)panel * bytes;
+        now.at = layer->packed + (size_t)panel * bytes;
+        now.bits = layer->bits;
         /* Weights are read from far away once: for few lines just ahead, else a panel ahead, bit by bit. */
-        struct ahead ahead = {weights + (turns > 1 ? bytes : AHEAD), (CACHE_LINES + turns - 1) / turns};
+        struct ahead ahead = {(const char *)now.at + (chunks > 1 ? bytes : AHEAD), (cache_lines + chunks - 1) / chunks};
         for (int line = first; line < last; line += 2 * TILE) {
             int lines = last - line < 2 * TILE ? last - line : 2 * TILE;
             int now_upper = lines < TILE ? lines : TILE, now_lower = lines - now_upper;
             if (now_upper != upper || now_lower != lower)
                 shape_tiles(upper = now_upper, lower = now_lower);
-            tiles(layer, stored + (size_t)line * (size_t)layer->inputs, lines, panel, &ahead, sums);
+            tiles(&now, stored + (size_t)line * inputs, inputs, lines, &ahead, sums);
+            if (now.bits < 8 && chunks > 1) { /* they are wide from now on */
+                now.at = room;
+                now.bits = 8;
+            }
             finish(layer, sums, grids, residual, line, lines, panel * PANEL, PANEL, target);
         }
     }
@@ -234,5 +264,5 @@ static AMX void attention_amx(const struct head *head, int first, int last) {
     _tile_release();
 }
 
-const struct kernels penstock_amx = {quantise, norm, linear8_amx, linear32, attention_amx, embed};
+const struct kernels penstock_amx = {1, quantise, norm, linear8_amx, linear32, attention_amx, embed};
 #endif

@@ -59,6 +59,9 @@ struct penstock_model {
 
 static inline size_t rounded(size_t size, size_t to) { return (size + to - 1) / to * to; }
 
+/* Whether this processor moves bytes and bits within a register (AVX-512 VBMI), as narrow.h has it. */
+int has_vbmi(void);
+
 /* The kernels of an instruction set; NULL when this processor has it not. */
 const struct kernels *kernels_for(int isa);
 

@@ -20,16 +20,25 @@ static void *take_pages(size_t size) {
     return memory + before;
 }
 
-static size_t layer_size(const struct penstock_step *s) {
+static size_t layer_size(const struct penstock_step *s, int bits) {
     size_t in = (size_t)s->inputs, out = (size_t)s->outputs;
-    return rounded(in * out, ALIGNMENT) + 3 * rounded(out * 4, ALIGNMENT) + rounded(in * 4, ALIGNMENT);
+    return rounded(in * out / 8 * (size_t)bits, ALIGNMENT) + 3 * rounded(out * 4, ALIGNMENT) + rounded(in * 4, ALIGNMENT);
 }
 
-static void pack(const struct penstock_step *s, struct linear8 *layer, const float **factors, char *at) {
-    size_t in = (size_t)s->inputs, out = (size_t)s->outputs;
+/* The bits that the weights of a product need: those below are 0 in all of them. */
+static int weight_bits(const struct penstock_model *m, const struct penstock_step *s) {
+    const uint8_t *weights = s->weights;
+    unsigned all = 0x10; /* 4 bits at least */
+    if (!m->kernels->narrow || !has_vbmi() || s->inputs > MOST_NARROW_INPUTS) return 8;
+    for (size_t i = 0; i < (size_t)s->inputs * (size_t)s->outputs; i++) all |= weights[i];
+    return 8 - __builtin_ctz(all);
+}
+
+static void pack(const struct penstock_step *s, struct linear8 *layer, const float **factors, int bits, char *at) {
+    size_t in = (size_t)s->inputs, out = (size_t)s->outputs, eight = (size_t)bits; /* bytes of eight weights */
     const int8_t *weights = s->weights;
-    int8_t *packed = (int8_t *)at;
-    float *scales = (float *)(at += rounded(in * out, ALIGNMENT));
+    uint8_t *packed = (uint8_t *)at;
+    float *scales = (float *)(at += rounded(in * out / 8 * eight, ALIGNMENT));
     float *bias = (float *)(at += rounded(out * 4, ALIGNMENT));
     int32_t *sums = (int32_t *)(at += rounded(out * 4, ALIGNMENT));
     float *factor = (float *)(at += rounded(out * 4, ALIGNMENT));
@@ -37,7 +46,11 @@ static void pack(const struct penstock_step *s, struct linear8 *layer, const flo
         int32_t sum = 0;
         for (size_t k = 0; k < in; k++) {
             int8_t w = weights[k * out + n];
-            packed[(n / PANEL * (in / 4) + k / 4) * (PANEL * 4) + n % PANEL * 4 + k % 4] = w;
+            size_t place = (n / PANEL * (in / 4) + k / 4) * (PANEL * 4) + n % PANEL * 4 + k % 4;
+            size_t bit = place % 8 * eight;
+            unsigned own = (unsigned)(uint8_t)w >> (8 - bits) << bit % 8;
+            packed[place / 8 * eight + bit / 8] |= (uint8_t)own;
+            if (own >> 8) packed[place / 8 * eight + bit / 8 + 1] |= (uint8_t)(own >> 8);
             sum += w;
         }
         sums[n] = sum;
@@ -46,7 +59,7 @@ static void pack(const struct penstock_step *s, struct linear8 *layer, const flo
     memcpy(bias, s->bias, out * sizeof(float));
     if (s->factors) memcpy(factor, s->factors, in * sizeof(float));
     *factors = s->factors ? factor : NULL;
-    *layer = (struct linear8){s->inputs, s->outputs, s->activation, packed, scales, bias, sums};
+    *layer = (struct linear8){s->inputs, s->outputs, s->activation, bits, (int8_t *)packed, scales, bias, sums};
 }
 
 static int bad_buffer(const struct penstock_model *m, int buffer, int width) {
@@ -119,8 +132,9 @@ static int add_steps(struct penstock_model *m, const struct penstock_step *steps
             m->most_tokens = s->positions;
         if (s->kind == PENSTOCK_LINEAR8) {
             struct linear8 *layer = &m->layers[layers++];
-            pack(s, layer, &phase.factors, at);
-            at += layer_size(s);
+            int bits = weight_bits(m, s);
+            pack(s, layer, &phase.factors, bits, at);
+            at += layer_size(s, bits);
             if (s->inputs > m->widest_stored) m->widest_stored = s->inputs;
             struct phase *before = &m->phases[m->phase_count - 1];
             if (before->task == NORM && before->step.target == s->source) {
@@ -151,7 +165,7 @@ struct penstock_model *penstock_open(const struct penstock_step *steps, int32_t 
         if (steps[i].kind == PENSTOCK_LINEAR8) {
             if (steps[i].inputs <= 0 || steps[i].outputs <= 0 || !steps[i].weights) return NULL;
             if (steps[i].inputs % PANEL || steps[i].outputs % PANEL) return NULL;
-            packed += layer_size(&steps[i]);
+            packed += layer_size(&steps[i], 8);
             layers++;
         }
     *status = PENSTOCK_NO_MEMORY;
