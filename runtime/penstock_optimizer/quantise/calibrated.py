@@ -45,6 +45,7 @@ def quantise_graph(
         static=recipe.precision is Precision.INT8_STATIC,
         per_channel=recipes.PER_CHANNEL in options,
         limit_pairs=recipes.REDUCED_RANGE in options,
+        weight_bits=recipes.weight_bits(recipe),
         compensated=recipes.COMPENSATED in options,
     )
     linear = LinearGraph(onnx.load(str(graph)))

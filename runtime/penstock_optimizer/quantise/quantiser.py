@@ -29,6 +29,8 @@ class Style:
     per_channel: bool = True
     limit_pairs: bool = False
     """Neighbouring weights are limited, so that AVX2 cannot saturate (`rounding.PAIR`)."""
+    weight_bits: int = 8
+    """4 to 8."""
     smoothing: float | None = None
     """The alpha of SmoothQuant; None: off."""
     compensated: bool = False
@@ -148,6 +150,7 @@ def _weight(matrix: Float, by: Float, style: Style, met: Seen | None) -> Weighed
         scaled,
         per_channel=style.per_channel,
         limit_pairs=style.limit_pairs,
+        bits=style.weight_bits,
         samples=None if met is None else met.samples / by,
     )
     if met is None:

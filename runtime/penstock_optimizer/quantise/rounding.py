@@ -7,6 +7,7 @@ quantisation, known as GPTQ).
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -16,6 +17,7 @@ from penstock_runtime.rows import Float
 
 Int8 = NDArray[np.int8]
 
+BITS = 8
 LARGEST = 127
 """The largest magnitude of a signed 8-bit weight; -128 is left out, so that the range is symmetric."""
 PAIR = 128
@@ -25,6 +27,9 @@ Without VNNI, AVX2 and AVX-512 multiply unsigned activations by signed weights i
 and saturate their sum at 16 bits. The usual remedy gives all weights 7 bits; but hardly any pair is that large."""
 WIDER = (1.0, 1.1, 1.2, 1.3, 1.45, 1.6, 1.8, 2.0)
 """Factors of a channel's scale that are tried where pairs are limited."""
+NARROWER = (1.0, 0.95, 0.9, 0.85, 0.8, 0.75, 0.7, 0.65, 0.6)
+"""Factors of a channel's scale that are tried where weights have fewer than 8 bits: a finer step for most of them is
+worth more than the exact place of the largest."""
 DAMPING = 0.01
 """Of the mean of the diagonal, added to it: directions that the samples do not show stay as they are."""
 BLOCK = 64
@@ -46,35 +51,50 @@ class QuantisedWeight:
 
 
 def quantise_weight(
-    weight: Float, *, per_channel: bool, limit_pairs: bool = False, samples: Float | None = None
+    weight: Float,
+    *,
+    per_channel: bool,
+    limit_pairs: bool = False,
+    bits: int = BITS,
+    samples: Float | None = None,
 ) -> QuantisedWeight:
     """A weight [in, out] on the grid -127..127 times a scale, symmetric.
 
-    `limit_pairs` keeps the sum of two neighbouring weights of a sign within `PAIR`. `samples` [n, in] are inputs of
-    the product: with them each rounding error is made good by the weights that follow; without them each weight is
-    rounded to nearest.
+    `limit_pairs` keeps the sum of two neighbouring weights of a sign within `PAIR`; it is for 8 bits. Of fewer `bits`
+    (4 to 7) the values are the upper ones of 8, those below are 0. `samples` [n, in] are inputs of the product: with
+    them each rounding error is made good by the weights that follow; without them each weight is rounded to nearest.
     """
+    largest = 2 ** (bits - 1) - 1
     magnitude = np.abs(weight).max(axis=0) if per_channel else np.abs(weight).max()
-    scale = np.asarray(magnitude, np.float32) / np.float32(LARGEST)
+    scale = np.asarray(magnitude, np.float32) / np.float32(largest)
     scale = np.where(scale > 0, scale, np.float32(1)).astype(np.float32)  # an all-zero channel stays zero
-    if limit_pairs:
+    rule = _Rule(largest, limit_pairs)
+    if limit_pairs or bits < BITS:
         importance = np.ones(len(weight), np.float32) if samples is None else np.mean(samples**2, axis=0)
-        scale = _widened(weight, scale, importance)
-    if samples is not None:
-        return QuantisedWeight(_compensated(weight, scale, samples, limit_pairs=limit_pairs), scale)
-    return QuantisedWeight(_nearest(weight, scale, limit_pairs=limit_pairs).astype(np.int8), scale)
+        scale = _fitted(weight, scale, WIDER if limit_pairs else NARROWER, importance, rule)
+    steps = _nearest(weight, scale, rule) if samples is None else _compensated(weight, scale, samples, rule)
+    below = 2 ** (BITS - bits)
+    return QuantisedWeight((steps * below).astype(np.int8), np.asarray(scale / np.float32(below), np.float32))
 
 
-def _nearest(weight: Float, scale: Float, *, limit_pairs: bool) -> Float:
+@dataclass(frozen=True)
+class _Rule:
+    """Which steps a weight may have."""
+
+    largest: int
+    limit_pairs: bool
+
+
+def _nearest(weight: Float, scale: Float, rule: _Rule) -> Float:
     """Each weight on the nearest step, as float32."""
     steps = np.asarray(weight / scale, np.float32)
-    if limit_pairs:
+    if rule.limit_pairs:
         even = len(steps) // 2 * 2
         first, second = steps[:even:2], steps[1:even:2]
         first -= _excess(first, second) / 2
         first[:] = np.rint(first)
         second[:] = np.clip(np.rint(second), *_beside(first))
-    return np.clip(np.rint(steps), -LARGEST, LARGEST)
+    return np.clip(np.rint(steps), -rule.largest, rule.largest)
 
 
 def _excess(first: Float, second: Float) -> Float:
@@ -88,23 +108,23 @@ def _beside(first: Float) -> tuple[Float, Float]:
     return np.maximum(-first, 0) - PAIR, PAIR - np.maximum(first, 0)
 
 
-def _widened(weight: Float, scale: Float, importance: Float) -> Float:
-    """The scale, per channel or for all, that does the least damage when pairs are limited: a coarser grid has fewer
-    pairs to cut, at twice the step none."""
+def _fitted(weight: Float, scale: Float, factors: Sequence[float], importance: Float, rule: _Rule) -> Float:
+    """The scale, per channel or for all, that does the least damage: when pairs are limited, a coarser grid has fewer
+    of them to cut, at twice the step none."""
     best = np.full(scale.shape, np.inf)
     result = scale.copy()
-    for factor in WIDER:
-        wider = scale * np.float32(factor)
-        error = (weight - _nearest(weight, wider, limit_pairs=True) * wider) ** 2 * importance[:, np.newaxis]
+    for factor in factors:
+        other = scale * np.float32(factor)
+        error = (weight - _nearest(weight, other, rule) * other) ** 2 * importance[:, np.newaxis]
         damage = error.sum(axis=0) if scale.ndim else error.sum()
-        result = np.where(damage < best, wider, result)
+        result = np.where(damage < best, other, result)
         best = np.minimum(best, damage)
     return np.asarray(result, np.float32)
 
 
-def _compensated(weight: Float, scale: Float, samples: Float, *, limit_pairs: bool) -> Int8:
-    """Round input by input. With H the second moments of the inputs and H = R R^T, R upper triangular, the rows of
-    R^-1 say how the error of one input is best spread over those after it."""
+def _compensated(weight: Float, scale: Float, samples: Float, rule: _Rule) -> Float:
+    """The steps, as float32, rounded input by input. With H the second moments of the inputs and H = R R^T, R upper
+    triangular, the rows of R^-1 say how the error of one input is best spread over those after it."""
     moments = (samples.T @ samples).astype(np.float64)
     size = len(moments)
     moments[np.diag_indices(size)] += DAMPING * np.mean(np.diag(moments)) + 1e-12
@@ -117,16 +137,16 @@ def _compensated(weight: Float, scale: Float, samples: Float, *, limit_pairs: bo
         errors = np.empty((stop - start, left.shape[1]), np.float32)
         for row in range(start, stop):
             steps = left[row] / scale
-            if limit_pairs and row % 2 == 0 and row + 1 < size:
+            if rule.limit_pairs and row % 2 == 0 and row + 1 < size:
                 steps -= _excess(steps, left[row + 1] / scale) / 2
-            steps = np.clip(np.rint(steps), -LARGEST, LARGEST)
-            if limit_pairs and row % 2:
+            steps = np.clip(np.rint(steps), -rule.largest, rule.largest)
+            if rule.limit_pairs and row % 2:
                 steps = np.clip(steps, *_beside(rounded[row - 1]))
             rounded[row] = steps
             errors[row - start] = (left[row] - steps * scale) / spread[row, row]
             left[row + 1 : stop] -= np.outer(spread[row, row + 1 : stop], errors[row - start])
         left[stop:] -= spread[start:stop, stop:].T @ errors
-    return rounded.astype(np.int8)
+    return rounded
 
 
 def _inverse(upper: NDArray[np.float64]) -> NDArray[np.float64]:

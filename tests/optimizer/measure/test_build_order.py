@@ -32,6 +32,8 @@ def names(isa: Isa) -> list[str]:
                 f"openvino int8-static bf16-rest {TUNED}",
                 f"openvino int8-static {TUNED}",
                 f"onnxruntime int8-static {TUNED}",
+                f"onnxruntime int8-dynamic {TUNED}",
+                f"native int8-rowwise 6-bit-weights {TUNED}",
             ],
         ),
         (

@@ -61,7 +61,7 @@ def test_the_most_promising_recipe_comes_after_the_teacher(isa: Isa, second: str
 def test_our_own_engine_is_for_processors_that_its_kernels_are_written_for(isa: Isa) -> None:
     found = candidate_recipes(isa, *ALL)
 
-    (reason,) = [skipped.reason for skipped in found.skipped if skipped.recipe.engine is EngineName.NATIVE]
+    (reason,) = {skipped.reason for skipped in found.skipped if skipped.recipe.engine is EngineName.NATIVE}
     assert isa.value in reason
     assert "AVX-512 with VNNI" in reason
 

@@ -112,3 +112,32 @@ def test_the_zero_of_a_grid_is_where_the_range_puts_it(low: float, high: float, 
 
 def test_a_range_of_nothing_is_a_grid_all_the_same() -> None:
     assert grid(0.0, 0.0).step == 1.0
+
+
+@given(weights, st.integers(4, 7), st.booleans())
+def test_weights_of_fewer_bits_are_the_upper_ones_of_eight(weight: Float, bits: int, compensated: bool) -> None:
+    samples = np.random.default_rng(0).standard_normal((20, len(weight))).astype(np.float32) if compensated else None
+
+    values = quantise_weight(weight, per_channel=True, bits=bits, samples=samples).values.astype(int)
+
+    below = 2 ** (8 - bits)
+    assert not np.any(values % below)
+    assert np.abs(values).max() <= (2 ** (bits - 1) - 1) * below
+
+
+@pytest.mark.parametrize(("bits", "relative"), [(7, 0.022), (6, 0.04), (5, 0.075), (4, 0.14)])
+def test_a_bit_less_is_hardly_twice_the_error(bits: int, relative: float) -> None:
+    weight = np.random.default_rng(4).standard_normal((768, 64)).astype(np.float32)
+
+    error = quantise_weight(weight, per_channel=True, bits=bits).float() - weight
+
+    assert 0.4 * relative < np.sqrt(np.mean(error**2)) < relative
+
+
+def test_the_step_of_fewer_bits_is_finer_than_the_largest_weight_asks_for() -> None:
+    weight = np.random.default_rng(5).standard_normal((768, 64)).astype(np.float32)
+    weight[0] = 12.0
+
+    quantised = quantise_weight(weight, per_channel=True, bits=4)
+
+    assert np.all(quantised.scale * 112 < 0.9 * np.abs(weight).max(axis=0))
