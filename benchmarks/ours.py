@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -19,14 +19,19 @@ from penstock_optimizer.bench.places import Placement
 from penstock_optimizer.bench.server import Server
 
 
-def endpoint(name: str, model: Path, task: TaskName, cores: int) -> ModelEndpoint:
-    """The resource, as a user would write it."""
+def endpoint(name: str, model: Path, task: TaskName, cores: int, lengths: Sequence[int] = ()) -> ModelEndpoint:
+    """The resource, as a user would write it. `lengths`: of the workload, in tokens; none: the default mix."""
     return ModelEndpoint.from_object(
         {
             "apiVersion": "penstock.dev/v1alpha1",
             "kind": "ModelEndpoint",
             "metadata": {"name": name},
-            "spec": {"model": f"file://{model}", "task": task.value, "cores": cores},
+            "spec": {
+                "model": f"file://{model}",
+                "task": task.value,
+                "cores": cores,
+                **({"workload": {"sequenceLengths": list(lengths)}} if lengths else {}),
+            },
         }
     )
 

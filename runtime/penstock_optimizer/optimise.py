@@ -122,7 +122,14 @@ class Optimisation:
         self._candidates = candidate_recipes(job.host.cpu.isa, optimization.engines, optimization.precisions)
         count = len(self._candidates.recipes) + len(self._candidates.skipped) if self._searches else 1
         self._events = Events(on_progress, candidates=count, searches=self._searches)
-        self._tryout = TryOut(self._lab, job.work, self._budget, lengths=self._lengths, on_settled=self._events.settled)
+        self._tryout = TryOut(
+            self._lab,
+            job.work,
+            self._budget,
+            lengths=self._lengths,
+            expected=self._expected,
+            on_settled=self._events.settled,
+        )
 
     def run(self) -> Manifest:
         """All of it."""

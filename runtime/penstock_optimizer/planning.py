@@ -47,7 +47,6 @@ class Planner:
     def __post_init__(self) -> None:
         self._reopened: dict[Recipe, int] = {}
         self._last_reason: dict[Recipe, str] = {}
-        self._limits: dict[Recipe, Limits] = {}
         self._wide: dict[Recipe, int | None] = {}
 
     def search(self, trials: Trials) -> Climbed:
@@ -76,7 +75,7 @@ class Planner:
             )
             router = Router(self, climber, open_for_good=recipes)
             try:
-                return climber.search(starts, lambda plan: self._limits[plan.recipe], routes=router.routes)
+                return climber.search(starts, lambda plan: self.limits(plan.recipe), routes=router.routes)
             except MeasurementFailed as failure:
                 if self.budget.left_for_plans() <= 0:
                     # Cut off by the clock, not by a fault: the best so far by its latencies wins.
@@ -99,20 +98,21 @@ class Planner:
     def _unmeasured(self, timed: Sequence[Timed]) -> Climbed:
         """The first plan of the recipe with the lowest expected latency, when no time is left to try plans."""
         best = min(timed, key=lambda one: expected_milliseconds(one.milliseconds, self.expected))
-        plan = first_plan(best.recipe, self._limits[best.recipe], wide_from_tokens=self._wide[best.recipe])
+        plan = first_plan(best.recipe, self.limits(best.recipe), wide_from_tokens=self._wide[best.recipe])
         spreads = [point.spread for point in self.entrant(best.recipe).facts.latency]
         return Climbed(plan, None, (), finished=False, noise=max(spreads, default=0.0))
 
     def _starts(self, recipes: Sequence[Recipe]) -> list[Plan]:
         plans = []
         for recipe in recipes:
-            entrant = self.entrant(recipe)
-            limits = Limits(self.cores, entrant.batching, tuple(self.lengths))
-            self._limits[recipe] = limits
             if recipe not in self._wide:
-                self._wide[recipe] = self._wide_from(entrant)
-            plans.append(first_plan(recipe, limits, wide_from_tokens=self._wide[recipe]))
+                self._wide[recipe] = self._wide_from(self.entrant(recipe))
+            plans.append(first_plan(recipe, self.limits(recipe), wide_from_tokens=self._wide[recipe]))
         return plans
+
+    def limits(self, recipe: Recipe) -> Limits:
+        """What the plans of a recipe may use."""
+        return Limits(self.cores, self.entrant(recipe).batching, tuple(self.lengths))
 
     def _wide_from(self, entrant: Entrant) -> int | None:
         if self.cores == 1 or entrant.session is None:

@@ -1,4 +1,4 @@
-"""Stage 2, with processes: finds the recipes that may serve the short rows beside the chosen one."""
+"""Stage 2, with processes: finds the recipes that may serve the short or the long rows beside the chosen one."""
 
 from __future__ import annotations
 
@@ -11,12 +11,12 @@ from penstock_optimizer.lab import Lab, Session
 from penstock_optimizer.measure import wide_from
 from penstock_optimizer.search.climb import Step
 from penstock_optimizer.search.route import LEAST_SHARE, boundary, looked_at, rivals, routed, share_within
-from penstock_optimizer.search.space import Limits
+from penstock_optimizer.search.space import Limits, first_plan
 from penstock_optimizer.search.survivors import Timed
 from penstock_optimizer.tryout import Entrant, TryOut
 
 TURNS = 5
-"""Of measuring the chosen recipe and its rival, one after the other."""
+"""Of measuring the two recipes, one after the other."""
 
 
 class Planning(Protocol):
@@ -24,7 +24,6 @@ class Planning(Protocol):
 
     tryout: TryOut
     lab: Lab
-    cores: int
     lengths: Sequence[int]
     expected: Sequence[int]
 
@@ -35,6 +34,10 @@ class Planning(Protocol):
 
     def entrant(self, recipe: Recipe) -> Entrant:
         """The candidate of a recipe."""
+        ...
+
+    def limits(self, recipe: Recipe) -> Limits:
+        """What the plans of a recipe may use."""
         ...
 
 
@@ -50,47 +53,67 @@ class Router:
     """Proposes routes for one plan."""
 
     def __init__(self, planning: Planning, notes: Notes, *, open_for_good: Collection[Recipe]) -> None:
-        """Processes of other recipes than `open_for_good` are ended again."""
+        """Processes of other recipes than `open_for_good` are ended again, unless a proposal needs them."""
         self._planning = planning
         self._notes = notes
         self._open_for_good = open_for_good
 
     def routes(self, plan: Plan) -> Iterator[Plan]:
-        """The plan with another recipe for its short rows: measured to be faster there in turns with its own, and
-        judged together with it."""
+        """Plans of other recipes with the plan's own for their short rows, then the plan with another recipe for its
+        short rows, or with another one than it has: measured to be faster in turns with each other, judged together."""
         planning = self._planning
-        lengths = [tokens for tokens in looked_at(planning.lengths) if self._share(tokens) >= LEAST_SHARE]
+        shortest = planning.entrant(plan.recipe if plan.short is None else plan.short.recipe)
         # Who is served fp32 is so because nothing else is better within the budget.
-        if not lengths or plan.recipe == planning.tryout.teacher.recipe:
+        if plan.recipe == planning.tryout.teacher.recipe or not shortest.medians:
             return
-        own = planning.entrant(plan.recipe)
-        others = [
-            Timed(one.recipe, one.medians) for one in planning.tryout.entrants if one.accepted and one.built is not None
-        ]
-        alone = {one.recipe for one in planning.tryout.entrants if one.batching is Batching.SINGLE}
-        for recipe in rivals(Timed(plan.recipe, own.medians), others, alone=alone):
-            rival = planning.entrant(recipe)
-            if own.built is None or rival.built is None or rival.built.io.outputs != own.built.io.outputs:
-                continue
-            proposal = self._proposal(plan, own, rival, lengths)
-            if proposal is not None:
-                yield proposal
+        accepted = [one for one in planning.tryout.entrants if one.accepted and one.built is not None]
+        others = [_timed(one) for one in accepted if one.recipe not in plan.recipes]
+        alone = {one.recipe for one in accepted if one.batching is Batching.SINGLE}
+        if plan.short is None:
+            for recipe in rivals(_timed(shortest), others, max(shortest.medians), alone=alone):
+                long = self._long_plan(plan, planning.entrant(recipe))
+                if long is not None:
+                    yield from self._proposal(long, shortest, rival=recipe)
+        for recipe in rivals(_timed(shortest), others, min(shortest.medians), alone=alone):
+            yield from self._proposal(plan.unrouted, planning.entrant(recipe), rival=recipe)
 
-    def _proposal(self, plan: Plan, own: Entrant, rival: Entrant, lengths: Sequence[int]) -> Plan | None:
+    def _long_plan(self, plan: Plan, rival: Entrant) -> Plan | None:
+        """How the rival's rows would be served in the place of the plan's; None when it breaks."""
         try:
-            found = self._measured(plan, own, rival, lengths)
+            wide = self._session(rival).wide_from(self._planning.lengths, timeout_seconds=self._planning.limit)
+        except WorkerFailed:
+            rival.close()
+            return None
+        found = first_plan(
+            rival.recipe, self._planning.limits(rival.recipe), wide_from_tokens=wide if plan.streams > 1 else None
+        )
+        return found.model_copy(update={"streams": plan.streams, "threads_per_stream": plan.threads_per_stream})
+
+    def _proposal(self, plan: Plan, short: Entrant, *, rival: Recipe) -> Iterator[Plan]:
+        """`plan` with another recipe for its short rows, where that pays. `rival`: which of both is the challenger."""
+        own = self._planning.entrant(plan.recipe)
+        found = None
+        try:
+            found = self._measured(plan, own, short)
+            found = found if found is not None and self._judged(found, plan, own) else None
         except WorkerFailed:
             # Its own process, if it was that, is started again by the search.
-            for one in (own, rival):
+            for one in (own, short):
                 one.close()
-            return None
         finally:
-            if rival.recipe not in self._open_for_good:
-                rival.close()
-        return found if found is not None and self._judged(found, plan, own) else None
+            if rival not in self._open_for_good and (found is None or found.recipe != rival):
+                self._planning.entrant(rival).close()
+        if found is not None:
+            yield found
 
-    def _measured(self, plan: Plan, own: Entrant, rival: Entrant, lengths: Sequence[int]) -> Plan | None:
+    def _measured(self, plan: Plan, own: Entrant, short: Entrant) -> Plan | None:
         """The lone rows of both in turns, each as it would be served: on one core, or on all."""
+        if own.built is None or short.built is None or own.built.io.outputs != short.built.io.outputs:
+            return None
+        found = looked_at(self._planning.lengths, _timed(short), _timed(own))
+        lengths = [tokens for tokens in found if self._share(tokens) >= LEAST_SHARE]
+        if not lengths:
+            return None
         ours = {tokens: list[float]() for tokens in lengths}
         narrow = {tokens: list[float]() for tokens in lengths}
         wide = {tokens: list[float]() for tokens in lengths}
@@ -98,16 +121,15 @@ class Router:
         for _ in range(TURNS):
             self._add(ours, own, [tokens for tokens in lengths if not _is_wide(plan, tokens)], wide=False)
             self._add(ours, own, [tokens for tokens in lengths if _is_wide(plan, tokens)], wide=True)
-            self._add(narrow, rival, lengths, wide=False)
+            self._add(narrow, short, lengths, wide=False)
             if may_be_wide:
-                self._add(wide, rival, lengths, wide=True)
-        longest = boundary(ours, narrow)
-        if longest is None:
+                self._add(wide, short, lengths, wide=True)
+        wide_at = wide_from(lengths, lambda n: min(narrow[n]), lambda n: min(wide[n])) if may_be_wide else None
+        longest = boundary(ours, {n: (narrow if wide_at is None or n < wide_at else wide)[n] for n in lengths})
+        if longest is None or 1 - self._share(longest) < LEAST_SHARE:
             return None
-        short = [tokens for tokens in lengths if tokens <= longest]
-        from_tokens = wide_from(short, lambda n: min(narrow[n]), lambda n: min(wide[n])) if may_be_wide else None
-        limits = Limits(self._planning.cores, rival.batching, tuple(self._planning.lengths))
-        return routed(plan, rival.recipe, limits, longest_tokens=longest, wide_from_tokens=from_tokens)
+        limits = self._planning.limits(short.recipe)
+        return routed(plan, short.recipe, limits, longest_tokens=longest, wide_from_tokens=wide_at)
 
     def _add(self, times: dict[int, list[float]], entrant: Entrant, lengths: Sequence[int], *, wide: bool) -> None:
         if lengths:
@@ -139,3 +161,7 @@ class Router:
 
 def _is_wide(plan: Plan, tokens: int) -> bool:
     return plan.streams > 1 and plan.wide_from_tokens is not None and tokens >= plan.wide_from_tokens
+
+
+def _timed(entrant: Entrant) -> Timed:
+    return Timed(entrant.recipe, entrant.medians)

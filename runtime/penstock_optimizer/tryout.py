@@ -16,7 +16,7 @@ from penstock_optimizer.disk import full, is_full
 from penstock_optimizer.isolation import Failure, WorkerFailed
 from penstock_optimizer.lab import BuiltFacts, Lab, Session
 from penstock_optimizer.load.summary import median, relative_spread
-from penstock_optimizer.search.survivors import WITHIN_BUDGET, Timed, hopeless
+from penstock_optimizer.search.survivors import WITHIN_BUDGET, Timed, expected_milliseconds, hopeless
 from penstock_optimizer.workfolder import CandidateRecord, WorkFolder
 
 ROUNDS = 3
@@ -91,6 +91,7 @@ class TryOut:
         budget: Budget,
         *,
         lengths: Sequence[int],
+        expected: Sequence[int] = (),
         on_settled: Callable[[Entrant], None] = lambda _: None,
         most_open: int = MOST_OPEN,
     ) -> None:
@@ -98,6 +99,8 @@ class TryOut:
         self._work = work
         self._budget = budget
         self._lengths = tuple(lengths)
+        self._expected = tuple(expected) or self._lengths
+        """A sample of the workload's lengths: what an entrant is worth at first sight."""
         self._on_settled = on_settled
         self.most_open = most_open
         self.entrants: list[Entrant] = []
@@ -274,13 +277,17 @@ class TryOut:
             for one in self.entrants
             if one is not other_than and one.accepted and one.session is not None and one.milliseconds
         ]
-        return min(open_ones, key=lambda one: sum(one.fastest.values()), default=None)
+        return min(open_ones, key=self._glance, default=None)
+
+    def _glance(self, entrant: Entrant) -> float:
+        """Milliseconds to expect over the workload. Not a sum over lengths, which the longest alone would decide."""
+        return expected_milliseconds(entrant.fastest, self._expected)
 
     def _make_room(self) -> None:
         """Close the slowest process when there are too many; the teacher stays."""
         open_ones = [one for one in self.entrants[1:] if one.session is not None and one.milliseconds]
         while len(open_ones) >= self.most_open:
-            slowest = max(open_ones, key=lambda one: sum(one.fastest.values()))
+            slowest = max(open_ones, key=self._glance)
             slowest.close()
             slowest.settle(Outcome.SLOWER, f"slower at first sight than {len(open_ones) - 1} others")
             open_ones.remove(slowest)

@@ -3,8 +3,8 @@
 A challenger is measured right after and right before the incumbent (a pair), and promoted only when it is better by
 more than the pairs scatter. One pair is enough to drop a challenger that is clearly worse; a promising one gets more.
 Promotions on a later criterion (more requests, equal latency) may not add up to a loss on the first one: each is held
-against the last plan that won by the first criterion. Before the climb the best of the first plans may get a route for
-short rows (`route`), which its neighbours then keep.
+against the last plan that won by the first criterion. Before the climb the best of the first plans may get a route by
+length (`route`), which its neighbours then keep.
 """
 
 from __future__ import annotations
@@ -156,19 +156,24 @@ class Climber:
         *,
         routes: Callable[[Plan], Iterable[Plan]] = lambda _: (),
     ) -> Climbed:
-        """The best of the first plans, with a route for short rows where one pays, then uphill from there; at the end
+        """The best of the first plans, with a route by length where one pays, then uphill from there; at the end
         held once more against the first of `starts` (the fp32 teacher), which is returned where the winner turns out no
         better.
 
-        `routes`: the same plan with routes that look worth while, the most promising first; asked for one by one.
+        `routes`: of a plan, those with routes that look worth while, with its own recipe for the long rows or for the
+        short ones, the most promising first; asked for one by one.
         Raises MeasurementFailed when the incumbent itself stops working.
         """
         best = self.best_of(starts)
-        climbed = self.climb(self._with_route(best, routes(best)), limits)
+        routed = self._with_route(best, routes(best))
+        if routed.short is not None:
+            # The recipe that was best for all rows need not be the best for the short ones alone.
+            routed = self._with_route(routed, routes(routed))
+        climbed = self.climb(routed, limits)
         teacher = starts[0]
         # The teacher gets no route: one that starts with it is of a search without the teacher.
-        routed = climbed.plan.short is not None and climbed.plan.recipe == teacher.recipe
-        if climbed.plan == teacher or routed:
+        of_first = climbed.plan.short is not None and climbed.plan.recipe == teacher.recipe
+        if climbed.plan == teacher or of_first:
             return climbed
         final = self.challenge(climbed.plan, teacher)
         if final is not None and final.ranking is Ranking.BETTER:
@@ -187,9 +192,12 @@ class Climber:
         offered = iter(routed)
         # Asked before the next one is: finding it takes seconds.
         while self._time_left() and (challenger := next(offered, None)) is not None:
-            if challenger.short is None:
+            if challenger.short is None or challenger == plan:
                 continue
-            judge = RouteGoal(self._goal, challenger.short.longest_tokens)
+            judge: Judge = self._goal
+            if challenger.recipe == plan.recipe:
+                # Short rows, which hardly weigh in the goal, have one of their own. Long rows weigh.
+                judge = RouteGoal(self._goal, challenger.short.longest_tokens)
             if self._promote(challenger, plan, anchor=plan, least_pairs=2, judge=judge) is not None:
                 return challenger
         return plan

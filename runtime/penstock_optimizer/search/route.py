@@ -1,8 +1,9 @@
 """Routing by length: does it pay to hold a second graph for short rows? Pure.
 
 At a few tokens what an engine does around the products decides, at many the products themselves: the recipe that is
-best over a workload need not be the best for its shortest rows. They hardly weigh in lone latency over the workload
-(p50 and p95 are those of longer rows), so a route is held against the plan without it by a measure of its own.
+best over a workload need not be the best for its shortest rows, nor for its longest. The shortest hardly weigh in lone
+latency over the workload (p50 and p95 are those of longer rows), so a route for them is held against the plan without
+it by a measure of its own.
 """
 
 from __future__ import annotations
@@ -19,16 +20,14 @@ from penstock_optimizer.search.survivors import Timed, interpolate
 
 SHORT_LENGTHS = (8, 16)
 """Tokens: the lengths that a route must gain at."""
-LONGEST = 32
-"""No row longer than this counts as short."""
 LEAST_GAIN = 0.10
 """Of a lone row's time at the shortest length: less is not worth a second graph in memory."""
 LEAST_STEP = 0.03
 """The gain that each longer length must still show to be routed as well."""
 PROMISING = 0.05
-"""A recipe this much faster at the shortest length, as it was measured among all, is looked at again."""
+"""A recipe this much faster at the shortest or the longest length, as it was measured among all, is looked at again."""
 LEAST_SHARE = 0.02
-"""Of the workload's rows that must be so short."""
+"""Of the workload's rows that each side must have."""
 MOST_RIVALS = 2
 
 
@@ -42,40 +41,42 @@ def share_within(workload: Sequence[int], tokens: int) -> float:
     return sum(length <= tokens for length in workload) / len(workload) if workload else 0.0
 
 
-def looked_at(lengths: Sequence[int]) -> tuple[int, ...]:
-    """Of the measured lengths, those that may count as short; none when no others would be left."""
-    short = tuple(tokens for tokens in sorted(lengths) if tokens <= LONGEST)
-    return short if len(short) < len(lengths) else short[:-1]
+def looked_at(lengths: Sequence[int], short: Timed, long: Timed) -> tuple[int, ...]:
+    """Of the measured lengths, those that `short` might serve beside `long`: up to the first at which it looked slower,
+    that one included, and never the longest, so that some are left."""
+    found = []
+    for tokens in sorted(lengths)[:-1]:
+        found.append(tokens)
+        if interpolate(short.milliseconds, tokens) >= interpolate(long.milliseconds, tokens):
+            break
+    return tuple(found)
 
 
-def rivals(chosen: Timed, others: Sequence[Timed], *, alone: Collection[Recipe] = ()) -> list[Recipe]:
-    """Recipes that look faster than the chosen one at its shortest length, the most promising first.
+def rivals(chosen: Timed, others: Sequence[Timed], tokens: int, *, alone: Collection[Recipe] = ()) -> list[Recipe]:
+    """Recipes that look faster than the chosen one at a length, the most promising first.
 
     `others`: all that the guard lets serve. Those whose rows must run `alone` come last: short rows gain from company.
     """
-    if not chosen.milliseconds:
-        return []
-    shortest = min(chosen.milliseconds)
-    bar = (1 - PROMISING) * chosen.milliseconds[shortest]
+    bar = (1 - PROMISING) * chosen.milliseconds[tokens]
     faster = {
         other.recipe: time
         for other in others
         if other.recipe != chosen.recipe
         and other.milliseconds
-        and (time := interpolate(other.milliseconds, shortest)) < bar
+        and (time := interpolate(other.milliseconds, tokens)) < bar
     }
     return sorted(faster, key=lambda recipe: (recipe in alone, faster[recipe]))[:MOST_RIVALS]
 
 
-def boundary(chosen: Mapping[int, Sequence[float]], rival: Mapping[int, Sequence[float]]) -> int | None:
-    """The longest row that is better off with the rival; None: none is, or not by enough.
+def boundary(long: Mapping[int, Sequence[float]], short: Mapping[int, Sequence[float]]) -> int | None:
+    """The longest row that is better off with the recipe of the short rows; None: none is, or not by enough.
 
     Gains must be beyond what the median over the turns is uncertain by; the trial that follows has the last word.
     Milliseconds of lone rows by tokens, one for each of several turns, in the order of the turns.
     """
     found = None
-    for tokens in sorted(chosen.keys() & rival.keys()):
-        ratios = [theirs / ours for ours, theirs in zip(chosen[tokens], rival[tokens], strict=True)]
+    for tokens in sorted(long.keys() & short.keys()):
+        ratios = [theirs / ours for ours, theirs in zip(long[tokens], short[tokens], strict=True)]
         gain = 1 - median(ratios)
         least = LEAST_GAIN if found is None else LEAST_STEP
         if gain <= max(least, relative_spread(ratios) / math.sqrt(len(ratios))):

@@ -169,6 +169,25 @@ def test_a_recipe_that_leads_at_short_lengths_serves_those(tmp_path: Path) -> No
     assert speed_up(by_recipe[FP32], plan, by_recipe) == pytest.approx({8: 2.6, 16: 2.6, 32: 2, 128: 2, 512: 2})
 
 
+LONG_ROWS = {
+    STATIC: Script(speed=1.6),
+    INT8: Script(speed=1.2, short_speed=4.0),
+}
+"""The one leads up to 16 tokens by so much that it is the best of all over the workload; the other from 32 on."""
+
+
+def test_who_leads_over_the_workload_leaves_the_long_rows_to_who_is_faster_there(tmp_path: Path) -> None:
+    expected = (8, 8, 16, 16, 512)
+    climbed, _, lab, steps = plan_search(tmp_path, LONG_ROWS, lengths=SHORTER, expected=expected)
+
+    plan = climbed.plan
+    assert plan.short is not None
+    assert (plan.recipe, plan.short.recipe, plan.short.longest_tokens) == (STATIC, INT8, 16)
+    (step,) = [step for step in steps if step.promoted and step.challenger.short and step.incumbent.short is None]
+    assert (step.challenger.recipe, step.incumbent.recipe) == (STATIC, INT8)
+    assert lab.open_now == 0
+
+
 @pytest.mark.parametrize("expected", [(48, 64, 512), [8] + [128] * 99])
 def test_a_workload_without_short_rows_does_not_route(tmp_path: Path, expected: Sequence[int]) -> None:
     climbed, _, lab, _ = plan_search(tmp_path, SHORT_ROWS, lengths=SHORTER, expected=expected)

@@ -21,12 +21,14 @@ LENGTHS = (8, 32, 128, 512)
 
 
 def stage(
-    tmp_path: Path, scripts: dict[Recipe, Script], *, seconds: float = 600
+    tmp_path: Path, scripts: dict[Recipe, Script], *, seconds: float = 600, expected: tuple[int, ...] = ()
 ) -> tuple[TryOut, FakeLab, list[Entrant]]:
     work = WorkFolder(tmp_path / "work")
     lab = FakeLab(work.candidate, {FP32: Script(), **scripts})
     settled: list[Entrant] = []
-    tryout = TryOut(lab, work, Budget(seconds, lab.clock), lengths=LENGTHS, on_settled=settled.append)
+    tryout = TryOut(
+        lab, work, Budget(seconds, lab.clock), lengths=LENGTHS, expected=expected, on_settled=settled.append
+    )
     return tryout, lab, settled
 
 
@@ -195,6 +197,22 @@ def test_no_more_processes_wait_than_the_memory_is_good_for(tmp_path: Path) -> N
     # The fastest are the ones that stayed.
     assert all(len(found[recipe].facts.latency) == len(LENGTHS) for recipe in recipes[-3:])
     assert found[recipes[0]].facts.reason == "slower at first sight than 5 others"
+
+
+def test_who_leads_at_most_lengths_keeps_its_process_though_it_is_slow_at_the_longest(tmp_path: Path) -> None:
+    """The sum over lengths is that of the longest one: by it the fastest engine for all usual rows was closed."""
+    others = {
+        Recipe(engine=EngineName.OPENVINO, precision=Precision.INT8_STATIC, options=(f"option{index}",)): Script(
+            speed=1.5
+        )
+        for index in range(MOST_OPEN)
+    }
+    scripts = {INT8: Script(speed=1.4, short_speed=5.0), **others}
+    tryout, _, _ = stage(tmp_path, scripts, expected=(8, 8, 16, 32, 128))
+    found = run(tryout, scripts)
+
+    assert found[INT8].facts.reason == WITHIN_BUDGET
+    assert len(found[INT8].facts.latency) == len(LENGTHS)
 
 
 # Going on after an interruption

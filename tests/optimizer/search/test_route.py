@@ -55,20 +55,31 @@ def test_short_lengths_are_measured_where_the_workload_has_rows_so_short(
     assert short_lengths(workload) == lengths
 
 
-def test_some_length_always_remains_for_the_own_recipe() -> None:
-    assert looked_at((8, 16, 32, 64, 128)) == (8, 16, 32)
-    assert looked_at((8, 16)) == (8,)
-    assert looked_at((8,)) == ()
+@pytest.mark.parametrize(
+    ("short", "lengths", "expected"),
+    [
+        pytest.param({8: 1.0, 64: 3.0, 256: 20.0}, (8, 16, 32, 64, 128, 256), (8, 16, 32, 64, 128), id="and one more"),
+        pytest.param({8: 1.0, 64: 3.0}, (8, 64, 256), (8, 64), id="some length remains for the long rows"),
+        pytest.param({8: 9.0, 64: 9.0}, (8, 64, 256), (8,), id="slower from the first on"),
+        pytest.param({8: 1.0, 64: 3.0}, (8,), (), id="one length for all"),
+    ],
+)
+def test_short_rows_are_looked_at_as_far_as_they_may_gain(
+    short: dict[int, float], lengths: tuple[int, ...], expected: tuple[int, ...]
+) -> None:
+    long = Timed(STATIC, {8: 2.0, 64: 4.0, 128: 7.0, 256: 14.0})
+
+    assert looked_at(lengths, Timed(INT8, short), long) == expected
 
 
-def test_rivals_are_faster_at_the_shortest_length_and_those_that_run_alone_come_last() -> None:
+def test_rivals_are_faster_at_a_length_and_those_that_run_alone_come_last() -> None:
     chosen = Timed(STATIC, {8: 1.3, 64: 4.0})
     fast, faster = Timed(FP32, {8: 1.1, 64: 9.0}), Timed(INT8, {8: 1.0, 64: 5.0})
 
-    assert rivals(chosen, [chosen, fast, faster]) == [INT8, FP32]
-    assert rivals(chosen, [chosen, fast, faster], alone={INT8}) == [FP32, INT8]
-    assert rivals(chosen, [Timed(INT8, {8: 1.28, 64: 1.0})]) == []
-    assert rivals(Timed(STATIC, {}), [faster]) == []
+    assert rivals(chosen, [chosen, fast, faster], 8) == [INT8, FP32]
+    assert rivals(chosen, [chosen, fast, faster], 8, alone={INT8}) == [FP32, INT8]
+    assert rivals(chosen, [Timed(INT8, {8: 1.28, 64: 1.0}), Timed(FP32, {})], 8) == []
+    assert rivals(chosen, [Timed(INT8, {8: 1.28, 64: 1.0}), fast], 64) == [INT8]
 
 
 @pytest.mark.parametrize(
