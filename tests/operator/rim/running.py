@@ -19,8 +19,10 @@ from penstock_operator.process import make_informers
 from penstock_operator.settings import Settings
 from penstock_operator.world import World
 
-QUIET_SECONDS = 0.6
-"""Nothing to do and nothing heard for this long: it has come to rest. Watches tell within some ten milliseconds."""
+QUIET_LOOKS = 12
+LOOK_SECONDS = 0.05
+"""Nothing to do and nothing heard at so many looks: it has come to rest. Watches tell within some ten milliseconds.
+Looks are counted and not the seconds: those pass as well while the machine stands still, with events on their way."""
 
 
 class Killed(BaseException):
@@ -92,14 +94,14 @@ class Running:
         self.world = world
         self.controller = controller
         self._tasks = tasks
-        self._heard = asyncio.get_running_loop().time()
+        self._quiet_looks = 0
         self._last: tuple[object, ...] = ()
         for store in world.stores.values():
             store.listen(partial(self._hear, store.kind))
         world.listen_said(self._hear)
 
     def _hear(self, *what: object) -> None:
-        self._heard = asyncio.get_running_loop().time()
+        self._quiet_looks = 0
         self._last = (*self._last[-4:], what)
 
     async def rest(self, *, within: float = 180.0) -> bool:
@@ -108,13 +110,14 @@ class Running:
         begin = loop.time()
         self._hear()
         while True:
-            done, _ = await asyncio.wait(self._tasks, timeout=0.05, return_when=asyncio.FIRST_COMPLETED)
+            done, _ = await asyncio.wait(self._tasks, timeout=LOOK_SECONDS, return_when=asyncio.FIRST_COMPLETED)
             for task in done:
                 error = task.exception()
                 if _is_killed(error):
                     return False
                 raise AssertionError("a task ended") from error
-            if not self.controller.queue.busy and loop.time() - self._heard > QUIET_SECONDS:
+            self._quiet_looks = 0 if self.controller.queue.busy else self._quiet_looks + 1
+            if self._quiet_looks > QUIET_LOOKS:
                 return True
             assert loop.time() - begin < within, f"no rest: busy {self.controller.queue.busy}, heard {self._last}"
 

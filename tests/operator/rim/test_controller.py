@@ -210,7 +210,12 @@ def test_of_many_that_are_due_at_once_and_need_nothing_the_loop_gets_its_turns(m
         return len(gaps), max(gaps)
 
     monkeypatch.setattr(Reconciler, "reconcile", nothing_to_write)
-    turns, longest = asyncio.run(scenario())
 
-    assert turns > 20
-    assert longest < 0.2
+    # A virtual machine that stands still adds to the thread's clock as well: who never gives way is slow at every try.
+    for _ in range(3):
+        reconciled.clear()
+        turns, longest = asyncio.run(scenario())
+        assert turns > 20
+        if longest < 0.2:
+            return
+    pytest.fail(f"a turn of the loop took {longest:.2f} s")

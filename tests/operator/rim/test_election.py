@@ -8,7 +8,7 @@ import itertools
 import json
 import threading
 import time
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any
@@ -105,10 +105,11 @@ def server() -> Iterator[LeaseServer]:
             thread.join()
 
 
-def block(seconds: float) -> None:
-    """Keep this thread's event loop from turning, as a long piece of Python does."""
-    end = time.monotonic() + seconds
-    while time.monotonic() < end:
+def block(seconds: float, *, until: Callable[[], bool] = lambda: True) -> None:
+    """Keep this thread's event loop from turning, as a long piece of Python does: for so long, and then until it is so,
+    or for a minute."""
+    begin = time.monotonic()
+    while (passed := time.monotonic() - begin) < seconds or (passed < 60.0 and not until()):
         json.dumps(list(range(1000)))
 
 
@@ -136,7 +137,7 @@ def test_one_that_hangs_gives_the_lease_up_and_may_not_write_when_it_wakes(serve
             await election.acquire()
             hold = asyncio.create_task(election.hold())
             await asyncio.sleep(0)
-            block(4.0)
+            block(1.5, until=lambda: server.holder == "")
             holder, held = server.holder, election.held
             await asyncio.wait_for(hold, 60.0)  # the caller is told, and ends
             return holder, held

@@ -6,6 +6,8 @@ import asyncio
 import time
 from collections.abc import Iterator
 
+import pytest
+
 from penstock_operator.slices import Slices
 
 WORK_SECONDS = 0.002
@@ -44,10 +46,11 @@ async def longest_turn(tasks: int, pieces: int) -> float:
     return max(gaps)
 
 
-def test_a_turn_has_room_for_one_slice_whoever_works() -> None:
-    # 0.8 s of work. A machine that has something else to do meanwhile makes a turn no longer by this clock.
-    assert asyncio.run(longest_turn(tasks=100, pieces=400)) < 0.1
-    assert asyncio.run(longest_turn(tasks=1, pieces=400)) < 0.1
+@pytest.mark.parametrize("tasks", [1, 100])
+def test_a_turn_has_room_for_one_slice_whoever_works(tasks: int) -> None:
+    # 0.8 s of work. What else the machine has to do makes a turn no longer by this clock, but a virtual machine that
+    # stands still does: who never gives way has a long turn at every try.
+    assert any(asyncio.run(longest_turn(tasks, pieces=400)) < 0.1 for _ in range(3))
 
 
 def test_what_is_left_of_a_slice_is_used_without_a_turn() -> None:

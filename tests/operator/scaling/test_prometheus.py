@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 from penstock.scaling import PrometheusQueries
-from penstock_operator.autoscaler import Metrics, Unknown, Value
+from penstock_operator.autoscaler import Metrics, Unknown, Value, known
 from penstock_operator.scaling.prometheus import Access, OwnPrometheus, PrometheusClient, Source
 from penstock_operator.scaling.queries import Place, Windows
 from testbed.build import binary
@@ -80,11 +80,11 @@ def test_a_real_prometheus_tells_the_load_and_when_it_is_gone_nothing_is_known(
                 await asyncio.sleep(1)
                 busy.catch_up()
                 found = await ask(client, server.source)
-                if isinstance(found.arrivals_slow, Value) and found.arrivals_slow.value > 15 and found.coverage == 1:
+                # Of a machine that stood still for a moment the rate is another one for some seconds.
+                fast, slow = known(found.arrivals_fast), known(found.arrivals_slow) or 0.0
+                if found.coverage == 1 and slow > 15 and fast == pytest.approx(20, rel=0.35):
                     break
                 assert time.monotonic() < deadline, f"{found}\n{(tmp_path / 'log').read_text()[-2000:]}"
-            assert isinstance(found.arrivals_fast, Value)
-            assert found.arrivals_fast.value == pytest.approx(20, rel=0.35)
             assert found.in_flight == Value(0.0), "the scrape itself is not counted"
             assert isinstance(found.good_share, Value)
             assert found.good_share.value == pytest.approx(0.9, abs=0.02)

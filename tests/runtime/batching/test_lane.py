@@ -76,6 +76,8 @@ def test_queue_and_inference_make_up_the_time_until_the_last_row() -> None:
                 await begun(engine)
             before = perf_counter()
             asked = asyncio.create_task(run(lane, rows([5, 6, 7])))
+            await asyncio.sleep(0)  # lets it come into the queue
+            assert lane.workers.depth[0] == 3
             await asyncio.sleep(0.05)  # is to be seen as time in the queue
             engine.gate.set()
             ran = await soon(asked)
