@@ -118,6 +118,10 @@ class KubernetesPort:
             # ValueError: a line cut in half by a server that went away.
             raise Unavailable(f"{what}: {error or type(error).__name__}") from error
         finally:
+            # At once: a stream that is left has nothing to take leave of, and a busy server may keep TLS's goodbye open
+            # for longer than this process lives.
+            if response.connection is not None and response.connection.transport is not None:
+                response.connection.transport.abort()
             response.close()
 
     async def apply(self, value: Json, *, subresource: str = "") -> Json:
