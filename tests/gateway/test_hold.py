@@ -43,8 +43,9 @@ def test_what_is_held_is_released_within_a_tenth_of_a_second_of_a_replica_being_
         seconds.append(time.monotonic() - begin)
         assert answer.status_code == 200
 
-    # Some 0.06 s on a quiet machine: the watch, three commands, at most 25 ms until the waiter looks, the answer.
-    assert min(seconds) < 0.2
+    # Some 0.06 s on a quiet machine: the watch, three commands, at most 25 ms until the waiter looks, the answer. One
+    # that is three times slower, and never quiet, has twice as much as it would take.
+    assert min(seconds) < 0.4
 
 
 def test_a_request_that_is_not_held_says_nothing_of_it(rig: Rig) -> None:

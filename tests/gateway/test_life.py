@@ -54,14 +54,14 @@ def test_one_of_two_gateways_is_replaced_under_load_and_nothing_is_lost(rig: Rig
         # The Service forgets it, and the kubelet tells it to end.
         balancer.backends = [second.port]
         first.terminate()
-        assert first.process.wait(30) == 0
+        assert first.process.wait(120) == 0
         running.more(50)
         third = rig.gateway()
         third.until("replicas", 1)
         balancer.backends = [second.port, third.port]
         second.terminate()
         balancer.backends = [third.port]
-        assert second.process.wait(30) == 0
+        assert second.process.wait(120) == 0
         running.more(50)
 
     assert not running.failures
@@ -76,7 +76,7 @@ def test_what_a_draining_gateway_holds_is_answered_when_a_replica_comes(rig: Rig
     rig.start("a")
 
     assert [answer.status_code for answer in crowd.finish()] == [200] * 3
-    assert gateway.process.wait(30) == 0
+    assert gateway.process.wait(120) == 0
 
 
 def test_who_still_comes_to_a_gateway_that_is_taken_away_is_answered(rig: Rig) -> None:
@@ -89,17 +89,17 @@ def test_who_still_comes_to_a_gateway_that_is_taken_away_is_answered(rig: Rig) -
     gateway.terminate()
 
     assert post(gateway.url).status_code == 200
-    assert gateway.process.wait(30) == 0
+    assert gateway.process.wait(120) == 0
 
 
 def test_who_reads_its_metrics_now_and_then_does_not_keep_a_gateway_that_is_to_go(rig: Rig) -> None:
-    gateway = rig.gateway()
+    gateway = rig.gateway(finish_seconds=600)
     with httpx.Client(trust_env=False, verify=False) as reader:
         assert reader.get(f"{gateway.status}/metrics").status_code == 200
         # The connection is kept for the next time, as the operator keeps it.
         gateway.terminate()
 
-        assert gateway.process.wait(15) == 0
+        assert gateway.process.wait(120) == 0
 
 
 def test_a_gateway_that_was_killed_knows_its_replicas_when_it_is_back(rig: Rig) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import subprocess
 import sys
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +17,7 @@ from penstock.manifest import Axes
 from penstock.recipe import Batching, Plan, Recipe, ShortRoute
 from penstock.tasks import TaskName
 from penstock_optimizer import kept_engines
+from penstock_optimizer.calibration import judging_samples
 from penstock_optimizer.candidate import Candidate, Subject
 from penstock_optimizer.kept_engines import KeptEngines, shapes
 from penstock_optimizer.lab import GraphFile
@@ -98,7 +100,11 @@ def subject(**changes: Any) -> dict[str, Any]:
 
 
 @pytest.mark.slow
-def test_a_candidate_measures_and_judges_a_plan_with_the_graph_of_another(tmp_path: Path) -> None:
+def test_a_candidate_measures_and_judges_a_plan_with_the_graph_of_another(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # A quarter of the texts: their number decides nothing here.
+    monkeypatch.setattr("penstock_optimizer.calibration.judging_samples", partial(judging_samples, at_most=60))
     candidate = Candidate()
     candidate.configure(subject(), ORT_FP32.model_dump(mode="json"))
     candidate.use(file(ORT_FP32).model_dump(mode="json"))
