@@ -5,6 +5,7 @@ Control plane only (5 s to start, once for each test process; no privilege):
     control_plane          a Cluster: `.kubeconfig` (Path, administrator) and `.kubectl`. Shared by all tests of the
                            process, so leave no cluster-wide objects behind that others trip over.
     kubeconfig             its administrator's kubeconfig (Path): config.load_kube_config(config_file=str(kubeconfig))
+    namespace_cluster      where namespace, kubectl and kubeconfig are: control_plane, unless a conftest says otherwise
     namespace              name of a namespace of this test's own, deleted afterwards (its end is not waited for)
     kubectl                kubectl in that namespace: kubectl("get", "pods"), kubectl.apply({...}),
                            kubectl.get("pod", "web"), kubectl.items("pods", "app=web"), kubectl.wait(...)
@@ -107,23 +108,29 @@ def nodeless(request: pytest.FixtureRequest) -> Iterator[Cluster]:
         pytest.fail(str(error), pytrace=False)
 
 
-@pytest.fixture(scope="session")
-def kubeconfig(control_plane: Cluster) -> Path:
-    """The administrator's."""
-    return control_plane.kubeconfig
+@pytest.fixture
+def namespace_cluster(control_plane: Cluster) -> Cluster:
+    """Where the fixtures below are. Of the tests that ask for it: folders may have another."""
+    return control_plane
 
 
 @pytest.fixture
-def namespace(control_plane: Cluster) -> Iterator[str]:
+def kubeconfig(namespace_cluster: Cluster) -> Path:
+    """The administrator's."""
+    return namespace_cluster.kubeconfig
+
+
+@pytest.fixture
+def namespace(namespace_cluster: Cluster) -> Iterator[str]:
     """A namespace of this test's own."""
-    with control_plane.temporary_namespace() as name:
+    with namespace_cluster.temporary_namespace() as name:
         yield name
 
 
 @pytest.fixture
-def kubectl(control_plane: Cluster, namespace: str) -> Kubectl:
+def kubectl(namespace_cluster: Cluster, namespace: str) -> Kubectl:
     """What kubectl does in this test's namespace."""
-    return control_plane.kubectl.within(namespace)
+    return namespace_cluster.kubectl.within(namespace)
 
 
 @pytest.fixture(scope="session")
