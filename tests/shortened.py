@@ -1,7 +1,7 @@
 """A short search for the plan and few points of the capacity curve: an optimisation with all its stages, in less time.
 
 `shortened()` is for this process; `python -m tests.shortened MODULE WORDS` runs one of our programs so. What users get
-is waited for by tests/endtoend and tests/endtoend_cluster.
+is waited for by tests/endtoend_cluster, and by tests/endtoend on `make test-all`.
 """
 
 from __future__ import annotations
@@ -17,9 +17,12 @@ import pytest
 @contextmanager
 def shortened() -> Iterator[None]:
     """While the block runs."""
+    from penstock.cli import serving
     from penstock_optimizer import budget, capacity, capacity_steps, optimise
 
     with pytest.MonkeyPatch.context() as patch:
+        # What `penstock serve` starts is shortened as well.
+        patch.setattr(serving, "PROGRAM", ("tests.shortened", *serving.PROGRAM))
         for module in (budget, optimise):
             patch.setattr(module, "MOST_PLANS_SECONDS", 1.0)
         # An idle point, a good one and, most often, one beyond saturation.

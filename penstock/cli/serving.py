@@ -52,6 +52,8 @@ SAMPLE = {
 }
 """A body that the task answers, for the curl line."""
 
+PROGRAM = ("penstock.cli.main",)
+"""The module, and its first words, that optimises beside us."""
 OPTIMIZER_NICENESS = 5
 """The optimisation gives way to requests where they share cores."""
 _LINE_LIMIT = 8 * 2**20
@@ -209,7 +211,7 @@ class Serving:
         """Run `penstock optimize` beside us, show what it does, and return its artefact."""
         words = ["optimize", str(file), "--json", "--store", str(self._options.store)]
         words += ["--models", str(self._options.models), "--cores", str(grant.cores)]
-        command = ["nice", "-n", str(OPTIMIZER_NICENESS), sys.executable, "-m", "penstock.cli.main", *words]
+        command = ["nice", "-n", str(OPTIMIZER_NICENESS), sys.executable, "-m", *PROGRAM, *words]
         # A child inherits the affinity of the thread that starts it. We are kept on our cores; the search picks
         # its own, and its load generator takes others where there are some.
         ours = os.sched_getaffinity(0)

@@ -51,8 +51,7 @@ def test_the_time_budget_holds_for_all_candidates_and_more_time_goes_on_from_the
 
     # All candidates take minutes. Here a busy machine has time for what is under way, such as ending processes; to the
     # second, tests/optimizer/measure/test_tryout.py and test_planning.py hold it by a clock of their own.
-    assert short.manifest.seconds <= seconds + 10
-    assert short.seconds <= seconds + 15
+    assert short.manifest.seconds <= short.seconds <= seconds + 30
     assert {one.outcome for one in short.manifest.candidates} & {Outcome.SKIPPED, Outcome.FAILED}
     assert short.manifest.cut_short
     assert any("time budget" in finding for finding in short.manifest.findings)
