@@ -6,22 +6,20 @@
 #define VNNI_LINES 12
 
 /* Lines x panels of the product: all sums stay in registers, each weight is loaded once. */
-static inline __attribute__((always_inline)) void block(const int lines, const int panels, const int is_narrow,
+static inline __attribute__((always_inline)) void block(const int lines, const int panels, const struct narrow *narrow,
                                                         const struct linear8 *layer, const uint8_t *x, int panel,
                                                         int32_t *target) {
     __m512i sums[VNNI_LINES][4], w[4];
     const int vectors = panels * 2;
-    size_t inputs = (size_t)layer->inputs, bytes = is_narrow ? 8 * (size_t)layer->bits : 64; /* of 64 weights */
-    struct narrow narrow = {0};
-    if (is_narrow) narrow = narrow_of(layer->bits);
+    size_t inputs = (size_t)layer->inputs, bytes = narrow ? 8 * (size_t)layer->bits : 64; /* of 64 weights */
     const int8_t *weights = layer->packed + (size_t)panel * inputs / 2 * bytes;
     UNROLL for (int m = 0; m < lines; m++)
         UNROLL for (int v = 0; v < vectors; v++) sums[m][v] = _mm512_setzero_si512();
     for (size_t k = 0; k < inputs; k += 4) {
         UNROLL for (int p = 0; p < panels; p++) {
             const int8_t *at = weights + ((size_t)p * inputs + k) / 2 * bytes;
-            w[2 * p] = is_narrow ? widened(&narrow, at) : _mm512_loadu_si512(at);
-            w[2 * p + 1] = is_narrow ? widened(&narrow, at + bytes) : _mm512_loadu_si512(at + bytes);
+            w[2 * p] = narrow ? widened(narrow, at) : _mm512_loadu_si512(at);
+            w[2 * p + 1] = narrow ? widened(narrow, at + bytes) : _mm512_loadu_si512(at + bytes);
             _mm_prefetch((const char *)at + AHEAD, _MM_HINT_T0);
             _mm_prefetch((const char *)at + AHEAD + 64, _MM_HINT_T0);
         }
@@ -40,9 +38,10 @@ static inline __attribute__((always_inline)) void block(const int lines, const i
 }
 
 #define BLOCK(LINES, PANELS) \
-    case LINES: block(LINES, PANELS, is_narrow, layer, x, panel, sums); break;
+    case LINES: block(LINES, PANELS, narrow, layer, x, panel, sums); break;
 
-static inline __attribute__((always_inline)) void lines8(const int is_narrow, const struct linear8 *layer,
+/* `narrow`: NULL for weights of 8 bits. */
+static inline __attribute__((always_inline)) void lines8(const struct narrow *narrow, const struct linear8 *layer,
                                                          const uint8_t *stored, const struct row_grid *grids,
                                                          const float *residual, int first, int last, int from, int to,
                                                          float *target) {
@@ -70,10 +69,12 @@ static inline __attribute__((always_inline)) void lines8(const int is_narrow, co
 
 static void linear8_vnni(const struct linear8 *layer, const uint8_t *stored, const struct row_grid *grids,
                          const float *residual, int first, int last, int from, int to, float *target) {
-    if (layer->bits < 8)
-        lines8(1, layer, stored, grids, residual, first, last, from, to, target);
-    else
-        lines8(0, layer, stored, grids, residual, first, last, from, to, target);
+    if (layer->bits < 8) {
+        const struct narrow narrow = narrow_of(layer->bits);
+        lines8(&narrow, layer, stored, grids, residual, first, last, from, to, target);
+    } else {
+        lines8(NULL, layer, stored, grids, residual, first, last, from, to, target);
+    }
 }
 
 const struct kernels penstock_avx512_vnni = {1, quantise, norm, linear8_vnni, linear32, attention, embed};
