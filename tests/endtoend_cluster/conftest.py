@@ -15,8 +15,15 @@ from testbed.cluster import OF_TESTS, Cluster
 from testbed.errors import BedError
 from testbed.kubectl import Kubectl
 from testbed.machine import machine_lock
+from testbed.sharing import STARTED_BY_TESTS
 from tests.charts.helm import Helm
-from tests.endtoend_cluster.installation import Endpoint, Installation, installed, remove_endpoints
+from tests.endtoend_cluster.installation import (
+    Endpoint,
+    Installation,
+    installed,
+    prepare_capacity,
+    remove_endpoints,
+)
 
 IMAGES = ("operator", "runtime", "gateway", "optimizer-demo")
 """The demonstration's optimiser has the example's model inside: nothing here leaves the machine."""
@@ -69,7 +76,8 @@ def installation(
         # The nodes are this machine, and its own folder of artefacts is none of ours.
         store = {"hostPath": {"path": str(tmp_path_factory.mktemp("store"))}} if machine_cluster.machine else {}
         helm_here = Helm(helm, machine_cluster.kubeconfig)
-        with installed(machine_cluster, helm_here, {**VALUES, "store": store}) as installation:
+        values = {**VALUES, "store": store}
+        with installed(machine_cluster, helm_here, values, stays=STARTED_BY_TESTS.exists()) as installation:
             yield installation
 
 
@@ -78,11 +86,19 @@ def shared_kubectl(installation: Installation) -> Iterator[Kubectl]:
     """kubectl in a namespace that all modules share, and with it what was optimised in it: once for each spec."""
     cluster = installation.cluster
     with cluster.temporary_namespace(wait_for_pods=True) as namespace:
-        yield cluster.kubectl.within(namespace)
+        kubectl = cluster.kubectl.within(namespace)
+        prepare_capacity(installation, kubectl)
+        yield kubectl
 
 
 @pytest.fixture
 def endpoint(installation: Installation, shared_kubectl: Kubectl) -> Iterator[Callable[[str], Endpoint]]:
     """Gives an endpoint by its name; nothing is applied yet. They end with the test: they hold cores."""
-    yield lambda name: Endpoint(installation, shared_kubectl, name)
-    remove_endpoints(shared_kubectl)
+    names: list[str] = []
+
+    def new(name: str) -> Endpoint:
+        names.append(name)
+        return Endpoint(installation, shared_kubectl, name)
+
+    yield new
+    remove_endpoints(shared_kubectl, *names)

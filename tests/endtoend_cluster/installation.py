@@ -31,10 +31,11 @@ WITH_CAPACITY: dict[str, Any] = {
     "objective": {"latency": {"p95Milliseconds": 500}},
     "workload": {"sequenceLengths": [CAPACITY_TOKENS]},
     "serving": {"maxInputTokens": CAPACITY_TOKENS},
-    # One candidate: what counts is how much load a replica takes, and all that is left of the budget goes into that.
-    "optimization": {"budgetSeconds": 75, "engines": ["onnxruntime"], "precisions": ["fp32"]},
+    # What counts is how much load a replica takes: nothing is searched for. It ends by itself, after a minute where
+    # nothing else runs; a machine that is several times slower has time for it as well.
+    "optimization": {"budgetSeconds": 240, "mode": "Disabled"},
 }
-"""What endpoints that scale have in common, and therefore one result: whichever test comes first waits for it."""
+"""What endpoints that scale have in common, and therefore one result, which `prepare_capacity` asks for."""
 
 Json = dict[str, Any]
 
@@ -162,10 +163,16 @@ class Endpoint:
         return str(self.kubectl.get("service", self.name)["spec"]["clusterIP"])
 
 
-def remove_endpoints(kubectl: Kubectl) -> None:
-    """Delete the namespace's endpoints, and wait until their pods have given their cores back."""
-    kubectl("delete", "modelendpoints", "--all")
-    kubectl.wait("delete", "pods", "--selector=app.kubernetes.io/name=penstock-runtime", timeout_seconds=300)
+def prepare_capacity(installation: Installation, kubectl: Kubectl) -> None:
+    """Have the result measured that endpoints with a capacity share. This one serves nobody and takes no core."""
+    Endpoint(installation, kubectl, "prepared").apply(**WITH_CAPACITY, replicas=0)
+
+
+def remove_endpoints(kubectl: Kubectl, *names: str) -> None:
+    """Delete endpoints, and wait until their pods have given their cores back."""
+    kubectl("delete", "modelendpoints", "--ignore-not-found", *names)
+    pods = f"--selector=app.kubernetes.io/name=penstock-runtime,penstock.dev/endpoint in ({','.join(names)})"
+    kubectl.wait("delete", "pods", pods, timeout_seconds=300)
 
 
 def processes(pod: Json) -> list[int]:
@@ -191,8 +198,11 @@ def cpus(pod: Json) -> set[int]:
 
 
 @contextmanager
-def installed(cluster: Cluster, helm: Helm, values: Json) -> Iterator[Installation]:
-    """`helm install --wait`, and `helm uninstall` at the end, with the definitions and the namespace."""
+def installed(cluster: Cluster, helm: Helm, values: Json, *, stays: bool = False) -> Iterator[Installation]:
+    """`helm install --wait`, and `helm uninstall` at the end, with the definitions and the namespace.
+
+    `stays`: not uninstalled, because the cluster ends as well.
+    """
     installation = Installation(cluster, helm)
     try:
         helm.run(
@@ -207,6 +217,11 @@ def installed(cluster: Cluster, helm: Helm, values: Json) -> Iterator[Installati
     try:
         yield installation
     finally:
-        helm.run("uninstall", RELEASE, "--namespace", NAMESPACE, "--wait", check=False, timeout_seconds=600)
-        cluster.kubectl("delete", "--ignore-not-found", "--filename", str(CHART / "crds"), timeout_seconds=600)
-        cluster.kubectl("delete", "namespace", NAMESPACE, "--ignore-not-found", timeout_seconds=600)
+        if not stays:
+            _uninstall(cluster, helm)
+
+
+def _uninstall(cluster: Cluster, helm: Helm) -> None:
+    helm.run("uninstall", RELEASE, "--namespace", NAMESPACE, "--wait", check=False, timeout_seconds=600)
+    cluster.kubectl("delete", "--ignore-not-found", "--filename", str(CHART / "crds"), timeout_seconds=600)
+    cluster.kubectl("delete", "namespace", NAMESPACE, "--ignore-not-found", timeout_seconds=600)

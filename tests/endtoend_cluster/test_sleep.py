@@ -36,7 +36,7 @@ def endpoint(installation: Installation, shared_kubectl: Kubectl) -> Iterator[En
     endpoint.until(lambda body: endpoint.condition("Ready", body).get("status") == "True", "Ready")
     endpoint.kubectl("rollout", "status", f"deployment/{NAME}-gateway", "--timeout=300s", timeout_seconds=330)
     yield endpoint
-    remove_endpoints(shared_kubectl)
+    remove_endpoints(shared_kubectl, NAME)
 
 
 def until_asleep(endpoint: Endpoint) -> Json:
