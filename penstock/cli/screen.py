@@ -27,7 +27,7 @@ def fact(name: str, value: str, *, style: str = "") -> None:
     """One fact: the name, padded, then the value; further lines of the value stand under its first."""
     first, *rest = _lines(value)
     # In one piece: a bar that is under way would be drawn over a line that was only begun.
-    text = Text.assemble((f"{name:<{NAME_WIDTH}}", "dim"), (first, style))
+    text = Text.assemble((f"{name:<{NAME_WIDTH - 1}} ", "dim"), (first, style))
     for line in rest:
         text.append(f"\n{'':{NAME_WIDTH}}").append(line, style)
     console.print(text)

@@ -86,7 +86,7 @@ def command(artefact: Path | None, **options: Any) -> None:
     """
     try:
         from penstock_operator.simulator.compare import compare
-        from penstock_operator.simulator.report import figures_csv, headline, overall, page
+        from penstock_operator.simulator.report import figures_csv, flips_told, headline, overall, page
     except ModuleNotFoundError as error:
         raise MissingPackage(
             f"penstock simulate needs {error.name}", remedy="Install it: pip install 'penstock[runtime]'"
@@ -116,6 +116,8 @@ def command(artefact: Path | None, **options: Any) -> None:
             fact(result.trace.name, f"{result.trace.description}; {result.trace.changes_told}")
             bar.console.print(_table(experiment, result, options["price"]))
     fact("outcome", headline(results))
+    if told := flips_told(experiment, results):
+        fact("flips", told)
     for line in overall(experiment, results):
         fact("all traces", line)
     output: Path = options["output"]
@@ -176,20 +178,20 @@ def _replica(experiment: Experiment) -> str:
 def _table(experiment: Experiment, result: TraceResult, price: float | None) -> Table:
     """One row a policy, at about our replica-hours."""
     from penstock_operator.simulator.policies import POLICIES as ALL
-    from penstock_operator.simulator.report import equal_hours, shown
+    from penstock_operator.simulator.report import equal_hours, flips_of, shown
 
     table = Table(box=None, padding=(0, 2, 0, 0), pad_edge=False, header_style="dim")
     table.add_column("  policy", no_wrap=True)
-    heads = ["knob", "late", "replica-hours", "flips", "most", "late at equal hours", "over the range"]
+    heads = ["knob", "late", "replica-hours", "flips (most)", "replicas", "late at equal hours", "over the range"]
     for head in [*heads, "cost"] if price is not None else heads:
         table.add_column(head, justify="right", no_wrap=True)
     for point in shown(experiment, result):
         verdict = next((verdict for verdict in result.verdicts if verdict.rival is point.kind), None)
         at = "" if verdict is None else equal_hours(verdict, point.requests)
-        at += "" if verdict is None or verdict.fewer else " (fewer)"
+        at += "" if verdict is None or verdict.fewer else " (as many)" if verdict.even else " (fewer)"
         row = [
             f"  {ALL[point.kind].title}", f"{point.knob:g}", f"{point.late_share:.2%}", f"{point.replica_hours:.2f}",
-            f"{point.flips:.1f}", str(point.most_replicas), at, _over(verdict, point.requests),
+            flips_of(point), str(point.most_replicas), at, _over(verdict, point.requests),
         ]  # fmt: skip
         if price is not None:
             row.append(f"{point.replica_hours * price:.2f}")

@@ -115,6 +115,11 @@ class Verdict:
         """True when ours had fewer late requests."""
         return self.our_late < self.rival_late
 
+    @property
+    def even(self) -> bool:
+        """True when both had as many: where nothing has to be scaled, the same requests are late."""
+        return self.our_late == self.rival_late
+
 
 @dataclass(frozen=True)
 class TraceResult:

@@ -12,8 +12,8 @@ from penstock_operator.simulator.plot import frontier, legend, timeline
 from penstock_operator.simulator.policies.catalogue import POLICIES
 
 COLUMNS = (
-    "trace", "policy", "knob", "requests", "late", "late_share", "lost", "replica_hours", "flips", "most_replicas",
-    "cost",
+    "trace", "policy", "knob", "requests", "late", "late_share", "lost", "replica_hours", "flips", "most_flips",
+    "most_replicas", "cost",
 )  # fmt: skip
 
 _STYLE = """
@@ -39,6 +39,9 @@ polyline, line { fill: none; stroke-width: 1.6; } .load { fill: var(--line); }
 .p5 { stroke: light-dark(#5d4037, #bcaaa4); } circle { fill: var(--card); stroke-width: 1.4; }
 """
 
+_CLASSES = {(True, False): "pass", (False, True): "soft", (False, False): "fail"}
+"""Fewer late requests than the rival, as many -> how a cell looks."""
+
 
 def figures_csv(results: Sequence[TraceResult], price_per_hour: float | None) -> str:
     """All points, a row each: means over the seeds; cost is empty without a price."""
@@ -53,7 +56,7 @@ def figures_csv(results: Sequence[TraceResult], price_per_hour: float | None) ->
                 [
                     name, point.kind.value, f"{point.knob:g}", f"{point.requests:.0f}", f"{point.late:.1f}",
                     f"{point.late_share:.6f}", f"{point.lost:.1f}", f"{point.replica_hours:.4f}", f"{point.flips:.2f}",
-                    point.most_replicas, cost,
+                    point.most_flips, point.most_replicas, cost,
                 ]
             )  # fmt: skip
     return buffer.getvalue()
@@ -73,6 +76,7 @@ def page(experiment: Experiment, results: Sequence[TraceResult], price_per_hour:
         '<meta name="viewport" content="width=device-width, initial-scale=1">'
         f"<title>Penstock: autoscaling simulated</title><style>{_STYLE}</style></head><body><main>"
         f"<header><h1>Autoscaling, simulated</h1><p>{escape(headline(results))}</p>"
+        f"<p>{escape(flips_told(experiment, results))}</p>"
         f'<p class="soft">One replica takes {service.rate:.3g} requests/s within p95 '
         f"{service.p95_objective_milliseconds:g} ms and saturates at {model.saturation:.3g}: {model.servers} servers "
         f"of {model.mean_service_seconds * 1000:.3g} ms each. Start-up {experiment.fleet.start_up_seconds:g} s, "
@@ -88,19 +92,26 @@ def headline(results: Sequence[TraceResult]) -> str:
     verdicts = [(result, verdict) for result in results for verdict in result.verdicts]
     if not verdicts:
         return "Nothing to compare with: name more policies."
-    lost = [_pair(result, verdict) for result, verdict in verdicts if not verdict.fewer]
-    text = f"Fewer late requests at equal replica-hours in {len(verdicts) - len(lost)} of {len(verdicts)} comparisons."
+    fewer = sum(verdict.fewer for _, verdict in verdicts)
+    even = sum(verdict.even for _, verdict in verdicts)
+    lost = [_pair(result, verdict) for result, verdict in verdicts if not verdict.fewer and not verdict.even]
+    text = f"Fewer late requests at equal replica-hours in {fewer} of {len(verdicts)} comparisons"
+    text += f", as many in {even}." if even else "."
     if lost:
         text += f" Not: {'; '.join(lost)}."
     ranges = [(result, verdict) for result, verdict in verdicts if verdict.over is not None]
     behind = [
         f"{result.trace.name}, {POLICIES[verdict.ours].title} against {POLICIES[verdict.rival].title}"
         for result, verdict in ranges
-        if verdict.over is not None and verdict.over.our_late >= verdict.over.rival_late
+        if verdict.over is not None and verdict.over.our_late > verdict.over.rival_late
     ]
     if ranges:
-        ahead = f"{len(ranges) - len(behind)} of {len(ranges)}"
-        text += f" On average over all replica-hours that both can take: in {ahead}."
+        ahead = sum(
+            verdict.over.our_late < verdict.over.rival_late for _, verdict in ranges if verdict.over is not None
+        )
+        even = len(ranges) - len(behind) - ahead
+        text += f" On average over all replica-hours that both can take: in {ahead} of {len(ranges)}"
+        text += f", as many in {even}." if even else "."
         text += f" Not: {'; '.join(behind)}." if behind else ""
     return text
 
@@ -125,6 +136,31 @@ def overall(experiment: Experiment, results: Sequence[TraceResult]) -> list[str]
     return lines
 
 
+def flips_told(experiment: Experiment, results: Sequence[TraceResult]) -> str:
+    """Where ours turned more often in a run than its load changes, in a sentence; empty when ours is not among them."""
+    own = [
+        (result.trace, point)
+        for result in results
+        for point in result.points
+        if POLICIES[point.kind].is_ours and point.knob == experiment.headroom
+    ]
+    if not own:
+        return ""
+    more = [
+        f"{trace.name}, {POLICIES[point.kind].title} {point.most_flips} times ({trace.changes_told})"
+        for trace, point in own
+        if point.most_flips > trace.changes
+    ]
+    if not more:
+        return "Ours turns no more often than the load changes, in any run."
+    return f"Ours turns more often than the load changes, in its worst run: {'; '.join(more)}."
+
+
+def flips_of(point: Point) -> str:
+    """The mean over the seeds, and the most of any, for a cell."""
+    return f"{point.flips:.1f} ({point.most_flips})"
+
+
 def _pair(result: TraceResult, verdict: Verdict) -> str:
     ours, rival = POLICIES[verdict.ours].title, POLICIES[verdict.rival].title
     requests = result.points[0].requests
@@ -134,7 +170,10 @@ def _pair(result: TraceResult, verdict: Verdict) -> str:
 
 def _section(experiment: Experiment, result: TraceResult, price_per_hour: float | None) -> str:
     trace = result.trace
-    heads = ["policy", "knob", "late", "lost", "replica-hours", "flips", "most", "late at equal hours", "over a range"]
+    heads = [
+        "policy", "knob", "late", "lost", "replica-hours", "flips (most)", "replicas", "late at equal hours",
+        "over a range",
+    ]  # fmt: skip
     if price_per_hour is not None:
         heads.insert(5, "cost")
     rows = "".join(_row(result, point, price_per_hour) for point in shown(experiment, result))
@@ -162,16 +201,19 @@ def _row(result: TraceResult, point: Point, price_per_hour: float | None) -> str
     verdict = next((verdict for verdict in result.verdicts if verdict.rival is point.kind), None)
     cells = [
         facts.title, f"{point.knob:g}", f"{point.late_share:.2%}", f"{point.lost / max(point.requests, 1):.2%}",
-        f"{point.replica_hours:.2f}", f"{point.flips:.1f}", str(point.most_replicas),
+        f"{point.replica_hours:.2f}", flips_of(point), str(point.most_replicas),
     ]  # fmt: skip
     if price_per_hour is not None:
         cells.insert(5, f"{point.replica_hours * price_per_hour:.2f}")
     last = '<td class="soft">ours</td><td></td>' if facts.is_ours else "<td></td><td></td>"
     if verdict is not None:
-        last = f'<td class="{"pass" if verdict.fewer else "fail"}">{equal_hours(verdict, point.requests)}</td>'
+        last = f'<td class="{_CLASSES[verdict.fewer, verdict.even]}">{equal_hours(verdict, point.requests)}</td>'
         over = verdict.over
-        fewer = over is None or over.our_late < over.rival_late
-        last += f'<td class="{"pass" if fewer else "fail"}">{over_hours(verdict, point.requests)}</td>'
+        fewer, even = (
+            over is not None and over.our_late < over.rival_late,
+            over is None or over.our_late == over.rival_late,
+        )
+        last += f'<td class="{_CLASSES[fewer, even]}">{over_hours(verdict, point.requests)}</td>'
     return f"<tr>{''.join(f'<td>{escape(cell)}</td>' for cell in cells)}{last}</tr>"
 
 

@@ -30,7 +30,7 @@ class Trace:
     rates: np.ndarray
     """Shape [seconds], float64, requests/s; without the warm-up."""
     changes: int
-    """How often the load changes its level or direction."""
+    """How often the load changes by construction: its level, its direction, or from standing still to moving about."""
 
     @property
     def seconds(self) -> int:
@@ -83,7 +83,11 @@ def _flash_crowd(_: np.random.Generator) -> np.ndarray:
 
 
 def _noisy(random: np.random.Generator) -> np.ndarray:
-    """Log-normal, correlated over half a minute, a fifth up and down."""
+    """Log-normal, correlated over half a minute, a fifth up and down.
+
+    Its one change of load is that it begins: the warm-up stands still where the first second is, which may be a fifth
+    off the mean.
+    """
     seconds, correlation, spread = 60 * 60, 30.0, 0.2
     keep = np.exp(-1 / correlation)
     shocks = random.normal(0, spread * np.sqrt(1 - keep * keep), seconds)
@@ -105,7 +109,7 @@ _BUILT_IN: dict[str, tuple[str, int, Shape]] = {
     "spike": ("1.5, but 6 for 3 minutes", 2, _spike),
     "diurnal": ("two days of 40 minutes each, between 1 and 7", 4, _diurnal),
     "flash-crowd": ("from 1.2 to 8 within 30 s, fading over 10 minutes", 2, _flash_crowd),
-    "noisy": ("3, give or take a fifth, correlated over half a minute", 0, _noisy),
+    "noisy": ("3, from the first minute on give or take a fifth, correlated over half a minute", 1, _noisy),
     "on-off": ("1 and 4.5 in turns of 8 minutes", 8, _on_off),
 }
 """Name -> description, changes of load, shape."""

@@ -26,7 +26,7 @@ from penstock_operator.simulator.fleet import FleetSettings
 from penstock_operator.simulator.plot import ticks
 from penstock_operator.simulator.policies import Limits, PolicyKind
 from penstock_operator.simulator.reference import MODEL, reference_curve
-from penstock_operator.simulator.report import COLUMNS, figures_csv, headline, overall, page
+from penstock_operator.simulator.report import COLUMNS, figures_csv, flips_told, headline, overall, page
 from penstock_operator.simulator.run import flips
 from penstock_operator.simulator.traces import Trace
 
@@ -143,6 +143,34 @@ def test_a_report_has_every_policy_and_nothing_from_elsewhere(everything: tuple[
     assert html.count('<svg class="chart"') == 2
     assert "in 8 comparisons" in headline(results) or "of 8 comparisons" in headline(results)
     assert headline([]) == "Nothing to compare with: name more policies."
+
+
+def test_the_outcome_says_where_ours_turned_more_often_than_the_load(
+    everything: tuple[Experiment, list[TraceResult]],
+) -> None:
+    experiment, (result,) = everything
+    chosen = [p for p in result.of(PolicyKind.PENSTOCK) if p.knob == experiment.headroom]
+    restless = replace(result, points=(replace(chosen[0], flips=1.5, most_flips=3),))
+
+    assert flips_told(experiment, [result]) == "Ours turns no more often than the load changes, in any run."
+    assert flips_told(experiment, [restless]) == (
+        "Ours turns more often than the load changes, in its worst run: small, Penstock 3 times (1 change of load)."
+    )
+    assert flips_told(experiment, [replace(result, points=tuple(result.of(PolicyKind.KPA)))]) == ""
+
+
+def test_as_many_is_neither_fewer_nor_more(everything: tuple[Experiment, list[TraceResult]]) -> None:
+    """An endpoint for which one replica is always enough: the same requests are late whoever scales."""
+    experiment, (result,) = everything
+    (first, *others) = result.verdicts
+    same = replace(first, our_late=7.0, rival_late=7.0, over=None)
+    won = [replace(verdict, our_late=1.0, rival_late=2.0, over=None) for verdict in others]
+    tied = replace(result, verdicts=(same, *won))
+
+    assert headline([tied]) == (
+        f"Fewer late requests at equal replica-hours in {len(won)} of {len(won) + 1} comparisons, as many in 1."
+    )
+    assert 'class="fail"' not in page(experiment, [tied], None)
 
 
 def test_without_a_price_there_is_no_cost(everything: tuple[Experiment, list[TraceResult]]) -> None:

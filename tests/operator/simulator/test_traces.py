@@ -36,6 +36,18 @@ def test_noise_is_another_for_each_seed_and_has_the_stated_mean_and_spread() -> 
     assert np.log(one).std() == pytest.approx(0.2, rel=0.25)
 
 
+def test_the_one_change_of_noise_is_that_it_begins_after_a_warm_up_that_stands_still() -> None:
+    trace = built_in("noisy", 10, 2)
+
+    counts = np.bincount(trace.arrivals(np.random.default_rng(2)).astype(int) // 10)
+
+    still, moving = counts[: WARM_UP_SECONDS // 10], counts[WARM_UP_SECONDS // 10 :]
+    assert trace.changes == 1
+    assert still.var() == pytest.approx(still.mean(), rel=0.4), "a Poisson count's"
+    assert moving.var() > 3 * moving.mean()
+    assert still.mean() > 1.1 * moving.mean(), "of this seed: the level changes as well"
+
+
 def test_arrivals_follow_the_rates_after_the_warm_up() -> None:
     trace = Trace("two", "", np.array([5.0] * 1000 + [50.0] * 1000), 1)
 
