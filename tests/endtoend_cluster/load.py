@@ -13,6 +13,8 @@ from typing import Any
 
 TEXT = "I like you. I love you."
 HEADERS = {"content-type": "application/json"}
+PATIENCE_SECONDS = 120
+"""For an answer: longer than a gateway holds a request on a machine that starts pods slowly."""
 
 
 @dataclass(frozen=True)
@@ -73,12 +75,19 @@ class Load:
     answered: int = 0
     failures: list[str] = field(default_factory=list)
     _over: threading.Event = field(default_factory=threading.Event)
+    _changed: threading.Condition = field(default_factory=threading.Condition)
+
+    def more(self, count: int, *, seconds: float = 300) -> None:
+        """Wait until so many more are answered."""
+        with self._changed:
+            goal = self.answered + count
+            assert self._changed.wait_for(lambda: self.answered >= goal, seconds), f"no answers; {self.failures}"
 
     def on_new_connections(self) -> None:
         """Each request on a connection of its own: each may meet another pod."""
         while not self._over.wait(1 / self.per_second):
             try:
-                self._count(predict(self.address))
+                self._count(predict(self.address, timeout_seconds=PATIENCE_SECONDS))
             except (OSError, http.client.HTTPException) as error:
                 self.failures.append(f"new connection: {error!r}")
 
@@ -87,7 +96,7 @@ class Load:
         connection: http.client.HTTPConnection | None = None
         while not self._over.wait(1 / self.per_second):
             if connection is None:
-                connection = http.client.HTTPConnection(self.address, 80, timeout=30)
+                connection = http.client.HTTPConnection(self.address, 80, timeout=PATIENCE_SECONDS)
             try:
                 answer = _send(connection)
             except (OSError, http.client.HTTPException) as error:
@@ -104,7 +113,9 @@ class Load:
 
     def _count(self, answer: Answer) -> None:
         if answer.status == 200:
-            self.answered += 1
+            with self._changed:
+                self.answered += 1
+                self._changed.notify_all()
         else:
             self.failures.append(f"{answer.status}: {answer.body[:200]}")
 
