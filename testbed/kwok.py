@@ -22,7 +22,7 @@ from testbed.readiness import await_ready
 from testbed.tools import KWOK
 
 ANNOTATION = "kwok.x-k8s.io/node"
-START_SECONDS = 60
+START_SECONDS = 180
 TAINT: Mapping[str, str] = {"key": ANNOTATION, "value": "fake", "effect": "NoSchedule"}
 TOLERATION: Mapping[str, str] = {"key": ANNOTATION, "operator": "Exists", "effect": "NoSchedule"}
 

@@ -21,7 +21,7 @@ CNI_RECORDS = Path("/var/lib/cni/results")
 CONTAINER_LOGS = Path("/var/log/containers")
 """The two places that cannot be moved below the node's folder."""
 
-RUNTIME_SECONDS = 60
+RUNTIME_SECONDS = 180
 END_SECONDS = 20
 POLL_SECONDS = 0.05
 

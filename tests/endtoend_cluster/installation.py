@@ -131,7 +131,7 @@ class Endpoint:
             f"{self.installation.words()}"
         )
 
-    def until_optimised(self, *, seconds: float = 300, other_than: str = "") -> Json:
+    def until_optimised(self, *, seconds: float = 600, other_than: str = "") -> Json:
         """Ready, of its present generation, on a plan that was searched for."""
 
         def is_it(body: Json) -> bool:

@@ -37,7 +37,7 @@ class Balancer:
             port = self._random.choice(self.backends)
             self.taken[port] = self.taken.get(port, 0) + 1
             try:
-                server = socket.create_connection(("127.0.0.1", port), timeout=10)
+                server = socket.create_connection(("127.0.0.1", port), timeout=60)
             except OSError:
                 client.close()
                 continue

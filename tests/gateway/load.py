@@ -24,7 +24,7 @@ class Load:
 
     def _ask(self) -> None:
         headers = {"content-type": "application/json"}
-        with httpx.Client(trust_env=False, verify=False, timeout=30) as client:
+        with httpx.Client(trust_env=False, verify=False, timeout=120) as client:
             while not self._over.wait(self._pause):
                 try:
                     answer = client.post(f"{self._url}/predict", content=self._body, headers=headers)

@@ -103,7 +103,7 @@ class Gateway:
         """With HAProxy, as the end of a container takes all of its processes."""
         with suppress(ProcessLookupError):
             os.killpg(self.process.pid, signal.SIGKILL)
-        self.process.wait(10)
+        self.process.wait(60)
 
 
 @dataclass
@@ -241,7 +241,7 @@ class Crowd:
 @contextmanager
 def sent(gateway: Gateway, body: bytes = b'{"inputs": "i like you"}') -> Iterator[None]:
     """A request whose client goes away with the block, without an answer."""
-    with socket.create_connection(("127.0.0.1", gateway.port), timeout=30) as client:
+    with socket.create_connection(("127.0.0.1", gateway.port), timeout=120) as client:
         client.sendall(
             b"POST /predict HTTP/1.1\r\nhost: x\r\ncontent-type: application/json\r\n"
             b"content-length: %d\r\n\r\n%b" % (len(body), body)

@@ -41,7 +41,7 @@ def test_a_kept_connection_finds_a_replica_that_came_later(rig: Rig) -> None:
     rig.start("a")
     gateway = rig.gateway()
     gateway.until("replicas", 1)
-    with httpx.Client(trust_env=False, verify=False, timeout=30) as client:
+    with httpx.Client(trust_env=False, verify=False, timeout=120) as client:
         url = f"{gateway.url}/predict"
         assert client.post(url, json={"inputs": "x"}).status_code == 200
         later = rig.start("b")
@@ -204,7 +204,7 @@ def test_what_is_no_http_is_refused_by_haproxy_itself_and_goes_to_no_replica(rig
     replica = rig.start("a")
     gateway = rig.gateway()
     gateway.until("replicas", 1)
-    with socket.create_connection(("127.0.0.1", gateway.port), timeout=10) as connection:
+    with socket.create_connection(("127.0.0.1", gateway.port), timeout=60) as connection:
         connection.sendall(b"nonsense\r\n\r\n")
         with http.client.HTTPResponse(connection) as answer:
             answer.begin()

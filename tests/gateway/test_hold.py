@@ -69,7 +69,7 @@ def test_bodies_of_all_sizes_arrive_whole_after_being_held(rig: Rig, characters:
 def test_a_chunked_body_arrives_whole_after_being_held(rig: Rig) -> None:
     gateway = rig.gateway()
     text = b'{"inputs": "%b"}' % (b"x" * OVER_A_BUFFER)
-    with socket.create_connection(("127.0.0.1", gateway.port), timeout=30) as client:
+    with socket.create_connection(("127.0.0.1", gateway.port), timeout=120) as client:
         client.sendall(
             b"POST /predict HTTP/1.1\r\nhost: x\r\ncontent-type: application/json\r\ntransfer-encoding: chunked\r\n\r\n"
         )
@@ -91,7 +91,7 @@ def test_a_chunked_body_arrives_whole_after_being_held(rig: Rig) -> None:
 
 def test_a_client_that_waits_for_100_continue_gets_its_answer(rig: Rig) -> None:
     gateway = rig.gateway()
-    with socket.create_connection(("127.0.0.1", gateway.port), timeout=30) as client:
+    with socket.create_connection(("127.0.0.1", gateway.port), timeout=120) as client:
         client.sendall(
             b"POST /predict HTTP/1.1\r\nhost: x\r\ncontent-type: application/json\r\nexpect: 100-continue\r\n"
             b"content-length: 24\r\n\r\n"
@@ -173,7 +173,7 @@ def test_a_client_that_goes_away_while_it_is_held_gives_its_place_back(rig: Rig,
 
 def test_whoever_asks_for_demand_is_told_as_soon_as_there_is_any(rig: Rig) -> None:
     gateway = rig.gateway()
-    with httpx.Client(trust_env=False, verify=False, timeout=30) as client:
+    with httpx.Client(trust_env=False, verify=False, timeout=120) as client:
         assert client.get(f"{gateway.status}/demand?seconds=0").text == "0\n"
         crowd = Crowd(gateway.url, 1)
         # The client would not wait so long.

@@ -118,7 +118,7 @@ def test_a_connection_gets_no_older_than_it_may(rig: Rig) -> None:
     gateway = rig.gateway(connection_age_seconds=1)
     gateway.until("replicas", 1)
     ends: list[float] = []
-    with httpx.Client(trust_env=False, verify=False, timeout=30) as client:
+    with httpx.Client(trust_env=False, verify=False, timeout=120) as client:
         begin = time.monotonic()
         while len(ends) < 3:
             answer = client.post(f"{gateway.url}/predict", json={"inputs": "x"})

@@ -57,7 +57,7 @@ def test_what_an_owner_leaves_is_collected(kubectl: Kubectl) -> None:
 
     kubectl("delete", "configmap", "owner")
 
-    kubectl.wait("delete", "configmap/owned", timeout_seconds=30)
+    kubectl.wait("delete", "configmap/owned", timeout_seconds=120)
 
 
 def test_rbac_refuses_who_was_granted_nothing(private_control_plane: ControlPlane) -> None:

@@ -146,7 +146,7 @@ async def running(
         informers = (*make_informers(port, world, (namespace,)), Informer(port, world.endpoints, namespace=namespace))
         tasks: set[asyncio.Task[Any]] = {asyncio.create_task(informer.run()) for informer in informers}
         try:
-            async with asyncio.timeout(30):
+            async with asyncio.timeout(120):
                 for informer in informers:
                     await informer.synced.wait()
             await controller.begin()

@@ -173,7 +173,7 @@ def test_a_real_api_server_takes_it_and_its_controllers_clear_it_up(crds: Cluste
             world.pods.listen(lambda _: there.set())
             assert await collector.collect() is False
             # The Job controller makes its pod, so admission has nothing against it.
-            async with asyncio.timeout(30):
+            async with asyncio.timeout(120):
                 await there.wait()
             watch.cancel()
             await asyncio.gather(watch, return_exceptions=True)

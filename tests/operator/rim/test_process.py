@@ -64,7 +64,7 @@ class Operator:
             re.search(r"http://\S+", line["message"]) for line in self.lines() if "health on" in line["message"]
         )
         assert found is not None
-        with urllib.request.urlopen(found.group() + path, timeout=10) as response:
+        with urllib.request.urlopen(found.group() + path, timeout=60) as response:
             return str(response.read().decode())
 
     def end(self) -> int:

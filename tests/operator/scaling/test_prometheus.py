@@ -35,7 +35,7 @@ def prometheus() -> Path:
 
 @asynccontextmanager
 async def serving(program: Path, folder: Path) -> AsyncIterator[tuple[Server, Fleet, PrometheusClient]]:
-    async with fleet() as pods, PrometheusClient(timeout_seconds=5, concurrency=4) as client:
+    async with fleet() as pods, PrometheusClient(timeout_seconds=60, concurrency=4) as client:
         for address in PODS.values():
             await pods.add(address)
         targets = [

@@ -143,7 +143,7 @@ async def by_httpx(url: str, least: int) -> tuple[int, list[str]]:
     ends, deadline = 0, time.monotonic() + 60
     failures: list[str] = []
     limits = httpx.Limits(max_connections=4)
-    async with httpx.AsyncClient(trust_env=False, verify=False, timeout=30, limits=limits) as client:
+    async with httpx.AsyncClient(trust_env=False, verify=False, timeout=120, limits=limits) as client:
 
         async def work() -> None:
             nonlocal ends

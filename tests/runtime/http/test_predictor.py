@@ -109,7 +109,7 @@ def test_a_model_is_replaced_without_one_failed_request(task: Task) -> None:
 
     def ask_on(url: str) -> list[Any]:
         seen: list[Any] = []
-        with httpx.Client(base_url=url, timeout=30, verify=False) as client:
+        with httpx.Client(base_url=url, timeout=120, verify=False) as client:
             while not seen or not stop.is_set():
                 answer = client.post("/predict", json="i like you")
                 assert answer.status_code == 200, answer.text
@@ -119,13 +119,13 @@ def test_a_model_is_replaced_without_one_failed_request(task: Task) -> None:
     plan = plan_of(Precision.INT8_ROWWISE)
     with serving_engine(task, old) as endpoint, ThreadPoolExecutor(8) as pool:
         asking = [pool.submit(ask_on, endpoint.url) for _ in range(8)]
-        assert old.running.acquire(timeout=30)
+        assert old.running.acquire(timeout=120)
         replacing = endpoint.model.replace(LoadedModel(task, new, plan, IO))
         asyncio.run_coroutine_threadsafe(replacing, endpoint.loop).result(30)
         endpoint.loop.call_soon_threadsafe(endpoint.server.serve_with, endpoint.model, plan)
         before = new.runs
         while new.runs < before + 20:
-            assert new.running.acquire(timeout=30)
+            assert new.running.acquire(timeout=120)
         stop.set()
         seen = [one.result(30) for one in asking]
         info = httpx.get(f"{endpoint.url}/info").json()
@@ -146,7 +146,7 @@ def test_a_full_queue_refuses_singles_and_batches_alike(task: Task, inputs: Any)
     with serving_engine(task, engine, limits) as endpoint, ThreadPoolExecutor(8) as pool:
         running = [pool.submit(ask, endpoint, "a text") for _ in range(2)]
         for _ in running:
-            assert engine.running.acquire(timeout=30)
+            assert engine.running.acquire(timeout=120)
         waiting = pool.submit(ask, endpoint, ["of some words"] * 4)
         wait_for_sample(endpoint.server.port, "penstock_queue_rows 4.0")
         refused = ask(endpoint, inputs)
@@ -165,7 +165,7 @@ def test_a_deadline_that_passes_in_the_queue_is_told(task: Task) -> None:
     with serving_engine(task, engine) as endpoint, ThreadPoolExecutor(2) as pool:
         running = [pool.submit(ask, endpoint, "a text") for _ in range(2)]
         for _ in running:
-            assert engine.running.acquire(timeout=30)
+            assert engine.running.acquire(timeout=120)
         late = ask(endpoint, "of some words", **{"x-deadline-ms": "30"})
         engine.go.set()
         assert [one.result(30).status_code for one in running] == [200, 200]
@@ -181,7 +181,7 @@ def test_what_a_client_has_given_up_is_not_run(task: Task) -> None:
     with serving_engine(task, engine) as endpoint, ThreadPoolExecutor(2) as pool:
         running = [pool.submit(ask, endpoint, "a text") for _ in range(2)]
         for _ in running:
-            assert engine.running.acquire(timeout=30)
+            assert engine.running.acquire(timeout=120)
         with endpoint.connect() as leaving:
             leaving.sendall(post("/predict", b'"of some words"'))
             wait_for_sample(endpoint.server.port, "penstock_queue_rows 1.0")
@@ -201,7 +201,7 @@ def test_draining_answers_what_waits_and_closes_the_model(tmp_path: Path, task: 
     with serving_engine(task, engine) as endpoint, ThreadPoolExecutor(4) as pool:
         asked = [pool.submit(ask, endpoint, "a text") for _ in range(4)]
         for _ in range(2):
-            assert engine.running.acquire(timeout=30)
+            assert engine.running.acquire(timeout=120)
         wait_for_sample(endpoint.server.port, "penstock_in_flight_requests 5.0")
         endpoint.stop()
         engine.go.set()

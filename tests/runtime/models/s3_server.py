@@ -18,7 +18,7 @@ import pytest
 VERSION = "v1.8.0"
 MODULE = "github.com/versity/versitygw/cmd/versitygw"
 ACCESS_KEY, SECRET_KEY = "penstock-test", "penstock-test-secret"
-START_SECONDS = 30
+START_SECONDS = 120
 
 
 @dataclass(frozen=True)
