@@ -5,11 +5,14 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from penstock_operator.autoscaler import Service
+from penstock_operator.autoscaler import ScalingSettings, Service
 from penstock_operator.simulator.compare import Experiment, compare, judge
 from penstock_operator.simulator.fleet import FleetSettings
-from penstock_operator.simulator.policies import PolicyKind
+from penstock_operator.simulator.policies import Limits, PolicyKind
+from penstock_operator.simulator.policies.catalogue import Endpoint
+from penstock_operator.simulator.policies.ours import Ours
 from penstock_operator.simulator.reference import MODEL, reference_curve
+from penstock_operator.simulator.run import Outcome, Traffic, simulate
 from penstock_operator.simulator.traces import Trace
 
 AS_GOOD = 1.05
@@ -70,3 +73,25 @@ def test_no_rival_is_noticeably_better_at_equal_replica_hours(seed: int) -> None
     for rival in set(KNOBS) - {PolicyKind.PENSTOCK}:
         verdict = judge(ours, result.points, rival)
         assert verdict is None or verdict.our_late <= AS_GOOD * verdict.rival_late + FEW * ours.requests, verdict
+
+
+def dipping(seed: int, **window: object) -> Outcome:
+    """Forty minutes, the load of each drawn at random: a figure a minute, as monitoring exports it."""
+    service = Service.from_curve(reference_curve(), pooled=True)
+    assert service is not None
+    loads = np.repeat(np.random.default_rng(seed).uniform(0.4, 4.4, 40), 60) * service.rate
+    endpoint = Endpoint(service, MODEL, Limits(1, 24))
+    settings = ScalingSettings(min_replicas=1, max_replicas=24, **window)
+    ours = Ours(settings, service, interval=2, fast_seconds=3.0, slow_seconds=120.0)
+    traffic = Traffic.of(Trace("dipping", "drawn at random", loads, 39), endpoint, seed)
+    return simulate(traffic, endpoint, ours, FleetSettings(start_up_seconds=40.0), scrape_interval=2)
+
+
+@pytest.mark.extended
+def test_where_load_dips_for_minutes_a_window_of_ones_own_halves_what_is_late() -> None:
+    """What the documents advise to whoever knows that his load comes back."""
+    by_itself = [dipping(seed) for seed in range(8)]
+    told = [dipping(seed, shrink_window_seconds=300, strict_window=True) for seed in range(8)]
+
+    assert sum(run.late for run in told) < 0.55 * sum(run.late for run in by_itself)
+    assert sum(run.replica_hours for run in told) <= sum(run.replica_hours for run in by_itself)
