@@ -14,16 +14,13 @@ from typing import Any, Self
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 from rich.table import Column, Table
 
-from penstock.cli.screen import NAME_WIDTH, bytes_text, console, fact
+from penstock.cli.screen import NAME_WIDTH, PLAIN_SECONDS, bytes_text, console, fact
 from penstock.manifest import CandidateFacts, Manifest, Outcome
 from penstock_optimizer.progress import Progress as Event
 from penstock_optimizer.progress import Stage
 
 TABLE_TOKENS = (8, 32, 128, 512)
 _STYLE = {Outcome.CHOSEN: "bold green", Outcome.REJECTED: "red", Outcome.FAILED: "red", Outcome.SKIPPED: "dim"}
-PLAIN_SECONDS = 10.0
-"""Without a terminal, a line at most this often between candidates: logs stay readable, and show that something goes
-on."""
 WIDE = 100
 """Columns of a terminal from which the bar says, too, how long the search may take."""
 

@@ -16,6 +16,8 @@ console = Console(highlighter=NullHighlighter(), soft_wrap=True)
 if not console.is_terminal:
     # Into a file or a pipe: nothing is cut to the width of a screen that is not there.
     console.width = 200
+PLAIN_SECONDS = 10.0
+"""Without a terminal, a line of progress at most this often: logs stay readable, and show that something goes on."""
 NAME_WIDTH = 11
 INTERRUPTED = 130
 """Status of a command that Ctrl-C has ended, as shells have it."""

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import time
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -10,7 +12,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 from rich.table import Table
 
 from penstock.capacity import CapacityCurve
-from penstock.cli.screen import NAME_WIDTH, console, fact
+from penstock.cli.screen import NAME_WIDTH, PLAIN_SECONDS, console, fact
 from penstock.errors import MissingPackage, SettingError
 from penstock.manifest import Manifest
 
@@ -20,6 +22,8 @@ if TYPE_CHECKING:
 TRACES = ("step", "ramp", "spike", "diurnal", "flash-crowd", "noisy", "on-off")
 POLICIES = ("penstock", "penstock-prometheus", "hpa-p95", "hpa-in-flight", "keda", "kpa")
 DISPATCHES = ("least-outstanding", "random", "gateway-queue")
+MANY_REQUESTS = 20e6
+"""Simulated, more of which take minutes."""
 
 
 @click.command
@@ -69,7 +73,13 @@ DISPATCHES = ("least-outstanding", "random", "gateway-queue")
 )
 @click.option("--seeds", type=click.IntRange(min=1), default=3, show_default=True, help="Runs of each, averaged.")
 @click.option("--price", type=click.FloatRange(min=0), help="Of a replica for an hour, for the cost column.")
-@click.option("--workers", type=click.IntRange(min=1), default=1, show_default=True, help="Processes that simulate.")
+@click.option(
+    "--workers",
+    type=click.IntRange(min=1),
+    default=lambda: len(os.sched_getaffinity(0)),
+    show_default="one a CPU",
+    help="Processes that simulate.",
+)
 @click.option(
     "--output",
     type=click.Path(file_okay=False, path_type=Path),
@@ -95,6 +105,7 @@ def command(artefact: Path | None, **options: Any) -> None:
     service = experiment.service
     fact("replica", _replica(experiment))
     fact("policies", ", ".join(kind.value for kind in experiment.policies))
+    fact("work", _work(experiment))
     results: list[TraceResult] = []
     with Progress(
         TextColumn(f"[dim]{'simulate':<{NAME_WIDTH - 1}}"),
@@ -107,11 +118,16 @@ def command(artefact: Path | None, **options: Any) -> None:
         disable=not console.is_terminal,
     ) as bar:
         task = bar.add_task("simulate", total=None, message="")
-        for result in compare(
-            experiment,
-            workers=options["workers"],
-            on_progress=lambda done, total, what: bar.update(task, completed=done, total=total, message=what),
-        ):
+        said = time.monotonic()
+
+        def on_progress(done: int, total: int, what: str) -> None:
+            nonlocal said
+            bar.update(task, completed=done, total=total, message=what)
+            if not console.is_terminal and time.monotonic() - said > PLAIN_SECONDS:
+                said = time.monotonic()
+                fact("simulate", f"{done}/{total}  {what}")
+
+        for result in compare(experiment, workers=options["workers"], on_progress=on_progress):
             results.append(result)
             fact(result.trace.name, f"{result.trace.description}; {result.trace.changes_told}")
             bar.console.print(_table(experiment, result, options["price"]))
@@ -164,6 +180,16 @@ def _experiment(artefact: Path | None, options: dict[str, Any]) -> Experiment:
         headroom=options["headroom"],
         seeds=tuple(range(1, options["seeds"] + 1)),
     )
+
+
+def _work(experiment: Experiment) -> str:
+    requests = experiment.requests
+    told = (
+        f"{experiment.runs} runs, {requests / 1e6:,.0f} million requests"
+        if requests >= 1e6
+        else f"{experiment.runs} runs"
+    )
+    return f"{told}; --trace, --policy and --seeds make it less" if requests >= MANY_REQUESTS else told
 
 
 def _replica(experiment: Experiment) -> str:

@@ -9,7 +9,7 @@ import pytest
 
 from penstock.cli import simulate
 from penstock_operator.simulator.fleet import Dispatch
-from penstock_operator.simulator.policies import PolicyKind
+from penstock_operator.simulator.policies import POLICIES, PolicyKind
 from penstock_operator.simulator.traces import BUILT_IN
 from tests.cli.endpoints import invoke
 
@@ -45,6 +45,36 @@ def test_a_trace_becomes_a_table_figures_and_a_page(trace: Path, tmp_path: Path)
     rows = list(csv.DictReader((output / "figures.csv").read_text(encoding="utf-8").splitlines()))
     assert {row["policy"] for row in rows} == {"penstock", "keda"}
     assert {row["trace"] for row in rows} == {"short"}
+
+
+def test_without_a_terminal_lines_say_how_far_it_is(
+    trace: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(simulate, "PLAIN_SECONDS", 0.0)
+
+    result = invoke(
+        "simulate", "--trace", str(trace), "--policy", "penstock", "--policy", "keda", "--seeds", "1", "--workers", "1",
+        "--output", str(tmp_path / "out"),
+    )  # fmt: skip
+
+    lines = [line.split() for line in result.output.splitlines()]
+    (runs,) = [words[1] for words in lines if words[:1] == ["work"]]
+    told = [words[1:] for words in lines if words[:1] == ["simulate"]]
+    assert told == [[f"{done}/{runs}", "short"] for done in range(1, int(runs) + 1)]
+
+
+def test_what_takes_long_says_how_to_make_it_shorter(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(simulate, "MANY_REQUESTS", 1e6)
+    path = tmp_path / "busy.csv"
+    path.write_text("seconds,requests_per_second\n0,200\n60,0\n")
+
+    result = invoke(
+        "simulate", "--trace", str(path), "--policy", "hpa-p95", "--seeds", "1", "--output", str(tmp_path / "out")
+    )
+
+    # Ten minutes of warm-up and one of the trace, for each value of the knob.
+    runs = len(POLICIES[PolicyKind.HPA_P95].values)
+    assert f"{runs} runs, {runs * 0.132:.0f} million requests; --trace, --policy and --seeds" in result.output
 
 
 @pytest.mark.parametrize(

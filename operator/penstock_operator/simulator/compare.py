@@ -60,6 +60,28 @@ class Experiment:
         values = self.knobs.get(kind, POLICIES[kind].values)
         return tuple(sorted({*values, self.headroom})) if POLICIES[kind].is_ours else values
 
+    @property
+    def plan(self) -> list[tuple[PolicyKind, float]]:
+        """What meets each trace with each seed: policies with a value of their knob."""
+        return [(kind, knob) for kind in self.policies for knob in self.values(kind)]
+
+    @property
+    def runs(self) -> int:
+        """How many are simulated."""
+        return len(self.traces) * len(self.seeds) * len(self.plan)
+
+    @property
+    def requests(self) -> float:
+        """How many are simulated in all, about: what it takes is proportional to it."""
+        return sum(self.trace(index, self.seeds[0]).requests for index in range(len(self.traces))) * (
+            len(self.seeds) * len(self.plan)
+        )
+
+    def trace(self, index: int, seed: int) -> Trace:
+        """One of the traces, made with a seed where it is a built-in one."""
+        name = self.traces[index]
+        return built_in(name, self.service.rate, seed) if isinstance(name, str) else name
+
 
 @dataclass(frozen=True)
 class Point:
@@ -212,9 +234,7 @@ def compare(
     experiment: Experiment, *, workers: int = 1, on_progress: Callable[[int, int, str], None] = lambda *_: None
 ) -> Iterator[TraceResult]:
     """Results trace by trace; `on_progress(done, total, what)` after each run. Deterministic for any workers."""
-    plan = [(kind, knob) for kind in experiment.policies for knob in experiment.values(kind)]
-    total = len(experiment.traces) * len(plan) * len(experiment.seeds)
-    done = 0
+    plan, total, done = experiment.plan, experiment.runs, 0
     pool = ProcessPoolExecutor(workers) if workers > 1 else None
     try:
         for index, name in enumerate(experiment.traces):
@@ -276,9 +296,7 @@ def _result(
         near = min(own, key=lambda point: (abs(point.replica_hours - hours), point.late))
         knob = experiment.headroom if POLICIES[kind].is_ours else near.knob
         runs[kind] = outcomes[seeds[0], kind, knob]
-    name = experiment.traces[index]
-    trace = built_in(name, experiment.service.rate, seeds[0]) if isinstance(name, str) else name
-    return TraceResult(trace, points, verdicts, runs)
+    return TraceResult(experiment.trace(index, seeds[0]), points, verdicts, runs)
 
 
 def _mean(kind: PolicyKind, knob: float, outcomes: Sequence[Outcome]) -> Point:

@@ -42,6 +42,11 @@ class Trace:
         """For people."""
         return f"{self.changes} change{'' if self.changes == 1 else 's'} of load"
 
+    @property
+    def requests(self) -> float:
+        """How many to expect, those of the warm-up included."""
+        return float(self.rates.sum() + WARM_UP_SECONDS * self.rates[0])
+
     def arrivals(self, random: np.random.Generator) -> np.ndarray:
         """Arrival times of a Poisson process with these rates after the warm-up; shape [requests], rising, seconds."""
         rates = np.concatenate([np.full(WARM_UP_SECONDS, self.rates[0]), self.rates])
