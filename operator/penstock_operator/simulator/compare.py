@@ -104,8 +104,25 @@ class Point:
         return self.late / self.requests if self.requests else 0.0
 
 
+class Compared:
+    """Late requests of ours and of a rival."""
+
+    our_late: float
+    rival_late: float
+
+    @property
+    def fewer(self) -> bool:
+        """True when ours had fewer late requests."""
+        return self.our_late < self.rival_late
+
+    @property
+    def even(self) -> bool:
+        """True when both had as many: where nothing has to be scaled, the same requests are late."""
+        return self.our_late == self.rival_late
+
+
 @dataclass(frozen=True)
-class Range:
+class Range(Compared):
     """Two frontiers over the replica-hours that both can take."""
 
     least: float
@@ -119,7 +136,7 @@ class Range:
 
 
 @dataclass(frozen=True)
-class Verdict:
+class Verdict(Compared):
     """One of ours against one rival on one trace, at equal replica-hours."""
 
     ours: PolicyKind
@@ -131,16 +148,6 @@ class Verdict:
     rival_late: float
     over: Range | None = None
     """None where the frontiers share no more than one point."""
-
-    @property
-    def fewer(self) -> bool:
-        """True when ours had fewer late requests."""
-        return self.our_late < self.rival_late
-
-    @property
-    def even(self) -> bool:
-        """True when both had as many: where nothing has to be scaled, the same requests are late."""
-        return self.our_late == self.rival_late
 
 
 @dataclass(frozen=True)

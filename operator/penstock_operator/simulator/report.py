@@ -7,7 +7,7 @@ import io
 from collections.abc import Sequence
 from html import escape
 
-from penstock_operator.simulator.compare import Experiment, Point, TraceResult, Verdict, judge, together
+from penstock_operator.simulator.compare import Compared, Experiment, Point, TraceResult, Verdict, judge, together
 from penstock_operator.simulator.plot import frontier, legend, timeline
 from penstock_operator.simulator.policies.catalogue import POLICIES
 
@@ -38,9 +38,6 @@ polyline, line { fill: none; stroke-width: 1.6; } .load { fill: var(--line); }
 .p3 { stroke: light-dark(#8e24aa, #ce93d8); } .p4 { stroke: light-dark(#c2185b, #f48fb1); }
 .p5 { stroke: light-dark(#5d4037, #bcaaa4); } circle { fill: var(--card); stroke-width: 1.4; }
 """
-
-_CLASSES = {(True, False): "pass", (False, True): "soft", (False, False): "fail"}
-"""Fewer late requests than the rival, as many -> how a cell looks."""
 
 
 def figures_csv(results: Sequence[TraceResult], price_per_hour: float | None) -> str:
@@ -92,28 +89,24 @@ def headline(results: Sequence[TraceResult]) -> str:
     verdicts = [(result, verdict) for result in results for verdict in result.verdicts]
     if not verdicts:
         return "Nothing to compare with: name more policies."
-    fewer = sum(verdict.fewer for _, verdict in verdicts)
-    even = sum(verdict.even for _, verdict in verdicts)
-    lost = [_pair(result, verdict) for result, verdict in verdicts if not verdict.fewer and not verdict.even]
-    text = f"Fewer late requests at equal replica-hours in {fewer} of {len(verdicts)} comparisons"
-    text += f", as many in {even}." if even else "."
-    if lost:
-        text += f" Not: {'; '.join(lost)}."
-    ranges = [(result, verdict) for result, verdict in verdicts if verdict.over is not None]
-    behind = [
-        f"{result.trace.name}, {POLICIES[verdict.ours].title} against {POLICIES[verdict.rival].title}"
-        for result, verdict in ranges
-        if verdict.over is not None and verdict.over.our_late > verdict.over.rival_late
+    at_ours = [(_pair(result, verdict), verdict) for result, verdict in verdicts]
+    text = _counted("Fewer late requests at equal replica-hours in {} comparisons", at_ours)
+    ranges = [
+        (f"{result.trace.name}, {POLICIES[verdict.ours].title} against {POLICIES[verdict.rival].title}", verdict.over)
+        for result, verdict in verdicts
+        if verdict.over is not None
     ]
     if ranges:
-        ahead = sum(
-            verdict.over.our_late < verdict.over.rival_late for _, verdict in ranges if verdict.over is not None
-        )
-        even = len(ranges) - len(behind) - ahead
-        text += f" On average over all replica-hours that both can take: in {ahead} of {len(ranges)}"
-        text += f", as many in {even}." if even else "."
-        text += f" Not: {'; '.join(behind)}." if behind else ""
+        text += _counted(" On average over all replica-hours that both can take: in {}", ranges)
     return text
+
+
+def _counted(told: str, compared: Sequence[tuple[str, Compared]]) -> str:
+    """In how many ours has fewer, in how many as many, and the names of the others."""
+    fewer, even = (sum(one.fewer for _, one in compared), sum(one.even for _, one in compared))
+    lost = [name for name, one in compared if not one.fewer and not one.even]
+    text = told.format(f"{fewer} of {len(compared)}") + (f", as many in {even}." if even else ".")
+    return f"{text} Not: {'; '.join(lost)}." if lost else text
 
 
 def overall(experiment: Experiment, results: Sequence[TraceResult]) -> list[str]:
@@ -207,14 +200,15 @@ def _row(result: TraceResult, point: Point, price_per_hour: float | None) -> str
         cells.insert(5, f"{point.replica_hours * price_per_hour:.2f}")
     last = '<td class="soft">ours</td><td></td>' if facts.is_ours else "<td></td><td></td>"
     if verdict is not None:
-        last = f'<td class="{_CLASSES[verdict.fewer, verdict.even]}">{equal_hours(verdict, point.requests)}</td>'
-        over = verdict.over
-        fewer, even = (
-            over is not None and over.our_late < over.rival_late,
-            over is None or over.our_late == over.rival_late,
-        )
-        last += f'<td class="{_CLASSES[fewer, even]}">{over_hours(verdict, point.requests)}</td>'
+        last = f'<td class="{_class(verdict)}">{equal_hours(verdict, point.requests)}</td>'
+        over = "soft" if verdict.over is None else _class(verdict.over)
+        last += f'<td class="{over}">{over_hours(verdict, point.requests)}</td>'
     return f"<tr>{''.join(f'<td>{escape(cell)}</td>' for cell in cells)}{last}</tr>"
+
+
+def _class(compared: Compared) -> str:
+    """How a cell looks."""
+    return "pass" if compared.fewer else "soft" if compared.even else "fail"
 
 
 def over_hours(verdict: Verdict, requests: float) -> str:
