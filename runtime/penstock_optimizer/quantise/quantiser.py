@@ -12,7 +12,7 @@ import numpy as np
 from threadpoolctl import threadpool_limits
 
 from penstock_optimizer.quantise.linear import LinearGraph
-from penstock_optimizer.quantise.rounding import Grid, QuantisedWeight, grid, quantise_weight
+from penstock_optimizer.quantise.rounding import BITS, Grid, QuantisedWeight, grid, quantise_weight
 from penstock_optimizer.quantise.seen import Seen, together
 from penstock_optimizer.quantise.smoothing import Smoothed, smooth
 from penstock_runtime.rows import Float
@@ -29,7 +29,7 @@ class Style:
     per_channel: bool = True
     limit_pairs: bool = False
     """Neighbouring weights are limited, so that AVX2 cannot saturate (`rounding.PAIR`)."""
-    weight_bits: int = 8
+    weight_bits: int = BITS
     """4 to 8."""
     smoothing: float | None = None
     """The alpha of SmoothQuant; None: off."""

@@ -64,7 +64,7 @@ def quantise_weight(
     (4 to 7) the values are the upper ones of 8, those below are 0. `samples` [n, in] are inputs of the product: with
     them each rounding error is made good by the weights that follow; without them each weight is rounded to nearest.
     """
-    largest = 2 ** (bits - 1) - 1
+    largest = LARGEST >> BITS - bits
     magnitude = np.abs(weight).max(axis=0) if per_channel else np.abs(weight).max()
     scale = np.asarray(magnitude, np.float32) / np.float32(largest)
     scale = np.where(scale > 0, scale, np.float32(1)).astype(np.float32)  # an all-zero channel stays zero

@@ -165,10 +165,10 @@ class Climber:
         Raises MeasurementFailed when the incumbent itself stops working.
         """
         best = self.best_of(starts)
-        routed = self._with_route(best, routes(best))
+        routed = self._with_route(best, routes)
         if routed.short is not None:
             # The recipe that was best for all rows need not be the best for the short ones alone.
-            routed = self._with_route(routed, routes(routed))
+            routed = self._with_route(routed, routes)
         climbed = self.climb(routed, limits)
         teacher = starts[0]
         # The teacher gets no route: one that starts with it is of a search without the teacher.
@@ -187,9 +187,9 @@ class Climber:
         self._steps.append(step)
         self._on_step(step)
 
-    def _with_route(self, plan: Plan, routed: Iterable[Plan]) -> Plan:
-        """The first of the routed plans that is better than the plan, else the plan."""
-        offered = iter(routed)
+    def _with_route(self, plan: Plan, routes: Callable[[Plan], Iterable[Plan]]) -> Plan:
+        """The first of the plan's routes that is better than the plan, else the plan."""
+        offered = iter(routes(plan))
         # Asked before the next one is: finding it takes seconds.
         while self._time_left() and (challenger := next(offered, None)) is not None:
             if challenger.short is None or challenger == plan:
