@@ -63,10 +63,10 @@ class TrivialModel:
         self._answer = Answer(vector, Timings(0.01, 0.05, 1.0, 1.1), tokens=32, truncated=0)
 
     async def predict(
-        self, inputs: Any, parameters: Mapping[str, Any], *, deadline_seconds: float | None = None
+        self, inputs: Any, parameters: Mapping[str, Any], *, deadline_seconds: float | None = None, caller: int = 0
     ) -> Answer:
         """Nothing is computed."""
-        _ = inputs, parameters, deadline_seconds
+        _ = inputs, parameters, deadline_seconds, caller
         return self._answer
 
     async def drain(self) -> None:

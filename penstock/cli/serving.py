@@ -30,7 +30,7 @@ from penstock.tasks import TaskName
 from penstock_runtime.errors import NotReady
 from penstock_runtime.host import CoreGrant, Host, pin_process, read_host
 from penstock_runtime.http.status import Progress, Status
-from penstock_runtime.launch import launch
+from penstock_runtime.launch import launch, spare_the_collector
 from penstock_runtime.loaded import LoadedModel, Which, load_artefact
 from penstock_runtime.predictor import Predictor
 from penstock_runtime.server import Server, task_limits
@@ -249,6 +249,7 @@ class Serving:
         with contextlib.suppress(NotReady):
             await predictor.replace(model)
             server.serve_with(predictor, model.plan, model.manifest)
+            spare_the_collector()
             self._show_manifest(Manifest.load(artefact))
             fact("report", str(artefact / "report.html"))
             self._show_serving(server, note="  (took over in the running server)")

@@ -1,6 +1,8 @@
-"""From a loaded model to a server that answers."""
+"""From a loaded model to a server that answers, in a process that does nothing else."""
 
 from __future__ import annotations
+
+import gc
 
 from penstock_runtime.loaded import LoadedModel
 from penstock_runtime.predictor import Limits, Predictor
@@ -19,6 +21,17 @@ async def launch(server: Server, model: LoadedModel) -> Predictor:
     )
     predictor = Predictor(model, limits, server.metrics)
     await predictor.warm_up()
+    spare_the_collector()
     server.status.limits = {"max_input_tokens": model.max_tokens}
     server.serve_with(predictor, model.plan, model.manifest)
     return predictor
+
+
+def spare_the_collector() -> None:
+    """What is there by now stays: full garbage collections need not look at it again.
+
+    They stop all threads. With the libraries that a server has loaded one took 26 ms, as long as thirty short texts.
+    """
+    gc.unfreeze()
+    gc.collect()
+    gc.freeze()

@@ -98,11 +98,12 @@ class Predictor:
         self._serving = self._start(model, 0)
 
     async def predict(
-        self, inputs: Any, parameters: Mapping[str, Any], *, deadline_seconds: float | None = None
+        self, inputs: Any, parameters: Mapping[str, Any], *, deadline_seconds: float | None = None, caller: int = 0
     ) -> Answer:
         """Answer one request of the HF shape.
 
-        `deadline_seconds`: it is dropped unless all of it has started to run by then; None: the limit's.
+        `deadline_seconds`: it is dropped unless all of it has started to run by then; None: the limit's. `caller`: who
+        asks, a number of any kind: nobody asks anew before the answer.
         Any RequestError: InvalidInput, Overloaded, DeadlineExceeded, InferenceFailed, NotReady (draining).
         """
         if self._draining:
@@ -115,9 +116,10 @@ class Predictor:
             remembered = self._remembered("answers", self._answers, key)
             if remembered is not None:
                 return Answer(remembered, Timings(compute_milliseconds=(perf_counter() - arrived) * 1e3), 0, 0)
+        deadline = arrived + (self.limits.deadline_seconds if deadline_seconds is None else deadline_seconds)
         serving.visitors += 1
         try:
-            answer = await self._answer(serving, inputs, parameters, arrived, deadline_seconds)
+            answer = await self._answer(serving, inputs, parameters, arrived=arrived, deadline=deadline, caller=caller)
         finally:
             serving.visitors -= 1
             if not serving.visitors:
@@ -208,8 +210,10 @@ class Predictor:
         serving: _Serving,
         inputs: Any,
         parameters: Mapping[str, Any],
+        *,
         arrived: float,
-        deadline_seconds: float | None,
+        deadline: float,
+        caller: int,
     ) -> Answer:
         task = serving.model.task
         # A full queue refuses before the text costs anything.
@@ -218,8 +222,7 @@ class Predictor:
         parsed = perf_counter()
         prepared = await self._prepare(serving, request, inputs, parameters)
         tokenised = perf_counter()
-        seconds = self.limits.deadline_seconds if deadline_seconds is None else deadline_seconds
-        ran = await serving.lane.run(prepared.rows, arrived=tokenised, deadline=arrived + seconds)
+        ran = await serving.lane.run(prepared.rows, arrived=tokenised, deadline=deadline, caller=caller)
         resumed = perf_counter()
         if len(prepared.rows) > MANY_ROWS:
             value = await asyncio.to_thread(task.assemble, prepared, ran.reduced)

@@ -3,8 +3,9 @@
 All state of a request belongs to the loop's thread; workers only put outcomes into a box and ring once.
 
 While one client asks after the other, rows run in the loop's own thread: nobody else wants it, and waking a worker and
-being woken by it takes up to 0.4 ms where idle cores have to be woken by a host. A loop that computes is deaf, so every
-so often a row takes the long way, during which other clients would be heard; the first that is ends it.
+being woken by it takes up to 0.4 ms where idle cores have to be woken by a host. A loop that computes is deaf: others
+are heard when it is done, and have waited. So another caller than the last ends it, and every so often a row takes the
+long way, during which one would be heard in time.
 """
 
 from __future__ import annotations
@@ -24,7 +25,7 @@ from penstock_runtime.errors import RequestError
 from penstock_runtime.rows import Row
 
 ALONE = 16
-"""Requests without another beside them, until the loop runs rows itself."""
+"""Requests of one caller without another beside them, until the loop runs rows itself."""
 LISTEN = 128
 """Of these one still goes to a worker: under one in a hundred, so that it is not the 99th percentile."""
 
@@ -64,7 +65,8 @@ class Lane:
         self._timer_at = math.inf
         self._inside = 0
         self._alone = 0
-        """Requests that nobody came in beside, in a row."""
+        """Requests of the last caller that nobody came in beside, in a row."""
+        self._caller = 0
 
     def open(self, workers: Workers) -> None:
         """Use these workers, whose `deliver` is this lane's."""
@@ -76,11 +78,12 @@ class Lane:
         assert self._workers is not None  # noqa: S101 - Lane and Workers refer to each other: opened right after
         return self._workers
 
-    async def run(self, rows: Sequence[Row], *, arrived: float, deadline: float) -> Ran:
+    async def run(self, rows: Sequence[Row], *, arrived: float, deadline: float, caller: int = 0) -> Ran:
         """Run rows, together with whoever else waits as far as the plan allows.
 
-        `arrived` and `deadline` (infinite: none) are on the clock of `perf_counter`. A request whose waiter is
-        cancelled costs nothing any more, but for rows that run already.
+        `arrived` and `deadline` (infinite: none) are on the clock of `perf_counter`. `caller`: who asks; nobody asks
+        anew before the answer. A request whose waiter is cancelled costs nothing any more, but for rows that run
+        already.
         Overloaded, InvalidInput (too big for the queue), DeadlineExceeded, InferenceFailed; whatever `reduce` raises.
         """
         loop = self._loop
@@ -88,7 +91,8 @@ class Lane:
             loop = self._loop = asyncio.get_running_loop()
         if not rows:
             return Ran([], 0.0, 0.0)
-        self._alone = 0 if self._inside else self._alone + 1
+        self._alone = 0 if self._inside or caller != self._caller else self._alone + 1
+        self._caller = caller
         if len(rows) == 1 and self._alone > ALONE and self._alone % LISTEN and deadline > perf_counter():
             outcome = self.workers.run_here(rows[0])
             if outcome is not None:

@@ -12,7 +12,7 @@ class Predicts(Protocol):
     """`penstock_runtime.predictor.Predictor`, or what stands in for it."""
 
     async def predict(
-        self, inputs: Any, parameters: Mapping[str, Any], *, deadline_seconds: float | None = None
+        self, inputs: Any, parameters: Mapping[str, Any], *, deadline_seconds: float | None = None, caller: int = 0
     ) -> Answer:
         """The answer, or a RequestError; stops when cancelled."""
         ...

@@ -8,6 +8,7 @@ acceptor's sweep, so that a request costs no timer.
 from __future__ import annotations
 
 import asyncio
+import itertools
 import time
 from collections import deque
 from collections.abc import Coroutine
@@ -36,6 +37,7 @@ LINGER_SECONDS = 2.0
 connection, and the client would lose the answer that explains it."""
 LINGER_BYTES = 64 * 2**20
 IDENTIFIER_LIMIT = 128
+NUMBERS = itertools.count(1)
 
 
 class Phase(Enum):
@@ -67,6 +69,7 @@ class Connection(asyncio.Protocol):
         "aged",
         "deadline",
         "expires",
+        "number",
         "parser",
         "pending",
         "phase",
@@ -78,6 +81,7 @@ class Connection(asyncio.Protocol):
 
     def __init__(self, acceptor: Acceptor) -> None:
         self.acceptor = acceptor
+        self.number = next(NUMBERS)
         self.transport: asyncio.Transport | None = None
         self.parser: httptools.HttpRequestParser | None = None
         self.phase = Phase.IDLE
@@ -184,6 +188,7 @@ class Connection(asyncio.Protocol):
         if self._replay or self.phase is Phase.LINGER:
             return
         self.request = Request()
+        self.request.caller = self.number
         self._headers = self.request.headers
         self._url = b""
         self._head_bytes = 0

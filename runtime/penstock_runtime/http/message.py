@@ -18,6 +18,7 @@ class Request:
 
     __slots__ = (
         "body",
+        "caller",
         "headers",
         "identifier",
         "keep_alive",
@@ -44,6 +45,8 @@ class Request:
         """The connection may be used again."""
         self.keep_alive_by_header = False
         """HTTP/1.0 and a header that asks for it: the answer says so, too."""
+        self.caller = 0
+        """A number of the connection it came over."""
         self.received = 0.0
         """When the last byte arrived, `time.perf_counter` seconds."""
         self.route: Route | None = None

@@ -30,7 +30,9 @@ class Service:
         predictor = self.predictor
         if predictor is None:
             raise NotReady(self.status.message, retry_after_seconds=5)
-        answer = await predictor.predict(inputs, parameters, deadline_seconds=self.deadline_seconds(request))
+        answer = await predictor.predict(
+            inputs, parameters, deadline_seconds=self.deadline_seconds(request), caller=request.caller
+        )
         self.metrics.answered(answer)
         return answer
 

@@ -33,9 +33,9 @@ async def lane_of(engine: EchoEngine, served: Plan) -> AsyncIterator[Lane]:
         await lane.close()
 
 
-async def run(lane: Lane, wanted: list[Row], *, seconds: float = math.inf) -> Ran:
+async def run(lane: Lane, wanted: list[Row], *, seconds: float = math.inf, caller: int = 0) -> Ran:
     now = perf_counter()
-    return await lane.run(wanted, arrived=now, deadline=now + seconds)
+    return await lane.run(wanted, arrived=now, deadline=now + seconds, caller=caller)
 
 
 async def begun(engine: EchoEngine) -> None:
@@ -192,12 +192,12 @@ def test_thousands_of_requests_each_get_their_own() -> None:
     asyncio.run(main())
 
 
-async def threads_of(engine: EchoEngine, lane: Lane, count: int, length: int = 3) -> list[str]:
+async def threads_of(engine: EchoEngine, lane: Lane, count: int, length: int = 3, *, caller: int = 0) -> list[str]:
     """Where each of so many requests ran, one after the other."""
     where: list[str] = []
     for _ in range(count):
         engine.threads.clear()
-        await soon(run(lane, [row(length)]))
+        await soon(run(lane, [row(length)], caller=caller))
         where += engine.threads
     return where
 
@@ -235,6 +235,22 @@ def test_company_ends_it() -> None:
 
     assert where[:2] == [HERE, HERE]
     assert HERE not in where[2:]
+
+
+def test_another_caller_has_waited_for_a_loop_that_computed_and_ends_it() -> None:
+    async def main() -> list[str]:
+        engine = EchoEngine(streams=2)
+        async with lane_of(engine, plan(streams=2)) as lane:
+            lane.workers.warmed(1_000_000, 1.0)
+            await threads_of(engine, lane, ALONE)
+            same = await threads_of(engine, lane, 1)
+            # None meets another: each comes when the one before is answered.
+            return same + await threads_of(engine, lane, 2, caller=1)
+
+    same, *others = asyncio.run(main())
+
+    assert same == HERE
+    assert HERE not in others
 
 
 def test_long_rows_and_requests_of_several_rows_are_left_to_the_workers() -> None:

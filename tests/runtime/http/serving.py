@@ -133,7 +133,7 @@ class Model:
         """That requests came with."""
 
     async def predict(
-        self, inputs: Any, parameters: Mapping[str, Any], *, deadline_seconds: float | None = None
+        self, inputs: Any, parameters: Mapping[str, Any], *, deadline_seconds: float | None = None, caller: int = 0
     ) -> Answer:
         self.deadlines.append(deadline_seconds)
         prepared = self.task.prepare(self.task.parse(inputs, parameters))
@@ -187,7 +187,7 @@ class Gate:
         """Raised instead of an answer."""
 
     async def predict(
-        self, inputs: Any, parameters: Mapping[str, Any], *, deadline_seconds: float | None = None
+        self, inputs: Any, parameters: Mapping[str, Any], *, deadline_seconds: float | None = None, caller: int = 0
     ) -> Answer:
         self.loop = asyncio.get_running_loop()
         self._count("waiting", 1)
