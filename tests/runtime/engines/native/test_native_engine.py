@@ -114,7 +114,7 @@ def test_a_row_has_the_same_bits_alone_and_in_company(padding: int) -> None:
     engine.close()
 
 
-@pytest.mark.parametrize("lengths", [(1,), (8,), (39,), (3, 30, 17), (40,) * 9])
+@pytest.mark.parametrize("lengths", [(1,), (8,), (39,), (33, 33), (3, 30, 17), (40,) * 9])
 def test_any_number_of_threads_gives_the_same_bits(lengths: tuple[int, ...]) -> None:
     batch = rows(*lengths)
     expected = None

@@ -24,6 +24,11 @@ struct phase {
     enum per per; /* of what it writes */
 };
 
+/* Phases first..last that follow each other and whose lines, of tokens, each depend on the same line alone; or one phase. */
+struct stretch {
+    int first, last;
+};
+
 /* The memory of one run: kept from run to run, and as large as the largest was. */
 struct scratch {
     struct scratch *next;
@@ -44,6 +49,8 @@ struct penstock_model {
     const struct kernels *kernels;
     struct phase *phases;
     int phase_count;
+    struct stretch *stretches;
+    int stretch_count;
     struct linear8 *layers;
     char *packed;
     size_t packed_size;

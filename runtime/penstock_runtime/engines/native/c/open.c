@@ -117,6 +117,19 @@ static int check_step(struct penstock_model *m, const struct penstock_step *s, e
     }
 }
 
+static int alone(const struct phase *phase) {
+    return phase->per != PER_TOKEN || phase->task == ATTENTION || phase->task == FIRST || phase->task == CHOSEN;
+}
+
+static void find_stretches(struct penstock_model *m) {
+    for (int p = 0; p < m->phase_count; p++) {
+        if (p && !alone(&m->phases[p]) && !alone(&m->phases[p - 1]))
+            m->stretches[m->stretch_count - 1].last++;
+        else
+            m->stretches[m->stretch_count++] = (struct stretch){p, p + 1};
+    }
+}
+
 static int add_steps(struct penstock_model *m, const struct penstock_step *steps, int count) {
     static const enum task tasks[] = {EMBED, NORM, LINEAR8, LINEAR32, ATTENTION, FIRST, CHOSEN};
     char *at = m->packed;
@@ -179,9 +192,10 @@ struct penstock_model *penstock_open(const struct penstock_step *steps, int32_t 
     m->packed_size = rounded(packed + 1, HUGE_PAGE);
     m->packed = take_pages(m->packed_size);
     m->phases = calloc((size_t)count * 2, sizeof *m->phases);
+    m->stretches = calloc((size_t)count * 2, sizeof *m->stretches);
     m->layers = calloc((size_t)layers + 1, sizeof *m->layers);
     m->pool = threads > 1 ? pool_start(threads) : NULL;
-    if (!m->packed || !m->phases || !m->layers || (threads > 1 && !m->pool)) {
+    if (!m->packed || !m->phases || !m->stretches || !m->layers || (threads > 1 && !m->pool)) {
         penstock_close(m);
         return NULL;
     }
@@ -190,6 +204,7 @@ struct penstock_model *penstock_open(const struct penstock_step *steps, int32_t 
         penstock_close(m);
         return NULL;
     }
+    find_stretches(m);
     *status = PENSTOCK_OK;
     return m;
 }
@@ -204,6 +219,7 @@ void penstock_close(struct penstock_model *m) {
     }
     if (m->packed) munmap(m->packed, m->packed_size);
     free(m->phases);
+    free(m->stretches);
     free(m->layers);
     pthread_mutex_destroy(&m->lock);
     free(m);

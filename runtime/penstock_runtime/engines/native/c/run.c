@@ -7,12 +7,20 @@
 #define PRODUCT_LINES 256 /* and one of a product: weights are read from far away once for all of them */
 #define PRODUCT_TURNS 2   /* blocks of a product for each thread: who comes late leaves the others no more than that */
 #define QUERIES_AT_ONCE 256 /* each unit of the attention prepares the keys and values for itself */
+#define FULL_LINES 32     /* a product is fastest with as many at once */
+#define SLOW_INPUTS 128   /* of a product take as long as reading what another core has written, for the same lines */
 
 struct run {
     struct penstock_model *model;
     struct scratch *scratch;
     const int64_t *ids, *mask, *types;
     int rows, tokens, threads, chosen;
+    int share; /* lines of each block of a stretch; 0: phases are run one by one */
+};
+
+/* Lines of tokens from `first` on. Where others are at other phases, what is quantised has a place for each line. */
+struct span {
+    int first, last, apart;
 };
 
 static int at_most(int a, int b) { return a < b ? a : b; }
@@ -83,38 +91,65 @@ static void attention_unit(const struct run *run, const struct phase *phase, int
     run->model->kernels->attention(&head, chunk * QUERIES_AT_ONCE, at_most((chunk + 1) * QUERIES_AT_ONCE, queries));
 }
 
-static void units(const struct run *run, const struct phase *phase, int from, int to, int participant) {
+/* Where a line would be that is quantised to `width` bytes, if it were the first. */
+static uint8_t *stored_at(const struct run *run, const struct span *span, int width) {
+    size_t spare = span->apart ? (size_t)(run->model->widest_stored - width) : 0;
+    return run->scratch->stored + (size_t)span->first * spare;
+}
+
+/* Panels from..to of a product. */
+static void multiply(const struct run *run, const struct phase *phase, const struct span *span, int from, int to) {
+    const struct penstock_step *s = &phase->step;
+    struct scratch *scratch = run->scratch;
+    const float *residual = s->residual < 0 ? NULL : scratch->buffers[s->residual];
+    run->model->kernels->linear8(phase->layer, stored_at(run, span, phase->layer->inputs), scratch->grids, residual,
+                                 span->first, span->last, from, to, scratch->buffers[s->target]);
+}
+
+/* A phase whose lines depend on the same lines alone. */
+static void do_lines(const struct run *run, const struct phase *phase, const struct span *span) {
     const struct kernels *k = run->model->kernels;
     const struct penstock_step *s = &phase->step;
     struct scratch *scratch = run->scratch;
     float **buffers = scratch->buffers;
-    int lines = phase_lines(run, phase), first = from * LINES, last = at_most(to * LINES, lines);
+    int first = span->first, last = span->last;
     switch (phase->task) {
     case EMBED: embed_lines(run, s, first, last); break;
     case NORM:
         k->norm(buffers[s->source], s->weights, s->bias, s->epsilon, s->outputs, first, last, buffers[s->target]);
         if (phase->layer)
-            k->quantise(buffers[s->target], phase->factors, s->outputs, first, last, scratch->stored, scratch->grids);
+            k->quantise(buffers[s->target], phase->factors, s->outputs, first, last,
+                        stored_at(run, span, s->outputs), scratch->grids);
         break;
     case QUANTISE:
-        k->quantise(buffers[s->source], phase->factors, s->inputs, first, last, scratch->stored, scratch->grids);
+        k->quantise(buffers[s->source], phase->factors, s->inputs, first, last, stored_at(run, span, s->inputs),
+                    scratch->grids);
         break;
-    case LINEAR8: {
-        int panels = phase->layer->outputs / PANEL;
-        const float *residual = s->residual < 0 ? NULL : buffers[s->residual];
-        while (from < to) { /* units of the same lines in one go */
-            int chunk = from / panels, stop = at_most(to, (chunk + 1) * panels);
-            k->linear8(phase->layer, scratch->stored, scratch->grids, residual, chunk * PRODUCT_LINES,
-                       at_most((chunk + 1) * PRODUCT_LINES, lines), from - chunk * panels, stop - chunk * panels,
-                       buffers[s->target]);
-            from = stop;
-        }
-        break;
-    }
+    case LINEAR8: multiply(run, phase, span, 0, phase->layer->outputs / PANEL); break;
     case LINEAR32:
         k->linear32(buffers[s->source], s->weights, s->bias, s->activation, s->inputs, s->outputs, first, last,
                     buffers[s->target]);
         break;
+    default: break; /* not of this kind */
+    }
+}
+
+static void units(const struct run *run, const struct phase *phase, int from, int to, int participant) {
+    const struct penstock_step *s = &phase->step;
+    struct scratch *scratch = run->scratch;
+    float **buffers = scratch->buffers;
+    int lines = phase_lines(run, phase), first = from * LINES, last = at_most(to * LINES, lines);
+    switch (phase->task) {
+    case LINEAR8: {
+        int panels = phase->layer->outputs / PANEL;
+        while (from < to) { /* units of the same lines in one go */
+            int chunk = from / panels, stop = at_most(to, (chunk + 1) * panels);
+            struct span span = {chunk * PRODUCT_LINES, at_most((chunk + 1) * PRODUCT_LINES, lines), 0};
+            multiply(run, phase, &span, from - chunk * panels, stop - chunk * panels);
+            from = stop;
+        }
+        break;
+    }
     case ATTENTION:
         for (int unit = from; unit < to; unit++) attention_unit(run, phase, unit, participant);
         break;
@@ -130,21 +165,50 @@ static void units(const struct run *run, const struct phase *phase, int from, in
                    buffers[s->source] + (size_t)scratch->where[line] * (size_t)s->outputs,
                    (size_t)s->outputs * sizeof(float));
         break;
+    default: do_lines(run, phase, &(struct span){first, last, 0});
     }
 }
 
-static int count_blocks(void *job, int number) {
-    const struct run *run = job;
-    const struct phase *phase = &run->model->phases[number];
+static int count_units(const struct run *run, const struct phase *phase) {
     int count = phase_units(run, phase);
     return count ? parts(count, phase_grain(run, phase)) : 1; /* an empty one where no token was chosen */
 }
 
-static void run_block(void *job, int number, int block, int participant) {
-    const struct run *run = job;
-    const struct phase *phase = &run->model->phases[number];
+static void run_units(const struct run *run, const struct phase *phase, int block, int participant) {
     int grain = phase_grain(run, phase);
     units(run, phase, block * grain, at_most((block + 1) * grain, phase_units(run, phase)), participant);
+}
+
+/* How several threads go through a model: phase by phase, or stretch by stretch. */
+
+static int count_blocks(void *job, int number) {
+    const struct run *run = job;
+    const struct penstock_model *m = run->model;
+    if (!run->share) return count_units(run, &m->phases[number]);
+    const struct stretch *stretch = &m->stretches[number];
+    if (stretch->last - stretch->first == 1) return count_units(run, &m->phases[stretch->first]);
+    return parts(run->rows * run->tokens, run->share);
+}
+
+static void run_block(void *job, int number, int block, int participant) {
+    const struct run *run = job;
+    const struct penstock_model *m = run->model;
+    struct stretch one = {number, number + 1};
+    const struct stretch *stretch = run->share ? &m->stretches[number] : &one;
+    if (stretch->last - stretch->first == 1) {
+        run_units(run, &m->phases[stretch->first], block, participant);
+        return;
+    }
+    struct span span = {block * run->share, at_most((block + 1) * run->share, run->rows * run->tokens), 1};
+    for (int p = stretch->first; p < stretch->last; p++) do_lines(run, &m->phases[p], &span);
+}
+
+/* Lines of each thread where threads take lines through stretches, 0 where they share each phase: then they read what
+others have written, else some of them have fewer lines to do than others, and each reads all weights. */
+static int lines_share(const struct run *run) {
+    long lines = (long)run->rows * run->tokens, width = run->model->buffer_widths[run->model->phases[0].step.target];
+    long share = (long)parts(parts((int)lines, run->threads), FULL_LINES) * FULL_LINES;
+    return share * run->threads * width <= lines * (width + SLOW_INPUTS) ? (int)share : 0;
 }
 
 /* What is kept of each row, where its tokens stand, and which are chosen. 0 when a number is outside of the tables. */
@@ -177,7 +241,7 @@ int penstock_run(struct penstock_model *m, const int64_t *ids, const int64_t *ma
     if (rows < 1 || tokens < 1 || (int64_t)rows * tokens > 1 << 17) return PENSTOCK_BAD_INPUT;
     if (m->most_tokens && tokens > m->most_tokens) return PENSTOCK_BAD_INPUT;
     if (threads > m->threads) threads = m->threads;
-    struct run run = {m, NULL, ids, mask, types, rows, tokens, threads, 0};
+    struct run run = {m, NULL, ids, mask, types, rows, tokens, threads, 0, 0};
     if (m->chosen_id >= 0)
         for (int at = 0; at < rows * tokens; at++) run.chosen += ids[at] == m->chosen_id;
     size_t size = (size_t)lines_of(&run, m->buffer_per[m->output]) * (size_t)m->buffer_widths[m->output];
@@ -186,7 +250,9 @@ int penstock_run(struct penstock_model *m, const int64_t *ids, const int64_t *ma
     if (!scratch) return PENSTOCK_NO_MEMORY;
     int status = PENSTOCK_BAD_INPUT;
     if (prepare(&run)) {
-        if (threads < 2 || !pool_run(m->pool, threads, &run, m->phase_count, count_blocks, run_block)) {
+        if (threads > 1) run.share = lines_share(&run);
+        int stages = run.share ? m->stretch_count : m->phase_count;
+        if (threads < 2 || !pool_run(m->pool, threads, &run, stages, count_blocks, run_block)) {
             if (m->pool) pool_enter_alone(m->pool);
             for (int p = 0; p < m->phase_count; p++)
                 units(&run, &m->phases[p], 0, phase_units(&run, &m->phases[p]), 0);
