@@ -38,6 +38,8 @@ def api(control_plane: Cluster) -> Api:
 )
 def test_lists_are_kubectl_s(api: Api, kubectl: Kubectl, kinds: str, selector: str) -> None:
     kubectl.apply(CONFIG_MAP)
+    # A new namespace gets one from the cluster, too, which must not come between the two lists.
+    kubectl.wait("create", "configmap/kube-root-ca.crt")
 
     found = api.items(kinds, kubectl.namespace, selector)
 
