@@ -26,9 +26,12 @@ SPOKEN = st.lists(
 
 
 def backend_of(family: Family) -> Any:
-    """A tokenizer of its own, to be changed."""
+    """A tokenizer of its own, to be changed. Pipelines of other tests may have told the shared one to cut or to pad."""
     shared = tokenizer_of(family).backend_tokenizer
-    return type(shared).from_str(shared.to_str())
+    own = type(shared).from_str(shared.to_str())
+    own.no_truncation()
+    own.no_padding()
+    return own
 
 
 def table_of(backend: Any) -> Words:
@@ -46,7 +49,7 @@ def asked(backend: Any, text: str) -> list[int]:
 @settings(max_examples=examples(300), deadline=None)
 @given(text=PLAIN | SPOKEN)
 def test_the_table_says_what_the_library_says_or_nothing(family: Family, text: str) -> None:
-    backend = tokenizer_of(family).backend_tokenizer
+    backend = backend_of(family)
     ids = table_of(backend).ids(text)
 
     assert ids is None or ids == asked(backend, text)
@@ -54,7 +57,7 @@ def test_the_table_says_what_the_library_says_or_nothing(family: Family, text: s
 
 @pytest.mark.parametrize("family", WORD_PIECES, ids=lambda family: family.name)
 def test_plain_english_comes_from_the_table_the_second_time_as_the_first(family: Family) -> None:
-    backend = tokenizer_of(family).backend_tokenizer
+    backend = backend_of(family)
     table = table_of(backend)
     for text in (LONG, *MORE, "", " ", "Don't\tpanic: it's 100% (mostly) harmless!\r\n", "UPPER lower MiXed a1b2"):
         if text.isascii():
@@ -66,12 +69,12 @@ def test_plain_english_comes_from_the_table_the_second_time_as_the_first(family:
     ["café", "naïve", "“quotes”", "日本", "a\x00b", "a\x0bb", "a\x7fb", "a\u00a0b", "a [MASK] b", "[mask]", "x[SEP]y"],
 )
 def test_what_words_do_not_decide_alone_is_left_to_the_library(text: str) -> None:
-    assert table_of(tokenizer_of(BERT).backend_tokenizer).ids(text) is None
+    assert table_of(backend_of(BERT)).ids(text) is None
 
 
 @pytest.mark.parametrize("text", HARD.values(), ids=list(HARD))
 def test_hard_texts_are_right_or_left_alone(text: str) -> None:
-    backend = tokenizer_of(BERT).backend_tokenizer
+    backend = backend_of(BERT)
     ids = table_of(backend).ids(text)
     assert ids is None or ids == asked(backend, text)
 
@@ -91,7 +94,7 @@ def test_other_kinds_of_tokenizers_have_no_table() -> None:
     accents.normalizer = normalizers.Sequence([normalizers.NFKC(), accents.normalizer])
     added.add_tokens([f"tag{number}" for number in range(words.MOST_ADDED)])
     named.add_tokens([AddedToken("naïve", normalized=True)])
-    others = [tokenizer_of(family).backend_tokenizer for family in (ROBERTA, XLM_ROBERTA)]
+    others = [backend_of(family) for family in (ROBERTA, XLM_ROBERTA)]
 
     assert [Words.of(backend) for backend in (whitespace, accents, added, named, *others)] == [None] * 6
 
@@ -107,7 +110,7 @@ def test_added_words_are_the_librarys_however_they_are_written() -> None:
 
 def test_strangers_words_are_learnt_up_to_a_bound(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(words, "MOST_LEARNT", 100)
-    backend = tokenizer_of(BERT).backend_tokenizer
+    backend = backend_of(BERT)
     table = table_of(backend)
     before = len(table._known)
 
@@ -119,7 +122,7 @@ def test_strangers_words_are_learnt_up_to_a_bound(monkeypatch: pytest.MonkeyPatc
 
 
 def test_threads_learn_side_by_side() -> None:
-    backend = tokenizer_of(BERT).backend_tokenizer
+    backend = backend_of(BERT)
     table = table_of(backend)
     texts = [f"{word} and z{number} {word}s" for number, word in enumerate(LONG.split()) if word.isascii()]
     expected = [asked(backend, text) for text in texts]
@@ -135,7 +138,7 @@ def test_threads_learn_side_by_side() -> None:
 
 
 def test_many_texts_together_are_left_to_the_library(monkeypatch: pytest.MonkeyPatch) -> None:
-    tokenizer = Tokenizer(tokenizer_of(BERT).backend_tokenizer, {}, type_ids=True)
+    tokenizer = Tokenizer(backend_of(BERT), {}, type_ids=True)
     texts = ["the cat sat on the mat. " * 10] * (LONGEST_TEXTS // 240 + 1)
     expected = [piece.ids for text in texts for piece in tokenizer.split([text])]
 
