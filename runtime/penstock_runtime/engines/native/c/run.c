@@ -181,26 +181,27 @@ static void run_units(const struct run *run, const struct phase *phase, int bloc
 
 /* How several threads go through a model: phase by phase, or stretch by stretch. */
 
+static struct stretch stretch_of(const struct run *run, int number) {
+    return run->share ? run->model->stretches[number] : (struct stretch){number, number + 1};
+}
+
 static int count_blocks(void *job, int number) {
     const struct run *run = job;
-    const struct penstock_model *m = run->model;
-    if (!run->share) return count_units(run, &m->phases[number]);
-    const struct stretch *stretch = &m->stretches[number];
-    if (stretch->last - stretch->first == 1) return count_units(run, &m->phases[stretch->first]);
+    struct stretch stretch = stretch_of(run, number);
+    if (stretch.last - stretch.first == 1) return count_units(run, &run->model->phases[stretch.first]);
     return parts(run->rows * run->tokens, run->share);
 }
 
 static void run_block(void *job, int number, int block, int participant) {
     const struct run *run = job;
-    const struct penstock_model *m = run->model;
-    struct stretch one = {number, number + 1};
-    const struct stretch *stretch = run->share ? &m->stretches[number] : &one;
-    if (stretch->last - stretch->first == 1) {
-        run_units(run, &m->phases[stretch->first], block, participant);
+    const struct phase *phases = run->model->phases;
+    struct stretch stretch = stretch_of(run, number);
+    if (stretch.last - stretch.first == 1) {
+        run_units(run, &phases[stretch.first], block, participant);
         return;
     }
     struct span span = {block * run->share, at_most((block + 1) * run->share, run->rows * run->tokens), 1};
-    for (int p = stretch->first; p < stretch->last; p++) do_lines(run, &m->phases[p], &span);
+    for (int p = stretch.first; p < stretch.last; p++) do_lines(run, &phases[p], &span);
 }
 
 /* Lines of each thread where threads take lines through stretches, 0 where they share each phase: then they read what
