@@ -89,7 +89,9 @@ class ShortRoute(BaseModel):
     max_batch_rows: int = Field(default=1, ge=1)
     max_padding_share: float = Field(default=0.0, ge=0.0, lt=1.0)
     wide_from_tokens: int | None = Field(default=None, ge=1)
-    """A lone short row at least this long runs on all the cores at once; None: never."""
+    """As the plan's, for short rows."""
+    wide_alone_from_tokens: int | None = Field(default=None, ge=1)
+    """As the plan's, for short rows."""
 
 
 class Plan(BaseModel):
@@ -108,7 +110,11 @@ class Plan(BaseModel):
     max_padding_share: float = Field(default=0.0, ge=0.0, lt=1.0)
     """The largest share of padding tokens in a batch (`Batching.PADDED` only)."""
     wide_from_tokens: int | None = Field(default=None, ge=1)
-    """A lone row at least this long runs on all the cores at once; None: never."""
+    """A lone row at least this long runs on all the cores at once; None: never. Other clients may come meanwhile, and
+    wait for the cores."""
+    wide_alone_from_tokens: int | None = Field(default=None, ge=1)
+    """A row of a client that is alone at least this long runs on all the cores at once; None: as `wide_from_tokens`
+    says."""
     short: ShortRoute | None = None
     """Another recipe for short rows; None: this one serves all lengths."""
 
@@ -120,6 +126,21 @@ class Plan(BaseModel):
         return (
             own if self.short is None else f"{own}; up to {self.short.longest_tokens} tokens {self.short.recipe.name}"
         )
+
+    @property
+    def alone_wide_from(self) -> int | None:
+        """The length from which on a row of a client that is alone runs on all the cores; None: never."""
+        return self.wide_from_tokens if self.wide_alone_from_tokens is None else self.wide_alone_from_tokens
+
+    @property
+    def may_run_wide(self) -> bool:
+        """True when some rows run on all the cores at once: the engine must be made for it. Without short rows."""
+        return self.alone_wide_from is not None
+
+    def is_wide(self, tokens: int, *, alone: bool = False) -> bool:
+        """True when a lone row of this length runs on all the cores at once; `alone`: its client is, too."""
+        wide_from = self.alone_wide_from if alone else self.wide_from_tokens
+        return wide_from is not None and tokens >= wide_from
 
     @property
     def unrouted(self) -> Plan:

@@ -14,10 +14,10 @@ from penstock_optimizer.job import Job
 from penstock_optimizer.lab import ExportedFacts
 from penstock_optimizer.processes import ProcessLab
 from penstock_optimizer.recipes import TEACHER
-from penstock_optimizer.search.space import Limits, first_plan
+from penstock_optimizer.search.space import Limits, WideFrom, first_plan
 from penstock_optimizer.workfolder import locked
 
-WIDE_FROM_TOKENS = 64
+WIDE_FROM = WideFrom(64, 64)
 """Unmeasured: from about this length on, a lone row gains from all cores with every engine and model that was tried."""
 EXPORT_SECONDS = 600.0
 """A large model through torch takes minutes; more is a hang."""
@@ -34,7 +34,7 @@ class Prepared:
 
 def baseline_plan(cores: int, batching: Batching = Batching.EQUAL_LENGTH) -> Plan:
     """The fp32 plan, unmeasured. Equal lengths only, until the guard has proved that padding changes nothing."""
-    return first_plan(TEACHER, Limits(cores, batching, ()), wide_from_tokens=WIDE_FROM_TOKENS)
+    return first_plan(TEACHER, Limits(cores, batching, ()), wide_from=WIDE_FROM)
 
 
 def prepare_baseline(job: Job) -> tuple[Manifest, ExportedFacts]:

@@ -22,6 +22,7 @@ from penstock_optimizer import measure
 from penstock_optimizer.lab import BuiltFacts, ExportedFacts, GraphFile, Value
 from penstock_optimizer.load.summary import median
 from penstock_optimizer.search.goal import Sample
+from penstock_optimizer.search.space import NEVER_WIDE, WideFrom
 from penstock_runtime.engines.base import Engine, Threads
 from penstock_runtime.rows import Batch, Row
 
@@ -158,7 +159,7 @@ class Candidate:
             found[str(tokens)] = measure.time_runs(lambda batch=batch: engine.run(batch), seconds)  # type: ignore[misc]
         return found
 
-    def wide_from(self, lengths: list[int]) -> int | None:
+    def wide_from(self, lengths: list[int]) -> WideFrom:
         """See `Session`."""
         # Two engines: one that is prepared for wide runs may share its threads with narrow ones. In turns, where both
         # are kept: a machine that is slower for a while is so for both.
@@ -183,7 +184,7 @@ class Candidate:
         from penstock_optimizer.guard import Teacher, forward_of, guard_answers, prepare
         from penstock_optimizer.teacher_file import load_observed
 
-        threads = {"streams": 1, "threads_per_stream": self._about.cores, "wide_from_tokens": None}
+        threads = {"streams": 1, "threads_per_stream": self._about.cores, **NEVER_WIDE.fields}
         engine = self._engines.of(self._planned(plan, short).model_copy(update=threads))
         teacher = Teacher(prepare(self._task, self._judging), load_observed(Path(file)))
         return guard_answers(self._task, forward_of(engine, self._its_graph.io), teacher, self._about.accuracy)

@@ -27,10 +27,7 @@ Shape = tuple[Recipe, Threads, bool]
 def shapes(plan: Plan) -> tuple[Shape, ...]:
     """Of the engines that a plan takes: its own, and that of its short rows."""
     sides = [side for side in (plan, plan.of_short_rows) if side is not None]
-    return tuple(
-        (side.recipe, Threads(side.streams, side.threads_per_stream), side.wide_from_tokens is not None)
-        for side in sides
-    )
+    return tuple((side.recipe, Threads(side.streams, side.threads_per_stream), side.may_run_wide) for side in sides)
 
 
 class Kept:

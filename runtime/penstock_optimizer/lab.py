@@ -11,6 +11,7 @@ from pydantic import BaseModel, ConfigDict
 from penstock.manifest import GraphIO, Verdict
 from penstock.recipe import Plan, Precision, Recipe
 from penstock_optimizer.search.goal import Sample
+from penstock_optimizer.search.space import WideFrom
 
 
 class Value(BaseModel):
@@ -65,8 +66,9 @@ class Session(Protocol):
         """Milliseconds of single runs at batch 1 on all cores, by tokens; about `seconds` for each length."""
         ...
 
-    def wide_from(self, lengths: Sequence[int], *, timeout_seconds: float) -> int | None:
-        """The shortest of these lengths from which all cores answer a lone row sooner than one core; None: none."""
+    def wide_from(self, lengths: Sequence[int], *, timeout_seconds: float) -> WideFrom:
+        """The shortest of these lengths from which all cores answer a lone row sooner than one core, by so much that
+        it pays among others, and for a client that is alone; None: none."""
         ...
 
     def lone(self, lengths: Sequence[int], *, wide: bool, timeout_seconds: float) -> dict[int, float]:

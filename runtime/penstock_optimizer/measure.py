@@ -16,12 +16,15 @@ from typing import Any, Protocol
 from penstock_optimizer.load.arrivals import poisson_arrivals
 from penstock_optimizer.load.summary import median, quantile
 from penstock_optimizer.search.goal import Sample
+from penstock_optimizer.search.space import WideFrom
 
 LEAST_RUNS = 3
 MOST_RUNS = 60
 CLEARLY_FASTER = 0.85
 """All cores must beat one by this much before a lone row is run on all of them: it takes the time of all of them, which
 under load the next rows wait for. MiniLM at 32 tokens gained nothing and was overloaded at half of its capacity."""
+ANY_FASTER = 0.97
+"""The same for a row of a client that is alone: nobody waits, so that any gain will do. Less than this is noise."""
 
 LONE_SECONDS = 0.4
 SHORT_SECONDS = 0.15
@@ -78,11 +81,18 @@ def time_runs(
     return times
 
 
-def wide_from(lengths: Sequence[int], narrow: Callable[[int], float], wide: Callable[[int], float]) -> int | None:
-    """The shortest length from which on `wide` (milliseconds on all cores) is clearly faster than `narrow` (on one);
-    None when that is never so. One length where it is not, among longer ones where it is, counts as noise only if it
-    is not the longest."""
-    gains = [wide(tokens) < CLEARLY_FASTER * narrow(tokens) for tokens in lengths]
+def wide_from(lengths: Sequence[int], narrow: Callable[[int], float], wide: Callable[[int], float]) -> WideFrom:
+    """The shortest lengths from which on `wide` (milliseconds on all cores) is clearly faster than `narrow` (on one),
+    and faster at all; None when that is never so. One length where it is not, among longer ones where it is, counts as
+    noise only if it is not the longest. Who is alone never begins later: what is clearly faster is faster."""
+
+    def faster(bar: float) -> int | None:
+        return _gains_from(lengths, [wide(tokens) < bar * narrow(tokens) for tokens in lengths])
+
+    return WideFrom(among_others=faster(CLEARLY_FASTER), alone=faster(ANY_FASTER))
+
+
+def _gains_from(lengths: Sequence[int], gains: Sequence[bool]) -> int | None:
     if not gains or not gains[-1]:
         return None
     # Split where most of the shorter ones do not gain and most of the longer ones do.

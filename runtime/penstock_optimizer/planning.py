@@ -14,7 +14,7 @@ from penstock_optimizer.lab import Lab
 from penstock_optimizer.routing import Router
 from penstock_optimizer.search.climb import Climbed, Climber, MeasurementFailed, Step
 from penstock_optimizer.search.goal import Goal, Sample
-from penstock_optimizer.search.space import Limits, first_plan
+from penstock_optimizer.search.space import NEVER_WIDE, Limits, WideFrom, first_plan
 from penstock_optimizer.search.survivors import Timed, expected_milliseconds, finalists
 from penstock_optimizer.search.trials import Trials
 from penstock_optimizer.tryout import Entrant, TryOut
@@ -23,7 +23,7 @@ SAMPLE_SECONDS = 60.0
 """One measurement of a plan takes a few seconds; a process that takes this long hangs."""
 MOST_REOPENED = 2
 """How often a finalist's process is started again after it died on some plan."""
-UNMEASURED_WIDE_FROM = 64
+UNMEASURED_WIDE_FROM = WideFrom(64, 64)
 
 
 @dataclass
@@ -47,7 +47,7 @@ class Planner:
     def __post_init__(self) -> None:
         self._reopened: dict[Recipe, int] = {}
         self._last_reason: dict[Recipe, str] = {}
-        self._wide: dict[Recipe, int | None] = {}
+        self._wide: dict[Recipe, WideFrom] = {}
 
     def search(self, trials: Trials) -> Climbed:
         """The plan for the goal. OptimizationError when not even the teacher can be measured."""
@@ -98,7 +98,7 @@ class Planner:
     def _unmeasured(self, timed: Sequence[Timed]) -> Climbed:
         """The first plan of the recipe with the lowest expected latency, when no time is left to try plans."""
         best = min(timed, key=lambda one: expected_milliseconds(one.milliseconds, self.expected))
-        plan = first_plan(best.recipe, self.limits(best.recipe), wide_from_tokens=self._wide[best.recipe])
+        plan = first_plan(best.recipe, self.limits(best.recipe), wide_from=self._wide[best.recipe])
         spreads = [point.spread for point in self.entrant(best.recipe).facts.latency]
         return Climbed(plan, None, (), finished=False, noise=max(spreads, default=0.0))
 
@@ -107,16 +107,16 @@ class Planner:
         for recipe in recipes:
             if recipe not in self._wide:
                 self._wide[recipe] = self._wide_from(self.entrant(recipe))
-            plans.append(first_plan(recipe, self.limits(recipe), wide_from_tokens=self._wide[recipe]))
+            plans.append(first_plan(recipe, self.limits(recipe), wide_from=self._wide[recipe]))
         return plans
 
     def limits(self, recipe: Recipe) -> Limits:
         """What the plans of a recipe may use."""
         return Limits(self.cores, self.entrant(recipe).batching, tuple(self.lengths))
 
-    def _wide_from(self, entrant: Entrant) -> int | None:
+    def _wide_from(self, entrant: Entrant) -> WideFrom:
         if self.cores == 1 or entrant.session is None:
-            return None
+            return NEVER_WIDE
         try:
             return entrant.session.wide_from(self.lengths, timeout_seconds=self.limit)
         except WorkerFailed:

@@ -16,6 +16,7 @@ from penstock_optimizer.isolation import Failure, Worker, WorkerFailed
 from penstock_optimizer.lab import BuiltFacts, ExportedFacts, GraphFile
 from penstock_optimizer.recipes import TEACHER
 from penstock_optimizer.search.goal import Sample
+from penstock_optimizer.search.space import WideFrom
 from penstock_optimizer.workfolder import WorkFolder
 
 TARGET = "penstock_optimizer.candidate:Candidate"
@@ -64,10 +65,9 @@ class ProcessSession:
         value = self._call("time", timeout_seconds, lengths=list(lengths), seconds=seconds)
         return {int(tokens): times for tokens, times in value.items()}
 
-    def wide_from(self, lengths: Sequence[int], *, timeout_seconds: float) -> int | None:
+    def wide_from(self, lengths: Sequence[int], *, timeout_seconds: float) -> WideFrom:
         """See `Session`."""
-        value = self._call("wide_from", timeout_seconds, lengths=list(lengths))
-        return None if value is None else int(value)
+        return WideFrom(*self._call("wide_from", timeout_seconds, lengths=list(lengths)))
 
     def lone(self, lengths: Sequence[int], *, wide: bool, timeout_seconds: float) -> dict[int, float]:
         """See `Session`."""

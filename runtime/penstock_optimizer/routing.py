@@ -11,7 +11,7 @@ from penstock_optimizer.lab import Lab, Session
 from penstock_optimizer.measure import wide_from
 from penstock_optimizer.search.climb import Step
 from penstock_optimizer.search.route import LEAST_SHARE, boundary, looked_at, rivals, routed, share_within
-from penstock_optimizer.search.space import Limits, first_plan
+from penstock_optimizer.search.space import NEVER_WIDE, Limits, first_plan
 from penstock_optimizer.search.survivors import Timed
 from penstock_optimizer.tryout import Entrant, TryOut
 
@@ -85,7 +85,7 @@ class Router:
             rival.close()
             return None
         found = first_plan(
-            rival.recipe, self._planning.limits(rival.recipe), wide_from_tokens=wide if plan.streams > 1 else None
+            rival.recipe, self._planning.limits(rival.recipe), wide_from=wide if plan.streams > 1 else NEVER_WIDE
         )
         return found.model_copy(update={"streams": plan.streams, "threads_per_stream": plan.threads_per_stream})
 
@@ -107,7 +107,7 @@ class Router:
             yield found
 
     def _measured(self, plan: Plan, own: Entrant, short: Entrant) -> Plan | None:
-        """The lone rows of both in turns, each as it would be served: on one core, or on all."""
+        """The lone rows of both in turns, each as a client that is alone would be served: on one core, or on all."""
         if own.built is None or short.built is None or own.built.io.outputs != short.built.io.outputs:
             return None
         found = looked_at(self._planning.lengths, _timed(short), _timed(own))
@@ -124,12 +124,13 @@ class Router:
             self._add(narrow, short, lengths, wide=False)
             if may_be_wide:
                 self._add(wide, short, lengths, wide=True)
-        wide_at = wide_from(lengths, lambda n: min(narrow[n]), lambda n: min(wide[n])) if may_be_wide else None
-        longest = boundary(ours, {n: (narrow if wide_at is None or n < wide_at else wide)[n] for n in lengths})
+        wide_at = wide_from(lengths, lambda n: min(narrow[n]), lambda n: min(wide[n])) if may_be_wide else NEVER_WIDE
+        alone = wide_at.alone
+        longest = boundary(ours, {n: (narrow if alone is None or n < alone else wide)[n] for n in lengths})
         if longest is None or 1 - self._share(longest) < LEAST_SHARE:
             return None
         limits = self._planning.limits(short.recipe)
-        return routed(plan, short.recipe, limits, longest_tokens=longest, wide_from_tokens=wide_at)
+        return routed(plan, short.recipe, limits, longest_tokens=longest, wide_from=wide_at)
 
     def _add(self, times: dict[int, list[float]], entrant: Entrant, lengths: Sequence[int], *, wide: bool) -> None:
         if lengths:
@@ -160,7 +161,7 @@ class Router:
 
 
 def _is_wide(plan: Plan, tokens: int) -> bool:
-    return plan.streams > 1 and plan.wide_from_tokens is not None and tokens >= plan.wide_from_tokens
+    return plan.streams > 1 and plan.is_wide(tokens, alone=True)
 
 
 def _timed(entrant: Entrant) -> Timed:

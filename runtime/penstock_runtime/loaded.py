@@ -98,8 +98,7 @@ def check_same_outputs(io: GraphIO, short: GraphIO) -> None:
 
 def _engine(path: Path, io: GraphIO, plan: Plan, max_tokens: int) -> Engine:
     threads = Threads(plan.streams, plan.threads_per_stream)
-    wide = plan.wide_from_tokens is not None
-    return load_engine(path, io, plan.recipe, threads, wide=wide, max_tokens=max_tokens)
+    return load_engine(path, io, plan.recipe, threads, wide=plan.may_run_wide, max_tokens=max_tokens)
 
 
 def load_artefact(
@@ -153,9 +152,10 @@ def fit_plan(plan: Plan, cores: int | None) -> tuple[Plan, tuple[str, ...]]:
     streams = max(1, cores // threads)
     changes: dict[str, object] = {"streams": streams, "threads_per_stream": threads}
     if streams == 1:
-        changes["wide_from_tokens"] = None
+        never = {"wide_from_tokens": None, "wide_alone_from_tokens": None}
+        changes.update(never)
         if plan.short is not None:
-            changes["short"] = plan.short.model_copy(update={"wide_from_tokens": None})
+            changes["short"] = plan.short.model_copy(update=never)
     fitted = plan.model_copy(update=changes)
     finding = (
         f"The plan was made for {made_for} cores ({plan.streams}x{plan.threads_per_stream} threads) and runs on "
@@ -209,5 +209,5 @@ def _needed_bytes(path: Path, plan: Plan) -> int:
         size = sum(file.stat().st_size for file in path.parent.iterdir() if file.is_file())
     except OSError:
         size = 0  # the engine says what is wrong with it
-    copies = 2 if plan.wide_from_tokens is not None and plan.recipe.engine is EngineName.OPENVINO else 1
+    copies = 2 if plan.may_run_wide and plan.recipe.engine is EngineName.OPENVINO else 1
     return int(size * (_LOADING_FACTOR[plan.recipe.engine] + copies - 1)) + _WORKING_BYTES

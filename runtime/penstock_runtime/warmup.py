@@ -62,8 +62,9 @@ def all_shapes(plan: Plan, max_tokens: int, facts: EngineFacts) -> Iterator[tupl
 def _may_run_wide(plan: Plan, length: int) -> bool:
     short_plan = plan.of_short_rows
     is_short = plan.short is not None and length <= plan.short.longest_tokens
-    wide_from = short_plan.wide_from_tokens if is_short and short_plan is not None else plan.wide_from_tokens
-    return wide_from is not None and length >= wide_from
+    side = short_plan if is_short and short_plan is not None else plan
+    # Of a client that is alone: no row runs wide that is shorter.
+    return side.is_wide(length, alone=True)
 
 
 def shapes(plan: Plan, max_tokens: int, grid: ShapeGrid | None = None) -> Iterator[tuple[int, int]]:

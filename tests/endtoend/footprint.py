@@ -35,7 +35,8 @@ async def main(artefact: Path, streams: int) -> None:
     before = memory_bytes()
     plan = manifest.chosen.plan.model_copy(
         update={
-            "streams": streams, "threads_per_stream": 1, "batching": Batching.SINGLE, "wide_from_tokens": None,
+            "streams": streams, "threads_per_stream": 1, "batching": Batching.SINGLE,
+            "wide_from_tokens": None, "wide_alone_from_tokens": None,
         }
     )  # fmt: skip
     model = load_graph(task, artefact / manifest.chosen.path, io, plan, max_tokens=128)

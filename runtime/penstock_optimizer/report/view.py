@@ -264,14 +264,22 @@ def plan_text(plan: Plan) -> str:
         )
     else:
         parts.append("one row a run")
-    if plan.wide_from_tokens is not None and plan.streams > 1:
-        parts.append(f"all cores from {plan.wide_from_tokens} tokens")
+    if plan.streams > 1 and plan.may_run_wide:
+        parts.append(_wide_text(plan))
     short = plan.of_short_rows
     if plan.short is not None and short is not None:
         how = plan_text(short).removeprefix(f"{short.summary}, ")
         parts[0] = plan.unrouted.summary
         return f"{', '.join(parts)}; up to {plan.short.longest_tokens} tokens {short.recipe.name}, {how}"
     return ", ".join(parts)
+
+
+def _wide_text(plan: Plan) -> str:
+    """Whose rows get all cores, such as `all cores from 64 tokens, from 8 for a client alone`."""
+    if plan.wide_from_tokens is None:
+        return f"all cores from {plan.alone_wide_from} tokens for a client alone"
+    alone = "" if plan.alone_wide_from == plan.wide_from_tokens else f", from {plan.alone_wide_from} for a client alone"
+    return f"all cores from {plan.wide_from_tokens} tokens{alone}"
 
 
 def _bound(metric: Metric) -> str:

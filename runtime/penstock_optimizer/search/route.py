@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from penstock.recipe import Plan, Recipe, ShortRoute
 from penstock_optimizer.load.summary import median, relative_spread
 from penstock_optimizer.search.goal import NEAR_LATENCY, NOISE_FLOOR, Comparison, Criterion, Goal, Pair, Ranking, Sample
-from penstock_optimizer.search.space import Limits, first_plan
+from penstock_optimizer.search.space import NEVER_WIDE, Limits, WideFrom, first_plan
 from penstock_optimizer.search.survivors import Timed, interpolate
 
 SHORT_LENGTHS = (8, 16)
@@ -85,18 +85,19 @@ def boundary(long: Mapping[int, Sequence[float]], short: Mapping[int, Sequence[f
     return found
 
 
-def routed(plan: Plan, recipe: Recipe, limits: Limits, *, longest_tokens: int, wide_from_tokens: int | None) -> Plan:
-    """The plan with another recipe for its short rows; `limits` are that recipe's."""
-    short = first_plan(recipe, limits, wide_from_tokens=wide_from_tokens)
-    if plan.streams == 1 or (wide_from_tokens is not None and wide_from_tokens > longest_tokens):
-        wide_from_tokens = None
+def routed(
+    plan: Plan, recipe: Recipe, limits: Limits, *, longest_tokens: int, wide_from: WideFrom = NEVER_WIDE
+) -> Plan:
+    """The plan with another recipe for its short rows; `limits` and `wide_from` are that recipe's."""
+    short = first_plan(recipe, limits)
+    reached = (None if tokens is None or tokens > longest_tokens else tokens for tokens in wide_from)
     route = ShortRoute(
         longest_tokens=longest_tokens,
         recipe=recipe,
         batching=short.batching,
         max_batch_rows=short.max_batch_rows,
         max_padding_share=short.max_padding_share,
-        wide_from_tokens=wide_from_tokens,
+        **(WideFrom(*reached) if plan.streams > 1 else NEVER_WIDE).fields,
     )
     return Plan.model_validate({**dict(plan), "short": route})
 

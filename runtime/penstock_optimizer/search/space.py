@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from typing import TypeVar
+from typing import NamedTuple, TypeVar
 
 from penstock.recipe import Batching, Plan, Recipe
 
@@ -24,7 +24,36 @@ class Limits:
     batching: Batching
     """The widest that the guard proved."""
     lengths: tuple[int, ...]
-    """Measured lengths, rising: the steps of `wide_from_tokens`."""
+    """Measured lengths, rising: the steps of `wide_alone_from_tokens`."""
+
+
+class WideFrom(NamedTuple):
+    """The lengths from which on lone rows run on all the cores; None: never. `alone` never begins later."""
+
+    among_others: int | None
+    """While other clients may come."""
+    alone: int | None
+    """Of a client that is alone."""
+
+    @classmethod
+    def of(cls, plan: Plan) -> WideFrom:
+        """What a plan says."""
+        return cls(plan.wide_from_tokens, plan.alone_wide_from)
+
+    @property
+    def fields(self) -> dict[str, int | None]:
+        """As a plan has it: plans that run alike are equal, so that none is measured twice."""
+        alone = None if self.alone == self.among_others else self.alone
+        return {"wide_from_tokens": self.among_others, "wide_alone_from_tokens": alone}
+
+    def moved(self, alone: int | None) -> WideFrom:
+        """With another length for a client that is alone; the other one goes along where it would begin sooner."""
+        if self.among_others is None or alone is None:
+            return WideFrom(None, alone)
+        return WideFrom(max(self.among_others, alone), alone)
+
+
+NEVER_WIDE = WideFrom(None, None)
 
 
 def splits(cores: int) -> tuple[tuple[int, int], ...]:
@@ -39,7 +68,7 @@ def splits(cores: int) -> tuple[tuple[int, int], ...]:
     return tuple(sorted(found, key=lambda split: -split[0]))
 
 
-def first_plan(recipe: Recipe, limits: Limits, *, wide_from_tokens: int | None = None) -> Plan:
+def first_plan(recipe: Recipe, limits: Limits, *, wide_from: WideFrom = NEVER_WIDE) -> Plan:
     """One thread per core, near-equal lengths together as far as the guard allows, all cores for a lone long row:
     the plan that experience starts from."""
     shape = {
@@ -54,7 +83,7 @@ def first_plan(recipe: Recipe, limits: Limits, *, wide_from_tokens: int | None =
             "threads_per_stream": 1,
             "batching": limits.batching,
             "max_batch_tokens": 512,
-            "wide_from_tokens": wide_from_tokens if limits.cores > 1 else None,
+            **(wide_from if limits.cores > 1 else NEVER_WIDE).fields,
             **shape,
         }
     )
@@ -72,15 +101,16 @@ def neighbours(plan: Plan, limits: Limits) -> Iterator[Plan]:
 def _steps(plan: Plan, limits: Limits) -> Iterator[Plan]:
     if plan.streams > 1:
         # Before the splits: one stream for all cores is no faster for a lone row than several that all work for it.
+        # Only for a client that is alone: the climb's latencies are such a client's, and do not see who waits.
         steps: tuple[int | None, ...] = (*limits.lengths, None)
-        for wide in _beside(steps, plan.wide_from_tokens):
-            yield _with(plan, wide_from_tokens=wide)
+        for alone in _beside(steps, plan.alone_wide_from):
+            yield _with(plan, **WideFrom.of(plan).moved(alone).fields)
     # One stream gives all the cores to a lone row of any length: those that come after it do so too.
-    wide_from = plan.wide_from_tokens if plan.streams > 1 else min(limits.lengths, default=None)
+    shortest = min(limits.lengths, default=None)
+    wide_from = WideFrom.of(plan) if plan.streams > 1 else WideFrom(shortest, shortest)
     for streams, threads in _beside(splits(limits.cores), (plan.streams, plan.threads_per_stream)):
-        yield _with(
-            plan, streams=streams, threads_per_stream=threads, wide_from_tokens=wide_from if streams > 1 else None
-        )
+        wide = wide_from if streams > 1 else NEVER_WIDE
+        yield _with(plan, streams=streams, threads_per_stream=threads, **wide.fields)
     allowed = _ORDER[: _ORDER.index(limits.batching) + 1]
     for batching in _beside(allowed, plan.batching):
         yield _rebatched(plan, batching)

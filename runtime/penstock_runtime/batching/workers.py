@@ -1,15 +1,19 @@
 """The threads that run the engine, one for each stream, and the queue that they take from. Knows no event loop.
 
 A worker that gets free takes its next batch itself: between two runs there is nothing but a lock. One that finds
-nothing sleeps on a lock of its own, which the next arrival releases. Waking it costs 12 us where the core is awake, and
-up to 0.4 ms on virtual machines whose idle cores the host has to wake: `run_here` spares a lone row the way.
+nothing sleeps on a lock of its own, which the next arrival releases: that of the first of those that sleep, so that
+at low load one thread does all the runs, and stays where it is, while the event loop has another core. Waking it costs
+12 us where the core is awake, and up to 0.4 ms on virtual machines whose idle cores the host has to wake: `run_here`
+spares a lone row the way.
 """
 
 from __future__ import annotations
 
 import logging
 import threading
+from bisect import insort
 from collections.abc import Callable, Sequence
+from operator import neg
 from time import perf_counter
 from typing import Any, NamedTuple
 
@@ -81,12 +85,14 @@ class Workers:
         self._lock = threading.Lock()
         self._queue = WaitingRows(self._company)
         self._rate = DrainRate(plan.streams)
-        self._idle: list[threading.Lock] = []
+        self._wakes = [threading.Lock() for _ in range(plan.streams)]
+        self._idle: list[int] = []
+        """Streams that sleep, the first one last."""
         self._busy = 0
         self._stopping = False
         self._threads = [
-            threading.Thread(target=self._work, name=f"penstock-stream-{index}", daemon=True)
-            for index in range(plan.streams)
+            threading.Thread(target=self._work, args=(stream,), name=f"penstock-stream-{stream}", daemon=True)
+            for stream in range(plan.streams)
         ]
         for thread in self._threads:
             thread.start()
@@ -116,8 +122,8 @@ class Workers:
             )
             woken = self._idle[-len(rows) :]
             del self._idle[-len(rows) :]
-        for wake in woken:
-            wake.release()
+        for stream in reversed(woken):
+            self._wakes[stream].release()
         return entries
 
     def run_here(self, row: Row) -> Outcome | None:
@@ -130,7 +136,7 @@ class Workers:
             if not idle or row.length > LONGEST_HERE_SECONDS * self._rate.tokens_per_second:
                 return None
             self._busy += 1
-        outcome, work = self._run([row], lone=True)
+        outcome, work = self._run([row], lone=True, alone=True)
         self._free(work)
         self._observe(work)
         return outcome
@@ -156,16 +162,16 @@ class Workers:
         with self._lock:
             self._stopping = True
             woken, self._idle = self._idle, []
-        for wake in woken:
-            wake.release()
+        for stream in woken:
+            self._wakes[stream].release()
         for thread in self._threads:
             thread.join()
 
     def _check_room(self, rows: int, tokens: int) -> None:
         self._bounds.check(rows, tokens, self._queue.rows, self._queue.tokens, self._rate)
 
-    def _work(self) -> None:
-        wake = threading.Lock()
+    def _work(self, stream: int) -> None:
+        wake = self._wakes[stream]
         wake.acquire()
         while True:
             with self._lock:
@@ -175,12 +181,12 @@ class Workers:
                 elif not taken.expired:
                     if self._stopping:
                         return
-                    self._idle.append(wake)
+                    insort(self._idle, stream, key=neg)
                 lone = self._busy == 1 and self._queue.rows == 0
             if taken.expired:
                 self._deliver_expired(taken.expired)
             if taken.rows:
-                outcome, work = self._run([entry.row for entry in taken.rows], lone=lone)
+                outcome, work = self._run([entry.row for entry in taken.rows], lone=lone, alone=False)
                 self._free(work)
                 self._deliver(outcome._replace(rows=taken.rows))
                 self._observe(work)
@@ -191,11 +197,12 @@ class Workers:
         now = perf_counter()
         self._deliver(Outcome(entries, [deadline_exceeded() for _ in entries], now, now))
 
-    def _run(self, rows: list[Row], *, lone: bool) -> tuple[Outcome, _Work]:
+    def _run(self, rows: list[Row], *, lone: bool, alone: bool) -> tuple[Outcome, _Work]:
+        """`lone`: nothing else runs or waits; `alone`: nor is there another client, who might come meanwhile."""
         longest = max(row.length for row in rows)
         side = self._company.side(longest)
         plan = self._plan if side is self._company or self._short_plan is None else self._short_plan
-        wide = lone and len(rows) == 1 and plan.wide_from_tokens is not None and longest >= plan.wide_from_tokens
+        wide = lone and len(rows) == 1 and plan.is_wide(longest, alone=alone)
         started = perf_counter()
         values = self._forward(rows, wide=wide)
         ended = perf_counter()

@@ -77,7 +77,7 @@ class Application:
     async def _await(self, request: Request, result: Awaitable[Response]) -> Response:
         try:
             response = await result
-        except asyncio.CancelledError:
+        except (asyncio.CancelledError, GeneratorExit):  # the latter: cancelled before its task began
             self._finish(request, Response(status=ClientGone.status))
             raise
         except Exception as error:

@@ -11,9 +11,8 @@ import asyncio
 import itertools
 import time
 from collections import deque
-from collections.abc import Coroutine
 from enum import Enum
-from typing import TYPE_CHECKING, Any, cast
+from typing import TYPE_CHECKING, cast
 
 import httptools
 
@@ -27,6 +26,7 @@ from penstock_runtime.errors import (
     RequestTimeout,
 )
 from penstock_runtime.http.door import too_large
+from penstock_runtime.http.eager import Rest, begin
 from penstock_runtime.http.message import Request, Response, encode
 
 if TYPE_CHECKING:
@@ -74,6 +74,7 @@ class Connection(asyncio.Protocol):
         "pending",
         "phase",
         "request",
+        "rest",
         "task",
         "transport",
         "writable",
@@ -96,6 +97,8 @@ class Connection(asyncio.Protocol):
         self.active: Request | None = None
         """Being answered."""
         self.task: asyncio.Task[None] | None = None
+        self.rest: Rest[Response] | None = None
+        """What the task runs."""
         self.pending: deque[Request] = deque()
         self.writable = True
         self._url = b""
@@ -162,8 +165,9 @@ class Connection(asyncio.Protocol):
         """The socket is closed: whatever is under way is not waited for any more."""
         _ = exc
         self.acceptor.forget(self)
-        if self.task is not None:
+        if self.task is not None and self.rest is not None:
             self.task.cancel()
+            self.task.add_done_callback(self.rest.close)
         self._hold(-self._held_bytes)
         self.pending.clear()
         self.parser = None
@@ -332,18 +336,20 @@ class Connection(asyncio.Protocol):
         if request.refusal is not None:
             self._respond(request, application.refuse(request, request.refusal))
             return
-        response = application.answer(request)
-        if isinstance(response, Response):
-            self._respond(request, response)
-        else:
+        answer = application.answer(request)
+        response = answer if isinstance(answer, Response) else begin(answer)
+        if isinstance(response, Rest):
+            self.rest = response
             self.task = self.acceptor.loop.create_task(self._wait(request, response))
+        else:
+            self._respond(request, response)
 
-    async def _wait(self, request: Request, response: Coroutine[Any, Any, Response]) -> None:
+    async def _wait(self, request: Request, response: Rest[Response]) -> None:
         self._respond(request, await response)
 
     def _respond(self, request: Request, response: Response) -> None:
         self.active = None
-        self.task = None
+        self.task = self.rest = None
         self._hold(-len(request.body))
         transport = self.transport
         if transport is None or transport.is_closing():

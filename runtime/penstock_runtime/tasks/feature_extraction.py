@@ -189,7 +189,8 @@ class FeatureExtraction:
         """float32 [texts, dimensions] when pooled; else [1, tokens, width], in a list for a list of texts."""
         wanted: Request = prepared.memo
         if wanted.pooling is not None:
-            return np.stack([shorten(one, wanted.dimensions, normalised=wanted.normalize) for one in reduced])
+            vectors = [shorten(one, wanted.dimensions, normalised=wanted.normalize) for one in reduced]
+            return vectors[0][np.newaxis] if len(vectors) == 1 else np.stack(vectors)
         matrices = [matrix[np.newaxis] for matrix in reduced]
         return matrices[0] if wanted.single else matrices
 

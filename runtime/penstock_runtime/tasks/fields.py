@@ -218,6 +218,8 @@ class Object:
         """All fields, defaults filled in."""
         if not isinstance(value, Mapping):
             raise _wrong(self, value, where)
+        if not value and not self.required:
+            return {name: default for name, (_, default) in self.optional.items()}
         known = [*self.required, *self.optional]
         for name in value:
             if name not in known:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+
 import numpy as np
 
 from penstock_runtime.models.folder import Pooling
@@ -18,16 +20,17 @@ def pool(vectors: Float, pooling: Pooling) -> Float:
             last: Float = vectors[-1].copy()
             return last
         case Pooling.MAX:
-            highest: Float = vectors.max(axis=0)
+            highest: Float = np.maximum.reduce(vectors, axis=0)
             return highest
         case Pooling.MEAN:
-            mean: Float = vectors.mean(axis=0)
+            # Not the array's method, which goes through Python: slower than a short row, and the same to the bit.
+            mean: Float = np.add.reduce(vectors, axis=0) / len(vectors)
             return mean
 
 
 def normalise(vector: Float) -> Float:
     """Length 1; a zero vector stays as it is."""
-    length = np.sqrt(np.dot(vector, vector))
+    length = math.sqrt(vector.dot(vector))
     scaled: Float = vector / length if length > 0 else vector
     return scaled
 

@@ -40,7 +40,7 @@ def highest(scores: Float, count: int) -> list[int]:
 
 def finite(values: Float) -> Float:
     """The values; InferenceFailed when one of them is NaN or infinite (half precision may overflow)."""
-    if not np.isfinite(values).all():
+    if not np.logical_and.reduce(np.isfinite(values), axis=None):
         raise InferenceFailed(
             "The model's output is not a number", remedy="Report the text; another recipe may be needed for this model"
         )

@@ -11,6 +11,7 @@ from penstock.recipe import Batching, Plan, Precision, Recipe
 from penstock_optimizer.isolation import Failure, WorkerFailed
 from penstock_optimizer.lab import BuiltFacts
 from penstock_optimizer.search.goal import Sample
+from penstock_optimizer.search.space import WideFrom
 from tests.optimizer.report.sample import IO
 from tests.optimizer.search.cost_model import FP32, CostModel
 
@@ -136,9 +137,10 @@ class FakeSession:
         disturbed = 10 if self.lab.count("time", self.recipe) <= self.script.slow_looks else 1
         return {tokens: [self.script.milliseconds(tokens) * disturbed] * 3 for tokens in lengths}
 
-    def wide_from(self, lengths: Sequence[int], *, timeout_seconds: float) -> int | None:
+    def wide_from(self, lengths: Sequence[int], *, timeout_seconds: float) -> WideFrom:
         self._call("wide_from", 1.0, timeout_seconds)
-        return next((tokens for tokens in lengths if tokens >= 64), None)
+        among_others, alone = (next((tokens for tokens in lengths if tokens >= least), None) for least in (64, 32))
+        return WideFrom(among_others, alone)
 
     def lone(self, lengths: Sequence[int], *, wide: bool, timeout_seconds: float) -> dict[int, float]:
         self._call("lone", 0.1, timeout_seconds)

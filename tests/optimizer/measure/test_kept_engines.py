@@ -54,6 +54,17 @@ def test_a_routed_plan_and_the_plan_itself_take_turns_on_engines_that_stay(
     engines.close()
 
 
+@pytest.mark.parametrize(
+    ("among_others", "alone", "wide"), [(64, None, True), (64, 8, True), (None, 8, True), (None, None, False)]
+)
+def test_an_engine_runs_wide_when_either_length_is_given(
+    among_others: int | None, alone: int | None, wide: bool
+) -> None:
+    served = PLAN.model_copy(update={"wide_from_tokens": among_others, "wide_alone_from_tokens": alone})
+
+    assert [shape[2] for shape in shapes(served)] == [wide]
+
+
 def test_what_was_warmed_up_is_forgotten_with_either_engine() -> None:
     engines = KeptEngines(ORT_FP32, file(ORT_FP32))
     engines.know(ORT_DYNAMIC, file(ORT_DYNAMIC))

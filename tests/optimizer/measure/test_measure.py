@@ -11,6 +11,8 @@ from typing import Any
 
 import numpy as np
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from penstock.manifest import GemmShare
 from penstock.recipe import EngineName, Precision
@@ -70,17 +72,28 @@ def test_the_first_run_is_not_counted_and_the_collector_is_off_meanwhile() -> No
 @pytest.mark.parametrize(
     ("ratios", "expected"),
     [
-        ({8: 1.2, 16: 1.0, 32: 0.8, 64: 0.6}, 32),
-        ({8: 0.8, 16: 0.7}, 8),
-        ({8: 1.2, 16: 1.1}, None),
-        ({8: 1.2, 16: 0.8, 32: 1.1, 64: 0.7, 128: 0.6}, 16),  # one disturbance among gains
-        ({8: 0.8, 16: 1.2, 32: 1.2, 64: 0.6}, 64),  # one lucky run among losses
-        ({8: 0.9, 16: 0.9}, None),  # for twice the processor time
-        ({}, None),
+        ({8: 1.2, 16: 1.0, 32: 0.8, 64: 0.6}, (32, 32)),
+        ({8: 0.8, 16: 0.7}, (8, 8)),
+        ({8: 1.2, 16: 1.1}, (None, None)),
+        ({8: 1.2, 16: 0.8, 32: 1.1, 64: 0.7, 128: 0.6}, (16, 16)),  # one disturbance among gains
+        ({8: 0.8, 16: 1.2, 32: 1.2, 64: 0.6}, (64, 64)),  # one lucky run among losses
+        ({8: 0.9, 16: 0.9}, (None, 8)),  # for twice the processor time, which nobody else wants
+        ({8: 0.98, 16: 0.98}, (None, None)),  # noise
+        ({8: 1.0, 16: 0.95, 32: 0.9, 64: 0.8}, (64, 16)),
+        ({}, (None, None)),
     ],
 )
-def test_lone_rows_run_wide_from_where_it_pays(ratios: Mapping[int, float], expected: int | None) -> None:
+def test_lone_rows_run_wide_from_where_it_pays(
+    ratios: Mapping[int, float], expected: tuple[int | None, int | None]
+) -> None:
     assert wide_from(list(ratios), lambda _: 10.0, lambda tokens: 10.0 * ratios[tokens]) == expected
+
+
+@given(st.lists(st.floats(0.5, 1.5), max_size=8))
+def test_a_client_alone_never_runs_wide_from_later_than_one_among_others(ratios: list[float]) -> None:
+    found = wide_from(range(len(ratios)), lambda _: 1.0, ratios.__getitem__)
+
+    assert found.among_others is None or (found.alone is not None and found.alone <= found.among_others)
 
 
 class FakePredictor:

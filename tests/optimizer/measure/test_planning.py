@@ -121,6 +121,13 @@ def test_a_wide_run_that_crashes_does_not_end_a_finalist(tmp_path: Path) -> None
     assert climbed.plan.recipe == INT8
 
 
+def test_plans_start_from_where_lone_rows_were_measured_to_gain_among_others_and_alone(tmp_path: Path) -> None:
+    _, _, _, steps = plan_search(tmp_path, {INT8: Script(speed=2)})
+
+    first = next(step.challenger for step in steps if step.challenger.recipe == INT8)
+    assert (first.wide_from_tokens, first.wide_alone_from_tokens) == (128, 32)
+
+
 def test_nothing_that_can_be_measured_is_an_error(tmp_path: Path) -> None:
     with pytest.raises(OptimizationError, match="signal 11"):
         plan_search(tmp_path, {FP32: Script(fails={"sample": crash()})})

@@ -113,13 +113,23 @@ def test_fp32_as_the_winner_is_said_plainly() -> None:
     assert "no candidate beat it within the accuracy budget" in headline(changed(chosen=sample_manifest().baseline))
 
 
+ONE_ROW = "onnxruntime int8-dynamic per-channel reduced-range, 2x1 threads, one row a run"
+
+
 @pytest.mark.parametrize(
     ("plan", "expected"),
     [
+        (PLAN, f"{ONE_ROW}, all cores from 64 tokens"),
         (
-            PLAN,
-            "onnxruntime int8-dynamic per-channel reduced-range, 2x1 threads, one row a run, all cores from 64 tokens",
+            PLAN.model_copy(update={"wide_alone_from_tokens": 8}),
+            f"{ONE_ROW}, all cores from 64 tokens, from 8 for a client alone",
         ),
+        (PLAN.model_copy(update={"wide_alone_from_tokens": 64}), f"{ONE_ROW}, all cores from 64 tokens"),
+        (
+            PLAN.model_copy(update={"wide_from_tokens": None, "wide_alone_from_tokens": 8}),
+            f"{ONE_ROW}, all cores from 8 tokens for a client alone",
+        ),
+        (PLAN.model_copy(update={"wide_from_tokens": None}), ONE_ROW),
         (FP32_PLAN, "onnxruntime fp32, 2x1 threads, padded up to 8 rows / 512 tokens / 15% padding"),
     ],
 )

@@ -36,11 +36,12 @@ class CostModel:
     def true_sample(self, plan: Plan) -> Sample:
         """What an infinitely patient measurement would find."""
         speed = self.speed[plan.recipe]
-        wide = plan.wide_from_tokens is not None
+        wide_from = plan.alone_wide_from
+        wide = wide_from is not None
         # Wide runs pay from 64 tokens on; below that they cost.
         reach = plan.streams * plan.threads_per_stream if wide else plan.threads_per_stream
         p95 = 30.0 / speed / (1 + 0.8 * (reach - 1))
-        small_wide = wide and plan.wide_from_tokens is not None and plan.wide_from_tokens < 64
+        small_wide = wide_from is not None and wide_from < 64
         p50 = 5.0 / speed / (1 + 0.3 * (plan.threads_per_stream - 1)) * (1.1 if small_wide else 1.0)
         rows = 100.0 * speed * plan.streams * (1 + 0.7 * (plan.threads_per_stream - 1))
         if plan.batching is Batching.PADDED:

@@ -12,7 +12,7 @@ from penstock.endpoint import Latency, Objective, Throughput
 from penstock.recipe import Batching, Plan
 from penstock_optimizer.search.climb import Climber, MeasurementFailed
 from penstock_optimizer.search.goal import Goal, Sample
-from penstock_optimizer.search.space import Limits, first_plan
+from penstock_optimizer.search.space import Limits, WideFrom, first_plan
 from penstock_optimizer.search.trials import Trials
 from tests.examples import examples
 from tests.optimizer.search.cost_model import FP32, INT8, STATIC, CostModel
@@ -30,7 +30,7 @@ def start(cores: int = 4) -> list[Plan]:
     plans = []
     for recipe in (FP32, INT8, STATIC):
         batching = Batching.SINGLE if recipe == INT8 else Batching.PADDED
-        plans.append(first_plan(recipe, Limits(cores, batching, LENGTHS), wide_from_tokens=64))
+        plans.append(first_plan(recipe, Limits(cores, batching, LENGTHS), wide_from=WideFrom(64, 64)))
     return plans
 
 

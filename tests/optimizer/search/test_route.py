@@ -20,7 +20,7 @@ from penstock_optimizer.search.route import (
     routed,
     short_lengths,
 )
-from penstock_optimizer.search.space import Limits, first_plan
+from penstock_optimizer.search.space import Limits, WideFrom, first_plan
 from penstock_optimizer.search.survivors import Timed
 from tests.optimizer.search.cost_model import FP32, INT8, STATIC, CostModel
 
@@ -115,19 +115,39 @@ def test_a_rival_that_is_never_faster_gets_nothing(times: dict[int, list[float]]
 
 
 def test_a_route_has_the_batching_that_its_own_recipe_may_have() -> None:
-    plan = first_plan(STATIC, LIMITS, wide_from_tokens=64)
-    found = routed(plan, INT8, Limits(2, Batching.SINGLE, (8, 16)), longest_tokens=16, wide_from_tokens=32)
+    plan = first_plan(STATIC, LIMITS, wide_from=WideFrom(64, 64))
+    found = routed(plan, INT8, Limits(2, Batching.SINGLE, (8, 16)), longest_tokens=16)
 
     assert found.unrouted == plan
     assert found.short is not None
     assert (found.short.recipe, found.short.longest_tokens, found.short.batching) == (INT8, 16, Batching.SINGLE)
-    assert (found.short.max_batch_rows, found.short.wide_from_tokens) == (1, None)
+    assert found.short.max_batch_rows == 1
     short = found.of_short_rows
     assert short is not None
     assert (short.recipe, short.streams, short.short) == (INT8, 2, None)
     assert [found.serves(tokens) for tokens in (1, 16, 17)] == [False, False, True]
     assert found.summary == f"{STATIC.name}, 2x1 threads; up to 16 tokens {INT8.name}"
     assert Plan.model_validate_json(found.model_dump_json()) == found
+
+
+@pytest.mark.parametrize(
+    ("cores", "wide_from", "expected"),
+    [
+        (2, WideFrom(32, 32), (None, None)),  # no row that comes here is so long
+        (2, WideFrom(32, 16), (None, 16)),
+        (2, WideFrom(16, 8), (16, 8)),
+        (2, WideFrom(8, 8), (8, None)),
+        (1, WideFrom(8, 8), (None, None)),
+    ],
+)
+def test_short_rows_run_wide_from_lengths_of_their_own(
+    cores: int, wide_from: WideFrom, expected: tuple[int | None, int | None]
+) -> None:
+    limits = Limits(cores, Batching.SINGLE, (8, 16))
+    short = routed(first_plan(STATIC, limits), INT8, limits, longest_tokens=16, wide_from=wide_from).short
+
+    assert short is not None
+    assert (short.wide_from_tokens, short.wide_alone_from_tokens) == expected
 
 
 @pytest.mark.parametrize(
@@ -167,10 +187,10 @@ def test_lengths_beyond_the_route_do_not_count() -> None:
 
 def climb(model: CostModel, goal: Goal = LATENCY) -> tuple[Plan, list[tuple[bool, str]]]:
     """The search with a route offered to whatever recipe wins."""
-    starts = [first_plan(recipe, LIMITS, wide_from_tokens=64) for recipe in (FP32, STATIC)]
+    starts = [first_plan(recipe, LIMITS, wide_from=WideFrom(64, 64)) for recipe in (FP32, STATIC)]
 
     def routes(plan: Plan) -> list[Plan]:
-        return [routed(plan, INT8, LIMITS, longest_tokens=16, wide_from_tokens=None)]
+        return [routed(plan, INT8, LIMITS, longest_tokens=16)]
 
     climbed = Climber(goal, model).search(starts, lambda _: LIMITS, routes=routes)
     steps = [
@@ -207,11 +227,11 @@ def test_for_pure_throughput_only_throughput_decides() -> None:
 
 
 def test_a_search_without_the_teacher_keeps_its_route() -> None:
-    start = first_plan(STATIC, LIMITS, wide_from_tokens=64)
+    start = first_plan(STATIC, LIMITS, wide_from=WideFrom(64, 64))
     climbed = Climber(LATENCY, model()).search(
         [start],
         lambda _: LIMITS,
-        routes=lambda plan: [routed(plan, INT8, LIMITS, longest_tokens=16, wide_from_tokens=None)],
+        routes=lambda plan: [routed(plan, INT8, LIMITS, longest_tokens=16)],
     )
 
     assert climbed.plan.recipe == STATIC
@@ -225,9 +245,9 @@ def test_when_the_time_is_up_no_further_route_is_looked_for() -> None:
     def routes(plan: Plan) -> Iterator[Plan]:
         for longest in (8, 16):
             asked.append(longest)
-            yield routed(plan, FP32, LIMITS, longest_tokens=longest, wide_from_tokens=None)
+            yield routed(plan, FP32, LIMITS, longest_tokens=longest)
 
-    starts = [first_plan(STATIC, LIMITS, wide_from_tokens=64)]
+    starts = [first_plan(STATIC, LIMITS, wide_from=WideFrom(64, 64))]
     climbed = Climber(LATENCY, cost, time_left=lambda: not cost.measured).search(
         starts, lambda _: LIMITS, routes=routes
     )

@@ -56,7 +56,7 @@ def with_route(monkeypatch: pytest.MonkeyPatch) -> tuple[Recipe, Recipe]:
 
     def search(planner: Planner, _: object) -> Climbed:
         limits = Limits(1, Batching.PADDED, tuple(planner.lengths))
-        plan = routed(first_plan(long, limits), TEACHER, limits, longest_tokens=16, wide_from_tokens=None)
+        plan = routed(first_plan(long, limits), TEACHER, limits, longest_tokens=16)
         return Climbed(plan, None, (), finished=True, noise=0.0, second_graph_bytes=1_000_000)
 
     monkeypatch.setattr(Planner, "search", search)

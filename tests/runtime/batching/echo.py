@@ -85,6 +85,7 @@ def plan(
     tokens: int = 512,
     padding: float = 0.0,
     wide_from: int | None = None,
+    wide_alone: int | None = None,
 ) -> Plan:
     return Plan(
         recipe=Recipe(engine=EngineName.ONNXRUNTIME, precision=Precision.FP32),
@@ -95,6 +96,7 @@ def plan(
         max_batch_tokens=tokens,
         max_padding_share=padding,
         wide_from_tokens=wide_from,
+        wide_alone_from_tokens=wide_alone,
     )
 
 

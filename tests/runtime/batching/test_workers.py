@@ -5,7 +5,7 @@ import queue
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
-from time import perf_counter
+from time import perf_counter, sleep
 from typing import Any
 
 import pytest
@@ -105,6 +105,26 @@ def test_streams_run_at_once_and_one_request_spreads_over_them() -> None:
     assert engine.most_at_once == 3
 
 
+def test_of_the_streams_that_sleep_the_first_one_is_woken() -> None:
+    engine = EchoEngine(streams=3)
+    with working(engine, plan(Batching.SINGLE, streams=3)) as (workers, outcomes):
+        for count in (1, 1, 3, 1):
+            asleep = perf_counter() + 30
+            while len(workers._idle) < 3:
+                assert perf_counter() < asleep
+                sleep(0.001)
+            assert workers._idle == [2, 1, 0]
+            engine.threads.clear()
+            engine.gate.clear()
+            workers.push(rows([5] * count), None, arrived=0.0, deadline=math.inf)
+            for _ in range(count):
+                assert engine.began.acquire(timeout=30)
+            assert engine.threads == {f"penstock-stream-{stream}" for stream in range(count)}
+            engine.gate.set()
+            for _ in range(count):
+                outcomes.get(timeout=30)
+
+
 def test_a_lone_long_row_gets_all_cores() -> None:
     engine = EchoEngine(streams=2)
     with working(engine, plan(Batching.EQUAL_LENGTH, streams=2, wide_from=64)) as (workers, outcomes):
@@ -113,6 +133,32 @@ def test_a_lone_long_row_gets_all_cores() -> None:
             outcomes.get(timeout=60)
 
     assert engine.wide == [64, 300]
+
+
+@pytest.mark.parametrize(
+    ("wide_from", "wide_alone", "here", "through_a_worker"),
+    [
+        (64, 16, [16, 64], [64]),
+        (64, None, [64], [64]),
+        (None, 16, [16, 64], []),
+        (None, None, [], []),
+    ],
+)
+def test_a_row_of_a_client_that_is_alone_gets_all_cores_from_a_length_of_its_own(
+    wide_from: int | None, wide_alone: int | None, here: list[int], through_a_worker: list[int]
+) -> None:
+    engine = EchoEngine(streams=2)
+    with working(engine, plan(streams=2, wide_from=wide_from, wide_alone=wide_alone)) as (workers, outcomes):
+        workers.warmed(1_000_000, 1.0)
+        for length in (15, 16, 64):
+            assert workers.run_here(row(length)) is not None
+        assert engine.wide == here
+        engine.wide.clear()
+        for length in (15, 16, 64):
+            push(workers, length)
+            outcomes.get(timeout=60)
+
+    assert engine.wide == through_a_worker
 
 
 def test_a_long_row_beside_others_keeps_to_its_stream() -> None:

@@ -247,8 +247,15 @@ class Endpoint:
         return self.server.url
 
     def stop(self) -> None:
-        """As a signal would."""
-        self.loop.call_soon_threadsafe(self.server.stop)
+        """As a signal would; the server knows when this returns."""
+        known = threading.Event()
+
+        def stop() -> None:
+            self.server.stop()
+            known.set()
+
+        self.loop.call_soon_threadsafe(stop)
+        assert known.wait(60)
 
     def connect(self) -> socket.socket:
         """A raw connection."""

@@ -89,7 +89,14 @@ def test_either_model_of_an_artefact_is_loaded_with_its_plan(artefact: Path) -> 
         model.close()
 
 
-ROUTE = ShortRoute(longest_tokens=16, recipe=ORT_FP32, batching=Batching.PADDED, max_batch_rows=8, wide_from_tokens=8)
+ROUTE = ShortRoute(
+    longest_tokens=16,
+    recipe=ORT_FP32,
+    batching=Batching.PADDED,
+    max_batch_rows=8,
+    wide_from_tokens=16,
+    wide_alone_from_tokens=8,
+)
 
 
 def routed(artefact: Path) -> Manifest:
@@ -115,7 +122,7 @@ def test_a_plan_with_a_route_loads_both_graphs(artefact: Path) -> None:
     facts = model.engine.facts
     assert facts.short is not None
     assert (facts.precision, facts.short.precision, facts.weight_copies) == ("i8", "f32", 2)
-    assert one_core.plan.short == ROUTE.model_copy(update={"wide_from_tokens": None})
+    assert one_core.plan.short == ROUTE.model_copy(update={"wide_from_tokens": None, "wide_alone_from_tokens": None})
     for each in (model, one_core):
         each.close()
 
@@ -240,6 +247,7 @@ def test_a_plan_is_fitted_to_the_cores(streams: int, threads: int, cores: int | 
         threads_per_stream=threads,
         batching=Batching.PADDED,
         wide_from_tokens=128,
+        wide_alone_from_tokens=16,
     )
 
     found, findings = fit_plan(asked, cores)
@@ -247,4 +255,22 @@ def test_a_plan_is_fitted_to_the_cores(streams: int, threads: int, cores: int | 
     assert (found.streams, found.threads_per_stream) == fitted
     assert bool(findings) == (fitted != (streams, threads))
     assert found.streams * found.threads_per_stream <= (cores or streams * threads)
-    assert (found.wide_from_tokens is None) == (found.streams == 1)
+    wide = (None, None) if found.streams == 1 else (128, 16)
+    assert (found.wide_from_tokens, found.wide_alone_from_tokens) == wide
+
+
+def test_a_manifest_that_says_nothing_of_clients_alone_serves_them_like_all_others(artefact: Path) -> None:
+    routed(artefact)
+    file = artefact / MANIFEST_NAME
+    value = json.loads(file.read_text())
+    written = value["chosen"]["plan"]
+    written["wide_from_tokens"] = 64
+    for part in (written, written["short"]):
+        del part["wide_alone_from_tokens"]
+    file.write_text(json.dumps(value))
+
+    found = Manifest.load(artefact).chosen.plan
+
+    short = found.of_short_rows
+    assert short is not None
+    assert (found.alone_wide_from, short.alone_wide_from) == (64, 16)

@@ -51,15 +51,20 @@ def test_a_route_is_warmed_on_both_sides_and_each_length_on_its_own() -> None:
     assert found == [(1, 8), (1, 16), (1, 32), (1, 24), (2, 32), (2, 24)]
 
 
-def test_wide_runs_are_warmed_as_well() -> None:
+@pytest.mark.parametrize(
+    ("wide_from", "wide_alone", "wide"),
+    [(64, None, [64, 128]), (64, 32, [32, 64, 128]), (None, 128, [128]), (None, None, [])],
+)
+def test_wide_runs_are_warmed_as_well(wide_from: int | None, wide_alone: int | None, wide: list[int]) -> None:
     engine = EchoEngine(streams=2)
-    model = small_model(engine, served=plan(Batching.SINGLE, streams=2, wide_from=64))
+    served = plan(Batching.SINGLE, streams=2, wide_from=wide_from, wide_alone=wide_alone)
+    model = small_model(engine, served=served)
     model.max_tokens = 128
     seconds: list[tuple[int, float]] = []
 
     warm_up(model, lambda tokens, took: seconds.append((tokens, took)))
 
-    assert engine.wide == [64, 128]
+    assert engine.wide == wide
     assert [tokens for tokens, _ in seconds] == [length for length in (8, 16, 32, 64, 128) for _ in range(2)]
 
 
