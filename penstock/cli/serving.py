@@ -54,8 +54,9 @@ SAMPLE = {
 
 PROGRAM = ("penstock.cli.main",)
 """The module, and its first words, that optimises beside us."""
-OPTIMIZER_NICENESS = 5
-"""The optimisation gives way to requests where they share cores."""
+OPTIMIZER_NICENESS = 10
+"""The optimisation gives way to requests where they share cores: more than the threads that compute these do to the
+event loop (`host.pin.STREAM_NICENESS`)."""
 _LINE_LIMIT = 8 * 2**20
 """Of one progress line: the last ones carry all candidates."""
 

@@ -164,12 +164,14 @@ class Server:
 
     def confine(self) -> None:
         """Keep every thread on the server's CPUs: some libraries place their threads on all that the machine has,
-        whatever the process was started with."""
+        whatever the process was started with. Threads that stay on some of the server's keep to those."""
+        wanted = set(self.cpus)
         for member in self._family() if self.cpus else ():
             with contextlib.suppress(psutil.NoSuchProcess, ProcessLookupError):
                 for thread in member.threads():
                     with contextlib.suppress(ProcessLookupError, PermissionError):
-                        os.sched_setaffinity(thread.id, self.cpus)
+                        if not os.sched_getaffinity(thread.id) <= wanted:
+                            os.sched_setaffinity(thread.id, wanted)
 
     def pause(self) -> None:
         """Stop it, parents first, so that none is started anew meanwhile. Call it only when nothing is under way."""

@@ -26,6 +26,7 @@ from penstock_runtime.batching.rectangle import run_rows
 from penstock_runtime.batching.waiting import Company, Waiting, WaitingRows
 from penstock_runtime.engines.base import Engine
 from penstock_runtime.errors import DeadlineExceeded, InferenceFailed, RequestError
+from penstock_runtime.host import place_stream
 from penstock_runtime.rows import Outputs, Row
 
 logger = logging.getLogger("penstock.batching")
@@ -171,6 +172,8 @@ class Workers:
         self._bounds.check(rows, tokens, self._queue.rows, self._queue.tokens, self._rate)
 
     def _work(self, stream: int) -> None:
+        if self._engine.facts.in_callers_thread and self._plan.threads_per_stream == 1:
+            place_stream(stream, self._plan.streams)
         wake = self._wakes[stream]
         wake.acquire()
         while True:

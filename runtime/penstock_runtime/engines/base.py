@@ -31,6 +31,9 @@ class EngineFacts:
     """The arithmetic in use, such as `f32`, `bf16`, `i8`."""
     fused_nodes: dict[str, int] = field(default_factory=dict)
     """Counts by operator type of fused nodes in the optimised graph; empty where the engine does not tell."""
+    in_callers_thread: bool = False
+    """A run is computed by the thread that asks for it, which may be kept on a core of its own. (A library may start
+    threads during a run, which would be kept there with it.)"""
     weight_copies: int = 1
     """How many times the weights are in memory: 2 where `run_wide` needs a compiled model of its own."""
     grid: ShapeGrid | None = None

@@ -24,9 +24,12 @@ class RoutedEngine:
     @property
     def facts(self) -> EngineFacts:
         """Those of the engine of the long rows, with those of the other one; the weights of both count."""
-        short = self._short.facts
+        long, short = self._long.facts, self._short.facts
         return replace(
-            self._long.facts, weight_copies=self._long.facts.weight_copies + short.weight_copies, short=short
+            long,
+            weight_copies=long.weight_copies + short.weight_copies,
+            in_callers_thread=long.in_callers_thread and short.in_callers_thread,
+            short=short,
         )
 
     def run(self, batch: Batch) -> Outputs:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import subprocess
 import sys
@@ -10,6 +11,7 @@ import pytest
 
 from penstock.errors import HostError
 from penstock_runtime.host import pin_process, read_host
+from penstock_runtime.host.pin import STREAM_NICENESS
 
 CHILD = """
 import os, threading
@@ -45,6 +47,32 @@ def test_a_cpu_that_is_not_there_is_a_clear_error() -> None:
 def test_no_cpu_at_all_is_a_clear_error() -> None:
     with pytest.raises(HostError, match=r"cannot be kept on CPUs \(none\)"):
         pin_process([])
+
+
+STREAMS = """
+import json, os, threading
+from penstock_runtime.host import pin_process, place_stream
+cpus = sorted(os.sched_getaffinity(0))[:2]
+pin_process(cpus)
+found = []
+def work(stream, streams):
+    place_stream(stream, streams)
+    me = threading.get_native_id()
+    found.append([sorted(os.sched_getaffinity(0)), os.getpriority(os.PRIO_PROCESS, me)])
+for stream, streams in ((0, 2), (1, 2), (0, 3), (0, 1)):
+    thread = threading.Thread(target=work, args=(stream, streams)); thread.start(); thread.join()
+print(json.dumps([cpus, os.getpriority(os.PRIO_PROCESS, 0), found]))
+"""
+
+
+@pytest.mark.skipif(len(os.sched_getaffinity(0)) < 2, reason="two streams need two CPUs")
+def test_as_many_streams_as_cpus_have_one_each_and_let_the_loop_go_first() -> None:
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(path for path in sys.path if path)}
+    child = subprocess.run([sys.executable, "-c", STREAMS], capture_output=True, text=True, env=environment, check=True)
+    cpus, loop, found = json.loads(child.stdout)
+
+    low = min(loop + STREAM_NICENESS, 19)
+    assert found == [[[cpus[1]], low], [[cpus[0]], low], [cpus, loop], [cpus, loop]]
 
 
 def test_this_machine_is_read_as_the_kernel_schedules_it() -> None:

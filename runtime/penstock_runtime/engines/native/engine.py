@@ -114,7 +114,11 @@ def load(path: Path, io: GraphIO, recipe: Recipe, threads: Threads, *, wide: boo
         )
     kernels = best_kernels()
     facts = EngineFacts(
-        "native", f"{library.penstock_abi()} ({kernels.name.lower().replace('_', '-')})", threads, precision="i8"
+        "native",
+        f"{library.penstock_abi()} ({kernels.name.lower().replace('_', '-')})",
+        threads,
+        precision="i8",
+        in_callers_thread=True,
     )
     try:
         return NativeEngine(graph, facts, helpers=wide, kernels=kernels)
