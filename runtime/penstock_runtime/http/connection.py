@@ -11,7 +11,7 @@ import asyncio
 import itertools
 import time
 from collections import deque
-from enum import Enum
+from functools import partial
 from typing import TYPE_CHECKING, cast
 
 import httptools
@@ -28,6 +28,7 @@ from penstock_runtime.errors import (
 from penstock_runtime.http.door import too_large
 from penstock_runtime.http.eager import Rest, begin
 from penstock_runtime.http.message import Request, Response, encode
+from penstock_runtime.http.phase import Phase
 
 if TYPE_CHECKING:
     from penstock_runtime.http.acceptor import Acceptor
@@ -40,29 +41,20 @@ IDENTIFIER_LIMIT = 128
 NUMBERS = itertools.count(1)
 
 
-class Phase(Enum):
-    """What a connection waits for: decides what its deadline means."""
-
-    IDLE = "idle"
-    HEAD = "head"
-    BODY = "body"
-    ANSWER = "answer"
-    LINGER = "linger"
-    """Refused and answered; whatever still comes is dropped."""
-
-
 class Connection(asyncio.Protocol):
     """One client."""
 
     __slots__ = (
         "_body",
         "_body_bytes",
+        "_first",
         "_head_bytes",
         "_headers",
         "_held_bytes",
         "_lingered",
         "_paused",
         "_replay",
+        "_taking",
         "_url",
         "acceptor",
         "active",
@@ -75,7 +67,6 @@ class Connection(asyncio.Protocol):
         "phase",
         "request",
         "rest",
-        "task",
         "transport",
         "writable",
     )
@@ -96,9 +87,8 @@ class Connection(asyncio.Protocol):
         """Being read."""
         self.active: Request | None = None
         """Being answered."""
-        self.task: asyncio.Task[None] | None = None
         self.rest: Rest[Response] | None = None
-        """What the task runs."""
+        """Of its answer, where that has to wait."""
         self.pending: deque[Request] = deque()
         self.writable = True
         self._url = b""
@@ -109,6 +99,9 @@ class Connection(asyncio.Protocol):
         self._body_bytes = 0
         self._held_bytes = 0
         self._paused = False
+        self._first = False
+        """No request of what has just been read is being answered yet."""
+        self._taking = False
         self._replay = False
         self._lingered = 0
 
@@ -136,6 +129,7 @@ class Connection(asyncio.Protocol):
                 self.transport.abort()
             return
         was_head = self.phase is Phase.HEAD
+        self._first = True
         self._feed(data)
         if was_head and self.phase is Phase.HEAD:
             # Header names and values are counted when they are whole; this bounds one that never ends.
@@ -165,9 +159,8 @@ class Connection(asyncio.Protocol):
         """The socket is closed: whatever is under way is not waited for any more."""
         _ = exc
         self.acceptor.forget(self)
-        if self.task is not None and self.rest is not None:
-            self.task.cancel()
-            self.task.add_done_callback(self.rest.close)
+        if self.rest is not None:
+            self.rest.cancel()
         self._hold(-self._held_bytes)
         self.pending.clear()
         self.parser = None
@@ -337,19 +330,21 @@ class Connection(asyncio.Protocol):
             self._respond(request, application.refuse(request, request.refusal))
             return
         answer = application.answer(request)
-        response = answer if isinstance(answer, Response) else begin(answer)
+        if isinstance(answer, Response):
+            self._respond(request, answer)
+            return
+        # Of what came in one piece the first: a client that sends many ahead must not have the loop for all of them.
+        response = begin(answer) if self._first else Rest(answer)
+        self._first = False
         if isinstance(response, Rest):
             self.rest = response
-            self.task = self.acceptor.loop.create_task(self._wait(request, response))
+            response.go_on(self.acceptor.loop, partial(self._respond, request))
         else:
             self._respond(request, response)
 
-    async def _wait(self, request: Request, response: Rest[Response]) -> None:
-        self._respond(request, await response)
-
     def _respond(self, request: Request, response: Response) -> None:
         self.active = None
-        self.task = self.rest = None
+        self.rest = None
         self._hold(-len(request.body))
         transport = self.transport
         if transport is None or transport.is_closing():
@@ -377,13 +372,24 @@ class Connection(asyncio.Protocol):
 
     def _next(self) -> None:
         """Take the next waiting request, or wait for one."""
-        if self.pending:
+        if self._taking:
+            return  # one of those below was answered at once
+        self._taking = True
+        while self.pending and self.active is None and self.writable and not self._is_closing():
             request = self.pending.popleft()
             if not self.pending and self._paused and self.transport is not None:
                 self._paused = False
                 self.transport.resume_reading()
             self._start(request)
-        elif self.request is None:
+        self._taking = False
+        if self.active is None and self.writable and not self._is_closing():
+            self._expect()
+
+    def _is_closing(self) -> bool:
+        return self.transport is None or self.transport.is_closing()
+
+    def _expect(self) -> None:
+        if self.request is None:
             self.phase = Phase.IDLE
             self.deadline = self.acceptor.loop.time() + self.acceptor.settings.idle_timeout_seconds
         elif self.request.route is not None or self.request.refusal is not None:

@@ -6,6 +6,7 @@ cost about as much as reading the request. (From Python 3.12 on asyncio has eage
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Callable, Coroutine, Generator
 from functools import partial
 from typing import Any, Generic, TypeVar
@@ -14,11 +15,35 @@ T = TypeVar("T")
 
 
 class Rest(Generic[T]):
-    """A coroutine from its first wait on: to be awaited once, in a task, or closed."""
+    """A coroutine from its first wait on, to be gone on with in a task.
 
-    def __init__(self, coroutine: Coroutine[Any, Any, T], waits_for: Any) -> None:
+    Of one that has not begun: all of it, in the loop's turn after the next.
+    """
+
+    def __init__(self, coroutine: Coroutine[Any, Any, T], waits_for: Any = None) -> None:
         self._coroutine = coroutine
         self._waits_for = waits_for
+        self._task: asyncio.Task[None] | None = None
+
+    def go_on(self, loop: asyncio.AbstractEventLoop, done: Callable[[T], None]) -> None:
+        """In a task, which gives `done` the result."""
+        self._task = loop.create_task(self._run(done))
+
+    async def _run(self, done: Callable[[T], None]) -> None:
+        done(await self)
+
+    def cancel(self) -> None:
+        """Let the coroutine clean up where it has not ended: with CancelledError, or with GeneratorExit where its task
+        has not begun."""
+        if self._task is None:
+            self._coroutine.close()
+        else:
+            self._task.cancel()
+            # A task that is cancelled before it begins leaves the coroutine as it is.
+            self._task.add_done_callback(self._close)
+
+    def _close(self, _task: object) -> None:
+        self._coroutine.close()
 
     def __await__(self) -> Generator[Any, Any, T]:
         """Go on as if the task had run the coroutine from its beginning."""
@@ -35,11 +60,6 @@ class Rest(Generic[T]):
             except StopIteration as done:
                 result: T = done.value
                 return result
-
-    def close(self, _task: object = None) -> None:
-        """Let the coroutine clean up (GeneratorExit) where it has not ended: a task that is cancelled before it has
-        begun never gets here."""
-        self._coroutine.close()
 
 
 def begin(coroutine: Coroutine[Any, Any, T]) -> T | Rest[T]:

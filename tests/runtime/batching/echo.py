@@ -27,6 +27,7 @@ class EchoEngine:
     streams: int = 1
     poison: bool = True
     grid: ShapeGrid | None = None
+    in_callers_thread: bool = False
     gate: threading.Event = field(default_factory=threading.Event)
     batches: list[list[int]] = field(default_factory=list)
     """Lengths of the rows of every run, in the order in which the runs began."""
@@ -46,7 +47,8 @@ class EchoEngine:
 
     @property
     def facts(self) -> EngineFacts:
-        return EngineFacts("echo", "1", Threads(self.streams, 1), "f32", grid=self.grid)
+        threads = Threads(self.streams, 1)
+        return EngineFacts("echo", "1", threads, "f32", grid=self.grid, in_callers_thread=self.in_callers_thread)
 
     def run(self, batch: Batch) -> Outputs:
         assert not self.closed

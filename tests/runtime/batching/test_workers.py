@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 
 from penstock.recipe import Batching, Plan
+from penstock_runtime.batching import workers as workers_module
 from penstock_runtime.batching.bounds import QueueBounds
 from penstock_runtime.batching.workers import Outcome, Workers
 from penstock_runtime.engines.grid import ShapeGrid
@@ -123,6 +124,22 @@ def test_of_the_streams_that_sleep_the_first_one_is_woken() -> None:
             engine.gate.set()
             for _ in range(count):
                 outcomes.get(timeout=30)
+
+
+@pytest.mark.parametrize(
+    ("computes_here", "threads_per_stream", "placed"),
+    [(True, 1, {(0, 2), (1, 2)}), (False, 1, set()), (True, 2, set())],
+)
+def test_streams_get_cores_of_their_own_where_the_engine_computes_in_their_threads(
+    monkeypatch: pytest.MonkeyPatch, computes_here: bool, threads_per_stream: int, placed: set[tuple[int, int]]
+) -> None:
+    found: set[tuple[int, int]] = set()
+    monkeypatch.setattr(workers_module, "place_stream", lambda stream, streams: found.add((stream, streams)))
+    served = plan(Batching.SINGLE, streams=2).model_copy(update={"threads_per_stream": threads_per_stream})
+    with working(EchoEngine(streams=2, in_callers_thread=computes_here), served):
+        pass  # the threads have ended when this has
+
+    assert found == placed
 
 
 def test_a_lone_long_row_gets_all_cores() -> None:

@@ -70,6 +70,21 @@ class TestFraming:
 
         assert [header(answer, b"x-request-id") for answer in answers] == [b"%d" % number for number in range(40)]
 
+    def test_any_number_of_requests_behind_a_slow_one_are_answered_in_order(self) -> None:
+        gate = Gate()
+        health = b"GET /healthz HTTP/1.1\r\nhost: x\r\nx-request-id: %d\r\n\r\n"
+        with serving(gate) as endpoint, endpoint.connect() as client:
+            # Far more than Python would nest.
+            client.sendall(post("/predict", GOOD) + b"".join(health % number for number in range(3000)))
+            gate.wait_for("waiting", 1)
+            gate.open()
+
+            assert b"[[0.5]]" in read_answer(client)
+            for number in range(3000):
+                assert header(read_answer(client), b"x-request-id") == b"%d" % number
+            client.sendall(post("/predict", GOOD))
+            assert status(read_answer(client)) == 200
+
     def test_a_pipelined_request_behind_a_slow_one_waits(self) -> None:
         gate = Gate()
         with serving(gate) as endpoint, endpoint.connect() as client:

@@ -101,6 +101,7 @@ async def test_errors_pass_on_both_sides_of_the_wait() -> None:
 @on_the_loop
 async def test_a_cancelled_one_cleans_up_also_before_its_task_has_begun(turns: int) -> None:
     ended: list[str] = []
+    answered: list[None] = []
 
     async def answer() -> None:
         try:
@@ -111,24 +112,51 @@ async def test_a_cancelled_one_cleans_up_also_before_its_task_has_begun(turns: i
 
     rest = begin(answer())
     assert isinstance(rest, Rest)
-    task = asyncio.create_task(waiting(rest))
+    rest.go_on(asyncio.get_running_loop(), answered.append)
     for _ in range(turns):
         await asyncio.sleep(0)
-    task.cancel()
-    with pytest.raises(asyncio.CancelledError):
-        await task
-    rest.close()
+    rest.cancel()
+    for _ in range(3):
+        await asyncio.sleep(0)
 
     assert ended == ["CancelledError" if turns else "GeneratorExit"]
+    assert answered == []
 
 
 @on_the_loop
-async def test_what_has_ended_is_closed_without_effect() -> None:
+async def test_what_has_ended_gives_its_result_and_is_cancelled_without_effect() -> None:
+    loop = asyncio.get_running_loop()
+    answered: asyncio.Future[int] = loop.create_future()
+
     async def answer() -> int:
         await asyncio.sleep(0)
         return 3
 
     rest = begin(answer())
     assert isinstance(rest, Rest)
-    assert await asyncio.create_task(waiting(rest)) == 3
-    rest.close()
+    rest.go_on(loop, answered.set_result)
+    assert await answered == 3
+    rest.cancel()
+    await asyncio.sleep(0)
+
+
+@on_the_loop
+async def test_one_that_has_not_begun_begins_in_its_task() -> None:
+    steps: list[str] = []
+
+    async def answer() -> int:
+        steps.append("begun")
+        await asyncio.sleep(0)
+        return 4
+
+    task = asyncio.create_task(waiting(Rest(answer())))
+    assert steps == []
+    assert await task == 4
+
+
+@on_the_loop
+async def test_one_that_has_not_begun_can_be_cancelled() -> None:
+    async def answer() -> None:
+        raise AssertionError("it has begun")
+
+    Rest(answer()).cancel()

@@ -209,8 +209,8 @@ async def feed(pieces: list[bytes]) -> bytes:
     for piece in pieces:
         connection.data_received(piece)
         await asyncio.sleep(0)
-    while connection.task is not None:
-        await connection.task
+    while others := asyncio.all_tasks() - {asyncio.current_task()}:
+        await asyncio.wait(others)
     connection.connection_lost(None)
     written: bytes = sink.written
     return written
