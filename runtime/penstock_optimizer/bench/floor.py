@@ -46,6 +46,7 @@ class ForwardTimes(Frozen):
     """Runs of one row."""
 
     milliseconds: tuple[float, ...]
+    """At an even rate from when each was due."""
     processor_milliseconds: float
     """CPU time of the process for each run, all threads."""
 
@@ -67,8 +68,8 @@ class Forward:
             short = load_engine(folder / served.short.path, served.short.io, plan.short.recipe, threads)
             self._engine = RoutedEngine(self._engine, short, plan.short.longest_tokens)
 
-    def time(self, ids: list[int], seconds: float) -> ForwardTimes:
-        """Single runs of one row, for about so long; at least three runs."""
+    def time(self, ids: list[int], seconds: float, per_second: float | None = None) -> ForwardTimes:
+        """Single runs of one row, for about so long; at least three runs. One after the other, or at an even rate."""
         import numpy as np
 
         from penstock_runtime.rows import Batch
@@ -79,9 +80,13 @@ class Forward:
         found: list[float] = []
         with no_collection():
             processor = time.process_time()
-            until = time.perf_counter() + seconds
-            while len(found) < LEAST_RUNS or time.perf_counter() < until:
+            started = time.perf_counter()
+            while len(found) < LEAST_RUNS or time.perf_counter() < started + seconds:
                 begun = time.perf_counter()
+                if per_second is not None:
+                    due = started + len(found) / per_second
+                    time.sleep(max(0.0, due - begun))
+                    begun = due
                 self._engine.run(batch)
                 found.append((time.perf_counter() - begun) * 1e3)
             processor = time.process_time() - processor
@@ -123,21 +128,24 @@ class Floor:
         """It was started on its CPUs, and the engines keep to them."""
 
     def measure(self, spec: CellSpec) -> CellResult:
-        """Time the forward pass at the length of the cell's bodies."""
+        """Time the forward pass at the length of the cell's bodies, and at its rate where it has one."""
         tokens = spec.bodies[0].group
         ids = self._maker.ids(self._maker.text(tokens))
         limit = spec.maximum_seconds + START_SECONDS
         try:
-            value = self._worker.call("time", ids=ids, seconds=spec.seconds, timeout_seconds=limit)
+            value = self._worker.call(
+                "time", ids=ids, seconds=spec.seconds, per_second=spec.per_second, timeout_seconds=limit
+            )
         except WorkerFailed as error:
             raise MeasurementFailed(f"the forward pass alone cannot be measured: {error.reason}") from error
         found = ForwardTimes.model_validate(value)
         times = found.milliseconds
+        recorded_seconds = sum(times) / 1e3 if spec.per_second is None else len(times) / spec.per_second
         return CellResult(
-            seconds=sum(times) / 1e3,
+            seconds=recorded_seconds,
             latencies_milliseconds=times,
             groups=(tokens,) * len(times),
-            completed_per_second=len(times) / sum(times) * 1e3,
+            completed_per_second=len(times) / recorded_seconds,
             server_cpu_milliseconds=found.processor_milliseconds,
         )
 
