@@ -24,14 +24,27 @@ OPTIONS: tuple[dict[str, Any], ...] = (
 )
 
 
+def assert_ranked_alike(ours: Any, theirs: Any) -> None:
+    """Labels whose scores differ by no more than rounding may change places: the tokenizers of the tests, and with them
+    the scores, are others in each run."""
+    if isinstance(theirs, list):
+        assert len(ours) == len(theirs)
+        for mine, other in zip(ours, theirs, strict=True):
+            assert_ranked_alike(mine, other)
+        return
+    by_label = dict(sorted(zip(ours["labels"], ours["scores"], strict=True)))
+    assert_alike(by_label, dict(sorted(zip(theirs["labels"], theirs["scores"], strict=True))))
+    assert_alike({**ours, "labels": None}, {**theirs, "labels": None})
+
+
 @pytest.mark.parametrize("options", OPTIONS, ids=str)
 @pytest.mark.parametrize("family", FAMILIES, ids=lambda family: family.name)
 def test_labels_are_ranked_as_by_the_pipeline(family: Family, options: dict[str, Any], built: Build) -> None:
     model = built(NAME, family)
     ours, theirs = model.task(NAME), model.pipeline(NAME)
     for text in [*HARD.values(), LONG]:
-        assert_alike(ours(text, **options), theirs(text, **options))
-    assert_alike(ours(list(MORE), **options), theirs(list(MORE), **options))
+        assert_ranked_alike(ours(text, **options), theirs(text, **options))
+    assert_ranked_alike(ours(list(MORE), **options), theirs(list(MORE), **options))
 
 
 @pytest.mark.parametrize(
@@ -41,7 +54,7 @@ def test_entailment_is_found_by_its_name(labels: tuple[str, ...], built: Build) 
     model = built(NAME, BERT, labels=labels)
     for multi in (True, False):
         options = {"candidate_labels": ["a", "b"], "multi_label": multi}
-        assert_alike(model.task(NAME)(MORE[0], **options), model.pipeline(NAME)(MORE[0], **options))
+        assert_ranked_alike(model.task(NAME)(MORE[0], **options), model.pipeline(NAME)(MORE[0], **options))
 
 
 @pytest.mark.parametrize("labels", [("LABEL_0", "LABEL_1"), ("entailment",), ("not entailment", "other")])
