@@ -150,25 +150,51 @@ struct memory {
     int used; /* tokens, as a multiple of 32 */
     uint32_t *keys;
     __m512i *values;
-    float *keep;
+    float *mask; /* added to scores: 0, or for tokens that do not count a number that is never the highest */
 };
+
+/* [16 lines, 16 words] transposed. */
+static inline AMX void transpose(__m512i *lines) {
+    __m512i fours[16]; /* in each 128 bits a word of 4 lines */
+    UNROLL for (int i = 0; i < 16; i += 4) {
+        __m512i a = _mm512_unpacklo_epi32(lines[i], lines[i + 1]);
+        __m512i b = _mm512_unpackhi_epi32(lines[i], lines[i + 1]);
+        __m512i c = _mm512_unpacklo_epi32(lines[i + 2], lines[i + 3]);
+        __m512i d = _mm512_unpackhi_epi32(lines[i + 2], lines[i + 3]);
+        fours[i] = _mm512_unpacklo_epi64(a, c);
+        fours[i + 1] = _mm512_unpackhi_epi64(a, c);
+        fours[i + 2] = _mm512_unpacklo_epi64(b, d);
+        fours[i + 3] = _mm512_unpackhi_epi64(b, d);
+    }
+    UNROLL for (int i = 0; i < 4; i++) {
+        __m512i a = _mm512_shuffle_i32x4(fours[i], fours[i + 4], 0x88);
+        __m512i b = _mm512_shuffle_i32x4(fours[i + 8], fours[i + 12], 0x88);
+        __m512i c = _mm512_shuffle_i32x4(fours[i], fours[i + 4], 0xdd);
+        __m512i d = _mm512_shuffle_i32x4(fours[i + 8], fours[i + 12], 0xdd);
+        lines[i] = _mm512_shuffle_i32x4(a, b, 0x88);
+        lines[i + 4] = _mm512_shuffle_i32x4(c, d, 0x88);
+        lines[i + 8] = _mm512_shuffle_i32x4(a, b, 0xdd);
+        lines[i + 12] = _mm512_shuffle_i32x4(c, d, 0xdd);
+    }
+}
 
 static AMX void remember(const struct head *head, const struct memory *memory) {
     size_t pairs = (size_t)head->width / 2;
-    const __m512i columns = _mm512_slli_epi32(
-        _mm512_setr_epi32(0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15), 4);
     _Alignas(64) static const uint16_t mixed[32] = {0, 16, 1, 17, 2,  18, 3,  19, 4,  20, 5,  21, 6,  22, 7,  23,
                                                     8, 24, 9, 25, 10, 26, 11, 27, 12, 28, 13, 29, 14, 30, 15, 31};
     const __m512i together = _mm512_load_si512(mixed);
-    for (int j = 0; j < memory->used; j++) {
-        memory->keep[j] = j < head->tokens ? head->keep[j] : 0.0f;
-        uint32_t *place = memory->keys + (size_t)(j / 16) * pairs * 16 + j % 16;
+    for (int j = 0; j < memory->used; j++) memory->mask[j] = j < head->tokens && head->keep[j] ? 0.0f : -1e30f;
+    for (int j = 0; j < memory->used; j += TILE)
         for (int c = 0; c < head->width; c += 32) {
-            const float *key = head->keys + (size_t)j * head->stride + c;
-            __m512i words = j < head->tokens ? shorts(v_load(key), v_load(key + 16)) : _mm512_setzero_si512();
-            _mm512_i32scatter_epi32(place + (size_t)c / 2 * 16, columns, words, 4);
+            __m512i lines[TILE];
+            UNROLL for (int r = 0; r < TILE; r++) {
+                const float *key = head->keys + (size_t)(j + r) * head->stride + c;
+                lines[r] = j + r < head->tokens ? shorts(v_load(key), v_load(key + 16)) : _mm512_setzero_si512();
+            }
+            transpose(lines);
+            uint32_t *place = memory->keys + ((size_t)j / 16 * pairs + (size_t)c / 2) * 16;
+            UNROLL for (int r = 0; r < TILE; r++) _mm512_storeu_si512(place + r * 16, lines[r]);
         }
-    }
     for (int j = 0; j < memory->used; j += 2)
         for (int c = 0; c < head->width; c += 16) {
             const float *value = head->values + (size_t)j * head->stride + c;
@@ -187,19 +213,19 @@ static inline __attribute__((always_inline)) AMX void powers(const int biased, c
     V scale = v_set(head->scale * 1.44269504f);
     for (int r = 0; r < count; r++) {
         float *line = scores + (size_t)r * stride;
-        V highest = v_set(-1e30f), sum = v_zero();
-        for (int j = 0; j < memory->used; j += LANES) {
-            V keep = v_load(memory->keep + j);
-            /* What is not kept gets a score that is never the highest. */
-            V score = v_fma(v_load(line + j), scale, (keep - v_set(1.0f)) * v_set(1e30f));
-            if (biased) score = v_fma(v_load(head->bias + j - (first + r)), v_set(1.44269504f), score);
-            v_store(line + j, score);
-            highest = v_max(highest, score);
-        }
-        V top = v_set(v_highest(highest));
+        const float *bias = biased ? head->bias - (first + r) : NULL;
+        V highest[2] = {v_set(-1e30f), v_set(-1e30f)}, sum = v_zero();
+        for (int j = 0; j < memory->used; j += 2 * LANES)
+            UNROLL for (int k = 0; k < 2; k++) {
+                float *at = line + j + k * LANES;
+                V score = v_fma(v_load(at), scale, v_load(memory->mask + j + k * LANES));
+                if (biased) score = v_fma(v_load(bias + j + k * LANES), v_set(1.44269504f), score);
+                v_store(at, score);
+                highest[k] = v_max(highest[k], score);
+            }
+        V top = v_set(v_highest(v_max(highest[0], highest[1])));
         for (int j = 0; j < memory->used; j += 2 * LANES) {
-            V left = v_power(v_load(line + j) - top) * v_load(memory->keep + j);
-            V right = v_power(v_load(line + j + LANES) - top) * v_load(memory->keep + j + LANES);
+            V left = v_power(v_load(line + j) - top), right = v_power(v_load(line + j + LANES) - top);
             sum += left + right;
             _mm512_storeu_si512((uint16_t *)line + j, shorts(left, right));
         }
@@ -215,12 +241,12 @@ static AMX void attention_amx(const struct head *head, int first, int last) {
     size_t width = (size_t)head->width;
     int used = (head->tokens + 31) / 32 * 32;
     size_t stride = (size_t)used + 16; /* or lines would share few places of the cache */
-    struct memory memory = {.used = used, .keep = head->scratch};
-    memory.keys = (uint32_t *)(memory.keep + used);
+    struct memory memory = {.used = used, .mask = head->scratch};
+    memory.keys = (uint32_t *)(memory.mask + used);
     memory.values = (__m512i *)(memory.keys + (size_t)used * width / 2);
     float *scores = (float *)memory.keys + (size_t)used * width;
     _Alignas(64) uint16_t queries[TILE][WIDEST_HEAD] = {0};
-    _Alignas(64) float sums[TILE][TILE];
+    _Alignas(64) float sums[TILE][2 * TILE];
     remember(head, &memory);
     shape_tiles(TILE, TILE);
     for (int q = first; q < last; q += TILE) {
@@ -249,16 +275,23 @@ static AMX void attention_amx(const struct head *head, int first, int last) {
             powers(1, head, &memory, scores, stride, q, count, inverse);
         else
             powers(0, head, &memory, scores, stride, q, count, inverse);
-        for (size_t c = 0; c < width; c += TILE) {
+        for (size_t c = 0; c < width; c += 2 * TILE) {
             _tile_zero(0);
+            _tile_zero(1);
             for (int j = 0; j < used; j += 2 * TILE) {
+                const __m512i *values = memory.values + ((size_t)(j / 32) * (width / 16) + c / 16) * 16;
                 _tile_loadd(4, (uint16_t *)scores + j, stride * sizeof(float));
-                _tile_loadd(6, memory.values + ((size_t)(j / 32) * (width / 16) + c / 16) * 16, 64);
+                _tile_loadd(6, values, 64);
+                _tile_loadd(7, values + 16, 64);
                 _tile_dpbf16ps(0, 4, 6);
+                _tile_dpbf16ps(1, 4, 7);
             }
-            _tile_stored(0, sums, sizeof sums[0]);
+            _tile_stored(0, sums[0], sizeof sums[0]);
+            _tile_stored(1, sums[0] + TILE, sizeof sums[0]);
             for (int r = 0; r < count; r++)
-                v_store(head->target + (size_t)(q + r) * head->target_stride + c, v_load(sums[r]) * v_set(inverse[r]));
+                for (size_t k = 0; k < 2 * TILE; k += LANES)
+                    v_store(head->target + (size_t)(q + r) * head->target_stride + c + k,
+                            v_load(sums[r] + k) * v_set(inverse[r]));
         }
     }
     _tile_release();
