@@ -20,9 +20,9 @@ from benchmarks.ours import serving
 from benchmarks.program import Program, verdict
 from penstock.tasks import TaskName
 from penstock_optimizer.bench.bodies import batch_bodies
-from penstock_optimizer.bench.cell import CellResult, CellSpec
+from penstock_optimizer.bench.cell import CellSpec
 from penstock_optimizer.bench.client import Client
-from penstock_optimizer.bench.floor import Floor
+from penstock_optimizer.bench.floor import Floor, measured_by
 from penstock_optimizer.bench.places import place
 from penstock_optimizer.bench.turns import Turn, measure_in_turn
 from penstock_optimizer.load.summary import median, relative_spread
@@ -51,11 +51,7 @@ def main(*, tokens: int, seconds: float, rounds: int) -> None:
             seconds=seconds,
             response_headers=("x-compute-time", "x-inference-time"),
         )
-
-        def measure(cell: CellSpec) -> CellResult:
-            return floor.measure(cell) if cell.pids == floor.pids else client.measure(cell)
-
-        cells = measure_in_turn([Turn(server, spec), Turn(floor, spec)], measure, rounds=rounds)
+        cells = measure_in_turn([Turn(server, spec), Turn(floor, spec)], measured_by(client, floor), rounds=rounds)
     served = [cell.server_cpu_milliseconds or 0.0 for cell in cells[server.name]]
     forward = [cell.server_cpu_milliseconds or 0.0 for cell in cells[Floor.name]]
     overheads = [one - other for one, other in zip(served, forward, strict=True)]

@@ -24,7 +24,7 @@ from penstock_optimizer.bench.bodies import batch_bodies
 from penstock_optimizer.bench.cell import CellResult, CellSpec
 from penstock_optimizer.bench.client import Client
 from penstock_optimizer.bench.figures import Figures
-from penstock_optimizer.bench.floor import Floor
+from penstock_optimizer.bench.floor import Floor, measured_by
 from penstock_optimizer.bench.places import place
 from penstock_optimizer.bench.turns import Turn, measure_in_turn
 from penstock_optimizer.load.summary import LatencySummary, median
@@ -49,28 +49,28 @@ def main(*, cores: int, lengths: Sequence[int], seconds: float, rounds: int, sha
         floor = Floor(artefact, tokenizer, placement.server)
         stack.callback(floor.stop)
         client = stack.enter_context(Client(placement.client))
-
-        def measure(cell: CellSpec) -> CellResult:
-            return floor.measure(cell) if cell.pids == floor.pids else client.measure(cell)
-
+        measure = measured_by(client, floor)
         for tokens in lengths:
             bodies = batch_bodies(TaskName.FEATURE_EXTRACTION, tokenizer, tokens, 1, count=64)
             spec = CellSpec(url=f"{server.url}/predict", bodies=bodies, maximum_seconds=600)
             saturating = spec.model_copy(update={"clients": SATURATING_CLIENTS, "seconds": 3.0, "warm_up_seconds": 1.0})
-            capacity = measure_in_turn([Turn(server, saturating)], measure, rounds=1)[server.name][
-                0
-            ].completed_per_second
+            (saturated,) = measure_in_turn([Turn(server, saturating)], measure, rounds=1)[server.name]
+            capacity = saturated.completed_per_second
+            if not capacity:
+                click.echo(f"{tokens} tokens: no answers ({saturated.first_failure})")
+                continue
             steady = spec.model_copy(
                 update={"per_second": capacity * share, "seconds": seconds / rounds, "warm_up_seconds": 0.5}
             )
             cells = measure_in_turn([Turn(server, steady), Turn(floor, steady)], measure, rounds=rounds)
-            served, alone = ratios(cells[server.name]), ratios(cells[Floor.name])
-            latency = Figures.of(cells[server.name]).latency
-            if not served or latency is None:
-                click.echo(f"{tokens} tokens: no answers ({cells[server.name][0].first_failure})")
+            ours = cells[server.name]
+            latency = Figures.of(ours).latency
+            if latency is None:
+                click.echo(f"{tokens} tokens: no answers ({ours[0].first_failure})")
                 continue
-            lag = median([cell.send_lag_p99_milliseconds for cell in cells[server.name]])
-            foreign = median([cell.foreign_cores or 0.0 for cell in cells[server.name]]) / cores
+            served, alone = ratios(ours), ratios(cells[Floor.name])
+            lag = median([cell.send_lag_p99_milliseconds for cell in ours])
+            foreign = median([cell.foreign_cores or 0.0 for cell in ours]) / cores
             click.echo(
                 f"{tokens} tokens: {capacity * share:.1f} of {capacity:.1f} requests/s, p50 {latency.p50:.2f} ms, "
                 f"p95 {latency.p95:.2f}, p99 {latency.p99:.2f} in all; {latency.count} requests; the client was "

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import tempfile
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
 import psutil
@@ -17,7 +17,7 @@ from tokenizers import Tokenizer
 
 from penstock.manifest import Manifest, Outcome, served_latency
 from penstock_optimizer.bench.cell import CellResult, CellSpec, Frozen
-from penstock_optimizer.bench.client import MeasurementFailed
+from penstock_optimizer.bench.client import Client, MeasurementFailed
 from penstock_optimizer.isolation import Worker, WorkerFailed
 from penstock_optimizer.load.texts import TextMaker
 from penstock_optimizer.measure import LEAST_RUNS, no_collection
@@ -155,3 +155,12 @@ class Floor:
             psutil.Process(self._worker.pid).resume()
         self._worker.close()
         self._scratch.cleanup()
+
+
+def measured_by(client: Client, floor: Floor | None) -> Callable[[CellSpec], CellResult]:
+    """How to measure cells in turn: the floor's by itself, all others by the client."""
+
+    def measure(cell: CellSpec) -> CellResult:
+        return floor.measure(cell) if floor is not None and cell.pids == floor.pids else client.measure(cell)
+
+    return measure

@@ -20,10 +20,10 @@ from penstock.manifest import Manifest
 from penstock_optimizer.bench import baseline
 from penstock_optimizer.bench import endpoint as endpoints
 from penstock_optimizer.bench.bodies import batch_bodies
-from penstock_optimizer.bench.cell import CellResult, CellSpec
+from penstock_optimizer.bench.cell import CellSpec
 from penstock_optimizer.bench.client import Client
 from penstock_optimizer.bench.figures import Figures
-from penstock_optimizer.bench.floor import Floor, fastest_ratio
+from penstock_optimizer.bench.floor import Floor, fastest_ratio, measured_by
 from penstock_optimizer.bench.folder import ResultsFolder
 from penstock_optimizer.bench.grid import Grid, Setting, plan_grid
 from penstock_optimizer.bench.options import BenchOptions
@@ -270,10 +270,12 @@ class _Run:
         if floor is not None:
             turns.append(Turn(floor, spec("http://floor").model_copy(update={"seconds": seconds / 2})))
 
-        def measure(cell: CellSpec) -> CellResult:
-            return floor.measure(cell) if floor is not None and cell.pids == floor.pids else client.measure(cell)
-
-        cells = measure_in_turn(turns, measure, rounds=options.rounds, patience_seconds=options.patience_seconds)
+        cells = measure_in_turn(
+            turns,
+            measured_by(client, floor),
+            rounds=options.rounds,
+            patience_seconds=options.patience_seconds,
+        )
         alone = Figures.of(cells[Floor.name]) if floor is not None else None
         milliseconds = None if alone is None or alone.latency is None else alone.latency.p50
         return SettingResult(

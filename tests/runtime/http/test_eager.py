@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import asyncio
 import functools
+import inspect
 from collections.abc import Callable, Coroutine
 from typing import Any
 
@@ -159,4 +160,6 @@ async def test_one_that_has_not_begun_can_be_cancelled() -> None:
     async def answer() -> None:
         raise AssertionError("it has begun")
 
-    Rest(answer()).cancel()
+    coroutine = answer()
+    Rest(coroutine).cancel()
+    assert inspect.getcoroutinestate(coroutine) == inspect.CORO_CLOSED
