@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Generator
 
 import pytest
 from hypothesis import settings
@@ -34,6 +35,24 @@ def pytest_configure() -> None:
     firsts = len(cpus) - FEWEST_CPUS + 1
     if worker and firsts > 1:
         pin_process(cpus[int(worker.removeprefix("gw")) % firsts :])
+
+
+_cpus_before = pytest.StashKey[set[int]]()
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_runtest_setup(item: pytest.Item) -> None:
+    item.stash[_cpus_before] = os.sched_getaffinity(0)
+
+
+@pytest.hookimpl(wrapper=True, tryfirst=True)
+def pytest_runtest_teardown(item: pytest.Item) -> Generator[None]:
+    """A test that leaves this process on other CPUs fails, not a later one that starts children where it then is."""
+    yield
+    before, after = item.stash[_cpus_before], os.sched_getaffinity(0)
+    if after != before:
+        pin_process(before)
+        pytest.fail(f"left this process on CPUs {sorted(after)} and found it on {sorted(before)}")
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:

@@ -14,6 +14,7 @@ from click.testing import CliRunner, Result
 
 from penstock.cli.main import cli
 from penstock.tasks import TaskName
+from penstock_runtime.host import pin_process
 from tests.golden.models import BERT, Sizes, write_model
 
 ROOT = Path(__file__).parents[2]
@@ -54,9 +55,14 @@ def invoke(*words: object, environment: Mapping[str, str] | None = None) -> Resu
     """A command in this process. What is not a PenstockError is raised."""
     cleared = {name: None for name in os.environ if name.startswith("PENSTOCK_")}
     runner = CliRunner()
-    return runner.invoke(
-        cli, [str(word) for word in words], env={**cleared, **(environment or {})}, catch_exceptions=False
-    )
+    ours = os.sched_getaffinity(0)
+    try:
+        return runner.invoke(
+            cli, [str(word) for word in words], env={**cleared, **(environment or {})}, catch_exceptions=False
+        )
+    finally:
+        # `serve` keeps its process on its cores to the end.
+        pin_process(ours)
 
 
 def run(
