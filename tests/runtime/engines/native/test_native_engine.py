@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import threading
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
@@ -144,6 +145,55 @@ def test_many_callers_at_once_get_their_own_answers() -> None:
         for done in [pool.submit(call, number) for number in range(len(batches))]:
             done.result()
     engine.close()
+
+
+@pytest.mark.skipif(len(os.sched_getaffinity(0)) < 2, reason="a caller and a helper need two CPUs")
+def test_a_helper_keeps_off_the_cpu_that_the_caller_computes_on() -> None:
+    cpus = sorted(os.sched_getaffinity(0))[:2]
+    found: list[list[int]] = []
+
+    def call() -> None:
+        os.sched_setaffinity(0, cpus)
+        before = _threads()
+        engine = opened(encoder(), Threads(2, 1))
+        (helper,) = _threads() - before
+        for cpu in (*cpus, cpus[0]):
+            os.sched_setaffinity(0, {cpu})
+            engine.run_wide(rows(12))
+            found.append(sorted(os.sched_getaffinity(helper)))
+        engine.close()
+
+    _in_thread(call)
+
+    assert found == [[cpus[1]], [cpus[0]], [cpus[1]]]
+
+
+@pytest.mark.skipif(len(os.sched_getaffinity(0)) < 2, reason="on one CPU there is nothing to choose")
+def test_helpers_are_the_kernels_to_place_where_there_is_not_a_thread_for_each_cpu() -> None:
+    cpus = sorted(os.sched_getaffinity(0))
+    found: list[list[int]] = []
+
+    def call() -> None:
+        before = _threads()
+        engine = opened(encoder(), Threads(1, len(cpus) + 1))
+        helpers = _threads() - before
+        engine.run_wide(rows(12))
+        found.extend(sorted(os.sched_getaffinity(helper)) for helper in helpers)
+        engine.close()
+
+    _in_thread(call)
+
+    assert found == [cpus] * len(cpus)
+
+
+def _threads() -> set[int]:
+    return {int(thread.name) for thread in Path("/proc/self/task").iterdir()}
+
+
+def _in_thread(call: Callable[[], None]) -> None:
+    """Affinity is a thread's own: that of the tests stays as it is."""
+    with ThreadPoolExecutor(1) as pool:
+        pool.submit(call).result()
 
 
 def test_the_first_token_of_each_row_is_one_line() -> None:

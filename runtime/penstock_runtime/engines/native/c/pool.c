@@ -40,6 +40,8 @@ struct pool {
     int phases;
     pool_blocks *blocks;
     pool_work *work;
+    cpu_set_t processors; /* that the workers may use */
+    int caller_on;        /* the one they have been kept off last; -1: none */
     int threads;
     struct worker workers[];
 };
@@ -77,7 +79,11 @@ static int rested(struct pool *pool, int participant) {
     return 1;
 }
 
-void pool_enter_alone(struct pool *pool) { atomic_fetch_add(&pool->alone, 1); }
+void pool_enter_alone(struct pool *pool) {
+    atomic_fetch_add(&pool->alone, 1);
+    /* A worker that we have just cut in on may hold a block, for which a whole run would wait. */
+    if (atomic_load_explicit(&pool->busy, memory_order_relaxed)) sched_yield();
+}
 
 void pool_leave_alone(struct pool *pool) {
     atomic_fetch_sub(&pool->alone, 1);
@@ -116,6 +122,20 @@ static void take_part(struct pool *pool, uint32_t generation, int participant) {
     }
 }
 
+/* Keeps the workers off the processor that the caller computes on. The kernel often wakes one there, beside an idle
+one: it cuts in on the caller, or waits behind it, and the run has one processor fewer either way. Only where there is
+one thread for each processor: elsewhere the kernel has others to choose from. */
+static void make_room(struct pool *pool) {
+    int here = sched_getcpu();
+    if (here == pool->caller_on || CPU_COUNT(&pool->processors) != pool->threads || pool->threads == 1) return;
+    cpu_set_t others = pool->processors;
+    CPU_CLR(here, &others);
+    /* A kernel that refuses is left alone: answers are the same. */
+    for (int i = 0; i < pool->threads - 1; i++)
+        pthread_setaffinity_np(pool->workers[i].thread, sizeof others, &others);
+    pool->caller_on = here;
+}
+
 static void *worker_main(void *argument) {
     struct worker *worker = argument;
     struct pool *pool = worker->pool;
@@ -143,6 +163,9 @@ struct pool *pool_start(int threads) {
     atomic_init(&pool->stopping, 0);
     atomic_init(&pool->resting, 0);
     atomic_init(&pool->alone, 0);
+    pool->caller_on = -1;
+    CPU_ZERO(&pool->processors);
+    sched_getaffinity(0, sizeof pool->processors, &pool->processors);
     pool->threads = 1;
     for (int i = 0; i < threads - 1; i++) {
         struct worker *worker = &pool->workers[i];
@@ -175,6 +198,7 @@ int pool_run(struct pool *pool, int threads, void *job, int phases, pool_blocks 
     if (!atomic_compare_exchange_strong_explicit(&pool->busy, &free_pool, 1, memory_order_acquire,
                                                  memory_order_relaxed))
         return 0;
+    make_room(pool);
     pool->job = job;
     pool->phases = phases;
     pool->blocks = blocks;
