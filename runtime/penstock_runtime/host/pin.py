@@ -52,3 +52,5 @@ def place_stream(stream: int, streams: int) -> None:
         # The first stream, which does all at low load, on the last core: interrupts mostly come to the first.
         os.sched_setaffinity(thread, {cpus[-1 - stream]})
         os.setpriority(os.PRIO_PROCESS, thread, os.getpriority(os.PRIO_PROCESS, thread) + STREAM_NICENESS)
+        # Niceness is a share, no order: a stream that has slept longer than the loop would cut in on it all the same.
+        os.sched_setscheduler(thread, os.SCHED_BATCH, os.sched_param(0))

@@ -58,7 +58,8 @@ found = []
 def work(stream, streams):
     place_stream(stream, streams)
     me = threading.get_native_id()
-    found.append([sorted(os.sched_getaffinity(0)), os.getpriority(os.PRIO_PROCESS, me)])
+    batch = os.sched_getscheduler(0) == os.SCHED_BATCH
+    found.append([sorted(os.sched_getaffinity(0)), os.getpriority(os.PRIO_PROCESS, me), batch])
 for stream, streams in ((0, 2), (1, 2), (0, 3), (0, 1)):
     thread = threading.Thread(target=work, args=(stream, streams)); thread.start(); thread.join()
 print(json.dumps([cpus, os.getpriority(os.PRIO_PROCESS, 0), found]))
@@ -72,7 +73,7 @@ def test_as_many_streams_as_cpus_have_one_each_and_let_the_loop_go_first() -> No
     cpus, loop, found = json.loads(child.stdout)
 
     low = min(loop + STREAM_NICENESS, 19)
-    assert found == [[[cpus[1]], low], [[cpus[0]], low], [cpus, loop], [cpus, loop]]
+    assert found == [[[cpus[1]], low, True], [[cpus[0]], low, True], [cpus, loop, False], [cpus, loop, False]]
 
 
 def test_this_machine_is_read_as_the_kernel_schedules_it() -> None:
