@@ -91,6 +91,7 @@ class TrivialEngine:
         return {"last_hidden_state": np.zeros((*batch.input_ids.shape, WIDTH), np.float32)}
 
     run_wide = run
+    run_widening = run
 
     def close(self) -> None:
         """Nothing is held."""

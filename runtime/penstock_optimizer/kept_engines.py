@@ -49,6 +49,10 @@ class Kept:
         """See `Engine`."""
         return self._engine.run_wide(batch)
 
+    def run_widening(self, batch: Batch) -> Outputs:
+        """See `Engine`."""
+        return self._engine.run_widening(batch)
+
     def close(self) -> None:
         """Nothing: whoever keeps it closes it."""
 

@@ -41,7 +41,7 @@ def warm_up(model: LoadedModel, ran: Callable[[int, float], None] | None = None)
                     if again and ran is not None:
                         ran(rows * length, seconds)
             if rows == 1 and _may_run_wide(plan, length):
-                run_rows(model.engine, model.io, batch, wide=True)
+                run_rows(model.engine.run_wide, model.io, batch)
             if perf_counter() > end:
                 return
 
@@ -87,5 +87,5 @@ def shapes(plan: Plan, max_tokens: int, grid: ShapeGrid | None = None) -> Iterat
 def _timed(model: LoadedModel, batch: list[Row], together: Barrier) -> float:
     together.wait()
     start = perf_counter()
-    run_rows(model.engine, model.io, batch)
+    run_rows(model.engine.run, model.io, batch)
     return perf_counter() - start

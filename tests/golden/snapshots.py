@@ -62,7 +62,7 @@ def answers(model: Path, task: TaskName, cases: Mapping[str, Case], graph: Path)
         found = {}
         for name, (inputs, parameters) in cases.items():
             prepared = made.prepare(made.parse(inputs, parameters))
-            outputs = [run_rows(engine, exported.io, [row])[0] for row in prepared.rows]
+            outputs = [run_rows(engine.run, exported.io, [row])[0] for row in prepared.rows]
             reduced = [made.reduce(row, output) for row, output in zip(prepared.rows, outputs, strict=True)]
             found[name] = plain(made.assemble(prepared, reduced))
         return found

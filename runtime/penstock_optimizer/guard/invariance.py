@@ -68,7 +68,7 @@ def arithmetic_of(recipe: Recipe) -> Arithmetic:
 
 def forward_of(engine: Engine, io: GraphIO) -> Forward:
     """An engine's forward, by the code that serves."""
-    return partial(run_rows, engine, io)
+    return partial(run_rows, engine.run, io)
 
 
 @dataclass(eq=False)

@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import numpy as np
 
 from penstock.manifest import Axes, GraphIO
-from penstock_runtime.engines.base import Engine
 from penstock_runtime.errors import InferenceFailed
 from penstock_runtime.rows import Batch, Float, Int, Masked, Outputs, Row
 
@@ -52,10 +51,9 @@ def unstack(outputs: Outputs, rows: Sequence[Row], io: GraphIO) -> list[Outputs]
     return [{name: parts[index] for name, parts in divided.items()} for index in range(len(rows))]
 
 
-def run_rows(engine: Engine, io: GraphIO, rows: Sequence[Row], *, wide: bool = False) -> list[Outputs]:
-    """One run of the engine over `rows`, padded to the longest; each row's own outputs."""
-    batch = stack(rows)
-    return unstack(engine.run_wide(batch) if wide else engine.run(batch), rows, io)
+def run_rows(run: Callable[[Batch], Outputs], io: GraphIO, rows: Sequence[Row]) -> list[Outputs]:
+    """One run of an engine over `rows`, padded to the longest; each row's own outputs. `run`: such as `Engine.run`."""
+    return unstack(run(stack(rows)), rows, io)
 
 
 def _part(shared: Int, width: int) -> Int:

@@ -27,7 +27,7 @@ from penstock_runtime.batching.waiting import Company, Waiting, WaitingRows
 from penstock_runtime.engines.base import Engine
 from penstock_runtime.errors import DeadlineExceeded, InferenceFailed, RequestError
 from penstock_runtime.host import place_stream
-from penstock_runtime.rows import Outputs, Row
+from penstock_runtime.rows import Batch, Outputs, Row
 
 logger = logging.getLogger("penstock.batching")
 
@@ -189,7 +189,7 @@ class Workers:
             if taken.expired:
                 self._deliver_expired(taken.expired)
             if taken.rows:
-                outcome, work = self._run([entry.row for entry in taken.rows], lone=lone, alone=False)
+                outcome, work = self._run([entry.row for entry in taken.rows], lone=lone)
                 self._free(work)
                 self._deliver(outcome._replace(rows=taken.rows))
                 self._observe(work)
@@ -200,14 +200,21 @@ class Workers:
         now = perf_counter()
         self._deliver(Outcome(entries, [deadline_exceeded() for _ in entries], now, now))
 
-    def _run(self, rows: list[Row], *, lone: bool, alone: bool) -> tuple[Outcome, _Work]:
+    def _run(self, rows: list[Row], *, lone: bool, alone: bool = False) -> tuple[Outcome, _Work]:
         """`lone`: nothing else runs or waits; `alone`: nor is there another client, who might come meanwhile."""
         longest = max(row.length for row in rows)
         side = self._company.side(longest)
         plan = self._plan if side is self._company or self._short_plan is None else self._short_plan
-        wide = lone and len(rows) == 1 and plan.is_wide(longest, alone=alone)
+        may_be_wide = len(rows) == 1 and plan.is_wide(longest, alone=alone)
+        wide = may_be_wide and lone
+        if wide:
+            run = self._engine.run_wide
+        elif may_be_wide and self._short_plan is None:  # else the engine might not know of runs on the other one
+            run = self._engine.run_widening
+        else:
+            run = self._engine.run
         started = perf_counter()
-        values = self._forward(rows, wide=wide)
+        values = self._forward(run, rows)
         ended = perf_counter()
         work = _Work(
             rows=len(rows),
@@ -226,14 +233,14 @@ class Workers:
     def _observe(self, work: _Work) -> None:
         self._observer.batch(work.rows, work.tokens, work.padded_tokens)
 
-    def _forward(self, rows: list[Row], *, wide: bool) -> list[Any]:
+    def _forward(self, run: Callable[[Batch], Outputs], rows: list[Row]) -> list[Any]:
         try:
-            outputs = run_rows(self._engine, self._io, rows, wide=wide)
+            outputs = run_rows(run, self._io, rows)
         except Exception as error:  # whatever the engine throws must not end the thread, nor reach strangers
             if len(rows) == 1:
                 return [_failure("the model failed on this input", error)]
             logger.warning("a batch of %d rows failed (%s): running each alone", len(rows), error)
-            return [self._forward([row], wide=False)[0] for row in rows]
+            return [self._forward(run, [row])[0] for row in rows]
         return [self._reduced(row, own) for row, own in zip(rows, outputs, strict=True)]
 
     def _reduced(self, row: Row, outputs: Outputs) -> Any:

@@ -64,6 +64,10 @@ class Engine(Protocol):
         """Like `run`, with all of streams x per_stream threads for this one batch; only one caller at a time."""
         ...
 
+    def run_widening(self, batch: Batch) -> Outputs:
+        """Like `run`, beside other runs; like `run_wide` from when they are over, where the engine can do that."""
+        ...
+
     def close(self) -> None:
         """Free the graph. No run may be under way."""
         ...

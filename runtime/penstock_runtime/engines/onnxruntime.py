@@ -60,6 +60,10 @@ class OnnxRuntimeEngine:
         """See `Engine`: the session's pool has all the threads."""
         return self.run(batch)
 
+    def run_widening(self, batch: Batch) -> Outputs:
+        """See `Engine`: the library cannot."""
+        return self.run(batch)
+
     def close(self) -> None:
         """See `Engine`."""
         self._session = None

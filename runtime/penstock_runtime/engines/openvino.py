@@ -74,6 +74,10 @@ class OpenVinoEngine:
         """See `Engine`."""
         return self._wide.run(batch)
 
+    def run_widening(self, batch: Batch) -> Outputs:
+        """See `Engine`: the library cannot."""
+        return self.run(batch)
+
     def close(self) -> None:
         """See `Engine`."""
         self._narrow.close()

@@ -40,6 +40,10 @@ class RoutedEngine:
         """See `Engine`: with the threads that each of the two was loaded with."""
         return self._for(batch).run_wide(batch)
 
+    def run_widening(self, batch: Batch) -> Outputs:
+        """See `Engine`."""
+        return self._for(batch).run_widening(batch)
+
     def close(self) -> None:
         """See `Engine`."""
         self._long.close()

@@ -84,7 +84,7 @@ def test_a_route_is_written_proved_by_the_real_server_and_loaded_again(
         facts = loaded.engine.facts
         assert facts.short is not None
         assert (facts.engine, facts.short.engine) == ("openvino", "onnxruntime")
-        assert [len(run_rows(loaded.engine, loaded.io, [Row([1] * n)])) for n in (16, 17)] == [1, 1]
+        assert [len(run_rows(loaded.engine.run, loaded.io, [Row([1] * n)])) for n in (16, 17)] == [1, 1]
     finally:
         loaded.close()
 

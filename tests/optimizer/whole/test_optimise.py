@@ -45,7 +45,7 @@ def test_the_artefact_is_whole_and_serves(made: Made) -> None:
     loaded = load_artefact(made.artefact, "chosen", read_host())
     try:
         prepared = loaded.task.prepare(loaded.task.parse("the school of music", {}))
-        (outputs,) = run_rows(loaded.engine, loaded.io, prepared.rows)
+        (outputs,) = run_rows(loaded.engine.run, loaded.io, prepared.rows)
         answer = loaded.task.assemble(prepared, [loaded.task.reduce(prepared.rows[0], outputs)])
     finally:
         loaded.close()

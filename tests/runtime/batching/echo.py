@@ -33,6 +33,8 @@ class EchoEngine:
     """Lengths of the rows of every run, in the order in which the runs began."""
     wide: list[int] = field(default_factory=list)
     """Lengths of the rows that ran wide."""
+    widening: list[int] = field(default_factory=list)
+    """Lengths of the rows that ran beside others, and might have run wide once those were gone."""
     threads: set[str] = field(default_factory=set)
     """Names of those that ran it."""
     closed: bool = False
@@ -72,6 +74,10 @@ class EchoEngine:
 
     def run_wide(self, batch: Batch) -> Outputs:
         self.wide.append(int(batch.attention_mask.sum()))
+        return self.run(batch)
+
+    def run_widening(self, batch: Batch) -> Outputs:
+        self.widening.append(int(batch.attention_mask.sum()))
         return self.run(batch)
 
     def close(self) -> None:

@@ -40,7 +40,7 @@ def test_one_row_has_no_padding() -> None:
 
 @given(rows=st.lists(tokens, min_size=1, max_size=6))
 def test_every_row_gets_its_own_back(rows: list[list[int]]) -> None:
-    outputs = run_rows(EchoEngine(poison=False), IO, [Row(ids) for ids in rows])
+    outputs = run_rows(EchoEngine(poison=False).run, IO, [Row(ids) for ids in rows])
 
     assert [own["ids"][:, 0].tolist() for own in outputs] == rows
     assert [float(own["sum"]) for own in outputs] == [sum(ids) for ids in rows]

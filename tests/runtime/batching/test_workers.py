@@ -178,19 +178,23 @@ def test_a_row_of_a_client_that_is_alone_gets_all_cores_from_a_length_of_its_own
     assert engine.wide == through_a_worker
 
 
-def test_a_long_row_beside_others_keeps_to_its_stream() -> None:
+@pytest.mark.parametrize("routed", [False, True])
+def test_a_long_row_beside_others_keeps_to_its_stream_until_those_are_gone(routed: bool) -> None:
     engine = EchoEngine(streams=2)
     engine.gate.clear()
-    with working(engine, plan(Batching.EQUAL_LENGTH, streams=2, wide_from=64)) as (workers, outcomes):
-        push(workers, 10)
-        assert engine.began.acquire(timeout=60)
-        push(workers, 100)
-        assert engine.began.acquire(timeout=60)
+    served = plan(Batching.EQUAL_LENGTH, streams=2, wide_from=64)
+    if routed:  # the engine of the long rows does not see those that the other one runs
+        served = served.model_copy(update={"short": route(16)})
+    with working(engine, served) as (workers, outcomes):
+        for length in (63, 64):
+            push(workers, length)
+            assert engine.began.acquire(timeout=60)
         engine.gate.set()
         for _ in range(2):
             outcomes.get(timeout=60)
 
     assert engine.wide == []
+    assert engine.widening == ([] if routed else [64])
 
 
 def test_a_failed_batch_is_run_again_row_by_row_and_only_the_culprit_fails() -> None:

@@ -46,7 +46,7 @@ def test_the_engines_agree() -> None:
     vectors = []
     for recipe in (ORT_FP32, OPENVINO_FP32):
         engine = load(recipe)
-        vectors.append([run_rows(engine, graph(recipe)[1], [row])[0]["last_hidden_state"] for row in rows])
+        vectors.append([run_rows(engine.run, graph(recipe)[1], [row])[0]["last_hidden_state"] for row in rows])
         engine.close()
 
     for one, other, row in zip(*vectors, rows, strict=True):
@@ -60,10 +60,10 @@ def test_threads_that_run_at_once_do_not_disturb_each_other(recipe: Recipe) -> N
     engine = load(recipe)
     io = graph(recipe)[1]
     rows = some_rows(30)
-    alone = [run_rows(engine, io, [row])[0]["last_hidden_state"] for row in rows]
+    alone = [run_rows(engine.run, io, [row])[0]["last_hidden_state"] for row in rows]
 
     with ThreadPoolExecutor(TWO.streams) as pool:
-        together = list(pool.map(lambda row: run_rows(engine, io, [row])[0]["last_hidden_state"], rows))
+        together = list(pool.map(lambda row: run_rows(engine.run, io, [row])[0]["last_hidden_state"], rows))
 
     for one, other in zip(alone, together, strict=True):
         assert np.array_equal(one, other)

@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from typing import Any
 
 import numpy as np
 
@@ -23,10 +24,13 @@ def test_a_batch_goes_where_its_longest_row_belongs() -> None:
         engine.run(stack(rows(lengths)))
     engine.run_wide(stack(rows([16])))
     engine.run_wide(stack(rows([64])))
+    engine.run_widening(stack(rows([15])))
+    engine.run_widening(stack(rows([63])))
 
-    assert short.batches == [[16, 3], [1], [16]]
-    assert long.batches == [[17], [17, 40], [64]]
+    assert short.batches == [[16, 3], [1], [16], [15]]
+    assert long.batches == [[17], [17, 40], [64], [63]]
     assert (short.wide, long.wide) == ([16], [64])
+    assert (short.widening, long.widening) == ([15], [63])
 
 
 def test_closing_closes_both_and_facts_tell_of_both() -> None:
@@ -40,21 +44,21 @@ def test_closing_closes_both_and_facts_tell_of_both() -> None:
 
 
 def test_each_row_is_answered_as_by_its_own_engine() -> None:
-    def load(recipe: Recipe) -> tuple[object, ...]:
+    def load(recipe: Recipe) -> tuple[Any, ...]:
         path, io = graph(recipe)
         return load_engine(path, io, recipe, Threads(2, 1), wide=True, max_tokens=256), io
 
     long, io = load(OPENVINO_FP32)
     short, _ = load(ORT_DYNAMIC)
-    engine = RoutedEngine(long, short, LONGEST)  # type: ignore[arg-type] # engines, as loaded above
+    engine = RoutedEngine(long, short, LONGEST)
     some = [row for text in texts(40, seed=3, median=10, longest=40) for row in prepared(text)]
     assert 10 < sum(row.length <= LONGEST for row in some) < len(some) - 10
 
     for row in some:
         own = short if row.length <= LONGEST else long
-        for wide in (False, True):
-            found = run_rows(engine, io, [row], wide=wide)[0]["last_hidden_state"]  # type: ignore[arg-type]
-            alone = run_rows(own, io, [row], wide=wide)[0]["last_hidden_state"]  # type: ignore[arg-type]
+        for run, own_run in ((engine.run, own.run), (engine.run_wide, own.run_wide)):
+            found = run_rows(run, io, [row])[0]["last_hidden_state"]
+            alone = run_rows(own_run, io, [row])[0]["last_hidden_state"]
             assert np.array_equal(found, alone), row.length
     assert (engine.facts.engine, engine.facts.weight_copies) == ("openvino", 3)
     assert engine.facts.short is not None

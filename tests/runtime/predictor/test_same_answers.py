@@ -54,7 +54,7 @@ def alone(recipe: Recipe, *, longer_than: int = 0) -> dict[str, Float]:
         prepared = task().prepare(task().parse(text, {}))
         if prepared.rows[0].length <= longer_than:
             continue
-        reduced = [task().reduce(row, run_rows(engine, io, [row])[0]) for row in prepared.rows]
+        reduced = [task().reduce(row, run_rows(engine.run, io, [row])[0]) for row in prepared.rows]
         vectors[text] = task().assemble(prepared, reduced)[0]
     engine.close()
     return vectors

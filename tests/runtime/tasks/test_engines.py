@@ -49,7 +49,7 @@ class Served:
         reduced = []
         for start in range(0, len(prepared.rows), company):
             rows = prepared.rows[start : start + company]
-            outputs = run_rows(self.engine, self.io, rows)
+            outputs = run_rows(self.engine.run, self.io, rows)
             reduced += [self.task.reduce(row, own) for row, own in zip(rows, outputs, strict=True)]
         return self.task.assemble(prepared, reduced)
 

@@ -67,13 +67,17 @@ class NativeEngine:
         """See `Engine`. A second caller at the same time is welcome, but has no helpers."""
         return self._run(batch, self._wide)
 
+    def run_widening(self, batch: Batch) -> Outputs:
+        """See `Engine`."""
+        return self._run(batch, self._wide, company=True)
+
     def close(self) -> None:
         """See `Engine`."""
         model, self._model = self._model, None
         if model is not None:
             self._library.penstock_close(model)
 
-    def _run(self, batch: Batch, threads: int) -> Outputs:
+    def _run(self, batch: Batch, threads: int, *, company: bool = False) -> Outputs:
         ids, mask, types = map(_rows, (batch.input_ids, batch.attention_mask, batch.token_type_ids))
         rows, tokens = ids.shape
         output = self._graph.output
@@ -83,7 +87,7 @@ class NativeEngine:
         values = np.empty((*lines, self._width), np.float32)
         status = self._library.penstock_run(
             self._model, ids.ctypes.data, mask.ctypes.data, types.ctypes.data, rows, tokens, threads,
-            values.ctypes.data, values.size,
+            company, values.ctypes.data, values.size,
         )  # fmt: skip
         if status == Status.NO_MEMORY:
             raise InferenceFailed(f"native: no memory for {rows} x {tokens} tokens", remedy="Allow the pod more memory")

@@ -15,7 +15,7 @@ from pathlib import Path
 from penstock.errors import ArtefactError
 from penstock_runtime.engines.native.compiler import LIBRARY
 
-ABI = 4
+ABI = 5
 """`PENSTOCK_ABI` of native.h."""
 VARIABLE = "PENSTOCK_NATIVE_LIBRARY"
 """Environment variable: another file than the installed one (the tests' sanitised one)."""
@@ -94,7 +94,7 @@ def load_library() -> ctypes.CDLL:
     ]  # fmt: skip
     library.penstock_run.restype = ctypes.c_int
     library.penstock_run.argtypes = [
-        pointer, pointer, pointer, pointer, number, number, number, pointer, ctypes.c_int64
+        pointer, pointer, pointer, pointer, number, number, number, number, pointer, ctypes.c_int64
     ]  # fmt: skip
     library.penstock_close.restype = None
     library.penstock_close.argtypes = [pointer]

@@ -25,6 +25,7 @@ from penstock_runtime.rows import Batch, Int
 from tests.runtime.engines.native.programs import needs_library
 
 pytestmark = needs_library
+needs_two_cpus = pytest.mark.skipif(len(os.sched_getaffinity(0)) < 2, reason="a caller and a helper need two CPUs")
 WIDTH, INNER, WORDS, POSITIONS = 96, 192, 50, 40
 RECIPE = Recipe(engine=EngineName.NATIVE, precision=Precision.INT8_ROWWISE)
 IO = GraphIO(inputs=("input_ids", "attention_mask"), outputs={"last_hidden_state": Axes.TOKENS})
@@ -139,6 +140,8 @@ def test_many_callers_at_once_get_their_own_answers() -> None:
         for turn in range(150):
             # One of them with all the helpers, and now and then a second one that finds them taken.
             run = engine.run_wide if number == 0 or (number == 1 and turn % 3 == 0) else engine.run
+            if number == 2 or number == turn % 8:
+                run = engine.run_widening
             np.testing.assert_array_equal(run(batches[number])["last_hidden_state"], expected[number])
 
     with ThreadPoolExecutor(len(batches)) as pool:
@@ -147,7 +150,7 @@ def test_many_callers_at_once_get_their_own_answers() -> None:
     engine.close()
 
 
-@pytest.mark.skipif(len(os.sched_getaffinity(0)) < 2, reason="a caller and a helper need two CPUs")
+@needs_two_cpus
 def test_a_helper_keeps_off_the_cpu_that_the_caller_computes_on() -> None:
     cpus = sorted(os.sched_getaffinity(0))[:2]
     found: list[list[int]] = []
@@ -184,6 +187,54 @@ def test_helpers_are_the_kernels_to_place_where_there_is_not_a_thread_for_each_c
     _in_thread(call)
 
     assert found == [cpus] * len(cpus)
+
+
+def deep(layers: int) -> NativeGraph:
+    """The same layer so many times."""
+    graph = encoder()
+    return NativeGraph((*graph.steps, *graph.steps[2:] * (layers - 1)), graph.output, graph.tensors)
+
+
+@needs_two_cpus
+@pytest.mark.parametrize(
+    ("graph", "batch"),
+    [(encoder(), rows(*[40] * 3000)), (deep(200), rows(27))],
+    ids=["threads take lines", "threads share phases"],
+)
+def test_a_run_that_begins_beside_others_gets_the_helpers_when_those_are_gone(graph: NativeGraph, batch: Batch) -> None:
+    before = _threads()
+    engine = opened(graph, Threads(2, 1))
+    (helper,) = _threads() - before
+    expected = engine.run(batch)["last_hidden_state"]
+    rested = _processor_seconds(helper)
+
+    found = engine.run_widening(batch)["last_hidden_state"]
+
+    np.testing.assert_array_equal(found, expected)
+    assert _processor_seconds(helper) > rested
+    engine.close()
+
+
+@needs_two_cpus
+def test_a_run_beside_others_has_no_helper_as_long_as_they_are_there() -> None:
+    before = _threads()
+    engine = opened(encoder(), Threads(2, 1))
+    (helper,) = _threads() - before
+    with ThreadPoolExecutor(1) as pool:
+        company = pool.submit(engine.run, rows(*[40] * 3000))
+        (other,) = _threads() - before - {helper}
+        while _processor_seconds(other) < 0.002 and not company.done():
+            pass
+        rested = _processor_seconds(helper)
+        engine.run_widening(rows(*[40] * 300))
+        assert not company.done()
+        assert _processor_seconds(helper) - rested < 0.001  # it may still have been on its way to sleep
+    engine.close()
+
+
+def _processor_seconds(thread: int) -> float:
+    """That it has had so far."""
+    return float(Path(f"/proc/self/task/{thread}/schedstat").read_text().split()[0]) / 1e9
 
 
 def _threads() -> set[int]:

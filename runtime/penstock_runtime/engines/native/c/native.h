@@ -9,7 +9,7 @@ opened. */
 
 #include <stdint.h>
 
-#define PENSTOCK_ABI 4
+#define PENSTOCK_ABI 5
 #define PENSTOCK_DISTANCES_SPARE 33 /* floats behind each line of `distances` that are read and not used */
 #define PENSTOCK_API __attribute__((visibility("default")))
 
@@ -74,11 +74,11 @@ PENSTOCK_API struct penstock_model *penstock_open(const struct penstock_step *st
                                                   int32_t threads, int32_t isa, int32_t *status);
 
 /* One batch: ids, mask and types are [rows, tokens]; `types` may be NULL. `result` takes the output buffer, which must
-be as many floats as it has. `threads` at most; several callers at once are welcome, one of which gets the helpers. A
-status. */
+be as many floats as it has. `threads` at most; several callers at once are welcome, one of which gets the helpers; with
+`company` only once the other callers are gone. A status. */
 PENSTOCK_API int penstock_run(struct penstock_model *model, const int64_t *ids, const int64_t *mask,
-                              const int64_t *types, int32_t rows, int32_t tokens, int32_t threads, float *result,
-                              int64_t floats);
+                              const int64_t *types, int32_t rows, int32_t tokens, int32_t threads, int32_t company,
+                              float *result, int64_t floats);
 
 /* No run may be under way. */
 PENSTOCK_API void penstock_close(struct penstock_model *model);

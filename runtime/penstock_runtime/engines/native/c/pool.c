@@ -17,11 +17,13 @@ is done. Otherwise both would get half a core, and whoever came second would wai
 #include <stdatomic.h>
 #include <stdlib.h>
 #include <sys/syscall.h>
+#include <time.h>
 #include <unistd.h>
 
 #define SPINS 600   /* pauses between looks at the ticket before a thread offers its processor to others: some 30 us */
-#define OFFERS 1000 /* of it, before a worker leaves: 1 ms or so, some times what the longest block takes */
-#define OVER 4095u /* the phase of a run that has ended */
+#define OFFERS 1000 /* of it, before a worker naps instead: 1 ms or so */
+#define NAP 100000  /* nanoseconds */
+#define OVER 4095u  /* the phase of a run that has ended */
 
 struct worker {
     struct pool *pool;
@@ -90,7 +92,13 @@ void pool_leave_alone(struct pool *pool) {
     if (atomic_load(&pool->resting)) wake_sleepers(&pool->alone, pool->threads - 1);
 }
 
-/* Takes part in a run until it is over. A worker leaves when there has been nothing to take for long. */
+int pool_has_company(struct pool *pool) {
+    return atomic_load_explicit(&pool->alone, memory_order_relaxed) > 1 ||
+           atomic_load_explicit(&pool->busy, memory_order_relaxed);
+}
+
+/* Takes part in a run until it is over. Blocks may take long, or somebody who holds one be put off the processor: a
+worker stays all the same, since the next phase is half its. */
 static void take_part(struct pool *pool, uint32_t generation, int participant) {
     int idle = 0;
     for (;;) {
@@ -98,11 +106,13 @@ static void take_part(struct pool *pool, uint32_t generation, int participant) {
         if (generation_of(t) != generation || phase_of(t) == OVER) return;
         if (rested(pool, participant)) continue;
         if (next_of(t) == blocks_of(t)) {
-            if (participant && idle == SPINS + OFFERS) return;
-            if (++idle < SPINS)
+            if (idle < SPINS)
                 pause_processor();
-            else
+            else if (idle < SPINS + OFFERS || !participant)
                 sched_yield();
+            else
+                nanosleep(&(struct timespec){.tv_nsec = NAP}, NULL);
+            if (idle < SPINS + OFFERS) idle++;
             continue;
         }
         if (!atomic_compare_exchange_weak_explicit(&pool->ticket, &t, t + 1, memory_order_acq_rel,
@@ -127,7 +137,7 @@ one: it cuts in on the caller, or waits behind it, and the run has one processor
 one thread for each processor: elsewhere the kernel has others to choose from. */
 static void make_room(struct pool *pool) {
     int here = sched_getcpu();
-    if (here == pool->caller_on || CPU_COUNT(&pool->processors) != pool->threads || pool->threads == 1) return;
+    if (here == pool->caller_on || CPU_COUNT(&pool->processors) != pool->threads) return;
     cpu_set_t others = pool->processors;
     CPU_CLR(here, &others);
     /* A kernel that refuses is left alone: answers are the same. */

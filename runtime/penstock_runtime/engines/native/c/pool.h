@@ -25,4 +25,7 @@ int pool_run(struct pool *pool, int threads, void *job, int phases, pool_blocks 
 void pool_enter_alone(struct pool *pool);
 void pool_leave_alone(struct pool *pool);
 
+/* Asked by a caller in between the two: whether there are other callers. */
+int pool_has_company(struct pool *pool);
+
 #endif

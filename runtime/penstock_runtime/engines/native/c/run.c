@@ -1,5 +1,6 @@
 /* How a batch runs through a model: phase by phase, each of them in units that any thread may take. */
 #include <string.h>
+#include <time.h>
 
 #include "model.h"
 
@@ -8,6 +9,7 @@
 #define PRODUCT_TURNS 2   /* blocks of a product for each thread: who comes late leaves the others no more than that */
 #define QUERIES_AT_ONCE 256 /* each unit of the attention prepares the keys and values for itself */
 #define FULL_LINES 32     /* a product is fastest with as many at once */
+#define PATIENCE 200000   /* nanoseconds without others until they are taken to be at rest */
 #define SLOW_INPUTS 128   /* of a product take as long as reading what another core has written, for the same lines */
 
 struct run {
@@ -16,6 +18,7 @@ struct run {
     const int64_t *ids, *mask, *types;
     int rows, tokens, threads, chosen;
     int share; /* lines of each block of a stretch; 0: phases are run one by one */
+    int begun; /* stretches, or phases, that were done before others came to help */
 };
 
 /* Lines of tokens from `first` on. Where others are at other phases, what is quantised has a place for each line. */
@@ -182,6 +185,7 @@ static void run_units(const struct run *run, const struct phase *phase, int bloc
 /* How several threads go through a model: phase by phase, or stretch by stretch. */
 
 static struct stretch stretch_of(const struct run *run, int number) {
+    number += run->begun;
     return run->share ? run->model->stretches[number] : (struct stretch){number, number + 1};
 }
 
@@ -237,12 +241,47 @@ static int prepare(struct run *run) {
     return 1;
 }
 
+/* The rest of the stretches, from `first` on, with helpers. 0 when another caller has them: nothing was done. */
+static int run_wide(struct run *run, int first) {
+    const struct penstock_model *m = run->model;
+    run->share = lines_share(run);
+    run->begun = run->share ? first : m->stretches[first].first;
+    int stages = run->share ? m->stretch_count : m->phase_count;
+    return pool_run(m->pool, run->threads, run, stages - run->begun, count_blocks, run_block);
+}
+
+static int64_t nanoseconds(void) {
+    struct timespec now;
+    clock_gettime(CLOCK_MONOTONIC, &now);
+    return now.tv_sec * 1000000000LL + now.tv_nsec;
+}
+
+/* Without helpers. One that may have them gets them once others have not run for a while: between two rows of theirs is
+little time. */
+static void run_alone(struct run *run) {
+    const struct penstock_model *m = run->model;
+    int64_t since = 0; /* when we were seen to have no company first; 0: we have */
+    if (m->pool) pool_enter_alone(m->pool);
+    for (int s = 0; s < m->stretch_count; s++) {
+        if (since && nanoseconds() - since > PATIENCE) {
+            pool_leave_alone(m->pool);
+            if (run_wide(run, s)) return;
+            pool_enter_alone(m->pool);
+        }
+        for (int p = m->stretches[s].first; p < m->stretches[s].last; p++) {
+            units(run, &m->phases[p], 0, phase_units(run, &m->phases[p]), 0);
+            if (run->threads > 1) since = pool_has_company(m->pool) ? 0 : since ? since : nanoseconds();
+        }
+    }
+    if (m->pool) pool_leave_alone(m->pool);
+}
+
 int penstock_run(struct penstock_model *m, const int64_t *ids, const int64_t *mask, const int64_t *types,
-                 int32_t rows, int32_t tokens, int32_t threads, float *result, int64_t floats) {
+                 int32_t rows, int32_t tokens, int32_t threads, int32_t company, float *result, int64_t floats) {
     if (rows < 1 || tokens < 1 || (int64_t)rows * tokens > 1 << 17) return PENSTOCK_BAD_INPUT;
     if (m->most_tokens && tokens > m->most_tokens) return PENSTOCK_BAD_INPUT;
     if (threads > m->threads) threads = m->threads;
-    struct run run = {m, NULL, ids, mask, types, rows, tokens, threads, 0, 0};
+    struct run run = {m, NULL, ids, mask, types, rows, tokens, threads, 0, 0, 0};
     if (m->chosen_id >= 0)
         for (int at = 0; at < rows * tokens; at++) run.chosen += ids[at] == m->chosen_id;
     size_t size = (size_t)lines_of(&run, m->buffer_per[m->output]) * (size_t)m->buffer_widths[m->output];
@@ -251,14 +290,7 @@ int penstock_run(struct penstock_model *m, const int64_t *ids, const int64_t *ma
     if (!scratch) return PENSTOCK_NO_MEMORY;
     int status = PENSTOCK_BAD_INPUT;
     if (prepare(&run)) {
-        if (threads > 1) run.share = lines_share(&run);
-        int stages = run.share ? m->stretch_count : m->phase_count;
-        if (threads < 2 || !pool_run(m->pool, threads, &run, stages, count_blocks, run_block)) {
-            if (m->pool) pool_enter_alone(m->pool);
-            for (int p = 0; p < m->phase_count; p++)
-                units(&run, &m->phases[p], 0, phase_units(&run, &m->phases[p]), 0);
-            if (m->pool) pool_leave_alone(m->pool);
-        }
+        if (threads < 2 || company || !run_wide(&run, 0)) run_alone(&run);
         memcpy(result, scratch->buffers[m->output], size * sizeof(float));
         status = PENSTOCK_OK;
     }
