@@ -85,6 +85,23 @@ def test_an_8_bit_product_of_numbers_on_the_grid_is_exact_however_few_bits_weigh
 
 
 @KERNELS
+@pytest.mark.parametrize("bits", [8, 6])
+@pytest.mark.parametrize(
+    ("lines", "inputs"), [(33, 576), (256, 1536), (257, 1024), (300, 512), (523, 640)]
+)  # of so many some are summed part by part, and 256 lines at a time
+def test_a_product_of_many_inputs_and_lines_is_exact(kernels: Kernels, lines: int, inputs: int, bits: int) -> None:
+    rng = np.random.default_rng(lines)
+    stored = rng.integers(0, 256, (lines, inputs))
+    stored[:, 0], stored[:, -1] = 0, 255
+    step, tensors = product(inputs, 96, rng, bits=bits)
+
+    y = run([step], tensors, (stored * 2.0**-5).astype(np.float32), kernels=kernels)
+
+    expected = stored @ tensors["w"].astype(np.int64) * (2.0**-5 * tensors["s"].astype(np.float64)) + tensors["b"]
+    np.testing.assert_allclose(y, expected, rtol=1e-6, atol=1e-3)
+
+
+@KERNELS
 @settings(max_examples=25)
 @given(lines=LINES, inputs=WIDTHS, outputs=WIDTHS, seed=SEEDS)
 def test_an_8_bit_product_is_off_by_half_a_step_for_each_input_at_most(

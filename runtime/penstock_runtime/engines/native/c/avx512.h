@@ -27,6 +27,15 @@ static inline V v_shorts(const int16_t *p) {
 static inline void v_store_bytes(uint8_t *p, V shifted) {
     _mm_storeu_si128((__m128i *)p, _mm512_cvtepi32_epi8(_mm512_castps_si512(shifted)));
 }
+#define STORES_FOUR
+static inline void v_store_four(uint8_t *p, const V *shifted) {
+    const __m512i none = _mm512_castps_si512(v_set(ROUNDER));
+    const __m512i order = _mm512_setr_epi32(0, 4, 8, 12, 1, 5, 9, 13, 2, 6, 10, 14, 3, 7, 11, 15);
+    __m512i n[4];
+    for (int k = 0; k < 4; k++) n[k] = _mm512_sub_epi32(_mm512_castps_si512(shifted[k]), none);
+    __m512i bytes = _mm512_packus_epi16(_mm512_packus_epi32(n[0], n[1]), _mm512_packus_epi32(n[2], n[3]));
+    _mm512_storeu_si512(p, _mm512_permutexvar_epi32(order, bytes));
+}
 #include "float_kernels.inc"
 
 #define UNROLL _Pragma("GCC unroll 16")

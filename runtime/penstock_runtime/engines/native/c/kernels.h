@@ -9,10 +9,12 @@
 #define ALIGNMENT 64 /* bytes; of buffers and weights */
 #define MOST_NARROW_INPUTS 4096 /* of a product whose weights have fewer than 8 bits: a panel is widened on the stack */
 
+/* Adding it leaves a float's nearest integer in the low bits: sums below 2^22 in magnitude. */
+#define ROUNDER 12582912.0f
+
 /* How one row of activations was quantised: value = (stored - zero) * scale. */
 struct row_grid {
-    float scale;
-    int32_t zero;
+    float scale, zero; /* zero is a whole number */
 };
 
 /* An 8-bit product. */

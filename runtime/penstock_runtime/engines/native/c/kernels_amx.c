@@ -25,6 +25,8 @@ static inline AMX void shape_tiles(int upper, int lower) {
 /* ---- The 8-bit product ---- */
 
 #define LEAST_LINES 4   /* for tiles to pay */
+#define MOST_LINES 256  /* of which sums are kept */
+#define PART 8          /* turns: weights of a panel that stay in the first-level cache beside the lines that go by */
 #define TURN 64         /* inputs whose products are summed by one instruction */
 #define TURN_BYTES (TURN * PANEL) /* of the weights of a panel that one turn needs */
 
@@ -56,21 +58,29 @@ static inline void widen_turn(const struct panel *panel, size_t turn) {
         _mm512_store_si512(to + v * 64, widened(&panel->narrow, from + v * bytes));
 }
 
-/* One panel for up to 32 lines. */
-static AMX void tiles(const struct panel *panel, const uint8_t *x, size_t inputs, int lines, struct ahead *ahead,
-                      int32_t *sums) {
+/* Turns begin..end of one panel for up to 32 lines. */
+static AMX void tiles(const struct panel *panel, const uint8_t *x, size_t inputs, size_t begin, size_t end, int lines,
+                      struct ahead *ahead, int32_t *sums) {
     const char *soon = ahead->at;
-    size_t turns = inputs / TURN;
-    _tile_zero(0);
-    _tile_zero(1);
-    if (lines > TILE) {
+    if (begin) {
+        _tile_loadd(0, sums, PANEL * 4);
+        _tile_loadd(1, sums + 16, PANEL * 4);
+    } else {
+        _tile_zero(0);
+        _tile_zero(1);
+    }
+    if (begin && lines > TILE) {
+        _tile_loadd(2, sums + TILE * PANEL, PANEL * 4);
+        _tile_loadd(3, sums + TILE * PANEL + 16, PANEL * 4);
+    } else if (lines > TILE) {
         _tile_zero(2);
         _tile_zero(3);
     }
-    if (panel->bits < 8) widen_turn(panel, 0);
-    for (size_t turn = 0; turn < turns; turn++, x += TURN) {
+    x += begin * TURN;
+    if (panel->bits < 8) widen_turn(panel, begin);
+    for (size_t turn = begin; turn < end; turn++, x += TURN) {
         const int8_t *w = turn_weights(panel, turn);
-        if (panel->bits < 8 && turn + 1 < turns) widen_turn(panel, turn + 1);
+        if (panel->bits < 8 && turn + 1 < end) widen_turn(panel, turn + 1);
         _tile_loadd(6, w, PANEL * 4);
         _tile_loadd(7, w + 64, PANEL * 4);
         _tile_loadd(4, x, inputs);
@@ -92,38 +102,49 @@ static AMX void tiles(const struct panel *panel, const uint8_t *x, size_t inputs
     ahead->at = soon;
 }
 
-static AMX void linear8_amx(const struct linear8 *layer, const uint8_t *stored, const struct row_grid *grids,
-                            const float *residual, int first, int last, int from, int to, float *target) {
-    size_t inputs = (size_t)layer->inputs, bytes = inputs * PANEL / 8 * (size_t)layer->bits;
-    if (inputs % TURN || last - first < LEAST_LINES) {
-        penstock_avx512_vnni.linear8(layer, stored, grids, residual, first, last, from, to, target);
-        return;
-    }
-    _Alignas(64) int32_t sums[2 * TILE * PANEL];
+/* Up to MOST_LINES lines. */
+static AMX void linear8_lines(const struct linear8 *layer, const uint8_t *stored, const struct row_grid *grids,
+                              const float *residual, int first, int last, int from, int to, float *target) {
+    size_t inputs = (size_t)layer->inputs, turns = inputs / TURN, bytes = inputs * PANEL / 8 * (size_t)layer->bits;
+    _Alignas(64) int32_t sums[MOST_LINES / (2 * TILE)][2 * TILE * PANEL];
     _Alignas(64) int8_t room[MOST_NARROW_INPUTS * PANEL]; /* untouched where weights have 8 bits */
     int upper = -1, lower = -1, chunks = (last - first + 2 * TILE - 1) / (2 * TILE);
+    size_t part = chunks > 1 && turns > PART ? PART : turns;
     struct panel now = {.room = room, .kept = chunks > 1 ? SIZE_MAX : 1};
     if (layer->bits < 8) now.narrow = narrow_of(layer->bits);
     int cache_lines = TURN_BYTES / 64 * layer->bits / 8; /* of the weights of one turn */
     for (int panel = from; panel < to; panel++) {
-        now.at = layer->packed + (size_t)panel * bytes;
-        now.bits = layer->bits;
+        const int8_t *packed = layer->packed + (size_t)panel * bytes;
         /* Weights are read from far away once: for few lines just ahead, else a panel ahead, bit by bit. */
-        struct ahead ahead = {(const char *)now.at + (chunks > 1 ? bytes : AHEAD), (cache_lines + chunks - 1) / chunks};
-        for (int line = first; line < last; line += 2 * TILE) {
-            int lines = last - line < 2 * TILE ? last - line : 2 * TILE;
-            int now_upper = lines < TILE ? lines : TILE, now_lower = lines - now_upper;
-            if (now_upper != upper || now_lower != lower)
-                shape_tiles(upper = now_upper, lower = now_lower);
-            tiles(&now, stored + (size_t)line * inputs, inputs, lines, &ahead, sums);
-            if (now.bits < 8 && chunks > 1) { /* they are wide from now on */
-                now.at = room;
-                now.bits = 8;
+        struct ahead ahead = {(const char *)packed + (chunks > 1 ? bytes : AHEAD), (cache_lines + chunks - 1) / chunks};
+        for (size_t begin = 0, end; begin < turns; begin = end) {
+            end = begin + part < turns ? begin + part : turns;
+            now.at = packed;
+            now.bits = layer->bits;
+            for (int chunk = 0; chunk < chunks; chunk++) {
+                int line = first + chunk * 2 * TILE, lines = last - line < 2 * TILE ? last - line : 2 * TILE;
+                int now_upper = lines < TILE ? lines : TILE, now_lower = lines - now_upper;
+                if (now_upper != upper || now_lower != lower) shape_tiles(upper = now_upper, lower = now_lower);
+                int32_t *own = sums[part < turns ? chunk : 0];
+                tiles(&now, stored + (size_t)line * inputs, inputs, begin, end, lines, &ahead, own);
+                if (now.bits < 8 && chunks > 1) { /* they are wide from now on */
+                    now.at = room;
+                    now.bits = 8;
+                }
+                if (end == turns) finish(layer, own, grids, residual, line, lines, panel * PANEL, PANEL, target);
             }
-            finish(layer, sums, grids, residual, line, lines, panel * PANEL, PANEL, target);
         }
     }
     _tile_release(); /* or every switch of threads would save them */
+}
+
+static AMX void linear8_amx(const struct linear8 *layer, const uint8_t *stored, const struct row_grid *grids,
+                            const float *residual, int first, int last, int from, int to, float *target) {
+    for (int line = first; line < last; line += MOST_LINES) {
+        int end = last - line < MOST_LINES ? last : line + MOST_LINES;
+        int small = layer->inputs % TURN || end - line < LEAST_LINES;
+        (small ? penstock_avx512_vnni.linear8 : linear8_lines)(layer, stored, grids, residual, line, end, from, to, target);
+    }
 }
 
 /* ---- Attention: products of 16-bit floats, sums and powers in 32 bits ---- */
@@ -132,13 +153,12 @@ static AMX void linear8_amx(const struct linear8 *layer, const uint8_t *stored, 
 
 /* 2^x to 1e-4, relative: less than a 16-bit float keeps; exact for 0. 0 where nothing is left. */
 static inline V v_power(V x) {
-    V whole = _mm512_roundscale_ps(x, _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC);
-    V rest = x - whole;
-    V y = v_set(0.05500887f); /* minimax on -0.5..0.5 */
-    y = v_fma(y, rest, v_set(0.24221098f));
-    y = v_fma(y, rest, v_set(0.69328294f));
+    V rest = _mm512_reduce_ps(x, _MM_FROUND_TO_NEG_INF | _MM_FROUND_NO_EXC); /* above the whole number below x */
+    V y = v_set(0.078267469f); /* 2^rest, minimax on 0..1 and exact at both ends */
+    y = v_fma(y, rest, v_set(0.226308357f));
+    y = v_fma(y, rest, v_set(0.695424173f));
     y = v_fma(y, rest, v_set(1.0f));
-    return _mm512_scalef_ps(y, whole);
+    return _mm512_scalef_ps(y, x); /* takes the whole number of it */
 }
 
 /* 32 floats in 16 bits each. */
