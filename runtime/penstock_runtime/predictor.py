@@ -23,8 +23,8 @@ from penstock_runtime.warmup import warm_up
 __all__ = ["Answer", "Limits", "LoadedModel", "Predictor", "Timings"]
 
 LONG_CHARACTERS = 4000
-"""Requests of more text than this are tokenised in another thread: 2 ms and more, in which the loop reads and answers
-others. Shorter ones would pay 0.05 ms for the way there and back. The tokenizer releases the GIL."""
+"""Requests of more text than this are tokenised in another thread: 2 ms and more where the library does it, in which
+the loop reads and answers others. Shorter ones would pay 0.05 ms for the way there and back."""
 
 MANY_ROWS = 64
 """Answers of more rows than this are assembled in another thread, for the same reason."""

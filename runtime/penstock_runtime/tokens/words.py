@@ -14,8 +14,9 @@ from tokenizers.models import WordPiece
 
 from penstock_runtime.tokens.backend import component
 
-LONGEST_TEXTS = 4000
-"""Characters of all texts together: more are left to the library, which lets the interpreter's lock go meanwhile."""
+LONGEST_TEXTS = 100_000
+"""Characters of all texts together: more, which would take some 6 ms and longer, are left to the library, which lets
+the interpreter's lock go meanwhile."""
 MOST_LEARNT = 16_384
 """Words beside those of the vocabulary that are kept: some 5 MB."""
 LONGEST_LEARNT = 32
