@@ -8,8 +8,10 @@ out, and because arrivals only ever rank later, nothing waits for ever.
 Company. The row whose turn it is is joined by others that the plan allows: of the same length, or near enough to stay
 within the padding limit, nearest first. (Where the engine pads to a grid by itself, rows with the same point on the
 grid are of the same length. Rows that run on another graph because they are short are nobody's company but their own.)
-A batch takes at most its worker's fair share of the tokens that wait: the
-other workers will be free soon, and a core that idles beside a full one loses more than a larger batch gains.
+A batch takes at most its worker's fair share of the tokens that wait, or of those of the request whose turn it is: the
+other workers will be free soon, and a core that idles beside a full one loses more than a larger batch gains. (Without
+the second, a request's rows would be halved and halved again by workers that come for them one after the other.) What
+is done in a moment is not shared at all.
 
 There is no timer that waits for company: a batch is whatever waits when a worker gets free. An idle server answers at
 once, and a loaded one finds company in its queue.
@@ -47,6 +49,8 @@ class Waiting:
     """Whose it is; nothing here looks at it."""
     index: int
     """Which row of its owner's."""
+    together: int
+    """Tokens of all the rows that came with it, its own among them."""
     gone: bool = False
     """Taken or discarded."""
 
@@ -136,10 +140,11 @@ class WaitingRows:
     ) -> list[Waiting]:
         """Let a request's rows wait; the entries come back in the order of `rows`."""
         entries = []
+        together = sum(row.length for row in rows)
         before = 0
         for index, row in enumerate(rows):
             rank = arrived + PACE * before / tokens_per_second
-            entry = Waiting(row, rank, deadline, owner, index)
+            entry = Waiting(row, rank, deadline, owner, index, together)
             self._serial += 1
             key = (rank, self._serial, entry)
             heappush(self._all, key)
@@ -147,7 +152,7 @@ class WaitingRows:
             before += row.length
             entries.append(entry)
         self.rows += len(entries)
-        self.tokens += before
+        self.tokens += together
         return entries
 
     def discard(self, entry: Waiting) -> bool:
@@ -169,13 +174,13 @@ class WaitingRows:
         """The earliest deadline of all that wait; infinite when there is none."""
         return min((entry.deadline for _, _, entry in self._all if not entry.gone), default=math.inf)
 
-    def take(self, *, workers: int, now: float) -> Taken:
-        """The next batch for one of `workers` workers."""
+    def take(self, *, workers: int, now: float, least: int = 0) -> Taken:
+        """The next batch for one of `workers` workers. `least`: tokens that are not worth sharing."""
         expired: list[Waiting] = []
         first = self._first(expired, now)
         if first is None:
             return Taken([], expired)
-        share = -(-(self.tokens + first.row.length) // workers)
+        share = max(least, -(-max(self.tokens + first.row.length, first.together) // workers))
         company = self.company.side(first.row.length)
         if company.batching is Batching.SINGLE or company.max_rows == 1:
             return Taken([first], expired)

@@ -34,6 +34,11 @@ logger = logging.getLogger("penstock.batching")
 LONGEST_HERE_SECONDS = 0.01
 """Rows that are expected to take longer are left to a worker: so long their caller would be deaf."""
 
+LEAST_SHARED_TOKENS = 32
+LEAST_SHARED_SECONDS = 0.002
+"""So few tokens, which one worker is expected to run in so short a time, are left to it: to wake another takes a good
+part of that, and each batch reads all weights."""
+
 Reduce = Callable[[Row, Outputs], Any]
 """`Task.reduce`."""
 
@@ -89,6 +94,8 @@ class Workers:
         self._wakes = [threading.Lock() for _ in range(plan.streams)]
         self._idle: list[int] = []
         """Streams that sleep, the first one last."""
+        self._coming: set[int] = set()
+        """Streams that were woken and have not looked at the queue yet."""
         self._busy = 0
         self._stopping = False
         self._threads = [
@@ -121,9 +128,8 @@ class Workers:
             entries = self._queue.push(
                 rows, owner, arrived=arrived, deadline=deadline, tokens_per_second=self._rate.tokens_per_second
             )
-            woken = self._idle[-len(rows) :]
-            del self._idle[-len(rows) :]
-        for stream in reversed(woken):
+            woken = self._wake(min(len(rows), -(-tokens // self._least_tokens)))
+        for stream in woken:
             self._wakes[stream].release()
         return entries
 
@@ -178,7 +184,8 @@ class Workers:
         wake.acquire()
         while True:
             with self._lock:
-                taken = self._queue.take(workers=len(self._threads), now=perf_counter())
+                self._coming.discard(stream)
+                taken = self._queue.take(workers=len(self._threads), now=perf_counter(), least=self._least_tokens)
                 if taken.rows:
                     self._busy += 1
                 elif not taken.expired:
@@ -186,6 +193,10 @@ class Workers:
                         return
                     insort(self._idle, stream, key=neg)
                 lone = self._busy == 1 and self._queue.rows == 0
+                # What we did not take, though it was thought to be for one: of other lengths, or more than a batch.
+                woken = self._wake(1) if self._queue.rows and not self._coming else []
+            for other in woken:
+                self._wakes[other].release()
             if taken.expired:
                 self._deliver_expired(taken.expired)
             if taken.rows:
@@ -195,6 +206,17 @@ class Workers:
                 self._observe(work)
             elif not taken.expired:
                 wake.acquire()
+
+    @property
+    def _least_tokens(self) -> int:
+        expected = self._rate.tokens_per_second / len(self._threads) * LEAST_SHARED_SECONDS
+        return max(1, min(LEAST_SHARED_TOKENS, int(expected)))
+
+    def _wake(self, most: int) -> list[int]:
+        """Streams to be woken once the lock is free, the first one first."""
+        woken = [self._idle.pop() for _ in range(min(most, len(self._idle)))]
+        self._coming.update(woken)
+        return woken
 
     def _deliver_expired(self, entries: list[Waiting]) -> None:
         now = perf_counter()

@@ -75,6 +75,37 @@ def test_the_next_batch(company: Company, lengths: list[int], workers: int, take
     assert queue.tokens == sum(lengths) - sum(lengths[index] for index in taken)
 
 
+@pytest.mark.parametrize(
+    ("lengths", "workers", "batches"),
+    [
+        pytest.param([8] * 8, 2, [4, 4], id="two halves, not a half and a quarter"),
+        pytest.param([8] * 8, 4, [2, 2, 2, 2], id="four quarters"),
+        pytest.param([8] * 20, 2, [8, 8, 4], id="as far as the plan allows"),
+        pytest.param([8] * 3, 2, [1, 1, 1], id="a share is rounded down to whole rows"),
+        pytest.param([8, 40, 8, 40], 2, [2, 1, 1], id="shares are of tokens"),
+    ],
+)
+def test_the_rows_of_one_request_are_shared_evenly(lengths: list[int], workers: int, batches: list[int]) -> None:
+    queue = WaitingRows(EQUAL)
+    queue.push(rows(lengths), "one", arrived=0.0, deadline=math.inf, tokens_per_second=100.0)
+
+    taken = [len(queue.take(workers=workers, now=0.0).rows) for _ in batches]
+
+    assert taken == batches
+    assert queue.rows == 0
+
+
+def test_singles_behind_a_large_request_are_shared_as_ever() -> None:
+    queue = WaitingRows(EQUAL)
+    queue.push(rows([8] * 8), "large", arrived=0.0, deadline=math.inf, tokens_per_second=math.inf)
+    for arrived in (1.0, 2.0, 3.0):
+        queue.push([row(8)], arrived, arrived=arrived, deadline=math.inf, tokens_per_second=math.inf)
+
+    taken = [owners(queue.take(workers=2, now=3.0).rows) for _ in range(4)]
+
+    assert taken == [["large"] * 5, ["large"] * 3 + [1.0], [2.0], [3.0]]
+
+
 def test_what_did_not_fit_comes_in_the_next_batches_in_order() -> None:
     queue = queue_of(EQUAL, [200] * 5)
 
@@ -197,7 +228,11 @@ arrivals = st.tuples(
     st.just("push"), st.lists(st.integers(1, 70), min_size=1, max_size=6), st.sampled_from([0.5, 3.0, math.inf])
 )
 steps = st.lists(
-    st.one_of(arrivals, st.tuples(st.just("take"), st.integers(1, 4)), st.tuples(st.just("discard"), st.integers(0))),
+    st.one_of(
+        arrivals,
+        st.tuples(st.just("take"), st.integers(1, 4), st.integers(0, 40)),
+        st.tuples(st.just("discard"), st.integers(0)),
+    ),
     max_size=60,
 )
 
@@ -222,20 +257,20 @@ def test_every_row_leaves_once_in_turn_and_in_fitting_company(
                 entry = model.waiting[choice % len(model.waiting)]
                 assert queue.discard(entry)
                 model.leave(entry)
-            case ("take", int(workers)):
-                _check_take(queue, model, workers, now)
+            case ("take", int(workers), int(least)):
+                _check_take(queue, model, workers, least, now)
         assert queue.rows == len(model.waiting)
         assert queue.tokens == sum(entry.row.length for entry in model.waiting)
     while model.waiting:
-        _check_take(queue, model, 1, now)
+        _check_take(queue, model, 1, 0, now)
     assert len(set(map(id, model.seen))) == len(model.seen)
 
 
-def _check_take(queue: WaitingRows, model: _Model, workers: int, now: float) -> None:
+def _check_take(queue: WaitingRows, model: _Model, workers: int, least: int, now: float) -> None:
     company = queue.company
-    share = -(-queue.tokens // workers)
+    waiting = queue.tokens
     lowest = min((e.rank for e in model.waiting if e.deadline >= now), default=None)
-    taken = queue.take(workers=workers, now=now)
+    taken = queue.take(workers=workers, now=now, least=least)
     assert all(entry.deadline < now for entry in taken.expired)
     for entry in (*taken.expired, *taken.rows):
         model.leave(entry)
@@ -252,6 +287,7 @@ def _check_take(queue: WaitingRows, model: _Model, workers: int, now: float) -> 
     if len(lengths) > 1:
         assert company.batching is not Batching.SINGLE
         assert padded <= company.max_tokens
+        share = max(least, -(-max(waiting, taken.rows[0].together) // workers))
         assert sum(entry.row.length for entry in taken.rows) <= share
         assert padded - sum(lengths) <= company.max_padding_share * padded
         assert company.batching is Batching.PADDED or len(set(lengths)) == 1

@@ -106,6 +106,31 @@ def test_streams_run_at_once_and_one_request_spreads_over_them() -> None:
     assert engine.most_at_once == 3
 
 
+@pytest.mark.parametrize(
+    ("tokens_per_second", "lengths", "batches"),
+    [
+        pytest.param(1e6, [8] * 4, [[8] * 4], id="32 tokens are done in a moment"),
+        pytest.param(1e6, [8] * 6, [[8] * 2, [8] * 4], id="more are not"),
+        pytest.param(1e3, [8] * 4, [[8] * 2, [8] * 2], id="nor are so many where the engine is slow"),
+        pytest.param(1e6, [8, 9], [[8], [9]], id="what cannot run together is run at once all the same"),
+    ],
+)
+def test_what_is_done_in_a_moment_is_left_to_one_stream(
+    tokens_per_second: float, lengths: list[int], batches: list[list[int]]
+) -> None:
+    engine = EchoEngine(streams=2)
+    engine.gate.clear()
+    with working(engine, plan(Batching.EQUAL_LENGTH, streams=2)) as (workers, outcomes):
+        workers.warmed(int(tokens_per_second), 1.0)
+        push(workers, *lengths)
+        for _ in batches:
+            assert engine.began.acquire(timeout=60)
+        assert sorted(engine.batches) == batches
+        engine.gate.set()
+        for _ in batches:
+            outcomes.get(timeout=60)
+
+
 def test_of_the_streams_that_sleep_the_first_one_is_woken() -> None:
     engine = EchoEngine(streams=3)
     with working(engine, plan(Batching.SINGLE, streams=3)) as (workers, outcomes):
