@@ -11,7 +11,8 @@ grid are of the same length. Rows that run on another graph because they are sho
 A batch takes at most its worker's fair share of the tokens that wait, or of those of the request whose turn it is: the
 other workers will be free soon, and a core that idles beside a full one loses more than a larger batch gains. (Without
 the second, a request's rows would be halved and halved again by workers that come for them one after the other.) What
-is done in a moment is not shared at all.
+is done in a moment is not shared at all. Nor are a few long rows, if nothing else runs or waits and the engine divides
+a batch among the cores: of as many as half the workers each would have one core, and others idle beside it.
 
 There is no timer that waits for company: a batch is whatever waits when a worker gets free. An idle server answers at
 once, and a loaded one finds company in its queue.
@@ -66,6 +67,8 @@ class Taken(NamedTuple):
     """One batch; empty when nothing waits."""
     expired: list[Waiting]
     """Rows whose deadline passed before their turn: not to be run."""
+    divided: bool = False
+    """The batch is meant for all the cores at once."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,6 +82,8 @@ class Company:
     max_padding_share: float
     grid: ShapeGrid | None = None
     """Of the engine, if it has one: lengths count as what they are padded to anyway."""
+    divided_from_tokens: int | None = None
+    """Rows at least this long are worth dividing among the cores together; None: none are, or the engine cannot."""
     short: Company | None = None
     """Of the rows that run on a graph of their own: they never join the others."""
     short_tokens: int = 0
@@ -87,12 +92,12 @@ class Company:
     @classmethod
     def of(cls, plan: Plan, facts: EngineFacts | None = None) -> Company:
         """As the plan and the engine say."""
-        own = _as_planned(plan, facts.grid if facts is not None else None)
+        own = _as_planned(plan, facts)
         short_plan = plan.of_short_rows
         if plan.short is None or short_plan is None:
             return own
         short_facts = facts.short if facts is not None else None
-        short = _as_planned(short_plan, short_facts.grid if short_facts is not None else None)
+        short = _as_planned(short_plan, short_facts)
         return replace(own, short=short, short_tokens=plan.short.longest_tokens)
 
     def side(self, tokens: int) -> Company:
@@ -108,13 +113,25 @@ class Company:
         """Tokens that a row of this side takes when it runs alone."""
         return row.length if self.grid is None else self.grid.length(row.length)
 
+    def divides(self, row: Row, rows: int, workers: int) -> bool:
+        """Whether so many rows, about as long as this one, are for all the cores together while nothing else runs."""
+        least = self.side(row.length).divided_from_tokens
+        return least is not None and row.length >= least and 1 < rows <= workers // 2
+
     def rows(self, count: int) -> int:
         """How many of `count` rows that could run together do."""
         return count if self.grid is None else self.grid.rows(count)
 
 
-def _as_planned(plan: Plan, grid: ShapeGrid | None) -> Company:
-    return Company(plan.batching, plan.max_batch_rows, plan.max_batch_tokens, plan.max_padding_share, grid)
+def _as_planned(plan: Plan, facts: EngineFacts | None) -> Company:
+    return Company(
+        plan.batching,
+        plan.max_batch_rows,
+        plan.max_batch_tokens,
+        plan.max_padding_share,
+        facts.grid if facts is not None else None,
+        plan.wide_from_tokens if facts is not None and facts.divides_batches else None,
+    )
 
 
 _Entry = tuple[float, int, Waiting]
@@ -174,8 +191,9 @@ class WaitingRows:
         """The earliest deadline of all that wait; infinite when there is none."""
         return min((entry.deadline for _, _, entry in self._all if not entry.gone), default=math.inf)
 
-    def take(self, *, workers: int, now: float, least: int = 0) -> Taken:
-        """The next batch for one of `workers` workers. `least`: tokens that are not worth sharing."""
+    def take(self, *, workers: int, now: float, least: int = 0, idle: bool = False) -> Taken:
+        """The next batch for one of `workers` workers. `least`: tokens that are not worth sharing. `idle`: none of the
+        others runs anything."""
         expired: list[Waiting] = []
         first = self._first(expired, now)
         if first is None:
@@ -184,16 +202,24 @@ class WaitingRows:
         company = self.company.side(first.row.length)
         if company.batching is Batching.SINGLE or company.max_rows == 1:
             return Taken([first], expired)
-        joining = self._joining(first, share, now)
+        divided = idle and self.company.divides(first.row, 1 + self.rows, workers)
+        joining = self._joining(first, self.tokens + first.row.length if divided else share, now)
+        if divided and company.rows(1 + len(joining)) <= self.rows:  # the others would run meanwhile
+            divided = False
+            self._put_back(joining)
+            joining = self._joining(first, share, now)
         keep = company.rows(1 + len(joining)) - 1
-        for key in joining[keep:]:
-            heappush(self._by_place.setdefault(self.company.place(key[2].row), []), key)
+        self._put_back(joining[keep:])
         batch = [first]
         for _, _, entry in joining[:keep]:
             self._leave(entry)
             batch.append(entry)
             self._left_standing()
-        return Taken(batch, expired)
+        return Taken(batch, expired, divided)
+
+    def _put_back(self, keys: list[_Entry]) -> None:
+        for key in keys:
+            heappush(self._by_place.setdefault(self.company.place(key[2].row), []), key)
 
     def _first(self, expired: list[Waiting], now: float) -> Waiting | None:
         while self._all:

@@ -128,7 +128,7 @@ class Workers:
             entries = self._queue.push(
                 rows, owner, arrived=arrived, deadline=deadline, tokens_per_second=self._rate.tokens_per_second
             )
-            woken = self._wake(min(len(rows), -(-tokens // self._least_tokens)))
+            woken = self._wake(self._batches_of(rows, tokens))
         for stream in woken:
             self._wakes[stream].release()
         return entries
@@ -185,7 +185,9 @@ class Workers:
         while True:
             with self._lock:
                 self._coming.discard(stream)
-                taken = self._queue.take(workers=len(self._threads), now=perf_counter(), least=self._least_tokens)
+                taken = self._queue.take(
+                    workers=len(self._threads), now=perf_counter(), least=self._least_tokens, idle=self._busy == 0
+                )
                 if taken.rows:
                     self._busy += 1
                 elif not taken.expired:
@@ -200,12 +202,19 @@ class Workers:
             if taken.expired:
                 self._deliver_expired(taken.expired)
             if taken.rows:
-                outcome, work = self._run([entry.row for entry in taken.rows], lone=lone)
+                rows = [entry.row for entry in taken.rows]
+                outcome, work = self._run(rows, lone=lone, divided=taken.divided)
                 self._free(work)
                 self._deliver(outcome._replace(rows=taken.rows))
                 self._observe(work)
             elif not taken.expired:
                 wake.acquire()
+
+    def _batches_of(self, rows: Sequence[Row], tokens: int) -> int:
+        """So many a request is worth running as."""
+        if self._busy == 0 and self._company.divides(rows[0], len(rows), len(self._threads)):
+            return 1
+        return min(len(rows), -(-tokens // self._least_tokens))
 
     @property
     def _least_tokens(self) -> int:
@@ -222,13 +231,14 @@ class Workers:
         now = perf_counter()
         self._deliver(Outcome(entries, [deadline_exceeded() for _ in entries], now, now))
 
-    def _run(self, rows: list[Row], *, lone: bool, alone: bool = False) -> tuple[Outcome, _Work]:
-        """`lone`: nothing else runs or waits; `alone`: nor is there another client, who might come meanwhile."""
+    def _run(self, rows: list[Row], *, lone: bool, alone: bool = False, divided: bool = False) -> tuple[Outcome, _Work]:
+        """`lone`: nothing else runs or waits; `alone`: nor is there another client, who might come meanwhile;
+        `divided`: see `Taken`."""
         longest = max(row.length for row in rows)
         side = self._company.side(longest)
         plan = self._plan if side is self._company or self._short_plan is None else self._short_plan
         may_be_wide = len(rows) == 1 and plan.is_wide(longest, alone=alone)
-        wide = may_be_wide and lone
+        wide = divided or (may_be_wide and lone)
         if wide:
             run = self._engine.run_wide
         elif may_be_wide and self._short_plan is None:  # else the engine might not know of runs on the other one

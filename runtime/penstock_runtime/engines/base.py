@@ -34,6 +34,8 @@ class EngineFacts:
     in_callers_thread: bool = False
     """A run is computed by the thread that asks for it, which may be kept on a core of its own. (A library may start
     threads during a run, which would be kept there with it.)"""
+    divides_batches: bool = False
+    """`run_wide` gives each core its part of a batch of any shape, of which it need not have seen one before."""
     weight_copies: int = 1
     """How many times the weights are in memory: 2 where `run_wide` needs a compiled model of its own."""
     grid: ShapeGrid | None = None

@@ -28,6 +28,7 @@ class EchoEngine:
     poison: bool = True
     grid: ShapeGrid | None = None
     in_callers_thread: bool = False
+    divides_batches: bool = False
     gate: threading.Event = field(default_factory=threading.Event)
     batches: list[list[int]] = field(default_factory=list)
     """Lengths of the rows of every run, in the order in which the runs began."""
@@ -50,7 +51,15 @@ class EchoEngine:
     @property
     def facts(self) -> EngineFacts:
         threads = Threads(self.streams, 1)
-        return EngineFacts("echo", "1", threads, "f32", grid=self.grid, in_callers_thread=self.in_callers_thread)
+        return EngineFacts(
+            "echo",
+            "1",
+            threads,
+            "f32",
+            grid=self.grid,
+            in_callers_thread=self.in_callers_thread,
+            divides_batches=self.divides_batches,
+        )
 
     def run(self, batch: Batch) -> Outputs:
         assert not self.closed

@@ -13,13 +13,14 @@ from penstock_runtime.batching.waiting import PACE, Company, Waiting, WaitingRow
 from penstock_runtime.engines.grid import ShapeGrid
 from penstock_runtime.rows import Row
 from tests.examples import examples
-from tests.runtime.batching.echo import row, rows
+from tests.runtime.batching.echo import EchoEngine, plan, row, rows
 
 SINGLE = Company(Batching.SINGLE, 1, 512, 0.0)
 EQUAL = Company(Batching.EQUAL_LENGTH, 8, 512, 0.0)
 NEAR = Company(Batching.PADDED, 8, 512, 0.15)
 GRID = Company(Batching.EQUAL_LENGTH, 8, 512, 0.0, ShapeGrid())
 ROUTED = replace(NEAR, short=EQUAL, short_tokens=16)
+DIVIDED = replace(NEAR, divided_from_tokens=64)
 ALONE_WHEN_SHORT = replace(EQUAL, short=SINGLE, short_tokens=8)
 BOTH_ON_GRIDS = replace(GRID, short=GRID, short_tokens=12)
 
@@ -93,6 +94,47 @@ def test_the_rows_of_one_request_are_shared_evenly(lengths: list[int], workers: 
 
     assert taken == batches
     assert queue.rows == 0
+
+
+@pytest.mark.parametrize(
+    ("lengths", "workers", "idle", "batch", "divided"),
+    [
+        pytest.param([64, 64], 4, True, [0, 1], True, id="each would have one core of four"),
+        pytest.param([70, 64], 4, True, [0, 1], True, id="near lengths may run together"),
+        pytest.param([70, 64], 4, False, [0], False, id="somebody else has a core"),
+        pytest.param([63, 63], 4, True, [0], False, id="too short to gain by it"),
+        pytest.param([64, 64, 64], 4, True, [0], False, id="three use three of four"),
+        pytest.param([64, 64, 64], 6, True, [0, 1, 2], True, id="and half of six"),
+        pytest.param([64, 64], 2, True, [0], False, id="two use both of two"),
+        pytest.param([64], 4, True, [0], False, id="one is no batch"),
+        pytest.param([64, 64, 100], 8, True, [0], False, id="the third one would run meanwhile"),
+        pytest.param([200, 200, 200], 8, True, [0], False, id="more tokens than the plan allows"),
+    ],
+)
+def test_a_few_long_rows_get_all_cores_together_when_nothing_else_runs(
+    lengths: list[int], workers: int, idle: bool, batch: list[int], divided: bool
+) -> None:
+    queue = queue_of(DIVIDED, lengths)
+
+    taken = queue.take(workers=workers, now=100.0, idle=idle)
+
+    assert owners(taken.rows) == batch
+    assert taken.divided is divided
+    rest = [owners(queue.take(workers=workers, now=100.0).rows) for _ in range(queue.rows)]
+    assert sum(rest, batch) == list(range(len(lengths))), "what was not taken keeps its turn"
+
+
+@pytest.mark.parametrize(
+    ("engine_divides", "wide_from", "divides"), [(True, 64, True), (False, 64, False), (True, None, False)]
+)
+def test_rows_are_divided_where_the_engine_does_it_and_from_where_one_row_gains(
+    engine_divides: bool, wide_from: int | None, divides: bool
+) -> None:
+    facts = EchoEngine(streams=4, divides_batches=engine_divides).facts
+    company = Company.of(plan(Batching.PADDED, streams=4, wide_from=wide_from), facts)
+
+    assert company.divides(row(64), 2, 4) is divides
+    assert not company.divides(row(63), 2, 4)
 
 
 def test_singles_behind_a_large_request_are_shared_as_ever() -> None:
@@ -217,6 +259,7 @@ one_side = st.builds(
     st.integers(1, 300),
     st.sampled_from([0.0, 0.05, 0.15, 0.3, 0.9]),
     st.sampled_from([None, ShapeGrid(), ShapeGrid(50)]),
+    st.sampled_from([None, 1, 20]),
 )
 companies = st.builds(
     lambda long, short, tokens: replace(long, short=short, short_tokens=tokens),
@@ -230,7 +273,7 @@ arrivals = st.tuples(
 steps = st.lists(
     st.one_of(
         arrivals,
-        st.tuples(st.just("take"), st.integers(1, 4), st.integers(0, 40)),
+        st.tuples(st.just("take"), st.integers(1, 6), st.integers(0, 40), st.booleans()),
         st.tuples(st.just("discard"), st.integers(0)),
     ),
     max_size=60,
@@ -257,8 +300,8 @@ def test_every_row_leaves_once_in_turn_and_in_fitting_company(
                 entry = model.waiting[choice % len(model.waiting)]
                 assert queue.discard(entry)
                 model.leave(entry)
-            case ("take", int(workers), int(least)):
-                _check_take(queue, model, workers, least, now)
+            case ("take", int(workers), int(least), bool(idle)):
+                _check_take(queue, model, workers, least, now, idle=idle)
         assert queue.rows == len(model.waiting)
         assert queue.tokens == sum(entry.row.length for entry in model.waiting)
     while model.waiting:
@@ -266,11 +309,11 @@ def test_every_row_leaves_once_in_turn_and_in_fitting_company(
     assert len(set(map(id, model.seen))) == len(model.seen)
 
 
-def _check_take(queue: WaitingRows, model: _Model, workers: int, least: int, now: float) -> None:
+def _check_take(queue: WaitingRows, model: _Model, workers: int, least: int, now: float, *, idle: bool = False) -> None:
     company = queue.company
     waiting = queue.tokens
     lowest = min((e.rank for e in model.waiting if e.deadline >= now), default=None)
-    taken = queue.take(workers=workers, now=now, least=least)
+    taken = queue.take(workers=workers, now=now, least=least, idle=idle)
     assert all(entry.deadline < now for entry in taken.expired)
     for entry in (*taken.expired, *taken.rows):
         model.leave(entry)
@@ -288,10 +331,16 @@ def _check_take(queue: WaitingRows, model: _Model, workers: int, least: int, now
         assert company.batching is not Batching.SINGLE
         assert padded <= company.max_tokens
         share = max(least, -(-max(waiting, taken.rows[0].together) // workers))
-        assert sum(entry.row.length for entry in taken.rows) <= share
+        assert taken.divided or sum(entry.row.length for entry in taken.rows) <= share
         assert padded - sum(lengths) <= company.max_padding_share * padded
         assert company.batching is Batching.PADDED or len(set(lengths)) == 1
         assert company.grid is None or len(lengths) in {1, 2, 4, 8}
+    if taken.divided:
+        assert idle
+        assert company.divided_from_tokens is not None
+        assert company.divided_from_tokens <= taken.rows[0].row.length
+        assert 2 <= len(taken.rows) <= workers // 2
+        assert queue.rows == 0, "nobody runs beside it"
     for length in set(lengths):
         place = (queue.company.place(taken.rows[0].row)[0], length)
         ranks = [entry.rank for entry in taken.rows if queue.company.place(entry.row) == place]

@@ -131,6 +131,37 @@ def test_what_is_done_in_a_moment_is_left_to_one_stream(
             outcomes.get(timeout=60)
 
 
+@pytest.mark.parametrize(
+    ("lengths", "batches", "wide"),
+    [
+        pytest.param([64, 64], [[64, 64]], [128], id="a few long ones together, on all cores"),
+        pytest.param([63, 63], [[63], [63]], [], id="short ones beside each other"),
+        pytest.param([64] * 3, [[64]] * 3, [], id="as many as there are cores, or nearly, too"),
+        pytest.param([64, 100], [[64], [100]], [], id="and what cannot run together"),
+    ],
+)
+def test_a_few_long_rows_of_an_idle_server_get_all_cores_together(
+    lengths: list[int], batches: list[list[int]], wide: list[int]
+) -> None:
+    engine = EchoEngine(streams=4, divides_batches=True)
+    engine.gate.clear()
+    with working(engine, plan(Batching.EQUAL_LENGTH, streams=4, wide_from=64)) as (workers, outcomes):
+        push(workers, *lengths)
+        for _ in batches:
+            assert engine.began.acquire(timeout=60)
+        assert sorted(engine.batches) == batches
+        assert engine.wide == wide
+        if wide:  # beside it, rows are shared as ever
+            push(workers, *lengths)
+            for _ in lengths:
+                assert engine.began.acquire(timeout=60)
+            assert sorted(engine.batches) == [[length] for length in lengths] + batches
+            assert engine.wide == wide
+        engine.gate.set()
+        for _ in engine.batches:
+            outcomes.get(timeout=60)
+
+
 def test_of_the_streams_that_sleep_the_first_one_is_woken() -> None:
     engine = EchoEngine(streams=3)
     with working(engine, plan(Batching.SINGLE, streams=3)) as (workers, outcomes):

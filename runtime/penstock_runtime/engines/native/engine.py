@@ -123,6 +123,7 @@ def load(path: Path, io: GraphIO, recipe: Recipe, threads: Threads, *, wide: boo
         threads,
         precision="i8",
         in_callers_thread=True,
+        divides_batches=True,
     )
     try:
         return NativeEngine(graph, facts, helpers=wide, kernels=kernels)
