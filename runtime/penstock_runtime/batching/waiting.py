@@ -115,8 +115,10 @@ class Company:
 
     def divides(self, row: Row, rows: int, workers: int) -> bool:
         """Whether so many rows, about as long as this one, are for all the cores together while nothing else runs."""
-        least = self.side(row.length).divided_from_tokens
-        return least is not None and row.length >= least and 1 < rows <= workers // 2
+        side = self.side(row.length)
+        least = side.divided_from_tokens
+        fitting = rows <= side.max_rows and rows * row.length <= side.max_tokens
+        return least is not None and row.length >= least and 1 < rows <= workers // 2 and fitting
 
     def rows(self, count: int) -> int:
         """How many of `count` rows that could run together do."""

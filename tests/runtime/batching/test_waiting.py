@@ -134,7 +134,10 @@ def test_rows_are_divided_where_the_engine_does_it_and_from_where_one_row_gains(
     company = Company.of(plan(Batching.PADDED, streams=4, wide_from=wide_from), facts)
 
     assert company.divides(row(64), 2, 4) is divides
+    assert company.divides(row(256), 2, 4) is divides
     assert not company.divides(row(63), 2, 4)
+    assert not company.divides(row(257), 2, 4), "more tokens than the plan allows"
+    assert not company.divides(row(64), 9, 18), "more rows than the plan allows"
 
 
 def test_singles_behind_a_large_request_are_shared_as_ever() -> None:
