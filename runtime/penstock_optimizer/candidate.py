@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from penstock.endpoint import AccuracyBudget, Workload
+from penstock.errors import UnsupportedModel
 from penstock.manifest import Verdict
 from penstock.recipe import Plan, Precision, Recipe
 from penstock.tasks import HEAD_OF_TASK, Head, TaskName
@@ -47,7 +48,6 @@ class Subject(Value):
     task: TaskName
     max_tokens: int
     """The longest row: the model's limit, or the endpoint's."""
-    truncate: bool = True
     workload: Workload = Workload()
     accuracy: AccuracyBudget = AccuracyBudget()
     cores: int
@@ -275,9 +275,9 @@ class Candidate:
     def _task(self) -> Any:
         from penstock_runtime.tasks.factory import make_task
 
-        return make_task(
-            self._about.task, self._folder, max_tokens=self._about.max_tokens, truncate=self._about.truncate
-        )
+        # Cutting whatever the endpoint's rule is: what is measured and judged with are our own requests, made to about
+        # a length, and one that is a token too long must not end the optimisation.
+        return make_task(self._about.task, self._folder, max_tokens=self._about.max_tokens, truncate=True)
 
     @cached_property
     def _tokenizer(self) -> Any:
@@ -300,7 +300,14 @@ class Candidate:
         from penstock_optimizer.calibration import judging_samples, samples
 
         _, judging = self._corpora
-        return judging_samples(self._task, samples(self._about.task, judging, mask=self._mask))
+        found = judging_samples(self._task, samples(self._about.task, judging, mask=self._mask))
+        if not found:
+            raise UnsupportedModel(
+                f"rows of {self._about.max_tokens} tokens are too short for any {self._about.task.value} request that "
+                "the answers are proved with",
+                remedy="Raise serving.maxInputTokens",
+            )
+        return found
 
     @cached_property
     def _token_pool(self) -> list[int]:
@@ -340,6 +347,7 @@ class Candidate:
                 predict_bodies(self._about.task, self._backend, [tokens] * SHORT_REQUESTS, mask_token=self._mask)
             )
             for tokens in short_lengths([int(body.group) for body in self._bodies])
+            if tokens <= self._about.max_tokens
         }
 
     @cached_property

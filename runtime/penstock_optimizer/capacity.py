@@ -73,7 +73,6 @@ def replica(
     cpus: Sequence[int],
     log: Path,
     max_tokens: int | None = None,
-    truncate: bool = True,
     start_seconds: float,
 ) -> Iterator[Replica]:
     """Serve an artefact on these CPUs while the context lasts; CapacityFailed when it does not start in time."""
@@ -84,8 +83,6 @@ def replica(
         command += ["--cpus", ",".join(map(str, cpus))]
     if max_tokens is not None:
         command += ["--max-tokens", str(max_tokens)]
-    if not truncate:
-        command.append("--refuse-long")
     with log.open("ab") as file:
         process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=file)
     assert process.stdout is not None  # noqa: S101 - both are pipes

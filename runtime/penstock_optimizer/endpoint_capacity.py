@@ -30,7 +30,6 @@ def endpoint_capacity(
         cpus=job.cpus,
         log=job.work.log("capacity"),
         max_tokens=spec.serving.max_input_tokens,
-        truncate=spec.serving.truncate,
         start_seconds=seconds_left(),
     ) as server:
         return measure_capacity(

@@ -117,7 +117,6 @@ class Job:
             model=str(self.folder.path),
             task=spec.task,
             max_tokens=self.max_tokens,
-            truncate=spec.serving.truncate,
             workload=spec.workload,
             accuracy=spec.optimization.accuracy,
             cores=self.grant.cores,

@@ -22,7 +22,7 @@ from penstock_runtime.server import Server, task_limits
 from penstock_runtime.settings import Settings
 
 
-async def serve(artefact: Path, *, cores: int, max_tokens: int | None, truncate: bool) -> None:
+async def serve(artefact: Path, *, cores: int, max_tokens: int | None) -> None:
     """Load, listen, say so, serve."""
     settings = Settings.model_validate({"http": {"host": "127.0.0.1", "port": 0}})
     model = load_artefact(
@@ -31,7 +31,6 @@ async def serve(artefact: Path, *, cores: int, max_tokens: int | None, truncate:
         read_host(),
         cores=cores,
         max_tokens=max_tokens,
-        truncate=truncate,
         limits=task_limits(settings),
     )
     server = Server(Status("capacity", model.task.name), settings)
@@ -54,18 +53,10 @@ def main() -> None:
     parser.add_argument("--cores", type=int, required=True)
     parser.add_argument("--cpus", default="")
     parser.add_argument("--max-tokens", type=int)
-    parser.add_argument("--refuse-long", action="store_true")
     options = parser.parse_args()
     if options.cpus:
         pin_process(int(cpu) for cpu in options.cpus.split(","))
-    uvloop.run(
-        serve(
-            options.artefact,
-            cores=options.cores,
-            max_tokens=options.max_tokens,
-            truncate=not options.refuse_long,
-        )
-    )
+    uvloop.run(serve(options.artefact, cores=options.cores, max_tokens=options.max_tokens))
 
 
 if __name__ == "__main__":

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import subprocess
 import sys
 from functools import partial
@@ -12,7 +13,7 @@ import numpy as np
 import pytest
 
 from penstock.endpoint import Workload
-from penstock.errors import ArtefactError
+from penstock.errors import ArtefactError, UnsupportedModel
 from penstock.manifest import Axes
 from penstock.recipe import Batching, Plan, Recipe, ShortRoute
 from penstock.tasks import TaskName
@@ -22,6 +23,7 @@ from penstock_optimizer.candidate import Candidate, Subject
 from penstock_optimizer.kept_engines import KeptEngines, shapes
 from penstock_optimizer.lab import GraphFile
 from penstock_runtime.batching.rectangle import stack
+from tests.optimizer.whole.small_model import write_small_bert
 from tests.runtime.batching.echo import rows
 from tests.runtime.minilm import OPENVINO_FP32, ORT_DYNAMIC, ORT_FP32, folder, graph
 
@@ -103,9 +105,13 @@ def test_memory_is_what_this_process_has() -> None:
     assert 40e6 < grown < 60e6
 
 
-def subject(**changes: Any) -> dict[str, Any]:
+def subject(max_tokens: int = 64, **changes: Any) -> dict[str, Any]:
     about = Subject(
-        model=str(folder().path), task=TaskName.FEATURE_EXTRACTION, max_tokens=64, cores=1, workload=Workload(**changes)
+        model=str(folder().path),
+        task=TaskName.FEATURE_EXTRACTION,
+        max_tokens=max_tokens,
+        cores=1,
+        workload=Workload(**changes),
     )
     return about.model_dump(mode="json")
 
@@ -146,3 +152,29 @@ def test_short_rows_are_not_measured_where_the_workload_has_none() -> None:
     candidate.use(file(ORT_FP32).model_dump(mode="json"))
 
     assert candidate.sample(PLAN.model_dump(mode="json")).short_milliseconds == {}
+
+
+@pytest.mark.slow
+def test_short_rows_are_measured_as_long_as_the_endpoint_takes_them() -> None:
+    candidate = Candidate()
+    candidate.configure(subject(max_tokens=12), ORT_FP32.model_dump(mode="json"))
+    candidate.use(file(ORT_FP32).model_dump(mode="json"))
+
+    assert candidate.sample(PLAN.model_dump(mode="json")).short_milliseconds.keys() == {8}
+
+
+def test_an_endpoint_that_no_judging_request_fits_is_refused_in_words(tmp_path: Path) -> None:
+    model = write_small_bert(tmp_path / "model")
+    config = json.loads((model / "config.json").read_text())
+    labels = {
+        "architectures": ["BertForSequenceClassification"],
+        "id2label": {"0": "contradiction", "1": "entailment"},
+    }
+    (model / "config.json").write_text(json.dumps({**config, **labels}))
+    candidate = Candidate()
+    about = Subject(model=str(model), task=TaskName.ZERO_SHOT_CLASSIFICATION, max_tokens=8, cores=1)
+    candidate.configure(about.model_dump(mode="json"), ORT_FP32.model_dump(mode="json"))
+    candidate.use(file(ORT_FP32).model_dump(mode="json"))
+
+    with pytest.raises(UnsupportedModel, match=r"rows of 8 tokens .* zero-shot-classification .*maxInputTokens"):
+        candidate.teach(str(tmp_path / "teacher.zip"))

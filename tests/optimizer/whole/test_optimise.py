@@ -164,6 +164,14 @@ def test_what_cannot_be_optimised_is_an_error_before_anything_is_made(
     assert not list(tmp_path.iterdir())
 
 
+def test_an_endpoint_that_refuses_long_texts_is_measured_with_requests_that_fit(model: Path, tmp_path: Path) -> None:
+    serving = {"maxInputTokens": 5, "truncate": False}
+    found = Made(endpoint(model, QUICK, task="sentence-similarity", serving=serving), tmp_path).manifest
+
+    assert found.candidates[0].outcome in {Outcome.TEACHER, Outcome.CHOSEN}
+    assert found.capacity.points
+
+
 def test_a_server_that_cannot_start_says_why(made: Made, tmp_path: Path) -> None:
     import shutil
 
