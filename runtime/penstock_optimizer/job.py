@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import logging
 import shutil
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import cache
 from pathlib import Path
 
 from penstock.endpoint import ModelEndpoint, ModelEndpointSpec
@@ -19,6 +21,9 @@ from penstock_optimizer.workfolder import WorkFolder
 from penstock_runtime.host import CoreGrant, Host, read_host
 from penstock_runtime.models.folder import ModelFolder
 from penstock_runtime.models.sources import fetch_model
+from penstock_runtime.verification import verify_files
+
+logger = logging.getLogger("penstock.optimize")
 
 REMOTE = {Scheme.HF, Scheme.S3, Scheme.GS, Scheme.AZ}
 """Sources of which only what is needed is fetched."""
@@ -134,10 +139,11 @@ class Job:
             max_tokens=self.max_tokens,
         )
 
-    def finished(self, *, more_than_seconds: float | None = None) -> Manifest | None:
+    def finished(self, *, more_than_seconds: float | None = None, whole: bool = True) -> Manifest | None:
         """The manifest of the finished artefact; None when there is none, or when it was cut short and a larger
-        budget than it had is at hand."""
-        manifest = _read(self.artefact, self.key)
+        budget than it had is at hand. `whole` False leaves the files alone that only the fp32 fall-back reads: the
+        largest, and a second start is to be quick."""
+        manifest = _read(self.artefact, self.key, whole=whole)
         if manifest is None:
             return None
         worth_more = manifest.cut_short and (more_than_seconds or 0.0) > manifest.budget_seconds
@@ -157,14 +163,26 @@ class Job:
         return self.grant.findings
 
 
-def _read(artefact: Path, key: str) -> Manifest | None:
+def _read(artefact: Path, key: str, *, whole: bool = True) -> Manifest | None:
     """A complete artefact of this key. One that is damaged is as good as none: it is made again."""
+    if not artefact.exists():
+        return None
     try:
         manifest = Manifest.load(artefact)
-    except ArtefactError:
+        if manifest.key != key:
+            return None
+        models = (manifest.chosen, manifest.baseline) if whole else (manifest.chosen,)
+        verify_files(artefact, manifest, *models)
+    except ArtefactError as error:
+        _warn(error.message)
         return None
-    whole = all((artefact / name).is_file() for name in manifest.files)
-    return manifest if manifest.key == key and whole else None
+    return manifest
+
+
+@cache
+def _warn(damage: str) -> None:
+    """Say once that an artefact is damaged: it is looked at before its lock is taken and after."""
+    logger.warning("%s: it is made again", damage)
 
 
 def _is_built(folder: ModelFolder) -> bool:

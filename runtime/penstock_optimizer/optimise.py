@@ -63,7 +63,7 @@ def prepare(
     PenstockError of all kinds: the model, the machine, the endpoint, a full disk.
     """
     job = Job.of(endpoint, store=store, models=models, cores=cores, token=token)
-    if job.finished() is not None:
+    if job.finished(whole=False) is not None:
         job.remove_baseline()
         return Prepared(job.artefact, finished=True)
     if job.prepared() is None:

@@ -2,16 +2,14 @@
 
 from __future__ import annotations
 
-import hashlib
 import threading
-from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Literal
 
 from penstock.errors import ArtefactError, OtherInstructionSet
 from penstock.hardware import Isa
-from penstock.manifest import GraphIO, Manifest, ServedModel
+from penstock.manifest import GraphIO, Manifest
 from penstock.recipe import EngineName, Plan
 from penstock_runtime.engines.base import Engine, Threads
 from penstock_runtime.engines.load import load_engine
@@ -21,11 +19,9 @@ from penstock_runtime.models.folder import ModelFolder
 from penstock_runtime.tasks.base import Task
 from penstock_runtime.tasks.factory import make_task
 from penstock_runtime.tasks.limits import DEFAULT_LIMITS, Limits
+from penstock_runtime.verification import verify_files
 
 Which = Literal["chosen", "baseline"]
-
-GRAPHS = "model"
-"""The folder of the graphs within an artefact."""
 
 _LOADING_FACTOR = {EngineName.ONNXRUNTIME: 2.5, EngineName.OPENVINO: 2.5, EngineName.NATIVE: 2.0}
 """Peak memory of loading over the size of the graph's files, measured with MiniLM: file, weights, packed weights."""
@@ -123,7 +119,7 @@ def load_artefact(
     served = manifest.chosen if which == "chosen" else manifest.baseline
     if which == "chosen" and not any_isa:
         _check_isa(folder, manifest.cpu.isa, host.cpu.isa)
-    _verify(folder, manifest, served)
+    verify_files(folder, manifest, served)
     plan, findings = fit_plan(served.plan, cores)
     short = (folder / served.short.path, served.short.io) if served.short is not None else None
     needed = _needed_bytes(folder / served.path, plan)
@@ -170,38 +166,6 @@ def _check_isa(folder: Path, made_on: Isa, here: Isa) -> None:
             f"the plan of {folder} was measured and judged on {made_on.value}, and this processor is {here.value}",
             remedy="Run penstock optimize on this machine",
         )
-
-
-def _verify(folder: Path, manifest: Manifest, served: ServedModel) -> None:
-    """Check every file that this model reads against its sha256."""
-    for graph in served.graphs:
-        if graph.path not in manifest.files:
-            raise ArtefactError(
-                f"the manifest of {folder} has no digest of {graph.path}", remedy="Make the artefact again"
-            )
-    for name in _names(manifest, served):
-        path = folder / name
-        try:
-            with path.open("rb") as file:
-                digest = hashlib.file_digest(file, "sha256").hexdigest()
-        except OSError as error:
-            raise ArtefactError(
-                f"{path} cannot be read ({error.strerror})", remedy="Fetch the artefact again, or make it again"
-            ) from error
-        if digest != manifest.files[name]:
-            raise ArtefactError(
-                f"{path} is not the file that was optimised (sha256 {digest[:12]}…, expected "
-                f"{manifest.files[name][:12]}…)",
-                remedy="Fetch the artefact again, or make it again",
-            )
-
-
-def _names(manifest: Manifest, served: ServedModel) -> Iterator[str]:
-    """The files of the model: the folders of its graphs, and all that is not a graph."""
-    own = tuple(f"{graph.path.rpartition('/')[0]}/" for graph in served.graphs)
-    for name in sorted(manifest.files):
-        if not name.startswith(f"{GRAPHS}/") or name.startswith(own):
-            yield name
 
 
 def _needed_bytes(path: Path, plan: Plan) -> int:

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import os
+import shutil
 from pathlib import Path
 from typing import Any
 
@@ -117,14 +119,41 @@ def test_the_second_time_it_is_found_by_its_key(made: Made) -> None:
     assert not made.artefact.with_name(f"{made.artefact.name}.baseline").exists()
 
 
-def test_a_damaged_artefact_is_not_found(made: Made, tmp_path: Path) -> None:
-    import shutil
-
+@pytest.mark.parametrize("which", ["chosen", "baseline"])
+def test_a_damaged_artefact_is_made_again(
+    which: str, made: Made, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
     store = tmp_path / "store"
     shutil.copytree(made.store, store)
-    (store / made.artefact.name / made.manifest.baseline.path).unlink()
+    served = made.manifest.chosen if which == "chosen" else made.manifest.baseline
+    path = store / made.artefact.name / served.path
+    os.truncate(path, path.stat().st_size - 1)
+
+    # A quick start looks only at what it serves.
+    assert prepare(made.endpoint, store=store, models=store).finished is (which == "baseline")
+    again = Made(made.endpoint, store)
+
+    assert not any(event.facts.get("found") for event in again.events)
+    assert digests(again.artefact) == again.manifest.files
+    assert f"{path} is not the file that was optimised" in caplog.text
+
+
+def test_an_artefact_that_lacks_a_file_is_not_found(made: Made, tmp_path: Path) -> None:
+    store = tmp_path / "store"
+    shutil.copytree(made.store, store)
+    (store / made.artefact.name / made.manifest.chosen.path).unlink()
 
     assert not prepare(made.endpoint, store=store, models=store).finished
+
+
+def test_a_damaged_fp32_artefact_is_made_again(model: Path, tmp_path: Path) -> None:
+    prepared = prepare(endpoint(model, QUICK), store=tmp_path, models=tmp_path)
+    (prepared.artefact / "tokenizer.json").write_text("{}")
+
+    again = prepare(endpoint(model, QUICK), store=tmp_path, models=tmp_path)
+
+    assert again == prepared
+    assert digests(again.artefact) == Manifest.load(again.artefact).files
 
 
 def test_fp32_can_be_served_within_seconds(model: Path, tmp_path: Path) -> None:
@@ -173,8 +202,6 @@ def test_an_endpoint_that_refuses_long_texts_is_measured_with_requests_that_fit(
 
 
 def test_a_server_that_cannot_start_says_why(made: Made, tmp_path: Path) -> None:
-    import shutil
-
     broken = tmp_path / "broken"
     shutil.copytree(made.artefact, broken)
     (broken / made.manifest.chosen.path).write_bytes(b"not a graph")
