@@ -21,6 +21,7 @@ from penstock_optimizer.workfolder import WorkFolder
 from penstock_runtime.host import CoreGrant, Host, read_host
 from penstock_runtime.models.folder import ModelFolder
 from penstock_runtime.models.sources import fetch_model
+from penstock_runtime.tasks.factory import make_task
 from penstock_runtime.verification import verify_files
 
 logger = logging.getLogger("penstock.optimize")
@@ -157,6 +158,11 @@ class Job:
         """Delete the fp32 artefact. For a call that has found the finished one: whoever asked for the fp32 one before
         that was there has loaded it long since."""
         shutil.rmtree(self.baseline, ignore_errors=True)
+
+    def check(self) -> None:
+        """Can the model do the task, with this tokenizer and these limits? Errors as `make_task` has them. To be asked
+        before anything is written that could not be served."""
+        make_task(self.spec.task, self.folder, max_tokens=self.max_tokens)
 
     def findings(self) -> Sequence[str]:
         """What is odd about the machine."""

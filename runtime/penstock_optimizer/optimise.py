@@ -67,6 +67,7 @@ def prepare(
         job.remove_baseline()
         return Prepared(job.artefact, finished=True)
     if job.prepared() is None:
+        job.check()
         with full_disk_said(store, what=STORE):
             prepare_baseline(job)
     return Prepared(job.baseline, finished=False)
@@ -96,6 +97,7 @@ def optimise(
         def waiting() -> None:
             on_progress(Progress(Stage.EXPORT, 0, 1, "another process makes this artefact: waiting for it"))
 
+        job.check()
         with full_disk_said(store, what=STORE), locked(job.lock(""), waiting=waiting):
             found = job.finished(more_than_seconds=seconds)
             if found is None:

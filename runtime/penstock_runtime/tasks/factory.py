@@ -54,6 +54,14 @@ _CLASSES: dict[TaskName, Callable[[Fitter, ModelFolder, Limits], Task]] = {
     TaskName.ZERO_SHOT_CLASSIFICATION: ZeroShotClassification,
 }
 
+_PAIRS = {
+    TaskName.TEXT_RANKING,
+    TaskName.TEXT_CLASSIFICATION,
+    TaskName.QUESTION_ANSWERING,
+    TaskName.ZERO_SHOT_CLASSIFICATION,
+}
+"""Tasks whose rows may be of two texts."""
+
 _ARCHITECTURES: dict[Head, tuple[str, ...]] = {
     Head.SEQUENCE: ("ForSequenceClassification",),
     Head.TOKEN: ("ForTokenClassification",),
@@ -86,7 +94,8 @@ def make_task(
             field="spec.serving.maxInputTokens",
             remedy=f"Set it to {folder.max_tokens} or less, or leave it out",
         )
-    fitter = Fitter(Tokenizer.load(folder), max_tokens or folder.max_tokens, truncate=truncate)
+    tokenizer = Tokenizer.load(folder)
+    fitter = Fitter(tokenizer, max_tokens or folder.max_tokens, truncate=truncate, pairs=name in _PAIRS)
     return _CLASSES[name](fitter, folder, limits)
 
 

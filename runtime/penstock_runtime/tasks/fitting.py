@@ -40,8 +40,9 @@ class Truncation:
 class Fitter:
     """The tokenizer with the model's limit. Immutable."""
 
-    def __init__(self, tokenizer: Tokenizer, max_tokens: int, *, truncate: bool) -> None:
-        for template in (tokenizer.single, tokenizer.pair):
+    def __init__(self, tokenizer: Tokenizer, max_tokens: int, *, truncate: bool, pairs: bool) -> None:
+        """`pairs`: the task puts two texts in a row. UnsupportedModel when such a row has no room for text."""
+        for template in (tokenizer.single, tokenizer.pair) if pairs else (tokenizer.single,):
             if max_tokens <= template.specials:
                 raise UnsupportedModel(
                     f"{max_tokens} tokens leave no room beside the {template.specials} special tokens of this model",

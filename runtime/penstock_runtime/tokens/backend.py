@@ -77,6 +77,24 @@ def special_tokens(backend: Any, *files: Mapping[str, Any]) -> dict[str, int]:
     return found
 
 
+def check_vocabulary(backend: Any, path: Path, config: Mapping[str, Any]) -> int | None:
+    """How many tokens the model of this config.json has vectors for, where tokens were added that it has none for: a
+    text may have one of those. None when it has all, or does not say.
+
+    CorruptModel when it lacks tokens of the tokenizer's own vocabulary: `path` is then the file of another model.
+    """
+    size = config.get("vocab_size")
+    if not isinstance(size, int):
+        return None
+    own = backend.get_vocab_size(with_added_tokens=False)
+    if own > size:
+        raise CorruptModel(
+            f"{path} has a vocabulary of {own} tokens, and vocab_size of the model's config.json is {size}",
+            remedy="Put the model's own tokenizer beside it",
+        )
+    return size if max(backend.get_added_tokens_decoder(), default=0) >= size else None
+
+
 def uses_type_ids(config: Mapping[str, Any], tokenizer_config: Mapping[str, Any]) -> bool:
     """Whether the model is given token types: by the tokenizer's own list, else its family, and if there are two."""
     names = tokenizer_config.get("model_input_names")

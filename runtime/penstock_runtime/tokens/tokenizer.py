@@ -6,9 +6,10 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from penstock_runtime.errors import InvalidInput
 from penstock_runtime.models.folder import ModelFolder
 from penstock_runtime.models.json_files import read_optional
-from penstock_runtime.tokens.backend import open_backend, special_tokens, uses_type_ids
+from penstock_runtime.tokens.backend import check_vocabulary, open_backend, special_tokens, uses_type_ids
 from penstock_runtime.tokens.pieces import Pieces, Side
 from penstock_runtime.tokens.template import Template, probe
 from penstock_runtime.tokens.words import LONGEST_TEXTS, Words
@@ -27,8 +28,16 @@ class Tokenizer:
     """Splits texts and puts rows together. Immutable after `load`: any number of threads may use it at once."""
 
     def __init__(
-        self, backend: Any, specials: Mapping[str, int], *, type_ids: bool, config: Mapping[str, Any] | None = None
+        self,
+        backend: Any,
+        specials: Mapping[str, int],
+        *,
+        type_ids: bool,
+        config: Mapping[str, Any] | None = None,
+        embedded: int | None = None,
     ) -> None:
+        """`config`: tokenizer_config.json. `embedded`: how many tokens the model has vectors for, where those are not
+        all; None otherwise."""
         config = {} if config is None else config
         self._backend = backend
         self._words = Words.of(backend)
@@ -49,6 +58,7 @@ class Tokenizer:
         self.mask_id: int | None = specials.get("mask_token")
         self.mask_token: str | None = None if self.mask_id is None else backend.id_to_token(self.mask_id)
         self.vocabulary_size: int = backend.get_vocab_size()
+        self._embedded = embedded
         self.continuing_prefix: str = getattr(backend.model, "continuing_subword_prefix", None) or ""
         """What a token starts with that continues a word (`##`); empty when words are not marked so."""
 
@@ -56,7 +66,8 @@ class Tokenizer:
     def load(cls, folder: ModelFolder) -> Tokenizer:
         """Read the tokenizer's files of a model folder.
 
-        CorruptModel when tokenizer.json is missing or not readable; UnsupportedModel for a template of a strange form.
+        CorruptModel when tokenizer.json is missing, not readable, or another model's; UnsupportedModel for a template
+        of a strange form.
         """
         return cls.open(folder.path, folder.tokenizer, folder.config, lower_case=folder.lower_case)
 
@@ -66,7 +77,8 @@ class Tokenizer:
         own = read_optional(path, "tokenizer_config.json")
         backend = open_backend(file, own, lower_case=lower_case)
         specials = special_tokens(backend, own, read_optional(path, "special_tokens_map.json"))
-        return cls(backend, specials, type_ids=uses_type_ids(config, own), config=own)
+        embedded = check_vocabulary(backend, file, config)
+        return cls(backend, specials, type_ids=uses_type_ids(config, own), config=own, embedded=embedded)
 
     def split(
         self, texts: Sequence[str], *, limit: int | None = None, side: Side = Side.RIGHT, offsets: bool = False
@@ -76,7 +88,15 @@ class Tokenizer:
         `limit`: no more tokens of each are wanted than this, counted from the end that `side` does not give up. A much
         longer text is then not looked at as a whole; its `Pieces` say that they are not complete and hold more than
         `limit` tokens, the first (or last) `limit` of which are those of the whole text.
+
+        InvalidInput for a text with a token that the tokenizer was given and the model was not.
         """
+        found = self._split(texts, limit, side, offsets=offsets)
+        if self._embedded is not None:
+            self._check_embedded(found, self._embedded)
+        return found
+
+    def _split(self, texts: Sequence[str], limit: int | None, side: Side, *, offsets: bool) -> list[Pieces]:
         long = set()
         if limit is not None:
             enough = GROWTH * self._first_look(limit)
@@ -89,6 +109,15 @@ class Tokenizer:
             self._end(text, limit, side, offsets=offsets) if index in long else next(pieces)
             for index, text in enumerate(texts)
         ]
+
+    def _check_embedded(self, texts: Sequence[Pieces], size: int) -> None:
+        strange = next((one for pieces in texts for one in pieces.ids if one >= size), None)
+        if strange is not None:
+            raise InvalidInput(
+                f"inputs have {self.token(strange)!r}, which is token {strange} of the tokenizer; the model knows "
+                f"0 to {size - 1}",
+                remedy="Leave it out, or serve the model with a table that has it (resize_token_embeddings)",
+            )
 
     def token(self, number: int) -> str:
         """A token as the vocabulary spells it, such as `##ing`."""

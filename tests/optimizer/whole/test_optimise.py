@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from penstock.errors import ModelNotFound, SpecError
+from penstock.errors import CorruptModel, HostError, ModelNotFound, SpecError, UnsupportedModel
 from penstock.manifest import Manifest, Outcome
 from penstock.recipe import Batching
 from penstock_optimizer.artefact import digests
@@ -181,7 +181,9 @@ def test_a_candidate_that_cannot_be_made_is_on_record_and_the_rest_goes_on(made:
     [
         ({"model": "file:///nowhere/at/all"}, ModelNotFound, "not there"),
         ({"serving": {"maxInputTokens": 65}}, SpecError, "64"),
-        ({"cores": 256}, Exception, "256"),
+        ({"serving": {"maxInputTokens": 2}}, UnsupportedModel, "no room"),
+        ({"task": "fill-mask"}, UnsupportedModel, "no head for fill-mask"),
+        ({"cores": 256}, HostError, "256"),
     ],
 )
 def test_what_cannot_be_optimised_is_an_error_before_anything_is_made(
@@ -191,6 +193,17 @@ def test_what_cannot_be_optimised_is_an_error_before_anything_is_made(
         optimise(endpoint(model, QUICK, **spec), store=tmp_path, models=tmp_path)
 
     assert not list(tmp_path.iterdir())
+
+
+def test_a_model_without_a_fast_tokenizer_is_named_before_anything_is_made(model: Path, tmp_path: Path) -> None:
+    slow, store = tmp_path / "slow", tmp_path / "store"
+    shutil.copytree(model, slow)
+    (slow / "tokenizer.json").unlink()
+
+    with pytest.raises(CorruptModel, match=rf"{slow} has no tokenizer\.json"):
+        prepare(endpoint(slow, QUICK), store=store, models=store)
+
+    assert not store.exists()
 
 
 def test_an_endpoint_that_refuses_long_texts_is_measured_with_requests_that_fit(model: Path, tmp_path: Path) -> None:

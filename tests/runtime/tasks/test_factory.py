@@ -50,6 +50,11 @@ def test_a_limit_over_the_models_own_is_refused(name: TaskName, built: Build) ->
     assert refused.value.field == "spec.serving.maxInputTokens"
 
 
-def test_a_limit_without_room_for_text_is_refused(built: Build) -> None:
-    with pytest.raises(UnsupportedModel, match="3 tokens leave no room beside the 3 special tokens"):
-        make_task(TaskName.FEATURE_EXTRACTION, built(TaskName.FEATURE_EXTRACTION, BERT).folder(), max_tokens=3)
+@pytest.mark.parametrize(
+    ("name", "specials"), [(TaskName.FEATURE_EXTRACTION, 2), (TaskName.FILL_MASK, 2), (TaskName.QUESTION_ANSWERING, 3)]
+)
+def test_a_limit_without_room_for_text_is_refused(name: TaskName, specials: int, built: Build) -> None:
+    folder = built(name, BERT).folder()
+    with pytest.raises(UnsupportedModel, match=f"{specials} tokens leave no room beside the {specials} special tokens"):
+        make_task(name, folder, max_tokens=specials)
+    make_task(name, folder, max_tokens=specials + 1)

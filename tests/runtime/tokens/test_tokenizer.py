@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import json
 import shutil
 import threading
@@ -13,6 +14,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from penstock.errors import CorruptModel, UnsupportedModel
+from penstock_runtime.errors import InvalidInput
 from penstock_runtime.tokens import Side, Tokenizer
 from tests.examples import examples
 from tests.runtime.tasks.families import (
@@ -260,6 +262,29 @@ def test_a_tokenizer_file_that_cannot_be_read_is_named(tmp_path: Path, content: 
     (tmp_path / "tokenizer.json").write_text(content)
     with pytest.raises(CorruptModel, match=r"tokenizer\.json is not a tokenizer that tokenizers reads"):
         opened(tmp_path, BERT)
+
+
+def test_a_tokenizer_of_another_model_is_refused(folder: Any) -> None:
+    path = folder(BERT)
+    size = len(tokenizer_of(BERT))
+    with pytest.raises(CorruptModel, match=rf"vocabulary of {size} tokens, and vocab_size .* is {size - 1}"):
+        Tokenizer.open(path, path / "tokenizer.json", {"model_type": "bert", "vocab_size": size - 1})
+
+
+@pytest.mark.parametrize("offsets", [False, True])
+def test_a_token_that_was_added_without_a_vector_is_refused_in_the_text_that_has_it(
+    offsets: bool, folder: Any, tmp_path: Path
+) -> None:
+    shutil.copytree(folder(BERT), tmp_path, dirs_exist_ok=True)
+    tokenizer, size = copy.deepcopy(tokenizer_of(BERT)), len(tokenizer_of(BERT))
+    tokenizer.add_tokens(["<brand>"])
+    tokenizer.save_pretrained(tmp_path)
+    config = {"model_type": "bert", "vocab_size": size}
+    ours = Tokenizer.open(tmp_path, tmp_path / "tokenizer.json", config)
+
+    assert len(ours.split(["a day"], offsets=offsets)[0]) > 0
+    with pytest.raises(InvalidInput, match=f"'<brand>', which is token {size} .* 0 to {size - 1}"):
+        ours.split(["a day", "a <brand> day"], offsets=offsets)
 
 
 def test_a_template_that_turns_texts_round_is_not_supported(folder: Any, tmp_path: Path) -> None:
