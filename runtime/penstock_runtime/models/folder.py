@@ -19,7 +19,7 @@ from penstock_runtime.models import safety
 from penstock_runtime.models.graph import check_graph, graph_data
 from penstock_runtime.models.json_files import read_object, read_optional
 from penstock_runtime.models.limits import position_limit, tokenizer_limit
-from penstock_runtime.models.sentence import Pooling, SentenceModules
+from penstock_runtime.models.sentence import SETTINGS, Pooling, SentenceModules
 from penstock_runtime.models.tensors import INDEX, SINGLE, TensorInfo, check_shards, shard_files
 
 __all__ = ["ModelFolder", "Pooling"]
@@ -43,7 +43,7 @@ TOKENIZER_FILES = (
     "spm.model",
     "tokenizer.model",
 )
-MODEL_FILES = ("config.json", "modules.json", "config_sentence_transformers.json")
+MODEL_FILES = ("config.json", "modules.json", SETTINGS)
 """With the tokenizer's files, the weights and the modules' own `config.json`: all that decides an answer."""
 
 
@@ -164,6 +164,11 @@ class ModelFolder:
     def default_prompt(self) -> str:
         """The prefix that sentence-transformers puts before every text unless told otherwise; mostly empty."""
         return self._sentence.default_prompt
+
+    @property
+    def dimensions(self) -> int | None:
+        """How many first values of a vector are kept, after all modules (`truncate_dim`); None: all."""
+        return self._sentence.dimensions
 
     @cached_property
     def safetensors(self) -> tuple[Path, ...]:

@@ -33,6 +33,7 @@ _LEGACY_KEYS = {
 """One flag for each pooling, as sentence-transformers wrote until version 5.4 (and in that order when several)."""
 
 _IDLE_WHEN_SERVING = "Dropout"
+SETTINGS = "config_sentence_transformers.json"
 LIMIT_FILES = (
     "sentence_bert_config.json",
     "sentence_roberta_config.json",
@@ -66,6 +67,8 @@ class SentenceModules:
     lower_case: bool = False
     prompts: Mapping[str, str] = field(default_factory=dict)
     default_prompt: str = ""
+    dimensions: int | None = None
+    """`truncate_dim`: how many first values of a vector are kept."""
     files: tuple[Path, ...] = ()
     """The files that were read, `modules.json` and `config_sentence_transformers.json` apart."""
 
@@ -75,7 +78,8 @@ class SentenceModules:
         modules = tuple(_module(path, entry) for entry in read_list(path, "modules.json"))
         limit_file = next((name for name in LIMIT_FILES if (path / name).is_file()), None)
         limits = read_object(path, limit_file) if limit_file else {}
-        prompts, default_prompt = _prompts(path)
+        own = read_optional(path, SETTINGS)
+        prompts, default_prompt = _prompts(path / SETTINGS, own)
         files = [path / limit_file] if limit_file else []
         for module in modules:
             if module.folder and (path / module.folder / "config.json").is_file():
@@ -88,6 +92,7 @@ class SentenceModules:
             lower_case=limits.get("do_lower_case") is True,
             prompts=prompts,
             default_prompt=default_prompt,
+            dimensions=positive_number(path / SETTINGS, own, "truncate_dim"),
             files=tuple(files),
         )
 
@@ -181,13 +186,11 @@ def _modes(origin: Path, values: dict[str, Any]) -> list[str]:
     return modes
 
 
-def _prompts(path: Path) -> tuple[dict[str, str], str]:
-    name = "config_sentence_transformers.json"
-    values = read_optional(path, name)
+def _prompts(origin: Path, values: Mapping[str, Any]) -> tuple[dict[str, str], str]:
     prompts = values.get("prompts") or {}
     if not isinstance(prompts, dict) or not all(isinstance(text, str) for text in prompts.values()):
-        raise CorruptModel(f"{path / name}: prompts is not a table of texts", remedy="Fetch the model again")
+        raise CorruptModel(f"{origin}: prompts is not a table of texts", remedy="Fetch the model again")
     default = values.get("default_prompt_name")
     if default is not None and default not in prompts:
-        raise CorruptModel(f"{path / name}: default_prompt_name {default!r} is not among its prompts", remedy="Add it")
+        raise CorruptModel(f"{origin}: default_prompt_name {default!r} is not among its prompts", remedy="Add it")
     return prompts, prompts[default] if default is not None else ""

@@ -33,7 +33,7 @@ from penstock_runtime.tasks.fields import (
 )
 from penstock_runtime.tasks.fitting import TRUNCATION, TRUNCATION_NOTES, Fitter, Truncation
 from penstock_runtime.tasks.limits import DEFAULT_LIMITS, Limits
-from penstock_runtime.tasks.pooling import shorten
+from penstock_runtime.tasks.pooling import normalise, shorten
 from penstock_runtime.tokens import Pieces
 
 WIDEST = 65_536
@@ -50,7 +50,9 @@ PARAMETERS = Object(
     },
     notes={
         "normalize": "Make vectors of length 1. Default: as the model's own files say.",
-        "dimensions": "Keep this many first values (for models trained so); normalised again where `normalize` is on.",
+        "dimensions": "Keep this many first values (for models trained so); normalised again where `normalize` is on. "
+        "Default: the model's truncate_dim, mostly all; cut as sentence-transformers does, after the model's own "
+        "normalisation.",
         "pooling": "How token vectors become one; none gives them all. Default: as the model's own files say.",
         **PROMPT_NOTES,
         **TRUNCATION_NOTES,
@@ -106,8 +108,11 @@ class Request:
     single: bool
     """One text, not a list of them."""
     pooling: Pooling | None
-    normalize: bool
     dimensions: int | None
+    normalize: bool
+    """Length 1, after the vector was cut to `dimensions`."""
+    normalize_whole: bool
+    """Length 1 before."""
     rule: Truncation
 
 
@@ -120,6 +125,7 @@ class FeatureExtraction:
         self._embedding = Embedding(fitter, folder.prompts, folder.default_prompt)
         self._pooling = folder.pooling
         self._normalize = folder.normalize
+        self._dimensions = folder.dimensions
         self._width = width(folder.config)
         self._rule = fitter.rule
         self._inputs = inputs(limits)
@@ -131,7 +137,10 @@ class FeatureExtraction:
         single = given.single if isinstance(given, TokenIds) else isinstance(given, str)
         asked = values["pooling"]
         pooling = self._pooling if asked is None else None if asked == "none" else Pooling(asked)
+        dimensions = self._dimensions if values["dimensions"] is None else values["dimensions"]
         normalize = self._normalize if values["normalize"] is None else values["normalize"]
+        # What only the model's files ask for is done as sentence-transformers does it: modules first, then the cut.
+        by_files = values["normalize"] is None and values["dimensions"] is None and dimensions is not None
         for name in ("normalize", "dimensions"):
             if pooling is None and values[name]:
                 raise InvalidInput(
@@ -150,8 +159,9 @@ class FeatureExtraction:
             texts=self._pieces(given, prefix) if isinstance(given, TokenIds) else _prefixed(given, prefix),
             single=single,
             pooling=pooling,
-            normalize=normalize and pooling is not None,
-            dimensions=values["dimensions"],
+            dimensions=dimensions,
+            normalize=normalize and not by_files,
+            normalize_whole=normalize and by_files,
             rule=self._rule.asked(values["truncate"], values["truncation_direction"]),
         )
 
@@ -189,7 +199,8 @@ class FeatureExtraction:
         """float32 [texts, dimensions] when pooled; else [1, tokens, width], in a list for a list of texts."""
         wanted: Request = prepared.memo
         if wanted.pooling is not None:
-            vectors = [shorten(one, wanted.dimensions, normalised=wanted.normalize) for one in reduced]
+            whole = [normalise(one) for one in reduced] if wanted.normalize_whole else reduced
+            vectors = [shorten(one, wanted.dimensions, normalised=wanted.normalize) for one in whole]
             return vectors[0][np.newaxis] if len(vectors) == 1 else np.stack(vectors)
         matrices = [matrix[np.newaxis] for matrix in reduced]
         return matrices[0] if wanted.single else matrices

@@ -16,7 +16,7 @@ from penstock_runtime.tasks.embedding import PROMPT, PROMPT_NOTES, Embedding
 from penstock_runtime.tasks.fields import JsonSchema, Kind, ListOf, Object, Text, body_schema, parse_parameters
 from penstock_runtime.tasks.fitting import TRUNCATION, TRUNCATION_NOTES, Fitter, Truncation
 from penstock_runtime.tasks.limits import DEFAULT_LIMITS, Limits
-from penstock_runtime.tasks.pooling import normalise
+from penstock_runtime.tasks.pooling import shorten
 
 PARAMETERS = Object(required={}, optional={**PROMPT, **TRUNCATION}, notes={**PROMPT_NOTES, **TRUNCATION_NOTES})
 EXAMPLES = (
@@ -68,6 +68,7 @@ class SentenceSimilarity:
     def __init__(self, fitter: Fitter, folder: ModelFolder, limits: Limits = DEFAULT_LIMITS) -> None:
         self._embedding = Embedding(fitter, folder.prompts, folder.default_prompt)
         self._pooling = folder.pooling or Pooling.MEAN
+        self._dimensions = folder.dimensions
         self._rule = fitter.rule
         self._inputs = inputs(limits)
 
@@ -91,8 +92,8 @@ class SentenceSimilarity:
         return Prepared(rows=rows, memo=None, truncated=cut)
 
     def reduce(self, row: Row, outputs: Outputs) -> Float:
-        """The sentence's vector [width], length 1."""
-        return normalise(self._embedding.reduce(row, outputs))
+        """The sentence's vector [dimensions], length 1."""
+        return shorten(self._embedding.reduce(row, outputs), self._dimensions, normalised=True)
 
     def assemble(self, prepared: Prepared, reduced: Sequence[Float]) -> list[float]:  # noqa: ARG002 - of Task
         """See `Task`."""

@@ -83,6 +83,30 @@ def test_the_default_prompt_is_put_before_every_text(built: Build, tmp_path: Pat
     assert np.abs(ask("a", prompt_name="passage") - ask("a")).max() > 1e-3
 
 
+@pytest.mark.parametrize("normalize", [True, False])
+def test_vectors_are_cut_where_the_models_files_say_so(built: Build, tmp_path: Path, *, normalize: bool) -> None:
+    model = built(NAME, BERT)
+    sentence_model(model, tmp_path, "mean", normalize=normalize)
+    file = tmp_path / "config_sentence_transformers.json"
+    file.write_text(json.dumps(json.loads(file.read_bytes()) | {"truncate_dim": 7}))
+    judge = sentence_transformers.SentenceTransformer(str(tmp_path), device="cpu")
+    ours = Built(BERT, tmp_path, model.model, model.tokenizer)
+    ask, alike = ours.task(NAME), ours.task(SIMILARITY)
+
+    np.testing.assert_allclose(ask(TEXTS), judge.encode(TEXTS, batch_size=1), atol=1e-5)
+    np.testing.assert_allclose(
+        ask(TEXTS, normalize=True), judge.encode(TEXTS, batch_size=1, normalize_embeddings=True), atol=1e-5
+    )
+    assert ask(TEXTS, dimensions=9).shape == (len(TEXTS), 9)
+    assert np.asarray(ask(TEXTS[0], pooling="none")).shape[-1] > 9
+    vectors = judge.encode(TEXTS[:3], batch_size=1)
+    np.testing.assert_allclose(
+        alike({"source_sentence": TEXTS[0], "sentences": TEXTS[1:3]}),
+        judge.similarity(vectors[:1], vectors[1:])[0],
+        atol=1e-5,
+    )
+
+
 def test_case_is_lowered_where_sentence_transformers_does(built: Build, tmp_path: Path) -> None:
     model = built(NAME, ROBERTA)
     sentence_model(model, tmp_path, "mean", normalize=True)
