@@ -8,8 +8,10 @@ from penstock.manifest import CandidateFacts, Outcome, PlanTrial, served_latency
 from penstock.recipe import Plan, Recipe
 from penstock_optimizer.load.summary import median
 from penstock_optimizer.search.climb import Step
-from penstock_optimizer.search.survivors import WITHIN_BUDGET, expected_milliseconds
+from penstock_optimizer.search.survivors import OUT_OF_TIME, WITHIN_BUDGET, expected_milliseconds
 
+NEAR = 1.05
+"""Within this of the chosen recipe's latency, it was the plan search that decided."""
 NOISY = 0.15
 """A scatter of repeated measurements above this makes small differences meaningless."""
 
@@ -61,17 +63,19 @@ def _concluded(
     lost = next(
         (step for step in reversed(steps) if step.challenger.recipe == facts.recipe and not step.promoted), None
     )
-    if slower is not None and slower > 1.05:
-        reason = f"{slower:.2f} times the latency of the chosen recipe over the workload"
-    elif lost is not None:
+    if lost is not None and (slower is None or slower <= NEAR):
         reason = f"{lost.reason}, against {lost.incumbent.recipe.name}"
+    elif slower is not None and slower > 1.0:
+        reason = f"{slower:.2f} times the latency of the chosen recipe over the workload"
     else:
-        reason = "beaten in the plan search"
+        reason = "as fast as the chosen recipe over the workload; the plan search ended before its turn"
     return facts.model_copy(update={"reason": reason})
 
 
 def _why_fp32(others: Sequence[CandidateFacts]) -> str:
     """Why none of the others is served."""
+    if any(one.reason in OUT_OF_TIME for one in others):
+        return "the best so far: the time budget ended before all others were measured"
     if any(one.outcome is Outcome.SLOWER for one in others):
         return "no candidate within the accuracy budget beats fp32 beyond the noise"
     if others and all(one.outcome is Outcome.REJECTED for one in others):

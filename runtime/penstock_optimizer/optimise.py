@@ -42,8 +42,9 @@ from penstock_optimizer.progress import OnProgress, Progress, Stage, ignore
 from penstock_optimizer.recipes import TEACHER, candidate_recipes
 from penstock_optimizer.search.climb import Climbed
 from penstock_optimizer.search.goal import Goal
+from penstock_optimizer.search.survivors import OUT_OF_TIME
 from penstock_optimizer.search.trials import Trials
-from penstock_optimizer.tryout import OUT_OF_TIME, Entrant, TryOut, most_open
+from penstock_optimizer.tryout import Entrant, TryOut, most_open
 from penstock_optimizer.workfolder import locked
 
 __all__ = ["Prepared", "optimise", "prepare"]
@@ -248,14 +249,14 @@ class Optimisation:
         others = [
             one
             for one in candidates
-            if one.recipe != TEACHER and (one.outcome is not Outcome.SKIPPED or one.reason == OUT_OF_TIME)
+            if one.recipe != TEACHER and (one.outcome is not Outcome.SKIPPED or one.reason in OUT_OF_TIME)
         ]
         if optimization.when_no_candidate is not NoCandidate.FAIL or not self._searches or not others:
             return
         if any(one.outcome in {Outcome.CHOSEN, Outcome.SLOWER} for one in others):
             return
         listed = "; ".join(f"{one.recipe.name}: {one.reason}" for one in others)
-        longer = any(one.reason == OUT_OF_TIME for one in others)
+        longer = any(one.reason in OUT_OF_TIME for one in others)
         raise NoCandidateWithinBudget(
             f"no candidate is within the accuracy budget, and whenNoCandidate is Fail ({listed})",
             remedy=("Raise spec.optimization.budgetSeconds, widen" if longer else "Widen")
@@ -279,7 +280,7 @@ class Optimisation:
         )
         entrants = {entrant.recipe: entrant for entrant in self._tryout.entrants}
         by_recipe = {one.recipe: one for one in candidates}
-        skipped = sum(one.outcome is Outcome.SKIPPED and one.reason == OUT_OF_TIME for one in candidates)
+        skipped = sum(one.outcome is Outcome.SKIPPED and one.reason in OUT_OF_TIME for one in candidates)
         late = sum(one.outcome is Outcome.FAILED and "did not end within" in one.reason for one in candidates)
         finished = climbed.finished or self._budget.plans_seconds >= MOST_PLANS_SECONDS
         noise = conclusion.measured_noise(climbed.noise, candidates)

@@ -16,7 +16,14 @@ from penstock_optimizer.disk import full, is_full
 from penstock_optimizer.isolation import Failure, WorkerFailed
 from penstock_optimizer.lab import BuiltFacts, Lab, Session
 from penstock_optimizer.load.summary import median, relative_spread
-from penstock_optimizer.search.survivors import WITHIN_BUDGET, Timed, expected_milliseconds, hopeless
+from penstock_optimizer.search.survivors import (
+    NO_TURN,
+    NOT_MEASURED,
+    WITHIN_BUDGET,
+    Timed,
+    expected_milliseconds,
+    hopeless,
+)
 from penstock_optimizer.workfolder import CandidateRecord, WorkFolder
 
 ROUNDS = 3
@@ -36,7 +43,6 @@ their turn."""
 LEAST_SECONDS = 3.0
 """A candidate is not begun with less time than this: it could not even start."""
 WORK = "the work folder"
-OUT_OF_TIME = "the time budget was spent before its turn"
 
 
 @dataclass
@@ -120,7 +126,7 @@ class TryOut:
 
         The teacher comes first, and its failure is the caller's: WorkerFailed. OutOfDisk where nothing can be written.
         """
-        entrant = Entrant(recipe, CandidateFacts(recipe=recipe, outcome=Outcome.SKIPPED, reason=OUT_OF_TIME))
+        entrant = Entrant(recipe, CandidateFacts(recipe=recipe, outcome=Outcome.SKIPPED, reason=NO_TURN))
         self.entrants.append(entrant)
         known = self._work.load(recipe)
         try:
@@ -161,14 +167,22 @@ class TryOut:
         for entrant in self.entrants:
             if entrant.milliseconds:
                 entrant.facts = entrant.facts.model_copy(update={"latency": points(entrant.milliseconds)})
+            if entrant is not self.teacher and entrant.session is not None and not self._is_timed(entrant):
+                # A glance is not held against the others: nothing may be said to have been beaten by it.
+                entrant.close()
+                entrant.settle(Outcome.SKIPPED, NOT_MEASURED)
+                self._on_settled(entrant)
 
     def timed(self) -> list[Timed]:
         """The accepted entrants that were measured at length and still run, the teacher included."""
         return [
             Timed(one.recipe, one.medians)
             for one in self.entrants
-            if one.accepted and one.session is not None and set(self._lengths) <= one.medians.keys()
+            if one.accepted and one.session is not None and self._is_timed(one)
         ]
+
+    def _is_timed(self, entrant: Entrant) -> bool:
+        return set(self._lengths) <= entrant.medians.keys()
 
     def _measure_once(self, entrant: Entrant, left: float, *, first: bool) -> None:
         assert entrant.session is not None  # noqa: S101 - only open ones are asked

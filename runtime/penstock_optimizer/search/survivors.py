@@ -11,6 +11,10 @@ from penstock_optimizer.recipes import is_tuned
 
 WITHIN_BUDGET = "within the accuracy budget"
 """The reason of a candidate that goes on, until there is a better one."""
+NO_TURN = "the time budget was spent before its turn"
+NOT_MEASURED = "the answers are right; the time budget was spent before it was measured beside the others"
+OUT_OF_TIME = (NO_TURN, NOT_MEASURED)
+"""Reasons of candidates that more time would try."""
 HOPELESS = 1.3
 """A candidate slower than the best accepted one by this factor at every length seen is not measured at length."""
 FINALIST_WITHIN = 1.25

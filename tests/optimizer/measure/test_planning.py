@@ -18,7 +18,7 @@ from penstock_optimizer.isolation import Failure, WorkerFailed
 from penstock_optimizer.planning import Planner
 from penstock_optimizer.search.climb import Climbed, Step
 from penstock_optimizer.search.goal import Goal
-from penstock_optimizer.search.survivors import WITHIN_BUDGET
+from penstock_optimizer.search.survivors import OUT_OF_TIME, WITHIN_BUDGET
 from penstock_optimizer.search.trials import Trials
 from penstock_optimizer.tryout import TryOut
 from penstock_optimizer.workfolder import WorkFolder
@@ -286,6 +286,29 @@ def test_fp32_itself_may_be_chosen_and_says_why(others: tuple[Outcome, ...], rea
     assert {recipe: found[recipe][0] for recipe in found if recipe != FP32} == dict(
         zip((INT8, STATIC), others, strict=False)
     )
+
+
+@pytest.mark.parametrize("reason", OUT_OF_TIME)
+def test_fp32_is_called_the_best_so_far_where_time_ran_out(reason: str) -> None:
+    candidates = [
+        facts(FP32, Outcome.TEACHER),
+        facts(INT8, Outcome.SKIPPED, reason, factor=0.5),
+        facts(STATIC, Outcome.SLOWER, factor=1.2),
+    ]
+
+    assert concluded(candidates, FP32) == {
+        FP32: (Outcome.CHOSEN, "the best so far: the time budget ended before all others were measured"),
+        INT8: (Outcome.SKIPPED, reason),
+        STATIC: (Outcome.SLOWER, "1.20 times the latency of the chosen recipe over the workload"),
+    }
+
+
+def test_a_recipe_that_no_plan_was_tried_of_is_not_called_beaten() -> None:
+    candidates = [facts(FP32, Outcome.TEACHER), facts(INT8, Outcome.SLOWER), facts(STATIC, Outcome.SLOWER)]
+
+    reason = concluded(candidates, INT8)[STATIC][1]
+
+    assert reason == "as fast as the chosen recipe over the workload; the plan search ended before its turn"
 
 
 def test_a_recipe_of_equal_latency_says_what_it_lost_by(tmp_path: Path) -> None:

@@ -11,8 +11,8 @@ from penstock.manifest import Outcome
 from penstock.recipe import Batching, EngineName, Precision, Recipe
 from penstock_optimizer.budget import Budget
 from penstock_optimizer.isolation import Failure, WorkerFailed
-from penstock_optimizer.search.survivors import WITHIN_BUDGET
-from penstock_optimizer.tryout import MOST_OPEN, OUT_OF_TIME, ROUNDS, Entrant, TryOut, most_open
+from penstock_optimizer.search.survivors import NO_TURN, NOT_MEASURED, WITHIN_BUDGET
+from penstock_optimizer.tryout import MOST_OPEN, ROUNDS, Entrant, TryOut, most_open
 from penstock_optimizer.workfolder import WorkFolder
 from tests.optimizer.measure.fake_lab import FakeLab, Script, crash
 from tests.optimizer.search.cost_model import FP32, INT8, STATIC
@@ -152,8 +152,23 @@ def test_candidates_without_a_turn_are_skipped_and_say_so(tmp_path: Path) -> Non
     tryout, _, _ = stage(tmp_path, scripts, seconds=20)
     found = run(tryout, scripts)
 
-    assert (found[STATIC].facts.outcome, found[STATIC].facts.reason) == (Outcome.SKIPPED, OUT_OF_TIME)
+    assert (found[STATIC].facts.outcome, found[STATIC].facts.reason) == (Outcome.SKIPPED, NO_TURN)
     assert found[FP32].facts.latency
+
+
+def test_a_candidate_that_there_was_only_time_to_look_at_is_not_called_slower(tmp_path: Path) -> None:
+    # The teacher's turn at length takes what is left.
+    scripts = {FP32: Script(timing_seconds=20), INT8: Script(speed=2)}
+    tryout, lab, settled = stage(tmp_path, scripts, seconds=60)
+    found = run(tryout, {INT8: scripts[INT8]})
+
+    assert (found[INT8].facts.outcome, found[INT8].facts.reason) == (Outcome.SKIPPED, NOT_MEASURED)
+    assert found[INT8].facts.verdict is not None
+    assert settled[-1] is found[INT8]
+    assert lab.open_now == 0
+    # With more time it goes on.
+    again, _, _ = stage(tmp_path, scripts)
+    assert run(again, {INT8: scripts[INT8]})[INT8].facts.reason == WITHIN_BUDGET
 
 
 @pytest.mark.parametrize(
