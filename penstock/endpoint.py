@@ -158,7 +158,7 @@ class Optimization(Spec):
     mode: OptimizationMode = Field(
         default=OptimizationMode.AUTO,
         description="`Auto` searches; `Disabled` serves the fp32 graph as it is; "
-        "`Pinned` serves the artefact that is named below, whatever else could be found.",
+        "`Pinned` serves the artefact that is named below, whatever else could be found (cluster only).",
     )
     artefact: Digest | None = Field(
         default=None,

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
 
-from penstock.endpoint import ModelEndpoint, ModelEndpointSpec
+from penstock.endpoint import ModelEndpoint, ModelEndpointSpec, OptimizationMode
 from penstock.errors import ArtefactError, SpecError
 from penstock.manifest import Manifest, ModelFacts
 from penstock.source import Scheme
@@ -55,8 +55,15 @@ class Job:
         host: Host | None = None,
     ) -> Job:
         """Fetch the model and look at the machine. Errors as `fetch_model` and `Host.usable_cores`; SpecError for a
-        longer input than the model takes."""
+        longer input than the model takes, and for an endpoint that pins an artefact of the cluster's store."""
         spec = endpoint.spec
+        if spec.optimization.mode is OptimizationMode.PINNED:
+            raise SpecError(
+                "optimization.mode is Pinned: the operator serves that artefact from its store, and there is nothing "
+                "to make here",
+                field="spec.optimization.mode",
+                remedy="Set mode: Auto, or serve an artefact's folder: penstock serve FOLDER",
+            )
         host = host or read_host()
         grant = host.usable_cores(cores or spec.cores)
         folder = fetch_model(spec.source, cache=models, token=token)

@@ -183,6 +183,7 @@ def test_a_candidate_that_cannot_be_made_is_on_record_and_the_rest_goes_on(made:
         ({"serving": {"maxInputTokens": 65}}, SpecError, "64"),
         ({"serving": {"maxInputTokens": 2}}, UnsupportedModel, "no room"),
         ({"task": "fill-mask"}, UnsupportedModel, "no head for fill-mask"),
+        ({"optimization": {"mode": "Pinned", "artefact": f"sha256:{'a' * 64}"}}, SpecError, "mode is Pinned"),
         ({"cores": 256}, HostError, "256"),
     ],
 )
@@ -190,7 +191,7 @@ def test_what_cannot_be_optimised_is_an_error_before_anything_is_made(
     model: Path, tmp_path: Path, spec: dict[str, Any], error: type[Exception], words: str
 ) -> None:
     with pytest.raises(error, match=words):
-        optimise(endpoint(model, QUICK, **spec), store=tmp_path, models=tmp_path)
+        optimise(endpoint(model, **{"optimization": QUICK, **spec}), store=tmp_path, models=tmp_path)
 
     assert not list(tmp_path.iterdir())
 
