@@ -47,8 +47,8 @@ class HttpSettings(Group):
     )
     max_held_bytes: int = setting(
         134_217_728,
-        "Bodies of all connections together, being read or answered; more is answered with 429. Bounds the memory that "
-        "clients can take.",
+        "Bodies of all connections together, being read or answered, and answers that their clients have not read yet; "
+        "more is answered with 429. Bounds the memory that clients can take.",
         unit="bytes",
         ge=1024,
     )

@@ -13,6 +13,7 @@ from email.utils import formatdate
 from penstock.errors import HostError
 from penstock_runtime.http.connection import Connection
 from penstock_runtime.http.door import Answers
+from penstock_runtime.http.held import Memory
 from penstock_runtime.settings import HttpSettings
 
 SWEEP_SECONDS = 0.5
@@ -28,8 +29,7 @@ class Acceptor:
         self.connections: set[Connection] = set()
         self.draining = False
         """Every answer closes its connection from now on."""
-        self.held_bytes = 0
-        """Of bodies being read or answered."""
+        self.memory = Memory()
         self.date = b""
         self.port = 0
         self._prefix = secrets.token_hex(4)

@@ -18,15 +18,15 @@ import httptools
 
 from penstock_runtime.errors import (
     BodyTooLarge,
-    HeadersTooLarge,
     MalformedRequest,
     NotReady,
     Overloaded,
     RequestError,
     RequestTimeout,
 )
-from penstock_runtime.http.door import too_large
+from penstock_runtime.http.door import check_head, headers_too_large, read_head, too_large
 from penstock_runtime.http.eager import Rest, begin
+from penstock_runtime.http.held import Held
 from penstock_runtime.http.message import Request, Response, encode
 from penstock_runtime.http.phase import Phase
 
@@ -37,7 +37,9 @@ LINGER_SECONDS = 2.0
 """After an early refusal the rest of a body is read and dropped for so long: closing at once would reset the
 connection, and the client would lose the answer that explains it."""
 LINGER_BYTES = 64 * 2**20
-IDENTIFIER_LIMIT = 128
+AHEAD_BYTES = 32 * 2**10
+"""A pipelining client is read so far ahead of the request that is being answered. Not less: only who reads sees that a
+client has gone."""
 NUMBERS = itertools.count(1)
 
 
@@ -45,16 +47,19 @@ class Connection(asyncio.Protocol):
     """One client."""
 
     __slots__ = (
+        "_ahead_bytes",
         "_body",
         "_body_bytes",
         "_first",
         "_head_bytes",
         "_headers",
-        "_held_bytes",
+        "_held",
         "_lingered",
         "_paused",
         "_replay",
         "_taking",
+        "_turn",
+        "_unread_bytes",
         "_url",
         "acceptor",
         "active",
@@ -95,12 +100,19 @@ class Connection(asyncio.Protocol):
         self._headers: dict[bytes, bytes] | None = None
         """Of the request being read; None while headers do not count: trailers, a replayed head."""
         self._head_bytes = 0
+        """Of its target and headers."""
+        self._unread_bytes = 0
+        """Since a body last grew or a message ended: of a head or of trailers that are not through yet."""
+        self._ahead_bytes = 0
+        """Came since the client began to send ahead."""
         self._body: list[bytes] = []
         self._body_bytes = 0
-        self._held_bytes = 0
+        self._held = Held(acceptor.memory)
         self._paused = False
         self._first = False
         """No request of what has just been read is being answered yet."""
+        self._turn: asyncio.Handle | None = None
+        """In which a request that came with others is begun."""
         self._taking = False
         self._replay = False
         self._lingered = 0
@@ -128,14 +140,17 @@ class Connection(asyncio.Protocol):
             if self._lingered > LINGER_BYTES and self.transport is not None:
                 self.transport.abort()
             return
-        was_head = self.phase is Phase.HEAD
         self._first = True
+        self._unread_bytes += len(data)
+        if self.pending:
+            self._ahead_bytes += len(data)
         self._feed(data)
-        if was_head and self.phase is Phase.HEAD:
-            # Header names and values are counted when they are whole; this bounds one that never ends.
-            self._head_bytes += len(data)
-            if self._head_bytes > self.acceptor.settings.max_header_bytes:
-                self._refuse_headers()
+        # Headers are counted when they are whole, trailers not at all; this bounds what never ends.
+        if self._unread_bytes > self.acceptor.settings.max_header_bytes and self._reads():
+            self._refuse_headers()
+
+    def _reads(self) -> bool:
+        return self.parser is not None and self.phase is not Phase.LINGER
 
     def _feed(self, data: bytes) -> None:
         parser = self.parser
@@ -161,7 +176,9 @@ class Connection(asyncio.Protocol):
         self.acceptor.forget(self)
         if self.rest is not None:
             self.rest.cancel()
-        self._hold(-self._held_bytes)
+        if self._turn is not None:
+            self._turn.cancel()
+        self._held.clear()
         self.pending.clear()
         self.parser = None
         self.request = None
@@ -171,10 +188,12 @@ class Connection(asyncio.Protocol):
         """The client does not read as fast as it is answered."""
         self.writable = False
         self.deadline = self.acceptor.loop.time() + self.acceptor.settings.write_timeout_seconds
+        self._held.weigh_unsent(self.transport)
 
     def resume_writing(self) -> None:
         """It does again."""
         self.writable = True
+        self._held.weigh_unsent(self.transport)
         if self.active is None and self.phase is not Phase.LINGER:
             self._next()
 
@@ -214,32 +233,22 @@ class Connection(asyncio.Protocol):
         self._headers = None
         if request is None or parser is None or self._replay or self.phase is Phase.LINGER:
             return
-        settings = self.acceptor.settings
-        if self._head_bytes > settings.max_header_bytes:
+        if self._head_bytes > self.acceptor.settings.max_header_bytes:
             self._refuse_headers()
             return
-        request.method = parser.get_method().decode("ascii")
-        request.keep_alive = parser.should_keep_alive()
-        request.aim(self._url)
+        version = parser.get_http_version()
+        read_head(request, parser, version, self._url)
+        request.identifier = request.identifier or self.acceptor.new_identifier()
         headers = request.headers
-        if request.keep_alive and headers.get(b"connection", b"").lower() == b"keep-alive":
-            request.keep_alive_by_header = parser.get_http_version() == "1.0"
-        identifier = headers.get(b"x-request-id", b"")
-        request.identifier = (
-            identifier
-            if 0 < len(identifier) <= IDENTIFIER_LIMIT and identifier.isascii()
-            else self.acceptor.new_identifier()
-        )
         self._body = []
         self._body_bytes = 0
-        length = headers.get(b"content-length")
-        chunked = b"transfer-encoding" in headers
-        expected = None if chunked else int(length or 0)
+        expected = None if b"transfer-encoding" in headers else int(headers.get(b"content-length") or 0)
         try:
+            check_head(headers, version)
             self.acceptor.application.admit(request, expected)
         except RequestError as error:
             request.refusal = error
-            if isinstance(error, BodyTooLarge) or b"expect" in headers:
+            if isinstance(error, BodyTooLarge | MalformedRequest) or b"expect" in headers:
                 self._refuse_and_close(request, error)
                 return
         if expected != 0 and self.active is None and self.writable:
@@ -256,50 +265,38 @@ class Connection(asyncio.Protocol):
         request = self.request
         if request is None:
             return
+        self._unread_bytes = 0
         self._body_bytes += len(body)
         limit = self.acceptor.application.body_limit
         if self._body_bytes > limit:
             self._refuse_and_close(request, too_large(limit))
         elif request.refusal is None:
             self._body.append(body)
-            self._hold(len(body))
-            if self.acceptor.held_bytes > self.acceptor.settings.max_held_bytes:
-                self._refuse_and_close(request, Overloaded("the bodies of other requests fill the memory for them"))
+            self._held.add(len(body))
+            if self.acceptor.memory.bytes > self.acceptor.settings.max_held_bytes:
+                self._refuse_and_close(request, Overloaded("other requests and answers fill the memory for them"))
 
     def on_message_complete(self) -> None:
         """The request is whole."""
         request, parser = self.request, self.parser
         if request is None or parser is None or self.phase is Phase.LINGER:
             return
-        if (
-            not self._replay
-            and parser.should_upgrade()
-            and (self._expects_body(request) or request.method == "CONNECT")
-        ):
+        if not self._replay and parser.should_upgrade() and (request.expects_body or request.method == "CONNECT"):
             return  # its body follows: see _ignore_upgrade
         self._replay = False
+        self._unread_bytes = 0
         self.request = None
         body = self._body
         request.body = body[0] if len(body) == 1 else b"".join(body)
         self._body = []
         request.received = time.perf_counter()
         if self.active is not None or not self.writable:
-            # A pipelining client is read one request ahead (and whatever came in the same piece), no further.
             self.pending.append(request)
-            if not self._paused and self.transport is not None:
+            if self._ahead_bytes > AHEAD_BYTES and not self._paused and self.transport is not None:
                 self._paused = True
                 self.transport.pause_reading()
         else:
             self._start(request)
-
-    def _hold(self, count: int) -> None:
-        """Count bytes of bodies in memory, of this connection and of all."""
-        self._held_bytes += count
-        self.acceptor.held_bytes += count
-
-    @staticmethod
-    def _expects_body(request: Request) -> bool:
-        return b"transfer-encoding" in request.headers or request.headers.get(b"content-length", b"0") != b"0"
 
     def _ignore_upgrade(self, rest: bytes) -> None:
         """Answer a request that offers an upgrade (Java's client offers h2c with every request) as if it had not.
@@ -323,19 +320,24 @@ class Connection(asyncio.Protocol):
     # The application's side
 
     def _start(self, request: Request) -> None:
+        if request.refusal is not None and self.parser is None:
+            self._refuse_and_close(request, request.refusal)
+            return
         self.active = request
         self.phase = Phase.ANSWER
-        application = self.acceptor.application
         if request.refusal is not None:
-            self._respond(request, application.refuse(request, request.refusal))
-            return
-        answer = application.answer(request)
-        if isinstance(answer, Response):
-            self._respond(request, answer)
-            return
-        # Of what came in one piece the first: a client that sends many ahead must not have the loop for all of them.
-        response = begin(answer) if self._first else Rest(answer)
-        self._first = False
+            self._respond(request, self.acceptor.application.refuse(request, request.refusal))
+        elif self._first:
+            self._first = False
+            self._answer(request)
+        else:
+            # Of what came in one piece the first at once: who sends many ahead must not have the loop for all of them.
+            self._turn = self.acceptor.loop.call_soon(self._answer, request)
+
+    def _answer(self, request: Request) -> None:
+        self._turn = None
+        answer = self.acceptor.application.answer(request)
+        response = answer if isinstance(answer, Response) else begin(answer)
         if isinstance(response, Rest):
             self.rest = response
             response.go_on(self.acceptor.loop, partial(self._respond, request))
@@ -345,7 +347,7 @@ class Connection(asyncio.Protocol):
     def _respond(self, request: Request, response: Response) -> None:
         self.active = None
         self.rest = None
-        self._hold(-len(request.body))
+        self._held.add(-len(request.body))
         transport = self.transport
         if transport is None or transport.is_closing():
             return
@@ -377,12 +379,14 @@ class Connection(asyncio.Protocol):
         self._taking = True
         while self.pending and self.active is None and self.writable and not self._is_closing():
             request = self.pending.popleft()
-            if not self.pending and self._paused and self.transport is not None:
-                self._paused = False
-                self.transport.resume_reading()
+            if not self.pending:
+                self._ahead_bytes = 0
+                if self._paused and self.transport is not None:
+                    self._paused = False
+                    self.transport.resume_reading()
             self._start(request)
         self._taking = False
-        if self.active is None and self.writable and not self._is_closing():
+        if self.active is None and self.writable and self.phase is not Phase.LINGER and not self._is_closing():
             self._expect()
 
     def _is_closing(self) -> bool:
@@ -399,20 +403,18 @@ class Connection(asyncio.Protocol):
             self.deadline = self.acceptor.loop.time() + self.acceptor.settings.header_timeout_seconds
 
     def _refuse_headers(self) -> None:
-        limit = self.acceptor.settings.max_header_bytes
-        self._refuse_and_close(
-            self.request, HeadersTooLarge(f"the headers are over {limit} bytes", remedy="Send the texts in the body")
-        )
+        self._refuse_and_close(self.request, headers_too_large(self.acceptor.settings.max_header_bytes))
 
     def _refuse_and_close(self, request: Request | None, error: RequestError) -> None:
         """Answer without reading on; the client may still be sending."""
         transport = self.transport
         self.request = None
-        if self.active is not None:
-            # A pipelined request went wrong behind one that is being answered: that answer is the last.
-            self.active.keep_alive = False
-            self.pending.clear()
+        if self.active is not None or self.pending:
+            # What came before it is whole: this is answered after all of that, and is the last.
             self.parser = None
+            request = request or Request()
+            request.refusal = error
+            self.pending.append(request)
             return
         self.phase = Phase.LINGER
         self.deadline = self.acceptor.loop.time() + LINGER_SECONDS
@@ -431,7 +433,10 @@ class Connection(asyncio.Protocol):
         if transport is None or now < self.deadline:
             return
         if not self.writable or self.phase is Phase.LINGER:
-            transport.abort()
+            if self._held.weigh_unsent(transport):
+                self.deadline = now + self.acceptor.settings.write_timeout_seconds
+            else:
+                transport.abort()
         elif self.phase is Phase.IDLE:
             transport.close()
         elif self.phase is Phase.HEAD or self.phase is Phase.BODY:

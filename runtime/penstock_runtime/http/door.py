@@ -2,11 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Coroutine
+from collections.abc import Coroutine, Mapping
 from typing import Any, Protocol
 
-from penstock_runtime.errors import BodyTooLarge, RequestError
+import httptools
+
+from penstock_runtime.errors import BodyTooLarge, HeadersTooLarge, MalformedRequest, RequestError
 from penstock_runtime.http.message import Request, Response
+
+IDENTIFIER_LIMIT = 128
+"""Bytes."""
+VERSIONS = frozenset({"1.0", "1.1"})
 
 
 class Answers(Protocol):
@@ -28,6 +34,44 @@ class Answers(Protocol):
     def body_limit(self) -> int:
         """Bytes."""
         ...
+
+
+def read_head(request: Request, parser: httptools.HttpRequestParser, version: str, url: bytes) -> None:
+    """Set what the head of a request says; its identifier stays empty where the client gave none that is fit."""
+    request.method = parser.get_method().decode("ascii")
+    request.keep_alive = parser.should_keep_alive()
+    request.aim(url)
+    headers = request.headers
+    if request.keep_alive and version == "1.0":
+        request.keep_alive_by_header = headers.get(b"connection", b"").lower() == b"keep-alive"
+    if version == "1.0":
+        headers.pop(b"expect", None)  # such a client knows no interim answer
+    identifier = headers.get(b"x-request-id", b"")
+    if len(identifier) <= IDENTIFIER_LIMIT and identifier.isascii():
+        request.identifier = identifier
+
+
+def check_head(headers: Mapping[bytes, bytes], version: str) -> None:
+    """MalformedRequest for what RFC 9112 has refused and the parser lets pass: other versions than 1.0 and 1.1, no
+    host or two, a body that is coded in other ways than in chunks."""
+    if version not in VERSIONS:
+        raise MalformedRequest(f"this is HTTP/{version}", remedy="Speak HTTP/1.1")
+    host = headers.get(b"host")
+    if host is None and version == "1.1":
+        raise MalformedRequest("the request has no host header", remedy="Send a host header")
+    if host is not None and b"," in host:
+        raise MalformedRequest("the request has more than one host", remedy="Send one host header")
+    coding = headers.get(b"transfer-encoding")
+    if coding is not None and coding.strip().lower() != b"chunked":
+        raise MalformedRequest(
+            f"the transfer-encoding is {coding.decode('latin-1')!r}",
+            remedy="Send the body in chunks, or with its length",
+        )
+
+
+def headers_too_large(limit: int) -> HeadersTooLarge:
+    """What headers over the limit are answered with."""
+    return HeadersTooLarge(f"the headers are over {limit} bytes", remedy="Send the texts in the body")
 
 
 def too_large(limit: int) -> BodyTooLarge:

@@ -15,12 +15,10 @@ T = TypeVar("T")
 
 
 class Rest(Generic[T]):
-    """A coroutine from its first wait on, to be gone on with in a task.
+    """A coroutine from its first wait on, to be gone on with in a task. One that has not begun is not for here: ended
+    before its task begins, it could not clean up."""
 
-    Of one that has not begun: all of it, in the loop's turn after the next.
-    """
-
-    def __init__(self, coroutine: Coroutine[Any, Any, T], waits_for: Any = None) -> None:
+    def __init__(self, coroutine: Coroutine[Any, Any, T], waits_for: Any) -> None:
         self._coroutine = coroutine
         self._waits_for = waits_for
         self._task: asyncio.Task[None] | None = None

@@ -55,6 +55,11 @@ class Request:
         self.refusal: RequestError | None = None
         """Set while the headers were judged: the body is skipped and this is the answer."""
 
+    @property
+    def expects_body(self) -> bool:
+        """By its headers."""
+        return b"transfer-encoding" in self.headers or self.headers.get(b"content-length", b"0") != b"0"
+
     def aim(self, target: bytes) -> None:
         """Set path and query from the target as it was sent: `/path?query`, or a whole URL."""
         text = target.decode("latin-1")

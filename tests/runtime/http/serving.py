@@ -11,7 +11,7 @@ import json
 import socket
 import threading
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -301,6 +301,14 @@ def exchange(endpoint: Endpoint, data: bytes, *, answers: int = 1) -> list[bytes
     with endpoint.connect() as client:
         client.sendall(data)
         return [read_answer(client) for _ in range(answers)]
+
+
+def until(condition: Callable[[], bool], *, seconds: float = 120) -> None:
+    """Wait for it."""
+    deadline = time.monotonic() + seconds
+    while not condition():
+        assert time.monotonic() < deadline
+        time.sleep(0.02)
 
 
 def wait_for_sample(port: int, line: str, seconds: float = 60.0) -> None:

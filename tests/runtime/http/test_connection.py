@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import json
 import socket
+import time
 from collections.abc import Iterator
 from typing import Any
 
 import pytest
 
-from tests.runtime.http.serving import Endpoint, Gate, exchange, post, read_answer, serving
+from tests.runtime.http.serving import Endpoint, Gate, exchange, post, read_answer, serving, until, wait_for_sample
 
 GOOD = b'{"inputs": "a text"}'
 
@@ -255,17 +256,61 @@ class TestLimits:
             client.shutdown(socket.SHUT_WR)
             assert is_closed(client)
 
-    def test_nonsense_behind_a_request_does_not_spoil_its_answer(self) -> None:
+    @pytest.mark.parametrize(
+        ("wrong", "code"),
+        [
+            (b"nonsense\r\n\r\n", 400),
+            (b"GET /healthz HTTP/1.1\r\nhost: x\r\nx-endless: " + b"x" * 20_000, 431),
+            (b"GET /healthz HTTP/1.1\r\n" + b"x-many: 1\r\n" * 5_000, 431),
+            (post("/predict", b"x" * 10_000), 413),
+        ],
+        ids=["nonsense", "a header without end", "headers without end", "too large"],
+    )
+    def test_what_is_wrong_behind_good_requests_is_answered_after_them(self, wrong: bytes, code: int) -> None:
         gate = Gate()
-        with serving(gate) as endpoint, endpoint.connect() as client:
-            client.sendall(post("/predict", GOOD) + b"nonsense\r\n\r\n")
+        with serving(gate, max_body_bytes=2000, max_header_bytes=2048) as endpoint, endpoint.connect() as client:
+            client.sendall(post("/predict", GOOD) * 3)
             gate.wait_for("waiting", 1)
+            for start in range(0, len(wrong), 1024):
+                client.sendall(wrong[start : start + 1024])
             gate.open()
+            answers = [read_answer(client) for _ in range(4)]
+
+            assert [status(answer) for answer in answers] == [200, 200, 200, code]
+            assert [header(answer, b"connection") for answer in answers] == [None, None, None, b"close"]
+            client.shutdown(socket.SHUT_WR)
+            assert is_closed(client)
+
+    @pytest.mark.parametrize("piece", [b"x" * 1024, b"x-trailer: 1\r\n" * 80], ids=["one", "many"])
+    def test_trailers_without_end_are_refused(self, endpoint: Endpoint, piece: bytes) -> None:
+        head = b"POST /predict HTTP/1.1\r\nhost: x\r\ntransfer-encoding: chunked\r\n\r\n"
+        with endpoint.connect() as client:
+            client.sendall(head + b"%x\r\n%b\r\n" % (len(GOOD), GOOD) + b"0\r\nx-first: ")
+            for _ in range(20):
+                client.sendall(piece)
             answer = read_answer(client)
 
-            assert status(answer) == 200
-            assert header(answer, b"connection") == b"close"
-            assert is_closed(client)
+        assert status(answer) == 431
+        assert header(answer, b"connection") == b"close"
+
+    @pytest.mark.parametrize(
+        ("head", "about"),
+        [
+            (b"GET /healthz HTTP/1.1\r\n\r\n", "no host"),
+            (b"GET /healthz HTTP/1.1\r\nhost: a\r\nhost: b\r\n\r\n", "more than one host"),
+            (b"GET /healthz HTTP/2.0\r\nhost: a\r\n\r\n", "this is HTTP/2.0"),
+            (
+                b"POST /predict HTTP/1.1\r\nhost: a\r\ntransfer-encoding: gzip, chunked\r\n\r\n",
+                "the transfer-encoding is 'gzip, chunked'",
+            ),
+        ],
+        ids=["no host", "two hosts", "version", "coding"],
+    )
+    def test_what_the_standard_refuses_is_refused(self, endpoint: Endpoint, head: bytes, about: str) -> None:
+        (answer,) = exchange(endpoint, head)
+
+        assert (status(answer), error_type(answer)) == (400, "bad_request")
+        assert about in json.loads(answer.partition(b"\r\n\r\n")[2])["error"]
 
     def test_too_many_connections_are_told_so(self) -> None:
         gate = Gate()
@@ -353,6 +398,31 @@ class TestDeadlines:
             with pytest.raises((ConnectionResetError, BrokenPipeError)):
                 client.sendall(requests)
 
+    def test_a_client_that_reads_slowly_is_not(self) -> None:
+        # The sweep comes twice a second: some of what is read in between is read in each of these.
+        with serving(Gate(), write_timeout_seconds=0.6) as endpoint, endpoint.connect() as client:
+            client.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
+            client.sendall(b"GET /openapi.json HTTP/1.1\r\nhost: x\r\n\r\n" * 400)
+            client.settimeout(60)
+            begin, read = time.monotonic(), 0
+            while time.monotonic() - begin < 4:
+                read += len(client.recv(65536))
+                time.sleep(0.02)
+
+            assert read > 0
+            assert client.recv(65536)
+
+    def test_answers_that_nobody_reads_take_their_part_of_the_memory(self) -> None:
+        gate = Gate()
+        gate.open()
+        large = post("/predict", b'"' + b"x" * 90_000 + b'"')
+        with serving(gate, max_held_bytes=100_000) as endpoint:
+            with endpoint.connect() as client:
+                client.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
+                client.sendall(b"GET /openapi.json HTTP/1.1\r\nhost: x\r\n\r\n" * 400)
+                until(lambda: status(exchange(endpoint, large)[0]) == 429)
+            until(lambda: status(exchange(endpoint, large)[0]) == 200)
+
 
 class TestClientsThatLeave:
     """Work that nobody waits for is not done."""
@@ -369,6 +439,27 @@ class TestClientsThatLeave:
 
         assert b'penstock_requests_total{code="499",route="/predict"} 1.0' in counted
         assert b"penstock_in_flight_requests 1.0" in counted  # this one
+
+    @pytest.mark.parametrize("behind", [1, 50])
+    def test_one_that_has_sent_ahead_is_missed_as_soon(self, behind: int) -> None:
+        gate = Gate()
+        with serving(gate) as endpoint:
+            with endpoint.connect() as client:
+                client.sendall(post("/predict", GOOD) * (1 + behind))
+                gate.wait_for("waiting", 1)
+            gate.wait_for("cancelled", 1)
+            gate.open()
+            counted = exchange(endpoint, b"GET /metrics HTTP/1.1\r\nhost: x\r\n\r\n")[0]
+
+        assert gate.counts["answered"] == 0
+        assert b"penstock_in_flight_requests 1.0" in counted
+
+    def test_what_had_not_begun_when_the_client_left_is_not_counted_as_under_way(self, endpoint: Endpoint) -> None:
+        for _ in range(50):
+            with endpoint.connect() as client:
+                client.sendall(post("/predict", GOOD) * 3)
+
+        wait_for_sample(endpoint.server.port, "penstock_in_flight_requests 1.0")
 
     def test_a_reset_connection_cancels_its_request(self) -> None:
         gate = Gate()

@@ -16,7 +16,7 @@ import pytest
 from penstock.tasks import TaskName
 from tests.gateway.balancer import balancing
 from tests.gateway.load import load
-from tests.runtime.http.serving import Endpoint, Gate, make_model, post, read_answer, serving
+from tests.runtime.http.serving import Endpoint, Gate, make_model, post, read_answer, serving, until
 
 AGE = 1.0
 
@@ -24,14 +24,6 @@ AGE = 1.0
 def served(endpoint: Endpoint) -> int:
     """Requests to the model that were answered."""
     return len(endpoint.model.deadlines)
-
-
-def until(condition: object, *, seconds: float = 120) -> None:
-    assert callable(condition)
-    deadline = time.monotonic() + seconds
-    while not condition():
-        assert time.monotonic() < deadline
-        time.sleep(0.02)
 
 
 def test_an_old_connection_says_that_it_ends_with_its_answer(tmp_path: Path) -> None:
@@ -71,7 +63,7 @@ def test_what_a_client_has_sent_already_is_answered_before_an_old_connection_end
 
 def test_an_old_connection_without_a_request_is_left_to_its_client() -> None:
     with serving(Gate(), connection_age_seconds=AGE) as endpoint, endpoint.connect() as client:
-        until(lambda: endpoint.server._acceptor.connections)  # type: ignore[union-attr]
+        until(lambda: bool(endpoint.server._acceptor.connections))  # type: ignore[union-attr]
         (connection,) = endpoint.server._acceptor.connections  # type: ignore[union-attr]
         until(lambda: connection.aged)
         client.sendall(b"GET /healthz HTTP/1.1\r\nhost: x\r\n\r\n")

@@ -2,7 +2,6 @@ from __future__ import annotations
 
 import asyncio
 import functools
-import inspect
 from collections.abc import Callable, Coroutine
 from typing import Any
 
@@ -139,27 +138,3 @@ async def test_what_has_ended_gives_its_result_and_is_cancelled_without_effect()
     assert await answered == 3
     rest.cancel()
     await asyncio.sleep(0)
-
-
-@on_the_loop
-async def test_one_that_has_not_begun_begins_in_its_task() -> None:
-    steps: list[str] = []
-
-    async def answer() -> int:
-        steps.append("begun")
-        await asyncio.sleep(0)
-        return 4
-
-    task = asyncio.create_task(waiting(Rest(answer())))
-    assert steps == []
-    assert await task == 4
-
-
-@on_the_loop
-async def test_one_that_has_not_begun_can_be_cancelled() -> None:
-    async def answer() -> None:
-        raise AssertionError("it has begun")
-
-    coroutine = answer()
-    Rest(coroutine).cancel()
-    assert inspect.getcoroutinestate(coroutine) == inspect.CORO_CLOSED
