@@ -19,6 +19,8 @@ from penstock.errors import SettingError
 
 WARM_UP_SECONDS = 600
 """Before each trace its first load lasts for this long, uncounted: every policy starts where it would stand."""
+COLUMNS = ("seconds", "requests_per_second")
+"""Of a file, in the order in which they stand where no header names them."""
 
 
 @dataclass(frozen=True)
@@ -133,7 +135,7 @@ def built_in(name: str, requests_per_second: float, seed: int) -> Trace:
 def from_csv(path: Path) -> Trace:
     """Columns `seconds,requests_per_second`: each rate lasts until the next row's time; the last row ends the trace.
 
-    SettingError tells the line of the first mistake.
+    A header names the columns, whose order is free then. SettingError tells the line of the first mistake.
     """
     rows = _rows(path)
     if len(rows) < 2:
@@ -151,27 +153,45 @@ def from_csv(path: Path) -> Trace:
 
 
 def _rows(path: Path) -> list[tuple[float, float]]:
-    try:
-        with path.open(encoding="utf-8", newline="") as file:
-            lines = list(csv.reader(file))
-    except OSError as error:
-        remedy = f"Give a readable CSV file, or one of the built-in traces: {', '.join(BUILT_IN)}"
-        raise SettingError(f"{path}: {error.strerror}", field="--trace", remedy=remedy) from error
-    except UnicodeDecodeError as error:
-        raise SettingError(f"{path} is not UTF-8 text", field="--trace", remedy="Give a CSV file") from error
+    lines = _lines(path)
+    places = list(range(len(COLUMNS)))
+    if lines and not any(map(_is_number, lines[0][1])):
+        number, header = lines.pop(0)
+        names = [name.strip().lower() for name in header]
+        if any(names.count(column) != 1 for column in COLUMNS):
+            raise SettingError(
+                f"{path}, line {number}: the columns are {','.join(names)!r}, and {' and '.join(COLUMNS)} are read",
+                field="--trace",
+                remedy=f"Write {','.join(COLUMNS)} above them, with commas, or nothing where they stand in this order",
+            )
+        places = [names.index(column) for column in COLUMNS]
     rows: list[tuple[float, float]] = []
-    for number, line in enumerate(lines, 1):
-        if not line or (number == 1 and not _is_number(line[0])):
-            continue
-        wrong = len(line) < 2 or not _is_number(line[0]) or not _is_number(line[1])
-        if wrong or float(line[1]) < 0 or (rows and float(line[0]) <= rows[-1][0]):
+    for number, line in lines:
+        cells = [line[place] if place < len(line) else "" for place in places]
+        wrong = not all(map(_is_number, cells))
+        if wrong or float(cells[1]) < 0 or (rows and float(cells[0]) <= rows[-1][0]):
             raise SettingError(
                 f"{path}, line {number}: {','.join(line)!r} is not a later time and a rate from 0",
                 field="--trace",
                 remedy="Write lines like 60,120.5: seconds, rising, and requests per second",
             )
-        rows.append((float(line[0]), float(line[1])))
+        rows.append((float(cells[0]), float(cells[1])))
     return rows
+
+
+def _lines(path: Path) -> list[tuple[int, list[str]]]:
+    """The cells of each line that is not empty, with its number."""
+    try:
+        # Excel begins UTF-8 with a mark, which is no part of the first name.
+        with path.open(encoding="utf-8-sig", newline="") as file:
+            return [(number, line) for number, line in enumerate(csv.reader(file), 1) if line]
+    except OSError as error:
+        remedy = f"Give a readable CSV file, or one of the built-in traces: {', '.join(BUILT_IN)}"
+        raise SettingError(f"{path}: {error.strerror}", field="--trace", remedy=remedy) from error
+    except UnicodeDecodeError as error:
+        raise SettingError(f"{path} is not UTF-8 text", field="--trace", remedy="Give a CSV file") from error
+    except csv.Error as error:
+        raise SettingError(f"{path} is not CSV: {error}", field="--trace", remedy="Give a CSV file") from error
 
 
 def _is_number(text: str) -> bool:

@@ -70,8 +70,33 @@ def test_rows_of_a_file_last_until_the_next_and_the_last_one_ends_it(tmp_path: P
 
 
 @pytest.mark.parametrize(
+    "text",
+    [
+        "0,10\n60,0\n",
+        "seconds,requests_per_second\n0,10\n60,0\n",
+        "requests_per_second,seconds\n10,0\n0,60\n",
+        "\n Seconds, Requests_per_second\n0,10\n60,0\n",
+        "\ufeffseconds,requests_per_second\n0,10\n60,0\n",
+        "day,requests_per_second,errors,seconds\nMonday,10,0,0\nMonday,0,1,60\n",
+    ],
+    ids=["no header", "header", "swapped", "spaces", "Excel", "more columns"],
+)
+def test_columns_are_read_by_their_names_where_they_have_some(text: str, tmp_path: Path) -> None:
+    path = tmp_path / "load.csv"
+    path.write_text(text, encoding="utf-8")
+
+    assert from_csv(path).rates.tolist() == [10.0] * 60
+
+
+@pytest.mark.parametrize(
     ("text", "message"),
     [
+        ("time,rps\n0,1\n", "line 1: the columns are 'time,rps', and seconds and requests_per_second are read"),
+        ("seconds;requests_per_second\n0;1\n", "are 'seconds;requests_per_second', and seconds and"),
+        ("seconds,seconds,requests_per_second\n0,1,2\n", "line 1: the columns are"),
+        ("x,5\n0,1\n", "line 1: 'x,5' is not a later time"),
+        ("requests_per_second,seconds\n10,0\n5\n", "line 3: '5' is not a later time"),
+        ('0,"' + "1" * 200_000, "is not CSV: field larger than field limit"),
         ("0,1\n", "has 1 rows of figures"),
         ("0,1\n60,x\n", "line 2: '60,x' is not a later time and a rate from 0"),
         ("0,1\n60,2\n60,3\n", "line 3"),
