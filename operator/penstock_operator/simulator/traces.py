@@ -21,6 +21,12 @@ WARM_UP_SECONDS = 600
 """Before each trace its first load lasts for this long, uncounted: every policy starts where it would stand."""
 COLUMNS = ("seconds", "requests_per_second")
 """Of a file, in the order in which they stand where no header names them."""
+LONGEST_SECONDS = 31 * 24 * 3600
+"""Of a file's trace. Every run goes through it second by second: this takes a quarter of a minute without a request."""
+LEAST_REQUESTS = 100
+"""Of a file's trace without its warm-up: what is told are shares of them."""
+MOST_REQUESTS = 20_000_000
+"""Of a file's trace with its warm-up: one run of them takes a minute and 4 GB, and there are hundreds of runs."""
 
 
 @dataclass(frozen=True)
@@ -144,12 +150,34 @@ def from_csv(path: Path) -> Trace:
             field="--trace",
             remedy="Write at least two: where the load begins, and where the trace ends",
         )
+    _check_size(path, rows)
     begin = rows[0][0]
     rates: list[float] = []
     for (_, rate), (until, _) in pairwise(rows):
         rates += [rate] * (round(until - begin) - len(rates))
     levels = np.array(rates)
     return Trace(path.stem, f"from {path.name}", levels, _turns(levels))
+
+
+def _check_size(path: Path, rows: list[tuple[float, float]]) -> None:
+    """SettingError for what nobody can simulate or learn from, before memory is taken for it."""
+    seconds = rows[-1][0] - rows[0][0]
+    if not 1 <= seconds <= LONGEST_SECONDS:
+        raise SettingError(
+            f"{path} is a trace of {seconds:,.6g} seconds, and 1 to {LONGEST_SECONDS:,} can be simulated",
+            field="--trace",
+            remedy="Give a longer or a shorter part of it; times are in seconds",
+        )
+    requests = sum(rate * (until - since) for (since, rate), (until, _) in pairwise(rows))
+    warm_up = WARM_UP_SECONDS * rows[0][1]
+    if requests < LEAST_REQUESTS or requests + warm_up > MOST_REQUESTS:
+        raise SettingError(
+            f"{path} asks for {requests:,.6g} requests, and for {warm_up:,.6g} in the {WARM_UP_SECONDS} seconds of its "
+            f"first rate that come before it; {LEAST_REQUESTS} and more can be simulated, up to {MOST_REQUESTS:,} with "
+            "those before it",
+            field="--trace",
+            remedy="Give a longer or a shorter part of it; rates are requests per second",
+        )
 
 
 def _rows(path: Path) -> list[tuple[float, float]]:

@@ -8,7 +8,15 @@ import numpy as np
 import pytest
 
 from penstock.errors import SettingError
-from penstock_operator.simulator.traces import BUILT_IN, WARM_UP_SECONDS, Trace, built_in, from_csv
+from penstock_operator.simulator.traces import (
+    BUILT_IN,
+    LONGEST_SECONDS,
+    MOST_REQUESTS,
+    WARM_UP_SECONDS,
+    Trace,
+    built_in,
+    from_csv,
+)
 
 
 @pytest.mark.parametrize("name", BUILT_IN)
@@ -111,6 +119,43 @@ def test_mistakes_in_a_file_are_named_by_line(tmp_path: Path, text: str, message
 
     with pytest.raises(SettingError, match=message):
         from_csv(path)
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        (
+            "0,1\n1e12,0\n",
+            "is a trace of 1e\\+12 seconds, and 1 to 2,678,400 can be simulated. Give a longer or a shorter",
+        ),
+        ("-1e308,1\n1e308,0\n", "is a trace of inf seconds, and 1 to 2,678,400"),
+        ("0,1\n0.4,0\n", "is a trace of 0.4 seconds, and 1 to 2,678,400"),
+        (
+            "0,1e9\n60,0\n",
+            r"asks for 6e\+10 requests, and for 6e\+11 in the 600 seconds .* up to 20,000,000",
+        ),
+        ("0,1\n60,1e308\n120,0\n", "asks for inf requests"),
+        ("0,0\n60,0\n", "asks for 0 requests"),
+        ("0,1\n60,0\n", "asks for 60 requests"),
+    ],
+)
+def test_what_nobody_can_simulate_or_learn_from_is_refused_with_the_limit(
+    tmp_path: Path, text: str, message: str
+) -> None:
+    path = tmp_path / "wrong.csv"
+    path.write_text(text)
+
+    with pytest.raises(SettingError, match=message):
+        from_csv(path)
+
+
+def test_a_trace_of_the_longest_time_and_the_most_requests_is_taken(tmp_path: Path) -> None:
+    path = tmp_path / "long.csv"
+    path.write_text(f"0,0\n{LONGEST_SECONDS - 10},{MOST_REQUESTS / 10}\n{LONGEST_SECONDS},0\n")
+
+    trace = from_csv(path)
+
+    assert (trace.seconds, trace.requests) == (LONGEST_SECONDS, MOST_REQUESTS)
 
 
 def test_a_missing_or_binary_file_is_an_error_of_the_setting(tmp_path: Path) -> None:
