@@ -15,6 +15,7 @@ from penstock.capacity import CapacityCurve
 from penstock.cli.screen import NAME_WIDTH, PLAIN_SECONDS, console, fact
 from penstock.errors import MissingPackage, SettingError
 from penstock.manifest import Manifest
+from penstock_optimizer.disk import prepare_folder, unwritable_said
 
 if TYPE_CHECKING:
     from penstock_operator.simulator.compare import Experiment, TraceResult, Verdict
@@ -24,6 +25,8 @@ POLICIES = ("penstock", "penstock-prometheus", "hpa-p95", "hpa-in-flight", "keda
 DISPATCHES = ("least-outstanding", "random", "gateway-queue")
 MANY_REQUESTS = 20e6
 """Simulated, more of which take minutes."""
+OUTPUT = "the folder"
+"""In errors about it."""
 
 
 @click.command
@@ -102,6 +105,8 @@ def command(artefact: Path | None, **options: Any) -> None:
             f"penstock simulate needs {error.name}", remedy="Install it: pip install 'penstock[runtime]'"
         ) from error
     experiment = _experiment(artefact, options)
+    output: Path = options["output"]
+    prepare_folder(output, what=OUTPUT, option="--output")
     service = experiment.service
     fact("replica", _replica(experiment))
     fact("policies", ", ".join(kind.value for kind in experiment.policies))
@@ -136,10 +141,9 @@ def command(artefact: Path | None, **options: Any) -> None:
         fact("flips", told)
     for line in overall(experiment, results):
         fact("all traces", line)
-    output: Path = options["output"]
-    output.mkdir(parents=True, exist_ok=True)
-    (output / "figures.csv").write_text(figures_csv(results, options["price"]), encoding="utf-8")
-    (output / "report.html").write_text(page(experiment, results, options["price"]), encoding="utf-8")
+    with unwritable_said(output, what=OUTPUT, option="--output"):
+        (output / "figures.csv").write_text(figures_csv(results, options["price"]), encoding="utf-8")
+        (output / "report.html").write_text(page(experiment, results, options["price"]), encoding="utf-8")
     fact("report", str(output / "report.html"))
     if not service.within_objective:
         fact("note", "not even a nearly idle replica keeps the objective: every request may be late")

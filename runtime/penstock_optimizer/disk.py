@@ -1,14 +1,15 @@
-"""A disk that is full while an optimisation writes, said so that somebody can act on it."""
+"""A folder that cannot take what is written, full disk or other reasons, said so that somebody can act on it."""
 
 from __future__ import annotations
 
 import contextlib
 import errno
 import os
+import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 
-from penstock.errors import OutOfDisk
+from penstock.errors import HostError, OutOfDisk
 
 FULL = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EFBIG})
 """No space, no quota, a limit on the size of files: none of them passes by itself."""
@@ -28,6 +29,29 @@ def full_disk_said(folder: Path, *, what: str) -> Iterator[None]:
         if error.errno not in FULL:
             raise
         raise full(folder, what=what, why=os.strerror(error.errno)) from error
+
+
+@contextlib.contextmanager
+def unwritable_said(folder: Path, *, what: str, option: str) -> Iterator[None]:
+    """Within, as `full_disk_said`; and any other error of the operating system becomes HostError about `folder`, for
+    which the flag `option` gives another one."""
+    try:
+        with full_disk_said(folder, what=what):
+            yield
+    except OSError as error:
+        inside = error.filename is not None and folder in Path(error.filename).parents
+        raise HostError(
+            f"{what} {folder} cannot be written ({f'{error.filename}: ' if inside else ''}{error.strerror})",
+            remedy=f"Give a folder that this process may write with {option}",
+        ) from error
+
+
+def prepare_folder(folder: Path, *, what: str, option: str) -> None:
+    """Make the folder; errors as in `unwritable_said`, before any work, when nothing can be written there."""
+    with unwritable_said(folder, what=what, option=option):
+        folder.mkdir(parents=True, exist_ok=True)
+        with tempfile.TemporaryFile(dir=folder):
+            pass
 
 
 def full(folder: Path, *, what: str, why: str = os.strerror(errno.ENOSPC)) -> OutOfDisk:

@@ -22,10 +22,10 @@ from pathlib import Path
 
 from pydantic import BaseModel, ConfigDict, ValidationError
 
-from penstock.errors import HostError
 from penstock.manifest import CandidateFacts, GraphIO
 from penstock.recipe import Recipe
 from penstock_optimizer.artefact import digests
+from penstock_optimizer.disk import unwritable_said
 
 
 class CandidateRecord(BaseModel):
@@ -102,14 +102,9 @@ def locked(path: Path, *, waiting: Callable[[], None]) -> Iterator[None]:
 
     The kernel lets go of it when its holder ends, however it ends. HostError when the folder cannot be written.
     """
-    try:
+    with unwritable_said(path.parent, what="the store", option="--store"):
         path.parent.mkdir(parents=True, exist_ok=True)
         file = path.open("a")
-    except OSError as error:
-        raise HostError(
-            f"the store {path.parent} cannot be written ({error.strerror})",
-            remedy="Give a folder that this process may write with --store",
-        ) from error
     with file:
         try:
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)

@@ -12,6 +12,7 @@ from penstock_operator.simulator.fleet import Dispatch
 from penstock_operator.simulator.policies import POLICIES, PolicyKind
 from penstock_operator.simulator.traces import BUILT_IN
 from tests.cli.endpoints import invoke
+from tests.cli.test_errors import assert_one_sentence
 
 
 @pytest.fixture
@@ -93,3 +94,25 @@ def test_mistakes_are_one_sentence(flags: list[str], message: str, tmp_path: Pat
     assert result.exit_code == 1
     assert message in result.output
     assert not (tmp_path / "out").exists()
+
+
+def test_a_folder_that_cannot_be_written_is_said_before_the_work(trace: Path, tmp_path: Path) -> None:
+    (tmp_path / "file").touch()
+
+    for output, why in ((tmp_path / "file" / "out", "Not a directory"), (Path("/proc/penstock"), "No such file")):
+        result = invoke("simulate", "--trace", str(trace), "--output", str(output))
+
+        assert result.exit_code == 1
+        assert result.stdout == ""
+        assert_one_sentence(result.stderr, f"the folder {output} cannot be written ({why}", "with --output")
+
+
+def test_a_file_that_cannot_be_written_after_the_work_is_said_too(trace: Path, tmp_path: Path) -> None:
+    (tmp_path / "figures.csv").mkdir()
+
+    result = invoke("simulate", "--trace", trace, "--policy", "keda", "--seeds", 1, "--output", tmp_path)
+
+    assert result.exit_code == 1
+    assert_one_sentence(
+        result.stderr, f"the folder {tmp_path} cannot be written ({tmp_path}/figures.csv: Is a directory)", "--output"
+    )

@@ -3,21 +3,19 @@ another experiment comes."""
 
 from __future__ import annotations
 
-import tempfile
 from collections.abc import Mapping
 from pathlib import Path
 
 from pydantic import ValidationError
 
-from penstock.errors import HostError
 from penstock_optimizer.bench.report import render
 from penstock_optimizer.bench.results import BenchResults
 from penstock_optimizer.bench.tables import to_csv
-from penstock_optimizer.disk import full_disk_said
+from penstock_optimizer.disk import full_disk_said, prepare_folder
 
 RESULTS, TABLE, REPORT = "results.json", "results.csv", "report.html"
 WHAT = "the folder"
-"""In errors of a full disk."""
+"""In errors about it."""
 
 
 class ResultsFolder:
@@ -28,15 +26,7 @@ class ResultsFolder:
 
     def prepare(self) -> None:
         """Make the folder; HostError, before anything is measured, when nothing can be written there."""
-        try:
-            self.path.mkdir(parents=True, exist_ok=True)
-            with tempfile.TemporaryFile(dir=self.path):
-                pass
-        except OSError as error:
-            raise HostError(
-                f"the folder {self.path} cannot be written ({error.strerror})",
-                remedy="Give a folder that this process may write with --output",
-            ) from error
+        prepare_folder(self.path, what=WHAT, option="--output")
 
     def read(self) -> BenchResults | None:
         """What an earlier run has left; None without one, or of another version of Penstock."""

@@ -7,8 +7,16 @@ from pathlib import Path
 
 import pytest
 
-from penstock.errors import OutOfDisk
-from penstock_optimizer.disk import FULL, LEAST_FREE_BYTES, free_bytes, full_disk_said, is_full
+from penstock.errors import HostError, OutOfDisk
+from penstock_optimizer.disk import (
+    FULL,
+    LEAST_FREE_BYTES,
+    free_bytes,
+    full_disk_said,
+    is_full,
+    prepare_folder,
+    unwritable_said,
+)
 
 
 @pytest.mark.parametrize("number", sorted(FULL))
@@ -43,6 +51,44 @@ def test_one_that_has_been_said_already_is_not_said_again(tmp_path: Path) -> Non
 def test_other_errors_are_left_as_they_are(tmp_path: Path) -> None:
     with pytest.raises(PermissionError), full_disk_said(tmp_path, what="the store"):
         raise PermissionError(errno.EACCES, "no")
+
+
+@pytest.mark.parametrize(
+    ("error", "message"),
+    [
+        (
+            PermissionError(errno.EACCES, "Permission denied", "{}"),
+            "the folder {} cannot be written (Permission denied)",
+        ),
+        (
+            IsADirectoryError(errno.EISDIR, "Is a directory", "{}/a.csv"),
+            "the folder {} cannot be written ({}/a.csv: Is a directory)",
+        ),
+        (OSError(errno.EIO, "Input/output error"), "the folder {} cannot be written (Input/output error)"),
+    ],
+)
+def test_other_errors_of_a_folder_name_it_and_the_flag(error: OSError, message: str, tmp_path: Path) -> None:
+    if error.filename is not None:
+        error.filename = error.filename.format(tmp_path)
+    with pytest.raises(HostError) as caught, unwritable_said(tmp_path, what="the folder", option="--output"):
+        raise error
+
+    assert caught.value.message == message.format(tmp_path, tmp_path)
+    assert caught.value.remedy == "Give a folder that this process may write with --output"
+
+
+def test_a_full_disk_is_said_as_one_wherever_a_folder_is_written(tmp_path: Path) -> None:
+    with pytest.raises(OutOfDisk), unwritable_said(tmp_path, what="the folder", option="--output"):
+        raise OSError(errno.ENOSPC, "whatever")
+
+
+def test_a_folder_is_prepared_or_cannot_be(tmp_path: Path) -> None:
+    prepare_folder(tmp_path / "a" / "b", what="the folder", option="--output")
+
+    assert list((tmp_path / "a" / "b").iterdir()) == []
+    (tmp_path / "file").touch()
+    with pytest.raises(HostError, match=r"file/c cannot be written \(Not a directory\)"):
+        prepare_folder(tmp_path / "file" / "c", what="the folder", option="--output")
 
 
 def test_a_folder_that_is_not_there_yet_has_the_room_of_the_one_above_it(tmp_path: Path) -> None:
