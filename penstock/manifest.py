@@ -242,12 +242,17 @@ class Manifest(Frozen):
 
     @classmethod
     def load(cls, artefact: Path) -> Manifest:
-        """Read the manifest of an artefact folder; ArtefactError when it is missing or not valid."""
+        """Read the manifest of an artefact folder; ArtefactError when it is missing, unreadable or not valid."""
         path = artefact / MANIFEST_NAME
         try:
             manifest = cls.model_validate_json(path.read_bytes())
-        except FileNotFoundError:
+        except (FileNotFoundError, NotADirectoryError):
             raise ArtefactError(f"{artefact} has no {MANIFEST_NAME}", remedy="Run penstock optimize again") from None
+        except OSError as error:
+            raise ArtefactError(
+                f"{path} cannot be read ({error.strerror})",
+                remedy="Let this process read it, or run penstock optimize again",
+            ) from error
         except ValidationError as error:
             first = error.errors()[0]
             where = ".".join(map(str, first["loc"])) or "the whole"

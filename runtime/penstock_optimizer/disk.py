@@ -20,28 +20,35 @@ LEAST_FREE_BYTES = 1 << 20
 @contextlib.contextmanager
 def full_disk_said(folder: Path, *, what: str) -> Iterator[None]:
     """Within, an operating-system error of a full disk becomes OutOfDisk about `folder`; `what` it is, such as
-    `the store`. A OutOfDisk of a worker process, which does not know where it writes to, becomes one that does."""
+    `the store`. A OutOfDisk of a worker process, which does not know where it writes to, becomes one that does.
+
+    One of a file within `folder` becomes HostError about it: somebody else has put something there, or locked it.
+    """
     try:
         yield
     except OutOfDisk as error:
         raise error if error.remedy else full(folder, what=what, why=error.message) from error
     except OSError as error:
-        if error.errno not in FULL:
-            raise
-        raise full(folder, what=what, why=os.strerror(error.errno)) from error
+        if error.errno in FULL:
+            raise full(folder, what=what, why=os.strerror(error.errno)) from error
+        if isinstance(error.filename, str) and folder in Path(error.filename).parents:
+            raise HostError(
+                f"{what} {folder} cannot be used ({error.filename}: {error.strerror})",
+                remedy="Delete that or give this process access to it, or choose another folder",
+            ) from error
+        raise
 
 
 @contextlib.contextmanager
 def unwritable_said(folder: Path, *, what: str, option: str) -> Iterator[None]:
-    """Within, as `full_disk_said`; and any other error of the operating system becomes HostError about `folder`, for
-    which the flag `option` gives another one."""
+    """Within, as `full_disk_said`; and any other error of the operating system becomes HostError about `folder`,
+    instead of which the flag `option` gives another one."""
     try:
         with full_disk_said(folder, what=what):
             yield
     except OSError as error:
-        inside = error.filename is not None and folder in Path(error.filename).parents
         raise HostError(
-            f"{what} {folder} cannot be written ({f'{error.filename}: ' if inside else ''}{error.strerror})",
+            f"{what} {folder} cannot be written ({error.strerror})",
             remedy=f"Give a folder that this process may write with {option}",
         ) from error
 

@@ -165,6 +165,31 @@ def test_a_store_that_cannot_be_written(command: str, file: Path) -> None:
     assert_one_sentence(result.stderr, "the store /proc/penstock cannot be written", "--store")
 
 
+@pytest.mark.parametrize("command", ["optimize", "serve"])
+def test_a_store_below_a_file(command: str, file: Path, tmp_path: Path) -> None:
+    (tmp_path / "taken").touch()
+    port = ["--port", "0"] if command == "serve" else []
+
+    result = run(command, file, "--store", tmp_path / "taken" / "store", *port)
+
+    assert result.returncode == 1
+    assert_one_sentence(result.stderr, "taken/store cannot be written (Not a directory)", "--store")
+
+
+def test_a_file_where_the_store_has_its_work_folder(artefact: Path, file: Path, tmp_path: Path) -> None:
+    store = tmp_path / "store"
+    store.mkdir()
+    key = artefact.name.removesuffix(".baseline")
+    (store / f"{key}.work").touch()
+
+    result = run("optimize", file, "--store", store)
+
+    assert result.returncode == 1
+    assert_one_sentence(
+        result.stderr, f"the store {store} cannot be used ({store}/{key}.work/logs: Not a directory)", "Delete that"
+    )
+
+
 def test_a_port_in_use(artefact: Path) -> None:
     with socket.create_server(("127.0.0.1", 0)) as taken:
         port = taken.getsockname()[1]
@@ -185,6 +210,11 @@ def made_elsewhere(artefact: Path) -> None:
     (artefact / MANIFEST_NAME).write_text(json.dumps(manifest))
 
 
+def make_manifest_a_folder(artefact: Path) -> None:
+    (artefact / MANIFEST_NAME).unlink()
+    (artefact / MANIFEST_NAME).mkdir()
+
+
 ALTERED: dict[str, tuple[Callable[[Path], Any], str, str]] = {
     "graph altered": (alter_graph, "is not the file that was optimised", "Fetch the artefact again"),
     "made on another instruction set": (made_elsewhere, "was measured and judged on", "penstock optimize"),
@@ -199,6 +229,7 @@ ALTERED: dict[str, tuple[Callable[[Path], Any], str, str]] = {
         "is not a manifest that this version reads",
         "Run penstock optimize again",
     ),
+    "manifest no file": (make_manifest_a_folder, "manifest.json cannot be read (Is a directory)", "penstock optimize"),
 }
 
 

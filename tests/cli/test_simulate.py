@@ -114,5 +114,5 @@ def test_a_file_that_cannot_be_written_after_the_work_is_said_too(trace: Path, t
 
     assert result.exit_code == 1
     assert_one_sentence(
-        result.stderr, f"the folder {tmp_path} cannot be written ({tmp_path}/figures.csv: Is a directory)", "--output"
+        result.stderr, f"the folder {tmp_path} cannot be used ({tmp_path}/figures.csv: Is a directory)", "Delete that"
     )

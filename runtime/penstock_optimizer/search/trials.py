@@ -68,10 +68,10 @@ class Trials:
 
 
 def _read(path: Path) -> list[Match]:
-    text = path.read_text(encoding="utf-8")
-    complete, _, torn = text.rpartition("\n")
+    # Bytes: what was torn or is no trial need not be text either.
+    complete, _, torn = path.read_bytes().rpartition(b"\n")
     if torn:
-        path.write_text(complete + "\n" if complete else "", encoding="utf-8")
+        path.write_bytes(complete + b"\n" if complete else b"")
     matches = []
     for number, line in enumerate(complete.splitlines(), start=1):
         try:

@@ -53,27 +53,24 @@ def test_other_errors_are_left_as_they_are(tmp_path: Path) -> None:
         raise PermissionError(errno.EACCES, "no")
 
 
-@pytest.mark.parametrize(
-    ("error", "message"),
-    [
-        (
-            PermissionError(errno.EACCES, "Permission denied", "{}"),
-            "the folder {} cannot be written (Permission denied)",
-        ),
-        (
-            IsADirectoryError(errno.EISDIR, "Is a directory", "{}/a.csv"),
-            "the folder {} cannot be written ({}/a.csv: Is a directory)",
-        ),
-        (OSError(errno.EIO, "Input/output error"), "the folder {} cannot be written (Input/output error)"),
-    ],
-)
-def test_other_errors_of_a_folder_name_it_and_the_flag(error: OSError, message: str, tmp_path: Path) -> None:
-    if error.filename is not None:
-        error.filename = error.filename.format(tmp_path)
+def test_a_file_in_the_way_within_the_folder_is_named(tmp_path: Path) -> None:
+    (tmp_path / "work").touch()
+
+    with pytest.raises(HostError) as caught, full_disk_said(tmp_path, what="the store"):
+        (tmp_path / "work" / "logs").mkdir()
+
+    assert caught.value.message == f"the store {tmp_path} cannot be used ({tmp_path}/work/logs: Not a directory)"
+    assert caught.value.remedy == "Delete that or give this process access to it, or choose another folder"
+
+
+@pytest.mark.parametrize("place", [(), ("{}",), ("/",)], ids=["nowhere", "the folder", "above it"])
+def test_other_errors_of_a_folder_name_it_and_the_flag(place: tuple[str, ...], tmp_path: Path) -> None:
+    error = PermissionError(errno.EACCES, "Permission denied", *(one.format(tmp_path) for one in place))
+
     with pytest.raises(HostError) as caught, unwritable_said(tmp_path, what="the folder", option="--output"):
         raise error
 
-    assert caught.value.message == message.format(tmp_path, tmp_path)
+    assert caught.value.message == f"the folder {tmp_path} cannot be written (Permission denied)"
     assert caught.value.remedy == "Give a folder that this process may write with --output"
 
 

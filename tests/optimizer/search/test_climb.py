@@ -185,16 +185,18 @@ def torn(tmp_path: Path) -> Path:
     return path
 
 
-def test_a_torn_last_line_is_dropped_and_the_rest_is_kept(torn: Path) -> None:
+@pytest.mark.parametrize("end", [b'{"challenger": {"rec', b"\0\0\xff"])
+def test_a_torn_last_line_is_dropped_and_the_rest_is_kept(end: bytes, torn: Path) -> None:
     complete = len(Trials(torn))
-    torn.write_text(torn.read_text() + '{"challenger": {"rec')
+    torn.write_bytes(torn.read_bytes() + end)
 
     assert len(Trials(torn)) == complete
     assert torn.read_text().endswith("}\n")
 
 
-def test_a_line_that_is_not_a_trial_is_an_error_that_says_what_to_do(torn: Path) -> None:
-    torn.write_text('{"plan": 1}\n' + torn.read_text())
+@pytest.mark.parametrize("line", [b'{"plan": 1}\n', b"\xff\xfe\0\n"])
+def test_a_line_that_is_not_a_trial_is_an_error_that_says_what_to_do(line: bytes, torn: Path) -> None:
+    torn.write_bytes(line + torn.read_bytes())
 
     with pytest.raises(Exception, match=r"line 1 is not a trial.*Delete"):
         Trials(torn)
