@@ -24,6 +24,7 @@ from benchmarks.models import MOST_TOKENS, minilm
 from benchmarks.ours import serving, store
 from benchmarks.program import Program
 from benchmarks.trend import Sample, judge
+from penstock.cli.finite import FiniteRange
 from penstock.manifest import Manifest
 from penstock.tasks import TaskName
 from penstock_optimizer.bench import endpoint as endpoints
@@ -54,7 +55,7 @@ def soaked(artefact: Path | None, placement: Placement) -> Iterator[tuple[Server
 
 
 @click.command(cls=Program, help=__doc__)
-@click.option("--minutes", default=60.0, show_default=True, type=click.FloatRange(0.2, 24 * 60))
+@click.option("--minutes", default=60.0, show_default=True, type=FiniteRange(0.2, 24 * 60))
 @click.option("--cores", default=2, show_default=True)
 @click.option("--clients", default=16, show_default=True)
 @click.option(

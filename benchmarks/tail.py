@@ -19,6 +19,7 @@ from tokenizers import Tokenizer
 from benchmarks.models import minilm
 from benchmarks.ours import serving
 from benchmarks.program import Program, verdict
+from penstock.cli.finite import FiniteRange
 from penstock.tasks import TaskName
 from penstock_optimizer.bench.bodies import batch_bodies
 from penstock_optimizer.bench.cell import CellResult, CellSpec
@@ -39,7 +40,7 @@ SATURATING_CLIENTS = 16
 @click.option("--tokens", "lengths", multiple=True, default=(32, 128), show_default=True, type=int)
 @click.option("--seconds", default=30.0, show_default=True, help="Of each, all rounds together.")
 @click.option("--rounds", default=9, show_default=True)
-@click.option("--share", default=0.5, show_default=True, type=click.FloatRange(0.05, 0.95), help="Of the capacity.")
+@click.option("--share", default=0.5, show_default=True, type=FiniteRange(0.05, 0.95), help="Of the capacity.")
 def main(*, cores: int, lengths: Sequence[int], seconds: float, rounds: int, share: float) -> None:
     """Measure."""
     placement = place(read_host(), cores)

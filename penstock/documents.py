@@ -119,9 +119,12 @@ def _plain(value: Any, path: str, origin: str, budget: Iterator[int], depth: int
         return int(value)
     if value is None or isinstance(value, bool | int) or (isinstance(value, float) and math.isfinite(value)):
         return value
-    shown = value if isinstance(value, float) else type(value).__name__
+    if isinstance(value, float):
+        raise SpecError(f"{path or origin}: {value} is no number in JSON", field=path, remedy="Write a finite number")
     raise SpecError(
-        f"{path or origin}: {shown} is no value that JSON knows", field=path, remedy="Write text, a number or a list"
+        f"{path or origin}: {type(value).__name__} is no value that JSON knows",
+        field=path,
+        remedy="Write text, a number or a list",
     )
 
 

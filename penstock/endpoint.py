@@ -26,6 +26,7 @@ from penstock.tasks import TaskName
 __all__ = [
     "API_VERSION",
     "CLUSTER",
+    "LONGEST_BUDGET_SECONDS",
     "AccuracyBudget",
     "ConfigMapKey",
     "Latency",
@@ -52,6 +53,8 @@ SIGNED_SCHEMES = {Scheme.HF, Scheme.S3, Scheme.GS, Scheme.AZ}
 """The sources that one can sign in to."""
 MOST_CHARACTERS = 32_768
 """Of all texts of a workload together: more would not fit into what an operator notes on an object (256 KiB)."""
+LONGEST_BUDGET_SECONDS = 86_400
+"""Of one optimisation."""
 
 
 class Latency(Spec):
@@ -176,7 +179,7 @@ class Optimization(Spec):
         default=NoCandidate.SERVE_FP32, description="What to do when no candidate is within the accuracy budget."
     )
     budget_seconds: float = Field(
-        default=600, gt=0, le=86_400, description="The whole optimisation ends within this time."
+        default=600, gt=0, le=LONGEST_BUDGET_SECONDS, description="The whole optimisation ends within this time."
     )
     serve_while_optimizing: bool = Field(
         default=True,

@@ -25,9 +25,9 @@ from penstock.errors import SettingError
 
 
 class Group(BaseModel):
-    """A concern. Frozen: settings are read once, at start."""
+    """A concern. Frozen: settings are read once, at start. No `nan` and `inf`, which are under no limit."""
 
-    model_config = ConfigDict(frozen=True, extra="forbid", validate_default=True)
+    model_config = ConfigDict(frozen=True, extra="forbid", validate_default=True, allow_inf_nan=False)
 
 
 All = TypeVar("All", bound=Group)

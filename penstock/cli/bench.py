@@ -7,6 +7,7 @@ from typing import Any
 
 import click
 
+from penstock.cli.finite import FiniteRange
 from penstock.cli.screen import INTERRUPTED, console, fact
 from penstock_optimizer.bench.options import BenchOptions
 from penstock_optimizer.bench.run import BenchProgress, run_bench
@@ -51,11 +52,11 @@ def _show(progress: BenchProgress) -> None:
 @click.option("--cores", type=Numbers(), default=FIELDS["cores"].default, help=_help("cores"))
 @click.option("--lengths", type=Numbers(), default=FIELDS["lengths"].default, help=_help("lengths"))
 @click.option("--batches", type=Numbers(), default=FIELDS["batches"].default, help=_help("batches"))
-@click.option("--seconds", type=click.FloatRange(min=0.1), default=FIELDS["seconds"].default, help=_help("seconds"))
+@click.option("--seconds", type=FiniteRange(min=0.1), default=FIELDS["seconds"].default, help=_help("seconds"))
 @click.option("--rounds", type=click.IntRange(1, 50), default=FIELDS["rounds"].default, help=_help("rounds"))
 @click.option(
     "--patience-seconds",
-    type=click.FloatRange(min=1),
+    type=FiniteRange(min=1),
     default=FIELDS["patience_seconds"].default,
     help=_help("patience_seconds"),
 )

@@ -10,12 +10,13 @@ from pathlib import Path
 
 import click
 
+from penstock.cli.finite import FiniteRange
 from penstock.cli.folders import models_option, store_option
 from penstock.cli.host import describe_cpu
 from penstock.cli.packages import require_optimizer
 from penstock.cli.progress import OptimizationView, show_result
 from penstock.cli.screen import INTERRUPTED, console, fact
-from penstock.endpoint import ModelEndpoint
+from penstock.endpoint import LONGEST_BUDGET_SECONDS, ModelEndpoint
 from penstock.manifest import Manifest
 from penstock_optimizer.progress import Progress
 from penstock_runtime.host import read_host
@@ -27,7 +28,10 @@ from penstock_runtime.host import read_host
 @models_option
 @click.option("--cores", type=click.IntRange(min=1), help="Physical cores, instead of the file's.")
 @click.option(
-    "--budget", "budget_seconds", type=click.FloatRange(min=1), help="Seconds that it may take, instead of the file's."
+    "--budget",
+    "budget_seconds",
+    type=FiniteRange(1, LONGEST_BUDGET_SECONDS),
+    help="Seconds that it may take, instead of the file's.",
 )
 @click.option("--json", "as_json", is_flag=True, help="Print progress as JSON lines; ends when its input ends.")
 def command(

@@ -12,6 +12,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 from rich.table import Table
 
 from penstock.capacity import CapacityCurve
+from penstock.cli.finite import FiniteRange
 from penstock.cli.screen import NAME_WIDTH, PLAIN_SECONDS, console, fact
 from penstock.errors import MissingPackage, SettingError
 from penstock.manifest import Manifest
@@ -47,9 +48,9 @@ OUTPUT = "the folder"
     help="Who scales; may be repeated.  [default: all]",
 )
 @click.option(
-    "--p95-milliseconds", type=click.FloatRange(min=0, min_open=True), help="The objective, instead of the artefact's."
+    "--p95-milliseconds", type=FiniteRange(min=0, min_open=True), help="The objective, instead of the artefact's."
 )
-@click.option("--headroom", type=click.FloatRange(0, 1, min_open=True), default=0.75, show_default=True, help="Ours.")
+@click.option("--headroom", type=FiniteRange(0, 1, min_open=True), default=0.75, show_default=True, help="Ours.")
 @click.option("--min-replicas", type=click.IntRange(min=1), default=1, show_default=True, help="Never fewer.")
 @click.option("--max-replicas", type=click.IntRange(min=1), default=24, show_default=True, help="Never more.")
 @click.option(
@@ -75,7 +76,7 @@ OUTPUT = "the folder"
     "keeps the queue.",
 )
 @click.option("--seeds", type=click.IntRange(min=1), default=3, show_default=True, help="Runs of each, averaged.")
-@click.option("--price", type=click.FloatRange(min=0), help="Of a replica for an hour, for the cost column.")
+@click.option("--price", type=FiniteRange(min=0), help="Of a replica for an hour, for the cost column.")
 @click.option(
     "--workers",
     type=click.IntRange(min=1),

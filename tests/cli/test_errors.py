@@ -256,6 +256,13 @@ def test_more_cores_than_this_machine_has() -> None:
     [
         (["optimize", "x.yaml", "--cores", "0"], "0 is not in the range x>=1"),
         (["optimize", "x.yaml", "--budget", "soon"], "'soon' is not a valid float"),
+        (["optimize", "x.yaml", "--budget", "nan"], "'nan' is not a finite number"),
+        (["optimize", "x.yaml", "--budget", "1e12"], "is not in the range 1<=x<=86400"),
+        (["bench", "x.yaml", "--seconds", "nan"], "'nan' is not a finite number"),
+        (["bench", "x.yaml", "--patience-seconds", "inf"], "'inf' is not a finite number"),
+        (["simulate", "--p95-milliseconds", "nan"], "'nan' is not a finite number"),
+        (["simulate", "--headroom", "nan"], "'nan' is not a finite number"),
+        (["simulate", "--price", "inf"], "'inf' is not a finite number"),
         (["optimize", "x.yaml", "--stroe", "y"], "--store"),
         (["serve"], "Missing argument 'FILE|ARTEFACT'"),
         (["optimize", "x.yaml", "--store", __file__], "is a file"),

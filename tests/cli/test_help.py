@@ -9,6 +9,7 @@ import click
 import pytest
 
 from penstock import __version__
+from penstock.cli.finite import FiniteRange
 from penstock.cli.main import COMMANDS, cli
 from tests.cli.endpoints import invoke, run
 
@@ -65,6 +66,16 @@ def test_every_flag_has_help(command: str) -> None:
     assert found is not None
     options = [parameter for parameter in found.params if isinstance(parameter, click.Option)]
     assert [option.name for option in options if not option.help] == []
+
+
+@pytest.mark.parametrize("command", COMMANDS)
+def test_no_flag_takes_what_is_no_finite_number(command: str) -> None:
+    """click's own types of numbers with a point take `nan`."""
+    found = cli.get_command(cli.make_context("penstock", ["--help"], resilient_parsing=True), command)
+
+    assert found is not None
+    numbers = [one for one in found.params if isinstance(one.type, click.types.FloatParamType)]
+    assert [one.name for one in numbers if not isinstance(one.type, FiniteRange)] == []
 
 
 def test_the_version_is_the_package_s() -> None:

@@ -123,6 +123,8 @@ def test_settings_do_not_change() -> None:
         ({}, {"port": "70000"}, "--port", "--port is '70000': input should be less than or equal to 65535"),
         ({"PENSTOCK_HOST": ""}, {}, "PENSTOCK_HOST", "PENSTOCK_HOST is ''"),
         ({"PENSTOCK_DEADLINE_SECONDS": "0"}, {}, "PENSTOCK_DEADLINE_SECONDS", "should be greater than 0"),
+        ({"PENSTOCK_DRAIN_IDLE_SECONDS": "inf"}, {}, "PENSTOCK_DRAIN_IDLE_SECONDS", "should be a finite number"),
+        ({}, {"header_timeout_seconds": "nan"}, "--header-timeout-seconds", "is 'nan': input should be a finite"),
         ({"PENSTOCK_LOG_LEVEL": "loud"}, {}, "PENSTOCK_LOG_LEVEL", "'debug', 'info', 'warning' or 'error'"),
         ({"PENSTOCK_CORS_ORIGINS": "example.com"}, {}, "PENSTOCK_CORS_ORIGINS", "'example.com' is not an origin"),
         ({"PENSTOCK_AUTH_TOKEN": "  "}, {}, "PENSTOCK_AUTH_TOKEN", "PENSTOCK_AUTH_TOKEN is (hidden): is empty"),
