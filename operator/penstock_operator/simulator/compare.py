@@ -242,6 +242,8 @@ def compare(
 ) -> Iterator[TraceResult]:
     """Results trace by trace; `on_progress(done, total, what)` after each run. Deterministic for any workers."""
     plan, total, done = experiment.plan, experiment.runs, 0
+    # All of a pool's processes start with its first job.
+    workers = min(workers, total)
     pool = ProcessPoolExecutor(workers) if workers > 1 else None
     try:
         for index, name in enumerate(experiment.traces):

@@ -5,6 +5,7 @@ from __future__ import annotations
 import csv
 import io
 import re
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 
 import numpy as np
@@ -116,6 +117,22 @@ def test_the_same_seeds_give_the_same_figures_with_any_number_of_workers() -> No
 
     assert alone[0].points == together[0].points
     assert alone[0].runs == together[0].runs
+
+
+def test_no_more_processes_start_than_there_are_runs(monkeypatch: pytest.MonkeyPatch) -> None:
+    started: list[int] = []
+
+    class Pool(ThreadPoolExecutor):
+        def __init__(self, workers: int) -> None:
+            started.append(workers)
+            super().__init__(2)
+
+    monkeypatch.setattr("penstock_operator.simulator.compare.ProcessPoolExecutor", Pool)
+    experiment = small(PolicyKind.KPA)
+
+    list(compare(experiment, workers=100_000))
+
+    assert started == [experiment.runs]
 
 
 def test_progress_counts_every_run() -> None:
