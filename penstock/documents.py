@@ -1,6 +1,6 @@
 """Resource files: from YAML to plain JSON values, as strictly as the Kubernetes API server reads them.
 
-Stricter than YAML: no key twice, no dates, binaries or sets, nothing that JSON cannot hold. As Kubernetes does, a key
+Stricter than YAML: no key twice, no binaries or sets, nothing that JSON cannot hold. As Kubernetes does, a key
 whose value is null counts as left out.
 """
 
@@ -13,6 +13,7 @@ from typing import Any
 import yaml
 
 from penstock.errors import SpecError
+from penstock.scalars import Loader
 
 LONGEST_TEXT = 1_500_000
 """Characters; etcd takes no larger object."""
@@ -21,15 +22,6 @@ MOST_VALUES = 100_000
 DEEPEST = 50
 _EXACT = 2**53
 """Whole numbers below are the same as floats: `2.0` is a whole number, as it is in JSON schema."""
-
-
-class _Loader(yaml.SafeLoader):
-    """Safe, and without dates: they stay the text that they are in JSON."""
-
-    yaml_implicit_resolvers = {  # noqa: RUF012 - PyYAML's own class attribute
-        first: [(tag, pattern) for tag, pattern in resolvers if tag != "tag:yaml.org,2002:timestamp"]
-        for first, resolvers in yaml.SafeLoader.yaml_implicit_resolvers.items()
-    }
 
 
 def read_documents(text: str, origin: str) -> list[Any]:
@@ -54,7 +46,7 @@ def read_documents(text: str, origin: str) -> list[Any]:
 
 
 def _documents(text: str, origin: str) -> Iterator[Any]:
-    loader = _Loader(text)
+    loader = Loader(text)
     try:
         while loader.check_node():
             node = loader.get_node()
@@ -104,7 +96,7 @@ def _plain(value: Any, path: str, origin: str, budget: Iterator[int], depth: int
                 raise SpecError(
                     f"{origin}: the key {key!r} {f'below {path} ' if path else ''}is not text",
                     field=path,
-                    remedy="Put it in quotes (YAML reads yes, no, on, off and numbers as what they look like)",
+                    remedy="Put it in quotes (YAML reads y, yes, no, on, off and numbers as what they look like)",
                 )
         return {
             _text(key, path, origin): _plain(inner, f"{path}.{key}".lstrip("."), origin, budget, depth + 1)

@@ -17,6 +17,7 @@ from pydantic import BaseModel, ValidationError
 from pydantic_core import ErrorDetails
 
 from penstock.errors import SpecError
+from penstock.scalars import number
 
 SYNONYMS = {
     "embedding": "feature-extraction",
@@ -132,7 +133,7 @@ def _hint(kind: str, given: object) -> str:
     if kind == "string_type" and isinstance(given, bool | int | float):
         return "Put it in quotes"
     if kind in {"float_type", "int_type"} and isinstance(given, str):
-        if re.fullmatch(r"[-+0-9.]+", given):
+        if number(given) is not None:
             return "Write it without quotes"
         return "Write the number alone: the unit is in the field's name"
     if kind in {"tuple_type", "list_type"}:
