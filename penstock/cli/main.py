@@ -16,6 +16,7 @@ from click.core import ParameterSource
 
 from penstock import __version__
 from penstock.cli.huge_pages import start_again_with_huge_pages
+from penstock.cli.output import checked_output
 from penstock.errors import MissingPackage, PenstockError
 
 COMMANDS = {
@@ -113,7 +114,12 @@ def main(arguments: Sequence[str] | None = None) -> None:
     """Entry point of the `penstock` script."""
     if arguments is None and HEAVY.intersection(sys.argv[1:2]):
         start_again_with_huge_pages()
-    cli(args=arguments)
+    try:
+        with checked_output():
+            cli(args=arguments)
+    except PenstockError as error:  # of the output, when there was no command yet or no longer
+        _say(error)
+        sys.exit(1)
 
 
 if __name__ == "__main__":

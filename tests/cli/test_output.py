@@ -1,0 +1,93 @@
+"""Standard output that takes nothing: one sentence, or silence where nobody reads any more."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from tests.cli.endpoints import PROGRAM, ROOT, SECONDS, clean_environment
+from tests.cli.test_errors import assert_one_sentence
+
+COMMANDS = {
+    "facts": ["host"],
+    "JSON": ["host", "--json"],
+    "help": ["--help"],
+    "help of a command": ["host", "--help"],
+    "version": ["--version"],
+}
+BUFFERED = {"buffered": "", "unbuffered": "1"}
+"""PYTHONUNBUFFERED: what cannot be written is noticed at once, or when it is flushed."""
+
+
+def run_into(output: int, words: list[str], unbuffered: str) -> subprocess.CompletedProcess[str]:
+    """A command whose standard output is this file descriptor."""
+    return subprocess.run(
+        [sys.executable, "-m", *PROGRAM, *words],
+        cwd=ROOT,
+        env=clean_environment(PYTHONUNBUFFERED=unbuffered),
+        stdin=subprocess.DEVNULL,
+        stdout=output,
+        stderr=subprocess.PIPE,
+        text=True,
+        timeout=SECONDS,
+        check=False,
+    )
+
+
+@pytest.mark.parametrize("unbuffered", BUFFERED.values(), ids=BUFFERED)
+@pytest.mark.parametrize("words", COMMANDS.values(), ids=COMMANDS)
+def test_an_output_on_a_full_disk_is_said_in_one_sentence(words: list[str], unbuffered: str) -> None:
+    full = os.open("/dev/full", os.O_WRONLY)
+    try:
+        done = run_into(full, words, unbuffered)
+    finally:
+        os.close(full)
+
+    assert done.returncode == 1
+    assert_one_sentence(done.stderr, "what is printed cannot be written: No space left on device", "a disk with room")
+    assert len(done.stderr.splitlines()) == 1
+
+
+@pytest.mark.parametrize("unbuffered", BUFFERED.values(), ids=BUFFERED)
+@pytest.mark.parametrize("words", COMMANDS.values(), ids=COMMANDS)
+def test_a_reader_that_is_gone_ends_the_command_in_silence(words: list[str], unbuffered: str) -> None:
+    reader, writer = os.pipe()
+    os.close(reader)
+    try:
+        done = run_into(writer, words, unbuffered)
+    finally:
+        os.close(writer)
+
+    assert (done.returncode, done.stderr) == (1, "")
+
+
+def test_what_is_still_to_be_written_at_the_end_is_written_or_told(tmp_path: Path) -> None:
+    """`sys.stdout.write` keeps it back."""
+    program = (
+        "import sys\nfrom penstock.cli.output import checked_output\n"
+        "with checked_output():\n    sys.stdout.write('äöü')\nprint(' done')"
+    )
+    environment = {**clean_environment(), "PYTHONUNBUFFERED": "", "PYTHONIOENCODING": "utf-8"}
+    for path in (tmp_path / "out", Path("/dev/full")):
+        with path.open("wb") as output:
+            done = subprocess.run(
+                [sys.executable, "-c", program],
+                cwd=ROOT, env=environment, stdout=output, stderr=subprocess.PIPE, text=True, timeout=SECONDS,
+                check=False,
+            )  # fmt: skip
+        assert ("HostError: what is printed cannot be written" in done.stderr) == (path.name == "full")
+        assert "Exception ignored" not in done.stderr
+    assert (tmp_path / "out").read_text(encoding="utf-8") == "äöü done\n"
+
+
+def test_a_closed_output_is_no_error() -> None:
+    done = subprocess.run(
+        ["sh", "-c", 'exec "$@" >&-', "sh", sys.executable, "-m", *PROGRAM, "host"],
+        cwd=ROOT, env=clean_environment(), capture_output=True, text=True, timeout=SECONDS, check=False,
+    )  # fmt: skip
+
+    assert (done.returncode, done.stderr) == (0, "")
