@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+from itertools import chain
 from pathlib import Path
 
+from penstock.errors import CorruptModel, UnsupportedModel
 from penstock.tasks import Head
 from penstock_optimizer.export.build import build
 from penstock_optimizer.export.exported import Exported
 from penstock_optimizer.export.families import FAMILIES
-from penstock_optimizer.export.heads import check_head
+from penstock_optimizer.export.heads import CLASS_ENDINGS, check_head
 from penstock_optimizer.export.operators import Flavour
 from penstock_optimizer.export.own_graph import take_own_graph
 from penstock_optimizer.export.reader import NotBuildable
@@ -34,7 +36,26 @@ def export(folder: ModelFolder, head: Head, out: Path, *, flavour: Flavour = Fla
     except NotBuildable as reason:
         if folder.onnx is not None:
             return take_own_graph(folder, head, path)
-        return export_with_torch(folder, head, path, flavour, str(reason))
+        try:
+            return export_with_torch(folder, head, path, flavour, str(reason))
+        except (CorruptModel, UnsupportedModel) as error:
+            meant = _type_of_the_architecture(folder)
+            if meant in {None, folder.model_type}:
+                raise
+            raise CorruptModel(
+                f"{folder.path}/config.json contradicts itself: model_type is {folder.model_type or 'not stated'}, and "
+                f"architectures names {folder.architecture}, which is of the model_type {meant}",
+                remedy="Take config.json from the same revision of the model as the weights, or write "
+                f"model_type: {meant} where that is what the weights are",
+            ) from error
+
+
+def _type_of_the_architecture(folder: ModelFolder) -> str | None:
+    """The `model_type` of a known family whose classes are called as `architectures` has it; None for other names."""
+    name = folder.architecture
+    for ending in ("Model", *chain.from_iterable(CLASS_ENDINGS.values())):
+        name = name.removesuffix(ending)
+    return next((known for known in FAMILIES if known.replace("-", "") == name.lower()), None)
 
 
 def _build(folder: ModelFolder, head: Head, path: Path, flavour: Flavour) -> Exported:

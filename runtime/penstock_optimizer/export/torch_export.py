@@ -95,9 +95,10 @@ def _load(folder: ModelFolder, head: Head) -> Any:
             attn_implementation="eager",  # the form that fusion knows
             output_loading_info=True,
         )
-    except (OSError, ValueError, KeyError, ImportError, AttributeError, RuntimeError) as error:
+    except Exception as error:  # whatever transformers' code makes of the fields of config.json
         raise UnsupportedModel(
-            f"{folder.path}: transformers {transformers.__version__} does not load it as {AUTO_CLASS[head]}: {error}",
+            f"{folder.path}: transformers {transformers.__version__} does not load it as {AUTO_CLASS[head]}: "
+            f"{type(error).__name__}: {error}",
             remedy="Use a model of an architecture that transformers knows, or add an ONNX export (model.onnx)",
         ) from error
     absent = sorted(name for name in report["missing_keys"] if head is not Head.ENCODER or "pooler" not in name)

@@ -144,7 +144,11 @@ def test_a_masked_language_model_whose_tokenizer_has_no_mask(tmp_path: Path) -> 
         ("DistilBertConfig", {"n_heads": 5}, "5 attention heads"),
         ("ErnieConfig", {"use_task_id": True}, "task ids"),
         ("MPNetConfig", {"relative_attention_num_buckets": 16}, "16 distance buckets"),
-        ("BertConfig", {"model_type": "no-such-type"}, "model_type is no-such-type"),
+        (
+            "BertConfig",
+            {"model_type": "no-such-type", "architectures": ["NoSuchModel"]},
+            "model_type is no-such-type",
+        ),
     ],
 )
 def test_what_the_builder_does_not_know_asks_for_torch(

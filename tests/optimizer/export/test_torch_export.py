@@ -14,6 +14,7 @@ from penstock.errors import CorruptModel, UnsupportedModel
 from penstock.manifest import Axes
 from penstock.tasks import Head
 from penstock_optimizer.export import Flavour, export, torch_export
+from penstock_optimizer.export.torch_export import export_with_torch
 from penstock_runtime.models.folder import ModelFolder
 from tests.optimizer.export.judge import assert_equals_torch, rows
 from tests.optimizer.export.models import DEBERTA, SMALL, make
@@ -161,7 +162,33 @@ def test_a_tensor_of_another_shape_is_named(tmp_path: Path) -> None:
 
 def test_an_architecture_that_transformers_does_not_know(tmp_path: Path) -> None:
     made = make(tmp_path / "model", "BertConfig", Head.ENCODER, **SMALL)
-    made.rewrite_config(model_type="no-such-type")
+    made.rewrite_config(model_type="no-such-type", architectures=["NoSuchModel"])
 
     with pytest.raises(UnsupportedModel, match="no-such-type"):
         export(made.folder, Head.ENCODER, tmp_path / "out")
+
+
+def test_whatever_transformers_raises_for_a_configuration_is_told(tmp_path: Path) -> None:
+    made = make(tmp_path / "model", "BertConfig", Head.ENCODER, **RELATIVE)
+    made.rewrite_config(hidden_size="24")
+
+    with pytest.raises(UnsupportedModel, match=r"does not load it as AutoModel: TypeError: ") as caught:
+        export_with_torch(made.folder, Head.ENCODER, tmp_path / "model.onnx", Flavour.FUSED, "")
+
+    assert "Use a model of an architecture that transformers knows" in caught.value.remedy
+
+
+@pytest.mark.parametrize("head", [Head.ENCODER, Head.SEQUENCE])
+@pytest.mark.parametrize("model_type", ["t5", "gpt2", "no-such-type"])
+def test_a_configuration_that_names_two_architectures_is_told(model_type: str, head: Head, tmp_path: Path) -> None:
+    made = make(tmp_path / "model", "BertConfig", head, **SMALL)
+    made.rewrite_config(model_type=model_type)
+
+    with pytest.raises(CorruptModel) as caught:
+        export(made.folder, head, tmp_path / "out")
+
+    assert f"config.json contradicts itself: model_type is {model_type}, and architectures names Bert" in str(
+        caught.value
+    )
+    assert "which is of the model_type bert. Take config.json from the same revision" in str(caught.value)
+    assert "or write model_type: bert where" in caught.value.remedy
