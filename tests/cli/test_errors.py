@@ -84,8 +84,8 @@ WRONG: dict[str, tuple[Prepare, str, str]] = {
     "no such package": (spec(model="pkg://no_such_package/model"), "no package no_such_package", "pip install"),
     "a task that the model has no head for": (
         spec(task="question-answering"),
-        "is a BertModel without a question-answering head",
-        "this one fits feature-extraction, sentence-similarity",
+        "is a BertModel, which has no head for question-answering",
+        "It can do feature-extraction, sentence-similarity",
     ),
     "longer input than the model takes": (
         spec(serving={"maxInputTokens": 4096}),

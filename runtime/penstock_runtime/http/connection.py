@@ -146,11 +146,8 @@ class Connection(asyncio.Protocol):
             self._ahead_bytes += len(data)
         self._feed(data)
         # Headers are counted when they are whole, trailers not at all; this bounds what never ends.
-        if self._unread_bytes > self.acceptor.settings.max_header_bytes and self._reads():
+        if self._unread_bytes > self.acceptor.settings.max_header_bytes and self.parser is not None:
             self._refuse_headers()
-
-    def _reads(self) -> bool:
-        return self.parser is not None and self.phase is not Phase.LINGER
 
     def _feed(self, data: bytes) -> None:
         parser = self.parser
@@ -409,6 +406,7 @@ class Connection(asyncio.Protocol):
         """Answer without reading on; the client may still be sending."""
         transport = self.transport
         self.request = None
+        self._unread_bytes = 0
         if self.active is not None or self.pending:
             # What came before it is whole: this is answered after all of that, and is the last.
             self.parser = None
