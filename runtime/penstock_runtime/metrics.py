@@ -26,6 +26,8 @@ SECONDS = (
     0.75, 1.0, 1.5, 2.0, 3.0, 5.0, 10.0, 30.0,
 )  # fmt: skip
 """Half a millisecond to half a minute, three to five a decade: an encoder's forward pass is 1 ms to 1 s."""
+NOT_READY = 503
+"""Refused at once, to be answered by another replica: neither load of this one nor a latency to be proud of."""
 ROWS = (1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 64, 128)
 TOKENS = (8, 16, 32, 64, 128, 256, 384, 512, 1024, 2048, 4096, 8192)
 
@@ -101,7 +103,7 @@ class Metrics:
         """A request has been answered (or given up: 499)."""
         key = (route, status)
         self.requests[key] = self.requests.get(key, 0) + 1
-        if inference and (status < 400 or status >= 500):
+        if inference and (status < 400 or status >= 500) and status != NOT_READY:
             self.request_seconds.observe(seconds)
 
     def answered(self, answer: Answer) -> None:
@@ -110,8 +112,8 @@ class Metrics:
         self.queue_seconds.observe(timings.queue_milliseconds / 1000)
         self.tokenization_seconds.observe(timings.tokenization_milliseconds / 1000)
         self.inference_seconds.observe(timings.inference_milliseconds / 1000)
-        self.request_tokens.observe(answer.tokens)
-        self.tokens += answer.tokens
+        self.request_tokens.observe(answer.computed_tokens)
+        self.tokens += answer.computed_tokens
         self.truncated += answer.truncated
 
     def refused(self, reason: str) -> None:
@@ -167,8 +169,9 @@ class Metrics:
         yield GaugeMetricFamily("penstock_connections", "Open client connections.", value=self.connections())
         yield self.request_seconds.family(
             "penstock_request_seconds",
-            "From a request's last byte to its answer, of requests to the model that were answered or failed with 5xx. "
-            "One bucket boundary is the latency objective.",
+            "From a request's last byte to its answer, of requests to the model that were answered or failed with 5xx; "
+            "not of those that a server that is not ready sends elsewhere (503). One bucket boundary is the latency "
+            "objective.",
         )
         yield self.queue_seconds.family("penstock_queue_seconds", "Waiting for a core, of answered requests.")
         yield self.tokenization_seconds.family("penstock_tokenization_seconds", "Tokenising, of answered requests.")

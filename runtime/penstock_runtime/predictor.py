@@ -52,9 +52,16 @@ class Answer(NamedTuple):
     """As `Task.assemble` gives it. May be shared between answers: not to be changed."""
     timings: Timings
     tokens: int
-    """Computed for it, special ones included; 0 when the answer was remembered."""
+    """Of its texts, special ones included."""
     truncated: int
     """Rows that were cut to the model's maximum."""
+    remembered: bool = False
+    """It was computed for an earlier request."""
+
+    @property
+    def computed_tokens(self) -> int:
+        """Tokens that went through the model for it."""
+        return 0 if self.remembered else self.tokens
 
 
 @dataclass(frozen=True, slots=True)
@@ -113,9 +120,10 @@ class Predictor:
         serving = self._serving
         if self._answers is not None:
             key = content_key(serving.number, inputs, parameters)
-            remembered = self._remembered("answers", self._answers, key)
+            remembered: Answer | None = self._remembered("answers", self._answers, key)
             if remembered is not None:
-                return Answer(remembered, Timings(compute_milliseconds=(perf_counter() - arrived) * 1e3), 0, 0)
+                timings = Timings(compute_milliseconds=(perf_counter() - arrived) * 1e3)
+                return remembered._replace(timings=timings, remembered=True)
         deadline = arrived + (self.limits.deadline_seconds if deadline_seconds is None else deadline_seconds)
         serving.visitors += 1
         try:
@@ -125,7 +133,7 @@ class Predictor:
             if not serving.visitors:
                 serving.empty.set()
         if key is not None and self._answers is not None:
-            self._answers.put(key, answer.value, json_size(answer.value))
+            self._answers.put(key, answer, json_size(answer.value))
         return answer
 
     async def warm_up(self) -> None:

@@ -34,7 +34,8 @@ ACCESS_FLUSH_SECONDS = 1.0
 
 def task_limits(settings: Settings) -> Limits:
     """What one request may hold, as `make_task` and the routes take it."""
-    return Limits(items=settings.limits.max_inputs, rows=settings.limits.max_rows)
+    limits = settings.limits
+    return Limits(items=limits.max_inputs, rows=limits.max_rows, answer_bytes=limits.max_answer_bytes)
 
 
 class Server:

@@ -100,6 +100,14 @@ class LimitSettings(Group):
         unit="sequences",
         ge=1,
     )
+    max_answer_bytes: int = setting(
+        67_108_864,
+        "A request whose answer would be longer, as far as its texts, dimensions and top_k tell, is answered with 422 "
+        "before it costs anything: a short one may ask for gigabytes (each token's vector, thousands of words for each "
+        "mask).",
+        unit="bytes",
+        ge=1024,
+    )
 
 
 class QueueSettings(Group):

@@ -101,6 +101,6 @@ def texts(count: int, *, seed: int, median: int = 30, longest: int = 200) -> lis
     return [" ".join(chance.choice(WORDS) for _ in range(length)) for length in lengths]
 
 
-def prepared(text: str) -> list[Row]:
+def prepared(text: str) -> Sequence[Row]:
     """The text's rows."""
     return task().prepare(task().parse(text, {})).rows

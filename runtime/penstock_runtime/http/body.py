@@ -5,6 +5,7 @@ from __future__ import annotations
 import difflib
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from itertools import islice
 from typing import Any
 
 import orjson
@@ -13,6 +14,8 @@ from penstock_runtime.errors import InvalidInput, MalformedBody, UnsupportedMedi
 from penstock_runtime.http.message import Request
 from penstock_runtime.tasks.fields import Kind, json_words, printable
 
+LOOKED_AT = 100
+"""Fields of a body among which a mistyped one is looked for: it may hold a hundred thousand."""
 JSON_REMEDY = "Send JSON with the header content-type: application/json"
 
 
@@ -93,7 +96,7 @@ def checked(kind: Kind, body: Any) -> Any:
 
 def missing_field(name: str, unknown: Iterable[str] = ()) -> InvalidInput:
     """A required field is not there; a field that looks like it may be meant."""
-    close = difflib.get_close_matches(name, list(unknown), n=1, cutoff=0.6)
+    close = difflib.get_close_matches(name, list(islice(unknown, LOOKED_AT)), n=1, cutoff=0.6)
     if close:
         return InvalidInput(
             f"body has no field '{name}'; did you mean it instead of '{printable(close[0])}'?",
@@ -106,7 +109,7 @@ def missing_field(name: str, unknown: Iterable[str] = ()) -> InvalidInput:
 def unknown_field(name: str, free: Sequence[str], known: Sequence[str], *, what: str = "field") -> InvalidInput:
     """A field that does not exist. `free`: known ones that were not given, the likelier meaning of a typo."""
     shown = printable(name)
-    close = difflib.get_close_matches(name, free, n=1, cutoff=0.6) or difflib.get_close_matches(name, known, n=1)
+    close = difflib.get_close_matches(shown, free, n=1, cutoff=0.6) or difflib.get_close_matches(shown, known, n=1)
     remedy = f"Did you mean '{close[0]}'?" if close else f"Known here: {', '.join(known) or 'none'}"
     return InvalidInput(f"there is no {what} '{shown}'", field=shown, remedy=remedy)
 

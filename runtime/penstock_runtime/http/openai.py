@@ -15,7 +15,7 @@ from penstock_runtime.http.replies import answer_response, json_response
 from penstock_runtime.http.routes import Dialect, Route
 from penstock_runtime.http.service import Service
 from penstock_runtime.http.token_ids import ABOUT_IDS, TextsOrIds
-from penstock_runtime.tasks.feature_extraction import WIDEST
+from penstock_runtime.tasks.feature_extraction import AUTO, WIDEST
 from penstock_runtime.tasks.fields import Choice, Integer, JsonSchema, Object, Text
 from penstock_runtime.tasks.limits import Limits
 
@@ -54,7 +54,7 @@ class OpenAI:
         """`/v1/embeddings`."""
         body = checked(self._embeddings, read_json(request))
         dimensions = body["dimensions"]
-        parameters = {} if dimensions is None else {"dimensions": dimensions}
+        parameters = {"pooling": AUTO} if dimensions is None else {"pooling": AUTO, "dimensions": dimensions}
         with fields_named({"inputs": "input", "parameters.": ""}):
             answer = await self._service.predict(request, body["input"], parameters)
         vectors = answer.value

@@ -42,7 +42,7 @@ TIMINGS = {
     "x-queue-time": "Waiting for a core, milliseconds.",
     "x-tokenization-time": "Tokenising, milliseconds.",
     "x-inference-time": "Forward passes that this request took part in, milliseconds.",
-    "x-compute-tokens": "Tokens computed for this request, special ones included.",
+    "x-compute-tokens": "Tokens computed for this request, special ones included; 0 when the answer was remembered.",
 }
 """Headers of every answer of the model."""
 

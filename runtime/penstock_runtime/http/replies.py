@@ -44,7 +44,7 @@ def timing_headers(answer: Answer) -> bytes:
             timings.queue_milliseconds,
             timings.tokenization_milliseconds,
             timings.inference_milliseconds,
-            answer.tokens,
+            answer.computed_tokens,
         )
     )
     if answer.truncated:

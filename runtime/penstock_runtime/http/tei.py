@@ -67,7 +67,8 @@ class Tei:
         # An endpoint that gives vectors: their cosines are the same answer.
         texts = [inputs["source_sentence"], *inputs["sentences"]]
         with fields_named({"inputs[0]": "inputs.source_sentence", "inputs": "inputs.sentences"}):
-            answer = await self._service.predict(request, texts, {**parameters, "normalize": True})
+            vectorising = {"pooling": feature_extraction.AUTO, "normalize": True}
+            answer = await self._service.predict(request, texts, {**parameters, **vectorising})
         vectors = np.asarray(answer.value)
         return answer_response(answer, np.clip(vectors[1:] @ vectors[0], -1, 1))
 

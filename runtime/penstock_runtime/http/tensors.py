@@ -21,6 +21,8 @@ from penstock_runtime.tasks.fields import json_words
 LENGTH = struct.Struct("<I")
 LARGEST = 2**31 - 1
 """Size of a dimension."""
+MOST_DIMENSIONS = 32
+"""More than any tensor has: the product of a hundred thousand sizes takes seconds."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,9 +72,13 @@ class Output:
 
 def element_count(shape: Any, where: str) -> int:
     """How many elements a shape holds; InvalidInput when it is no list of sizes (3.0 is one)."""
-    sizes_fit = isinstance(shape, list) and all(
-        isinstance(size, int | float) and not isinstance(size, bool) and 0 <= size <= LARGEST and size == int(size)
-        for size in shape
+    sizes_fit = (
+        isinstance(shape, list)
+        and len(shape) <= MOST_DIMENSIONS
+        and all(
+            isinstance(size, int | float) and not isinstance(size, bool) and 0 <= size <= LARGEST and size == int(size)
+            for size in shape
+        )
     )
     if not sizes_fit:
         raise InvalidInput(f"{where}.shape must be a list of sizes", field=f"{where}.shape", remedy="Such as [1]")
@@ -89,7 +95,7 @@ def read_texts(tensor: dict[str, Any], binary: bytes | None, where: str) -> list
         )
     count = element_count(tensor.get("shape"), where)
     if binary is not None:
-        texts = _binary_texts(binary, where)
+        texts = _binary_texts(binary, count, where)
     else:
         data = _flat(tensor.get("data"), where)
         for index, text in enumerate(data):
@@ -98,8 +104,9 @@ def read_texts(tensor: dict[str, Any], binary: bytes | None, where: str) -> list
                 raise InvalidInput(f"{path} must be a text, not {json_words(text)}", field=path, remedy="Send texts")
         texts = data
     if len(texts) != count:
+        found = f"more than {count}" if len(texts) > count else f"{len(texts)}"
         raise InvalidInput(
-            f"{where} has {len(texts)} elements, but its shape {tensor['shape']} holds {count}",
+            f"{where} has {found} elements, but its shape {tensor['shape']} holds {count}",
             field=f"{where}.shape",
             remedy="Make the shape fit the data",
         )
@@ -118,10 +125,11 @@ def _flat(data: Any, where: str) -> list[Any]:
     return flat
 
 
-def _binary_texts(data: bytes, where: str) -> list[str]:
-    texts = []
+def _binary_texts(data: bytes, count: int, where: str) -> list[str]:
+    """No more than one text over `count`, however many empty ones there are."""
+    texts: list[str] = []
     position = 0
-    while position < len(data):
+    while position < len(data) and len(texts) <= count:
         if position + LENGTH.size > len(data):
             raise _cut_off(where)
         (length,) = LENGTH.unpack_from(data, position)

@@ -30,6 +30,7 @@ from penstock_runtime.tasks.limits import Limits
 TAG = "Open Inference Protocol"
 VERSION = "1"
 HEADER_LENGTH = b"inference-header-content-length"
+LENGTH_DIGITS = 18
 PROTOCOL_PARAMETERS = frozenset(
     {"binary_data_output", "sequence_id", "sequence_start", "sequence_end", "priority", "timeout"}
 )
@@ -84,7 +85,8 @@ def _split(request: Request) -> tuple[Any, bytes]:
     length = request.headers.get(HEADER_LENGTH)
     if length is None:
         return read_json(request), b""
-    if not length.isdigit() or int(length) > len(request.body):
+    # A number of thousands of digits is not even looked at: int() refuses it with an error of its own.
+    if not length.isdigit() or len(length) > LENGTH_DIGITS or int(length) > len(request.body):
         raise InvalidInput(
             f"the header {HEADER_LENGTH.decode()} is no length within the body",
             field=HEADER_LENGTH.decode(),

@@ -14,7 +14,7 @@ from penstock_runtime.rows import Outputs, Row
 class Prepared:
     """A request after tokenising: its rows, and whatever the task wants to remember until `assemble`."""
 
-    rows: list[Row]
+    rows: Sequence[Row]
     memo: Any
     """The task's own: parsed inputs, parameters, offsets."""
     truncated: int = 0

@@ -32,19 +32,22 @@ from penstock_runtime.tasks.fields import (
     parse_parameters,
 )
 from penstock_runtime.tasks.fitting import TRUNCATION, TRUNCATION_NOTES, Fitter, Truncation
-from penstock_runtime.tasks.limits import DEFAULT_LIMITS, Limits
+from penstock_runtime.tasks.limits import DEFAULT_LIMITS, NUMBER_BYTES, Limits
 from penstock_runtime.tasks.pooling import normalise, shorten
 from penstock_runtime.tokens import Pieces
 
 WIDEST = 65_536
 """Wider than any vector: the schema's limit for `dimensions`; the model's own width is checked as well."""
 
+AUTO = "auto"
+"""The pooling that gives a vector for each text, whatever the model."""
+
 PARAMETERS = Object(
     required={},
     optional={
         "normalize": (Boolean(), None),
         "dimensions": (Integer(1, WIDEST), None),
-        "pooling": (Choice(("none", *(str(pooling) for pooling in Pooling))), None),
+        "pooling": (Choice(("none", AUTO, *(str(pooling) for pooling in Pooling))), None),
         **PROMPT,
         **TRUNCATION,
     },
@@ -53,7 +56,9 @@ PARAMETERS = Object(
         "dimensions": "Keep this many first values (for models trained so); normalised again where `normalize` is on. "
         "Default: the model's truncate_dim, mostly all; cut as sentence-transformers does, after the model's own "
         "normalisation.",
-        "pooling": "How token vectors become one; none gives them all. Default: as the model's own files say.",
+        "pooling": "How token vectors become one; none gives them all; auto: as the model's own files say, mean where "
+        "they say nothing, as sentence-transformers has it. Default: as the model's own files say, all where they say "
+        "nothing.",
         **PROMPT_NOTES,
         **TRUNCATION_NOTES,
     },
@@ -70,7 +75,8 @@ def inputs(limits: Limits) -> Kind:
 
 
 def request_schema(limits: Limits = DEFAULT_LIMITS) -> JsonSchema:
-    """The request body. Refused beyond it: unknown prompts, too many dimensions, too long without truncate."""
+    """The request body. Refused beyond it: unknown prompts, too many dimensions, too long without truncate, vectors of
+    so many tokens that they make a very large answer."""
     return body_schema(inputs(limits), PARAMETERS, examples=EXAMPLES, about="Texts to vectors")
 
 
@@ -128,6 +134,7 @@ class FeatureExtraction:
         self._dimensions = folder.dimensions
         self._width = width(folder.config)
         self._rule = fitter.rule
+        self._limits = limits
         self._inputs = inputs(limits)
 
     def parse(self, inputs: Any, parameters: Mapping[str, Any]) -> Request:
@@ -135,8 +142,7 @@ class FeatureExtraction:
         values = parse_parameters(parameters, PARAMETERS)
         given = inputs if isinstance(inputs, TokenIds) else self._inputs.parse(inputs, "inputs")
         single = given.single if isinstance(given, TokenIds) else isinstance(given, str)
-        asked = values["pooling"]
-        pooling = self._pooling if asked is None else None if asked == "none" else Pooling(asked)
+        pooling = self._pooling_of(values["pooling"])
         dimensions = self._dimensions if values["dimensions"] is None else values["dimensions"]
         normalize = self._normalize if values["normalize"] is None else values["normalize"]
         # What only the model's files ask for is done as sentence-transformers does it: modules first, then the cut.
@@ -165,6 +171,14 @@ class FeatureExtraction:
             rule=self._rule.asked(values["truncate"], values["truncation_direction"]),
         )
 
+    def _pooling_of(self, asked: str | None) -> Pooling | None:
+        """None: a vector for each token."""
+        if asked == AUTO:
+            return self._pooling or Pooling.MEAN
+        if asked is None:
+            return self._pooling
+        return None if asked == "none" else Pooling(asked)
+
     def _pieces(self, given: TokenIds, prefix: str) -> list[Pieces]:
         """InvalidInput for ids that the model does not have, and where a prompt would have to go before them."""
         if prefix:
@@ -175,21 +189,34 @@ class FeatureExtraction:
             )
         size = self._embedding.fitter.tokenizer.vocabulary_size
         for index, ids in enumerate(given.texts):
-            for position, one in enumerate(ids):
-                if not 0 <= one < size:
-                    path = f"inputs[{position}]" if given.single else f"inputs[{index}][{position}]"
-                    raise InvalidInput(
-                        f"{path} is {one}; this model's tokens are 0 to {size - 1}",
-                        field=path,
-                        remedy="Use the tokenizer of this model, or send texts",
-                    )
+            # Of all at once: a body may hold a million.
+            if min(ids) >= 0 and max(ids) < size:
+                continue
+            position, one = next((place, one) for place, one in enumerate(ids) if not 0 <= one < size)
+            path = f"inputs[{position}]" if given.single else f"inputs[{index}][{position}]"
+            raise InvalidInput(
+                f"{path} is {one}; this model's tokens are 0 to {size - 1}",
+                field=path,
+                remedy="Use the tokenizer of this model, or send texts",
+            )
         return [Pieces(ids) for ids in given.texts]
 
     def prepare(self, request: Request) -> Prepared:
         """See `Task`."""
         where = ["inputs"] if request.single else [f"inputs[{index}]" for index in range(len(request.texts))]
         rows, cut = self._embedding.rows(request.texts, where, request.rule, request.pooling)
+        if self._width is not None:
+            self._check_answer(request, rows, self._width)
         return Prepared(rows=rows, memo=request, truncated=cut)
+
+    def _check_answer(self, request: Request, rows: Sequence[Row], width: int) -> None:
+        if request.pooling is None:
+            numbers = sum(row.length for row in rows) * width
+            remedy = "Send fewer texts at a time, or set parameters.pooling, for instance to mean"
+        else:
+            numbers = len(rows) * (request.dimensions or width)
+            remedy = "Send fewer texts at a time"
+        self._limits.check_answer(numbers * NUMBER_BYTES, "inputs", remedy)
 
     def reduce(self, row: Row, outputs: Outputs) -> Float:
         """See `Task`."""

@@ -28,6 +28,11 @@ from penstock_runtime.tasks.fitting import Fitter, Truncation
 from penstock_runtime.tasks.limits import DEFAULT_LIMITS, Limits
 from penstock_runtime.tasks.scores import finite, highest, softmax
 
+CHOICE_BYTES = 80
+"""Of one token's part of the answer in JSON, its sequence apart."""
+TOKEN_BYTES = 6
+"""Of a token in a text: English has 4 to 5, others more."""
+
 EXAMPLES = (
     {"inputs": "Paris is the [MASK] of France.", "parameters": {"top_k": 3}},
     {"inputs": ["The goal of life is [MASK].", "A [MASK] day."], "parameters": {"targets": ["love", "rainy"]}},
@@ -58,7 +63,7 @@ def inputs(limits: Limits) -> Kind:
 
 def request_schema(limits: Limits = DEFAULT_LIMITS) -> JsonSchema:
     """The request body. Refused beyond it: texts without the model's mask token, targets without any token, too long
-    without truncate."""
+    without truncate, masks times top_k that make a very large answer."""
     return body_schema(
         inputs(limits), parameter_kinds(limits), examples=EXAMPLES, about="What may stand in a mask's place"
     )
@@ -125,6 +130,7 @@ class FillMask:
                 f"{folder.tokenizer} has no mask token", remedy="State it as mask_token in tokenizer_config.json"
             )
         self._fitter = fitter
+        self._limits = limits
         self._inputs = inputs(limits)
         self._parameters = parameter_kinds(limits)
 
@@ -147,11 +153,18 @@ class FillMask:
         plain, cut = self._fitter.singles(request.texts, where, request.rule)
         targets = None if request.targets is None else self._targets(request.targets)
         rows: list[Row] = []
+        size_bytes = 0
         for row, text, field in zip(plain, request.texts, where, strict=True):
             masks = tuple(index for index, number in enumerate(row.ids) if number == self._fitter.tokenizer.mask_id)
             if not masks:
                 raise self._no_mask(text, field)
             rows.append(MaskRow(row.ids, row.type_ids, masks=masks, top_k=request.top_k, targets=targets))
+            most = self._fitter.tokenizer.vocabulary_size if targets is None else len(targets)
+            # Each choice comes with the whole text.
+            size_bytes += len(masks) * min(request.top_k, most) * (CHOICE_BYTES + TOKEN_BYTES * row.length)
+        self._limits.check_answer(
+            size_bytes, "parameters.top_k", "Ask for fewer tokens for each mask, or send fewer masks"
+        )
         return Prepared(rows=rows, memo=request, truncated=cut)
 
     def reduce(self, row: Row, outputs: Outputs) -> Choices:

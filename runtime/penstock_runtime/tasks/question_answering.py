@@ -41,6 +41,9 @@ MAX_SEQUENCE = 384
 MAX_OVERLAP = 128
 MAX_QUESTION = 64
 
+ANSWER_BYTES = 60
+"""Of an answer in JSON, its text apart."""
+
 PARAMETERS = Object(
     required={},
     optional={
@@ -81,7 +84,7 @@ def inputs(limits: Limits) -> Kind:
 
 def request_schema(limits: Limits = DEFAULT_LIMITS) -> JsonSchema:
     """The request body. Refused beyond it: a question or a stride that leaves no room for
-    context, too many windows, a max_seq_len over the model's limit."""
+    context, too many windows, a max_seq_len over the model's limit, so many answers that they make a very large one."""
     return body_schema(
         inputs(limits), PARAMETERS, examples=EXAMPLES, about="The part of a context that answers a question"
     )
@@ -195,7 +198,7 @@ class QuestionAnswering:
         contexts = tokenizer.split(
             [context for _, context in request.questions], limit=self._limits.rows * request.max_seq_len, offsets=True
         )
-        rows: list[Row] = []
+        rows: list[WindowRow] = []
         cut = 0
         for index, (question, context) in enumerate(zip(questions, contexts, strict=True)):
             prefix = "inputs" if request.single else f"inputs[{index}]"
@@ -220,7 +223,16 @@ class QuestionAnswering:
                         align=request.align,
                     )
                 )
+        self._check_answer(request, rows)
         return Prepared(rows=rows, memo=request, truncated=cut)
+
+    def _check_answer(self, request: Request, rows: Sequence[WindowRow]) -> None:
+        """The longest answer is all of a window: two words may have any amount of white space between them."""
+        longest = [0] * len(request.questions)
+        for row in rows:
+            longest[row.question] = max(longest[row.question], _length(row.context))
+        size = sum(request.top_k * (ANSWER_BYTES + characters) for characters in longest)
+        self._limits.check_answer(size, "parameters.top_k", "Ask for fewer answers, or send fewer questions at a time")
 
     def reduce(self, row: Row, outputs: Outputs) -> WindowAnswers:
         """The window's best answers in characters."""
@@ -289,6 +301,12 @@ class QuestionAnswering:
                 remedy="Send less text, or a smaller doc_stride",
             )
         return windows(context, room, overlap)
+
+
+def _length(context: Pieces) -> int:
+    """Characters from its first token to the end of its last."""
+    offsets = context.offsets or [(0, 0)]
+    return offsets[-1][1] - offsets[0][0]
 
 
 def _characters(row: WindowRow, first: int, last: int) -> tuple[int, int]:

@@ -76,6 +76,9 @@ PARAMETERS = Object(
         **TRUNCATION_NOTES,
     },
 )
+LABEL_BYTES = 36
+"""Of a label's part of the answer in JSON, its name apart."""
+
 EXAMPLES = (
     {"inputs": "I like you. I love you."},
     {"inputs": {"text": "A man plays.", "text_pair": "Somebody is playing."}, "parameters": {"top_k": 1}},
@@ -93,7 +96,8 @@ def inputs(limits: Limits) -> Kind:
 
 
 def request_schema(limits: Limits = DEFAULT_LIMITS) -> JsonSchema:
-    """The request body. Refused beyond it: too long without truncate."""
+    """The request body. Refused beyond it: too long without truncate, labels of so many texts that they make a very
+    large answer."""
     return body_schema(inputs(limits), PARAMETERS, examples=EXAMPLES, about="Labels for texts or pairs of texts")
 
 
@@ -132,6 +136,8 @@ class TextClassification:
     def __init__(self, fitter: Fitter, folder: ModelFolder, limits: Limits = DEFAULT_LIMITS) -> None:
         self._fitter = fitter
         self._labels = folder.labels
+        self._longest_label = max(map(len, folder.labels))
+        self._limits = limits
         self._function = Function.of(folder)
         self._inputs = inputs(limits)
 
@@ -141,6 +147,12 @@ class TextClassification:
         given = self._inputs.parse(inputs, "inputs")
         items = given if isinstance(given, list) else [given]
         function = values["function_to_apply"]
+        labels = min(values["top_k"] or len(self._labels), len(self._labels))
+        self._limits.check_answer(
+            len(items) * labels * (LABEL_BYTES + self._longest_label),
+            "inputs",
+            "Send fewer texts at a time, or a smaller parameters.top_k",
+        )
         return Request(
             texts=[(item, None) if isinstance(item, str) else (item["text"], item["text_pair"]) for item in items],
             where=[f"inputs[{index}]" for index in range(len(items))] if isinstance(given, list) else ["inputs"],

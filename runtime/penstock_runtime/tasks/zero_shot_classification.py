@@ -37,6 +37,8 @@ from penstock_runtime.tasks.limits import DEFAULT_LIMITS, Limits
 from penstock_runtime.tasks.scores import finite, softmax
 
 TEMPLATE = "This example is {}."
+LONGEST_TEMPLATE = 1000
+"""Characters. Each label gets a copy."""
 EXAMPLES = (
     {
         "inputs": "I have a problem with my iphone that needs to be resolved asap!!",
@@ -63,6 +65,12 @@ class Template(Text):
             plain = not any(spec or conversion for _, _, spec, conversion in string.Formatter().parse(text))
         except ValueError:
             fields, plain = [], False
+        if len(text) > LONGEST_TEMPLATE:
+            raise InvalidInput(
+                f"{where} has {len(text)} characters; at most {LONGEST_TEMPLATE} are one sentence",
+                field=where,
+                remedy="Shorten it: every label gets a hypothesis of its own",
+            )
         if not plain or not fields or not set(fields) <= {"", "0"}:
             raise InvalidInput(
                 f"{where} has no plain {{}} in place of the label",
@@ -73,7 +81,7 @@ class Template(Text):
 
     def schema(self) -> JsonSchema:
         """A string with `{}` and no other brace (doubled ones pass as well, the schema does not say so)."""
-        return {"type": "string", "pattern": r"^[^{}]*\{\}[^{}]*$", "minLength": 2}
+        return {"type": "string", "pattern": r"^[^{}]*\{\}[^{}]*$", "minLength": 2, "maxLength": LONGEST_TEMPLATE}
 
 
 @dataclass(frozen=True)

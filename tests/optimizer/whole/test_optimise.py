@@ -129,8 +129,9 @@ def test_a_damaged_artefact_is_made_again(
     path = store / made.artefact.name / served.path
     os.truncate(path, path.stat().st_size - 1)
 
-    # A quick start looks only at what it serves.
-    assert prepare(made.endpoint, store=store, models=store).finished is (which == "baseline")
+    # A quick start looks only at what it serves; fp32 itself may be chosen, where int8 gains nothing that day.
+    fall_back_only = served.path != made.manifest.chosen.path
+    assert prepare(made.endpoint, store=store, models=store).finished is fall_back_only
     again = Made(made.endpoint, store)
 
     assert not any(event.facts.get("found") for event in again.events)

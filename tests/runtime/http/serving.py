@@ -170,7 +170,12 @@ class Model:
 
 def make_model(path: Path, task: TaskName, settings: Settings | None = None) -> Model:
     """A model for the task, with its files below `path`."""
-    folder = ModelFolder.open(write_folder(path, task), weights=False)
+    return model_of(write_folder(path, task), task, settings)
+
+
+def model_of(path: Path, task: TaskName, settings: Settings | None = None) -> Model:
+    """A model for the task, of files that are there."""
+    folder = ModelFolder.open(path, weights=False)
     made = make_task(task, folder, limits=task_limits(settings or Settings()))
     return Model(made, labels=len(LABELS.get(task, (0, 0))), vocabulary=folder.config["vocab_size"])
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import base64
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import httpx
@@ -15,7 +16,7 @@ from huggingface_hub import InferenceClient
 from tritonclient.utils import InferenceServerException
 
 from penstock.tasks import TaskName
-from tests.runtime.http.serving import REQUESTS, WIDTH, Endpoint
+from tests.runtime.http.serving import REQUESTS, WIDTH, Endpoint, make_model, model_of, serving
 
 EndpointOf = Callable[[TaskName], Endpoint]
 
@@ -288,6 +289,23 @@ class TestShapes:
         of_task = httpx.post(f"{endpoint_of(TaskName.SENTENCE_SIMILARITY).url}/similarity", json=body).json()
 
         np.testing.assert_allclose(of_vectors, of_task, atol=1e-6)
+
+    def test_a_plain_model_gives_a_vector_for_each_text_to_those_who_know_no_other(self, tmp_path: Path) -> None:
+        task = TaskName.FEATURE_EXTRACTION
+        model = make_model(tmp_path, task)
+        (tmp_path / "modules.json").unlink()
+        plain = model_of(tmp_path, task)
+        body = REQUESTS[TaskName.SENTENCE_SIMILARITY]
+        with serving(model, task) as pooled, serving(plain, task) as endpoint:
+            tokens = predict(endpoint, {"inputs": "a text"})
+            means = predict(endpoint, {"inputs": "a text", "parameters": {"pooling": "mean"}})
+            embeddings = httpx.post(f"{endpoint.url}/v1/embeddings", json={"input": "a text"}).json()["data"]
+            cosines = httpx.post(f"{endpoint.url}/similarity", json=body).json()
+            expected = httpx.post(f"{pooled.url}/similarity", json=body).json()
+
+        assert np.shape(tokens) == (1, 4, WIDTH)
+        assert [one["embedding"] for one in embeddings] == means
+        np.testing.assert_allclose(cosines, expected, atol=1e-6)
 
     @pytest.mark.parametrize("task", list(TaskName))
     def test_the_root_answers_like_predict(self, endpoint_of: EndpointOf, task: TaskName) -> None:

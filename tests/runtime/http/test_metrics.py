@@ -15,7 +15,7 @@ from prometheus_client.openmetrics.parser import text_string_to_metric_families 
 from prometheus_client.parser import text_string_to_metric_families as parse
 
 from penstock.tasks import TaskName
-from penstock_runtime.errors import Overloaded
+from penstock_runtime.errors import InferenceFailed, NotReady, Overloaded, RequestError
 from penstock_runtime.host import read_host
 from penstock_runtime.http.status import Status
 from penstock_runtime.metrics import SECONDS, Metrics, Tally, with_objective
@@ -84,16 +84,32 @@ def test_a_request_is_counted_once_everywhere(tmp_path: Path) -> None:
     assert not any("attacker" in name for name in samples)
 
 
-def test_refusals_of_the_queue_are_not_good_latencies() -> None:
+@pytest.mark.parametrize(
+    ("error", "reason", "counted"),
+    [
+        (Overloaded("the queue is full"), "overloaded", 0),
+        (NotReady("the server is shutting down"), "not_ready", 0),
+        (InferenceFailed("the engine failed"), "inference", 1),
+    ],
+)
+def test_refusals_are_not_good_latencies(error: RequestError, reason: str, counted: int) -> None:
     gate = Gate()
-    gate.error = Overloaded("the queue is full")
+    gate.error = error
     gate.open()
     with serving(gate) as endpoint:
         httpx.post(f"{endpoint.url}/predict", json="x")
         samples = scrape(endpoint.url)
 
-    assert samples["penstock_rejected_total[('reason', 'overloaded')]"] == 1
-    assert samples["penstock_request_seconds_count[]"] == 0
+    assert samples[f"penstock_rejected_total[('reason', '{reason}')]"] == 1
+    assert samples["penstock_request_seconds_count[]"] == counted
+
+
+def test_remembered_answers_count_no_tokens() -> None:
+    metrics = full_metrics()
+    before = metrics.tokens
+    metrics.answered(Answer(None, TIMINGS, tokens=7, truncated=1, remembered=True))
+
+    assert (metrics.tokens, metrics.truncated) == (before, 1)
 
 
 def test_open_metrics_is_given_to_those_who_ask() -> None:

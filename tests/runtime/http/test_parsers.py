@@ -101,6 +101,43 @@ def test_any_binary_tensor_is_read_or_explained(data: bytes, shape: list[int]) -
         assert b"".join(struct.pack("<I", len(text.encode())) + text.encode() for text in texts) == data
 
 
+@pytest.mark.parametrize(
+    ("shape", "words"),
+    [([1] * 33, "must be a list of sizes"), ([2**31 - 1] * 100_000, "must be a list of sizes"), ([3], "more than 3")],
+    ids=["33 dimensions", "a hundred thousand", "more texts than it says"],
+)
+def test_a_tensor_that_would_take_seconds_is_refused_at_once(shape: list[int], words: str) -> None:
+    empty_texts = bytes(4) * 1_000_000
+
+    refused = tried(read_texts, {"datatype": "BYTES", "shape": shape}, empty_texts, "inputs[0]")
+
+    assert isinstance(refused, RequestError)
+    assert words in refused.message
+    assert refused.field == "inputs[0].shape"
+
+
+@pytest.mark.parametrize("digits", [19, 5000])
+def test_a_header_of_too_many_digits_is_no_length(digits: int) -> None:
+    sent = request(b'{"inputs": []}')
+    sent.headers[HEADER_LENGTH] = b"9" * digits
+
+    refused = tried(read_inference, sent, SIGNATURES[TaskName.FEATURE_EXTRACTION])
+
+    assert isinstance(refused, RequestError)
+    assert (refused.status, refused.field) == (422, HEADER_LENGTH.decode())
+
+
+def test_a_mistyped_field_is_looked_for_among_the_first_hundred() -> None:
+    envelope = Envelope(request_schema(TaskName.FEATURE_EXTRACTION), beside=True)
+    others = {f"field {index}": index for index in range(100_000)}
+
+    near = tried(envelope.open, {"input": "x", **others})
+    far = tried(envelope.open, {**others, "input": "x"})
+
+    assert "did you mean it instead of 'input'?" in near.message
+    assert far.message == "body has no field 'inputs'"
+
+
 @pytest.mark.parametrize("task", list(TaskName))
 @given(data=st.data())
 @settings(max_examples=examples(60))

@@ -327,7 +327,11 @@ def test_remembered_answers_cost_no_run_and_tell_parameters_apart() -> None:
         asked = [([4], {}), ([4], {}), ([4], {"a": 1}), ([5], {}), ([4], {"a": 1})]
         answers = [await predictor.predict(inputs, parameters) for inputs, parameters in asked]
         assert [answer.value["sums"] for answer in answers] == [[4.0], [4.0], [4.0], [5.0], [4.0]]
-        assert [answer.tokens for answer in answers] == [4, 0, 4, 5, 0]
+        assert [answer.remembered for answer in answers] == [False, True, False, False, True]
+        assert [answer.computed_tokens for answer in answers] == [4, 0, 4, 5, 0]
+        # What it says of the texts stays true: bills and warnings are made from it.
+        assert [(answer.tokens, answer.truncated) for answer in answers] == [(4, 1), (4, 1), (4, 1), (5, 1), (4, 1)]
+        assert all(answer.timings.inference_milliseconds == 0 for answer in answers if answer.remembered)
         assert seen.caches == {("answers", True): 2, ("answers", False): 3}
         assert predictor.facts()["caches"]["answers"]["hits"] == 2
         assert len(engine.batches) == 3

@@ -160,6 +160,13 @@ def test_pooling_may_be_asked_for_or_left_out(minilm: Built) -> None:
     np.testing.assert_allclose(ask(MORE[0], normalize=False), tokens.mean(axis=1), atol=1e-6)
 
 
+def test_auto_gives_a_vector_for_each_text_whatever_the_model(minilm: Built, built: Build) -> None:
+    plain = built(NAME, BERT).task(NAME)
+    np.testing.assert_array_equal(plain(TEXTS[:3], pooling="auto"), plain(TEXTS[:3], pooling="mean"))
+    pooled = minilm.task(NAME)
+    np.testing.assert_array_equal(pooled(MORE[0], pooling="auto"), pooled(MORE[0]))
+
+
 @pytest.mark.parametrize(
     ("options", "field", "message"),
     [

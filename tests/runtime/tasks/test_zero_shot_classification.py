@@ -118,3 +118,9 @@ def test_what_does_not_fit_is_refused(
 def test_a_template_without_a_plain_place_is_refused(template: str, built: Build) -> None:
     with pytest.raises(InvalidInput, match=r"no plain \{\} in place of the label"):
         built(NAME, BERT).task(NAME)("t", candidate_labels="a", hypothesis_template=template)
+
+
+def test_a_template_of_pages_is_refused(built: Build) -> None:
+    with pytest.raises(InvalidInput, match="has 1001 characters; at most 1000") as refused:
+        built(NAME, BERT).task(NAME)("t", candidate_labels="a", hypothesis_template="x" * 999 + "{}")
+    assert refused.value.field == "parameters.hypothesis_template"
