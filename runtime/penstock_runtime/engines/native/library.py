@@ -15,7 +15,7 @@ from pathlib import Path
 from penstock.errors import ArtefactError
 from penstock_runtime.engines.native.compiler import LIBRARY
 
-ABI = 5
+ABI = 6
 """`PENSTOCK_ABI` of native.h."""
 VARIABLE = "PENSTOCK_NATIVE_LIBRARY"
 """Environment variable: another file than the installed one (the tests' sanitised one)."""
@@ -27,7 +27,8 @@ class Kernels(IntEnum):
     PLAIN = 0
     AVX2 = 1
     AVX512_VNNI = 2
-    AMX = 3
+    AVX512_BF16 = 3
+    AMX = 4
 
 
 class Kind(IntEnum):

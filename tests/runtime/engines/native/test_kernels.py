@@ -179,8 +179,8 @@ def test_attention_is_softmax_over_the_kept_tokens(
 
     y = run([step], {}, x, kernels=kernels, threads=threads, real=real)
 
-    # Tiles multiply floats of 16 bits: queries, keys and values are rounded, and each share is once more.
-    rounded = kernels is Kernels.AMX and width % 32 == 0
+    # Floats of 16 bits are multiplied: queries, keys and values are rounded, and each share is once more.
+    rounded = kernels >= Kernels.AVX512_BF16 and width % 32 == 0
     x = in_16_bits(x) if rounded else x
     q, k, v = (part.reshape(tokens, heads, width).astype(np.float64) for part in np.split(x, 3, axis=1))
     scores = np.einsum("ihd,jhd->hij", q, k[:real]) * width**-0.5
@@ -224,7 +224,7 @@ def test_what_is_added_to_a_score_depends_on_how_far_the_key_is_behind_its_query
     shares /= shares.sum(axis=-1, keepdims=True)
     expected = np.einsum("hij,jhd->ihd", shares, v[:real]).reshape(tokens, hidden)
     size = np.einsum("hij,jhd->ihd", shares, np.abs(v[:real])).reshape(tokens, hidden)
-    rounded = kernels is Kernels.AMX and width % 32 == 0
+    rounded = kernels >= Kernels.AVX512_BF16 and width % 32 == 0
     assert (np.abs(y - expected) <= 2e-5 + (2.0**-8 + 4e-4 if rounded else 0) * size).all()
 
 

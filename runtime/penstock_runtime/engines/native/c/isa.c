@@ -26,7 +26,9 @@ int penstock_best_isa(void) {
     __builtin_cpu_init();
     if (__builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512bw") && __builtin_cpu_supports("avx512dq") &&
         __builtin_cpu_supports("avx512vl") && __builtin_cpu_supports("avx512vnni"))
-        return has_amx() ? PENSTOCK_AMX : PENSTOCK_AVX512_VNNI;
+        return has_amx()                              ? PENSTOCK_AMX
+               : __builtin_cpu_supports("avx512bf16") ? PENSTOCK_AVX512_BF16
+                                                      : PENSTOCK_AVX512_VNNI;
     if (__builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma")) return PENSTOCK_AVX2;
 #endif
     return PENSTOCK_PLAIN;
@@ -46,6 +48,7 @@ const struct kernels *kernels_for(int isa) {
     switch (isa) {
 #if defined(__x86_64__)
     case PENSTOCK_AMX: return &penstock_amx;
+    case PENSTOCK_AVX512_BF16: return &penstock_avx512_bf16;
     case PENSTOCK_AVX512_VNNI: return &penstock_avx512_vnni;
     case PENSTOCK_AVX2: return &penstock_avx2;
 #endif

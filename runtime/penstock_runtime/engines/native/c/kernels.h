@@ -66,6 +66,7 @@ extern const struct kernels penstock_plain;
 #if defined(__x86_64__)
 extern const struct kernels penstock_avx2;
 extern const struct kernels penstock_avx512_vnni;
+extern const struct kernels penstock_avx512_bf16;
 extern const struct kernels penstock_amx;
 #endif
 

@@ -9,7 +9,7 @@ opened. */
 
 #include <stdint.h>
 
-#define PENSTOCK_ABI 5
+#define PENSTOCK_ABI 6
 #define PENSTOCK_DISTANCES_SPARE 33 /* floats behind each line of `distances` that are read and not used */
 #define PENSTOCK_API __attribute__((visibility("default")))
 
@@ -31,7 +31,13 @@ enum penstock_activation {
     PENSTOCK_GELU_TANH = 4, /* GELU by way of tanh, as models of Google's have it */
 };
 
-enum penstock_isa { PENSTOCK_PLAIN = 0, PENSTOCK_AVX2 = 1, PENSTOCK_AVX512_VNNI = 2, PENSTOCK_AMX = 3 };
+enum penstock_isa {
+    PENSTOCK_PLAIN = 0,
+    PENSTOCK_AVX2 = 1,
+    PENSTOCK_AVX512_VNNI = 2,
+    PENSTOCK_AVX512_BF16 = 3,
+    PENSTOCK_AMX = 4,
+};
 
 enum penstock_status { PENSTOCK_OK = 0, PENSTOCK_NO_MEMORY = 1, PENSTOCK_BAD_INPUT = 2, PENSTOCK_BAD_MODEL = 3 };
 
