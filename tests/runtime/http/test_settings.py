@@ -28,6 +28,7 @@ DEFAULTS = {
     "max_body_bytes": 2_000_000,
     "max_inputs": 1024,
     "max_rows": 1024,
+    "max_answer_bytes": 67_108_864,
     "max_queue_rows": 1024,
     "max_queue_tokens": 131_072,
     "deadline_seconds": 30.0,
