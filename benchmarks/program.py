@@ -6,9 +6,9 @@ from typing import Any
 
 import click
 
+from penstock.ending import sigterm_interrupts
 from penstock.errors import PenstockError
 from penstock_optimizer.bench.judge import QUIET_ENOUGH
-from penstock_optimizer.bench.server import ending_on_term
 
 
 def verdict(foreign_share: float, *, reached: bool) -> str:
@@ -24,7 +24,7 @@ class Program(click.Command):
     def invoke(self, ctx: click.Context) -> Any:
         """Run it. SIGTERM ends its servers, too."""
         try:
-            with ending_on_term():
+            with sigterm_interrupts():
                 return super().invoke(ctx)
         except PenstockError as error:
             raise click.ClickException(str(error)) from error

@@ -7,6 +7,8 @@ business (status 2); anything else is a defect and shows its traceback.
 from __future__ import annotations
 
 import importlib
+import os
+import signal
 import sys
 from collections.abc import Sequence
 from typing import Any
@@ -17,6 +19,7 @@ from click.core import ParameterSource
 from penstock import __version__
 from penstock.cli.huge_pages import start_again_with_huge_pages
 from penstock.cli.output import checked_output
+from penstock.ending import end_when_told
 from penstock.errors import MissingPackage, PenstockError
 
 COMMANDS = {
@@ -112,6 +115,8 @@ def cli() -> None:
 
 def main(arguments: Sequence[str] | None = None) -> None:
     """Entry point of the `penstock` script."""
+    if os.getpid() == 1:
+        end_when_told(signal.SIGTERM)
     if arguments is None and HEAVY.intersection(sys.argv[1:2]):
         start_again_with_huge_pages()
     try:

@@ -16,6 +16,7 @@ from penstock.cli.host import describe_cpu
 from penstock.cli.packages import require_optimizer
 from penstock.cli.progress import OptimizationView, show_result
 from penstock.cli.screen import INTERRUPTED, console, fact
+from penstock.ending import sigterm_interrupts
 from penstock.endpoint import LONGEST_BUDGET_SECONDS, ModelEndpoint
 from penstock.manifest import Manifest
 from penstock_optimizer.progress import Progress
@@ -59,7 +60,7 @@ def command(
     fact("cpu", describe_cpu(read_host()))
     fact("model", f"{endpoint.spec.model}  {endpoint.spec.task.value}")
     try:
-        with OptimizationView() as view:
+        with sigterm_interrupts(), OptimizationView() as view:
             artefact = optimise(
                 endpoint, store=store, models=models, cores=cores, budget_seconds=budget_seconds, token=token,
                 on_progress=view,

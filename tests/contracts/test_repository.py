@@ -48,6 +48,19 @@ def test_the_second_phase_looks_where_the_tests_on_the_whole_cluster_are() -> No
     assert all(any(path.is_relative_to(one) for path in uses) for one in folders)
 
 
+def test_what_is_tested_beside_clusters_computes_and_starts_none() -> None:
+    (line,) = re.findall(
+        r"^COMPUTING_TESTS := \$\(addprefix tests/,((?:.|\n)+?)\)$", (ROOT / "Makefile").read_text(), re.MULTILINE
+    )
+    folders = line.replace("\\", "").split()
+    assert folders
+
+    for folder in folders:
+        tests = tracked(f"tests/{folder}/**.py")
+        assert tests, folder
+        assert [path for path in tests if re.search(r"\b(control_plane|kubectl)\b", path.read_text())] == []
+
+
 def test_nothing_is_left_to_be_done() -> None:
     marker = re.compile(r"\b(TODO|FIXME|XXX|NotImplementedError)\b")
     sources = tracked("penstock/**.py", "runtime/**.py", "operator/**.py")

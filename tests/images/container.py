@@ -4,6 +4,7 @@ network of its own."""
 from __future__ import annotations
 
 import json
+import re
 import secrets
 import shutil
 import subprocess
@@ -96,6 +97,16 @@ class Container:
                     return answer
             time.sleep(0.2)
         pytest.fail(f"{method} {path} did not come to that within {SECONDS:.0f} s; last: {last}\n{self.said()[-4000:]}")
+
+    def until_said(self, what: re.Pattern[str]) -> None:
+        """Wait until it wrote this; fails with what it said when it ends before, or takes too long."""
+        deadline = time.monotonic() + SECONDS
+        while not what.search(self.said()):
+            if self.process.poll() is not None and not what.search(self.said()):
+                pytest.fail(f"the container ended with status {self.process.returncode}:\n{self.said()[-4000:]}")
+            if time.monotonic() > deadline:
+                pytest.fail(f"it did not say {what.pattern!r} within {SECONDS:.0f} s:\n{self.said()[-4000:]}")
+            time.sleep(0.2)
 
     def end(self) -> int:
         """SIGTERM, as `docker stop` does, and the status that it ended with."""

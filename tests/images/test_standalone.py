@@ -11,6 +11,7 @@ import pytest
 
 from images.archive import Archive
 from images.build import Builder
+from penstock.cli.screen import INTERRUPTED
 from tests.cli.endpoints import write_endpoint, write_tiny
 from tests.images.container import Answer, Engine, engine
 
@@ -102,17 +103,17 @@ def test_openvino_and_its_quantiser_work_with_what_was_left_of_them(
     optimizer: Engine, models: Path, tmp_path: Path
 ) -> None:
     artefacts = volume(tmp_path / "artefacts")
+    # It was quantised, run and judged, whatever came of that, or was on its way for as long as a busy machine had.
+    fine = re.compile(r"openvino int8-static nncf.*: (passed|slower|rejected|failed, \w+ did not end within)")
 
     with optimizer.run(
         "optimize", "/models/openvino.yaml", mounts={"/models": models, "/var/lib/penstock/artefacts": artefacts}
     ) as container:
-        status = container.process.wait(400)
+        container.until_said(fine)
+        # What comes after that is no other than for the image's other engine. `docker stop` ends it in order.
+        assert container.end() == INTERRUPTED
 
-    assert status == 0, container.said()
-    # It was quantised, run and judged, whatever came of that, or was on its way for as long as a busy machine had.
-    fine = r"openvino int8-static nncf.*: (passed|slower|rejected|failed, \w+ did not end within)"
-    assert re.search(fine, container.said()), container.said()
-    assert list(artefacts.glob("*/manifest.json"))
+    assert "the same command goes on from there" in container.said()
     assert "rror" not in container.said()
 
 

@@ -10,6 +10,8 @@ from pathlib import Path
 
 import pytest
 
+from penstock.ending import sigterm_interrupts
+
 BEGINS = """
 import os, sys
 {first}
@@ -41,6 +43,24 @@ def test_as_the_first_of_a_container_it_ends_at_once(number: signal.Signals) -> 
         os.kill(inner(process), number)
 
         assert process.wait(20) == 128 + number
+
+
+def test_the_command_line_does_as_the_first_of_a_container() -> None:
+    waits = "import os, sys; print(os.getpid(), flush=True); sys.stdin.read()"
+    code = f"from penstock.cli import main as m; m.cli = lambda args: exec({waits!r}); m.main([])"
+    with first_of_a_container(code) as process:
+        os.kill(inner(process), signal.SIGTERM)
+
+        assert process.wait(20) == 128 + signal.SIGTERM
+
+
+def test_sigterm_interrupts_only_while_it_is_asked_to() -> None:
+    before = signal.getsignal(signal.SIGTERM)
+
+    with pytest.raises(KeyboardInterrupt), sigterm_interrupts():
+        signal.raise_signal(signal.SIGTERM)
+
+    assert signal.getsignal(signal.SIGTERM) is before
 
 
 def test_without_that_the_kernel_passes_over_it() -> None:

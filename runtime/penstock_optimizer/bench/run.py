@@ -15,6 +15,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from penstock import __version__
+from penstock.ending import sigterm_interrupts
 from penstock.endpoint import ModelEndpoint
 from penstock.manifest import Manifest
 from penstock_optimizer.bench import baseline
@@ -30,7 +31,7 @@ from penstock_optimizer.bench.options import BenchOptions
 from penstock_optimizer.bench.places import Placement, place
 from penstock_optimizer.bench.remaining import remaining_seconds
 from penstock_optimizer.bench.results import BASELINE, OURS, BenchResults, Served, SettingResult
-from penstock_optimizer.bench.server import Server, ending_on_term, free_port
+from penstock_optimizer.bench.server import Server, free_port
 from penstock_optimizer.bench.subject import Subject, read_subject
 from penstock_optimizer.bench.turns import Turn, measure_in_turn
 from penstock_runtime.host import Host, read_host
@@ -86,7 +87,7 @@ def run_bench(options: BenchOptions, on_progress: OnProgress = lambda _: None) -
     )
     store = options.store or endpoints.DEFAULT_STORE
     run = _Run(options, host, subject, grid, folder, on_progress=on_progress, store=store, models=models)
-    with ending_on_term():
+    with sigterm_interrupts():
         return run.everything()
 
 
