@@ -88,7 +88,8 @@ FULL_CLUSTER_TESTS := tests/endtoend_cluster tests/testbed
 # Those wait for half of their time. Tests that only compute, whose results no clock decides, have what they leave idle:
 # the kernel gives those (SCHED_IDLE) no processor that anything else wants.
 COMPUTING_TESTS := $(addprefix tests/,golden operator/autoscaler operator/simulator optimizer/calibration optimizer/export \
-  optimizer/guard optimizer/quantise runtime/engines runtime/predictor runtime/tasks)
+  optimizer/guard optimizer/pod optimizer/quantise optimizer/whole/test_broken_servers.py optimizer/whole/test_optimise.py \
+  runtime/engines runtime/predictor runtime/tasks)
 
 # Some gigabytes of folders that tests filled: only of those that failed is anything left to look at.
 PYTEST := $(BIN)/python -m pytest -o tmp_path_retention_policy=failed

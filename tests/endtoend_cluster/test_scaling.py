@@ -41,7 +41,7 @@ OBJECTIVE_MILLISECONDS = WITH_CAPACITY["objective"]["latency"]["p95Milliseconds"
 CALM, PEAK = 0.25, 0.95
 """Shares of what one replica takes within the objective. It is given three quarters to do; two need a core each."""
 P95_SECONDS = 20
-WINDOW_SECONDS = 20
+WINDOW_SECONDS = 12
 
 
 def spec(prometheus: Prometheus) -> Json:
