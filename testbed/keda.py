@@ -5,15 +5,16 @@ Both run as the administrator: what KEDA's own roles allow is KEDA's business.
 
 from __future__ import annotations
 
+import time
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 
 from testbed import modules, state
 from testbed.aggregated import NAMESPACE, Server, running_aggregated
 from testbed.build import Say, binary, say
 from testbed.control_plane import ControlPlane
 from testbed.daemon import Daemon
-from testbed.kubectl import Kubectl
+from testbed.kubectl import Kubectl, KubectlError
 from testbed.ports import some_free_ports
 from testbed.programs import LOOPBACK
 from testbed.readiness import await_ready
@@ -21,6 +22,10 @@ from testbed.tools import KEDA, KEDA_ADAPTER
 
 START_SECONDS = 120.0
 DEFINITION = "crd/scaledobjects.keda.sh"
+REMOVE_SECONDS = 400.0
+"""Where an object was made anew meanwhile, the API server begins again after a minute."""
+LOOK_AGAIN_SECONDS = 15.0
+"""It looks every 5 s whether all objects of a definition are gone."""
 
 
 def install_definitions(kubectl: Kubectl) -> None:
@@ -33,10 +38,22 @@ def install_definitions(kubectl: Kubectl) -> None:
 
 
 def remove_definitions(kubectl: Kubectl) -> None:
-    """Take them away, with all objects of theirs; returns when the API server no longer serves them."""
+    """Take them away, with all objects of theirs; returns when the API server no longer serves them.
+
+    A definition whose end meets another write of it is looked at again only with the API server's next round, five
+    minutes after the last, unless something of it changes (`crd_finalizer.go`): so something does.
+    """
     folder = str(modules.files(modules.KEDA) / "config" / "crd")
-    # Where an object was made anew meanwhile, the API server begins again after a minute.
-    kubectl("delete", "--ignore-not-found", "--kustomize", folder, timeout_seconds=400)
+    kubectl("delete", "--ignore-not-found", "--wait=false", "--kustomize", folder)
+    end = time.monotonic() + REMOVE_SECONDS
+    while left := [name for name in kubectl("get", "crd", "--output", "name").split() if name.endswith(".keda.sh")]:
+        if time.monotonic() > end:
+            raise KubectlError(f"{', '.join(left)}: still there {REMOVE_SECONDS:g} s after they were deleted")
+        try:
+            kubectl.wait("delete", *left, timeout_seconds=LOOK_AGAIN_SECONDS)
+        except KubectlError:
+            with suppress(KubectlError):  # some of them may be gone by now
+                kubectl("annotate", "--overwrite", *left, f"penstock.dev/asked-again-at={time.time():.0f}")
 
 
 @contextmanager

@@ -10,7 +10,7 @@ import re
 import socket
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 
 import pytest
@@ -83,7 +83,14 @@ class Scene:
         return found
 
     def until(self, is_it: Callable[[], object], what: str, *, seconds: float = 600) -> None:
-        self.endpoint.until(lambda _: bool(is_it()), what, seconds=seconds)
+        """Wait until it is so. Whoever is asked for it may be about to start or to end, and not answer."""
+
+        def now(_: Json) -> bool:
+            with suppress(OSError, http.client.HTTPException):
+                return bool(is_it())
+            return False
+
+        self.endpoint.until(now, what, seconds=seconds)
 
     def told(self) -> Json:
         """What the endpoint's status says of the last decision."""

@@ -58,8 +58,6 @@ def test_keda_may_come_later_and_its_definitions_take_our_object(plane: ControlP
 
             await scene.call(kubectl.apply, endpoint(mode="KEDA"))
             await scene.until(lambda: len(scene.operator.world.scaled_objects) == 1)
-            # A reconcile under way would make anew what goes with its definition, which then takes minutes to go.
-            await scene.operator.rest()
             await scene.call(keda.remove_definitions, kubectl)
             await scene.until(lambda: not scene.operator.world.scaled_objects.served, within=WITHIN_SECONDS)
             await scene.operator.rest()
