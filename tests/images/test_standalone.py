@@ -117,6 +117,21 @@ def test_openvino_and_its_quantiser_work_with_what_was_left_of_them(
     assert "rror" not in container.said()
 
 
+@pytest.mark.extended  # the one above sees OpenVINO at work, and the one before it a search that is through
+@pytest.mark.timeout(600)
+def test_a_search_of_openvino_s_comes_to_its_end(optimizer: Engine, models: Path, tmp_path: Path) -> None:
+    artefacts = volume(tmp_path / "artefacts")
+
+    with optimizer.run(
+        "optimize", "/models/openvino.yaml", mounts={"/models": models, "/var/lib/penstock/artefacts": artefacts}
+    ) as container:
+        status = container.process.wait(400)
+
+    assert status == 0, container.said()
+    assert list(artefacts.glob("*/manifest.json"))
+    assert "rror" not in container.said()
+
+
 def test_the_smaller_image_says_which_one_optimises(runtime: Engine, models: Path) -> None:
     with runtime.run("serve", "/models/endpoint.yaml", mounts={"/models": models}) as container:
         status = container.process.wait(240)
