@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import threading
+import time
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -208,9 +209,11 @@ def test_a_run_that_begins_beside_others_gets_the_helpers_when_those_are_gone(gr
     expected = engine.run(batch)["last_hidden_state"]
     rested = _processor_seconds(helper)
 
-    found = engine.run_widening(batch)["last_hidden_state"]
+    # A helper that finds its CPU taken by another program may come after the run has ended: then it is for the next.
+    deadline = time.monotonic() + 60
+    while _processor_seconds(helper) == rested and time.monotonic() < deadline:
+        np.testing.assert_array_equal(engine.run_widening(batch)["last_hidden_state"], expected)
 
-    np.testing.assert_array_equal(found, expected)
     assert _processor_seconds(helper) > rested
     engine.close()
 
@@ -220,15 +223,23 @@ def test_a_run_beside_others_has_no_helper_as_long_as_they_are_there() -> None:
     before = _threads()
     engine = opened(encoder(), Threads(2, 1))
     (helper,) = _threads() - before
+    deadline = time.monotonic() + 60
+    outlasted = False
     with ThreadPoolExecutor(1) as pool:
-        company = pool.submit(engine.run, rows(*[40] * 3000))
-        (other,) = _threads() - before - {helper}
-        while _processor_seconds(other) < 0.002 and not company.done():
-            pass
-        rested = _processor_seconds(helper)
-        engine.run_widening(rows(*[40] * 300))
-        assert not company.done()
-        assert _processor_seconds(helper) - rested < 0.001  # it may still have been on its way to sleep
+        other = pool.submit(threading.get_native_id).result()
+        while not outlasted and time.monotonic() < deadline:  # the company is gone first where another program is here
+            company = pool.submit(engine.run, rows(*[40] * 3000))
+            begun = _processor_seconds(other)
+            while _processor_seconds(other) - begun < 0.002 and not company.done():
+                pass
+            rested = _processor_seconds(helper)
+            engine.run_widening(rows(*[40] * 300))
+            had = _processor_seconds(helper) - rested
+            outlasted = not company.done()
+            company.result()
+
+    assert outlasted
+    assert had < 0.001  # it may still have been on its way to sleep
     engine.close()
 
 
