@@ -76,6 +76,8 @@ class CellResult(Frozen):
     foreign_cores: float | None = None
     """CPUs' worth of time that neither the server nor this client spent on the server's CPUs: other processes, and what
     the hypervisor took away. Noise."""
+    client_goes_first: bool = False
+    """Whether the client, once it had something to do, went before other programs on its CPUs (`load.time_slice`)."""
     send_lag_p99_milliseconds: float = 0.0
     """Even rate: how late the client itself was."""
     header_means: dict[str, float] = Field(default_factory=dict)

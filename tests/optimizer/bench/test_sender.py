@@ -13,6 +13,7 @@ from penstock_optimizer.bench.client import Client, MeasurementFailed
 from penstock_optimizer.bench.sender import HOPELESS, send_cell
 from penstock_optimizer.bench.server import free_port
 from penstock_optimizer.load.spec import RequestBody
+from penstock_optimizer.load.time_slice import time_slice_nanoseconds
 
 from .conftest import StartStub
 
@@ -123,6 +124,22 @@ def test_the_client_process_measures_cell_after_cell(start_stub: StartStub, clie
     results = [client.measure(spec(server.url, seconds=0.1)) for _ in range(2)]
 
     assert all(result.latencies_milliseconds for result in results)
+
+
+@pytest.mark.skipif(
+    time_slice_nanoseconds() is None, reason="this kernel has no time slices (Linux 6.12 and later have)"
+)
+@pytest.mark.skipif(len(os.sched_getaffinity(0)) < 2, reason="on one CPU client and server share it")
+def test_a_client_goes_first_on_cpus_of_its_own_and_waits_its_turn_on_the_servers(start_stub: StartStub) -> None:
+    own, other = sorted(os.sched_getaffinity(0))[:2]
+    server = start_stub()
+    with Client((own,)) as one:
+        found = [
+            one.measure(spec(server.url, seconds=0.1, cpus=cpus)).client_goes_first
+            for cpus in [(other,), (own,), (own, other), (), (other,)]
+        ]
+
+    assert found == [True, False, False, False, True]
 
 
 def test_nobody_listening_is_a_result_that_says_so(client: Client) -> None:
