@@ -1,18 +1,22 @@
 """The tail at steady load: p99 over p50 with requests at an even rate of half the capacity. At most 1.5 is aimed at.
 
     python -m benchmarks.tail [--cores 2] [--tokens 32 --tokens 128] [--seconds 30] [--rounds 9] [--share 0.5]
+        [--real-time]
 
 Capacity is the rate of 16 clients that never pause. Then one request every 1/n seconds, whether or not earlier ones are
 answered; latency counts from when each was due. A client with cores of its own goes before other programs there (Linux
 6.12 and later): its own wait for a core is not the server's. In turns with it, the forward pass alone at the same rate,
 on the same cores, without a server: what it has itself, the machine does. Where that alone is more than what is aimed
-at, nothing is judged. Ratios are the medians of the rounds.
+at, nothing is judged. Ratios are the medians of the rounds. With --real-time server and forward pass go before all
+other programs: what a pod that owns its cores has, and a virtual machine with agents and monitors in it has not.
 """
 
 from __future__ import annotations
 
+import os
 from collections.abc import Sequence
 from contextlib import ExitStack
+from pathlib import Path
 
 import click
 from tokenizers import Tokenizer
@@ -43,7 +47,10 @@ BEHIND_OTHERS = " and waited behind other programs for a core, which counts as t
 @click.option("--seconds", default=30.0, show_default=True, help="Of each, all rounds together.")
 @click.option("--rounds", default=9, show_default=True)
 @click.option("--share", default=0.5, show_default=True, type=FiniteRange(0.05, 0.95), help="Of the capacity.")
-def main(*, cores: int, lengths: Sequence[int], seconds: float, rounds: int, share: float) -> None:
+@click.option(
+    "--real-time", is_flag=True, help="As root: no other program gets the server's cores while it wants them."
+)
+def main(*, cores: int, lengths: Sequence[int], seconds: float, rounds: int, share: float, real_time: bool) -> None:
     """Measure."""
     placement = place(read_host(), cores)
     tokenizer = Tokenizer.from_file(str(minilm() / "tokenizer.json"))
@@ -53,6 +60,8 @@ def main(*, cores: int, lengths: Sequence[int], seconds: float, rounds: int, sha
         stack.callback(floor.stop)
         client = stack.enter_context(Client(placement.client))
         measure = measured_by(client, floor)
+        if real_time:
+            go_before_all([*server.pids, *floor.pids])
         for tokens in lengths:
             bodies = batch_bodies(TaskName.FEATURE_EXTRACTION, tokenizer, tokens, 1, count=64)
             spec = CellSpec(url=f"{server.url}/predict", bodies=bodies, maximum_seconds=600)
@@ -83,6 +92,17 @@ def main(*, cores: int, lengths: Sequence[int], seconds: float, rounds: int, sha
                 f"{tokens} tokens: p99/p50 {spoken(served)}, the forward pass alone {spoken(alone)}; "
                 f"{AIM:g} aimed at: {judged(median(served), median(alone), foreign)}"
             )
+
+
+def go_before_all(pids: Sequence[int]) -> None:
+    """What processes have on cores of their own, on cores that others use: the first thread before the others, and all
+    of them before other programs. A ClickException without the right to it."""
+    for pid in pids:
+        for thread in [int(folder.name) for folder in Path(f"/proc/{pid}/task").iterdir()]:
+            try:
+                os.sched_setscheduler(thread, os.SCHED_RR, os.sched_param(2 if thread == pid else 1))
+            except PermissionError:
+                raise click.ClickException("--real-time is for root (or whoever has CAP_SYS_NICE)") from None
 
 
 def ratios(cells: Sequence[CellResult]) -> list[float]:
