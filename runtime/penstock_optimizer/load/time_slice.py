@@ -11,7 +11,7 @@ import os
 import platform
 
 USUAL_NANOSECONDS = 0
-"""The kernel's own choice, 1 to 3 ms by the number of cores."""
+"""The kernel's own choice, around 1 to 3 ms: it grows with the number of cores."""
 SHORTEST_NANOSECONDS = 100_000
 """That the kernel takes (sched_setattr(2), kernel/sched/syscalls.c)."""
 
