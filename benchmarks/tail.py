@@ -5,10 +5,11 @@
 
 Capacity is the rate of 16 clients that never pause. Then one request every 1/n seconds, whether or not earlier ones are
 answered; latency counts from when each was due. A client with cores of its own goes before other programs there (Linux
-6.12 and later): its own wait for a core is not the server's. In turns with it, the forward pass alone at the same rate,
-on the same cores, without a server: what it has itself, the machine does. Where that alone is more than what is aimed
-at, nothing is judged. Ratios are the medians of the rounds. With --real-time server and forward pass go before all
-other programs: what a pod that owns its cores has, and a virtual machine with agents and monitors in it has not.
+6.12 and later): its own wait for a core is not the server's. In turns with it, a bare server at the same rate, on the
+same cores, from the same client: a socket, the forward pass and nothing else. What it has itself, the machine does.
+Where that is more than what is aimed at, nothing is judged. Ratios are the medians of the rounds. With --real-time both
+servers, and a client with cores of its own, go before all other programs: what a pod that owns its cores has, and a
+virtual machine with agents and monitors in it has not.
 """
 
 from __future__ import annotations
@@ -21,6 +22,7 @@ from pathlib import Path
 import click
 from tokenizers import Tokenizer
 
+from benchmarks.bare import bare_server
 from benchmarks.models import minilm
 from benchmarks.ours import serving
 from benchmarks.program import Program, verdict
@@ -30,7 +32,6 @@ from penstock_optimizer.bench.bodies import batch_bodies
 from penstock_optimizer.bench.cell import CellResult, CellSpec
 from penstock_optimizer.bench.client import Client
 from penstock_optimizer.bench.figures import Figures
-from penstock_optimizer.bench.floor import Floor, measured_by
 from penstock_optimizer.bench.places import place
 from penstock_optimizer.bench.turns import Turn, measure_in_turn
 from penstock_optimizer.load.summary import LatencySummary, median
@@ -48,7 +49,7 @@ BEHIND_OTHERS = " and waited behind other programs for a core, which counts as t
 @click.option("--rounds", default=9, show_default=True)
 @click.option("--share", default=0.5, show_default=True, type=FiniteRange(0.05, 0.95), help="Of the capacity.")
 @click.option(
-    "--real-time", is_flag=True, help="As root: no other program gets the server's cores while it wants them."
+    "--real-time", is_flag=True, help="As root: no other program gets the cores while server or client wants them."
 )
 def main(*, cores: int, lengths: Sequence[int], seconds: float, rounds: int, share: float, real_time: bool) -> None:
     """Measure."""
@@ -56,17 +57,16 @@ def main(*, cores: int, lengths: Sequence[int], seconds: float, rounds: int, sha
     tokenizer = Tokenizer.from_file(str(minilm() / "tokenizer.json"))
     with ExitStack() as stack:
         server, artefact = stack.enter_context(serving("minilm-512", minilm(), TaskName.FEATURE_EXTRACTION, placement))
-        floor = Floor(artefact, tokenizer, placement.server)
-        stack.callback(floor.stop)
+        bare = stack.enter_context(bare_server(artefact, lengths, placement.server))
         client = stack.enter_context(Client(placement.client))
-        measure = measured_by(client, floor)
         if real_time:
-            go_before_all([*server.pids, *floor.pids])
+            # A client without CPUs of its own waits its turn on the server's.
+            go_before_all([*server.pids, *bare.pids, *([client.pid] if placement.client else [])])
         for tokens in lengths:
             bodies = batch_bodies(TaskName.FEATURE_EXTRACTION, tokenizer, tokens, 1, count=64)
             spec = CellSpec(url=f"{server.url}/predict", bodies=bodies, maximum_seconds=600)
             saturating = spec.model_copy(update={"clients": SATURATING_CLIENTS, "seconds": 3.0, "warm_up_seconds": 1.0})
-            (saturated,) = measure_in_turn([Turn(server, saturating)], measure, rounds=1)[server.name]
+            (saturated,) = measure_in_turn([Turn(server, saturating)], client.measure, rounds=1)[server.name]
             capacity = saturated.completed_per_second
             if not capacity:
                 click.echo(f"{tokens} tokens: no answers ({saturated.first_failure})")
@@ -74,13 +74,17 @@ def main(*, cores: int, lengths: Sequence[int], seconds: float, rounds: int, sha
             steady = spec.model_copy(
                 update={"per_second": capacity * share, "seconds": seconds / rounds, "warm_up_seconds": 0.5}
             )
-            cells = measure_in_turn([Turn(server, steady), Turn(floor, steady)], measure, rounds=rounds)
+            turns = [Turn(server, steady), Turn(bare, steady.model_copy(update={"url": f"{bare.url}/{tokens}"}))]
+            cells = measure_in_turn(turns, client.measure, rounds=rounds)
             ours = cells[server.name]
             latency = Figures.of(ours).latency
             if latency is None:
                 click.echo(f"{tokens} tokens: no answers ({ours[0].first_failure})")
                 continue
-            served, alone = ratios(ours), ratios(cells[Floor.name])
+            served, alone = ratios(ours), ratios(cells[bare.name])
+            if not alone:
+                click.echo(f"{tokens} tokens: no answers of the bare server ({cells[bare.name][0].first_failure})")
+                continue
             lag = median([cell.send_lag_p99_milliseconds for cell in ours])
             foreign = median([cell.foreign_cores or 0.0 for cell in ours]) / cores
             click.echo(
@@ -89,7 +93,7 @@ def main(*, cores: int, lengths: Sequence[int], seconds: float, rounds: int, sha
                 f"{lag:.2f} ms late (p99){'' if all(cell.client_goes_first for cell in ours) else BEHIND_OTHERS}"
             )
             click.echo(
-                f"{tokens} tokens: p99/p50 {spoken(served)}, the forward pass alone {spoken(alone)}; "
+                f"{tokens} tokens: p99/p50 {spoken(served)}, the bare server {spoken(alone)}; "
                 f"{AIM:g} aimed at: {judged(median(served), median(alone), foreign)}"
             )
 
@@ -119,7 +123,7 @@ def spoken(ratios_of_rounds: Sequence[float]) -> str:
 def judged(served: float, alone: float, foreign_share: float) -> str:
     """The verdict on p99 over p50 of the server, where the machine lets one judge."""
     if served > AIM and alone > AIM:
-        return f"not judged, the forward pass alone has {alone:.2f} on this machine"
+        return f"not judged, the bare server has {alone:.2f} on this machine"
     return verdict(foreign_share, reached=served <= AIM)
 
 

@@ -77,7 +77,8 @@ class CellResult(Frozen):
     """CPUs' worth of time that neither the server nor this client spent on the server's CPUs: other processes, and what
     the hypervisor took away. Noise."""
     client_goes_first: bool = False
-    """Whether the client, once it had something to do, went before other programs on its CPUs (`load.time_slice`)."""
+    """Whether the client, once it had something to do, went before other programs on its CPUs: by a short
+    time slice (`load.time_slice`), or as whoever started it has let it run in real time."""
     send_lag_p99_milliseconds: float = 0.0
     """Even rate: how late the client itself was."""
     header_means: dict[str, float] = Field(default_factory=dict)

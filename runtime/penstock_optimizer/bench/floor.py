@@ -11,6 +11,7 @@ import tempfile
 import time
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import psutil
 from tokenizers import Tokenizer
@@ -21,6 +22,9 @@ from penstock_optimizer.bench.client import Client, MeasurementFailed
 from penstock_optimizer.isolation import Worker, WorkerFailed
 from penstock_optimizer.load.texts import TextMaker
 from penstock_optimizer.measure import LEAST_RUNS, no_collection
+
+if TYPE_CHECKING:
+    from penstock_runtime.engines.base import Engine
 
 SERVABLE = {Outcome.CHOSEN, Outcome.SLOWER, Outcome.TEACHER}
 START_SECONDS = 120.0
@@ -46,30 +50,36 @@ class ForwardTimes(Frozen):
     """Runs of one row."""
 
     milliseconds: tuple[float, ...]
-    """At an even rate from when each was due."""
     processor_milliseconds: float
     """CPU time of the process for each run, all threads."""
+
+
+def load_chosen(artefact: Path) -> Engine:
+    """What an artefact serves, on all of this process's CPUs for one row. ArtefactError when it does not load."""
+    # Heavy, and only the process that runs it needs it.
+    from penstock_runtime.engines.base import Threads
+    from penstock_runtime.engines.load import load_engine
+    from penstock_runtime.engines.routed import RoutedEngine
+
+    manifest = Manifest.load(artefact)
+    served, plan = manifest.chosen, manifest.chosen.plan
+    threads = Threads(streams=1, per_stream=manifest.cores)
+    engine = load_engine(artefact / served.path, served.io, plan.recipe, threads)
+    if served.short is None or plan.short is None:
+        return engine
+    short = load_engine(artefact / served.short.path, served.short.io, plan.short.recipe, threads)
+    return RoutedEngine(engine, short, plan.short.longest_tokens)
 
 
 class Forward:
     """The object in the floor's process: the engine with the chosen graph."""
 
     def load(self, artefact: str) -> None:
-        """Load what an artefact serves, on all of this process's CPUs for one row."""
-        from penstock_runtime.engines.base import Threads
-        from penstock_runtime.engines.load import load_engine
-        from penstock_runtime.engines.routed import RoutedEngine
+        """Load what an artefact serves."""
+        self._engine = load_chosen(Path(artefact))
 
-        folder, manifest = Path(artefact), Manifest.load(Path(artefact))
-        served, plan = manifest.chosen, manifest.chosen.plan
-        threads = Threads(streams=1, per_stream=manifest.cores)
-        self._engine = load_engine(folder / served.path, served.io, plan.recipe, threads)
-        if served.short is not None and plan.short is not None:
-            short = load_engine(folder / served.short.path, served.short.io, plan.short.recipe, threads)
-            self._engine = RoutedEngine(self._engine, short, plan.short.longest_tokens)
-
-    def time(self, ids: list[int], seconds: float, per_second: float | None = None) -> ForwardTimes:
-        """Single runs of one row, for about so long; at least three runs. One after the other, or at an even rate."""
+    def time(self, ids: list[int], seconds: float) -> ForwardTimes:
+        """Single runs of one row, one after the other, for about so long; at least three runs."""
         import numpy as np
 
         from penstock_runtime.rows import Batch
@@ -83,10 +93,6 @@ class Forward:
             started = time.perf_counter()
             while len(found) < LEAST_RUNS or time.perf_counter() < started + seconds:
                 begun = time.perf_counter()
-                if per_second is not None:
-                    due = started + len(found) / per_second
-                    time.sleep(max(0.0, due - begun))
-                    begun = due
                 self._engine.run(batch)
                 found.append((time.perf_counter() - begun) * 1e3)
             processor = time.process_time() - processor
@@ -128,19 +134,17 @@ class Floor:
         """It was started on its CPUs, and the engines keep to them."""
 
     def measure(self, spec: CellSpec) -> CellResult:
-        """Time the forward pass at the length of the cell's bodies, and at its rate where it has one."""
+        """Time the forward pass at the length of the cell's bodies."""
         tokens = spec.bodies[0].group
         ids = self._maker.ids(self._maker.text(tokens))
         limit = spec.maximum_seconds + START_SECONDS
         try:
-            value = self._worker.call(
-                "time", ids=ids, seconds=spec.seconds, per_second=spec.per_second, timeout_seconds=limit
-            )
+            value = self._worker.call("time", ids=ids, seconds=spec.seconds, timeout_seconds=limit)
         except WorkerFailed as error:
             raise MeasurementFailed(f"the forward pass alone cannot be measured: {error.reason}") from error
         found = ForwardTimes.model_validate(value)
         times = found.milliseconds
-        recorded_seconds = sum(times) / 1e3 if spec.per_second is None else len(times) / spec.per_second
+        recorded_seconds = sum(times) / 1e3
         return CellResult(
             seconds=recorded_seconds,
             latencies_milliseconds=times,

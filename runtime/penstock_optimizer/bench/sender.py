@@ -224,4 +224,6 @@ def _go_first(spec: CellSpec) -> bool:
     """Where this process has CPUs of its own, other programs there should not make the server look slow. Where it
     shares the server's, it waits its turn like any client."""
     apart = bool(spec.cpus) and not os.sched_getaffinity(0) & set(spec.cpus)
+    if os.sched_getscheduler(0) in (os.SCHED_FIFO, os.SCHED_RR):
+        return apart
     return set_time_slice(SHORTEST_NANOSECONDS if apart else USUAL_NANOSECONDS) and apart

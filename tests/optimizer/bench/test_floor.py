@@ -109,21 +109,3 @@ def test_the_forward_pass_of_an_artefact_is_timed(artefact: Path) -> None:
     )
     assert cell.server_cpu_milliseconds is not None
     assert cell.server_cpu_milliseconds > 0
-
-
-@pytest.mark.slow
-def test_at_an_even_rate_a_run_that_is_late_is_charged_with_it(artefact: Path) -> None:
-    floor = Floor(artefact, everyday_tokenizer(), ())
-    body = RequestBody(body="", group=8)
-    try:
-        alone = floor.measure(CellSpec(url="http://floor", bodies=(body,), seconds=0.2))
-        rate = alone.completed_per_second
-        sparse = floor.measure(CellSpec(url="http://floor", bodies=(body,), seconds=0.2, per_second=rate / 4))
-        dense = floor.measure(CellSpec(url="http://floor", bodies=(body,), seconds=0.2, per_second=rate * 20))
-    finally:
-        floor.stop()
-
-    assert len(sparse.latencies_milliseconds) == pytest.approx(0.2 * rate / 4, abs=2 + 0.1 * rate)
-    # Each run of these is later than the one before.
-    assert dense.latencies_milliseconds[-1] > 0.5 * 0.2e3
-    assert max(alone.latencies_milliseconds[1:]) < dense.latencies_milliseconds[-1]

@@ -142,6 +142,21 @@ def test_a_client_goes_first_on_cpus_of_its_own_and_waits_its_turn_on_the_server
     assert found == [True, False, False, False, True]
 
 
+@pytest.mark.skipif(len(os.sched_getaffinity(0)) < 2, reason="on one CPU client and server share it")
+def test_a_client_in_real_time_goes_first_on_cpus_of_its_own_and_stays_so(start_stub: StartStub) -> None:
+    own, other = sorted(os.sched_getaffinity(0))[:2]
+    server = start_stub()
+    with Client((own,)) as one:
+        try:
+            os.sched_setscheduler(one.pid, os.SCHED_RR, os.sched_param(1))
+        except PermissionError:
+            pytest.skip("real time is for root (or whoever has CAP_SYS_NICE)")
+        found = [one.measure(spec(server.url, seconds=0.1, cpus=cpus)).client_goes_first for cpus in [(other,), (own,)]]
+
+        assert found == [True, False]
+        assert os.sched_getscheduler(one.pid) == os.SCHED_RR
+
+
 def test_nobody_listening_is_a_result_that_says_so(client: Client) -> None:
     result = client.measure(spec(f"http://127.0.0.1:{free_port()}"))
 
