@@ -12,9 +12,11 @@ import gc
 import sys
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from email.utils import formatdate
 from pathlib import Path
 from typing import cast
 
+import httptools
 import numpy as np
 import orjson
 import uvloop
@@ -22,11 +24,12 @@ import uvloop
 from penstock_optimizer.bench.floor import load_chosen
 from penstock_optimizer.bench.server import Server, free_port
 from penstock_runtime.engines.base import Engine
+from penstock_runtime.http.message import Response, encode
 from penstock_runtime.rows import Batch
 
 NAME = "bare"
 START_SECONDS = 60.0
-HEAD_END = b"\r\n\r\n"
+READY_PATH = b"/"
 
 
 @contextmanager
@@ -36,7 +39,7 @@ def bare_server(artefact: Path, lengths: Sequence[int], cpus: Sequence[int]) -> 
     command = [sys.executable, "-m", __name__, str(artefact), str(port), *map(str, lengths)]
     server = Server.start(NAME, command, port=port, cpus=cpus)
     try:
-        server.wait_until_ready("/", seconds=START_SECONDS)
+        server.wait_until_ready(READY_PATH.decode(), seconds=START_SECONDS)
         yield server
     finally:
         server.stop()
@@ -49,32 +52,26 @@ class Connection(asyncio.Protocol):
         self._engine = engine
         self._rows = rows
         self._answer = answer
-        self._received = b""
+        self._path = b""
+        self._parser = httptools.HttpRequestParser(self)
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         """Called by the loop."""
         self._transport = cast("asyncio.Transport", transport)
 
     def data_received(self, data: bytes) -> None:
+        """Called by the loop."""
+        self._parser.feed_data(data)
+
+    def on_url(self, url: bytes) -> None:
+        """Called by the parser."""
+        self._path = url
+
+    def on_message_complete(self) -> None:
         """Run the row as soon as the request is there."""
-        self._received += data
-        head, end, body = self._received.partition(HEAD_END)
-        if not end or len(body) < body_bytes(head):
-            return
-        self._received = b""
-        method, path, _ = head.split(b" ", 2)
-        if method == b"POST":
-            self._engine.run(self._rows[path])
+        if self._path != READY_PATH:
+            self._engine.run(self._rows[self._path])
         self._transport.write(self._answer)
-
-
-def body_bytes(head: bytes) -> int:
-    """How long the body of a request is."""
-    for line in head.split(b"\r\n")[1:]:
-        name, _, value = line.partition(b":")
-        if name.lower() == b"content-length":
-            return int(value)
-    return 0
 
 
 def row(tokens: int) -> Batch:
@@ -90,7 +87,7 @@ async def serve(artefact: Path, port: int, lengths: Sequence[int]) -> None:
     (output, *_) = [next(iter(engine.run(batch).values())) for batch in rows.values()]
     # As long as a real answer: one vector as wide as the model.
     body = orjson.dumps(output.reshape(-1, output.shape[-1])[0], option=orjson.OPT_SERIALIZE_NUMPY)
-    answer = b"HTTP/1.1 200 OK\r\ncontent-type: application/json\r\ncontent-length: %d\r\n\r\n" % len(body) + body
+    answer = encode(Response(body), date=formatdate(usegmt=True).encode())
     # A collection pauses for milliseconds.
     gc.disable()
     server = await asyncio.get_running_loop().create_server(lambda: Connection(engine, rows, answer), "127.0.0.1", port)

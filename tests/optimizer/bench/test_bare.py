@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from benchmarks.bare import bare_server, body_bytes
+from benchmarks.bare import bare_server
 from penstock_optimizer.bench.client import MeasurementFailed
 from penstock_optimizer.bench.server import Server
 
@@ -25,18 +25,6 @@ def port(server: Server) -> int:
     return int(server.url.rsplit(":", 1)[1])
 
 
-@pytest.mark.parametrize(
-    ("head", "length"),
-    [
-        (b"POST /8 HTTP/1.1\r\nContent-Length: 12\r\nHost: a", 12),
-        (b"POST /8 HTTP/1.1\r\nhost: a\r\ncontent-length:7", 7),
-        (b"GET / HTTP/1.1\r\nHost: a", 0),
-    ],
-)
-def test_the_length_of_a_body_is_read(head: bytes, length: int) -> None:
-    assert body_bytes(head) == length
-
-
 @pytest.mark.slow
 def test_each_length_is_answered_with_a_vector_on_one_connection(server: Server) -> None:
     connection = http.client.HTTPConnection("127.0.0.1", port(server), timeout=10)
@@ -48,14 +36,16 @@ def test_each_length_is_answered_with_a_vector_on_one_connection(server: Server)
     connection.close()
 
     assert [status for status, _ in answers] == [200, 200, 200]
+    assert answers[0][1]
     assert all(isinstance(number, float) for number in answers[0][1])
 
 
 @pytest.mark.slow
-def test_a_request_that_comes_in_parts_is_answered_once_it_is_there(server: Server) -> None:
+@pytest.mark.parametrize(("begin", "rest"), [(b"content-le", b"ngth:4"), (b"Content-Le", b"ngth: 4\r\nHost: a")])
+def test_a_request_that_comes_in_parts_is_answered_once_it_is_there(server: Server, begin: bytes, rest: bytes) -> None:
     with socket.create_connection(("127.0.0.1", port(server)), timeout=10) as connection:
-        connection.sendall(b"POST /8 HTTP/1.1\r\ncontent-le")
-        connection.sendall(b"ngth: 4\r\n\r\nab")
+        connection.sendall(b"POST /8 HTTP/1.1\r\n" + begin)
+        connection.sendall(rest + b"\r\n\r\nab")
         connection.settimeout(0.3)
         with pytest.raises(TimeoutError):
             connection.recv(1)
