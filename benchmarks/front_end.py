@@ -4,7 +4,7 @@
 
     penstock  our protocol over llhttp, around a predictor that answers at once
     uvicorn   the same application behind raw ASGI, uvicorn with httptools and uvloop
-    whole     ours with the real predictor: the tokenizer of all-MiniLM-L6-v2, 32 tokens, queue, worker thread, pooling,
+    whole     ours with the real predictor: the tokenizer of all-MiniLM-L6-v2, 32 tokens, queue, stream, pooling,
               around an engine that returns zeros at once
 
 Each server runs in a process of its own on one core and answers POST /predict with 384 floats. A client on another core
@@ -32,7 +32,8 @@ import uvloop
 from penstock.manifest import Axes, GraphIO
 from penstock.recipe import EngineName, Plan, Precision, Recipe
 from penstock.tasks import TaskName
-from penstock_runtime.engines.base import EngineFacts, Threads
+from penstock_runtime.engines.base import EngineFacts, Streams, Threads
+from penstock_runtime.engines.thread_streams import ThreadStreams
 from penstock_runtime.http.message import Request, Response
 from penstock_runtime.http.status import Status
 from penstock_runtime.loaded import LoadedModel
@@ -92,6 +93,10 @@ class TrivialEngine:
 
     run_wide = run
     run_widening = run
+
+    def start_streams(self) -> Streams:
+        """As a library's engine has them."""
+        return ThreadStreams(self)
 
     def close(self) -> None:
         """Nothing is held."""

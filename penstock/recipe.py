@@ -101,7 +101,7 @@ class Plan(BaseModel):
 
     recipe: Recipe
     streams: int = Field(ge=1)
-    """How many runs may be under way at once: one worker thread each."""
+    """How many runs may be under way at once: one thread each, besides its helpers."""
     threads_per_stream: int = Field(ge=1)
     batching: Batching = Batching.SINGLE
     max_batch_rows: int = Field(default=1, ge=1)

@@ -10,7 +10,7 @@ from pathlib import Path
 
 from penstock.recipe import Plan, Recipe
 from penstock_optimizer.lab import GraphFile
-from penstock_runtime.engines.base import Engine, EngineFacts, Threads
+from penstock_runtime.engines.base import Engine, EngineFacts, Streams, Threads
 from penstock_runtime.engines.load import load_engine
 from penstock_runtime.engines.routed import RoutedEngine
 from penstock_runtime.loaded import check_same_outputs
@@ -52,6 +52,10 @@ class Kept:
     def run_widening(self, batch: Batch) -> Outputs:
         """See `Engine`."""
         return self._engine.run_widening(batch)
+
+    def start_streams(self) -> Streams:
+        """See `Engine`."""
+        return self._engine.start_streams()
 
     def close(self) -> None:
         """Nothing: whoever keeps it closes it."""

@@ -9,10 +9,10 @@ from dataclasses import dataclass, field
 from time import perf_counter
 from typing import Any, NamedTuple
 
+from penstock_runtime.batching.batcher import Batcher
 from penstock_runtime.batching.bounds import QueueBounds
 from penstock_runtime.batching.lane import Lane
 from penstock_runtime.batching.observer import Observer, Unobserved
-from penstock_runtime.batching.workers import Workers
 from penstock_runtime.cache import BoundedCache, content_key, json_size
 from penstock_runtime.engines.base import EngineFacts
 from penstock_runtime.errors import NotReady, Overloaded
@@ -165,7 +165,7 @@ class Predictor:
 
     def queue_depth(self) -> tuple[int, int]:
         """Rows and tokens that wait."""
-        return self._serving.lane.workers.depth
+        return self._serving.lane.batcher.depth
 
     def facts(self) -> dict[str, Any]:
         """What is served and how, as JSON values."""
@@ -188,7 +188,7 @@ class Predictor:
                 "tokens": tokens,
                 "max_rows": self.limits.max_queue_rows,
                 "max_tokens": self.limits.max_queue_tokens,
-                "tokens_per_second": round(self._serving.lane.workers.tokens_per_second),
+                "tokens_per_second": round(self._serving.lane.batcher.tokens_per_second),
             },
             "caches": {
                 name: {"entries": len(cache), "bytes": cache.bytes, "hits": cache.hits, "misses": cache.misses}
@@ -198,20 +198,9 @@ class Predictor:
         }
 
     def _start(self, model: LoadedModel, number: int) -> _Serving:
-        lane = Lane()
         bounds = QueueBounds(self.limits.max_queue_rows, self.limits.max_queue_tokens)
-        lane.open(
-            Workers(
-                model.engine,
-                model.io,
-                model.plan,
-                model.task.reduce,
-                bounds=bounds,
-                observer=self._observer,
-                deliver=lane.deliver,
-            )
-        )
-        return _Serving(model, lane, number)
+        batcher = Batcher(model.engine, model.io, model.plan, model.task.reduce, bounds=bounds, observer=self._observer)
+        return _Serving(model, Lane(batcher), number)
 
     async def _answer(
         self,
@@ -225,7 +214,7 @@ class Predictor:
     ) -> Answer:
         task = serving.model.task
         # A full queue refuses before the text costs anything.
-        serving.lane.workers.check_room(1, 1)
+        serving.lane.batcher.check_room(1, 1)
         request = task.parse(inputs, parameters)
         parsed = perf_counter()
         prepared = await self._prepare(serving, request, inputs, parameters)
@@ -306,7 +295,8 @@ def _cache(max_bytes: int) -> BoundedCache[Any] | None:
 
 
 async def _warm_up(serving: _Serving) -> None:
-    await asyncio.to_thread(warm_up, serving.model, serving.lane.workers.warmed)
+    for tokens, seconds in await asyncio.to_thread(warm_up, serving.model):
+        serving.lane.batcher.warmed(tokens, seconds)
 
 
 async def _close(serving: _Serving) -> None:

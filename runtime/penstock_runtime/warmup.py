@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from threading import Barrier
 from time import perf_counter
@@ -22,12 +22,13 @@ _ANY_TOKEN = 1
 """A number that every vocabulary has."""
 
 
-def warm_up(model: LoadedModel, ran: Callable[[int, float], None] | None = None) -> None:
-    """Run the plan's shapes on every stream at once. `ran` is told the tokens and seconds of each run after the first.
+def warm_up(model: LoadedModel) -> list[tuple[int, float]]:
+    """Run the plan's shapes on every stream at once: the tokens and seconds of each run after its shape's first.
 
     InferenceFailed when the graph cannot run: better now than with a client's request.
     """
     plan = model.plan
+    ran: list[tuple[int, float]] = []
     end = perf_counter() + SECONDS
     # Streams have kernels and buffers of their own: all run at once, or one might do the work of two.
     together = Barrier(plan.streams)
@@ -38,12 +39,13 @@ def warm_up(model: LoadedModel, ran: Callable[[int, float], None] | None = None)
                 runs = [pool.submit(_timed, model, batch, together) for _ in range(plan.streams)]
                 for run in runs:
                     seconds = run.result()
-                    if again and ran is not None:
-                        ran(rows * length, seconds)
+                    if again:
+                        ran.append((rows * length, seconds))
             if rows == 1 and _may_run_wide(plan, length):
                 run_rows(model.engine.run_wide, model.io, batch)
             if perf_counter() > end:
-                return
+                break
+    return ran
 
 
 def all_shapes(plan: Plan, max_tokens: int, facts: EngineFacts) -> Iterator[tuple[int, int]]:

@@ -1,33 +1,32 @@
-"""One loaded model at work: requests of an event loop on one side, worker threads on the other.
+"""One loaded model at work: requests of an event loop on one side, the batcher and its streams on the other.
 
-All state of a request belongs to the loop's thread; workers only put outcomes into a box and ring once.
+What comes in one turn of the loop is pushed first, and batches are made of it afterwards. All of it happens in the
+loop's thread.
 
-While one client asks after the other, rows run in the loop's own thread: nobody else wants it, and waking a worker and
-being woken by it takes up to 0.4 ms where idle cores have to be woken by a host. A loop that computes is deaf: others
-are heard when it is done, and have waited. So another caller than the last ends it, and every so often a row takes the
-long way, during which one would be heard in time.
+While one client asks after the other, rows run there as well: nobody else wants it, and waking a stream and being woken
+by it takes up to 0.4 ms where idle cores have to be woken by a host. A loop that computes is deaf: others are heard
+when it is done, and have waited. So another caller than the last ends it, and every so often a row takes the long way,
+during which one would be heard in time. (A brief row that a turn has brought alone runs there whoever asks.)
 """
 
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import math
-from collections import deque
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from time import perf_counter
 from typing import Any, NamedTuple
 
+from penstock_runtime.batching.batcher import Batcher, Outcome, deadline_exceeded
 from penstock_runtime.batching.waiting import Waiting
-from penstock_runtime.batching.workers import Outcome, Workers, deadline_exceeded
 from penstock_runtime.errors import RequestError
 from penstock_runtime.rows import Row
 
 ALONE = 16
 """Requests of one caller without another beside them, until the loop runs rows itself."""
 LISTEN = 128
-"""Of these one still goes to a worker: under one in a hundred, so that it is not the 99th percentile."""
+"""Of these one still takes the long way: under one in a hundred, so that it is not the 99th percentile."""
 
 
 class Ran(NamedTuple):
@@ -56,27 +55,17 @@ class _Call:
 class Lane:
     """Runs rows. Made anywhere; used from one event loop; closed once."""
 
-    def __init__(self) -> None:
-        self._workers: Workers | None = None
+    def __init__(self, batcher: Batcher) -> None:
+        self.batcher = batcher
         self._loop: asyncio.AbstractEventLoop | None = None
-        self._box: deque[Outcome] = deque()
-        self._rung = False
+        self._has_turn = False
+        """It is the loop's to do: whatever comes until then is of the same turn."""
         self._timer: asyncio.TimerHandle | None = None
         self._timer_at = math.inf
         self._inside = 0
         self._alone = 0
         """Requests of the last caller that nobody came in beside, in a row."""
         self._caller = 0
-
-    def open(self, workers: Workers) -> None:
-        """Use these workers, whose `deliver` is this lane's."""
-        self._workers = workers
-
-    @property
-    def workers(self) -> Workers:
-        """The threads behind it."""
-        assert self._workers is not None  # noqa: S101 - Lane and Workers refer to each other: opened right after
-        return self._workers
 
     async def run(self, rows: Sequence[Row], *, arrived: float, deadline: float, caller: int = 0) -> Ran:
         """Run rows, together with whoever else waits as far as the plan allows.
@@ -89,12 +78,13 @@ class Lane:
         loop = self._loop
         if loop is None:
             loop = self._loop = asyncio.get_running_loop()
+            self.batcher.streams.attend(loop, self._collect)
         if not rows:
             return Ran([], 0.0, 0.0)
         self._alone = 0 if self._inside or caller != self._caller else self._alone + 1
         self._caller = caller
         if len(rows) == 1 and self._alone > ALONE and self._alone % LISTEN and deadline > perf_counter():
-            outcome = self.workers.run_here(rows[0])
+            outcome = self.batcher.run_here(rows[0])
             if outcome is not None:
                 return _ran_here(outcome, arrived)
         self._inside += 1
@@ -105,39 +95,37 @@ class Lane:
 
     async def _run(self, loop: asyncio.AbstractEventLoop, rows: Sequence[Row], arrived: float, deadline: float) -> Ran:
         call = _Call(loop.create_future(), arrived, [None] * len(rows), len(rows))
-        # Entries reach workers before this line is done, their outcomes only after: the box is emptied by the loop.
-        call.entries = self.workers.push(rows, call, arrived=arrived, deadline=deadline)
+        call.entries = self.batcher.push(rows, call, arrived=arrived, deadline=deadline)
+        if not self._has_turn:
+            self._has_turn = True
+            loop.call_soon(self._turn)
         if deadline < self._timer_at:
             self._set_timer(deadline)
         try:
             await call.done
         except BaseException:
-            self.workers.discard(call.entries)
+            self.batcher.discard(call.entries)
             raise
         ended = max(end for _, end in call.spans)
         inference = _covered(call.spans)
         return Ran(call.reduced, max(0.0, ended - arrived - inference) * 1e3, inference * 1e3)
 
-    def deliver(self, outcome: Outcome) -> None:
-        """From any thread: hand outcomes to the loop, which is woken once for all that come until it looks."""
-        self._box.append(outcome)
-        if not self._rung:
-            self._rung = True
-            assert self._loop is not None  # noqa: S101 - run() has set it before anything could be delivered
-            with contextlib.suppress(RuntimeError):  # the loop is closed: nobody waits for an answer any more
-                self._loop.call_soon_threadsafe(self._collect)
-
     async def close(self) -> None:
-        """Run what waits, then end the threads. No `run` may be under way or follow."""
+        """End the streams once they have run what they have. No `run` may be under way or follow."""
         if self._timer is not None:
             self._timer.cancel()
-        await asyncio.to_thread(self.workers.stop)
+        self.batcher.streams.leave()
+        await asyncio.to_thread(self.batcher.streams.stop)
+
+    def _turn(self) -> None:
+        self._has_turn = False
+        self._settle_all(self.batcher.turn())
 
     def _collect(self) -> None:
-        # Before the box is emptied: what comes in between rings again, for nothing at worst.
-        self._rung = False
-        while self._box:
-            outcome = self._box.popleft()
+        self._settle_all(self.batcher.collect())
+
+    def _settle_all(self, outcomes: Sequence[Outcome]) -> None:
+        for outcome in outcomes:
             for entry, value in zip(outcome.rows, outcome.values, strict=True):
                 self._settle(entry, value, outcome)
 
@@ -155,7 +143,7 @@ class Lane:
             call.done.set_result(None)
 
     def _set_timer(self, deadline: float) -> None:
-        """Workers drop what has expired when its turn comes; the timer does while they are busy with long rows."""
+        """What has expired is dropped when its turn comes; by the timer while all streams are busy with long rows."""
         if self._timer is not None:
             self._timer.cancel()
         self._timer = None
@@ -165,7 +153,7 @@ class Lane:
             self._timer = self._loop.call_later(max(0.0, deadline - perf_counter()) + 0.001, self._expire)
 
     def _expire(self) -> None:
-        late, next_deadline = self.workers.expire(perf_counter())
+        late, next_deadline = self.batcher.expire(perf_counter())
         now = perf_counter()
         for entry in late:
             self._settle(entry, deadline_exceeded(), Outcome([], [], now, now))

@@ -6,7 +6,7 @@ from typing import Protocol
 
 
 class Observer(Protocol):
-    """Called from worker threads and from the event loop: must be quick and thread-safe."""
+    """Called from the event loop: must be quick."""
 
     def batch(self, rows: int, real_tokens: int, padded_tokens: int) -> None:
         """A batch has run: `real_tokens` of its rows, in a rectangle of `padded_tokens`."""

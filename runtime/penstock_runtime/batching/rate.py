@@ -26,9 +26,14 @@ class DrainRate:
         self._seconds = self._seconds * decay + seconds
 
     @property
+    def is_measured(self) -> bool:
+        """Not a guess."""
+        return self._seconds > 0 and self._tokens > 0
+
+    @property
     def tokens_per_second(self) -> float:
         """The rate; a guess before the first run."""
-        if self._seconds <= 0 or self._tokens <= 0:
+        if not self.is_measured:
             return FIRST_GUESS * self.workers
         return self.workers * self._tokens / self._seconds
 

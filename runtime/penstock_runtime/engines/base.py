@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import asyncio
+from collections.abc import Callable
 from dataclasses import dataclass, field
+from enum import Enum
 from pathlib import Path
-from typing import Protocol
+from typing import NamedTuple, Protocol
 
 from penstock.manifest import GraphIO
 from penstock.recipe import Recipe
@@ -31,9 +34,6 @@ class EngineFacts:
     """The arithmetic in use, such as `f32`, `bf16`, `i8`."""
     fused_nodes: dict[str, int] = field(default_factory=dict)
     """Counts by operator type of fused nodes in the optimised graph; empty where the engine does not tell."""
-    in_callers_thread: bool = False
-    """A run is computed by the thread that asks for it, which may be kept on a core of its own. (A library may start
-    threads during a run, which would be kept there with it.)"""
     divides_batches: bool = False
     """`run_wide` gives each core its part of a batch of any shape, of which it need not have seen one before."""
     weight_copies: int = 1
@@ -43,6 +43,61 @@ class EngineFacts:
     each other company for nothing."""
     short: EngineFacts | None = None
     """Of the engine that runs the short rows, where there is one beside this (`engines.routed`)."""
+
+
+class Breadth(Enum):
+    """Which threads a batch has."""
+
+    NARROW = "narrow"
+    """`Engine.run`: those of one stream."""
+    WIDE = "wide"
+    """`Engine.run_wide`: all of them."""
+    WIDENING = "widening"
+    """`Engine.run_widening`: all of them once nothing else runs."""
+
+
+class Ended(NamedTuple):
+    """A batch that a stream has run."""
+
+    ticket: int
+    """What `Streams.submit` gave for it."""
+    result: Outputs | Exception
+    """As `Engine.run` returns or raises it."""
+    started: float
+    """Clock of `perf_counter`, seconds."""
+    ended: float
+
+
+class Streams(Protocol):
+    """Threads that run batches, each one after the other; first come, first served. Used from one thread."""
+
+    def attend(self, loop: asyncio.AbstractEventLoop, ended: Callable[[], object]) -> None:
+        """From now on `ended` is called in the loop when batches have ended that were not collected. Called once, in
+        the loop's thread and before the first `submit`."""
+        ...
+
+    def leave(self) -> None:
+        """No more calls of `ended`. In the loop's thread, whether anybody attended or not."""
+        ...
+
+    def submit(self, batch: Batch, breadth: Breadth) -> int:
+        """Let the next free stream run a batch; a ticket, by which it is known from now on.
+
+        Raises what an engine does with a batch that cannot even be begun.
+        """
+        ...
+
+    def retract(self, ticket: int) -> bool:
+        """Take back a batch that has not begun: it never will. False when it has."""
+        ...
+
+    def collect(self) -> list[Ended]:
+        """Those that have ended since, in that order."""
+        ...
+
+    def stop(self) -> None:
+        """Run what was submitted, then end the threads. Blocks until they have; from any thread, after `leave`."""
+        ...
 
 
 class Engine(Protocol):
@@ -68,6 +123,10 @@ class Engine(Protocol):
 
     def run_widening(self, batch: Batch) -> Outputs:
         """Like `run`, beside other runs; like `run_wide` from when they are over, where the engine can do that."""
+        ...
+
+    def start_streams(self) -> Streams:
+        """Start as many streams as `threads` says. MemoryError when no thread can be had. Stopped before `close`."""
         ...
 
     def close(self) -> None:

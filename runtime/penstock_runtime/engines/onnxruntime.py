@@ -17,9 +17,10 @@ import onnxruntime as ort
 from penstock.errors import ArtefactError
 from penstock.manifest import GraphIO
 from penstock.recipe import Precision, Recipe
-from penstock_runtime.engines.base import EngineFacts, Threads
+from penstock_runtime.engines.base import EngineFacts, Streams, Threads
 from penstock_runtime.engines.graph_inputs import feed
 from penstock_runtime.engines.operators import count_operators
+from penstock_runtime.engines.thread_streams import ThreadStreams
 from penstock_runtime.errors import InferenceFailed
 from penstock_runtime.rows import Batch, Outputs
 
@@ -63,6 +64,10 @@ class OnnxRuntimeEngine:
     def run_widening(self, batch: Batch) -> Outputs:
         """See `Engine`: the library cannot."""
         return self.run(batch)
+
+    def start_streams(self) -> Streams:
+        """See `Engine`."""
+        return ThreadStreams(self)
 
     def close(self) -> None:
         """See `Engine`."""

@@ -22,9 +22,10 @@ import openvino as ov
 from penstock.errors import ArtefactError
 from penstock.manifest import Axes, GraphIO
 from penstock.recipe import BF16_REST, Precision, Recipe
-from penstock_runtime.engines.base import EngineFacts, Threads
+from penstock_runtime.engines.base import EngineFacts, Streams, Threads
 from penstock_runtime.engines.graph_inputs import feed, pad
 from penstock_runtime.engines.grid import ShapeGrid
+from penstock_runtime.engines.thread_streams import ThreadStreams
 from penstock_runtime.errors import InferenceFailed
 from penstock_runtime.rows import Batch, Float, Int, Outputs
 
@@ -77,6 +78,10 @@ class OpenVinoEngine:
     def run_widening(self, batch: Batch) -> Outputs:
         """See `Engine`: the library cannot."""
         return self.run(batch)
+
+    def start_streams(self) -> Streams:
+        """See `Engine`."""
+        return ThreadStreams(self)
 
     def close(self) -> None:
         """See `Engine`."""

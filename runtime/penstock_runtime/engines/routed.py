@@ -8,7 +8,8 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from penstock_runtime.engines.base import Engine, EngineFacts
+from penstock_runtime.engines.base import Engine, EngineFacts, Streams
+from penstock_runtime.engines.thread_streams import ThreadStreams
 from penstock_runtime.rows import Batch, Outputs
 
 
@@ -28,7 +29,6 @@ class RoutedEngine:
         return replace(
             long,
             weight_copies=long.weight_copies + short.weight_copies,
-            in_callers_thread=long.in_callers_thread and short.in_callers_thread,
             short=short,
         )
 
@@ -43,6 +43,10 @@ class RoutedEngine:
     def run_widening(self, batch: Batch) -> Outputs:
         """See `Engine`."""
         return self._for(batch).run_widening(batch)
+
+    def start_streams(self) -> Streams:
+        """See `Engine`: of either for both, since the threads are shared."""
+        return ThreadStreams(self)
 
     def close(self) -> None:
         """See `Engine`."""

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import os
-import threading
 from collections.abc import Iterable
 from pathlib import Path
 
@@ -36,9 +35,9 @@ def pin_process(cpus: Iterable[int]) -> None:
         ) from error
 
 
-def place_stream(stream: int, streams: int) -> None:
-    """Give the calling thread, which computes as number `stream` of `streams`, one of the process's cores for itself,
-    and let the event loop go before it. For threads of which there is one for each core.
+def place_stream(thread: int, stream: int, streams: int) -> None:
+    """Give a thread (its native id), which computes as number `stream` of `streams`, one of the process's cores for
+    itself, and let the event loop go before it. For threads of which there is one for each core.
 
     Else the kernel now and then puts two of them on one core, in turns of 4 ms, and leaves the other one to the loop.
     Only where the process is kept on as many CPUs as there are streams: elsewhere the scheduler finds free ones better
@@ -47,7 +46,6 @@ def place_stream(stream: int, streams: int) -> None:
     cpus = sorted(os.sched_getaffinity(0))
     if len(cpus) != streams or streams == 1:
         return
-    thread = threading.get_native_id()
     with contextlib.suppress(OSError):
         # The first stream, which does all at low load, on the last core: interrupts mostly come to the first.
         os.sched_setaffinity(thread, {cpus[-1 - stream]})

@@ -47,7 +47,7 @@ class Task(Protocol):
         ...
 
     def reduce(self, row: Row, outputs: Outputs) -> Any:
-        """Boil one row's outputs down to what `assemble` needs (pooling, softmax). Runs in the worker thread.
+        """Boil one row's outputs down to what `assemble` needs (pooling, softmax). Runs in the event loop: be quick.
 
         `row` is the very object that `prepare` made: tasks keep in it what they need here. What comes back shares no
         memory with `outputs`, which may be views of a whole batch.

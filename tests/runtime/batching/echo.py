@@ -10,8 +10,9 @@ import numpy as np
 
 from penstock.manifest import Axes, GraphIO
 from penstock.recipe import Batching, EngineName, Plan, Precision, Recipe, ShortRoute
-from penstock_runtime.engines.base import EngineFacts, Threads
+from penstock_runtime.engines.base import EngineFacts, Streams, Threads
 from penstock_runtime.engines.grid import ShapeGrid
+from penstock_runtime.engines.thread_streams import ThreadStreams
 from penstock_runtime.errors import InferenceFailed
 from penstock_runtime.rows import Batch, Outputs, Row
 
@@ -27,7 +28,6 @@ class EchoEngine:
     streams: int = 1
     poison: bool = True
     grid: ShapeGrid | None = None
-    in_callers_thread: bool = False
     divides_batches: bool = False
     gate: threading.Event = field(default_factory=threading.Event)
     batches: list[list[int]] = field(default_factory=list)
@@ -57,7 +57,6 @@ class EchoEngine:
             threads,
             "f32",
             grid=self.grid,
-            in_callers_thread=self.in_callers_thread,
             divides_batches=self.divides_batches,
         )
 
@@ -88,6 +87,9 @@ class EchoEngine:
     def run_widening(self, batch: Batch) -> Outputs:
         self.widening.append(int(batch.attention_mask.sum()))
         return self.run(batch)
+
+    def start_streams(self) -> Streams:
+        return ThreadStreams(self)
 
     def close(self) -> None:
         assert self._running == 0

@@ -56,8 +56,8 @@ cpus = sorted(os.sched_getaffinity(0))[:2]
 pin_process(cpus)
 found = []
 def work(stream, streams):
-    place_stream(stream, streams)
     me = threading.get_native_id()
+    place_stream(me, stream, streams)
     batch = os.sched_getscheduler(0) == os.SCHED_BATCH
     found.append([sorted(os.sched_getaffinity(0)), os.getpriority(os.PRIO_PROCESS, me), batch])
 for stream, streams in ((0, 2), (1, 2), (0, 3), (0, 1)):

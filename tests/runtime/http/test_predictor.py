@@ -17,7 +17,8 @@ import pytest
 from penstock.manifest import Axes, GraphIO
 from penstock.recipe import Batching, EngineName, Plan, Precision, Recipe
 from penstock.tasks import TaskName
-from penstock_runtime.engines.base import EngineFacts, Threads
+from penstock_runtime.engines.base import EngineFacts, Streams, Threads
+from penstock_runtime.engines.thread_streams import ThreadStreams
 from penstock_runtime.loaded import LoadedModel
 from penstock_runtime.models.folder import ModelFolder
 from penstock_runtime.predictor import Limits, Predictor
@@ -50,6 +51,9 @@ class Arithmetic:
 
     run_wide = run
     run_widening = run
+
+    def start_streams(self) -> Streams:
+        return ThreadStreams(self)
 
     def close(self) -> None:
         self.closed = True

@@ -60,12 +60,11 @@ def test_wide_runs_are_warmed_as_well(wide_from: int | None, wide_alone: int | N
     served = plan(Batching.SINGLE, streams=2, wide_from=wide_from, wide_alone=wide_alone)
     model = small_model(engine, served=served)
     model.max_tokens = 128
-    seconds: list[tuple[int, float]] = []
 
-    warm_up(model, lambda tokens, took: seconds.append((tokens, took)))
+    ran = warm_up(model)
 
     assert engine.wide == wide
-    assert [tokens for tokens, _ in seconds] == [length for length in (8, 16, 32, 64, 128) for _ in range(2)]
+    assert [tokens for tokens, _ in ran] == [length for length in (8, 16, 32, 64, 128) for _ in range(2)]
 
 
 def test_a_graph_that_cannot_run_is_found_out_before_the_first_request() -> None:

@@ -10,16 +10,15 @@ from __future__ import annotations
 import ctypes
 from pathlib import Path
 
-import numpy as np
-
 from penstock.errors import ArtefactError
 from penstock.manifest import GraphIO
 from penstock.recipe import Recipe
-from penstock_runtime.engines.base import EngineFacts, Threads
+from penstock_runtime.engines.base import Breadth, EngineFacts, Threads
 from penstock_runtime.engines.native.graph_file import Activation, NativeGraph, Operator, Step, output_width, read
+from penstock_runtime.engines.native.job import NativeJob
 from penstock_runtime.engines.native.library import CStep, Kernels, Kind, Status, best_kernels, load_library
-from penstock_runtime.errors import InferenceFailed
-from penstock_runtime.rows import Batch, Int, Outputs
+from penstock_runtime.engines.native.streams import NativeStreams
+from penstock_runtime.rows import Batch, Outputs
 
 _KINDS: dict[Operator, Kind] = {
     "embed": Kind.EMBED,
@@ -61,15 +60,25 @@ class NativeEngine:
 
     def run(self, batch: Batch) -> Outputs:
         """See `Engine`."""
-        return self._run(batch, self._facts.threads.per_stream)
+        return self._run(batch, Breadth.NARROW)
 
     def run_wide(self, batch: Batch) -> Outputs:
         """See `Engine`. A second caller at the same time is welcome, but has no helpers."""
-        return self._run(batch, self._wide)
+        return self._run(batch, Breadth.WIDE)
 
     def run_widening(self, batch: Batch) -> Outputs:
         """See `Engine`."""
-        return self._run(batch, self._wide, company=True)
+        return self._run(batch, Breadth.WIDENING)
+
+    def job(self, batch: Batch, breadth: Breadth) -> NativeJob:
+        """A run of the batch that has not begun."""
+        threads = self._facts.threads.per_stream if breadth is Breadth.NARROW else self._wide
+        company = breadth is Breadth.WIDENING
+        return NativeJob(self._model, batch, self._graph.output, self._width, threads=threads, company=company)
+
+    def start_streams(self) -> NativeStreams:
+        """See `Engine`."""
+        return NativeStreams(self.job, self._facts.threads)
 
     def close(self) -> None:
         """See `Engine`."""
@@ -77,33 +86,10 @@ class NativeEngine:
         if model is not None:
             self._library.penstock_close(model)
 
-    def _run(self, batch: Batch, threads: int, *, company: bool = False) -> Outputs:
-        ids, mask, types = map(_rows, (batch.input_ids, batch.attention_mask, batch.token_type_ids))
-        rows, tokens = ids.shape
-        output = self._graph.output
-        lines = (rows,) if output.per_row else (rows, tokens)
-        if output.chosen_id >= 0:
-            lines = (np.count_nonzero(ids == output.chosen_id),)
-        values = np.empty((*lines, self._width), np.float32)
-        status = self._library.penstock_run(
-            self._model, ids.ctypes.data, mask.ctypes.data, types.ctypes.data, rows, tokens, threads,
-            company, values.ctypes.data, values.size,
-        )  # fmt: skip
-        if status == Status.NO_MEMORY:
-            raise InferenceFailed(f"native: no memory for {rows} x {tokens} tokens", remedy="Allow the pod more memory")
-        if status == Status.BAD_MODEL:
-            raise InferenceFailed(
-                f"native: the graph's output {output.name} has not as many lines as its file says",
-                remedy="Run penstock optimize again",
-            )
-        if status != Status.OK:
-            raise InferenceFailed(
-                f"native: {rows} x {tokens} tokens hold an id that the model has no vector for, or are too many",
-                remedy="Send ids of the model's own tokenizer, and rows within its length",
-            )
-        if output.columns:
-            return {name: np.ascontiguousarray(values[..., at]) for at, name in enumerate(output.columns)}
-        return {output.name: values[..., : output.width]}
+    def _run(self, batch: Batch, breadth: Breadth) -> Outputs:
+        job = self.job(batch, breadth)
+        self._library.penstock_run(job.record)
+        return job.outputs
 
 
 def load(path: Path, io: GraphIO, recipe: Recipe, threads: Threads, *, wide: bool = False) -> NativeEngine:
@@ -122,17 +108,12 @@ def load(path: Path, io: GraphIO, recipe: Recipe, threads: Threads, *, wide: boo
         f"{library.penstock_abi()} ({kernels.name.lower().replace('_', '-')})",
         threads,
         precision="i8",
-        in_callers_thread=True,
         divides_batches=True,
     )
     try:
         return NativeEngine(graph, facts, helpers=wide, kernels=kernels)
     except ArtefactError as error:
         raise ArtefactError(f"{path}: {error.message}", remedy=error.remedy) from error
-
-
-def _rows(values: Int) -> Int:
-    return np.ascontiguousarray(values, np.int64)
 
 
 def _c_step(step: Step, graph: NativeGraph) -> CStep:

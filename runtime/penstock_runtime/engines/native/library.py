@@ -15,7 +15,7 @@ from pathlib import Path
 from penstock.errors import ArtefactError
 from penstock_runtime.engines.native.compiler import LIBRARY
 
-ABI = 6
+ABI = 7
 """`PENSTOCK_ABI` of native.h."""
 VARIABLE = "PENSTOCK_NATIVE_LIBRARY"
 """Environment variable: another file than the installed one (the tests' sanitised one)."""
@@ -69,6 +69,20 @@ class CStep(ctypes.Structure):
     )
 
 
+class CJob(ctypes.Structure):
+    """`struct penstock_job`. Its own memory: where it lies must not change while the library has it."""
+
+    _fields_ = (
+        *((name, ctypes.c_void_p) for name in ("model", "ids", "mask", "types", "result")),
+        ("floats", ctypes.c_int64),
+        *((name, ctypes.c_int32) for name in ("rows", "tokens", "threads", "company")),
+        ("started", ctypes.c_int64),
+        ("ended", ctypes.c_int64),
+        ("status", ctypes.c_int32),
+        ("next", ctypes.c_void_p),
+    )
+
+
 def library_path() -> Path:
     """Where the library is, or would be."""
     return Path(os.environ.get(VARIABLE) or LIBRARY)
@@ -93,12 +107,23 @@ def load_library() -> ctypes.CDLL:
     library.penstock_open.argtypes = [
         ctypes.POINTER(CStep), number, number, number, number, ctypes.POINTER(number)
     ]  # fmt: skip
+    job = ctypes.POINTER(CJob)
     library.penstock_run.restype = ctypes.c_int
-    library.penstock_run.argtypes = [
-        pointer, pointer, pointer, pointer, number, number, number, number, pointer, ctypes.c_int64
-    ]  # fmt: skip
+    library.penstock_run.argtypes = [job]
     library.penstock_close.restype = None
     library.penstock_close.argtypes = [pointer]
+    library.penstock_streams_open.restype = pointer
+    library.penstock_streams_open.argtypes = [number, ctypes.POINTER(number)]
+    library.penstock_streams_event.restype = ctypes.c_int
+    library.penstock_streams_event.argtypes = [pointer]
+    library.penstock_streams_submit.restype = None
+    library.penstock_streams_submit.argtypes = [pointer, job]
+    library.penstock_streams_retract.restype = ctypes.c_int
+    library.penstock_streams_retract.argtypes = [pointer, job]
+    library.penstock_streams_collect.restype = pointer
+    library.penstock_streams_collect.argtypes = [pointer]
+    library.penstock_streams_close.restype = None
+    library.penstock_streams_close.argtypes = [pointer]
     return library
 
 

@@ -9,7 +9,7 @@ opened. */
 
 #include <stdint.h>
 
-#define PENSTOCK_ABI 6
+#define PENSTOCK_ABI 7
 #define PENSTOCK_DISTANCES_SPARE 33 /* floats behind each line of `distances` that are read and not used */
 #define PENSTOCK_API __attribute__((visibility("default")))
 
@@ -79,14 +79,47 @@ PENSTOCK_API int penstock_best_isa(void);
 PENSTOCK_API struct penstock_model *penstock_open(const struct penstock_step *steps, int32_t count, int32_t output,
                                                   int32_t threads, int32_t isa, int32_t *status);
 
-/* One batch: ids, mask and types are [rows, tokens]; `types` may be NULL. `result` takes the output buffer, which must
-be as many floats as it has. `threads` at most; several callers at once are welcome, one of which gets the helpers; with
-`company` only once the other callers are gone. A status. */
-PENSTOCK_API int penstock_run(struct penstock_model *model, const int64_t *ids, const int64_t *mask,
-                              const int64_t *types, int32_t rows, int32_t tokens, int32_t threads, int32_t company,
-                              float *result, int64_t floats);
+/* One batch. The upper part says what to run, and stays as it is until it is over; the lower one what came of it. */
+struct penstock_job {
+    struct penstock_model *model;
+    const int64_t *ids, *mask, *types; /* [rows, tokens]; `types` may be NULL */
+    float *result;                     /* takes the output buffer */
+    int64_t floats;                    /* of `result`: as many as the buffer has */
+    int32_t rows, tokens;
+    int32_t threads; /* at most; several callers at once are welcome, one of which gets the helpers */
+    int32_t company; /* not 0: only once the other callers are gone */
+
+    int64_t started, ended; /* nanoseconds of the monotonic clock; set by streams alone */
+    int32_t status;
+    struct penstock_job *next; /* for streams: what waits behind it, or ended after it */
+};
+
+/* Runs a job in the caller's thread. Its status. */
+PENSTOCK_API int penstock_run(struct penstock_job *job);
 
 /* No run may be under way. */
 PENSTOCK_API void penstock_close(struct penstock_model *model);
+
+/* Threads that run jobs, each one after the other: first come, first served, and of those that sleep the first is woken.
+Submit, retract and collect are for one thread at a time. */
+struct penstock_streams;
+
+/* NULL when threads, memory or files cannot be had. `threads`: [count], takes the kernel's numbers of the threads. */
+PENSTOCK_API struct penstock_streams *penstock_streams_open(int32_t count, int32_t *threads);
+
+/* A file that can be read when jobs have ended that nobody has collected; collecting makes it silent again. */
+PENSTOCK_API int penstock_streams_event(const struct penstock_streams *streams);
+
+/* The job's memory is the streams' until it was collected or retracted. */
+PENSTOCK_API void penstock_streams_submit(struct penstock_streams *streams, struct penstock_job *job);
+
+/* Takes a job back that has not begun. 0 when it has. */
+PENSTOCK_API int penstock_streams_retract(struct penstock_streams *streams, const struct penstock_job *job);
+
+/* Those that have ended since, linked in that order; NULL when there are none. */
+PENSTOCK_API struct penstock_job *penstock_streams_collect(struct penstock_streams *streams);
+
+/* Runs what was submitted, then ends the threads. Nobody may use it any more. */
+PENSTOCK_API void penstock_streams_close(struct penstock_streams *streams);
 
 #endif

@@ -276,24 +276,27 @@ static void run_alone(struct run *run) {
     if (m->pool) pool_leave_alone(m->pool);
 }
 
-int penstock_run(struct penstock_model *m, const int64_t *ids, const int64_t *mask, const int64_t *types,
-                 int32_t rows, int32_t tokens, int32_t threads, int32_t company, float *result, int64_t floats) {
+static int run_job(const struct penstock_job *job) {
+    struct penstock_model *m = job->model;
+    int rows = job->rows, tokens = job->tokens;
     if (rows < 1 || tokens < 1 || (int64_t)rows * tokens > 1 << 17) return PENSTOCK_BAD_INPUT;
     if (m->most_tokens && tokens > m->most_tokens) return PENSTOCK_BAD_INPUT;
-    if (threads > m->threads) threads = m->threads;
-    struct run run = {m, NULL, ids, mask, types, rows, tokens, threads, 0, 0, 0};
+    int threads = at_most(job->threads, m->threads);
+    struct run run = {m, NULL, job->ids, job->mask, job->types, rows, tokens, threads, 0, 0, 0};
     if (m->chosen_id >= 0)
-        for (int at = 0; at < rows * tokens; at++) run.chosen += ids[at] == m->chosen_id;
+        for (int at = 0; at < rows * tokens; at++) run.chosen += run.ids[at] == m->chosen_id;
     size_t size = (size_t)lines_of(&run, m->buffer_per[m->output]) * (size_t)m->buffer_widths[m->output];
-    if (floats < 0 || (size_t)floats != size) return PENSTOCK_BAD_MODEL;
+    if (job->floats < 0 || (size_t)job->floats != size) return PENSTOCK_BAD_MODEL;
     struct scratch *scratch = run.scratch = scratch_take(m, (size_t)rows, (size_t)tokens, (size_t)run.chosen);
     if (!scratch) return PENSTOCK_NO_MEMORY;
     int status = PENSTOCK_BAD_INPUT;
     if (prepare(&run)) {
-        if (threads < 2 || company || !run_wide(&run, 0)) run_alone(&run);
-        memcpy(result, scratch->buffers[m->output], size * sizeof(float));
+        if (threads < 2 || job->company || !run_wide(&run, 0)) run_alone(&run);
+        memcpy(job->result, scratch->buffers[m->output], size * sizeof(float));
         status = PENSTOCK_OK;
     }
     scratch_give(m, scratch);
     return status;
 }
+
+int penstock_run(struct penstock_job *job) { return job->status = run_job(job); }

@@ -1,0 +1,70 @@
+"""One batch on its way through the library, with all the memory that it needs there."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from penstock_runtime.engines.native.graph_file import Output
+from penstock_runtime.engines.native.library import CJob, Status
+from penstock_runtime.errors import InferenceFailed
+from penstock_runtime.rows import Batch, Float, Int, Outputs
+
+
+class NativeJob:
+    """Keep it until it has run: the library reads and writes what it holds."""
+
+    __slots__ = ("_inputs", "_output", "_values", "record")
+
+    def __init__(self, model: int, batch: Batch, output: Output, width: int, *, threads: int, company: bool) -> None:
+        """`width`: of the output's buffer, floats a line; `threads` and `company` as in native.h."""
+        ids, mask, types = map(_numbers, (batch.input_ids, batch.attention_mask, batch.token_type_ids))
+        rows, tokens = ids.shape
+        lines = (rows,) if output.per_row else (rows, tokens)
+        if output.chosen_id >= 0:
+            lines = (np.count_nonzero(ids == output.chosen_id),)
+        self._inputs = ids, mask, types
+        self._output = output
+        self._values: Float = np.empty((*lines, width), np.float32)
+        self.record = CJob(
+            model=model,
+            ids=ids.ctypes.data,
+            mask=mask.ctypes.data,
+            types=types.ctypes.data,
+            result=self._values.ctypes.data,
+            floats=self._values.size,
+            rows=rows,
+            tokens=tokens,
+            threads=threads,
+            company=company,
+        )
+
+    @property
+    def outputs(self) -> Outputs:
+        """What came of it, once it has run: each array its own memory. InferenceFailed when it could not."""
+        status = self.record.status
+        if status != Status.OK:
+            raise self._failure(status)
+        values, output = self._values, self._output
+        if output.columns:
+            return {name: np.ascontiguousarray(values[..., at]) for at, name in enumerate(output.columns)}
+        return {output.name: values[..., : output.width]}
+
+    def _failure(self, status: int) -> InferenceFailed:
+        size = f"{self.record.rows} x {self.record.tokens} tokens"
+        match status:
+            case Status.NO_MEMORY:
+                return InferenceFailed(f"native: no memory for {size}", remedy="Allow the pod more memory")
+            case Status.BAD_MODEL:
+                return InferenceFailed(
+                    f"native: the graph's output {self._output.name} has not as many lines as its file says",
+                    remedy="Run penstock optimize again",
+                )
+            case _:
+                return InferenceFailed(
+                    f"native: {size} hold an id that the model has no vector for, or are too many",
+                    remedy="Send ids of the model's own tokenizer, and rows within its length",
+                )
+
+
+def _numbers(values: Int) -> Int:
+    return np.ascontiguousarray(values, np.int64)
