@@ -103,7 +103,7 @@ def test_rows_come_back_reduced_with_their_times() -> None:
     assert before <= outcome.started <= outcome.ended <= perf_counter()
 
 
-def test_a_busy_worker_takes_what_has_gathered_meanwhile_as_one_batch() -> None:
+def test_a_busy_stream_takes_what_has_gathered_meanwhile_as_one_batch() -> None:
     engine = EchoEngine()
     engine.gate.clear()
     with working(engine, plan(Batching.EQUAL_LENGTH)) as bench:

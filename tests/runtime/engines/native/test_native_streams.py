@@ -15,6 +15,7 @@ import pytest
 from penstock_runtime.engines.base import Breadth, Ended, Streams, Threads
 from penstock_runtime.engines.native import NativeEngine
 from penstock_runtime.engines.native import streams as native_streams
+from penstock_runtime.engines.native.streams import NativeStreams
 from penstock_runtime.engines.thread_streams import ThreadStreams
 from penstock_runtime.errors import InferenceFailed
 from penstock_runtime.rows import Batch, Float
@@ -111,8 +112,11 @@ def test_stopping_runs_what_was_submitted_and_ends_the_threads(start: Callable[[
     for _ in range(20):
         streams.submit(MANY, Breadth.NARROW)
     streams.stop()
-    if isinstance(streams, ThreadStreams):  # the library's memory of them is gone with its threads
+    if isinstance(streams, ThreadStreams):
         assert len(streams.collect()) == 20
+    else:  # the library's list of them is gone with its threads; what it wrote is ours
+        assert isinstance(streams, NativeStreams)
+        assert [job.record.ended > 0 for job in streams._jobs.values()] == [True] * 20
     assert not set(Path("/proc/self/task").iterdir()) - before
     engine.close()
 
@@ -145,7 +149,10 @@ def switches(thread: int) -> int:
 
 
 def test_streams_of_several_threads_each_are_left_to_the_kernel(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(native_streams, "place_stream", lambda *_: pytest.fail("was placed"))
-    engine = opened(encoder(), Threads(1, 2))
-    engine.start_streams().stop()
-    engine.close()
+    placed: list[int] = []
+    monkeypatch.setattr(native_streams, "place_stream", lambda thread, stream, streams: placed.append(thread))
+    for per_stream, count in ((2, 0), (1, 2)):
+        engine = opened(encoder(), Threads(2, per_stream))
+        engine.start_streams().stop()
+        engine.close()
+        assert len(placed) == count
