@@ -22,6 +22,7 @@ from penstock_optimizer.load.spec import ClosedLoop, LoadResult, LoadSpec, OpenL
 
 CLIENTS = 32
 SATURATION_SECONDS = 1.5
+"""Of the first try; where nothing was answered in it, the next ones are longer."""
 LEAST_SECONDS, MOST_SECONDS = 2.0, 6.0
 WANTED_SAMPLES = 200
 """A point lasts until it has about this many requests, within its limits: p95 then has ten beyond it."""
@@ -136,17 +137,7 @@ def measure_capacity(
             )
         )
 
-    if seconds_left() < SATURATION_SECONDS + WARM_UP_SECONDS + OVERHEAD_SECONDS:
-        raise CapacityFailed(NO_TIME, remedy="Raise spec.optimization.budgetSeconds")
-    try:
-        saturated = load(ClosedLoop(clients=CLIENTS), SATURATION_SECONDS, 0)
-    except LoadFailed as error:
-        raise CapacityFailed(error.message, remedy=error.remedy) from error
-    if not saturated.completed_per_second:
-        raise ReplicaBroken(
-            f"no request was answered: {saturated.statuses}, first: {saturated.first_failure or 'nothing'}",
-            remedy="See the server's log",
-        )
+    saturated = _saturated(load, seconds_left)
     steps = CapacitySteps(saturation=saturated.completed_per_second, p95_objective=p95_objective)
     resident = saturated.target_rss_bytes
     finished = True
@@ -168,6 +159,35 @@ def measure_capacity(
         on_point(point)
         resident = max(filter(None, (resident, result.target_rss_bytes)), default=None)
     return Measured(steps.curve(), saturated.completed_per_second, resident, finished)
+
+
+def _saturated(load: Callable[[ClosedLoop, float, int], LoadResult], seconds_left: Callable[[], float]) -> LoadResult:
+    """32 clients that never pause, for as long as it takes until some are answered.
+
+    A server whose every answer is an error is broken. One that only takes long is not: a large model's first answers
+    come after seconds.
+    """
+    seconds = SATURATION_SECONDS
+    while True:
+        if seconds_left() < seconds + WARM_UP_SECONDS + OVERHEAD_SECONDS:
+            raise CapacityFailed(NO_TIME, remedy="Raise spec.optimization.budgetSeconds")
+        try:
+            result = load(ClosedLoop(clients=CLIENTS), seconds, 0)
+        except LoadFailed as error:
+            raise CapacityFailed(error.message, remedy=error.remedy) from error
+        if result.completed_per_second:
+            return result
+        if result.statuses and result.latency is None:
+            raise ReplicaBroken(
+                f"no request was answered: {result.statuses}, first: {result.first_failure or 'nothing'}",
+                remedy="See the server's log",
+            )
+        if seconds >= LONGEST_SECONDS:
+            raise CapacityFailed(
+                f"none of {CLIENTS} clients had an answer within {seconds:.0f} s",
+                remedy="Give the endpoint more cores, or lower spec.serving.maxInputTokens",
+            )
+        seconds = min(2 * seconds, LONGEST_SECONDS)
 
 
 def point_seconds(rate: float) -> float:
