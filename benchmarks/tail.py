@@ -1,7 +1,7 @@
 """The tail at steady load: p99 over p50 with requests at an even rate of half the capacity. At most 1.5 is aimed at.
 
     python -m benchmarks.tail [--cores 2] [--tokens 32 --tokens 128] [--seconds 30] [--rounds 9] [--share 0.5]
-        [--real-time]
+        [--real-time] [--trace]
 
 Capacity is the rate of 16 clients that never pause. Then one request every 1/n seconds, whether or not earlier ones are
 answered; latency counts from when each was due. A client with cores of its own goes before other programs there (Linux
@@ -9,14 +9,15 @@ answered; latency counts from when each was due. A client with cores of its own 
 same cores, from the same client: a socket, the forward pass and nothing else. What it has itself, the machine does.
 Where that is more than what is aimed at, nothing is judged. Ratios are the medians of the rounds. With --real-time both
 servers, and a client with cores of its own, go before all other programs: what a pod that owns its cores has, and a
-virtual machine with agents and monitors in it has not.
+virtual machine with agents and monitors in it has not. With --trace it is also said, and judged, what those requests
+have that met no other program: the kernel's scheduler tells which ones did (`benchmarks/others.py`).
 """
 
 from __future__ import annotations
 
 import os
 from collections.abc import Sequence
-from contextlib import ExitStack
+from contextlib import ExitStack, nullcontext
 from pathlib import Path
 
 import click
@@ -24,6 +25,7 @@ from tokenizers import Tokenizer
 
 from benchmarks.bare import bare_server
 from benchmarks.models import minilm
+from benchmarks.others import most, record, without
 from benchmarks.ours import serving
 from benchmarks.program import Program, verdict
 from penstock.cli.finite import FiniteRange
@@ -51,7 +53,10 @@ BEHIND_OTHERS = " and waited behind other programs for a core, which counts as t
 @click.option(
     "--real-time", is_flag=True, help="As root: no other program gets the cores while server or client wants them."
 )
-def main(*, cores: int, lengths: Sequence[int], seconds: float, rounds: int, share: float, real_time: bool) -> None:
+@click.option("--trace", is_flag=True, help="As root: also without the requests that met another program.")
+def main(
+    *, cores: int, lengths: Sequence[int], seconds: float, rounds: int, share: float, real_time: bool, trace: bool
+) -> None:
     """Measure."""
     placement = place(read_host(), cores)
     tokenizer = Tokenizer.from_file(str(minilm() / "tokenizer.json"))
@@ -75,27 +80,31 @@ def main(*, cores: int, lengths: Sequence[int], seconds: float, rounds: int, sha
                 update={"per_second": capacity * share, "seconds": seconds / rounds, "warm_up_seconds": 0.5}
             )
             turns = [Turn(server, steady), Turn(bare, steady.model_copy(update={"url": f"{bare.url}/{tokens}"}))]
-            cells = measure_in_turn(turns, client.measure, rounds=rounds)
+            own = [*server.pids, *bare.pids, client.pid]
+            with record(own) if trace else nullcontext() as written:
+                cells = measure_in_turn(turns, client.measure, rounds=rounds)
+                others = written.spans([*placement.server, *placement.client]) if written else ()
             ours = cells[server.name]
             latency = Figures.of(ours).latency
             if latency is None:
                 click.echo(f"{tokens} tokens: no answers ({ours[0].first_failure})")
                 continue
-            served, alone = ratios(ours), ratios(cells[bare.name])
-            if not alone:
-                click.echo(f"{tokens} tokens: no answers of the bare server ({cells[bare.name][0].first_failure})")
-                continue
             lag = median([cell.send_lag_p99_milliseconds for cell in ours])
-            foreign = median([cell.foreign_cores or 0.0 for cell in ours]) / cores
             click.echo(
                 f"{tokens} tokens: {capacity * share:.1f} of {capacity:.1f} requests/s, p50 {latency.p50:.2f} ms, "
                 f"p95 {latency.p95:.2f}, p99 {latency.p99:.2f} in all; {latency.count} requests; the client was "
                 f"{lag:.2f} ms late (p99){'' if all(cell.client_goes_first for cell in ours) else BEHIND_OTHERS}"
             )
-            click.echo(
-                f"{tokens} tokens: p99/p50 {spoken(served)}, the bare server {spoken(alone)}; "
-                f"{AIM:g} aimed at: {judged(median(served), median(alone), foreign)}"
-            )
+            foreign_share = median([cell.foreign_cores or 0.0 for cell in ours]) / cores
+            theirs = cells[bare.name]
+            click.echo(f"{tokens} tokens: {compared(ours, theirs, foreign_share)}")
+            if trace:
+                apart, theirs_apart = ([without(cell, others) for cell in one] for one in (ours, theirs))
+                click.echo(
+                    f"{tokens} tokens, without what met another program ({most(others)}: {left_out(apart, ours):.1%}, "
+                    f"of the bare server's {left_out(theirs_apart, theirs):.1%}): "
+                    f"{compared(apart, theirs_apart, foreign_share)}"
+                )
 
 
 def go_before_all(pids: Sequence[int]) -> None:
@@ -113,6 +122,23 @@ def ratios(cells: Sequence[CellResult]) -> list[float]:
     """p99 over p50 of each round that has answers."""
     found = [LatencySummary.of([value / 1e3 for value in cell.latencies_milliseconds]) for cell in cells]
     return [one.p99 / one.p50 for one in found if one is not None]
+
+
+def compared(ours: Sequence[CellResult], theirs: Sequence[CellResult], foreign_share: float) -> str:
+    """Both servers' ratios, and the verdict."""
+    served, alone = ratios(ours), ratios(theirs)
+    if not served or not alone:
+        return f"not judged, no answers{'' if served else ' of the server'}{'' if alone else ' of the bare server'}"
+    return (
+        f"p99/p50 {spoken(served)}, the bare server {spoken(alone)}; "
+        f"{AIM:g} aimed at: {judged(median(served), median(alone), foreign_share)}"
+    )
+
+
+def left_out(left: Sequence[CellResult], cells: Sequence[CellResult]) -> float:
+    """The share of requests that are not left."""
+    kept, all_of_them = (sum(len(cell.latencies_milliseconds) for cell in some) for some in (left, cells))
+    return 1 - kept / max(all_of_them, 1)
 
 
 def spoken(ratios_of_rounds: Sequence[float]) -> str:

@@ -59,6 +59,8 @@ class CellResult(Frozen):
     """From the first recorded request to the last recorded answer (closed loop), or the time recorded (even rate)."""
     latencies_milliseconds: tuple[float, ...] = ()
     """Of the 2xx answers, in order of sending."""
+    ended_seconds: tuple[float, ...] = ()
+    """When each of them had come, on the clock of `perf_counter`, in the same order."""
     groups: tuple[int, ...] = ()
     """Their bodies' groups, in the same order."""
     completed_per_second: float = 0.0

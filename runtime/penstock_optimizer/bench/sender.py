@@ -169,6 +169,7 @@ class Sender:
         return CellResult(
             seconds=elapsed,
             latencies_milliseconds=tuple((seen.done[number] - origin[number]) * 1e3 for number in good),
+            ended_seconds=tuple(seen.done[number] for number in good),
             groups=tuple(spec.bodies[number % len(spec.bodies)].group for number in good),
             completed_per_second=completed / elapsed,
             failures=dict(sorted(failures.items())),

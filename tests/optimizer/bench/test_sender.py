@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import os
 import signal
+from itertools import pairwise
 
 import pytest
 
@@ -80,6 +81,11 @@ def test_an_even_rate_is_kept_whatever_the_answers(start_stub: StartStub) -> Non
     # One every 20 ms. Each takes 0.1 s: one connection could carry seven.
     assert len(result.latencies_milliseconds) == pytest.approx(31, abs=4)
     assert min(result.latencies_milliseconds) >= 100
+    due = [
+        ended - milliseconds / 1e3
+        for ended, milliseconds in zip(result.ended_seconds, result.latencies_milliseconds, strict=True)
+    ]
+    assert [later - earlier for earlier, later in pairwise(due)] == pytest.approx([0.02] * (len(due) - 1), abs=1e-6)
 
 
 def test_failures_are_counted_by_status_and_end_a_hopeless_cell(start_stub: StartStub) -> None:
