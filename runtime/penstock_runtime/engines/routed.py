@@ -8,7 +8,10 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from penstock_runtime.engines.base import Engine, EngineFacts, Streams
+from penstock_runtime.engines.base import Breadth, Engine, EngineFacts, Streams
+from penstock_runtime.engines.native import NativeEngine
+from penstock_runtime.engines.native.job import NativeJob
+from penstock_runtime.engines.native.streams import NativeStreams
 from penstock_runtime.engines.thread_streams import ThreadStreams
 from penstock_runtime.rows import Batch, Outputs
 
@@ -45,8 +48,15 @@ class RoutedEngine:
         return self._for(batch).run_widening(batch)
 
     def start_streams(self) -> Streams:
-        """See `Engine`: of either for both, since the threads are shared."""
-        return ThreadStreams(self)
+        """See `Engine`: the same threads for both."""
+        long, short = self._long, self._short
+        if not (isinstance(long, NativeEngine) and isinstance(short, NativeEngine)):
+            return ThreadStreams(self)
+
+        def job(batch: Batch, breadth: Breadth) -> NativeJob:
+            return (short if self._is_short(batch) else long).job(batch, breadth)
+
+        return NativeStreams(job, long.facts.threads)
 
     def close(self) -> None:
         """See `Engine`."""
@@ -54,4 +64,7 @@ class RoutedEngine:
         self._short.close()
 
     def _for(self, batch: Batch) -> Engine:
-        return self._short if batch.input_ids.shape[1] <= self._longest_tokens else self._long
+        return self._short if self._is_short(batch) else self._long
+
+    def _is_short(self, batch: Batch) -> bool:
+        return bool(batch.input_ids.shape[1] <= self._longest_tokens)

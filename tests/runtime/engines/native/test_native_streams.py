@@ -16,6 +16,7 @@ from penstock_runtime.engines.base import Breadth, Ended, Streams, Threads
 from penstock_runtime.engines.native import NativeEngine
 from penstock_runtime.engines.native import streams as native_streams
 from penstock_runtime.engines.native.streams import NativeStreams
+from penstock_runtime.engines.routed import RoutedEngine
 from penstock_runtime.engines.thread_streams import ThreadStreams
 from penstock_runtime.errors import InferenceFailed
 from penstock_runtime.rows import Batch, Float
@@ -79,6 +80,26 @@ def test_a_batch_that_has_not_begun_can_be_taken_back(start: Callable[[NativeEng
         assert [one.ticket for one in found] == [first, third]
         last = streams.submit(MANY, Breadth.NARROW)
         assert [one.ticket for one in collected(streams, 1)] == [last]
+
+
+def test_two_graphs_of_ours_share_the_librarys_streams() -> None:
+    """Those of short rows and of the others: each row is answered by its own."""
+    long, short = opened(encoder(), Threads(2, 1)), opened(encoder(first=True), Threads(2, 1))
+    routed = RoutedEngine(long, short, longest_tokens=8)
+    streams = routed.start_streams()
+    assert isinstance(streams, NativeStreams)
+    batches = [rows(length) for length in range(4, 14)]
+    tickets = [streams.submit(batch, breadth) for batch in batches for breadth in Breadth]
+    found = {one.ticket: one.result for one in collected(streams, len(tickets))}
+    streams.stop()
+    for ticket, batch in zip(tickets, [batch for batch in batches for _ in Breadth], strict=True):
+        result = found[ticket]
+        assert not isinstance(result, Exception)
+        own = (short if batch.input_ids.shape[1] <= 8 else long).run(batch)
+        assert result.keys() == own.keys()
+        for name in own:
+            np.testing.assert_array_equal(result[name], own[name])
+    routed.close()
 
 
 def collected(streams: Streams, count: int) -> list[Ended]:
