@@ -49,8 +49,9 @@ def install(name: str) -> None:
         [*uv, "pip", "install", "--quiet", "--python", str(interpreter(name)), "-r", str(REQUIREMENTS / f"{name}.txt")],
         check=True,
     )
-    # Compiled now, so that no start-up that is waited for does it.
-    subprocess.run([str(interpreter(name)), "-m", "compileall", "-q", str(folder / "lib")], check=False)
+    # Compiled now, so that no start-up that is waited for does it. What is written for a newer Python does not compile,
+    # and is not imported either.
+    subprocess.run([str(interpreter(name)), "-m", "compileall", "-qq", str(folder / "lib")], check=False)
     (folder / STAMP).write_text(_digest(name))
 
 
