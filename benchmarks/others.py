@@ -15,6 +15,7 @@ from typing import NamedTuple
 import click
 import numpy as np
 import numpy.typing as npt
+import psutil
 
 from penstock_optimizer.bench.cell import CellResult
 
@@ -55,7 +56,7 @@ class Record:
 @contextmanager
 def record(own: Sequence[int]) -> Iterator[Record]:
     """While it lasts, all programs but these processes are written down. A ClickException without the right to it."""
-    threads = [int(task.name) for pid in own for task in Path(f"/proc/{pid}/task").iterdir()]
+    threads = [thread.id for pid in own for thread in psutil.Process(pid).threads()]
     folder = TRACEFS / f"instances/penstock-{threads[0]}"
     try:
         folder.mkdir()

@@ -18,9 +18,9 @@ from __future__ import annotations
 import os
 from collections.abc import Sequence
 from contextlib import ExitStack, nullcontext
-from pathlib import Path
 
 import click
+import psutil
 from tokenizers import Tokenizer
 
 from benchmarks.bare import bare_server
@@ -111,9 +111,9 @@ def go_before_all(pids: Sequence[int]) -> None:
     """What processes have on cores of their own, on cores that others use: the first thread before the others, and all
     of them before other programs. A ClickException without the right to it."""
     for pid in pids:
-        for thread in [int(folder.name) for folder in Path(f"/proc/{pid}/task").iterdir()]:
+        for thread in psutil.Process(pid).threads():
             try:
-                os.sched_setscheduler(thread, os.SCHED_RR, os.sched_param(2 if thread == pid else 1))
+                os.sched_setscheduler(thread.id, os.SCHED_RR, os.sched_param(2 if thread.id == pid else 1))
             except PermissionError:
                 raise click.ClickException("--real-time is for root (or whoever has CAP_SYS_NICE)") from None
 
