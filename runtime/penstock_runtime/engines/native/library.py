@@ -15,7 +15,7 @@ from pathlib import Path
 from penstock.errors import ArtefactError
 from penstock_runtime.engines.native.compiler import LIBRARY
 
-ABI = 7
+ABI = 8
 """`PENSTOCK_ABI` of native.h."""
 VARIABLE = "PENSTOCK_NATIVE_LIBRARY"
 """Environment variable: another file than the installed one (the tests' sanitised one)."""
@@ -108,7 +108,7 @@ def load_library() -> ctypes.CDLL:
         ctypes.POINTER(CStep), number, number, number, number, ctypes.POINTER(number)
     ]  # fmt: skip
     job = ctypes.POINTER(CJob)
-    library.penstock_run.restype = ctypes.c_int
+    library.penstock_run.restype = None
     library.penstock_run.argtypes = [job]
     library.penstock_close.restype = None
     library.penstock_close.argtypes = [pointer]

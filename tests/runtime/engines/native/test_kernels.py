@@ -156,6 +156,44 @@ def in_16_bits(x: Float) -> Float:
     return np.asarray((bits + 0x7FFF + (bits >> 16 & 1) & np.uint32(0xFFFF0000)).view(np.float32))
 
 
+def in_whole_numbers(x: Float, largest: Float) -> Float:
+    """Rounded to the nearest of 4,095 steps from 0 to the largest magnitude."""
+    most = np.float32(4095)
+    return np.asarray(np.rint(x * (most / largest)) * (largest / most), np.float32)
+
+
+def attention(
+    kernels: Kernels, x: Float, *, heads: int, width: int, real: int, bias: Float | None = None
+) -> tuple[Float, Float]:
+    """[tokens, heads * width] as numpy has it, of what the kernels multiply; and how far off they may be, since each
+    share is rounded too. `x` is [tokens, 3 * heads * width]; `bias` [heads, tokens, real] is added to scores."""
+    tokens = len(x)
+    q, k, v = (part.reshape(tokens, heads, width) for part in np.split(x, 3, axis=1))
+    if width % 32:
+        kernels = Kernels.AVX2  # as any that have floats of 32 bits
+    if kernels is Kernels.AVX512_VNNI:
+        q = in_whole_numbers(q, np.abs(q).max(axis=2, keepdims=True))
+        k, v = (in_whole_numbers(part, np.abs(part[:real]).max(axis=(0, 2), keepdims=True)) for part in (k, v))
+    elif kernels >= Kernels.AVX512_BF16:
+        q, k, v = in_16_bits(q), in_16_bits(k), in_16_bits(v)
+    scores = np.einsum("ihd,jhd->hij", q.astype(np.float64), k[:real].astype(np.float64)) * width**-0.5
+    scores += 0.0 if bias is None else bias
+    powers = np.exp(scores - scores.max(axis=-1, keepdims=True))
+    total = powers.sum(axis=-1, keepdims=True)
+    answer = np.einsum("hij,jhd->ihd", powers / total, v[:real])
+    size = np.einsum("hij,jhd->ihd", powers / total, np.abs(v[:real]))
+    relative, steps = 0.0, 0.0
+    if kernels is Kernels.AVX512_VNNI:
+        # Half a step of each share, and of their sum as much again.
+        relative = 4e-4
+        step = 1 / np.minimum(32767, 500_000 / total[:, :, 0]).T[:, :, None] / total[:, :, 0].T[:, :, None]
+        steps = step * np.abs(v[:real]).sum(axis=0)
+    elif kernels >= Kernels.AVX512_BF16:
+        relative = 2.0**-8 + 4e-4
+    allowed = 2e-5 + relative * size + steps
+    return answer.reshape(tokens, heads * width), np.asarray(allowed).reshape(tokens, heads * width)
+
+
 @KERNELS
 @settings(max_examples=25)
 @given(
@@ -179,16 +217,8 @@ def test_attention_is_softmax_over_the_kept_tokens(
 
     y = run([step], {}, x, kernels=kernels, threads=threads, real=real)
 
-    # Floats of 16 bits are multiplied: queries, keys and values are rounded, and each share is once more.
-    rounded = kernels >= Kernels.AVX512_BF16 and width % 32 == 0
-    x = in_16_bits(x) if rounded else x
-    q, k, v = (part.reshape(tokens, heads, width).astype(np.float64) for part in np.split(x, 3, axis=1))
-    scores = np.einsum("ihd,jhd->hij", q, k[:real]) * width**-0.5
-    shares = np.exp(scores - scores.max(axis=-1, keepdims=True))
-    shares /= shares.sum(axis=-1, keepdims=True)
-    expected = np.einsum("hij,jhd->ihd", shares, v[:real]).reshape(tokens, hidden)
-    size = np.einsum("hij,jhd->ihd", shares, np.abs(v[:real])).reshape(tokens, hidden)
-    assert (np.abs(y - expected) <= 2e-5 + (2.0**-8 + 4e-4 if rounded else 0) * size).all()
+    expected, allowed = attention(kernels, x, heads=heads, width=width, real=real)
+    assert (np.abs(y - expected) <= allowed).all()
 
 
 @KERNELS
@@ -207,7 +237,7 @@ def test_what_is_added_to_a_score_depends_on_how_far_the_key_is_behind_its_query
     rng = np.random.default_rng(seed)
     heads += heads * width % 32 > 0
     hidden, real = heads * width, max(1, tokens - padding)
-    x = in_16_bits(rng.normal(0, 1, (tokens, 3 * hidden)).astype(np.float32))
+    x = rng.normal(0, 1, (tokens, 3 * hidden)).astype(np.float32)
     bias = rng.normal(0, 3, (heads, 2 * positions - 1 + DISTANCES_SPARE)).astype(np.float32)
     bias[:, 2 * positions - 1 :] = 1e20  # never used
     step = Step(
@@ -217,15 +247,10 @@ def test_what_is_added_to_a_score_depends_on_how_far_the_key_is_behind_its_query
 
     y = run([step], {"bias": bias}, x, kernels=kernels, threads=2, real=real)
 
-    q, k, v = (part.reshape(tokens, heads, width).astype(np.float64) for part in np.split(x, 3, axis=1))
     behind = np.arange(real)[None, :] - np.arange(tokens)[:, None]
-    scores = np.einsum("ihd,jhd->hij", q, k[:real]) * width**-0.5 + bias[:, behind + positions - 1]
-    shares = np.exp(scores - scores.max(axis=-1, keepdims=True))
-    shares /= shares.sum(axis=-1, keepdims=True)
-    expected = np.einsum("hij,jhd->ihd", shares, v[:real]).reshape(tokens, hidden)
-    size = np.einsum("hij,jhd->ihd", shares, np.abs(v[:real])).reshape(tokens, hidden)
-    rounded = kernels >= Kernels.AVX512_BF16 and width % 32 == 0
-    assert (np.abs(y - expected) <= 2e-5 + (2.0**-8 + 4e-4 if rounded else 0) * size).all()
+    added = bias[:, behind + positions - 1]
+    expected, allowed = attention(kernels, x, heads=heads, width=width, real=real, bias=added)
+    assert (np.abs(y - expected) <= allowed).all()
 
 
 @KERNELS
@@ -238,6 +263,27 @@ def test_scores_far_apart_neither_overflow_nor_lose_their_sum(kernels: Kernels) 
     y = run([step], {}, x, kernels=kernels)
 
     np.testing.assert_allclose(y, np.full((40, 32), 39.0), rtol=1e-6)
+
+
+@KERNELS
+@pytest.mark.parametrize("tokens", [1, 15, 16, 512, 3000])
+@pytest.mark.parametrize("number", [5.0, -5.0])
+def test_the_largest_sums_that_attention_can_have_do_not_overflow(kernels: Kernels, tokens: int, number: float) -> None:
+    x = np.full((tokens, 3 * 128), number, np.float32)
+    step = Step(operator="attention", source=0, keys=0, values=0, target=1, outputs=128, heads=1, epsilon=1.0)
+
+    y = run([step], {}, x, kernels=kernels)
+
+    np.testing.assert_allclose(y, np.full((tokens, 128), number), rtol=1e-5)
+
+
+@KERNELS
+def test_attention_to_nothing_but_zeros_is_zero(kernels: Kernels) -> None:
+    step = Step(operator="attention", source=0, keys=0, values=0, target=1, outputs=64, heads=2, epsilon=1.0)
+
+    y = run([step], {}, np.zeros((20, 3 * 64), np.float32), kernels=kernels)
+
+    np.testing.assert_array_equal(y, 0.0)
 
 
 @KERNELS

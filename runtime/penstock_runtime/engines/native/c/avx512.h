@@ -40,6 +40,10 @@ static inline void v_store_four(uint8_t *p, const V *shifted) {
 
 #define UNROLL _Pragma("GCC unroll 16")
 
+/* The 8-bit product of kernels_avx512.c. */
+void linear8_vnni(const struct linear8 *layer, const uint8_t *stored, const struct row_grid *grids,
+                  const float *residual, int first, int last, int from, int to, float *target);
+
 /* How far ahead of their use weights are asked for, in bytes: 2,048 to 8,192 make no difference. */
 #define AHEAD 4096
 

@@ -4,7 +4,8 @@
 #include "narrow.h"
 
 #define AMX __attribute__((target("amx-tile,amx-int8,amx-bf16,avx512bf16")))
-#define BF16 AMX
+#define TARGET16 AMX
+#define WHOLE16 0
 #include "attention16.inc"
 
 struct tile_shapes {

@@ -1,11 +1,14 @@
-/* AVX-512 with VNNI, where one instruction multiplies 64 pairs of bytes; and with 16-bit floats (Cooper Lake, Zen 4), of
-which one multiplies 32 pairs. */
+/* AVX-512 with VNNI (Cascade Lake, Ice Lake), where one instruction multiplies 64 pairs of bytes, or 32 of 16-bit whole
+numbers. */
 #if defined(__x86_64__)
 #include "avx512.h"
 #include "narrow.h"
 
-#define BF16 __attribute__((target("avx512bf16")))
+#define TARGET16
+#define WHOLE16 1
+#define DOT16 "vpdpwssd"
 #include "attention16.inc"
+#include "product16.inc"
 
 #define VNNI_LINES 12
 
@@ -71,7 +74,7 @@ static inline __attribute__((always_inline)) void lines8(const struct narrow *na
     }
 }
 
-static void linear8_vnni(const struct linear8 *layer, const uint8_t *stored, const struct row_grid *grids,
+void linear8_vnni(const struct linear8 *layer, const uint8_t *stored, const struct row_grid *grids,
                          const float *residual, int first, int last, int from, int to, float *target) {
     if (layer->bits < 8) {
         const struct narrow narrow = narrow_of(layer->bits);
@@ -81,46 +84,5 @@ static void linear8_vnni(const struct linear8 *layer, const uint8_t *stored, con
     }
 }
 
-/* ---- The 16-bit product ---- */
-
-static inline BF16 void begin16(void) {}
-static inline BF16 void end16(void) {}
-
-#define LINES16 8 /* at once */
-
-static inline __attribute__((always_inline)) BF16 void block16(const int lines, const uint16_t *left,
-                                                               size_t left_stride, const struct right16 *right,
-                                                               int tiles, float *target, size_t target_stride) {
-    V sums[LINES16][2];
-    UNROLL for (int m = 0; m < lines; m++) sums[m][0] = sums[m][1] = v_zero();
-    const __m512i *at = right->at;
-    for (int t = 0; t < tiles; t++, left += TILE_FLOATS, at += right->tile)
-        for (int p = 0; p < TILE_FLOATS / 2; p++) {
-            __m512i w[2] = {at[p], at[right->half + (size_t)p]};
-            UNROLL for (int m = 0; m < lines; m++) {
-                int32_t pair;
-                memcpy(&pair, left + (size_t)m * left_stride + 2 * p, sizeof pair);
-                __m512i a = _mm512_set1_epi32(pair);
-                /* As an intrinsic it would copy the sums, as above. */
-                UNROLL for (int v = 0; v < 2; v++)
-                    __asm__("vdpbf16ps %2, %1, %0" : "+v"(sums[m][v]) : "v"(a), "v"(w[v]));
-            }
-        }
-    UNROLL for (int m = 0; m < lines; m++)
-        UNROLL for (int v = 0; v < 2; v++) v_store(target + (size_t)m * target_stride + v * LANES, sums[m][v]);
-}
-
-#define BLOCK16(LINES) \
-    case LINES: block16(LINES, left, left_stride, right, tiles, target, target_stride); break;
-
-static inline BF16 void product16(int lines, const uint16_t *left, size_t left_stride, const struct right16 *right,
-                                  int tiles, float *target, size_t target_stride) {
-    for (; lines > 0; lines -= LINES16, left += LINES16 * left_stride, target += LINES16 * target_stride)
-        switch (lines < LINES16 ? lines : LINES16) {
-            BLOCK16(1) BLOCK16(2) BLOCK16(3) BLOCK16(4) BLOCK16(5) BLOCK16(6) BLOCK16(7) BLOCK16(8)
-        }
-}
-
-const struct kernels penstock_avx512_vnni = {1, quantise, norm, linear8_vnni, linear32, attention, embed};
-const struct kernels penstock_avx512_bf16 = {1, quantise, norm, linear8_vnni, linear32, attention16, embed};
+const struct kernels penstock_avx512_vnni = {1, quantise, norm, linear8_vnni, linear32, attention16, embed};
 #endif

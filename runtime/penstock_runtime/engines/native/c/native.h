@@ -9,7 +9,7 @@ opened. */
 
 #include <stdint.h>
 
-#define PENSTOCK_ABI 7
+#define PENSTOCK_ABI 8
 #define PENSTOCK_DISTANCES_SPARE 33 /* floats behind each line of `distances` that are read and not used */
 #define PENSTOCK_API __attribute__((visibility("default")))
 
@@ -94,8 +94,8 @@ struct penstock_job {
     struct penstock_job *next; /* for streams: what waits behind it, or ended after it */
 };
 
-/* Runs a job in the caller's thread. Its status. */
-PENSTOCK_API int penstock_run(struct penstock_job *job);
+/* Runs a job in the caller's thread. */
+PENSTOCK_API void penstock_run(struct penstock_job *job);
 
 /* No run may be under way. */
 PENSTOCK_API void penstock_close(struct penstock_model *model);

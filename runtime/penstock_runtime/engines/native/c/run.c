@@ -299,4 +299,4 @@ static int run_job(const struct penstock_job *job) {
     return status;
 }
 
-int penstock_run(struct penstock_job *job) { return job->status = run_job(job); }
+void penstock_run(struct penstock_job *job) { job->status = run_job(job); }
