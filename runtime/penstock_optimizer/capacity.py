@@ -28,6 +28,8 @@ WANTED_SAMPLES = 200
 """A point lasts until it has about this many requests, within its limits: p95 then has ten beyond it."""
 FEWEST_SAMPLES, LONGEST_SECONDS = 40, 15.0
 """A slow model's point lasts longer, until it has at least so many."""
+REQUEST_SECONDS = 5.0
+"""Until a request counts as not answered, or four times the objective where that is longer."""
 WARM_UP_SECONDS = 0.4
 OVERHEAD_SECONDS = 1.0
 """Starting the load process and draining."""
@@ -121,8 +123,11 @@ def measure_capacity(
     on_point: Callable[[CapacityPoint], None] = lambda _: None,
 ) -> Measured:
     """Measure the curve, within `seconds_left`. CapacityFailed as soon as it is clear that there will be none."""
+    request_seconds = max(REQUEST_SECONDS, 4e-3 * (p95_objective or 0.0))
 
-    def load(pattern: OpenLoop | ClosedLoop, seconds: float, seed: int) -> LoadResult:
+    def load(
+        pattern: OpenLoop | ClosedLoop, seconds: float, *, seed: int = 0, request_seconds: float = request_seconds
+    ) -> LoadResult:
         return run_load(
             LoadSpec(
                 url=server.url,
@@ -130,14 +135,18 @@ def measure_capacity(
                 pattern=pattern,
                 warm_up_seconds=WARM_UP_SECONDS,
                 seconds=seconds,
-                timeout_seconds=max(5.0, 4e-3 * (p95_objective or 0.0)),
+                timeout_seconds=request_seconds,
                 seed=seed,
                 cpus=tuple(load_cpus),
                 target_pid=server.pid,
             )
         )
 
-    saturated = _saturated(load, seconds_left)
+    saturated = _saturated(
+        # Whatever a try may last, so that no answer in it is refused for its length.
+        lambda seconds: load(ClosedLoop(clients=CLIENTS), seconds, request_seconds=request_seconds + seconds),
+        seconds_left,
+    )
     steps = CapacitySteps(saturation=saturated.completed_per_second, p95_objective=p95_objective)
     resident = saturated.target_rss_bytes
     finished = True
@@ -149,7 +158,7 @@ def measure_capacity(
             break
         seed += 1
         try:
-            result = load(OpenLoop(arrivals_per_second=rate), seconds, seed)
+            result = load(OpenLoop(arrivals_per_second=rate), seconds, seed=seed)
         except LoadFailed:
             # The curve so far stands; its last point was complete.
             finished = False
@@ -161,8 +170,8 @@ def measure_capacity(
     return Measured(steps.curve(), saturated.completed_per_second, resident, finished)
 
 
-def _saturated(load: Callable[[ClosedLoop, float, int], LoadResult], seconds_left: Callable[[], float]) -> LoadResult:
-    """32 clients that never pause, for as long as it takes until some are answered.
+def _saturated(load: Callable[[float], LoadResult], seconds_left: Callable[[], float]) -> LoadResult:
+    """What clients that never pause get (`load`: for so many seconds), for as long as it takes until some are answered.
 
     A server whose every answer is an error is broken. One that only takes long is not: a large model's first answers
     come after seconds.
@@ -172,7 +181,7 @@ def _saturated(load: Callable[[ClosedLoop, float, int], LoadResult], seconds_lef
         if seconds_left() < seconds + WARM_UP_SECONDS + OVERHEAD_SECONDS:
             raise CapacityFailed(NO_TIME, remedy="Raise spec.optimization.budgetSeconds")
         try:
-            result = load(ClosedLoop(clients=CLIENTS), seconds, 0)
+            result = load(seconds)
         except LoadFailed as error:
             raise CapacityFailed(error.message, remedy=error.remedy) from error
         if result.completed_per_second:

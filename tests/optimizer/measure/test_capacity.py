@@ -46,6 +46,14 @@ def test_a_server_that_takes_longer_than_the_first_try_is_slow_and_not_broken() 
     assert found.curve.points
 
 
+def test_nor_is_one_whose_answers_take_longer_than_a_request_may_later(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(capacity, "REQUEST_SECONDS", 0.4)
+
+    found = measured(lambda number, _: (0.7 if number <= 3 * capacity.CLIENTS else 0.1, ok()))
+
+    assert found.saturation_per_second > 0
+
+
 def test_a_server_whose_every_answer_is_an_error_is_broken() -> None:
     with pytest.raises(ReplicaBroken, match=r"no request was answered: \{'500': \d+\}, first: 500 oops"):
         measured(lambda *_: (0.01, FAILS))
