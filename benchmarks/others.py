@@ -61,7 +61,9 @@ def record(own: Sequence[int]) -> Iterator[Record]:
     try:
         folder.mkdir()
     except OSError as error:
-        raise click.ClickException(f"--trace is for root, with tracefs in {TRACEFS}: {error.strerror}") from None
+        raise click.ClickException(
+            f"--trace is for root, with tracefs in {TRACEFS} (mount -t tracefs tracefs {TRACEFS}): {error.strerror}"
+        ) from None
     try:
         # That of time.perf_counter.
         (folder / "trace_clock").write_text("mono")
