@@ -16,6 +16,7 @@ from penstock_runtime.batching.observer import Observer, Unobserved
 from penstock_runtime.cache import BoundedCache, content_key, json_size
 from penstock_runtime.engines.base import EngineFacts
 from penstock_runtime.errors import NotReady, Overloaded
+from penstock_runtime.host import is_on_one_core
 from penstock_runtime.loaded import LoadedModel
 from penstock_runtime.tasks.base import Prepared
 from penstock_runtime.warmup import warm_up
@@ -199,7 +200,10 @@ class Predictor:
 
     def _start(self, model: LoadedModel, number: int) -> _Serving:
         bounds = QueueBounds(self.limits.max_queue_rows, self.limits.max_queue_tokens)
-        batcher = Batcher(model.engine, model.io, model.plan, model.task.reduce, bounds=bounds, observer=self._observer)
+        batcher = Batcher(
+            model.engine, model.io, model.plan, model.task.reduce,
+            bounds=bounds, observer=self._observer, one_core=is_on_one_core(),
+        )  # fmt: skip
         return _Serving(model, Lane(batcher), number)
 
     async def _answer(

@@ -34,6 +34,10 @@ LONGEST_HERE_SECONDS = 0.01
 BRIEF_SECONDS = 0.001
 """A row that nobody is beside runs in the caller's thread, whoever may come, if it is expected to take no longer."""
 
+ONE_CORE_SECONDS = 0.004
+"""What waits runs there as well, on a process's only core, if all of it is expected to take no longer: a stream would
+take the core from the caller, and have a batch of one row ahead where two have come."""
+
 AHEAD = 1
 """Batches that are made while all streams are busy."""
 
@@ -86,7 +90,9 @@ class Batcher:
         *,
         bounds: QueueBounds,
         observer: Observer,
+        one_core: bool = False,
     ) -> None:
+        """`one_core`: the caller and the streams have one core together."""
         self._engine = engine
         self._io = io
         self._reduce = reduce
@@ -98,6 +104,7 @@ class Batcher:
         self._queue = WaitingRows(self._company)
         self._rate = DrainRate(plan.streams)
         self._count = plan.streams
+        self._one_core = one_core and plan.streams == 1
         self._runs: dict[int, _Run] = {}
         """By their tickets, in the order in which they begin."""
         self._outcomes: list[Outcome] = []
@@ -133,10 +140,12 @@ class Batcher:
 
     def turn(self) -> list[Outcome]:
         """Give streams what waits, when all that has come together was pushed. What has ended with that already."""
-        is_brief = self._rate.is_measured and self._queue.tokens <= BRIEF_SECONDS * self._rate.tokens_per_second
-        if is_brief and self._queue.rows == 1 and not self._runs:
-            for entry in self._take(least=0).rows:
-                self._outcomes.append(self._here(entry.row)._replace(rows=[entry]))
+        if not self._runs and self._is_brief():
+            while self._queue.rows:
+                run = _Run(self._take(least=0).rows)
+                if run.entries:
+                    values, started, ended = self._here(run.rows)
+                    self._ended(run, values, started, ended)
         self._dispatch()
         return self._handed_over()
 
@@ -147,11 +156,7 @@ class Batcher:
             self._ran(run.rows, run.breadth, one.ended - one.started)
         self._dispatch()
         for run, one in ended:
-            values = self._values(run.rows, one.result)
-            if isinstance(values, Exception):
-                self._fail(run, values, one.started, one.ended)
-            else:
-                self._outcomes.append(Outcome(run.entries, values, one.started, one.ended))
+            self._ended(run, self._values(run.rows, one.result), one.started, one.ended)
         return self._handed_over()
 
     def run_here(self, row: Row) -> Outcome | None:
@@ -162,7 +167,10 @@ class Batcher:
         is_idle = not self._runs and not self._queue.rows
         if not is_idle or row.length > LONGEST_HERE_SECONDS * self._rate.tokens_per_second:
             return None
-        return self._here(row)
+        values, started, ended = self._here([row])
+        if isinstance(values, Exception):
+            values = [_failure("the model failed on this input", values)]
+        return Outcome([], values, started, ended)
 
     def discard(self, entries: Sequence[Waiting]) -> None:
         """Forget rows that do not run yet. Those that run go on, and have an outcome."""
@@ -179,6 +187,13 @@ class Batcher:
     def warmed(self, tokens: int, seconds: float) -> None:
         """A run outside the queue tells how fast the engine is."""
         self._rate.ran(tokens, seconds)
+
+    def _is_brief(self) -> bool:
+        """Whether all that waits is run here."""
+        tokens_per_second = self._rate.tokens_per_second if self._rate.is_measured else 0.0
+        if self._one_core:
+            return self._queue.tokens <= ONE_CORE_SECONDS * tokens_per_second
+        return self._queue.rows == 1 and self._queue.tokens <= BRIEF_SECONDS * tokens_per_second
 
     def _handed_over(self) -> list[Outcome]:
         outcomes, self._outcomes = self._outcomes, []
@@ -253,20 +268,23 @@ class Batcher:
         # Beside a graph of short rows the engine might not know of runs on the other one.
         return Breadth.WIDENING if self._short_plan is None else Breadth.NARROW
 
-    def _here(self, row: Row) -> Outcome:
-        breadth = self._breadth([row], is_lone=True, is_only_caller=True)
+    def _here(self, rows: list[Row]) -> tuple[list[Any] | Exception, float, float]:
+        breadth = self._breadth(rows, is_lone=True, is_only_caller=True)
         result: Outputs | Exception
         started = perf_counter()
         try:
-            result = run_of(self._engine, breadth)(stack([row]))
-        except Exception as error:  # it fails its row, and nothing else
+            result = run_of(self._engine, breadth)(stack(rows))
+        except Exception as error:  # it fails its rows, and nothing else
             result = error
         ended = perf_counter()
-        self._ran([row], breadth, ended - started)
-        values = self._values([row], result)
+        self._ran(rows, breadth, ended - started)
+        return self._values(rows, result), started, ended
+
+    def _ended(self, run: _Run, values: list[Any] | Exception, started: float, ended: float) -> None:
         if isinstance(values, Exception):
-            values = [_failure("the model failed on this input", values)]
-        return Outcome([], values, started, ended)
+            self._fail(run, values, started, ended)
+        else:
+            self._outcomes.append(Outcome(run.entries, values, started, ended))
 
     def _ran(self, rows: Sequence[Row], breadth: Breadth, seconds: float) -> None:
         tokens = sum(row.length for row in rows)

@@ -6,7 +6,7 @@
 from penstock_runtime.host.grant import CoreGrant
 from penstock_runtime.host.host import Host, read_host
 from penstock_runtime.host.memory import Memory, require_memory
-from penstock_runtime.host.pin import pin_process, place_stream
+from penstock_runtime.host.pin import is_on_one_core, pin_process, place_stream
 from penstock_runtime.host.throttling import Throttling, read_throttling
 from penstock_runtime.host.topology import Core
 
@@ -16,6 +16,7 @@ __all__ = [
     "Host",
     "Memory",
     "Throttling",
+    "is_on_one_core",
     "pin_process",
     "place_stream",
     "read_host",

@@ -35,6 +35,11 @@ def pin_process(cpus: Iterable[int]) -> None:
         ) from error
 
 
+def is_on_one_core() -> bool:
+    """Whether this thread, and what it starts, has one CPU only."""
+    return len(os.sched_getaffinity(0)) == 1
+
+
 def place_stream(thread: int, stream: int, streams: int) -> None:
     """Give a thread (its native id), which computes as number `stream` of `streams`, one of the process's cores for
     itself, and let the event loop go before it. For threads of which there is one for each core.

@@ -79,9 +79,12 @@ def working(
     reduce: Any = total,
     observer: Seen | None = None,
     tokens_per_second: float = 100.0,
+    one_core: bool = False,
 ) -> Iterator[Bench]:
     """`tokens_per_second`: of each stream, as the warm-up has measured; so slow that no row is brief."""
-    batcher = Batcher(engine, IO, served, reduce, bounds=bounds or QueueBounds(), observer=observer or Seen())
+    batcher = Batcher(
+        engine, IO, served, reduce, bounds=bounds or QueueBounds(), observer=observer or Seen(), one_core=one_core
+    )
     batcher.warmed(int(tokens_per_second), 1.0)
     try:
         yield Bench(batcher)
@@ -401,6 +404,56 @@ def test_a_brief_row_whose_deadline_has_passed_does_not_run() -> None:
         bench.push(5, deadline=perf_counter() - 1)
         assert isinstance(bench.get().values[0], DeadlineExceeded)
     assert engine.batches == []
+
+
+def test_on_the_only_core_all_that_waits_runs_in_the_callers_thread_if_it_is_little() -> None:
+    engine, here = EchoEngine(), threading.current_thread().name
+    with working(engine, plan(Batching.EQUAL_LENGTH), tokens_per_second=2_500, one_core=True) as bench:
+        bench.push(3, 3, 2)  # 3.2 ms
+        assert [len(bench.ready.popleft().rows) for _ in range(2)] == [2, 1]
+        assert engine.batches == [[3, 3], [2]]
+        assert engine.threads == {here}
+        engine.threads.clear()
+        bench.push(6, 5)  # 4.4 ms
+        assert not bench.ready
+        for _ in range(2):
+            bench.get()
+        for _ in range(4):
+            assert engine.began.acquire(timeout=60)
+        engine.gate.clear()
+        bench.push(30)
+        assert engine.began.acquire(timeout=60)
+        bench.push(1)  # beside another
+        assert not bench.ready
+        engine.gate.set()
+        for _ in range(2):
+            bench.get()
+        assert here not in engine.threads
+
+
+def test_several_streams_that_have_one_core_keep_their_rows() -> None:
+    engine = EchoEngine(streams=2)
+    with working(
+        engine, plan(Batching.EQUAL_LENGTH, streams=2), tokens_per_second=1_000_000, one_core=True
+    ) as bench:  # fmt: skip
+        bench.push(3, 3)
+        assert not bench.ready
+        bench.get()
+    assert threading.current_thread().name not in engine.threads
+
+
+def test_a_batch_that_fails_in_the_callers_thread_is_run_again_row_by_row() -> None:
+    engine = EchoEngine()
+    with working(engine, plan(Batching.EQUAL_LENGTH), tokens_per_second=1_000_000, one_core=True) as bench:
+        bench.push_rows([row(4, token) for token in (7, POISON, 9)])
+        values = [bench.get().values[0] for _ in range(3)]
+        bench.push_rows([row(4, POISON)])
+        alone = bench.ready.popleft().values[0]
+
+    assert (values[0], values[2]) == (28.0, 36.0)
+    assert isinstance(values[1], InferenceFailed)
+    assert isinstance(alone, InferenceFailed)
+    assert engine.batches == [[4, 4, 4], [4], [4], [4], [4]]
 
 
 def test_one_batch_is_made_while_all_streams_are_busy_and_taken_without_the_loop() -> None:
