@@ -125,9 +125,7 @@ def measure_capacity(
     """Measure the curve, within `seconds_left`. CapacityFailed as soon as it is clear that there will be none."""
     request_seconds = max(REQUEST_SECONDS, 4e-3 * (p95_objective or 0.0))
 
-    def load(
-        pattern: OpenLoop | ClosedLoop, seconds: float, *, seed: int = 0, request_seconds: float = request_seconds
-    ) -> LoadResult:
+    def load(pattern: OpenLoop | ClosedLoop, seconds: float, *, request_seconds: float, seed: int = 0) -> LoadResult:
         return run_load(
             LoadSpec(
                 url=server.url,
@@ -158,7 +156,7 @@ def measure_capacity(
             break
         seed += 1
         try:
-            result = load(OpenLoop(arrivals_per_second=rate), seconds, seed=seed)
+            result = load(OpenLoop(arrivals_per_second=rate), seconds, request_seconds=request_seconds, seed=seed)
         except LoadFailed:
             # The curve so far stands; its last point was complete.
             finished = False

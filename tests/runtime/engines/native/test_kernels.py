@@ -182,12 +182,11 @@ def attention(
     total = powers.sum(axis=-1, keepdims=True)
     answer = np.einsum("hij,jhd->ihd", powers / total, v[:real])
     size = np.einsum("hij,jhd->ihd", powers / total, np.abs(v[:real]))
-    relative, steps = 0.0, 0.0
+    relative, steps = 0.0, np.zeros(1)
     if kernels is Kernels.AVX512_VNNI:
         # Half a step of each share, and of their sum as much again.
         relative = 4e-4
-        step = 1 / np.minimum(32767, 500_000 / total[:, :, 0]).T[:, :, None] / total[:, :, 0].T[:, :, None]
-        steps = step * np.abs(v[:real]).sum(axis=0)
+        steps = np.swapaxes(1 / np.minimum(32_767 * total, 500_000), 0, 1) * np.abs(v[:real]).sum(axis=0)
     elif kernels >= Kernels.AVX512_BF16:
         relative = 2.0**-8 + 4e-4
     allowed = 2e-5 + relative * size + steps

@@ -22,6 +22,7 @@ from penstock_runtime.errors import InferenceFailed
 from penstock_runtime.rows import Batch, Float
 from tests.runtime.engines.native.programs import needs_library
 from tests.runtime.engines.native.test_native_engine import WORDS, encoder, opened, rows
+from tests.runtime.http.serving import until
 
 pytestmark = needs_library
 MANY = rows(*[40] * 300)
@@ -138,9 +139,8 @@ def test_stopping_runs_what_was_submitted_and_ends_the_threads(start: Callable[[
     else:  # the library's list of them is gone with its threads; what it wrote is ours
         assert isinstance(streams, NativeStreams)
         assert [job.record.ended > 0 for job in streams._jobs.values()] == [True] * 20
-    end = perf_counter() + 10
-    while set(Path("/proc/self/task").iterdir()) - before and perf_counter() < end:
-        sleep(0.001)  # the kernel takes a thread off its list a moment after whoever waits for it has been told
+    # The kernel takes a thread off its list a moment after whoever waits for it has been told.
+    until(lambda: not set(Path("/proc/self/task").iterdir()) - before, seconds=10)
     assert not set(Path("/proc/self/task").iterdir()) - before
     engine.close()
 
