@@ -5,6 +5,7 @@
 #include <math.h>
 #include <string.h>
 
+#include "ahead.h"
 #include "kernels.h"
 #include "native.h"
 
@@ -42,7 +43,9 @@ static inline void v_store_bytes(uint8_t *p, V shifted) {
 
 /* Up to LINES lines x half a panel: eight sums, and the last line again where there are fewer lines. */
 static void block(const struct linear8 *layer, const uint8_t *stored, int line, int lines, int column,
-                  int32_t *target) {
+                  struct ahead *ahead, int32_t *target) {
+    const char *soon = ahead->at;
+    const int soon_lines = lines_ahead(ahead);
     size_t inputs = (size_t)layer->inputs;
     const int8_t *w = layer->packed + (size_t)(column / PANEL) * PANEL * inputs + (size_t)(column % PANEL) * 4;
     const uint8_t *x[LINES];
@@ -53,6 +56,7 @@ static void block(const struct linear8 *layer, const uint8_t *stored, int line, 
     }
     for (size_t k = 0; k < inputs; k += 4, w += PANEL * 4) {
         __m256i even[2], odd[2];
+        soon = ask(soon, soon_lines);
         for (int v = 0; v < 2; v++) {
             __m256i both = _mm256_loadu_si256((const __m256i *)(w + v * 32));
             even[v] = _mm256_srai_epi16(_mm256_slli_epi16(both, 8), 8);
@@ -69,6 +73,7 @@ static void block(const struct linear8 *layer, const uint8_t *stored, int line, 
             }
         }
     }
+    ahead->at = soon;
     for (int m = 0; m < lines; m++)
         for (int v = 0; v < 2; v++) _mm256_storeu_si256((__m256i *)(target + m * HALF + v * 8), sums[m][v]);
 }
@@ -76,12 +81,16 @@ static void block(const struct linear8 *layer, const uint8_t *stored, int line, 
 static void linear8(const struct linear8 *layer, const uint8_t *stored, const struct row_grid *grids,
                     const float *residual, int first, int last, int from, int to, float *target) {
     _Alignas(32) int32_t sums[LINES * HALF];
-    for (int column = from * PANEL; column < to * PANEL; column += HALF)
-        for (int line = first; line < last; line += LINES) {
-            int lines = last - line < LINES ? last - line : LINES;
-            block(layer, stored, line, lines, column, sums);
-            finish(layer, sums, grids, residual, line, lines, column, HALF, target);
-        }
+    int chunks = (last - first + LINES - 1) / LINES;
+    for (int panel = from; panel < to; panel++) {
+        struct ahead ahead = ahead_of(layer, panel + 1, 1, 2 * chunks);
+        for (int column = panel * PANEL; column < (panel + 1) * PANEL; column += HALF)
+            for (int line = first; line < last; line += LINES) {
+                int lines = last - line < LINES ? last - line : LINES;
+                block(layer, stored, line, lines, column, &ahead, sums);
+                finish(layer, sums, grids, residual, line, lines, column, HALF, target);
+            }
+    }
 }
 
 const struct kernels penstock_avx2 = {0, quantise, norm, linear8, linear32, attention, embed};

@@ -1,6 +1,7 @@
 /* AVX-512 with VNNI (Cascade Lake, Ice Lake), where one instruction multiplies 64 pairs of bytes, or 32 of 16-bit whole
 numbers. */
 #if defined(__x86_64__)
+#include "ahead.h"
 #include "avx512.h"
 #include "narrow.h"
 
@@ -15,7 +16,9 @@ numbers. */
 /* Lines x panels of the product: all sums stay in registers, each weight is loaded once. */
 static inline __attribute__((always_inline)) void block(const int lines, const int panels, const struct narrow *narrow,
                                                         const struct linear8 *layer, const uint8_t *x, int panel,
-                                                        int32_t *target) {
+                                                        struct ahead *ahead, int32_t *target) {
+    const char *soon = ahead->at;
+    const int soon_lines = lines_ahead(ahead);
     __m512i sums[VNNI_LINES][4], w[4];
     const int vectors = panels * 2;
     size_t inputs = (size_t)layer->inputs, bytes = narrow ? 8 * (size_t)layer->bits : 64; /* of 64 weights */
@@ -30,6 +33,7 @@ static inline __attribute__((always_inline)) void block(const int lines, const i
             _mm_prefetch((const char *)at + AHEAD, _MM_HINT_T0);
             _mm_prefetch((const char *)at + AHEAD + 64, _MM_HINT_T0);
         }
+        soon = ask(soon, soon_lines);
         UNROLL for (int m = 0; m < lines; m++) {
             int32_t four;
             memcpy(&four, x + (size_t)m * inputs + k, 4);
@@ -39,13 +43,14 @@ static inline __attribute__((always_inline)) void block(const int lines, const i
                 __asm__("vpdpbusd %2, %1, %0" : "+v"(sums[m][v]) : "v"(a), "v"(w[v]));
         }
     }
+    ahead->at = soon;
     UNROLL for (int m = 0; m < lines; m++)
         UNROLL for (int v = 0; v < vectors; v++)
             _mm512_storeu_si512(target + m * panels * PANEL + v * 16, sums[m][v]);
 }
 
 #define BLOCK(LINES, PANELS) \
-    case LINES: block(LINES, PANELS, narrow, layer, x, panel, sums); break;
+    case LINES: block(LINES, PANELS, narrow, layer, x, panel, &ahead, sums); break;
 
 /* `narrow`: NULL for weights of 8 bits. */
 static inline __attribute__((always_inline)) void lines8(const struct narrow *narrow, const struct linear8 *layer,
@@ -57,6 +62,7 @@ static inline __attribute__((always_inline)) void lines8(const struct narrow *na
     for (int panel = from; panel < to;) {
         /* Few lines: two panels at once, so that there are enough sums to hide the instruction's latency. */
         int panels = count <= 6 && to - panel >= 2 ? 2 : 1;
+        struct ahead ahead = ahead_of(layer, panel + panels, panels, chunks);
         for (int chunk = 0; chunk < chunks; chunk++) {
             int line = first + count * chunk / chunks, lines = first + count * (chunk + 1) / chunks - line;
             const uint8_t *x = stored + (size_t)line * (size_t)layer->inputs;
