@@ -40,8 +40,10 @@ OPTIONS: dict[tuple[EngineName, Precision], frozenset[str]] = {
 }
 """The options that a precision of an engine knows; fp32 and bf16 know none."""
 
-NATIVE_ISAS = frozenset({Isa.AVX512_VNNI, Isa.AVX512_BF16, Isa.AMX})
-"""Where the native engine is worth trying. It runs elsewhere, too, and more slowly than the libraries."""
+NATIVE_WIDE_ISAS = frozenset({Isa.AVX512_VNNI, Isa.AVX512_BF16, Isa.AMX})
+"""Where the native engine multiplies 64 pairs of bytes at once, and keeps weights of fewer than 8 bits as they are."""
+NATIVE_ISAS = NATIVE_WIDE_ISAS | {Isa.AVX2, Isa.AVX_VNNI, Isa.AVX512}
+"""Where it is worth trying: elsewhere, too, with the kernels of AVX2. On other processors it runs without any."""
 
 TEACHER = Recipe(engine=EngineName.ONNXRUNTIME, precision=Precision.FP32)
 """The fp32 graph that the others are judged by, and the fall-back."""
@@ -131,10 +133,18 @@ def _why_not(
         return "OpenVINO runs quantised graphs in floating point on Arm: nothing to gain"
     if recipe.engine is EngineName.OPENVINO and recipe.precision is Precision.INT8_STATIC and isa is Isa.AVX2:
         return "with AVX2 alone OpenVINO multiplies 8-bit integers more slowly than fp32"
-    if recipe.engine is EngineName.NATIVE and isa not in NATIVE_ISAS:
-        return f"{isa.value} is none that the native engine's fast kernels are written for: AVX-512 with VNNI, AMX"
+    if recipe.engine is EngineName.NATIVE:
+        return _why_not_native(recipe, isa)
     if recipe.precision is Precision.INT8_ROWWISE and not isa.has_int8_dot:
         return f"{isa.value} has no 8-bit dot product: OpenVINO quantises activations at run time only with one"
+    return None
+
+
+def _why_not_native(recipe: Recipe, isa: Isa) -> str | None:
+    if isa not in NATIVE_ISAS:
+        return f"{isa.value} is none that the native engine has kernels for: AVX2 and what came after it on x86"
+    if SIX_BITS in recipe.options and isa not in NATIVE_WIDE_ISAS:
+        return f"with {isa.value} the native engine keeps weights in 8 bits, whatever they need"
     return None
 
 

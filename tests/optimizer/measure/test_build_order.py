@@ -40,7 +40,14 @@ def names(isa: Isa) -> list[str]:
             Isa.AVX512_VNNI,
             [f"native int8-rowwise {TUNED}", f"openvino int8-static {TUNED}", f"onnxruntime int8-static {TUNED}"],
         ),
-        (Isa.AVX2, ["onnxruntime int8-dynamic per-channel reduced-range", f"onnxruntime int8-static {LIMITED}"]),
+        (
+            Isa.AVX2,
+            [
+                "onnxruntime int8-dynamic per-channel reduced-range",
+                f"native int8-rowwise {TUNED}",
+                f"onnxruntime int8-static {LIMITED}",
+            ],
+        ),
     ],
 )
 def test_what_is_made_in_a_second_does_not_wait_for_what_takes_twenty(isa: Isa, first: list[str]) -> None:
