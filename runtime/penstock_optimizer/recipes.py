@@ -41,9 +41,9 @@ OPTIONS: dict[tuple[EngineName, Precision], frozenset[str]] = {
 """The options that a precision of an engine knows; fp32 and bf16 know none."""
 
 NATIVE_WIDE_ISAS = frozenset({Isa.AVX512_VNNI, Isa.AVX512_BF16, Isa.AMX})
-"""Where the native engine multiplies 64 pairs of bytes at once, and keeps weights of fewer than 8 bits as they are."""
+"""Where the native engine multiplies 64 pairs of bytes at once, and may keep weights in fewer than 8 bits."""
 NATIVE_ISAS = NATIVE_WIDE_ISAS | {Isa.AVX2, Isa.AVX_VNNI, Isa.AVX512}
-"""Where it is worth trying: elsewhere, too, with the kernels of AVX2. On other processors it runs without any."""
+"""Where it is worth trying: with the kernels of AVX2 as well. On other processors it has none of its own."""
 
 TEACHER = Recipe(engine=EngineName.ONNXRUNTIME, precision=Precision.FP32)
 """The fp32 graph that the others are judged by, and the fall-back."""

@@ -1,5 +1,6 @@
 /* Weights are asked for from memory a panel before their use, while others are multiplied. Into the second-level cache:
-more lines are on their way to it at a time than to the first, which has no room for two panels. */
+more lines are on their way to it at a time than to the first, which has no room for two panels. (The product of tiles,
+kernels_amx.c, asks in its own way.) */
 #ifndef PENSTOCK_AHEAD_H
 #define PENSTOCK_AHEAD_H
 
