@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Mapping
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from time import perf_counter
 from typing import Any, NamedTuple
 
@@ -88,7 +88,8 @@ class _Serving:
     number: int
     """Counts swaps: answers of one model must not be remembered for another."""
     visitors: int = 0
-    empty: asyncio.Event = field(default_factory=asyncio.Event)
+    emptied: asyncio.Event | None = None
+    """Set when the last visitor leaves; where somebody waits for that."""
 
 
 class Predictor:
@@ -131,8 +132,8 @@ class Predictor:
             answer = await self._answer(serving, inputs, parameters, arrived=arrived, deadline=deadline, caller=caller)
         finally:
             serving.visitors -= 1
-            if not serving.visitors:
-                serving.empty.set()
+            if not serving.visitors and serving.emptied is not None:
+                serving.emptied.set()
         if key is not None and self._answers is not None:
             self._answers.put(key, answer, json_size(answer.value))
         return answer
@@ -306,7 +307,7 @@ async def _warm_up(serving: _Serving) -> None:
 async def _close(serving: _Serving) -> None:
     """Let everybody out who is inside, then end the threads and free the model."""
     while serving.visitors:
-        serving.empty.clear()
-        await serving.empty.wait()
+        serving.emptied = asyncio.Event()
+        await serving.emptied.wait()
     await serving.lane.close()
     await asyncio.to_thread(serving.model.close)

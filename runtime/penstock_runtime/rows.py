@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from enum import StrEnum
 from typing import Protocol, runtime_checkable
 
 import numpy as np
@@ -13,6 +14,19 @@ Float = NDArray[np.float32]
 Int = NDArray[np.int64]
 
 
+POOLED = "pooled"
+"""What the outputs hold instead of token vectors where the engine has made one of them (`Batch.pooling`)."""
+
+
+class Pooling(StrEnum):
+    """How token vectors become one (`1_Pooling/config.json` of sentence-transformers)."""
+
+    CLS = "cls"
+    MEAN = "mean"
+    MAX = "max"
+    LAST = "last"
+
+
 @dataclass(frozen=True, slots=True, eq=False)
 class Row:
     """One sequence, special tokens included, no padding."""
@@ -20,6 +34,8 @@ class Row:
     ids: list[int]
     type_ids: list[int] | None = None
     """Token types (segments); None: all zero."""
+    pooling: Pooling | None = None
+    """What is to become of its token vectors; None: they are wanted as they are, or it has none."""
 
     @property
     def length(self) -> int:
@@ -45,6 +61,8 @@ class Batch:
     attention_mask: Int
     """1 for a token, 0 for padding (always on the right)."""
     token_type_ids: Int
+    pooling: Pooling | None = field(default=None, kw_only=True)
+    """Of all its rows. An engine may do it, and then gives `POOLED` [batch, width] alone; none has to."""
 
 
 Outputs = Mapping[str, Float]

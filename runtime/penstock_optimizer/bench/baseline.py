@@ -18,7 +18,8 @@ from typing import Any
 
 from penstock.errors import PenstockError
 from penstock.tasks import TaskName
-from penstock_runtime.models.folder import ModelFolder, Pooling
+from penstock_runtime.models.folder import ModelFolder
+from penstock_runtime.rows import Pooling
 
 EXTRA = "bench"
 LIBRARIES = ("torch", "transformers", "fastapi")

@@ -258,10 +258,12 @@ class Batcher:
 
     def _breadth(self, rows: Sequence[Row], *, is_lone: bool, is_only_caller: bool = False) -> Breadth:
         """`is_lone`: nothing else runs or waits; `is_only_caller`: nor is there another, who might come meanwhile."""
-        longest = max(row.length for row in rows)
-        is_own_side = self._company.side(longest) is self._company
+        if len(rows) > 1:
+            return Breadth.NARROW
+        tokens = rows[0].length
+        is_own_side = self._company.side(tokens) is self._company
         plan = self._plan if is_own_side or self._short_plan is None else self._short_plan
-        if len(rows) > 1 or not plan.is_wide(longest, alone=is_only_caller):
+        if not plan.is_wide(tokens, alone=is_only_caller):
             return Breadth.NARROW
         if is_lone:
             return Breadth.WIDE
@@ -287,11 +289,10 @@ class Batcher:
             self._outcomes.append(Outcome(run.entries, values, started, ended))
 
     def _ran(self, rows: Sequence[Row], breadth: Breadth, seconds: float) -> None:
-        tokens = sum(row.length for row in rows)
-        side = self._company.side(max(row.length for row in rows))
+        longest, tokens = max(rows, key=_length), sum(map(_length, rows))
         # A wide run has all the cores, as long as it lasts.
         self._rate.ran(tokens, seconds * (self._count if breadth is Breadth.WIDE else 1))
-        self._observer.batch(len(rows), tokens, max(map(side.length, rows)) * len(rows))
+        self._observer.batch(len(rows), tokens, self._company.side(longest.length).length(longest) * len(rows))
 
     def _values(self, rows: Sequence[Row], result: Outputs | Exception) -> list[Any] | Exception:
         if isinstance(result, Exception):
@@ -307,6 +308,10 @@ class Batcher:
             return self._reduce(row, outputs)
         except Exception as error:  # it fails its row, and nothing else
             return _failure("the model's output cannot be used", error)
+
+
+def _length(row: Row) -> int:
+    return row.length
 
 
 def deadline_exceeded() -> DeadlineExceeded:

@@ -8,7 +8,7 @@ import numpy as np
 
 from penstock.manifest import Axes, GraphIO
 from penstock_runtime.errors import InferenceFailed
-from penstock_runtime.rows import Batch, Float, Int, Masked, Outputs, Row
+from penstock_runtime.rows import POOLED, Batch, Float, Int, Masked, Outputs, Row
 
 # Making arrays of ones and zeros costs more than all else of a short row's way through here.
 _LONGEST_SHARED = 4096
@@ -23,12 +23,13 @@ def stack(rows: Sequence[Row]) -> Batch:
 
     Mask and types may be views of shared memory: to be read only.
     """
-    width = max(row.length for row in rows)
     if len(rows) == 1:
         row = rows[0]
+        width = row.length
         ids = np.array([row.ids], dtype=np.int64)
         types = _part(_ZEROS, width) if row.type_ids is None else np.array([row.type_ids], dtype=np.int64)
-        return Batch(ids, _part(_ONES, width), types)
+        return Batch(ids, _part(_ONES, width), types, pooling=row.pooling)
+    width = max(row.length for row in rows)
     ids = np.zeros((len(rows), width), dtype=np.int64)
     mask = np.zeros((len(rows), width), dtype=np.int64)
     types = np.zeros((len(rows), width), dtype=np.int64)
@@ -37,14 +38,19 @@ def stack(rows: Sequence[Row]) -> Batch:
         mask[index, : row.length] = 1
         if row.type_ids is not None:
             types[index, : row.length] = row.type_ids
-    return Batch(ids, mask, types)
+    (pooling, *others) = {row.pooling for row in rows}
+    return Batch(ids, mask, types, pooling=None if others else pooling)
 
 
 def unstack(outputs: Outputs, rows: Sequence[Row], io: GraphIO) -> list[Outputs]:
-    """Each row's own part of every output, without padding: views of the batch's arrays.
+    """Each row's own part of every output, without padding: views of the batch's arrays. `POOLED` where there is that.
 
     InferenceFailed when the shapes are not what `io` promises.
     """
+    if POOLED in outputs:
+        vectors = outputs[POOLED]
+        _expect(POOLED, vectors, 0, len(rows))
+        return [{POOLED: vector} for vector in vectors]
     divided = {name: _divide(name, outputs[name], rows, axes) for name, axes in io.outputs.items()}
     if len(rows) == 1:
         return [{name: parts[0] for name, parts in divided.items()}]

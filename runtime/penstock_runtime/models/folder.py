@@ -19,10 +19,9 @@ from penstock_runtime.models import safety
 from penstock_runtime.models.graph import check_graph, graph_data
 from penstock_runtime.models.json_files import read_object, read_optional
 from penstock_runtime.models.limits import position_limit, tokenizer_limit
-from penstock_runtime.models.sentence import SETTINGS, Pooling, SentenceModules
+from penstock_runtime.models.sentence import SETTINGS, SentenceModules
 from penstock_runtime.models.tensors import INDEX, SINGLE, TensorInfo, check_shards, shard_files
-
-__all__ = ["ModelFolder", "Pooling"]
+from penstock_runtime.rows import Pooling
 
 LONGEST_WITHOUT_A_LIMIT = 512
 """Tokens, for models with relative positions whose files state no limit: what such encoders were trained with."""

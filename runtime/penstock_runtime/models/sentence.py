@@ -4,22 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from enum import StrEnum
 from pathlib import Path, PurePosixPath
 from typing import Any
 
 from penstock.errors import CorruptModel, UnsafeModel, UnsupportedModel
 from penstock_runtime.models.json_files import positive_number, read_list, read_object, read_optional
-
-
-class Pooling(StrEnum):
-    """How token vectors become one (`1_Pooling/config.json`)."""
-
-    CLS = "cls"
-    MEAN = "mean"
-    MAX = "max"
-    LAST = "last"
-
+from penstock_runtime.rows import Pooling
 
 _SERVED = {"cls": Pooling.CLS, "mean": Pooling.MEAN, "max": Pooling.MAX, "lasttoken": Pooling.LAST}
 _LEGACY_KEYS = {

@@ -23,7 +23,7 @@ class Prepared:
     @property
     def tokens(self) -> int:
         """Tokens that will be computed, special ones included."""
-        return sum(row.length for row in self.rows)
+        return sum([row.length for row in self.rows])
 
 
 class Task(Protocol):

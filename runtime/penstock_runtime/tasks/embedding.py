@@ -9,8 +9,7 @@ from typing import Any
 import numpy as np
 
 from penstock_runtime.errors import InvalidInput
-from penstock_runtime.models.folder import Pooling
-from penstock_runtime.rows import Float, Outputs, Row
+from penstock_runtime.rows import POOLED, Float, Outputs, Pooling, Row
 from penstock_runtime.tasks.fields import Kind, Text, near
 from penstock_runtime.tasks.fitting import Fitter, Truncation
 from penstock_runtime.tasks.pooling import pool
@@ -22,13 +21,6 @@ PROMPT_NOTES = {
     "prompt_name": "The prompt of the model (config_sentence_transformers.json) to put before each text. "
     "Default: the model's default prompt, mostly none."
 }
-
-
-@dataclass(frozen=True, slots=True, eq=False, kw_only=True)
-class PooledRow(Row):
-    """A row that knows what is to become of its token vectors."""
-
-    pooling: Pooling | None
 
 
 @dataclass(frozen=True)
@@ -58,11 +50,15 @@ class Embedding:
         pieces = [text for text in texts if isinstance(text, Pieces)]
         words = [text for text in texts if isinstance(text, str)]
         rows, cut = self.fitter.rows(pieces, where, rule) if pieces else self.fitter.singles(words, where, rule)
-        return [PooledRow(row.ids, row.type_ids, pooling=pooling) for row in rows], cut
+        if pooling is not None:
+            rows = [Row(row.ids, row.type_ids, pooling) for row in rows]
+        return rows, cut
 
     @staticmethod
     def reduce(row: Row, outputs: Outputs) -> Float:
         """[width] when the row is to be pooled, else [tokens, width]; memory of its own."""
+        pooled = outputs.get(POOLED)
+        if pooled is not None:
+            return finite(pooled.copy())
         vectors = outputs["last_hidden_state"]
-        pooling = row.pooling if isinstance(row, PooledRow) else None
-        return finite(np.array(vectors) if pooling is None else pool(vectors, pooling))
+        return finite(np.array(vectors) if row.pooling is None else pool(vectors, row.pooling))

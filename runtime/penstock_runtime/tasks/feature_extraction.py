@@ -14,8 +14,8 @@ import numpy as np
 
 from penstock.tasks import TaskName
 from penstock_runtime.errors import InvalidInput
-from penstock_runtime.models.folder import ModelFolder, Pooling
-from penstock_runtime.rows import Float, Outputs, Row
+from penstock_runtime.models.folder import ModelFolder
+from penstock_runtime.rows import Float, Outputs, Pooling, Row
 from penstock_runtime.tasks.base import Prepared
 from penstock_runtime.tasks.embedding import PROMPT, PROMPT_NOTES, Embedding
 from penstock_runtime.tasks.fields import (
@@ -107,12 +107,11 @@ class TokenIds:
 
 
 @dataclass(frozen=True, slots=True)
-class Request:
-    """A checked request."""
+class Wanted:
+    """What is to become of texts."""
 
-    texts: list[str] | list[Pieces]
-    single: bool
-    """One text, not a list of them."""
+    prefix: str
+    """A prompt, put before each."""
     pooling: Pooling | None
     dimensions: int | None
     normalize: bool
@@ -120,6 +119,16 @@ class Request:
     normalize_whole: bool
     """Length 1 before."""
     rule: Truncation
+
+
+@dataclass(frozen=True, slots=True)
+class Request:
+    """A checked request."""
+
+    texts: list[str] | list[Pieces]
+    single: bool
+    """One text, not a list of them."""
+    wanted: Wanted
 
 
 class FeatureExtraction:
@@ -136,12 +145,18 @@ class FeatureExtraction:
         self._rule = fitter.rule
         self._limits = limits
         self._inputs = inputs(limits)
+        self._by_default = self._wanted({})
 
     def parse(self, inputs: Any, parameters: Mapping[str, Any]) -> Request:
         """See `Task`."""
-        values = parse_parameters(parameters, PARAMETERS)
+        wanted = self._by_default if parameters == {} else self._wanted(parameters)
         given = inputs if isinstance(inputs, TokenIds) else self._inputs.parse(inputs, "inputs")
-        single = given.single if isinstance(given, TokenIds) else isinstance(given, str)
+        if isinstance(given, TokenIds):
+            return Request(self._pieces(given, wanted.prefix), given.single, wanted)
+        return Request(_prefixed(given, wanted.prefix), isinstance(given, str), wanted)
+
+    def _wanted(self, parameters: Mapping[str, Any]) -> Wanted:
+        values = parse_parameters(parameters, PARAMETERS)
         pooling = self._pooling_of(values["pooling"])
         dimensions = self._dimensions if values["dimensions"] is None else values["dimensions"]
         normalize = self._normalize if values["normalize"] is None else values["normalize"]
@@ -160,10 +175,8 @@ class FeatureExtraction:
                 field="parameters.dimensions",
                 remedy=f"Ask for {self._width} or fewer",
             )
-        prefix = self._embedding.prompt(values["prompt_name"])
-        return Request(
-            texts=self._pieces(given, prefix) if isinstance(given, TokenIds) else _prefixed(given, prefix),
-            single=single,
+        return Wanted(
+            prefix=self._embedding.prompt(values["prompt_name"]),
             pooling=pooling,
             dimensions=dimensions,
             normalize=normalize and not by_files,
@@ -204,17 +217,17 @@ class FeatureExtraction:
     def prepare(self, request: Request) -> Prepared:
         """See `Task`."""
         where = ["inputs"] if request.single else [f"inputs[{index}]" for index in range(len(request.texts))]
-        rows, cut = self._embedding.rows(request.texts, where, request.rule, request.pooling)
+        rows, cut = self._embedding.rows(request.texts, where, request.wanted.rule, request.wanted.pooling)
         if self._width is not None:
             self._check_answer(request, rows, self._width)
         return Prepared(rows=rows, memo=request, truncated=cut)
 
     def _check_answer(self, request: Request, rows: Sequence[Row], width: int) -> None:
-        if request.pooling is None:
+        if request.wanted.pooling is None:
             numbers = sum(row.length for row in rows) * width
             remedy = "Send fewer texts at a time, or set parameters.pooling, for instance to mean"
         else:
-            numbers = len(rows) * (request.dimensions or width)
+            numbers = len(rows) * (request.wanted.dimensions or width)
             remedy = "Send fewer texts at a time"
         self._limits.check_answer(numbers * NUMBER_BYTES, "inputs", remedy)
 
@@ -224,13 +237,14 @@ class FeatureExtraction:
 
     def assemble(self, prepared: Prepared, reduced: Sequence[Float]) -> Any:
         """float32 [texts, dimensions] when pooled; else [1, tokens, width], in a list for a list of texts."""
-        wanted: Request = prepared.memo
+        request: Request = prepared.memo
+        wanted = request.wanted
         if wanted.pooling is not None:
             whole = [normalise(one) for one in reduced] if wanted.normalize_whole else reduced
             vectors = [shorten(one, wanted.dimensions, normalised=wanted.normalize) for one in whole]
             return vectors[0][np.newaxis] if len(vectors) == 1 else np.stack(vectors)
         matrices = [matrix[np.newaxis] for matrix in reduced]
-        return matrices[0] if wanted.single else matrices
+        return matrices[0] if request.single else matrices
 
 
 def _prefixed(given: str | list[str], prefix: str) -> list[str]:

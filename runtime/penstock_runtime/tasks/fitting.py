@@ -31,6 +31,8 @@ class Truncation:
 
     def asked(self, cut: bool | None, side: str | None) -> Truncation:
         """This rule with what a request says otherwise."""
+        if cut is None and side is None:
+            return self
         return Truncation(
             cut=self.cut if cut is None else cut,
             side=self.side if side is None else Side(side),

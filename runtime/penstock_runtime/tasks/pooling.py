@@ -6,8 +6,7 @@ import math
 
 import numpy as np
 
-from penstock_runtime.models.folder import Pooling
-from penstock_runtime.rows import Float
+from penstock_runtime.rows import Float, Pooling
 
 
 def pool(vectors: Float, pooling: Pooling) -> Float:

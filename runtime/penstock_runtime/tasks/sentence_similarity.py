@@ -9,8 +9,8 @@ from typing import Any
 import numpy as np
 
 from penstock.tasks import TaskName
-from penstock_runtime.models.folder import ModelFolder, Pooling
-from penstock_runtime.rows import Float, Outputs, Row
+from penstock_runtime.models.folder import ModelFolder
+from penstock_runtime.rows import Float, Outputs, Pooling, Row
 from penstock_runtime.tasks.base import Prepared
 from penstock_runtime.tasks.embedding import PROMPT, PROMPT_NOTES, Embedding
 from penstock_runtime.tasks.fields import JsonSchema, Kind, ListOf, Object, Text, body_schema, parse_parameters

@@ -8,7 +8,7 @@ beside it. So the library is asked once for each word, and the table from then o
 from __future__ import annotations
 
 import re
-from typing import Any
+from typing import Any, cast
 
 from tokenizers.models import WordPiece
 
@@ -36,14 +36,17 @@ class Words:
         self._backend = backend
         self._lower_case = lower_case
         self._added = tuple(token.content.lower() for token in backend.get_added_tokens_decoder().values())
+        shared: set[str] = set.intersection(*map(set, self._added)) if self._added else set()
+        self._sign = min(shared, default="")
+        """What is in all of them, such as `[`: one look instead of one for each."""
         longest = backend.model.max_input_chars_per_word
         # What is a word of the vocabulary as a whole is taken as a whole.
-        self._known: dict[str, tuple[int, ...]] = {
-            word: (number,)
+        self._whole: dict[str, int] = {
+            word: number
             for word, number in backend.get_vocab(with_added_tokens=False).items()
             if len(word) <= longest and _WORDS.fullmatch(word)
         }
-        self._room = len(self._known) + MOST_LEARNT
+        self._learnt: dict[str, tuple[int, ...]] = {}
 
     @classmethod
     def of(cls, backend: Any) -> Words | None:
@@ -66,21 +69,26 @@ class Words:
 
     def ids(self, text: str) -> list[int] | None:
         """The tokens of a text without those of a template; None for a text that only the library can split."""
-        if not _PLAIN.fullmatch(text):
+        if not (text.isascii() and (text.isprintable() or _PLAIN.fullmatch(text))):
             return None
         lowered = text.lower()
-        for token in self._added:
-            if token in lowered:
-                return None
-        known = self._known
+        if self._sign in lowered and any(token in lowered for token in self._added):
+            return None
+        words = _WORDS.findall(lowered if self._lower_case else text)
+        # All at once, without the interpreter: most texts have nothing else.
+        numbers = list(map(self._whole.get, words))
+        if None not in numbers:
+            return cast("list[int]", numbers)
         ids: list[int] = []
-        for word in _WORDS.findall(lowered if self._lower_case else text):
-            tokens = known.get(word)
-            ids += self._asked(word) if tokens is None else tokens
+        for word, number in zip(words, numbers, strict=True):
+            if number is None:
+                ids += self._learnt.get(word) or self._asked(word)
+            else:
+                ids.append(number)
         return ids
 
     def _asked(self, word: str) -> tuple[int, ...]:
         ids = tuple(self._backend.encode(word, add_special_tokens=False).ids)
-        if len(word) <= LONGEST_LEARNT and len(self._known) < self._room:
-            self._known[word] = ids
+        if len(word) <= LONGEST_LEARNT and len(self._learnt) < MOST_LEARNT:
+            self._learnt[word] = ids
         return ids

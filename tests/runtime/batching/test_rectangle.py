@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from penstock.manifest import Axes, GraphIO
 from penstock_runtime.batching.rectangle import run_rows, stack, unstack
 from penstock_runtime.errors import InferenceFailed
-from penstock_runtime.rows import Row
+from penstock_runtime.rows import POOLED, Pooling, Row
 from tests.runtime.batching.echo import IO, EchoEngine
 
 tokens = st.lists(st.integers(1, 500), min_size=1, max_size=12)
@@ -36,6 +36,33 @@ def test_one_row_has_no_padding() -> None:
     assert batch.input_ids.tolist() == [[5, 6]]
     assert batch.attention_mask.tolist() == [[1, 1]]
     assert batch.token_type_ids.tolist() == [[0, 1]]
+
+
+@pytest.mark.parametrize(
+    ("of_rows", "of_batch"),
+    [
+        ([Pooling.MEAN], Pooling.MEAN),
+        ([Pooling.CLS, Pooling.CLS], Pooling.CLS),
+        ([Pooling.MEAN, Pooling.CLS], None),
+        ([Pooling.MEAN, None], None),
+        ([None, None], None),
+        ([None], None),
+    ],
+)
+def test_a_batch_is_pooled_where_all_its_rows_want_the_same(
+    of_rows: list[Pooling | None], of_batch: Pooling | None
+) -> None:
+    assert stack([Row([5, 6], pooling=pooling) for pooling in of_rows]).pooling is of_batch
+
+
+def test_every_row_gets_its_own_vector_where_the_engine_has_pooled() -> None:
+    vectors = np.arange(6, dtype=np.float32).reshape(2, 3)
+
+    parts = unstack({POOLED: vectors}, [Row([1]), Row([1, 2])], IO)
+
+    assert [part[POOLED].tolist() for part in parts] == vectors.tolist()
+    with pytest.raises(InferenceFailed, match="output pooled has shape"):
+        unstack({POOLED: vectors}, [Row([1])], IO)
 
 
 @given(rows=st.lists(tokens, min_size=1, max_size=6))

@@ -10,7 +10,8 @@ from pathlib import Path
 import pytest
 
 from penstock.errors import UnsafeModel
-from penstock_runtime.models.folder import ModelFolder, Pooling
+from penstock_runtime.models.folder import ModelFolder
+from penstock_runtime.rows import Pooling
 from tests.runtime.models.folders import write_json
 
 ROOT = Path(__file__).parents[3]

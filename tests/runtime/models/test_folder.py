@@ -19,7 +19,8 @@ from penstock.errors import (
     UnsafeModel,
     UnsupportedModel,
 )
-from penstock_runtime.models.folder import ModelFolder, Pooling
+from penstock_runtime.models.folder import ModelFolder
+from penstock_runtime.rows import Pooling
 from tests.runtime.models.folders import (
     BERT,
     bare_folder,

@@ -22,11 +22,12 @@ from penstock.errors import (
     UnsafeModel,
 )
 from penstock.source import ModelSource
-from penstock_runtime.models.folder import ModelFolder, Pooling
+from penstock_runtime.models.folder import ModelFolder
 from penstock_runtime.models.hub import hub_error
 from penstock_runtime.models.progress import Progress
 from penstock_runtime.models.sources import fetch_model, resolved_revision
 from penstock_runtime.retries import Retries
+from penstock_runtime.rows import Pooling
 from tests.runtime.models.folders import (
     bare_folder,
     model_folder,

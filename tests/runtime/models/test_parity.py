@@ -7,7 +7,8 @@ from typing import Any
 
 import pytest
 
-from penstock_runtime.models.folder import ModelFolder, Pooling
+from penstock_runtime.models.folder import ModelFolder
+from penstock_runtime.rows import Pooling
 from tests.runtime.models.folders import TOKENIZER
 
 pytestmark = pytest.mark.parity

@@ -9,8 +9,7 @@ from hypothesis import strategies as st
 from hypothesis.extra import numpy as arrays
 
 from penstock_runtime.errors import InferenceFailed
-from penstock_runtime.models.folder import Pooling
-from penstock_runtime.rows import Float
+from penstock_runtime.rows import Float, Pooling
 from penstock_runtime.tasks.pooling import normalise, pool, shorten
 from penstock_runtime.tasks.scores import descending, finite, highest, sigmoid, softmax
 from penstock_runtime.tasks.spans import Answer, best_spans, merge
@@ -54,6 +53,15 @@ def test_equal_scores_stay_in_their_order() -> None:
 def test_what_is_no_number_fails(bad: float) -> None:
     with pytest.raises(InferenceFailed):
         finite(np.array([1, bad], dtype=np.float32))
+    with pytest.raises(InferenceFailed):
+        finite(np.array([[1, 2], [3, bad]], dtype=np.float32).T)
+
+
+@pytest.mark.parametrize("shape", [(3,), (2, 3), (0,)])
+def test_the_largest_numbers_are_numbers(shape: tuple[int, ...]) -> None:
+    large = np.full(shape, np.finfo(np.float32).max)
+
+    assert finite(large) is large
 
 
 @given(arrays.arrays(np.float32, (4, 3), elements=st.floats(-5, 5, width=32)))

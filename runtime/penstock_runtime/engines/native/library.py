@@ -15,7 +15,7 @@ from pathlib import Path
 from penstock.errors import ArtefactError
 from penstock_runtime.engines.native.compiler import LIBRARY
 
-ABI = 8
+ABI = 9
 """`PENSTOCK_ABI` of native.h."""
 VARIABLE = "PENSTOCK_NATIVE_LIBRARY"
 """Environment variable: another file than the installed one (the tests' sanitised one)."""
@@ -41,6 +41,14 @@ class Kind(IntEnum):
     ATTENTION = 4
     FIRST = 5
     CHOSEN = 6
+
+
+class PoolingKind(IntEnum):
+    """`enum penstock_pooling`."""
+
+    EVERY = 0
+    MEAN = 1
+    CLS = 2
 
 
 class Status(IntEnum):
@@ -75,7 +83,7 @@ class CJob(ctypes.Structure):
     _fields_ = (
         *((name, ctypes.c_void_p) for name in ("model", "ids", "mask", "types", "result")),
         ("floats", ctypes.c_int64),
-        *((name, ctypes.c_int32) for name in ("rows", "tokens", "threads", "company")),
+        *((name, ctypes.c_int32) for name in ("rows", "tokens", "threads", "company", "pooling")),
         ("started", ctypes.c_int64),
         ("ended", ctypes.c_int64),
         ("status", ctypes.c_int32),

@@ -7,6 +7,7 @@ import threading
 import time
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -22,7 +23,8 @@ from penstock_runtime.engines.native import NativeEngine
 from penstock_runtime.engines.native.graph_file import DISTANCES_SPARE, NativeGraph, Output, Step, write
 from penstock_runtime.engines.native.library import best_kernels
 from penstock_runtime.errors import InferenceFailed
-from penstock_runtime.rows import Batch, Int
+from penstock_runtime.rows import POOLED, Batch, Int, Pooling
+from penstock_runtime.tasks.pooling import pool
 from tests.runtime.engines.native.programs import needs_library
 
 pytestmark = needs_library
@@ -270,6 +272,44 @@ def test_the_first_token_of_each_row_is_one_line() -> None:
     )  # fmt: skip
     whole.close()
     first.close()
+
+
+@pytest.mark.parametrize("pooling", [Pooling.MEAN, Pooling.CLS])
+@pytest.mark.parametrize("lengths", [(1,), (9,), (40, 3, 17), (33,) * 6])
+def test_token_vectors_are_pooled_to_the_bits_of_numpy(pooling: Pooling, lengths: tuple[int, ...]) -> None:
+    engine = opened(encoder(), Threads(1, 3))
+    batch = rows(*lengths)
+    every = engine.run(batch)["last_hidden_state"]
+
+    for run in (engine.run, engine.run_wide, engine.run_widening):
+        outputs = run(replace(batch, pooling=pooling))
+
+        assert list(outputs) == [POOLED]
+        for found, vectors, length in zip(outputs[POOLED], every, lengths, strict=True):
+            np.testing.assert_array_equal(found, pool(vectors[:length], pooling))
+    engine.close()
+
+
+@pytest.mark.parametrize("pooling", [Pooling.MAX, Pooling.LAST])
+def test_what_it_cannot_pool_is_left_as_it_is(pooling: Pooling) -> None:
+    engine = opened(encoder(), Threads(1, 1))
+    batch = rows(7, 4)
+
+    np.testing.assert_array_equal(
+        engine.run(replace(batch, pooling=pooling))["last_hidden_state"], engine.run(batch)["last_hidden_state"]
+    )
+    engine.close()
+
+
+def test_outputs_that_are_no_token_vectors_are_not_pooled() -> None:
+    batch = rows(4, 9, 2)
+    for graph in (encoder(first=True), choosing(int(batch.input_ids[0, 0]))):
+        engine = opened(graph, Threads(1, 1))
+
+        found = engine.run(replace(batch, pooling=Pooling.MEAN))
+
+        np.testing.assert_array_equal(found["last_hidden_state"], engine.run(batch)["last_hidden_state"])
+        engine.close()
 
 
 def choosing(number: int) -> NativeGraph:

@@ -9,7 +9,7 @@ opened. */
 
 #include <stdint.h>
 
-#define PENSTOCK_ABI 8
+#define PENSTOCK_ABI 9
 #define PENSTOCK_DISTANCES_SPARE 33 /* floats behind each line of `distances` that are read and not used */
 #define PENSTOCK_API __attribute__((visibility("default")))
 
@@ -29,6 +29,13 @@ enum penstock_activation {
     PENSTOCK_RELU = 2,
     PENSTOCK_TANH = 3,
     PENSTOCK_GELU_TANH = 4, /* GELU by way of tanh, as models of Google's have it */
+};
+
+/* What becomes of a row's lines, one for each of its tokens. */
+enum penstock_pooling {
+    PENSTOCK_EVERY = 0, /* they are the result as they are, padding too */
+    PENSTOCK_MEAN = 1,  /* one line, of the tokens that count: their sum, one after the other, divided by their number */
+    PENSTOCK_CLS = 2,   /* the first one */
 };
 
 enum penstock_isa {
@@ -83,11 +90,12 @@ PENSTOCK_API struct penstock_model *penstock_open(const struct penstock_step *st
 struct penstock_job {
     struct penstock_model *model;
     const int64_t *ids, *mask, *types; /* [rows, tokens]; `types` may be NULL */
-    float *result;                     /* takes the output buffer */
-    int64_t floats;                    /* of `result`: as many as the buffer has */
+    float *result;                     /* takes the output buffer, or what it is pooled to: [rows, width] */
+    int64_t floats;                    /* of `result`: as many as that has */
     int32_t rows, tokens;
     int32_t threads; /* at most; several callers at once are welcome, one of which gets the helpers */
     int32_t company; /* not 0: only once the other callers are gone */
+    int32_t pooling; /* enum penstock_pooling; of buffers that have a line for each token alone */
 
     int64_t started, ended; /* nanoseconds of the monotonic clock; set by streams alone */
     int32_t status;

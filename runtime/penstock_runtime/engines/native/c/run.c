@@ -276,23 +276,47 @@ static void run_alone(struct run *run) {
     if (m->pool) pool_leave_alone(m->pool);
 }
 
+/* The mean of the lines that count (there is one), summed in numpy's order: the bits are numpy's. */
+static void mean(const float *lines, const float *keep, int tokens, size_t width, float *target) {
+    int count = 0;
+    memset(target, 0, width * sizeof(float));
+    for (int t = 0; t < tokens; t++, lines += width) {
+        if (keep[t] == 0.0f) continue;
+        for (size_t i = 0; i < width; i++) target[i] += lines[i];
+        count++;
+    }
+    for (size_t i = 0; i < width; i++) target[i] /= (float)count;
+}
+
+static void pool_rows(const struct run *run, int pooling, float *result) {
+    const struct scratch *scratch = run->scratch;
+    size_t width = (size_t)run->model->buffer_widths[run->model->output], tokens = (size_t)run->tokens;
+    const float *lines = scratch->buffers[run->model->output], *keep = scratch->keep;
+    for (int row = 0; row < run->rows; row++, lines += tokens * width, keep += tokens, result += width)
+        if (pooling == PENSTOCK_MEAN) mean(lines, keep, run->tokens, width, result);
+        else memcpy(result, lines, width * sizeof(float));
+}
+
 static int run_job(const struct penstock_job *job) {
     struct penstock_model *m = job->model;
-    int rows = job->rows, tokens = job->tokens;
+    int rows = job->rows, tokens = job->tokens, pooling = job->pooling;
     if (rows < 1 || tokens < 1 || (int64_t)rows * tokens > 1 << 17) return PENSTOCK_BAD_INPUT;
     if (m->most_tokens && tokens > m->most_tokens) return PENSTOCK_BAD_INPUT;
+    if (pooling != PENSTOCK_EVERY && m->buffer_per[m->output] != PER_TOKEN) return PENSTOCK_BAD_MODEL;
     int threads = at_most(job->threads, m->threads);
     struct run run = {m, NULL, job->ids, job->mask, job->types, rows, tokens, threads, 0, 0, 0};
     if (m->chosen_id >= 0)
         for (int at = 0; at < rows * tokens; at++) run.chosen += run.ids[at] == m->chosen_id;
-    size_t size = (size_t)lines_of(&run, m->buffer_per[m->output]) * (size_t)m->buffer_widths[m->output];
+    size_t lines = pooling ? (size_t)rows : (size_t)lines_of(&run, m->buffer_per[m->output]);
+    size_t size = lines * (size_t)m->buffer_widths[m->output];
     if (job->floats < 0 || (size_t)job->floats != size) return PENSTOCK_BAD_MODEL;
     struct scratch *scratch = run.scratch = scratch_take(m, (size_t)rows, (size_t)tokens, (size_t)run.chosen);
     if (!scratch) return PENSTOCK_NO_MEMORY;
     int status = PENSTOCK_BAD_INPUT;
     if (prepare(&run)) {
         if (threads < 2 || job->company || !run_wide(&run, 0)) run_alone(&run);
-        memcpy(job->result, scratch->buffers[m->output], size * sizeof(float));
+        if (pooling) pool_rows(&run, pooling, job->result);
+        else memcpy(job->result, scratch->buffers[m->output], size * sizeof(float));
         status = PENSTOCK_OK;
     }
     scratch_give(m, scratch);
