@@ -13,7 +13,6 @@ from numpy.typing import NDArray
 Float = NDArray[np.float32]
 Int = NDArray[np.int64]
 
-
 POOLED = "pooled"
 """What the outputs hold instead of token vectors where the engine has made one of them (`Batch.pooling`)."""
 

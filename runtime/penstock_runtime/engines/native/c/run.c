@@ -302,6 +302,7 @@ static int run_job(const struct penstock_job *job) {
     int rows = job->rows, tokens = job->tokens, pooling = job->pooling;
     if (rows < 1 || tokens < 1 || (int64_t)rows * tokens > 1 << 17) return PENSTOCK_BAD_INPUT;
     if (m->most_tokens && tokens > m->most_tokens) return PENSTOCK_BAD_INPUT;
+    if (pooling < PENSTOCK_EVERY || pooling > PENSTOCK_CLS) return PENSTOCK_BAD_INPUT;
     if (pooling != PENSTOCK_EVERY && m->buffer_per[m->output] != PER_TOKEN) return PENSTOCK_BAD_MODEL;
     int threads = at_most(job->threads, m->threads);
     struct run run = {m, NULL, job->ids, job->mask, job->types, rows, tokens, threads, 0, 0, 0};
