@@ -1,16 +1,18 @@
 """The tail at steady load: p99 over p50 with requests at an even rate of half the capacity. At most 1.5 is aimed at.
 
-    python -m benchmarks.tail [--cores 2] [--tokens 32 --tokens 128] [--seconds 30] [--rounds 9] [--share 0.5]
+    python -m benchmarks.tail [--cores 1] [--tokens 32 --tokens 128] [--seconds 30] [--rounds 9] [--share 0.5]
         [--real-time] [--trace]
 
-Capacity is the rate of 16 clients that never pause. Then one request every 1/n seconds, whether or not earlier ones are
-answered; latency counts from when each was due. A client with cores of its own goes before other programs there (Linux
-6.12 and later): its own wait for a core is not the server's. In turns with it, a bare server at the same rate, on the
-same cores, from the same client: a socket, the forward pass and nothing else. What it has itself, the machine does.
-Where that is more than what is aimed at, nothing is judged. Ratios are the medians of the rounds. With --real-time both
-servers, and a client with cores of its own, go before all other programs: what a pod that owns its cores has, and a
-virtual machine with agents and monitors in it has not. With --trace it is also said, and judged, what those requests
-have that met no other program: the kernel's scheduler tells which ones did (`benchmarks/others.py`).
+The client has a core of its own, unless --cores gives all of them to the server: whatever tail that has then holds the
+client's work as well. Capacity is the rate of 16 clients that never pause. Then one request every 1/n seconds, whether
+or not earlier ones are answered; latency counts from when each was due. A client with cores of its own goes before
+other programs there (Linux 6.12 and later): its own wait for a core is not the server's. In turns with it, a bare
+server at the same rate, on the same cores, from the same client: a socket, the forward pass and nothing else. What it
+has itself, the machine does. Where that is more than what is aimed at, nothing is judged. Ratios are the medians of the
+rounds. With --real-time both servers, and a client with cores of its own, go before all other programs: what a pod that
+owns its cores has, and a virtual machine with agents and monitors in it has not. With --trace it is also said, and
+judged, what those requests have that met no other program: the kernel's scheduler tells which ones did
+(`benchmarks/others.py`).
 """
 
 from __future__ import annotations
@@ -45,7 +47,7 @@ BEHIND_OTHERS = " and waited behind other programs for a core, which counts as t
 
 
 @click.command(cls=Program, help=__doc__)
-@click.option("--cores", default=2, show_default=True)
+@click.option("--cores", type=int, show_default="all but one, which the client has", help="Of the server.")
 @click.option("--tokens", "lengths", multiple=True, default=(32, 128), show_default=True, type=int)
 @click.option("--seconds", default=30.0, show_default=True, help="Of each, all rounds together.")
 @click.option("--rounds", default=9, show_default=True)
@@ -55,10 +57,21 @@ BEHIND_OTHERS = " and waited behind other programs for a core, which counts as t
 )
 @click.option("--trace", is_flag=True, help="As root: also without the requests that met another program.")
 def main(
-    *, cores: int, lengths: Sequence[int], seconds: float, rounds: int, share: float, real_time: bool, trace: bool
+    *,
+    cores: int | None,
+    lengths: Sequence[int],
+    seconds: float,
+    rounds: int,
+    share: float,
+    real_time: bool,
+    trace: bool,
 ) -> None:
     """Measure."""
-    placement = place(read_host(), cores)
+    host = read_host()
+    cores = cores or max(1, host.usable - 1)
+    placement = place(host, cores)
+    if placement.note:
+        click.echo(placement.note)
     tokenizer = Tokenizer.from_file(str(minilm() / "tokenizer.json"))
     with ExitStack() as stack:
         server, artefact = stack.enter_context(serving("minilm-512", minilm(), TaskName.FEATURE_EXTRACTION, placement))
