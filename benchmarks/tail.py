@@ -68,7 +68,7 @@ def main(
 ) -> None:
     """Measure."""
     host = read_host()
-    cores = cores or max(1, host.usable - 1)
+    cores = max(1, host.usable - 1) if cores is None else cores
     placement = place(host, cores)
     if placement.note:
         click.echo(placement.note)
