@@ -32,7 +32,7 @@ class Acceptor:
         self.memory = Memory()
         self.date = b""
         self.port = 0
-        self._prefix = secrets.token_hex(4)
+        self._prefix = secrets.token_hex(4).encode()
         self._count = itertools.count(1)
         self._socket: socket.socket | None = None
         self._server: asyncio.Server | None = None
@@ -65,7 +65,7 @@ class Acceptor:
 
     def new_identifier(self) -> bytes:
         """For requests that bring none."""
-        return b"%b-%x" % (self._prefix.encode(), next(self._count))
+        return b"%b-%x" % (self._prefix, next(self._count))
 
     def stop_accepting(self) -> None:
         """Close the listening socket, after taking in every connection that the kernel has already completed."""

@@ -317,7 +317,7 @@ class Connection(asyncio.Protocol):
     # The application's side
 
     def _start(self, request: Request) -> None:
-        if request.refusal is not None and self.parser is None:
+        if request.refusal is not None and self.parser is None and not self.pending:
             self._refuse_and_close(request, request.refusal)
             return
         self.active = request
@@ -409,6 +409,8 @@ class Connection(asyncio.Protocol):
         self._unread_bytes = 0
         if self.active is not None or self.pending:
             # What came before it is whole: this is answered after all of that, and is the last.
+            if self.parser is None:
+                return  # there is a last one already: the parser goes on to the end of the piece
             self.parser = None
             request = request or Request()
             request.refusal = error

@@ -21,7 +21,7 @@ from penstock_runtime.http.replies import dumps, json_response, timing_headers
 from penstock_runtime.http.routes import Route
 from penstock_runtime.http.service import Service
 from penstock_runtime.http.signatures import SIGNATURES, Signature
-from penstock_runtime.http.tensors import LARGEST, TensorSpec, read_texts
+from penstock_runtime.http.tensors import LARGEST, MOST_DIMENSIONS, TensorSpec, read_texts
 from penstock_runtime.predictor import Answer
 from penstock_runtime.tasks.factory import request_schema
 from penstock_runtime.tasks.fields import JsonSchema
@@ -274,7 +274,7 @@ def _request_schema(signature: Signature, parameters: JsonSchema) -> JsonSchema:
         "properties": {
             "name": {"enum": [spec.name for spec in signature.inputs]},
             "datatype": {"const": "BYTES"},
-            "shape": {"type": "array", "items": size, "minItems": 1},
+            "shape": {"type": "array", "items": size, "minItems": 1, "maxItems": MOST_DIMENSIONS},
             "data": {"type": "array", "items": {"type": "string", "minLength": 1}, "minItems": 1},
             "parameters": {"type": "object"},
         },

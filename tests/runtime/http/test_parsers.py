@@ -16,20 +16,16 @@ from hypothesis import strategies as st
 
 from penstock.tasks import TaskName
 from penstock_runtime.errors import RequestError
-from penstock_runtime.http.acceptor import Acceptor
 from penstock_runtime.http.body import read_json
-from penstock_runtime.http.connection import Connection
 from penstock_runtime.http.message import Request, Response, encode
 from penstock_runtime.http.predict import Envelope
 from penstock_runtime.http.signatures import SIGNATURES
-from penstock_runtime.http.status import Status
 from penstock_runtime.http.tensors import Output, read_texts
 from penstock_runtime.http.v2 import HEADER_LENGTH, read_inference
-from penstock_runtime.server import Server
-from penstock_runtime.settings import Settings
 from penstock_runtime.tasks.factory import request_schema
 from tests.examples import examples
-from tests.runtime.http.serving import Gate
+from tests.runtime.http.feeding import feed
+from tests.runtime.http.serving import post
 
 JSON_VALUES = st.recursive(
     st.none() | st.booleans() | st.integers(-(2**53), 2**53) | st.floats(allow_nan=False) | st.text(max_size=20),
@@ -175,7 +171,7 @@ def test_any_tensors_are_read_or_explained(task: TaskName, data: st.DataObject) 
 @given(st.lists(st.binary(max_size=60), max_size=8))
 @settings(max_examples=examples(200))
 def test_any_bytes_on_a_connection_are_answered_or_waited_for(pieces: list[bytes]) -> None:
-    written = asyncio.run(feed(pieces))
+    written = asyncio.run(feed(pieces)).written
 
     for answer in written.split(b"HTTP/1.1 ")[1:]:
         assert int(answer[:3]) in {200, 204, 400, 404, 405, 422}
@@ -205,55 +201,33 @@ def test_requests_are_the_same_however_they_are_cut(requests: list[bytes], cuts:
     stream = b"".join(requests)
     edges = sorted({0, len(stream), *(cut for cut in cuts if cut < len(stream))})
 
-    written = asyncio.run(feed([stream[start:end] for start, end in pairwise(edges)]))
+    written = asyncio.run(feed([stream[start:end] for start, end in pairwise(edges)])).written
 
     expected = [b"404" if b"nowhere" in one else b"200" for one in requests]
     assert [answer[:3] for answer in written.split(b"HTTP/1.1 ")[1:]] == expected
 
 
-class Sink:
-    """A transport that keeps what is written."""
+@pytest.mark.timeout(60)  # what hangs is the loop itself
+@pytest.mark.parametrize(
+    ("behind", "codes"),
+    [
+        pytest.param(post("/predict", b"x" * 3000) + b"nonsense\r\n\r\n", [413], id="too large, and nonsense"),
+        pytest.param(post("/predict", b"x" * 3000) * 2, [413], id="too large, twice"),
+        pytest.param(post("/predict", b'"%b"' % (b"x" * 1900)) * 3, [200, 429], id="more than is held, twice"),
+        pytest.param(post("/nowhere", b"x") + b"nonsense\r\n\r\n", [404, 400], id="no route, and nonsense"),
+        pytest.param(post("/nowhere", b"x") + post("/predict", b"x" * 3000), [404, 413], id="no route, and too large"),
+        pytest.param(post("/nowhere", b"x", "connection: close") * 2, [404], id="no route and the end, and more"),
+    ],
+)
+def test_behind_a_slow_request_are_refusals_up_to_the_one_that_ends_the_connection(
+    behind: bytes, codes: list[int]
+) -> None:
+    pieces = [post("/predict", b'"x"') + behind]
 
-    def __init__(self) -> None:
-        self.written = b""
-        self.closing = False
+    written = asyncio.run(feed(pieces, opens_at=len(pieces), max_body_bytes=2000, max_held_bytes=3000)).written
 
-    def write(self, data: bytes) -> None:
-        assert not self.closing
-        self.written += data
-
-    def is_closing(self) -> bool:
-        return self.closing
-
-    def close(self) -> None:
-        self.closing = True
-
-    def write_eof(self) -> None:
-        pass
-
-    def pause_reading(self) -> None:
-        pass
-
-    def resume_reading(self) -> None:
-        pass
-
-
-async def feed(pieces: list[bytes]) -> bytes:
-    """What a connection answers to these pieces, until nothing is under way any more."""
-    gate = Gate()
-    gate.open()
-    server = Server(Status("emotion", TaskName.FEATURE_EXTRACTION), Settings.load({}), gate)
-    connection = Connection(Acceptor(server.application, server.settings.http))
-    sink: Any = Sink()
-    connection.connection_made(sink)
-    for piece in pieces:
-        connection.data_received(piece)
-        await asyncio.sleep(0)
-    while connection.active is not None:  # noqa: ASYNC110 - nobody tells when
-        await asyncio.sleep(0)
-    connection.connection_lost(None)
-    written: bytes = sink.written
-    return written
+    assert [int(answer[:3]) for answer in written.split(b"HTTP/1.1 ")[1:]] == [200, *codes]
+    assert written.count(b"connection: close") == 1
 
 
 @given(

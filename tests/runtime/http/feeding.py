@@ -1,0 +1,115 @@
+"""Connections without sockets: pieces come by hand, and what is answered goes into a sink."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Coroutine
+from dataclasses import dataclass, field
+from typing import Any
+
+from penstock.tasks import TaskName
+from penstock_runtime.errors import RequestError
+from penstock_runtime.http.acceptor import Acceptor
+from penstock_runtime.http.connection import Connection
+from penstock_runtime.http.door import Answers
+from penstock_runtime.http.message import Request, Response
+from penstock_runtime.http.status import Status
+from penstock_runtime.server import Server
+from penstock_runtime.settings import Settings
+from tests.runtime.http.serving import Gate
+
+
+class Sink:
+    """A transport that keeps what is written."""
+
+    def __init__(self) -> None:
+        self.written = b""
+        self.closing = False
+
+    def write(self, data: bytes) -> None:
+        assert not self.closing
+        self.written += data
+
+    def is_closing(self) -> bool:
+        return self.closing
+
+    def close(self) -> None:
+        self.closing = True
+
+    def write_eof(self) -> None:
+        pass
+
+    def pause_reading(self) -> None:
+        pass
+
+    def resume_reading(self) -> None:
+        pass
+
+
+@dataclass
+class Noted:
+    """An application that notes what is to be answered or refused, as it was read."""
+
+    inner: Answers
+    requests: list[dict[str, Any]] = field(default_factory=list)
+
+    @property
+    def body_limit(self) -> int:
+        return self.inner.body_limit
+
+    def admit(self, request: Request, body_bytes: int | None) -> None:
+        self.inner.admit(request, body_bytes)
+
+    def answer(self, request: Request) -> Response | Coroutine[Any, Any, Response]:
+        self._note(request, refusal=None)
+        return self.inner.answer(request)
+
+    def refuse(self, request: Request | None, error: RequestError) -> Response:
+        self._note(request, refusal=error.message)
+        return self.inner.refuse(request, error)
+
+    def _note(self, request: Request | None, refusal: str | None) -> None:
+        if request is None:
+            self.requests.append({"refusal": refusal})
+            return
+        read = {name: getattr(request, name) for name in Request.__slots__ if name != "received"}  # a time
+        label = None if request.route is None else request.route.label
+        self.requests.append({**read, "headers": dict(request.headers), "route": label, "refusal": refusal})
+
+
+@dataclass
+class Fed:
+    """What came of the pieces."""
+
+    connection: Connection
+    written: bytes
+    requests: list[dict[str, Any]]
+    held_bytes: int
+    """Of bodies, before the client left."""
+
+
+async def feed(pieces: list[bytes], *, opens_at: int = 0, **flags: Any) -> Fed:
+    """What a connection does with these pieces, until nothing is under way any more.
+
+    The model answers from the piece of that index on. The same pieces have the same answers, to the byte.
+    """
+    gate = Gate()
+    server = Server(Status("emotion", TaskName.FEATURE_EXTRACTION), Settings.load({}, flags), gate)
+    application = Noted(server.application)
+    acceptor = Acceptor(application, server.settings.http)
+    acceptor._prefix = b"fed"
+    connection = Connection(acceptor)
+    connection.number = 7
+    sink: Any = Sink()
+    connection.connection_made(sink)
+    for index, piece in enumerate(pieces):
+        if index == opens_at:
+            gate.open()
+        connection.data_received(piece)
+        await asyncio.sleep(0)
+    gate.open()
+    while connection.active is not None:  # noqa: ASYNC110 - nobody tells when
+        await asyncio.sleep(0)
+    held_bytes = acceptor.memory.bytes
+    connection.connection_lost(None)
+    return Fed(connection, sink.written, application.requests, held_bytes)
