@@ -246,7 +246,7 @@ class Predictor:
             remembered: Prepared | None = self._remembered("tokens", self._prepared, key)
             if remembered is not None:
                 return remembered
-        size = characters(inputs) + characters(parameters)
+        size = characters(inputs) + (characters(parameters) if parameters else 0)
         if size <= LONG_CHARACTERS:
             prepared = serving.model.task.prepare(request)
         else:

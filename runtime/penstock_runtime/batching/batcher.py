@@ -19,9 +19,9 @@ from penstock.recipe import Plan
 from penstock_runtime.batching.bounds import QueueBounds
 from penstock_runtime.batching.observer import Observer
 from penstock_runtime.batching.rate import DrainRate
-from penstock_runtime.batching.rectangle import stack, unstack
+from penstock_runtime.batching.rectangle import run_rows, stack, unstack
 from penstock_runtime.batching.waiting import Company, Taken, Waiting, WaitingRows
-from penstock_runtime.engines.base import Breadth, Engine
+from penstock_runtime.engines.base import Breadth, Engine, RunsRows
 from penstock_runtime.engines.thread_streams import run_of
 from penstock_runtime.errors import DeadlineExceeded, InferenceFailed, RequestError
 from penstock_runtime.rows import Outputs, Row
@@ -94,6 +94,7 @@ class Batcher:
     ) -> None:
         """`one_core`: the caller and the streams have one core together."""
         self._engine = engine
+        self._run_row = engine.run_row if isinstance(engine, RunsRows) else None
         self._io = io
         self._reduce = reduce
         self._company = Company.of(plan, engine.facts)
@@ -272,15 +273,22 @@ class Batcher:
 
     def _here(self, rows: list[Row]) -> tuple[list[Any] | Exception, float, float]:
         breadth = self._breadth(rows, is_lone=True, is_only_caller=True)
-        result: Outputs | Exception
+        result: list[Outputs] | Exception
         started = perf_counter()
         try:
-            result = run_of(self._engine, breadth)(stack(rows))
+            result = self._run_here(rows, breadth)
         except Exception as error:  # it fails its rows, and nothing else
             result = error
         ended = perf_counter()
         self._ran(rows, breadth, ended - started)
-        return self._values(rows, result), started, ended
+        return result if isinstance(result, Exception) else self._all_reduced(rows, result), started, ended
+
+    def _run_here(self, rows: list[Row], breadth: Breadth) -> list[Outputs]:
+        if self._run_row is not None and len(rows) == 1:
+            outputs = self._run_row(rows[0], breadth)
+            if outputs is not None:
+                return [outputs]
+        return run_rows(run_of(self._engine, breadth), self._io, rows)
 
     def _ended(self, run: _Run, values: list[Any] | Exception, started: float, ended: float) -> None:
         if isinstance(values, Exception):
@@ -289,7 +297,10 @@ class Batcher:
             self._outcomes.append(Outcome(run.entries, values, started, ended))
 
     def _ran(self, rows: Sequence[Row], breadth: Breadth, seconds: float) -> None:
-        longest, tokens = max(rows, key=_length), sum(map(_length, rows))
+        if len(rows) == 1:
+            longest, tokens = rows[0], rows[0].length
+        else:
+            longest, tokens = max(rows, key=_length), sum(map(_length, rows))
         # A wide run has all the cores, as long as it lasts.
         self._rate.ran(tokens, seconds * (self._count if breadth is Breadth.WIDE else 1))
         self._observer.batch(len(rows), tokens, self._company.side(longest.length).length(longest) * len(rows))
@@ -301,6 +312,9 @@ class Batcher:
             parts = unstack(result, rows, self._io)
         except Exception as error:  # whatever is wrong with it
             return error
+        return self._all_reduced(rows, parts)
+
+    def _all_reduced(self, rows: Sequence[Row], parts: Sequence[Outputs]) -> list[Any]:
         return [self._reduced(row, own) for row, own in zip(rows, parts, strict=True)]
 
     def _reduced(self, row: Row, outputs: Outputs) -> Any:

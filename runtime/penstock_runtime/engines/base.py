@@ -7,12 +7,12 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from enum import Enum
 from pathlib import Path
-from typing import NamedTuple, Protocol
+from typing import NamedTuple, Protocol, runtime_checkable
 
 from penstock.manifest import GraphIO
 from penstock.recipe import Recipe
 from penstock_runtime.engines.grid import ShapeGrid
-from penstock_runtime.rows import Batch, Outputs
+from penstock_runtime.rows import Batch, Outputs, Row
 
 
 @dataclass(frozen=True)
@@ -131,6 +131,16 @@ class Engine(Protocol):
 
     def close(self) -> None:
         """Free the graph. No run may be under way."""
+        ...
+
+
+@runtime_checkable
+class RunsRows(Protocol):
+    """An engine that has a shorter way for a row which runs alone."""
+
+    def run_row(self, row: Row, breadth: Breadth) -> Outputs | None:
+        """What `run` or its like gives for a batch of this row, to the bit, without the batch's axis. One thread at a
+        time. None for a row that has no shorter way."""
         ...
 
 

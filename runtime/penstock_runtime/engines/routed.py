@@ -8,12 +8,12 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from penstock_runtime.engines.base import Breadth, Engine, EngineFacts, Streams
+from penstock_runtime.engines.base import Breadth, Engine, EngineFacts, RunsRows, Streams
 from penstock_runtime.engines.native import NativeEngine
 from penstock_runtime.engines.native.job import NativeJob
 from penstock_runtime.engines.native.streams import NativeStreams
 from penstock_runtime.engines.thread_streams import ThreadStreams
-from penstock_runtime.rows import Batch, Outputs
+from penstock_runtime.rows import Batch, Outputs, Row
 
 
 class RoutedEngine:
@@ -46,6 +46,11 @@ class RoutedEngine:
     def run_widening(self, batch: Batch) -> Outputs:
         """See `Engine`."""
         return self._for(batch).run_widening(batch)
+
+    def run_row(self, row: Row, breadth: Breadth) -> Outputs | None:
+        """See `RunsRows`."""
+        engine = self._short if row.length <= self._longest_tokens else self._long
+        return engine.run_row(row, breadth) if isinstance(engine, RunsRows) else None
 
     def start_streams(self) -> Streams:
         """See `Engine`: the same threads for both."""

@@ -55,6 +55,19 @@ class Request:
         self.refusal: RequestError | None = None
         """Set while the headers were judged: the body is skipped and this is the answer."""
 
+    def again(self, length: bytes) -> Request:
+        """One with the same head, but for the length of its body: judged as this one was, and without identifier."""
+        request = Request(self.method, "")
+        request.path = self.path
+        request.query = self.query
+        request.headers = {**self.headers, b"content-length": length}
+        request.keep_alive = self.keep_alive
+        request.keep_alive_by_header = self.keep_alive_by_header
+        request.caller = self.caller
+        request.route = self.route
+        request.parameters = self.parameters
+        return request
+
     @property
     def expects_body(self) -> bool:
         """By its headers."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 
@@ -47,18 +47,18 @@ class Embedding:
         self, texts: Sequence[str] | Sequence[Pieces], where: Sequence[str], rule: Truncation, pooling: Pooling | None
     ) -> tuple[list[Row], int]:
         """One row for each text and how many were cut; InvalidInput for over-long texts that may not be."""
-        pieces = [text for text in texts if isinstance(text, Pieces)]
-        words = [text for text in texts if isinstance(text, str)]
-        rows, cut = self.fitter.rows(pieces, where, rule) if pieces else self.fitter.singles(words, where, rule)
-        if pooling is not None:
-            rows = [Row(row.ids, row.type_ids, pooling) for row in rows]
-        return rows, cut
+        if texts and isinstance(texts[0], Pieces):
+            return self.fitter.rows(cast("Sequence[Pieces]", texts), where, rule, pooling)
+        return self.fitter.singles(cast("Sequence[str]", texts), where, rule, pooling)
 
     @staticmethod
     def reduce(row: Row, outputs: Outputs) -> Float:
-        """[width] when the row is to be pooled, else [tokens, width]; memory of its own."""
+        """[width] when the row is to be pooled, whose values `shorten` looks at; else [tokens, width]. In own memory.
+
+        InferenceFailed when one of the latter is not a number.
+        """
         pooled = outputs.get(POOLED)
         if pooled is not None:
-            return finite(pooled.copy())
+            return pooled.copy()
         vectors = outputs["last_hidden_state"]
-        return finite(np.array(vectors) if row.pooling is None else pool(vectors, row.pooling))
+        return finite(np.array(vectors)) if row.pooling is None else pool(vectors, row.pooling)

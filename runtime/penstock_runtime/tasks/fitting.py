@@ -8,7 +8,7 @@ from typing import Any
 
 from penstock.errors import UnsupportedModel
 from penstock_runtime.errors import InvalidInput
-from penstock_runtime.rows import Row
+from penstock_runtime.rows import Pooling, Row
 from penstock_runtime.tasks.fields import Boolean, Choice, Kind
 from penstock_runtime.tokens import Pieces, Side, Template, Tokenizer, longest_first
 
@@ -62,14 +62,18 @@ class Fitter:
         """The tokens of each text, as many as can matter for a row of this template."""
         return self.tokenizer.split(texts, limit=self.room(template), side=side, offsets=offsets)
 
-    def singles(self, texts: Sequence[str], where: Sequence[str], rule: Truncation) -> tuple[list[Row], int]:
-        """One row for each text, and how many of them were cut. `where` names the texts in errors.
+    def singles(
+        self, texts: Sequence[str], where: Sequence[str], rule: Truncation, pooling: Pooling | None = None
+    ) -> tuple[list[Row], int]:
+        """One row for each text, to be pooled so, and how many of them were cut. `where` names the texts in errors.
 
         InvalidInput for the first over-long text when `rule` does not cut.
         """
-        return self.rows(self.split(texts, self.tokenizer.single, rule.side), where, rule)
+        return self.rows(self.split(texts, self.tokenizer.single, rule.side), where, rule, pooling)
 
-    def rows(self, texts: Sequence[Pieces], where: Sequence[str], rule: Truncation) -> tuple[list[Row], int]:
+    def rows(
+        self, texts: Sequence[Pieces], where: Sequence[str], rule: Truncation, pooling: Pooling | None = None
+    ) -> tuple[list[Row], int]:
         """As `singles`, of texts that are split already."""
         template = self.tokenizer.single
         room = self.room(template)
@@ -78,7 +82,7 @@ class Fitter:
             if len(pieces) > room:
                 self.refuse_unless(rule, pieces, template, field)
                 cut += 1
-            rows.append(template.row(pieces.keep(room, rule.side).ids))
+            rows.append(template.row(pieces.keep(room, rule.side).ids, pooling=pooling))
         return rows, cut
 
     def pair(self, first: Pieces, second: Pieces, where: str, rule: Truncation) -> tuple[Row, bool]:

@@ -7,6 +7,7 @@ import math
 import numpy as np
 
 from penstock_runtime.rows import Float, Pooling
+from penstock_runtime.tasks.scores import finite
 
 
 def pool(vectors: Float, pooling: Pooling) -> Float:
@@ -28,13 +29,19 @@ def pool(vectors: Float, pooling: Pooling) -> Float:
 
 
 def normalise(vector: Float) -> Float:
-    """Length 1; a zero vector stays as it is."""
-    length = math.sqrt(vector.dot(vector))
+    """Length 1; a zero vector stays as it is. InferenceFailed when a value is not a number."""
+    square = float(vector.dot(vector))
+    if not math.isfinite(square):  # a value is none, or is so large that its square is not one
+        square = float(np.square(finite(vector), dtype=np.float64).sum())
+    length = math.sqrt(square)
     scaled: Float = vector / length if length > 0 else vector
     return scaled
 
 
 def shorten(vector: Float, dimensions: int | None, *, normalised: bool) -> Float:
-    """The first `dimensions` values (Matryoshka), of length 1 again where asked for."""
+    """The first `dimensions` values (Matryoshka), of length 1 again where asked for.
+
+    InferenceFailed when one of them is not a number.
+    """
     head = vector if dimensions is None else vector[:dimensions]
-    return normalise(head) if normalised else np.ascontiguousarray(head)
+    return normalise(head) if normalised else np.ascontiguousarray(finite(head))

@@ -4,16 +4,17 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Any
 
 from penstock.errors import UnsupportedModel
-from penstock_runtime.rows import Row
+from penstock_runtime.rows import Pooling, Row
 
 _PROBES = ("a", "the", "1", "一", "!")
 """Texts of which at least one is not normalised away by any tokenizer we know."""
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class Template:
     """`before` FIRST `after`, or `before` FIRST `between` SECOND `after`: special tokens, and each part's type."""
 
@@ -24,10 +25,16 @@ class Template:
     types: tuple[tuple[int, ...], int, tuple[int, ...], int, tuple[int, ...]]
     """Token types of `before`, of the first text, of `between`, of the second text, of `after`."""
 
-    @property
+    @cached_property
     def specials(self) -> int:
         """Special tokens."""
         return len(self.before) + len(self.between) + len(self.after)
+
+    @cached_property
+    def has_types(self) -> bool:
+        """Not everything is of type zero."""
+        before, first, between, second, after = self.types
+        return bool(first or second or any(before) or any(between) or any(after))
 
     def second_start(self, first: int) -> int:
         """Position of the second text's first token after a first text of `first` tokens."""
@@ -41,15 +48,15 @@ class Template:
 
     def fill_types(self, first: int, second: int = 0) -> list[int] | None:
         """Token types of texts of so many tokens; None when the template has type zero everywhere."""
-        before, first_type, between, second_type, after = self.types
-        if not (first_type or second_type or any(before) or any(between) or any(after)):
+        if not self.has_types:
             return None
+        before, first_type, between, second_type, after = self.types
         return [*before, *[first_type] * first, *between, *[second_type] * second, *after]
 
-    def row(self, first: list[int], second: list[int] | None = None) -> Row:
-        """`fill` and `fill_types` as a row."""
-        types = self.fill_types(len(first), 0 if second is None else len(second))
-        return Row(ids=self.fill(first, second), type_ids=types)
+    def row(self, first: list[int], second: list[int] | None = None, *, pooling: Pooling | None = None) -> Row:
+        """`fill` and `fill_types` as a row, to be pooled so."""
+        types = self.fill_types(len(first), 0 if second is None else len(second)) if self.has_types else None
+        return Row(self.fill(first, second), types, pooling)
 
 
 def probe(backend: Any, *, pair: bool, type_ids: bool) -> Template:

@@ -97,14 +97,11 @@ class Tokenizer:
         return found
 
     def _split(self, texts: Sequence[str], limit: int | None, side: Side, *, offsets: bool) -> list[Pieces]:
-        long = set()
-        if limit is not None:
-            enough = GROWTH * self._first_look(limit)
-            long = {index for index, text in enumerate(texts) if len(text) > enough}
-        whole = [text for index, text in enumerate(texts) if index not in long] if long else texts
+        if limit is None or max(map(len, texts), default=0) <= (enough := GROWTH * self._first_look(limit)):
+            return self._encode(texts, offsets=offsets)
+        long = {index for index, text in enumerate(texts) if len(text) > enough}
+        whole = [text for index, text in enumerate(texts) if index not in long]
         pieces = iter(self._encode(whole, offsets=offsets))
-        if not long or limit is None:
-            return list(pieces)
         return [
             self._end(text, limit, side, offsets=offsets) if index in long else next(pieces)
             for index, text in enumerate(texts)

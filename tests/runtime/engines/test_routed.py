@@ -7,10 +7,10 @@ import numpy as np
 
 from penstock.recipe import Recipe
 from penstock_runtime.batching.rectangle import run_rows, stack
-from penstock_runtime.engines.base import Threads
+from penstock_runtime.engines.base import Breadth, Threads
 from penstock_runtime.engines.load import load_engine
 from penstock_runtime.engines.routed import RoutedEngine
-from tests.runtime.batching.echo import EchoEngine, rows
+from tests.runtime.batching.echo import EchoEngine, RowEchoEngine, rows
 from tests.runtime.minilm import OPENVINO_FP32, ORT_DYNAMIC, graph, prepared, texts
 
 LONGEST = 16
@@ -31,6 +31,30 @@ def test_a_batch_goes_where_its_longest_row_belongs() -> None:
     assert long.batches == [[17], [17, 40], [64], [63]]
     assert (short.wide, long.wide) == ([16], [64])
     assert (short.widening, long.widening) == ([15], [63])
+
+
+def test_a_row_alone_goes_where_it_belongs() -> None:
+    long, short = RowEchoEngine(), RowEchoEngine()
+    engine = RoutedEngine(long, short, LONGEST)
+
+    breadths = (Breadth.NARROW, Breadth.WIDE, Breadth.WIDENING, Breadth.WIDE)
+    for one, breadth in zip(rows([1, 16, 17, 64]), breadths, strict=True):
+        outputs = engine.run_row(one, breadth)
+        assert outputs is not None
+        assert outputs["sum"] == 7 * one.length
+
+    assert short.alone == [(1, Breadth.NARROW), (16, Breadth.WIDE)]
+    assert long.alone == [(17, Breadth.WIDENING), (64, Breadth.WIDE)]
+
+
+def test_a_row_alone_has_a_shorter_way_if_its_own_engine_has_one() -> None:
+    for long, short in ((RowEchoEngine(), EchoEngine()), (EchoEngine(), RowEchoEngine())):
+        engine = RoutedEngine(long, short, LONGEST)
+
+        ways = [engine.run_row(one, Breadth.NARROW) is not None for one in rows([16, 17])]
+
+        assert ways == [isinstance(short, RowEchoEngine), isinstance(long, RowEchoEngine)]
+        assert (long.batches, short.batches) == ([], [])
 
 
 def test_closing_closes_both_and_facts_tell_of_both() -> None:

@@ -114,6 +114,17 @@ class TestFraming:
                 client.sendall(post("/predict", GOOD))
                 assert status(read_answer(client)) == 200
 
+    def test_each_request_of_a_connection_has_its_own_identifier(self, endpoint: Endpoint) -> None:
+        given = [None, None, None, b"a", b"b", b"b", None, None]
+        found = []
+        with endpoint.connect() as client:
+            for one in given:
+                client.sendall(post("/predict", GOOD, *([] if one is None else [f"x-request-id: {one.decode()}"])))
+                found.append(header(read_answer(client), b"x-request-id"))
+
+        assert [one for one, own in zip(found, given, strict=True) if own is not None] == [b"a", b"b", b"b"]
+        assert len({*found} - {None}) == 2 + given.count(None)
+
     @pytest.mark.parametrize("headers", [("connection: close",), ("Connection: Close",)])
     def test_a_connection_is_closed_when_asked_for(self, endpoint: Endpoint, headers: tuple[str, ...]) -> None:
         with endpoint.connect() as client:
@@ -193,6 +204,18 @@ class TestLimits:
 
             assert status(answer) == 413
             assert error_type(answer) == "too_large"
+            assert is_closed(client)
+
+    @pytest.mark.parametrize("requests_before", [1, 2])
+    def test_a_body_over_the_limit_is_refused_behind_others_too(self, endpoint: Endpoint, requests_before: int) -> None:
+        with endpoint.connect() as client:
+            for body in [GOOD] * requests_before + [b"x" * 2001]:
+                client.sendall(post("/predict", body))
+                answer = read_answer(client)
+
+            assert (status(answer), error_type(answer)) == (413, "too_large")
+            assert header(answer, b"connection") == b"close"
+            client.shutdown(socket.SHUT_WR)
             assert is_closed(client)
 
     def test_a_client_that_sends_all_of_it_first_still_gets_the_answer(self, endpoint: Endpoint) -> None:

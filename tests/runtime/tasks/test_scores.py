@@ -86,6 +86,24 @@ def test_a_vector_of_zeros_stays_as_it_is() -> None:
     np.testing.assert_array_equal(normalise(np.zeros(3, dtype=np.float32)), np.zeros(3))
 
 
+@pytest.mark.parametrize("bad", [np.nan, np.inf, -np.inf])
+@pytest.mark.parametrize("normalised", [True, False])
+def test_what_is_not_a_number_has_no_vector(bad: float, *, normalised: bool) -> None:
+    vector = np.array([1, 0, bad, 2], dtype=np.float32)
+
+    with pytest.raises(InferenceFailed, match="not a number"):
+        shorten(vector, None, normalised=normalised)
+    np.testing.assert_array_equal(shorten(vector, 2, normalised=normalised), [1, 0])
+
+
+def test_vectors_too_long_for_their_squares_have_length_one_as_well() -> None:
+    with np.errstate(over="ignore"):
+        vector = normalise(np.array([3e30, -4e30], dtype=np.float32))
+
+    np.testing.assert_allclose(vector, [0.6, -0.8], rtol=1e-6)
+    assert vector.dtype == np.float32
+
+
 @given(
     start=arrays.arrays(np.float32, 12, elements=st.floats(-8, 8, width=32)),
     end=arrays.arrays(np.float32, 12, elements=st.floats(-8, 8, width=32)),

@@ -17,8 +17,9 @@ from penstock_runtime.engines.base import Breadth, EngineFacts, Threads
 from penstock_runtime.engines.native.graph_file import Activation, NativeGraph, Operator, Step, output_width, read
 from penstock_runtime.engines.native.job import NativeJob
 from penstock_runtime.engines.native.library import CStep, Kernels, Kind, Status, best_kernels, load_library
+from penstock_runtime.engines.native.lone import LoneRows
 from penstock_runtime.engines.native.streams import NativeStreams
-from penstock_runtime.rows import Batch, Outputs
+from penstock_runtime.rows import Batch, Outputs, Row
 
 _KINDS: dict[Operator, Kind] = {
     "embed": Kind.EMBED,
@@ -52,6 +53,7 @@ class NativeEngine:
                 raise MemoryError("no memory for a native graph's weights, or no thread can be started")
             raise ArtefactError("the native graph's steps do not fit together", remedy="Run penstock optimize again")
         self._width = output_width(graph.steps, graph.output)
+        self._lone = LoneRows(self._library, self._model, graph.output, self._width)
 
     @property
     def facts(self) -> EngineFacts:
@@ -72,9 +74,12 @@ class NativeEngine:
 
     def job(self, batch: Batch, breadth: Breadth) -> NativeJob:
         """A run of the batch that has not begun."""
-        threads = self._facts.threads.per_stream if breadth is Breadth.NARROW else self._wide
-        company = breadth is Breadth.WIDENING
+        threads, company = self._threads(breadth), breadth is Breadth.WIDENING
         return NativeJob(self._model, batch, self._graph.output, self._width, threads=threads, company=company)
+
+    def run_row(self, row: Row, breadth: Breadth) -> Outputs | None:
+        """See `RunsRows`."""
+        return self._lone.run(row, threads=self._threads(breadth), company=breadth is Breadth.WIDENING)
 
     def start_streams(self) -> NativeStreams:
         """See `Engine`."""
@@ -85,6 +90,9 @@ class NativeEngine:
         model, self._model = self._model, None
         if model is not None:
             self._library.penstock_close(model)
+
+    def _threads(self, breadth: Breadth) -> int:
+        return self._facts.threads.per_stream if breadth is Breadth.NARROW else self._wide
 
     def _run(self, batch: Batch, breadth: Breadth) -> Outputs:
         job = self.job(batch, breadth)

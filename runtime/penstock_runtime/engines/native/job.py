@@ -26,7 +26,7 @@ class NativeJob:
         """`width`: of the output's buffer, floats a line; `threads` and `company` as in native.h."""
         ids, mask, types = map(_numbers, (batch.input_ids, batch.attention_mask, batch.token_type_ids))
         rows, tokens = ids.shape
-        pooling = _pooling(batch.pooling, output)
+        pooling = pooling_of(batch.pooling, output)
         lines = (rows,) if pooling or output.per_row else (rows, tokens)
         if output.chosen_id >= 0:
             lines = (int(np.count_nonzero(ids == output.chosen_id)),)
@@ -53,7 +53,7 @@ class NativeJob:
         """What came of it, once it has run: each array its own memory. InferenceFailed when it could not."""
         status = self.record.status
         if status != Status.OK:
-            raise self._failure(status)
+            raise failure_of(status, f"{self.record.rows} x {self.record.tokens} tokens", self._output.name)
         values, output = self._values, self._output
         if self._pooling:
             return {POOLED: values[:, : output.width]}
@@ -61,24 +61,26 @@ class NativeJob:
             return {name: np.ascontiguousarray(values[..., at]) for at, name in enumerate(output.columns)}
         return {output.name: values[..., : output.width]}
 
-    def _failure(self, status: int) -> InferenceFailed:
-        size = f"{self.record.rows} x {self.record.tokens} tokens"
-        match status:
-            case Status.NO_MEMORY:
-                return InferenceFailed(f"native: no memory for {size}", remedy="Allow the pod more memory")
-            case Status.BAD_MODEL:
-                return InferenceFailed(
-                    f"native: the graph's output {self._output.name} has not as many lines as its file says",
-                    remedy="Run penstock optimize again",
-                )
-            case _:
-                return InferenceFailed(
-                    f"native: {size} hold an id that the model has no vector for, or are too many",
-                    remedy="Send ids of the model's own tokenizer, and rows within its length",
-                )
+
+def failure_of(status: int, size: str, output: str) -> InferenceFailed:
+    """Why a run of that size gave nothing; `output` is the name of the graph's."""
+    match status:
+        case Status.NO_MEMORY:
+            return InferenceFailed(f"native: no memory for {size}", remedy="Allow the pod more memory")
+        case Status.BAD_MODEL:
+            return InferenceFailed(
+                f"native: the graph's output {output} has not as many lines as its file says",
+                remedy="Run penstock optimize again",
+            )
+        case _:
+            return InferenceFailed(
+                f"native: {size} hold an id that the model has no vector for, or are too many",
+                remedy="Send ids of the model's own tokenizer, and rows within its length",
+            )
 
 
-def _pooling(wanted: Pooling | None, output: Output) -> PoolingKind:
+def pooling_of(wanted: Pooling | None, output: Output) -> PoolingKind:
+    """What the library is asked for. `EVERY` where it does not do what is wanted, or nothing is."""
     if wanted is None or output.per_row or output.columns or output.chosen_id >= 0:
         return PoolingKind.EVERY
     return _POOLINGS.get(wanted, PoolingKind.EVERY)
