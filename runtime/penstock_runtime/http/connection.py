@@ -166,7 +166,6 @@ class Connection(asyncio.Protocol):
         """A request whose head the parser need not see: it is between two requests before and after."""
         request.identifier = self.acceptor.new_identifier()
         self.request = request
-        self._body = []
         self._body_bytes = 0
         self.on_body(body)
         self.on_message_complete()

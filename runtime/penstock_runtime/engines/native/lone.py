@@ -1,7 +1,7 @@
 """One row in the caller's thread, whose result is one line: with what a job needs made once, and without a batch.
 
-A batch of one row makes six arrays and asks for the address of four, in code that the run's weights have pushed out of
-the caches: a tenth of all that is around the run of a short row (docs/decisions/http-front-end.md).
+A batch of one row makes six arrays and asks for the address of four, in code that has to be fetched anew, since the
+last run's weights have pushed it out of the caches (docs/decisions/http-front-end.md).
 """
 
 from __future__ import annotations
