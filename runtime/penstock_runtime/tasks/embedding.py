@@ -53,7 +53,7 @@ class Embedding:
 
     @staticmethod
     def reduce(row: Row, outputs: Outputs) -> Float:
-        """[width] when the row is to be pooled, whose values `shorten` looks at; else [tokens, width]. In own memory.
+        """[width] when the row is to be pooled, whose values `shorten` looks at; else [tokens, width]. Its own memory.
 
         InferenceFailed when one of the latter is not a number.
         """
