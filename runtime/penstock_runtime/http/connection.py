@@ -26,7 +26,7 @@ from penstock_runtime.errors import (
 )
 from penstock_runtime.http.door import check_head, headers_too_large, read_head, too_large
 from penstock_runtime.http.eager import Rest, begin
-from penstock_runtime.http.familiar import MOST_DIGITS, FamiliarHead
+from penstock_runtime.http.familiar import MOST_DIGITS, LastHead
 from penstock_runtime.http.held import Held
 from penstock_runtime.http.message import Request, Response, encode
 from penstock_runtime.http.phase import Phase
@@ -48,36 +48,10 @@ class Connection(asyncio.Protocol):
     """One client."""
 
     __slots__ = (
-        "_ahead_bytes",
-        "_body",
-        "_body_bytes",
-        "_familiar",
-        "_first",
-        "_head_bytes",
-        "_headers",
-        "_held",
-        "_lingered",
-        "_paused",
-        "_piece",
-        "_replay",
-        "_taking",
-        "_turn",
-        "_unread_bytes",
-        "_url",
-        "acceptor",
-        "active",
-        "aged",
-        "deadline",
-        "expires",
-        "number",
-        "parser",
-        "pending",
-        "phase",
-        "request",
-        "rest",
-        "transport",
-        "writable",
-    )
+        "_ahead_bytes", "_body", "_body_bytes", "_first", "_head_bytes", "_headers", "_held", "_last_head",
+        "_lingered", "_paused", "_replay", "_taking", "_turn", "_unread_bytes", "_url", "acceptor", "active", "aged",
+        "deadline", "expires", "number", "parser", "pending", "phase", "request", "rest", "transport", "writable",
+    )  # fmt: skip
 
     def __init__(self, acceptor: Acceptor) -> None:
         self.acceptor = acceptor
@@ -99,10 +73,7 @@ class Connection(asyncio.Protocol):
         """Of its answer, where that has to wait."""
         self.pending: deque[Request] = deque()
         self.writable = True
-        self._familiar: FamiliarHead | None = None
-        """Of the last request that was read whole."""
-        self._piece = b""
-        """Which is being read, if a request begins with it whose head has not been seen yet."""
+        self._last_head = LastHead()
         self._url = b""
         self._headers: dict[bytes, bytes] | None = None
         """Of the request being read; None while headers do not count: trailers, a replayed head."""
@@ -149,11 +120,10 @@ class Connection(asyncio.Protocol):
             return
         self._first = True
         if self.phase is Phase.IDLE and self.request is None:
-            again = None if self._familiar is None else self._familiar.read(data)
+            again = self._last_head.read(data)
             if again is not None:
                 self._read_again(*again)
                 return
-            self._piece = data
         self._unread_bytes += len(data)
         if self.pending:
             self._ahead_bytes += len(data)
@@ -248,7 +218,6 @@ class Connection(asyncio.Protocol):
     def on_headers_complete(self) -> None:
         """The headers are whole: judge them before the body is read."""
         request, parser = self.request, self.parser
-        piece, self._piece = self._piece, b""
         self._headers = None
         if request is None or parser is None or self._replay or self.phase is Phase.LINGER:
             return
@@ -270,10 +239,8 @@ class Connection(asyncio.Protocol):
             if isinstance(error, BodyTooLarge | MalformedRequest) or b"expect" in headers:
                 self._refuse_and_close(request, error)
                 return
-        is_certain = (
-            request.refusal is None and self._head_bytes + MOST_DIGITS <= self.acceptor.settings.max_header_bytes
-        )
-        self._familiar = FamiliarHead.of(piece, request) if is_certain else None
+        is_short = self._head_bytes + MOST_DIGITS <= self.acceptor.settings.max_header_bytes
+        self._last_head.remember(request if is_short and request.refusal is None else None)
         if expected != 0 and self.active is None and self.writable:
             self._await_body(request)
 

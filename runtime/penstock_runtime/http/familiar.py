@@ -67,3 +67,25 @@ class FamiliarHead:
         if not body or not length.isdigit() or int(length) != len(body):
             return None
         return self._request.again(length), body
+
+
+class LastHead:
+    """What one connection remembers: the head of its last request, if that came in one piece."""
+
+    __slots__ = ("_head", "_piece")
+
+    def __init__(self) -> None:
+        self._head: FamiliarHead | None = None
+        self._piece = b""
+        """Which is being parsed, if a request begins with it whose head has not been seen yet."""
+
+    def read(self, data: bytes) -> tuple[Request, bytes] | None:
+        """As `FamiliarHead.read`, of a piece that comes between two requests. None: it is to be parsed."""
+        found = None if self._head is None else self._head.read(data)
+        self._piece = data if found is None else b""
+        return found
+
+    def remember(self, request: Request | None) -> None:
+        """A head was parsed: whose request was admitted, or None where that says nothing of the next one."""
+        piece, self._piece = self._piece, b""
+        self._head = None if request is None else FamiliarHead.of(piece, request)

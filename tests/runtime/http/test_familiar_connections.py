@@ -139,7 +139,7 @@ def test_of_what_may_differ_the_next_time_nothing_is_remembered(head: bytes, fla
     found, _ = fed([filled(TOKENS["right token"], b'"x"'), filled(head, b'"x"')], **flags)
 
     assert len(found.requests) == 2
-    assert found.connection._familiar is None
+    assert found.connection._last_head._head is None
 
 
 @pytest.mark.parametrize(
@@ -236,5 +236,5 @@ def test_what_is_remembered_of_a_large_request_is_small() -> None:
     finally:
         tracemalloc.stop()
 
-    assert found.connection._familiar is not None
+    assert found.connection._last_head._head is not None
     assert kept_bytes < 500_000
