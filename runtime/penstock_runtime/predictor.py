@@ -246,7 +246,7 @@ class Predictor:
             remembered: Prepared | None = self._remembered("tokens", self._prepared, key)
             if remembered is not None:
                 return remembered
-        size = characters(inputs) + (characters(parameters) if parameters else 0)
+        size = characters(inputs) + characters(parameters)
         if size <= LONG_CHARACTERS:
             prepared = serving.model.task.prepare(request)
         else:
@@ -276,6 +276,8 @@ def characters(value: Any) -> int:
     """How much text a JSON value holds."""
     if isinstance(value, str):
         return len(value)
+    if not value:  # as most parameters are: not asked whether they are a mapping, which is slow
+        return 0
     if isinstance(value, Mapping):
         return sum(map(characters, value.values()))
     if isinstance(value, list | tuple):

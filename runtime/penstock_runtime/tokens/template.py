@@ -55,7 +55,7 @@ class Template:
 
     def row(self, first: list[int], second: list[int] | None = None, *, pooling: Pooling | None = None) -> Row:
         """`fill` and `fill_types` as a row, to be pooled so."""
-        types = self.fill_types(len(first), 0 if second is None else len(second)) if self.has_types else None
+        types = self.fill_types(len(first), 0 if second is None else len(second))
         return Row(self.fill(first, second), types, pooling)
 
 
