@@ -96,15 +96,15 @@ class Lane:
     async def _run(self, loop: asyncio.AbstractEventLoop, rows: Sequence[Row], arrived: float, deadline: float) -> Ran:
         call = _Call(loop.create_future(), arrived, [None] * len(rows), len(rows))
         call.entries = self.batcher.push(rows, call, arrived=arrived, deadline=deadline)
-        if not self._has_turn:
-            self._has_turn = True
-            loop.call_soon(self._turn)
+        self._call_turn(loop)
         if deadline < self._timer_at:
             self._set_timer(deadline)
         try:
             await call.done
         except BaseException:
             self.batcher.discard(call.entries)
+            if not loop.is_closed():
+                self._call_turn(loop)
             raise
         ended = max(end for _, end in call.spans)
         inference = _covered(call.spans)
@@ -116,6 +116,12 @@ class Lane:
             self._timer.cancel()
         self.batcher.streams.leave()
         await asyncio.to_thread(self.batcher.streams.stop)
+
+    def _call_turn(self, loop: asyncio.AbstractEventLoop) -> None:
+        """For rows that have come, or that others have left the streams to: no batch's end may be there to see them."""
+        if not self._has_turn:
+            self._has_turn = True
+            loop.call_soon(self._turn)
 
     def _turn(self) -> None:
         self._has_turn = False
@@ -157,6 +163,8 @@ class Lane:
         now = perf_counter()
         for entry in late:
             self._settle(entry, deadline_exceeded(), Outcome([], [], now, now))
+        assert self._loop is not None  # noqa: S101 - run() has set it
+        self._call_turn(self._loop)
         self._set_timer(next_deadline)
 
 

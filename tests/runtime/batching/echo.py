@@ -115,6 +115,24 @@ class RowEchoEngine(EchoEngine):
         return {"ids": ids[:, np.newaxis], "sum": ids.sum()}
 
 
+@dataclass(eq=False)
+class SleepyEngine(EchoEngine):
+    """Its streams take nothing until they are `awake`, as on a machine whose cores are busy."""
+
+    awake: threading.Event = field(default_factory=threading.Event)
+
+    def start_streams(self) -> Streams:
+        return _SleepyStreams(self)
+
+
+class _SleepyStreams(ThreadStreams):
+    _engine: SleepyEngine
+
+    def _work(self) -> None:
+        assert self._engine.awake.wait(60)
+        super()._work()
+
+
 def plan(
     batching: Batching = Batching.SINGLE,
     *,

@@ -17,7 +17,7 @@ from penstock_runtime.batching.lane import ALONE, LISTEN, Lane, Ran
 from penstock_runtime.batching.observer import Unobserved
 from penstock_runtime.errors import DeadlineExceeded, InferenceFailed
 from penstock_runtime.rows import Row
-from tests.runtime.batching.echo import IO, POISON, EchoEngine, plan, row, rows, total
+from tests.runtime.batching.echo import IO, POISON, EchoEngine, SleepyEngine, plan, row, rows, total
 
 T = TypeVar("T")
 
@@ -156,6 +156,40 @@ def test_a_cancelled_request_costs_nothing() -> None:
             engine.gate.set()
             await soon(asyncio.gather(busy, stays))
             assert engine.batches == [[1], [3]]
+
+    asyncio.run(main())
+
+
+@pytest.mark.parametrize("streams", [1, 2])
+def test_whoever_waits_behind_clients_that_leave_before_a_stream_wakes_is_run_all_the_same(streams: int) -> None:
+    async def main() -> None:
+        engine = SleepyEngine(streams=streams)
+        async with lane_of(engine, plan(streams=streams)) as lane:
+            ahead = [asyncio.create_task(run(lane, [row(2)])) for _ in range(streams + 1)]
+            stays = asyncio.create_task(run(lane, [row(3)]))
+            await asyncio.sleep(0.01)
+            assert lane.batcher.depth == (2, 5)  # one is made ahead, and behind it nothing but the queue
+            for gone in ahead:
+                gone.cancel()
+            await asyncio.gather(*ahead, return_exceptions=True)
+            engine.awake.set()
+            assert (await soon(stays)).reduced == [21.0]
+            assert engine.batches == [[3]]
+
+    asyncio.run(main())
+
+
+def test_whoever_waits_behind_requests_that_expire_before_a_stream_wakes_is_run_all_the_same() -> None:
+    async def main() -> None:
+        engine = SleepyEngine()
+        async with lane_of(engine, plan()) as lane:
+            ahead = [asyncio.create_task(run(lane, [row(2)], seconds=0.05)) for _ in range(2)]
+            stays = asyncio.create_task(run(lane, [row(3)], seconds=600))
+            expired = await asyncio.gather(*ahead, return_exceptions=True)
+            assert [type(error) for error in expired] == [DeadlineExceeded] * 2
+            engine.awake.set()
+            assert (await soon(stays)).reduced == [21.0]
+            assert engine.batches == [[3]]
 
     asyncio.run(main())
 
