@@ -15,6 +15,7 @@ from penstock.cli.folders import models_option, store_option
 from penstock.cli.screen import screen_log
 from penstock.cli.serving import ServeOptions, Serving
 from penstock.cli.settings import setting_options, settings_from
+from penstock_runtime.daemon_thread import any_left
 from penstock_runtime.logs import configure_logs
 
 logger = logging.getLogger("penstock.serve")
@@ -56,6 +57,9 @@ def command(target: Path, store: Path, models: Path, cores: int | None, *, optim
 
     with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
         cut = runner.run(Serving(options, settings).run())
-    sys.stdout.flush()
+    for stream in (sys.stdout, sys.stderr):
+        stream.flush()
+    if any_left():  # such as a download, of a model that nobody waits for any more
+        os._exit(1 if cut else 0)
     if cut:
         sys.exit(1)

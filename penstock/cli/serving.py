@@ -17,6 +17,7 @@ import os
 import sys
 from asyncio.subprocess import PIPE, Process
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 
 from penstock.cli.host import describe_cpu
@@ -27,6 +28,7 @@ from penstock.endpoint import ModelEndpoint, OptimizationMode
 from penstock.errors import PenstockError
 from penstock.manifest import Manifest
 from penstock.tasks import TaskName
+from penstock_runtime.daemon_thread import in_daemon_thread
 from penstock_runtime.errors import NotReady
 from penstock_runtime.host import CoreGrant, Host, pin_process, read_host
 from penstock_runtime.http.status import Progress, Status
@@ -166,13 +168,15 @@ class Serving:
         from penstock_optimizer.optimise import prepare
 
         self._show_model(self._endpoint.spec.model, self._endpoint.spec.task)
-        prepared = await asyncio.to_thread(
-            prepare,
-            self._endpoint,
-            store=self._options.store,
-            models=self._options.models,
-            cores=grant.cores,
-            token=self._options.token,
+        prepared = await in_daemon_thread(
+            partial(
+                prepare,
+                self._endpoint,
+                store=self._options.store,
+                models=self._options.models,
+                cores=grant.cores,
+                token=self._options.token,
+            )
         )
         if prepared.finished or self._endpoint.spec.optimization.mode is OptimizationMode.OFF:
             await self._first(server, prepared.artefact, "chosen", grant)
@@ -194,15 +198,17 @@ class Serving:
 
     async def _load(self, artefact: Path, which: Which, grant: CoreGrant) -> LoadedModel:
         serving = self._endpoint.spec.serving if self._endpoint is not None else None
-        model = await asyncio.to_thread(
-            load_artefact,
-            artefact,
-            which,
-            host=self._host,
-            cores=grant.cores,
-            max_tokens=serving.max_input_tokens if serving is not None else None,
-            truncate=serving.truncate if serving is not None else True,
-            limits=task_limits(self._settings),
+        model = await in_daemon_thread(
+            partial(
+                load_artefact,
+                artefact,
+                which,
+                host=self._host,
+                cores=grant.cores,
+                max_tokens=serving.max_input_tokens if serving is not None else None,
+                truncate=serving.truncate if serving is not None else True,
+                limits=task_limits(self._settings),
+            )
         )
         for finding in model.findings:
             fact("note", finding)

@@ -11,7 +11,7 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import IO, Any, Self
 
@@ -26,11 +26,18 @@ SECONDS = 400.0
 class Served:
     """A running `penstock serve`. Use as a context manager: it is ended, with all that it started, at the end."""
 
-    def __init__(self, target: Path, *words: object, program: tuple[str, ...] = ("-m", "penstock.cli.main")) -> None:
+    def __init__(
+        self,
+        target: Path,
+        *words: object,
+        program: tuple[str, ...] = ("-m", "penstock.cli.main"),
+        environment: Mapping[str, str] | None = None,
+    ) -> None:
+        """`environment`: variables besides this process's own."""
         self.begun = time.monotonic()
         self.process = subprocess.Popen(
             [sys.executable, *program, "serve", str(target), "--port", "0", *map(str, words)],
-            env=clean_environment(),
+            env=clean_environment(**(environment or {})),
             stdin=subprocess.DEVNULL,
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,

@@ -4,7 +4,11 @@ from __future__ import annotations
 
 import json
 import signal
+import threading
 import time
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 
 import psutil
@@ -79,6 +83,41 @@ def test_a_second_signal_ends_at_once(endless: Path, tmp_path: Path) -> None:
         assert time.monotonic() - begun < DRAIN_SECONDS / 2
         assert gone(family)
         assert "ending at once" in server.said
+
+
+@contextmanager
+def hub_that_never_ends_its_answer() -> Iterator[tuple[str, threading.Event]]:
+    """Its URL, and whether somebody has asked: another byte now and then, so that no time-out ends it."""
+    asked, over = threading.Event(), threading.Event()
+
+    class Handler(BaseHTTPRequestHandler):
+        def do_GET(self) -> None:
+            asked.set()
+            self.wfile.write(b"HTTP/1.1 200 OK\r\nX-Slow: ")
+            with suppress(OSError):  # the client has gone
+                while not over.wait(0.2):
+                    self.wfile.write(b".")
+                    self.wfile.flush()
+
+        def log_message(self, *_: object) -> None:
+            pass
+
+    with ThreadingHTTPServer(("127.0.0.1", 0), Handler) as server:
+        threading.Thread(target=server.serve_forever, daemon=True).start()
+        yield f"http://127.0.0.1:{server.server_port}", asked
+        over.set()
+        server.shutdown()
+
+
+def test_it_ends_while_the_model_is_still_fetched(tmp_path: Path) -> None:
+    file = write_endpoint(tmp_path / "far.yaml", "hf://somebody/far-away")
+    with hub_that_never_ends_its_answer() as (url, asked):
+        environment = {"HF_ENDPOINT": url, "HF_HOME": str(tmp_path / "hub")}
+        with Served(file, "--store", tmp_path / "store", "--models", tmp_path, environment=environment) as server:
+            assert asked.wait(DRAIN_SECONDS)
+
+            assert server.end() == 0
+            assert "Traceback" not in server.said
 
 
 def test_without_optimisation_nothing_is_searched(endless: Path, tmp_path: Path) -> None:

@@ -21,12 +21,12 @@ from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
-from typing import TypeVar, cast
 
 from penstock.artefact_store import Digest, StoreUri
 from penstock.errors import ArtefactError, PenstockError, SettingError
 from penstock.manifest import Manifest
 from penstock.tasks import TaskName
+from penstock_runtime.daemon_thread import in_daemon_thread
 from penstock_runtime.host import CoreGrant, Host, pin_process, read_host
 from penstock_runtime.http.status import Status
 from penstock_runtime.launch import launch
@@ -39,8 +39,6 @@ from penstock_runtime.server import Server, task_limits
 from penstock_runtime.settings import Settings
 from penstock_runtime.store import open_store
 from penstock_runtime.store.verify import digest_of
-
-T = TypeVar("T")
 
 logger = logging.getLogger("penstock.pod")
 
@@ -70,7 +68,7 @@ class PodServing:
         folder: Path | None = None
         task, cores = variables.task, variables.cores
         if variables.is_local or task is None:
-            folder = await _in_thread(self._folder)
+            folder = await in_daemon_thread(self._folder)
             manifest = Manifest.load(folder)
             task, cores = manifest.task, cores or manifest.cores
         status = Status(variables.name, task, host=self._host)
@@ -107,7 +105,7 @@ class PodServing:
                 with contextlib.suppress(RuntimeError):  # the loop has ended
                     loop.call_soon_threadsafe(setattr, status, "message", message)
 
-            folder = await _in_thread(partial(self._folder, tell=tell))
+            folder = await in_daemon_thread(partial(self._folder, tell=tell))
         manifest = Manifest.load(folder)
         status.message = "the model is loading"
         self._check_task(manifest, status.task)
@@ -123,7 +121,7 @@ class PodServing:
         logger.info("%s: %s", "pinned" if grant.pinned else "not pinned", f"CPUs {', '.join(map(str, grant.cpus))}")
         if grant.keep:
             pin_process(grant.cpus)
-        model = await _in_thread(partial(self._load, folder, grant))
+        model = await in_daemon_thread(partial(self._load, folder, grant))
         for finding in model.findings:
             logger.warning("%s", finding)
         await launch(server, model)
@@ -215,30 +213,3 @@ def require_artefact(variables: PodVariables) -> None:
         field="PENSTOCK_MODEL",
         remedy=remedy,
     )
-
-
-async def _in_thread(action: Callable[[], T]) -> T:
-    """Run in a thread that nobody waits for when the process ends (a store that hangs would hold it up)."""
-    loop = asyncio.get_running_loop()
-    future: asyncio.Future[T] = loop.create_future()
-
-    def settle(result: T | None, error: BaseException | None) -> None:
-        if future.done():
-            return
-        if error is not None:
-            future.set_exception(error)
-        else:
-            future.set_result(cast("T", result))
-
-    def run() -> None:
-        result: T | None = None
-        error: BaseException | None = None
-        try:
-            result = action()
-        except BaseException as raised:  # passed on to whoever awaits it
-            error = raised
-        with contextlib.suppress(RuntimeError):  # the loop has ended
-            loop.call_soon_threadsafe(settle, result, error)
-
-    threading.Thread(target=run, name="penstock-pod", daemon=True).start()
-    return await future
