@@ -138,9 +138,14 @@ class Metrics:
     # Prometheus' side
 
     def exposition(self, accept: str) -> tuple[bytes, bytes]:
-        """The text and its content type, in the format that the `accept` header asks for."""
-        encoder, content_type = choose_encoder(accept)
-        return encoder(self.registry), content_type.encode()
+        """The text and its content type, in the format that the `accept` header asks for; one that cannot be read asks
+        for none."""
+        try:
+            encoder, content_type = choose_encoder(accept)
+            return encoder(self.registry), content_type.encode()
+        except (TypeError, ValueError):  # the library compares versions without looking whether they are numbers
+            encoder, content_type = choose_encoder("")
+            return encoder(self.registry), content_type.encode()
 
     def collect(self) -> Iterator[Metric]:
         """All families (the client library's interface of a collector)."""

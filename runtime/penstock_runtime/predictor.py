@@ -144,13 +144,18 @@ class Predictor:
 
     async def replace(self, model: LoadedModel) -> None:
         """Serve with another model, warmed up first. New requests go to it at once; the old one finishes what it has
-        accepted and is closed before this returns. Nobody's request fails. NotReady when draining."""
+        accepted and is closed before this returns. Nobody's request fails. NotReady when draining; InferenceFailed of a
+        model that does not run: the old one goes on."""
         async with self._swapping:
             if self._draining:
                 await asyncio.to_thread(model.engine.close)
                 raise NotReady("the server is shutting down", remedy="Start it again with the other model")
             fresh = self._start(model, self._serving.number + 1)
-            await _warm_up(fresh)
+            try:
+                await _warm_up(fresh)
+            except Exception:  # not a cancellation: its thread would go on with what is closed here
+                await _close(fresh)
+                raise
             old, self._serving = self._serving, fresh
             for cache in (self._answers, self._prepared):
                 if cache is not None:

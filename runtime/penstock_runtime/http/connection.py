@@ -189,7 +189,7 @@ class Connection(asyncio.Protocol):
 
     def on_message_begin(self) -> None:
         """A request starts."""
-        if self._replay or self.phase is Phase.LINGER:
+        if self._replay or self.phase is Phase.LINGER or self.parser is None:
             return
         self.request = Request()
         self.request.caller = self.number
@@ -386,7 +386,7 @@ class Connection(asyncio.Protocol):
         if self.request is None:
             self.phase = Phase.IDLE
             self.deadline = self.acceptor.loop.time() + self.acceptor.settings.idle_timeout_seconds
-        elif self.request.route is not None or self.request.refusal is not None:
+        elif self._headers is None:
             self._await_body(self.request)
         else:
             self.phase = Phase.HEAD
@@ -399,6 +399,8 @@ class Connection(asyncio.Protocol):
         """Answer without reading on; the client may still be sending."""
         transport = self.transport
         self.request = None
+        self._held.add(-sum(map(len, self._body)))
+        self._body = []
         self._unread_bytes = 0
         if self.active is not None or self.pending:
             # What came before it is whole: this is answered after all of that, and is the last.
@@ -414,8 +416,11 @@ class Connection(asyncio.Protocol):
         if transport is None or transport.is_closing():
             return
         response = self.acceptor.application.refuse(request, error)
-        identifier = b"" if request is None else request.identifier
-        transport.write(encode(response, identifier=identifier, date=self.acceptor.date, connection=b"close"))
+        asked = request or Request()
+        date, head_only = self.acceptor.date, asked.method == "HEAD"
+        transport.write(
+            encode(response, identifier=asked.identifier, date=date, head_only=head_only, connection=b"close")
+        )
         transport.write_eof()
 
     def sweep(self, now: float) -> None:

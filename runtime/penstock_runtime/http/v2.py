@@ -108,8 +108,11 @@ def _tensors(inputs: Any, binary: bytes, specs: Sequence[TensorSpec]) -> dict[st
     for index, tensor in enumerate(inputs):
         where = f"inputs[{index}]"
         name = tensor.get("name")
+        if not isinstance(name, str):
+            path = f"{where}.name"
+            raise InvalidInput(f"{path} must be a string", field=path, remedy=f"Send {', '.join(names)} once")
         # A model with one input takes it under any name: nothing can be meant but it.
-        if len(names) == len(inputs) == 1 and isinstance(name, str):
+        if len(names) == len(inputs) == 1:
             name = names[0]
         if name not in names or name in found:
             problem = "is given twice" if name in found else f"is none of {', '.join(names)}"

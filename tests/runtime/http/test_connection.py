@@ -6,6 +6,7 @@ import json
 import socket
 import time
 from collections.abc import Iterator
+from contextlib import ExitStack
 from typing import Any
 
 import pytest
@@ -151,6 +152,41 @@ class TestFraming:
 
         assert both.count(b"content-length: 3\r\n") == 2
         assert both.count(b"ok\n") == 1
+
+    @pytest.mark.parametrize(
+        ("head", "code"),
+        [
+            pytest.param(b"HEAD / HTTP/1.1\r\n\r\n", 400, id="no host"),
+            pytest.param(b"HEAD / HTTP/1.1\r\nhost: x\r\ncontent-length: 9999\r\n\r\n", 413, id="a large body"),
+        ],
+    )
+    def test_head_that_is_refused_has_no_body_either(self, endpoint: Endpoint, head: bytes, code: int) -> None:
+        with endpoint.connect() as client:
+            client.sendall(head)
+            client.shutdown(socket.SHUT_WR)
+            answer = b"".join(iter(lambda: client.recv(1000), b""))
+
+        assert status(answer) == code
+        assert header(answer, b"content-length") not in {None, b"0"}
+        assert answer.endswith(b"\r\n\r\n")
+        assert answer.count(b"\r\n\r\n") == 1
+
+    @pytest.mark.parametrize("method", ["OPTIONS", "POST"])
+    def test_expect_100_continue_is_answered_behind_another_request(self, method: str) -> None:
+        gate = Gate()
+        with serving(gate) as endpoint, endpoint.connect() as client:
+            client.sendall(post("/predict", GOOD))
+            gate.wait_for("waiting", 1)
+            head = (
+                f"{method} /predict HTTP/1.1\r\nhost: x\r\ncontent-length: {len(GOOD)}\r\nexpect: 100-continue\r\n\r\n"
+            )
+            client.sendall(head.encode())
+            gate.open()
+
+            assert status(read_answer(client)) == 200
+            assert read_answer(client) == b"HTTP/1.1 100 Continue\r\n\r\n"
+            client.sendall(GOOD)
+            assert status(read_answer(client)) in {200, 204}
 
     def test_expect_100_continue_is_answered_before_the_body(self, endpoint: Endpoint) -> None:
         whole = post("/predict", GOOD, "expect: 100-continue")
@@ -365,6 +401,22 @@ class TestLimits:
         assert status(refused) == 429
         assert error_type(refused) == "overloaded"
         assert [status(answer) for answer in (*answers, later)] == [200, 200, 200]
+
+    def test_what_was_refused_takes_no_memory_while_its_client_stays(self) -> None:
+        gate = Gate()
+        body = b'"' + b"x" * 2000 + b'"'
+        with serving(gate, max_held_bytes=5000) as endpoint, ExitStack() as stack:
+            first, *others = [stack.enter_context(endpoint.connect()) for _ in range(4)]
+            first.sendall(post("/predict", b'"' + b"x" * 4000 + b'"'))
+            gate.wait_for("waiting", 1)
+            for client in others:
+                client.sendall(post("/predict", body))
+            refused = [read_answer(client) for client in others]
+            gate.open()
+            answers = [read_answer(first), *exchange(endpoint, post("/predict", body))]
+
+        assert [status(answer) for answer in refused] == [429, 429, 429]
+        assert [status(answer) for answer in answers] == [200, 200]
 
 
 class TestDeadlines:

@@ -122,6 +122,15 @@ def test_open_metrics_is_given_to_those_who_ask() -> None:
     assert len(families) > 10
 
 
+@pytest.mark.parametrize("version", ["abc", "1.x", "-", "1..0"])
+@pytest.mark.parametrize("media_type", ["application/openmetrics-text", "text/plain"])
+def test_a_version_that_cannot_be_read_gets_the_plain_format(media_type: str, version: str) -> None:
+    text, content_type = full_metrics().exposition(f"{media_type}; version={version}")
+
+    assert content_type.startswith(b"text/plain; version=0.0.4")
+    assert len(list(parse(text.decode()))) > 10
+
+
 def full_metrics() -> Metrics:
     """With something in every family."""
     status = Status("emotion", TaskName.FEATURE_EXTRACTION, host=read_host())

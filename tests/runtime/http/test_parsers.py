@@ -139,7 +139,7 @@ def test_a_mistyped_field_is_looked_for_among_the_first_hundred() -> None:
 @settings(max_examples=examples(60))
 def test_any_tensors_are_read_or_explained(task: TaskName, data: st.DataObject) -> None:
     signature = SIGNATURES[task]
-    name = st.sampled_from([spec.name for spec in signature.inputs]) | st.text(max_size=5)
+    name = st.sampled_from([spec.name for spec in signature.inputs]) | st.text(max_size=5) | JSON_VALUES
     tensor = st.fixed_dictionaries(
         {},
         optional={
@@ -207,6 +207,16 @@ def test_requests_are_the_same_however_they_are_cut(requests: list[bytes], cuts:
     assert [answer[:3] for answer in written.split(b"HTTP/1.1 ")[1:]] == expected
 
 
+@pytest.mark.parametrize("name", [[], {}, None, 3, True])
+def test_a_tensor_whose_name_is_no_string_is_explained(name: Any) -> None:
+    body = {"inputs": [{"name": name, "datatype": "BYTES", "shape": [1], "data": ["a"]}]}
+
+    refused = tried(read_inference, request(orjson.dumps(body)), SIGNATURES[TaskName.FEATURE_EXTRACTION])
+
+    assert isinstance(refused, RequestError)
+    assert (refused.status, refused.field) == (422, "inputs[0].name")
+
+
 @pytest.mark.timeout(60)  # what hangs is the loop itself
 @pytest.mark.parametrize(
     ("behind", "codes"),
@@ -224,10 +234,11 @@ def test_behind_a_slow_request_are_refusals_up_to_the_one_that_ends_the_connecti
 ) -> None:
     pieces = [post("/predict", b'"x"') + behind]
 
-    written = asyncio.run(feed(pieces, opens_at=len(pieces), max_body_bytes=2000, max_held_bytes=3000)).written
+    fed = asyncio.run(feed(pieces, opens_at=len(pieces), max_body_bytes=2000, max_held_bytes=3000))
 
-    assert [int(answer[:3]) for answer in written.split(b"HTTP/1.1 ")[1:]] == [200, *codes]
-    assert written.count(b"connection: close") == 1
+    assert [int(answer[:3]) for answer in fed.written.split(b"HTTP/1.1 ")[1:]] == [200, *codes]
+    assert fed.written.count(b"connection: close") == 1
+    assert fed.held_bytes == 0
 
 
 @given(

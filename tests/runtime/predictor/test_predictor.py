@@ -12,6 +12,7 @@ import pytest
 
 from penstock_runtime.errors import DeadlineExceeded, InferenceFailed, InvalidInput, NotReady, Overloaded
 from penstock_runtime.predictor import LONG_CHARACTERS, MANY_ROWS, Answer, Limits, Predictor, characters
+from penstock_runtime.rows import Batch, Outputs
 from tests.runtime.batching.echo import POISON, EchoEngine
 from tests.runtime.predictor.small import SumTask, small_model
 
@@ -216,6 +217,25 @@ def test_what_an_old_model_has_accepted_it_finishes() -> None:
         assert {answer.value["mark"] for answer in await soon(asyncio.gather(*accepted))} == {"old"}
         await soon(swap)
         assert is_closed(engine)
+        await predictor.drain()
+
+    asyncio.run(main())
+
+
+def test_a_model_that_does_not_run_leaves_nothing_behind_and_the_old_one_in_service() -> None:
+    class Broken(EchoEngine):
+        def run(self, batch: Batch) -> Outputs:
+            raise InferenceFailed("does not run")
+
+    async def main() -> None:
+        predictor = Predictor(small_model(task=SumTask("old")))
+        before = threading.active_count()
+        engine = Broken(streams=3)
+        with pytest.raises(InferenceFailed):
+            await soon(predictor.replace(small_model(engine)))
+        assert engine.closed
+        assert threading.active_count() <= before + 1  # one of the loop's own, for what blocks
+        assert (await soon(predictor.predict([5], {}))).value["mark"] == "old"
         await predictor.drain()
 
     asyncio.run(main())
