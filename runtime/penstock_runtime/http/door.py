@@ -42,9 +42,8 @@ def read_head(request: Request, parser: httptools.HttpRequestParser, version: st
     request.keep_alive = parser.should_keep_alive()
     request.aim(url)
     headers = request.headers
-    if request.keep_alive and version == "1.0":
-        request.keep_alive_by_header = headers.get(b"connection", b"").lower() == b"keep-alive"
     if version == "1.0":
+        request.keep_alive_by_header = request.keep_alive
         headers.pop(b"expect", None)  # such a client knows no interim answer
     identifier = headers.get(b"x-request-id", b"")
     if len(identifier) <= IDENTIFIER_LIMIT and identifier.isascii():

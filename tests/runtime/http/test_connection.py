@@ -137,8 +137,9 @@ class TestFraming:
 
     def test_http_1_0_is_closed_unless_it_asks_to_be_kept(self, endpoint: Endpoint) -> None:
         with endpoint.connect() as client:
-            client.sendall(b"GET /healthz HTTP/1.0\r\nconnection: keep-alive\r\n\r\n")
-            assert header(read_answer(client), b"connection") == b"keep-alive"
+            for asked in (b"keep-alive", b"Keep-Alive, TE"):
+                client.sendall(b"GET /healthz HTTP/1.0\r\nconnection: %b\r\n\r\n" % asked)
+                assert header(read_answer(client), b"connection") == b"keep-alive"
             client.sendall(b"GET /healthz HTTP/1.0\r\n\r\n")
             assert header(read_answer(client), b"connection") == b"close"
             assert is_closed(client)
