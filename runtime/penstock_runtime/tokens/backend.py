@@ -14,6 +14,7 @@ from typing import Any
 
 from tokenizers import Tokenizer as Backend
 from tokenizers import normalizers, pre_tokenizers, processors
+from tokenizers.models import Unigram
 
 from penstock.errors import CorruptModel
 
@@ -77,19 +78,26 @@ def special_tokens(backend: Any, *files: Mapping[str, Any]) -> dict[str, int]:
     return found
 
 
-def check_vocabulary(backend: Any, path: Path, config: Mapping[str, Any]) -> int | None:
+def own_size(backend: Any) -> int:
+    """One more than the highest id of the tokenizer's own vocabulary (without what was added): it may have gaps."""
+    if isinstance(backend.model, Unigram):
+        # Ids are places in its list, which is large, and takes 0.3 s to be asked for.
+        return int(backend.get_vocab_size(with_added_tokens=False))
+    return max(backend.get_vocab(with_added_tokens=False).values(), default=-1) + 1
+
+
+def check_vocabulary(backend: Any, own: int, path: Path, config: Mapping[str, Any]) -> int | None:
     """How many tokens the model of this config.json has vectors for, where tokens were added that it has none for: a
-    text may have one of those. None when it has all, or does not say.
+    text may have one of those. None when it has all, or does not say. `own`: its `own_size`.
 
     CorruptModel when it lacks tokens of the tokenizer's own vocabulary: `path` is then the file of another model.
     """
     size = config.get("vocab_size")
     if not isinstance(size, int):
         return None
-    own = backend.get_vocab_size(with_added_tokens=False)
     if own > size:
         raise CorruptModel(
-            f"{path} has a vocabulary of {own} tokens, and vocab_size of the model's config.json is {size}",
+            f"{path} has tokens up to {own - 1}, and vocab_size of the model's config.json is {size}",
             remedy="Put the model's own tokenizer beside it",
         )
     return size if max(backend.get_added_tokens_decoder(), default=0) >= size else None

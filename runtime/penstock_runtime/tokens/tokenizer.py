@@ -9,7 +9,7 @@ from typing import Any
 from penstock_runtime.errors import InvalidInput
 from penstock_runtime.models.folder import ModelFolder
 from penstock_runtime.models.json_files import read_optional
-from penstock_runtime.tokens.backend import check_vocabulary, open_backend, special_tokens, uses_type_ids
+from penstock_runtime.tokens.backend import check_vocabulary, open_backend, own_size, special_tokens, uses_type_ids
 from penstock_runtime.tokens.pieces import Pieces, Side
 from penstock_runtime.tokens.template import Template, probe
 from penstock_runtime.tokens.words import LONGEST_TEXTS, Words
@@ -34,18 +34,18 @@ class Tokenizer:
         *,
         type_ids: bool,
         config: Mapping[str, Any] | None = None,
+        size: int | None = None,
         embedded: int | None = None,
     ) -> None:
-        """`config`: tokenizer_config.json. `embedded`: how many tokens the model has vectors for, where those are not
-        all; None otherwise."""
+        """`config`: tokenizer_config.json. `size`: the backend's `own_size`, where it is known. `embedded`: how
+        many tokens the model has vectors for, where those are not all; None otherwise."""
         config = {} if config is None else config
         self._backend = backend
         self._words = Words.of(backend)
         self._decoder = backend.decoder
         self._cleans_up = config.get("clean_up_tokenization_spaces") is True
-        self._longest_added = max(
-            (len(token.content) for token in backend.get_added_tokens_decoder().values()), default=0
-        )
+        added = backend.get_added_tokens_decoder()
+        self._longest_added = max((len(token.content) for token in added.values()), default=0)
         self.single: Template = probe(backend, pair=False, type_ids=type_ids)
         self.pair: Template = probe(backend, pair=True, type_ids=type_ids)
         self.side = Side.LEFT if config.get("truncation_side") == "left" else Side.RIGHT
@@ -57,7 +57,9 @@ class Tokenizer:
         self.unk_id: int | None = specials.get("unk_token")
         self.mask_id: int | None = specials.get("mask_token")
         self.mask_token: str | None = None if self.mask_id is None else backend.id_to_token(self.mask_id)
-        self.vocabulary_size: int = backend.get_vocab_size()
+        size = own_size(backend) if size is None else size
+        self.vocabulary_size: int = max(size, max(added, default=-1) + 1)
+        """One more than the highest id: a vocabulary may have gaps."""
         self._embedded = embedded
         self.continuing_prefix: str = getattr(backend.model, "continuing_subword_prefix", None) or ""
         """What a token starts with that continues a word (`##`); empty when words are not marked so."""
@@ -77,8 +79,10 @@ class Tokenizer:
         own = read_optional(path, "tokenizer_config.json")
         backend = open_backend(file, own, lower_case=lower_case)
         specials = special_tokens(backend, own, read_optional(path, "special_tokens_map.json"))
-        embedded = check_vocabulary(backend, file, config)
-        return cls(backend, specials, type_ids=uses_type_ids(config, own), config=own, embedded=embedded)
+        size = own_size(backend)
+        embedded = check_vocabulary(backend, size, file, config)
+        types = uses_type_ids(config, own)
+        return cls(backend, specials, type_ids=types, config=own, size=size, embedded=embedded)
 
     def split(
         self, texts: Sequence[str], *, limit: int | None = None, side: Side = Side.RIGHT, offsets: bool = False

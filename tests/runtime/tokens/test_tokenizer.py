@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import transformers
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
@@ -267,8 +268,34 @@ def test_a_tokenizer_file_that_cannot_be_read_is_named(tmp_path: Path, content: 
 def test_a_tokenizer_of_another_model_is_refused(folder: Any) -> None:
     path = folder(BERT)
     size = len(tokenizer_of(BERT))
-    with pytest.raises(CorruptModel, match=rf"vocabulary of {size} tokens, and vocab_size .* is {size - 1}"):
+    with pytest.raises(CorruptModel, match=rf"tokens up to {size - 1}, and vocab_size .* is {size - 1}"):
         Tokenizer.open(path, path / "tokenizer.json", {"model_type": "bert", "vocab_size": size - 1})
+
+
+@pytest.mark.parametrize("added", [False, True])
+@pytest.mark.parametrize("gap", [0, 3])
+@pytest.mark.parametrize("family", EVERY, ids=lambda family: family.name)
+def test_ids_are_counted_to_the_highest_across_gaps(
+    family: Family, gap: int, added: bool, folder: Any, tmp_path: Path
+) -> None:
+    shutil.copytree(folder(family), tmp_path, dirs_exist_ok=True)
+    tokenizer = json.loads((tmp_path / "tokenizer.json").read_bytes())
+    if isinstance(tokenizer["model"]["vocab"], dict):  # the ids of Unigram are places in a list
+        _leave_a_gap(tokenizer, gap)
+    (tmp_path / "tokenizer.json").write_text(json.dumps(tokenizer))
+    judge = transformers.PreTrainedTokenizerFast(tokenizer_file=str(tmp_path / "tokenizer.json"))
+    highest = max(judge.get_vocab().values())
+    if added:
+        judge.add_tokens(["<brand>"])
+        judge.save_pretrained(tmp_path)
+    assert opened(tmp_path, family).vocabulary_size == max(judge.get_vocab().values()) + 1
+
+    def of_a_model_with(vectors: int) -> Tokenizer:
+        return Tokenizer.open(tmp_path, tmp_path / "tokenizer.json", {"vocab_size": vectors})
+
+    assert of_a_model_with(highest + 1).split(["a day"])[0].ids == judge("a day", add_special_tokens=False)["input_ids"]
+    with pytest.raises(CorruptModel, match=f"tokens up to {highest}, and vocab_size .* is {highest}"):
+        of_a_model_with(highest)
 
 
 @pytest.mark.parametrize("offsets", [False, True])
@@ -295,6 +322,13 @@ def test_a_template_that_turns_texts_round_is_not_supported(folder: Any, tmp_pat
     (tmp_path / "tokenizer.json").write_text(json.dumps(tokenizer))
     with pytest.raises(UnsupportedModel, match="the first before the second"):
         opened(tmp_path, BERT)
+
+
+def _leave_a_gap(tokenizer: dict[str, Any], size: int) -> None:
+    """The last token gets an id that is higher by `size`, as of a vocab.txt with lines that are there twice."""
+    vocabulary = tokenizer["model"]["vocab"]
+    last = max(vocabulary, key=vocabulary.get)
+    vocabulary[last] += size
 
 
 def _edit(path: Path, **changes: Any) -> None:
