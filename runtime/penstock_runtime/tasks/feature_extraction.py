@@ -200,7 +200,7 @@ class FeatureExtraction:
                 field="inputs",
                 remedy="Send texts",
             )
-        size = self._embedding.fitter.tokenizer.vocabulary_size
+        size = self._embedding.fitter.tokenizer.embedded_size
         for index, ids in enumerate(given.texts):
             # Of all at once: a body may hold a million.
             if min(ids) >= 0 and max(ids) < size:

@@ -61,6 +61,8 @@ class Tokenizer:
         self.vocabulary_size: int = max(size, max(added, default=-1) + 1)
         """One more than the highest id: a vocabulary may have gaps."""
         self._embedded = embedded
+        self.embedded_size: int = self.vocabulary_size if embedded is None else embedded
+        """Ids below this have a vector in the model; others must be in no row."""
         self.continuing_prefix: str = getattr(backend.model, "continuing_subword_prefix", None) or ""
         """What a token starts with that continues a word (`##`); empty when words are not marked so."""
 

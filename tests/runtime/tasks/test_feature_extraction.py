@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import copy
 import json
 import shutil
 from pathlib import Path
@@ -214,6 +215,23 @@ def test_token_ids_are_taken_for_the_text_that_they_are_of(built: Build, tmp_pat
     ids = [model.tokenizer(text, add_special_tokens=False)["input_ids"] for text in (MORE[0], LONG)]
     np.testing.assert_array_equal(ask(TokenIds(ids, single=False)), ask([MORE[0], LONG]))
     np.testing.assert_array_equal(ask(TokenIds(ids[:1], single=True)), ask(MORE[0]))
+
+
+@pytest.mark.parametrize("single", [True, False])
+def test_ids_of_tokens_that_were_added_without_a_vector_are_refused(single: bool, built: Build, tmp_path: Path) -> None:
+    model = built(NAME, BERT)
+    tokenizer = copy.deepcopy(model.tokenizer)
+    tokenizer.add_tokens(["<brand>"])
+    model.model.save_pretrained(tmp_path)
+    tokenizer.save_pretrained(tmp_path)
+    ask, added = Built(BERT, tmp_path, model.model, tokenizer).task(NAME), len(tokenizer) - 1
+    assert tokenizer.convert_ids_to_tokens(added) == "<brand>"
+
+    last = ask(TokenIds([[5, added - 1]], single=single))
+    assert np.asarray(last).reshape(-1, 32).shape[0] == 2 + model.tokenizer.num_special_tokens_to_add()
+    with pytest.raises(InvalidInput, match=f"is {added}; this model's tokens are 0 to {added - 1}") as refused:
+        ask(TokenIds([[5, added]], single=single))
+    assert (refused.value.field, bool(refused.value.remedy)) == ("inputs[1]" if single else "inputs[0][1]", True)
 
 
 @pytest.mark.parametrize(
