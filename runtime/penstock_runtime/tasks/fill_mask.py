@@ -27,6 +27,7 @@ from penstock_runtime.tasks.fields import (
 from penstock_runtime.tasks.fitting import Fitter, Truncation
 from penstock_runtime.tasks.limits import DEFAULT_LIMITS, Limits
 from penstock_runtime.tasks.scores import finite, highest, softmax
+from penstock_runtime.tokens import Side
 
 CHOICE_BYTES = 80
 """Of one token's part of the answer in JSON, its sequence apart."""
@@ -212,15 +213,20 @@ class FillMask:
         found: list[int] = []
         for index, target in enumerate(targets):
             number = tokenizer.id_of(target)
+            number = tokenizer.one_of(target, Side.RIGHT) if number is None else number
             if number is None:
-                parts = tokenizer.split([target], limit=1)[0].ids
-                if not parts:
-                    raise InvalidInput(
-                        f"parameters.targets[{index}] has no token in this model's vocabulary",
-                        field=f"parameters.targets[{index}]",
-                        remedy="Leave it out",
-                    )
-                number = parts[0]
+                raise InvalidInput(
+                    f"parameters.targets[{index}] has no token in this model's vocabulary",
+                    field=f"parameters.targets[{index}]",
+                    remedy="Leave it out",
+                )
+            if number >= tokenizer.embedded_size:
+                raise InvalidInput(
+                    f"parameters.targets[{index}] stands for {tokenizer.token(number)!r}, which is token {number} of "
+                    f"the tokenizer; the model knows 0 to {tokenizer.embedded_size - 1}",
+                    field=f"parameters.targets[{index}]",
+                    remedy="Leave it out, or serve the model with a table that has it (resize_token_embeddings)",
+                )
             found.append(number)
         return tuple(dict.fromkeys(found))
 

@@ -131,6 +131,13 @@ class Tokenizer:
         number: int | None = self._backend.token_to_id(token)
         return number
 
+    def one_of(self, text: str, side: Side) -> int | None:
+        """The token that is left of a text when all others are given up at `side`; None when it has none.
+
+        Unlike those of `split` it may lie beyond `embedded_size`.
+        """
+        return next(iter(self._split([text], 1, side, offsets=False)[0].keep(1, side).ids), None)
+
     def join(self, tokens: Sequence[str]) -> str:
         """Tokens, as the vocabulary spells them, as text."""
         return " ".join(tokens) if self._decoder is None else str(self._decoder.decode(list(tokens)))

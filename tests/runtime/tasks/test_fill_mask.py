@@ -1,6 +1,8 @@
 from __future__ import annotations
 
+import copy
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -9,7 +11,7 @@ from penstock.tasks import TaskName
 from penstock_runtime.errors import InvalidInput
 from tests.runtime.tasks.answers import assert_alike
 from tests.runtime.tasks.conftest import Build
-from tests.runtime.tasks.families import BERT, FAMILIES, POSITIONS, ROBERTA, XLM_ROBERTA, Family
+from tests.runtime.tasks.families import BERT, FAMILIES, POSITIONS, ROBERTA, XLM_ROBERTA, Built, Family
 from tests.runtime.tasks.texts import HARD, LONG, MORE
 
 NAME = TaskName.FILL_MASK
@@ -39,6 +41,25 @@ def test_masks_are_filled_as_by_the_pipeline(family: Family, options: dict[str, 
 def test_a_text_that_is_nothing_but_a_mask_is_filled(built: Build) -> None:
     model = built(NAME, ROBERTA)
     assert_alike(model.task(NAME)("<mask>"), model.pipeline(NAME)("<mask>"))
+
+
+@pytest.mark.parametrize("target", ["<brand>", "<brand> the", "<brand>s"])
+def test_a_target_without_a_vector_in_the_model_is_refused(target: str, built: Build, tmp_path: Path) -> None:
+    model = built(NAME, BERT)
+    size, tokenizer = len(model.tokenizer), copy.deepcopy(model.tokenizer)
+    tokenizer.add_tokens(["<brand>"])
+    model.model.save_pretrained(tmp_path)
+    tokenizer.save_pretrained(tmp_path)
+    branded = Built(BERT, tmp_path, model.model, tokenizer)
+    ask = branded.task(NAME)
+
+    with pytest.raises(InvalidInput, match=f"'<brand>', which is token {size} .* 0 to {size - 1}") as refused:
+        ask("a [MASK] day", targets=["the", target])
+    assert refused.value.field == "parameters.targets[1]"
+    assert "resize_token_embeddings" in refused.value.remedy
+    # Only what it stands for matters.
+    targets = {"targets": ["the <brand>", "is"]}
+    assert_alike(ask("a [MASK] day", **targets), branded.pipeline(NAME)("a [MASK] day", **targets))
 
 
 def test_a_list_gives_what_its_entries_give_alone(built: Build) -> None:
