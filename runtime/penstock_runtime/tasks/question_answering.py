@@ -196,7 +196,10 @@ class QuestionAnswering:
         questions = tokenizer.split([question for question, _ in request.questions], limit=request.max_seq_len)
         # Of a context no more is looked at than the limit of windows would let pass.
         contexts = tokenizer.split(
-            [context for _, context in request.questions], limit=self._limits.rows * request.max_seq_len, offsets=True
+            [context for _, context in request.questions],
+            limit=self._limits.rows * request.max_seq_len,
+            side=tokenizer.side,
+            offsets=True,
         )
         rows: list[WindowRow] = []
         cut = 0
@@ -300,7 +303,7 @@ class QuestionAnswering:
                 field=f"{prefix}.context",
                 remedy="Send less text, or a smaller doc_stride",
             )
-        return windows(context, room, overlap)
+        return windows(context, room, overlap, self._fitter.tokenizer.side)
 
 
 def _length(context: Pieces) -> int:

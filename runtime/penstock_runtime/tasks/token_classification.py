@@ -198,7 +198,7 @@ class TokenClassification:
                         field=where,
                         remedy="Send less text, or a smaller stride",
                     )
-                parts = [pieces.part(*window) for window in windows(len(pieces), room, request.stride)]
+                parts = [pieces.part(*window) for window in windows(len(pieces), room, request.stride, rule.side)]
             elif len(pieces) > room:
                 fitter.refuse_unless(rule, pieces, template, where)
                 parts = [pieces.keep(room, rule.side)]

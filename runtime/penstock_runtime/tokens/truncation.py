@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from penstock_runtime.tokens.pieces import Side
+
 
 def longest_first(first: int, second: int, room: int) -> tuple[int, int]:
     """How many tokens of each of two texts stay in `room` tokens: the longer one gives up first.
@@ -19,10 +21,11 @@ def longest_first(first: int, second: int, room: int) -> tuple[int, int]:
     return (longer, shorter) if first > second else (shorter, longer)
 
 
-def windows(tokens: int, room: int, overlap: int) -> list[tuple[int, int]]:
+def windows(tokens: int, room: int, overlap: int, side: Side = Side.RIGHT) -> list[tuple[int, int]]:
     """Token ranges [start, stop) of at most `room` tokens that cover all of `tokens`, neighbours sharing `overlap`.
 
-    The last one is shorter where it must be; a text that fits is one window. Needs 0 <= overlap < room.
+    The last one is shorter where it must be; a text that fits is one window. Where the left is given up first, they
+    are counted from the end of the text, the last first. Needs 0 <= overlap < room.
     """
     if not 0 <= overlap < room:
         raise ValueError(f"an overlap of {overlap} tokens does not leave a step in windows of {room}")
@@ -30,7 +33,7 @@ def windows(tokens: int, room: int, overlap: int) -> list[tuple[int, int]]:
     while ranges[-1][1] < tokens:
         start = ranges[-1][0] + room - overlap
         ranges.append((start, min(start + room, tokens)))
-    return ranges
+    return ranges if side is Side.RIGHT else [(tokens - stop, tokens - start) for start, stop in ranges]
 
 
 def count_windows(tokens: int, room: int, overlap: int) -> int:

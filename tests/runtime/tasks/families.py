@@ -5,6 +5,8 @@ The judge of these tests is transformers itself, running the same weights in tor
 
 from __future__ import annotations
 
+import json
+import shutil
 import warnings
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -193,6 +195,14 @@ class Built:
         if type(self.model).__name__.endswith(HEADS[Head.MASKED_LM]) and not all_tokens:
             found["logits"] = found["logits"][np.asarray(row.ids) == self.tokenizer.mask_token_id]
         return found
+
+
+def giving_up_the_left(model: Built, path: Path) -> Built:
+    """The same with `truncation_side` left, in the folder `path`."""
+    shutil.copytree(model.path, path, dirs_exist_ok=True)
+    settings = json.loads((path / "tokenizer_config.json").read_bytes())
+    (path / "tokenizer_config.json").write_text(json.dumps(settings | {"truncation_side": "left"}))
+    return Built(model.family, path, model.model, transformers.AutoTokenizer.from_pretrained(path))
 
 
 @dataclass(frozen=True)

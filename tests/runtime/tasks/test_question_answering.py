@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -11,7 +12,16 @@ from penstock_runtime.errors import InvalidInput
 from tests.examples import examples
 from tests.runtime.tasks.answers import assert_alike
 from tests.runtime.tasks.conftest import Build
-from tests.runtime.tasks.families import BERT, FAMILIES, POSITIONS, ROBERTA, SMALL, XLM_ROBERTA, Family
+from tests.runtime.tasks.families import (
+    BERT,
+    FAMILIES,
+    POSITIONS,
+    ROBERTA,
+    SMALL,
+    XLM_ROBERTA,
+    Family,
+    giving_up_the_left,
+)
 from tests.runtime.tasks.texts import HARD, LONG, MORE
 
 NAME = TaskName.QUESTION_ANSWERING
@@ -66,6 +76,18 @@ def test_answers_are_those_of_the_pipeline(family: Family, options: dict[str, An
                 continue  # its spaces are tokens without characters: every answer is empty, in any order
             expected = judged(theirs, question, context, options)
             assert_alike(ours({"question": question, "context": context}, **options), expected)
+
+
+@pytest.mark.parametrize("options", [{}, {"top_k": 5}, {"doc_stride": 3, "top_k": 5}, {"doc_stride": 0}], ids=str)
+@pytest.mark.parametrize("family", [BERT, ROBERTA], ids=lambda family: family.name)
+def test_windows_begin_at_the_end_where_the_left_is_given_up_first(
+    family: Family, options: dict[str, Any], built: Build, tmp_path: Path
+) -> None:
+    model = giving_up_the_left(built(NAME, family), tmp_path)
+    ours, theirs = model.task(NAME), model.pipeline(NAME)
+    for context in (LONG[:900], LONG[:300], MORE[0]):
+        expected = judged(theirs, "Who lives in New York?", context, options)
+        assert_alike(ours({"question": "Who lives in New York?", "context": context}, **options), expected)
 
 
 @pytest.mark.parametrize("family", [BERT, ROBERTA], ids=lambda family: family.name)

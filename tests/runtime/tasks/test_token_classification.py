@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -10,7 +11,7 @@ from penstock.tasks import TaskName
 from tests.examples import examples
 from tests.runtime.tasks.answers import assert_alike
 from tests.runtime.tasks.conftest import Build
-from tests.runtime.tasks.families import BERT, FAMILIES, ROBERTA, XLM_ROBERTA, Family
+from tests.runtime.tasks.families import BERT, FAMILIES, ROBERTA, XLM_ROBERTA, Family, giving_up_the_left
 from tests.runtime.tasks.texts import HARD, LONG, MORE
 
 NAME = TaskName.TOKEN_CLASSIFICATION
@@ -41,6 +42,17 @@ def test_entities_of_windows_are_those_of_the_pipeline(
     found = model.task(NAME)(text, **options)
     assert_alike(found, model.pipeline(NAME)(text, **options))
     assert max(entity["end"] for entity in found) > len(text) - 100
+
+
+@pytest.mark.parametrize("strategy", STRATEGIES[1:])
+@pytest.mark.parametrize("stride", [0, 5, 40])
+@pytest.mark.parametrize("family", [BERT, ROBERTA], ids=lambda family: family.name)
+def test_windows_begin_at_the_end_where_the_left_is_given_up_first(
+    family: Family, stride: int, strategy: str, built: Build, tmp_path: Path
+) -> None:
+    model = giving_up_the_left(built(NAME, family), tmp_path)
+    options = {"aggregation_strategy": strategy, "stride": stride}
+    assert_alike(model.task(NAME)(LONG[:900], **options), model.pipeline(NAME)(LONG[:900], **options))
 
 
 def test_no_place_of_a_long_text_is_in_two_entities(built: Build) -> None:

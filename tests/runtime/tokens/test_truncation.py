@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from tokenizers import models, pre_tokenizers
 
-from penstock_runtime.tokens import longest_first, windows
+from penstock_runtime.tokens import Side, longest_first, windows
 from penstock_runtime.tokens.truncation import count_windows
 
 
@@ -36,15 +36,16 @@ def test_no_text_grows_and_the_room_is_used_up(first: int, second: int, room: in
     assert sum(kept) == min(first + second, room)
 
 
+@pytest.mark.parametrize("side", Side)
 @given(tokens=st.integers(1, 120), room=st.integers(1, 40), data=st.data())
-def test_windows_are_those_of_the_library(tokens: int, room: int, data: st.DataObject) -> None:
+def test_windows_are_those_of_the_library(side: Side, tokens: int, room: int, data: st.DataObject) -> None:
     overlap = data.draw(st.integers(0, room - 1))
     backend = tokenizers.Tokenizer(models.WordLevel({str(n): n for n in range(tokens)}, unk_token="0"))
     backend.pre_tokenizer = pre_tokenizers.WhitespaceSplit()
-    backend.enable_truncation(room, stride=overlap)
+    backend.enable_truncation(room, stride=overlap, direction=side.value)
     encoding = backend.encode(" ".join(map(str, range(tokens))))
     expected = [(one.ids[0], one.ids[-1] + 1) for one in (encoding, *encoding.overflowing)]
-    assert windows(tokens, room, overlap) == expected
+    assert windows(tokens, room, overlap, side) == expected
 
 
 @given(tokens=st.integers(0, 2000), room=st.integers(1, 200), data=st.data())
