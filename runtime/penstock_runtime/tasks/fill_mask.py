@@ -27,7 +27,6 @@ from penstock_runtime.tasks.fields import (
 from penstock_runtime.tasks.fitting import Fitter, Truncation
 from penstock_runtime.tasks.limits import DEFAULT_LIMITS, Limits
 from penstock_runtime.tasks.scores import finite, highest, softmax
-from penstock_runtime.tokens import Side
 
 CHOICE_BYTES = 80
 """Of one token's part of the answer in JSON, its sequence apart."""
@@ -51,7 +50,8 @@ def parameter_kinds(limits: Limits) -> Object:
         },
         notes={
             "top_k": "How many tokens for each mask.",
-            "targets": "Only these tokens; one that the vocabulary lacks stands for the first of its parts.",
+            "targets": "Only these tokens; one that the vocabulary lacks stands for the first of its parts (the last "
+            "where the tokenizer's truncation_side is left).",
             "truncate": "Cut a text that is too long; false refuses it. Default: the endpoint's setting.",
         },
     )
@@ -213,7 +213,7 @@ class FillMask:
         found: list[int] = []
         for index, target in enumerate(targets):
             number = tokenizer.id_of(target)
-            number = tokenizer.one_of(target, Side.RIGHT) if number is None else number
+            number = tokenizer.one_of(target, tokenizer.side) if number is None else number
             if number is None:
                 raise InvalidInput(
                     f"parameters.targets[{index}] has no token in this model's vocabulary",

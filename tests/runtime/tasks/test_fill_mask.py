@@ -11,7 +11,16 @@ from penstock.tasks import TaskName
 from penstock_runtime.errors import InvalidInput
 from tests.runtime.tasks.answers import assert_alike
 from tests.runtime.tasks.conftest import Build
-from tests.runtime.tasks.families import BERT, FAMILIES, POSITIONS, ROBERTA, XLM_ROBERTA, Built, Family
+from tests.runtime.tasks.families import (
+    BERT,
+    FAMILIES,
+    POSITIONS,
+    ROBERTA,
+    XLM_ROBERTA,
+    Built,
+    Family,
+    giving_up_the_left,
+)
 from tests.runtime.tasks.texts import HARD, LONG, MORE
 
 NAME = TaskName.FILL_MASK
@@ -60,6 +69,17 @@ def test_a_target_without_a_vector_in_the_model_is_refused(target: str, built: B
     # Only what it stands for matters.
     targets = {"targets": ["the <brand>", "is"]}
     assert_alike(ask("a [MASK] day", **targets), branded.pipeline(NAME)("a [MASK] day", **targets))
+
+
+@pytest.mark.parametrize("family", [BERT, ROBERTA], ids=lambda family: family.name)
+def test_a_target_in_parts_is_its_last_one_where_the_left_is_given_up_first(
+    family: Family, built: Build, tmp_path: Path
+) -> None:
+    model = giving_up_the_left(built(NAME, family), tmp_path)
+    text = f"{LONG} {model.tokenizer.mask_token} day"
+    options = {"targets": ["unbelievablyx", "zzz", "New York", "the"]}
+    assert len(model.tokenizer("unbelievablyx", add_special_tokens=False)["input_ids"]) > 1
+    assert_alike(model.task(NAME)(text, **options), model.pipeline(NAME)(text, **options, **CUT))
 
 
 def test_a_list_gives_what_its_entries_give_alone(built: Build) -> None:
