@@ -169,6 +169,19 @@ class ModelFolder:
         """How many first values of a vector are kept, after all modules (`truncate_dim`); None: all."""
         return self._sentence.dimensions
 
+    @property
+    def activation(self) -> str | None:
+        """What CrossEncoder of sentence-transformers makes scores of logits with: `torch.nn.modules.linear.Identity`.
+
+        From the settings that it saves now, or else the two places in config.json that its older versions used. As it
+        does, names outside of torch are passed over. None when there is no name: it then takes the sigmoid (one label).
+        """
+        own = self.config.get("sentence_transformers")
+        older = {"activation_fn": self.config.get("sbert_ce_default_activation_function")}
+        by_config = (older | own if isinstance(own, dict) else older)["activation_fn"]
+        names = (_text(name) for name in (self._sentence.activation, by_config))
+        return next((name for name in names if name.startswith("torch.")), None)
+
     @cached_property
     def safetensors(self) -> tuple[Path, ...]:
         """Weight files in shard order; empty when there are none, or when only the model's own code can read them."""

@@ -59,6 +59,8 @@ class SentenceModules:
     default_prompt: str = ""
     dimensions: int | None = None
     """`truncate_dim`: how many first values of a vector are kept."""
+    activation: object = None
+    """`activation_fn`: the function that a CrossEncoder was saved with; nothing is checked."""
     files: tuple[Path, ...] = ()
     """The files that were read, `modules.json` and `config_sentence_transformers.json` apart."""
 
@@ -83,6 +85,7 @@ class SentenceModules:
             prompts=prompts,
             default_prompt=default_prompt,
             dimensions=positive_number(path / SETTINGS, own, "truncate_dim"),
+            activation=own.get("activation_fn") if modules and own.get("model_type") == "CrossEncoder" else None,
             files=tuple(files),
         )
 

@@ -36,13 +36,14 @@ from penstock_runtime.tasks.scores import descending, finite, sigmoid
 PARAMETERS = Object(
     required={},
     optional={
-        "raw_scores": (Boolean(), False),
+        "raw_scores": (Boolean(), None),
         "return_text": (Boolean(), False),
         "top_k": (Integer(1, 1_000_000), None),
         **TRUNCATION,
     },
     notes={
-        "raw_scores": "Logits instead of scores from 0 to 1 (their sigmoid).",
+        "raw_scores": "Logits instead of scores from 0 to 1 (their sigmoid). Default: false; for pairs true where the "
+        "model's own files name Identity as its activation function.",
         "return_text": "Repeat each text beside its score (not for pairs).",
         "top_k": "Only this many texts, the best first (not for pairs). Default: all.",
         **TRUNCATION_NOTES,
@@ -119,6 +120,8 @@ class TextRanking:
             )
         self._fitter = fitter
         self._inputs = inputs(limits)
+        # Where another function is named, the sigmoid stays: scores from 0 to 1.
+        self._raw_pairs = (folder.activation or "").rpartition(".")[2] == "Identity"
 
     def parse(self, inputs: Any, parameters: Mapping[str, Any]) -> Request:
         """See `Task`."""
@@ -131,11 +134,12 @@ class TextRanking:
         else:
             pairs = [(first, second) for first, second in given]
             where = [f"inputs[{index}]" for index in range(len(pairs))]
+        raw = values["raw_scores"]
         return Request(
             pairs=pairs,
             where=where,
             ranked=ranked,
-            raw=values["raw_scores"],
+            raw=self._raw_pairs and not ranked if raw is None else raw,
             return_text=values["return_text"],
             top_k=values["top_k"],
             rule=self._fitter.rule.asked(values["truncate"], values["truncation_direction"]),

@@ -1,5 +1,10 @@
 from __future__ import annotations
 
+import json
+import shutil
+from pathlib import Path
+from typing import Any
+
 import numpy as np
 import pytest
 import sentence_transformers
@@ -9,7 +14,7 @@ from penstock.errors import UnsupportedModel
 from penstock.tasks import TaskName
 from penstock_runtime.tokens import Pieces
 from tests.runtime.tasks.conftest import Build
-from tests.runtime.tasks.families import BERT, FAMILIES, Family
+from tests.runtime.tasks.families import BERT, FAMILIES, Built, Family
 from tests.runtime.tasks.texts import HARD, LONG, MORE
 
 NAME = TaskName.TEXT_RANKING
@@ -38,6 +43,66 @@ def test_texts_come_by_falling_score_with_their_place_in_the_request(built: Buil
         for entry in ranking
     )
     assert all(0 <= score <= 1 for score in scores)
+
+
+NEW, FN, OLD = "sentence_transformers", "activation_fn", "sbert_ce_default_activation_function"
+IDENTITY, SIGMOID = "torch.nn.modules.linear.Identity", "torch.nn.modules.activation.Sigmoid"
+
+
+@pytest.mark.parametrize(
+    ("config", "saved", "raw"),
+    [
+        ({NEW: {FN: IDENTITY, "version": "4.0.0"}}, None, True),
+        ({NEW: {FN: SIGMOID}}, None, False),
+        ({NEW: {"version": "4.0.0"}}, None, False),
+        ({OLD: IDENTITY}, None, True),
+        ({OLD: SIGMOID}, None, False),
+        ({OLD: None}, None, False),
+        ({NEW: {FN: "torch.nn.Identity"}}, None, True),
+        ({NEW: {FN: "own.module.Identity"}}, None, False),
+        ({NEW: {FN: SIGMOID}, OLD: IDENTITY}, None, False),
+        ({NEW: {FN: None}, OLD: IDENTITY}, None, False),
+        ({}, {}, False),
+        ({}, {FN: IDENTITY}, True),
+        ({}, {FN: IDENTITY, "model_type": "SentenceTransformer"}, False),
+        ({NEW: {FN: IDENTITY}}, {FN: SIGMOID}, False),
+        ({NEW: {FN: IDENTITY}}, {FN: None}, True),
+        ({NEW: {FN: IDENTITY}}, {FN: "own.module.Sigmoid"}, True),
+    ],
+)  # fmt: skip
+def test_scores_of_pairs_are_as_the_models_own_files_say(
+    config: dict[str, Any], saved: dict[str, Any] | None, *, raw: bool, built: Build, tmp_path: Path
+) -> None:
+    model = with_activation(built(NAME, BERT), tmp_path, config, saved)
+    judge = sentence_transformers.CrossEncoder(str(tmp_path), device="cpu")
+    ask, pairs = model.task(NAME), [[MORE[0], text] for text in MORE]
+    np.testing.assert_allclose(ask(pairs), judge.predict(pairs, batch_size=1), atol=1e-5)
+    for asked in (True, False):
+        np.testing.assert_array_equal(ask(pairs, raw_scores=asked) == ask(pairs), asked is raw)
+    # A ranking is of the shape of text-embeddings-inference, which reads no such files.
+    ranking = ask({"query": MORE[0], "texts": [*MORE]})
+    assert ranking == ask({"query": MORE[0], "texts": [*MORE]}, raw_scores=False)
+
+
+def test_another_function_leaves_scores_from_0_to_1(built: Build, tmp_path: Path) -> None:
+    tanh = {NEW: {FN: "torch.nn.modules.activation.Tanh"}}
+    ask = with_activation(built(NAME, BERT), tmp_path, tanh, None).task(NAME)
+    pairs = [[MORE[0], text] for text in MORE]
+    assert ask(pairs) == ask(pairs, raw_scores=False)
+
+
+def with_activation(model: Built, path: Path, config: dict[str, Any], saved: dict[str, Any] | None) -> Built:
+    """The same in the folder `path`, `config` added to its config.json; unless None, `saved` to the settings that
+    sentence-transformers saves."""
+    shutil.copytree(model.path, path, dirs_exist_ok=True)
+    own = json.loads((path / "config.json").read_bytes())
+    (path / "config.json").write_text(json.dumps(own | config))
+    if saved is not None:
+        sentence_transformers.CrossEncoder(str(path), device="cpu").save_pretrained(str(path))
+        settings = path / "config_sentence_transformers.json"
+        settings.write_text(json.dumps(json.loads(settings.read_bytes()) | saved))
+        (path / "config.json").write_text(json.dumps(own | config))
+    return Built(model.family, path, model.model, model.tokenizer)
 
 
 def test_only_the_best_are_given_where_asked_for(built: Build) -> None:
