@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 
 from penstock.capacity import CapacityPoint
@@ -32,7 +33,7 @@ def endpoint_capacity(
         max_tokens=spec.serving.max_input_tokens,
         start_seconds=seconds_left(),
     ) as server:
-        return measure_capacity(
+        measured = measure_capacity(
             server,
             bodies,
             p95_objective=spec.objective.latency.p95_milliseconds if spec.objective.latency else None,
@@ -40,6 +41,9 @@ def endpoint_capacity(
             seconds_left=seconds_left,
             on_point=on_point,
         )
+    # Of a curve that time cut short nobody knows how far it would have gone.
+    asked = job.subject.requests_per_second if measured.finished else None
+    return replace(measured, curve=measured.curve.model_copy(update={"asked_requests_per_second": asked}))
 
 
 def _bodies(job: Job) -> tuple[RequestBody, ...]:

@@ -30,6 +30,7 @@ from penstock_optimizer.gemm import (
 from penstock_optimizer.measure import Request, sample_plan, time_runs, wide_from
 from penstock_optimizer.operations import EncoderShape
 from penstock_runtime.engines.load import load_engine
+from penstock_runtime.errors import InferenceFailed, Overloaded
 from tests.operator.rim.virtual_time import run
 
 
@@ -159,6 +160,65 @@ def test_latency_under_a_load_that_is_too_high_counts_the_waiting() -> None:
     assert 5 <= light < 20
     # Some 200 requests come in two seconds, and have taken four by their end.
     assert heavy == pytest.approx(2000, rel=0.25)
+
+
+class FullPredictor(FakePredictor):
+    """Refuses what comes while so many wait, as the server's queue does."""
+
+    async def predict(self, inputs: Any, parameters: Mapping[str, Any]) -> None:
+        if self._waiting >= 64:
+            raise Overloaded("64 sequences wait already")
+        await super().predict(inputs, parameters)
+
+
+def test_a_refusal_under_a_load_that_is_too_high_is_a_miss_and_no_fault() -> None:
+    # Of 200 requests some 40 are answered within the two seconds; the 64 that wait then need 3.2 s more.
+    found = run(measure.loaded_p95(FullPredictor(cores=1), requests([0.05]), 100))
+
+    assert 1e3 * measure.DRAIN_SECONDS < found <= 1e3 * (measure.LOADED_SECONDS + measure.DRAIN_SECONDS)
+
+
+def test_few_refusals_leave_the_p95_of_what_was_answered() -> None:
+    class Refuses(FakePredictor):
+        async def predict(self, inputs: Any, parameters: Mapping[str, Any]) -> None:
+            if len(self.seen) == 50:
+                self.seen.append(inputs)
+                raise Overloaded("once")
+            await super().predict(inputs, parameters)
+
+    assert run(measure.loaded_p95(Refuses(cores=4), requests([0.005]), 100)) < 20
+
+
+def test_a_model_that_is_far_too_slow_for_the_rate_is_not_waited_for() -> None:
+    predictor = FakePredictor(cores=1)
+
+    async def timed() -> tuple[float, float]:
+        loop = asyncio.get_running_loop()
+        begin = loop.time()
+        return await measure.loaded_p95(predictor, requests([1.0]), 100), loop.time() - begin
+
+    found, seconds = run(timed())
+
+    # 200 requests would take 200 s.
+    assert seconds == pytest.approx(measure.LOADED_SECONDS + measure.DRAIN_SECONDS)
+    assert found > 1e3 * measure.DRAIN_SECONDS
+
+
+def test_a_rate_beyond_all_measure_ends_as_soon_as_any_other() -> None:
+    predictor = FullPredictor(cores=1)
+    found = run(measure.loaded_p95(predictor, requests([0.05]), 1_000_000))
+
+    assert len(predictor.seen) < 200
+    assert found > 1e3 * measure.DRAIN_SECONDS
+
+
+def test_an_answer_that_is_an_error_still_ends_the_measurement() -> None:
+    class Broken(FakePredictor):
+        async def predict(self, inputs: Any, parameters: Mapping[str, Any]) -> None:
+            raise InferenceFailed("NaN")
+
+    with pytest.raises(InferenceFailed):
+        run(measure.loaded_p95(Broken(cores=1), requests([0.005]), 100))
 
 
 # The ceiling
