@@ -17,6 +17,7 @@ from penstock_optimizer.load.texts import TextMaker
 QUESTION_TOKENS = 10
 """A short question or query before the text that a pair is mostly about."""
 CANDIDATE_LABELS = ("news", "weather", "sport")
+WITHOUT_MASK = "fill-mask needs the tokenizer's mask token"
 
 
 def predict_bodies(
@@ -51,15 +52,22 @@ def workload_bodies(
     mask_token: str | None = None,
     seed: int = 0,
 ) -> tuple[RequestBody, ...]:
-    """Bodies as the endpoint's workload has them: its own texts where it states some and the task takes single texts;
-    else texts of its lengths."""
+    """Bodies as the endpoint's workload has them: its own texts where it states some and the task takes single texts
+    (fill-mask with the mask token in front of those that show none); else texts of its lengths."""
     if workload.texts and task in _SINGLE_TEXT:
         maker = TextMaker(tokenizer)
+        texts = workload.texts
+        if task is TaskName.FILL_MASK:
+            if mask_token is None:
+                raise ValueError(WITHOUT_MASK)
+            # Of a text that is cut the last token is a special one.
+            seen, mask = mix.maximum - 1, tokenizer.token_to_id(mask_token)
+            texts = tuple(text if mask in maker.ids(text)[:seen] else f"{mask_token} {text}" for text in texts)
         listed = [
             RequestBody(
                 body=json.dumps({"inputs": text}, ensure_ascii=False), group=min(maker.count(text), mix.maximum)
             )
-            for text in workload.texts
+            for text in texts
         ]
         return tuple(listed[index % len(listed)] for index in range(max(count, len(listed))))
     return predict_bodies(task, tokenizer, mix.sample(count, seed=seed), mask_token=mask_token, seed=seed)
@@ -85,7 +93,7 @@ def _payload(task: TaskName, maker: TextMaker, tokens: int, mask_token: str | No
             return {"inputs": maker.text(tokens), "parameters": {"candidate_labels": list(CANDIDATE_LABELS)}}
         case TaskName.FILL_MASK:
             if mask_token is None:
-                raise ValueError("fill-mask needs the tokenizer's mask token")
+                raise ValueError(WITHOUT_MASK)
             return {"inputs": f"{maker.text(tokens - 1)} {mask_token}"}
         case _:
             return {"inputs": maker.text(tokens)}

@@ -132,3 +132,17 @@ def test_stated_texts_are_sent_as_they_are() -> None:
 
     assert [json.loads(item.body)["inputs"] for item in bodies] == [*workload.texts, *workload.texts]
     assert [item.group for item in bodies] == [4, 8, 4, 8]
+
+
+def test_stated_texts_without_a_mask_token_get_one_where_it_is_not_cut_off() -> None:
+    late = "the school of the city and the music [MASK]"
+    workload = Workload(texts=("the school", "the [MASK] school", late))
+    bodies = workload_bodies(
+        TaskName.FILL_MASK, wordpiece(), workload, LengthMix(maximum=8), count=3, mask_token="[MASK]"
+    )
+
+    assert [(json.loads(item.body)["inputs"], item.group) for item in bodies] == [
+        ("[MASK] the school", 5),
+        ("the [MASK] school", 5),
+        (f"[MASK] {late}", 8),
+    ]
