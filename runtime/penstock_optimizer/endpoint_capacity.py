@@ -11,9 +11,6 @@ from penstock_optimizer.capacity import Measured, measure_capacity, replica
 from penstock_optimizer.job import Job
 from penstock_optimizer.load.bodies import workload_bodies
 from penstock_optimizer.load.spec import RequestBody
-from penstock_runtime.models.json_files import read_optional
-from penstock_runtime.tokens import Tokenizer
-from penstock_runtime.tokens.backend import open_backend
 
 BODIES = 400
 """Different requests: none comes often enough for a cache to matter."""
@@ -47,12 +44,6 @@ def endpoint_capacity(
 
 
 def _bodies(job: Job) -> tuple[RequestBody, ...]:
-    config = read_optional(job.folder.path, "tokenizer_config.json")
     return workload_bodies(
-        job.spec.task,
-        open_backend(job.folder.tokenizer, config, lower_case=job.folder.lower_case),
-        job.spec.workload,
-        job.mix,
-        count=BODIES,
-        mask_token=Tokenizer.load(job.folder).mask_token,
+        job.spec.task, job.backend, job.spec.workload, job.mix, count=BODIES, mask_token=job.mask_token
     )

@@ -6,8 +6,9 @@ import logging
 import shutil
 from collections.abc import Sequence
 from dataclasses import dataclass
-from functools import cache
+from functools import cache, cached_property
 from pathlib import Path
+from typing import Any
 
 from penstock.endpoint import ModelEndpoint, ModelEndpointSpec, OptimizationMode
 from penstock.errors import ArtefactError, SpecError
@@ -16,12 +17,16 @@ from penstock.source import Scheme
 from penstock.tasks import HEAD_OF_TASK
 from penstock_optimizer.candidate import Subject
 from penstock_optimizer.key import SHORT, optimization_key, toolchain
+from penstock_optimizer.load.bodies import mix_of_texts, sends_texts
 from penstock_optimizer.load.lengths import LengthMix
 from penstock_optimizer.workfolder import WorkFolder
 from penstock_runtime.host import CoreGrant, Host, read_host
 from penstock_runtime.models.folder import ModelFolder
+from penstock_runtime.models.json_files import read_optional
 from penstock_runtime.models.sources import fetch_model
 from penstock_runtime.tasks.factory import make_task
+from penstock_runtime.tokens import Tokenizer
+from penstock_runtime.tokens.backend import open_backend
 from penstock_runtime.verification import verify_files
 
 logger = logging.getLogger("penstock.optimize")
@@ -86,10 +91,25 @@ class Job:
         """The longest row that is served."""
         return self.spec.serving.max_input_tokens or self.folder.max_tokens
 
-    @property
+    @cached_property
     def mix(self) -> LengthMix:
-        """The workload's lengths."""
-        return LengthMix.of(self.spec.workload, maximum=self.max_tokens)
+        """The lengths of the requests that plans and capacity are measured with."""
+        spec = self.spec
+        if not sends_texts(spec.task, spec.workload):
+            # Without the tokenizer, which takes a second for the largest vocabularies.
+            return LengthMix.of(spec.workload, maximum=self.max_tokens)
+        return mix_of_texts(spec.task, self.backend, spec.workload, maximum=self.max_tokens, mask_token=self.mask_token)
+
+    @cached_property
+    def backend(self) -> Any:
+        """The library's tokenizer, for making and counting texts."""
+        config = read_optional(self.folder.path, "tokenizer_config.json")
+        return open_backend(self.folder.tokenizer, config, lower_case=self.folder.lower_case)
+
+    @cached_property
+    def mask_token(self) -> str | None:
+        """The tokenizer's mask token, if it has one."""
+        return Tokenizer.load(self.folder).mask_token
 
     @property
     def artefact(self) -> Path:

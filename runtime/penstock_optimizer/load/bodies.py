@@ -18,6 +18,10 @@ QUESTION_TOKENS = 10
 """A short question or query before the text that a pair is mostly about."""
 CANDIDATE_LABELS = ("news", "weather", "sport")
 WITHOUT_MASK = "fill-mask needs the tokenizer's mask token"
+_SINGLE_TEXT = frozenset(
+    {TaskName.FEATURE_EXTRACTION, TaskName.TEXT_CLASSIFICATION, TaskName.TOKEN_CLASSIFICATION, TaskName.FILL_MASK}
+)
+"""Their requests are single texts, so that those which an endpoint states can be sent."""
 
 
 def predict_bodies(
@@ -42,6 +46,19 @@ def predict_bodies(
     )
 
 
+def sends_texts(task: TaskName, workload: Workload) -> bool:
+    """True where the requests are the endpoint's own texts: it states some, and the task takes single texts."""
+    return bool(workload.texts) and task in _SINGLE_TEXT
+
+
+def mix_of_texts(
+    task: TaskName, tokenizer: Tokenizer, workload: Workload, *, maximum: int, mask_token: str | None = None
+) -> LengthMix:
+    """The lengths of the endpoint's own texts as `workload_bodies` sends them, each as likely as it is listed."""
+    listed = _listed(task, tokenizer, workload, maximum, mask_token)
+    return LengthMix(maximum=maximum, lengths=tuple(body.group for body in listed), minimum=1)
+
+
 def workload_bodies(
     task: TaskName,
     tokenizer: Tokenizer,
@@ -54,28 +71,27 @@ def workload_bodies(
 ) -> tuple[RequestBody, ...]:
     """Bodies as the endpoint's workload has them: its own texts where it states some and the task takes single texts
     (fill-mask with the mask token in front of those that show none); else texts of its lengths."""
-    if workload.texts and task in _SINGLE_TEXT:
-        maker = TextMaker(tokenizer)
-        texts = workload.texts
-        if task is TaskName.FILL_MASK:
-            if mask_token is None:
-                raise ValueError(WITHOUT_MASK)
-            # Of a text that is cut the last token is a special one.
-            seen, mask = mix.maximum - 1, tokenizer.token_to_id(mask_token)
-            texts = tuple(text if mask in maker.ids(text)[:seen] else f"{mask_token} {text}" for text in texts)
-        listed = [
-            RequestBody(
-                body=json.dumps({"inputs": text}, ensure_ascii=False), group=min(maker.count(text), mix.maximum)
-            )
-            for text in texts
-        ]
+    if sends_texts(task, workload):
+        listed = _listed(task, tokenizer, workload, mix.maximum, mask_token)
         return tuple(listed[index % len(listed)] for index in range(max(count, len(listed))))
     return predict_bodies(task, tokenizer, mix.sample(count, seed=seed), mask_token=mask_token, seed=seed)
 
 
-_SINGLE_TEXT = frozenset(
-    {TaskName.FEATURE_EXTRACTION, TaskName.TEXT_CLASSIFICATION, TaskName.TOKEN_CLASSIFICATION, TaskName.FILL_MASK}
-)
+def _listed(
+    task: TaskName, tokenizer: Tokenizer, workload: Workload, maximum: int, mask_token: str | None
+) -> list[RequestBody]:
+    """One body for each stated text, grouped by its tokens, `maximum` where it is cut to that."""
+    maker, texts = TextMaker(tokenizer), workload.texts
+    if task is TaskName.FILL_MASK:
+        if mask_token is None:
+            raise ValueError(WITHOUT_MASK)
+        # Of a text that is cut the last token is a special one.
+        seen, mask = maximum - 1, tokenizer.token_to_id(mask_token)
+        texts = tuple(text if mask in maker.ids(text)[:seen] else f"{mask_token} {text}" for text in texts)
+    return [
+        RequestBody(body=json.dumps({"inputs": text}, ensure_ascii=False), group=min(maker.count(text), maximum))
+        for text in texts
+    ]
 
 
 def _payload(task: TaskName, maker: TextMaker, tokens: int, mask_token: str | None) -> Mapping[str, Any]:

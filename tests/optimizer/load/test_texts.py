@@ -10,7 +10,7 @@ from tokenizers import Tokenizer, models, normalizers, pre_tokenizers, processor
 from penstock.endpoint import Workload
 from penstock.errors import UnsupportedModel
 from penstock.tasks import TaskName
-from penstock_optimizer.load.bodies import predict_bodies, workload_bodies
+from penstock_optimizer.load.bodies import mix_of_texts, predict_bodies, workload_bodies
 from penstock_optimizer.load.lengths import LengthMix
 from penstock_optimizer.load.texts import EVERYDAY_WORDS, TextMaker
 
@@ -146,3 +146,16 @@ def test_stated_texts_without_a_mask_token_get_one_where_it_is_not_cut_off() -> 
         ("the [MASK] school", 5),
         (f"[MASK] {late}", 8),
     ]
+
+
+def test_the_mix_of_stated_texts_has_their_lengths_as_they_are_sent_whatever_lengths_are_stated() -> None:
+    texts = ("the school", "the music school of the city", "the school of the city " * 9)
+    workload = Workload(texts=texts, sequence_lengths=(300,))
+    mix = mix_of_texts(TaskName.TEXT_CLASSIFICATION, wordpiece(), workload, maximum=16)
+    bodies = workload_bodies(TaskName.TEXT_CLASSIFICATION, wordpiece(), workload, mix, count=3)
+    masked = mix_of_texts(TaskName.FILL_MASK, wordpiece(), workload, maximum=16, mask_token="[MASK]")
+
+    assert sorted(mix.sample(300, seed=0)) == [4] * 100 + [8] * 100 + [16] * 100
+    assert [body.group for body in bodies] == list(mix.lengths)
+    assert mix.summary == "median 8 tokens, p95 16, longest 16"
+    assert masked.lengths == (5, 9, 16)
