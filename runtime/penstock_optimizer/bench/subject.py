@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import json
 import os
 from dataclasses import dataclass
 from pathlib import Path
 from urllib.parse import urlsplit
 
-from tokenizers import Tokenizer
+from tokenizers import Tokenizer as Backend
 from tokenizers.models import WordLevel
 from tokenizers.pre_tokenizers import Whitespace
 from tokenizers.processors import TemplateProcessing
@@ -23,6 +22,7 @@ from penstock_optimizer.bench.options import BenchOptions
 from penstock_optimizer.load.texts import EVERYDAY_WORDS
 from penstock_runtime.models.folder import ModelFolder
 from penstock_runtime.models.sources import fetch_model
+from penstock_runtime.tokens import Tokenizer
 
 NO_LIMIT = 1 << 20
 
@@ -34,7 +34,7 @@ class Subject:
     name: str
     model: str
     task: TaskName
-    tokenizer: Tokenizer
+    tokenizer: Backend
     max_tokens: int
     mask_token: str | None
     endpoint: ModelEndpoint | None = None
@@ -56,9 +56,9 @@ def read_subject(options: BenchOptions, *, models: Path) -> Subject:
         name=endpoint.metadata.name,
         model=endpoint.spec.model,
         task=endpoint.spec.task,
-        tokenizer=Tokenizer.from_file(str(folder.tokenizer)),
+        tokenizer=Backend.from_file(str(folder.tokenizer)),
         max_tokens=folder.max_tokens if limit is None else min(limit, folder.max_tokens),
-        mask_token=_mask_token(folder.path),
+        mask_token=_mask_token(endpoint.spec.task, folder),
         endpoint=endpoint,
         folder=folder,
     )
@@ -87,9 +87,9 @@ def _of_url(options: BenchOptions) -> Subject:
         name=url,
         model=str(described.get("source", "unknown")),
         task=task_name,
-        tokenizer=Tokenizer.from_file(str(folder.tokenizer)) if folder else everyday_tokenizer(),
+        tokenizer=Backend.from_file(str(folder.tokenizer)) if folder else everyday_tokenizer(),
         max_tokens=int(described.get("max_tokens", 0)) or (folder.max_tokens if folder else NO_LIMIT),
-        mask_token=_mask_token(folder.path) if folder else "[MASK]",
+        mask_token=_mask_token(task_name, folder) if folder else "[MASK]",
         folder=folder,
         url=url,
         cpu=CpuIdentity.model_validate(cpu) if cpu else None,
@@ -103,24 +103,24 @@ def _tokenizer_folder(options: BenchOptions) -> ModelFolder | None:
     return fetch_model(ModelSource.parse(f"file://{options.tokenizer.resolve()}"), cache=options.tokenizer)
 
 
-def _mask_token(folder: Path) -> str | None:
-    """The mask token as tokenizer_config.json has it, or special_tokens_map.json."""
-    for name in ("tokenizer_config.json", "special_tokens_map.json"):
-        try:
-            value = json.loads((folder / name).read_text(encoding="utf-8")).get("mask_token")
-        except (OSError, ValueError):
-            continue
-        if isinstance(value, dict):
-            value = value.get("content")
-        if isinstance(value, str):
-            return value
-    return None
+def _mask_token(task: TaskName, folder: ModelFolder) -> str | None:
+    """The mask token as the server will know it, where the task needs one. SpecError where there is none."""
+    if task is not TaskName.FILL_MASK:
+        return None
+    found = Tokenizer.load(folder).mask_token
+    if found is None:
+        raise SpecError(
+            f"{folder.tokenizer} has no mask token, which every request of fill-mask must contain",
+            field="task",
+            remedy="State it as mask_token in tokenizer_config.json, or choose another task",
+        )
+    return found
 
 
-def everyday_tokenizer() -> Tokenizer:
+def everyday_tokenizer() -> Backend:
     """Counts everyday words as one token and adds two special ones: what a BERT-like tokenizer does with them."""
     entries = ["[CLS]", "[SEP]", "[UNK]", *EVERYDAY_WORDS]
-    tokenizer = Tokenizer(WordLevel({word: index for index, word in enumerate(entries)}, unk_token="[UNK]"))  # noqa: S106
+    tokenizer = Backend(WordLevel({word: index for index, word in enumerate(entries)}, unk_token="[UNK]"))  # noqa: S106
     tokenizer.pre_tokenizer = Whitespace()
     tokenizer.post_processor = TemplateProcessing(
         single="[CLS] $A [SEP]", pair="[CLS] $A [SEP] $B:1 [SEP]:1", special_tokens=[("[CLS]", 0), ("[SEP]", 1)]
