@@ -81,7 +81,7 @@ def _listed(
     task: TaskName, tokenizer: Tokenizer, workload: Workload, maximum: int, mask_token: str | None
 ) -> list[RequestBody]:
     """One body for each stated text, grouped by its tokens, `maximum` where it is cut to that."""
-    maker, texts = TextMaker(tokenizer), workload.texts
+    maker, texts = TextMaker(tokenizer, special=mask_token), workload.texts
     if task is TaskName.FILL_MASK:
         if mask_token is None:
             raise ValueError(WITHOUT_MASK)

@@ -134,11 +134,20 @@ def test_stated_texts_are_sent_as_they_are() -> None:
     assert [item.group for item in bodies] == [4, 8, 4, 8]
 
 
-def test_stated_texts_without_a_mask_token_get_one_where_it_is_not_cut_off() -> None:
+def _without_special(tokenizer: Tokenizer, name: str) -> Tokenizer:
+    """The same with this token in its vocabulary only: a text's is split into its characters."""
+    state = json.loads(tokenizer.to_str())
+    state["added_tokens"] = [one for one in state["added_tokens"] if one["content"] != name]
+    return Tokenizer.from_str(json.dumps(state))
+
+
+@pytest.mark.parametrize("registered", [True, False])
+def test_stated_texts_without_a_mask_token_get_one_where_it_is_not_cut_off(registered: bool) -> None:
+    tokenizer = wordpiece() if registered else _without_special(wordpiece(), "[MASK]")
     late = "the school of the city and the music [MASK]"
     workload = Workload(texts=("the school", "the [MASK] school", late))
     bodies = workload_bodies(
-        TaskName.FILL_MASK, wordpiece(), workload, LengthMix(maximum=8), count=3, mask_token="[MASK]"
+        TaskName.FILL_MASK, tokenizer, workload, LengthMix(maximum=8), count=3, mask_token="[MASK]"
     )
 
     assert [(json.loads(item.body)["inputs"], item.group) for item in bodies] == [
