@@ -21,6 +21,7 @@ from penstock.endpoint import ModelEndpoint, NoCandidate, OptimizationMode
 from penstock.errors import NoCandidateWithinBudget
 from penstock.manifest import CandidateFacts, Manifest, Outcome, ServedGraph, ServedModel
 from penstock.recipe import Plan, Recipe
+from penstock.tasks import HEAD_OF_TASK
 from penstock_optimizer import conclusion
 from penstock_optimizer.artefact import graph_path, write_artefact
 from penstock_optimizer.baseline import Prepared, baseline_plan, prepare_baseline
@@ -145,7 +146,9 @@ class Optimisation:
             self._tryout.close()
         manifest = self._prove(exported, climbed)
         gemm = self._gemm(
-            next(one for one in manifest.candidates if one.recipe == manifest.chosen.plan.recipe), manifest.chosen.plan
+            exported,
+            next(one for one in manifest.candidates if one.recipe == manifest.chosen.plan.recipe),
+            manifest.chosen.plan,
         )
         manifest = manifest.model_copy(update={"gemm": gemm, "seconds": self._budget.spent})
         self._write(self._job.artefact, manifest)
@@ -223,8 +226,8 @@ class Optimisation:
         self._events.capacity(measured)
         return self._manifest(exported, climbed, measured)
 
-    def _gemm(self, chosen: CandidateFacts, plan: Plan) -> Any:
-        shape = EncoderShape.of(self._job.folder.config)
+    def _gemm(self, exported: ExportedFacts, chosen: CandidateFacts, plan: Plan) -> Any:
+        shape = EncoderShape.of(self._job.folder.config, head=HEAD_OF_TASK[self._job.spec.task], how=exported.how)
         left = self._budget.left() - WRITING_SECONDS
         if shape is None or not chosen.latency or left < 1.0:
             return ()
