@@ -207,7 +207,7 @@ def _same_top(before: Sequence[float], after: Sequence[float]) -> bool:
 
 def _classification(case: _Case) -> tuple[Metric, ...]:
     pairs = [
-        ({entry["label"]: entry["score"] for entry in one}, {entry["label"]: entry["score"] for entry in other})
+        (_by_label(one), _by_label(other))
         for before, after in case.answers()
         for one, other in zip(_nested(before), _nested(after), strict=True)
     ]
@@ -217,6 +217,18 @@ def _classification(case: _Case) -> tuple[Metric, ...]:
     if any(abs(sum(before.values()) - 1) > UNSHARED for before, _ in pairs):
         return _independent(pairs, case.agreement)
     return _distributions(pairs, case.agreement)
+
+
+def _by_label(entries: Sequence[dict[str, Any]]) -> dict[str, float]:
+    """The scores of a text's labels. Of labels that a model calls the same, the best score goes by the name, the next
+    ones by the name and its place: which of them is which no answer tells, and the best decides what comes first."""
+    found: dict[str, float] = {}
+    for entry in sorted(entries, key=lambda entry: -entry["score"]):
+        name = entry["label"]
+        while name in found:
+            name += "\0"
+        found[name] = entry["score"]
+    return found
 
 
 def _nested(answer: Any) -> list[Any]:

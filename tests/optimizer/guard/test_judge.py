@@ -377,3 +377,53 @@ def test_all_that_failed_is_named() -> None:
 @pytest.mark.parametrize("answer", [1, "NaN", None, True, [1.0, {"a": (2.0, "x")}], np.ones(2, np.float32)])
 def test_what_is_no_bad_number_is_fine(answer: Any) -> None:
     assert finite(answer)
+
+
+# Labels of the same name
+
+Scores = list[tuple[str, float]]
+
+
+def judged(before: Scores, after: Scores) -> Verdict:
+    """Of as many texts as it takes, all with these scores."""
+    answers = (
+        [[{"label": label, "score": score} for label, score in sorted(one, key=lambda entry: -entry[1])]]
+        for one in (before, after)
+    )
+    teacher, candidate = ([Observed(answer)] * COUNT for answer in answers)
+    return judge(TaskName.TEXT_CLASSIFICATION, teacher, candidate, AccuracyBudget())
+
+
+@pytest.mark.parametrize(
+    "before",
+    [
+        [("neg", 0.45), ("pos", 0.35), ("neg", 0.2)],
+        [("neg", 0.34), ("neg", 0.33), ("neg", 0.33)],
+        [("a", 0.9), ("a", 0.2), ("b", 0.7)],
+        [("a", 3.0), ("a", -1.0), ("b", 0.7)],
+    ],
+)
+def test_the_same_answers_pass_also_where_labels_have_one_name(before: Scores) -> None:
+    assert judged(before, list(reversed(before))).passed
+
+
+def test_another_best_label_is_seen_where_several_have_one_name() -> None:
+    # The sum of both would have it that nothing changed.
+    found = judged([("neg", 0.45), ("pos", 0.35), ("neg", 0.2)], [("neg", 0.35), ("pos", 0.45), ("neg", 0.2)])
+
+    assert not found.passed
+    assert metric(found, "argmax_agreement").value == 0
+
+
+def test_which_of_two_labels_of_one_name_leads_is_no_difference() -> None:
+    found = judged([("neg", 0.6), ("neg", 0.3), ("pos", 0.1)], [("neg", 0.3), ("neg", 0.6), ("pos", 0.1)])
+
+    assert metric(found, "argmax_agreement").value == 1
+
+
+def test_labels_of_one_name_that_may_be_true_at_once_are_each_true_or_not() -> None:
+    before = [("a", 0.9), ("a", 0.2), ("b", 0.7)]
+
+    # The one that is true is no longer so; then the other one becomes so as well.
+    for after in ([("a", 0.4), ("a", 0.2), ("b", 0.7)], [("a", 0.9), ("a", 0.8), ("b", 0.7)]):
+        assert metric(judged(before, after), "label_agreement").value == pytest.approx(2 / 3)
