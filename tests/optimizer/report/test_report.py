@@ -22,6 +22,7 @@ from penstock.result import Result
 from penstock_optimizer.report import render_report
 from penstock_optimizer.report.charts import agreement_chart, capacity_chart, gemm_chart, latency_chart
 from penstock_optimizer.report.view import findings, headline, length_rows, plan_text, series, tiles, why
+from penstock_optimizer.search.survivors import OUT_OF_TIME
 from tests.optimizer.report.sample import FP32, FP32_PLAN, IO, PLAN, latency, sample_manifest
 
 CHROMIUM = next(
@@ -109,8 +110,41 @@ def test_the_first_lines_say_what_was_chosen_and_why() -> None:
     ]
 
 
-def test_fp32_as_the_winner_is_said_plainly() -> None:
-    assert "no candidate beat it within the accuracy budget" in headline(changed(chosen=sample_manifest().baseline))
+SLOWER, REJECTED, FAILED, SKIPPED = Outcome.SLOWER, Outcome.REJECTED, Outcome.FAILED, Outcome.SKIPPED
+
+
+@pytest.mark.parametrize(
+    ("others", "reason"),
+    [
+        ((SLOWER, REJECTED, FAILED, SKIPPED), "no candidate beat it within the accuracy budget"),
+        ((REJECTED, REJECTED, SKIPPED), "no candidate is within the accuracy budget"),
+        ((FAILED, SKIPPED), "every candidate failed"),
+        ((FAILED, REJECTED), "every candidate failed or is outside the accuracy budget"),
+        ((SKIPPED, SKIPPED), "no candidate was tried"),
+        ((), "no candidate was tried"),  # mode Disabled, and the artefact of before the search
+    ],
+)
+def test_fp32_as_the_winner_is_said_plainly_with_what_became_of_the_others(
+    others: tuple[Outcome, ...], reason: str
+) -> None:
+    first, *rest = sample_manifest().candidates
+    candidates = [one.model_copy(update={"outcome": outcome}) for one, outcome in zip(rest, others, strict=False)]
+    manifest = changed(chosen=sample_manifest().baseline, candidates=(first, *candidates))
+
+    assert headline(manifest) == (
+        f"The fp32 graph itself is served on 2 cores of AMD EPYC 7763 64-Core Processor (avx2): {reason}."
+    )
+
+
+@pytest.mark.parametrize("reason", OUT_OF_TIME)
+def test_fp32_that_is_served_for_want_of_time_is_not_said_to_have_won(reason: str) -> None:
+    first, slower, late, *_ = sample_manifest().candidates
+    late = late.model_copy(update={"outcome": SKIPPED, "reason": reason})
+    slower = slower.model_copy(update={"outcome": SLOWER})
+
+    found = headline(changed(chosen=sample_manifest().baseline, candidates=(first, slower, late)))
+
+    assert found.endswith(": the time budget ended before all candidates had their turn.")
 
 
 ONE_ROW = "onnxruntime int8-dynamic per-channel reduced-range, 2x1 threads, one row a run"
