@@ -16,6 +16,7 @@ from penstock.manifest import Manifest, ModelFacts
 from penstock.source import Scheme
 from penstock.tasks import HEAD_OF_TASK
 from penstock_optimizer.candidate import Subject
+from penstock_optimizer.guard import unread
 from penstock_optimizer.key import SHORT, optimization_key, toolchain
 from penstock_optimizer.load.bodies import mix_of_texts, sends_texts
 from penstock_optimizer.load.lengths import LengthMix
@@ -192,8 +193,8 @@ class Job:
         make_task(self.spec.task, self.folder, max_tokens=self.max_tokens)
 
     def findings(self) -> Sequence[str]:
-        """What is odd about the machine."""
-        return self.grant.findings
+        """What is odd about the endpoint and the machine."""
+        return (*unread(self.spec.task, self.spec.optimization.accuracy), *self.grant.findings)
 
 
 def _read(artefact: Path, key: str, *, whole: bool = True) -> Manifest | None:

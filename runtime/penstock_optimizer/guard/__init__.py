@@ -12,7 +12,7 @@ from penstock_optimizer.guard.invariance import (
     forward_of,
     measure_invariance,
 )
-from penstock_optimizer.guard.judge import judge
+from penstock_optimizer.guard.judge import judge, unread
 from penstock_optimizer.guard.runner import Teacher, guard_answers, guard_candidate, prepare, teach
 from penstock_optimizer.guard.sample import Observed, Sample
 
@@ -31,4 +31,5 @@ __all__ = [
     "measure_invariance",
     "prepare",
     "teach",
+    "unread",
 ]

@@ -40,6 +40,8 @@ MIN_AGREEMENT = {
     TaskName.ZERO_SHOT_CLASSIFICATION: 0.95,
 }
 """The share of answers that stay, where the endpoint does not say."""
+HAVE_COSINES = frozenset({TaskName.FEATURE_EXTRACTION, TaskName.SENTENCE_SIMILARITY})
+"""The tasks that minCosine is about; minAgreement is about those of MIN_AGREEMENT."""
 DRAW = 0.02
 """Two labels whose scores the teacher has this near to each other: either of them is its answer."""
 MAX_DIVERGENCE = 0.02
@@ -103,6 +105,16 @@ def judge(
         metrics=metrics,
         texts=len(teacher),
     )
+
+
+def unread(task: TaskName, budget: AccuracyBudget) -> tuple[str, ...]:
+    """A sentence for each budget that is stated and that nothing of this task is held against."""
+    found = []
+    if budget.min_cosine is not None and task not in HAVE_COSINES:
+        found.append(f"{task.value} has no cosines: accuracy.minCosine decides nothing there. State minAgreement")
+    if budget.min_agreement is not None and task not in MIN_AGREEMENT:
+        found.append(f"{task.value} answers with vectors: accuracy.minAgreement decides nothing there. State minCosine")
+    return tuple(found)
 
 
 def explain(metrics: Sequence[Metric], texts: int) -> str:

@@ -14,7 +14,7 @@ from penstock.endpoint import AccuracyBudget
 from penstock.manifest import Metric, Verdict
 from penstock.tasks import TaskName
 from penstock_optimizer.guard import Observed, judge
-from penstock_optimizer.guard.judge import explain, finite
+from penstock_optimizer.guard.judge import explain, finite, unread
 
 COUNT = 100
 Answer = Any
@@ -377,6 +377,15 @@ def test_all_that_failed_is_named() -> None:
 @pytest.mark.parametrize("answer", [1, "NaN", None, True, [1.0, {"a": (2.0, "x")}], np.ones(2, np.float32)])
 def test_what_is_no_bad_number_is_fine(answer: Any) -> None:
     assert finite(answer)
+
+
+@pytest.mark.parametrize("task", TaskName)
+@pytest.mark.parametrize("budget", [AccuracyBudget(min_cosine=0.123), AccuracyBudget(min_agreement=0.123)])
+def test_a_stated_budget_that_nothing_is_held_against_is_named(task: TaskName, budget: AccuracyBudget) -> None:
+    held = any(one.budget == 0.123 for one in verdict(task, lambda _, answer: answer, budget=budget).metrics)
+
+    assert len(unread(task, budget)) == (0 if held else 1)
+    assert unread(task, AccuracyBudget()) == ()
 
 
 # Labels of the same name

@@ -38,3 +38,14 @@ def test_the_workload_is_that_of_the_requests_which_are_sent(
     asked = endpoint(folder, QUICK, task=task, workload=workload)
 
     assert Job.of(asked, store=tmp_path, models=tmp_path).mix.summary == summary
+
+
+def test_a_budget_that_the_task_has_no_use_for_is_a_finding(folder: Path, tmp_path: Path) -> None:
+    def findings(**accuracy: float) -> list[str]:
+        asked = endpoint(folder, {**QUICK, "accuracy": accuracy})
+        return [one for one in Job.of(asked, store=tmp_path, models=tmp_path).findings() if "accuracy" in one]
+
+    assert findings(minCosine=0.9) == []
+    assert findings(minAgreement=0.9) == [
+        "feature-extraction answers with vectors: accuracy.minAgreement decides nothing there. State minCosine"
+    ]
