@@ -173,15 +173,16 @@ class ProcessLab:
         return float(value)
 
     def _export(self, flavour: str, timeout_seconds: float) -> ExportedFacts:
-        known = self.work.export(flavour) / "facts.json"
+        folder = self.work.export(flavour)
+        known = folder / "facts.json"
         with contextlib.suppress(OSError, ValueError):
-            return ExportedFacts.model_validate_json(known.read_bytes())
+            return _placed(ExportedFacts.model_validate_json(known.read_bytes()), folder)
         with self._worker(f"export-{flavour}") as worker:
-            value = worker.call(
-                "export", timeout_seconds=timeout_seconds, out=str(self.work.export(flavour)), flavour=flavour
-            )
+            value = worker.call("export", timeout_seconds=timeout_seconds, out=str(folder), flavour=flavour)
         facts = ExportedFacts.model_validate(value)
-        known.write_text(facts.model_dump_json(), encoding="utf-8")
+        # The name alone: the next run may reach the same store by another path.
+        named = facts.model_copy(update={"graph": Path(facts.graph).name})
+        known.write_text(named.model_dump_json(), encoding="utf-8")
         return facts
 
     def _worker(self, name: str) -> Worker:
@@ -192,3 +193,8 @@ class ProcessLab:
             worker.close()
             raise
         return worker
+
+
+def _placed(facts: ExportedFacts, folder: Path) -> ExportedFacts:
+    """Recorded facts, with the graph's path as this run reaches it."""
+    return facts.model_copy(update={"graph": str(folder / Path(facts.graph).name)})

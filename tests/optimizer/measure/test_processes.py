@@ -1,8 +1,12 @@
-"""Candidates that are served from one graph: made once, and never taken for whole when they are not."""
+"""Graphs that are made once and used again: exports, and candidates that are served from one graph. They are never
+taken for whole when they are not."""
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -11,6 +15,7 @@ from penstock.recipe import EngineName, Precision, Recipe
 from penstock.tasks import TaskName
 from penstock_optimizer.artefact import digests
 from penstock_optimizer.candidate import Subject
+from penstock_optimizer.lab import ExportedFacts
 from penstock_optimizer.processes import ProcessLab
 from penstock_optimizer.workfolder import CandidateRecord, WorkFolder
 from tests.optimizer.report.sample import IO
@@ -70,3 +75,53 @@ def test_what_failed_before_a_graph_was_written_is_not_copied(lab: ProcessLab) -
     lab.work.save(CandidateRecord(facts=CandidateFacts(recipe=STATIC, outcome=Outcome.FAILED, reason="it crashed")))
 
     assert lab.copy_of_the_same(STATIC.with_bf16_rest) is None
+
+
+# Exports
+
+
+class Exporter:
+    """Stands in for the worker: writes a graph with its weights apart, and counts."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.count = 0
+        monkeypatch.setattr(ProcessLab, "_worker", self._worker)
+
+    @contextmanager
+    def _worker(self, _: str) -> Iterator[Exporter]:
+        yield self
+
+    def call(self, method: str, *, timeout_seconds: float, out: str, flavour: str) -> dict[str, Any]:
+        assert (method, flavour) == ("export", "fused")
+        self.count += 1
+        folder = Path(out)
+        folder.mkdir(parents=True, exist_ok=True)
+        (folder / "model.onnx").write_text("graph")
+        (folder / "model.onnx.data").write_text("weights")
+        graph = str(folder / "model.onnx")
+        facts = ExportedFacts(graph=graph, io=IO, fused_nodes={}, how="builder", parameters=7, seconds=1.0)
+        return facts.model_dump(mode="json")
+
+
+@pytest.fixture
+def exporter(monkeypatch: pytest.MonkeyPatch) -> Exporter:
+    return Exporter(monkeypatch)
+
+
+def exported(lab: ProcessLab, work: Path) -> ExportedFacts:
+    """As the next run has it, which reaches the work folder by the path `work`."""
+    return ProcessLab(lab.subject, WorkFolder(work), ()).exported("fused", timeout_seconds=60)
+
+
+def test_an_export_is_found_by_whatever_path_the_store_is_reached(
+    lab: ProcessLab, exporter: Exporter, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    first = exported(lab, Path("store/work"))
+    (tmp_path / "store").rename(tmp_path / "moved")
+    second = exported(lab, tmp_path / "moved" / "work")
+
+    assert exporter.count == 1
+    assert Path(first.graph) == Path("store/work/export/fused/model.onnx")
+    assert Path(second.graph) == tmp_path / "moved/work/export/fused/model.onnx"
+    assert second.model_copy(update={"graph": first.graph}) == first
