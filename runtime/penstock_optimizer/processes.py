@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import shutil
 import time
 from collections.abc import Sequence
@@ -173,16 +172,16 @@ class ProcessLab:
         return float(value)
 
     def _export(self, flavour: str, timeout_seconds: float) -> ExportedFacts:
+        known = self.work.load_export(flavour)
+        if known is not None:
+            return known
         folder = self.work.export(flavour)
-        known = folder / "facts.json"
-        with contextlib.suppress(OSError, ValueError):
-            return _placed(ExportedFacts.model_validate_json(known.read_bytes()), folder)
+        # What a killed run, a damaged disk or an earlier version left there is no part of this export.
+        shutil.rmtree(folder, ignore_errors=True)
         with self._worker(f"export-{flavour}") as worker:
             value = worker.call("export", timeout_seconds=timeout_seconds, out=str(folder), flavour=flavour)
         facts = ExportedFacts.model_validate(value)
-        # The name alone: the next run may reach the same store by another path.
-        named = facts.model_copy(update={"graph": Path(facts.graph).name})
-        known.write_text(named.model_dump_json(), encoding="utf-8")
+        self.work.save_export(flavour, facts)
         return facts
 
     def _worker(self, name: str) -> Worker:
@@ -193,8 +192,3 @@ class ProcessLab:
             worker.close()
             raise
         return worker
-
-
-def _placed(facts: ExportedFacts, folder: Path) -> ExportedFacts:
-    """Recorded facts, with the graph's path as this run reaches it."""
-    return facts.model_copy(update={"graph": str(folder / Path(facts.graph).name)})

@@ -3,6 +3,7 @@
     <store>/<key>.lock            held while an optimisation runs
     <store>/<key>.work/
         export/<flavour>/         the fp32 graphs
+        export/<flavour>.json     what is known of one (ExportRecord)
         candidates/<slug>/        the built graph, as it goes into the artefact
         candidates/<slug>.json    what is known of it (CandidateRecord)
         trials.jsonl              the plan search
@@ -26,6 +27,7 @@ from penstock.manifest import CandidateFacts, GraphIO
 from penstock.recipe import Recipe
 from penstock_optimizer.artefact import digests
 from penstock_optimizer.disk import unwritable_said
+from penstock_optimizer.lab import ExportedFacts
 
 
 class CandidateRecord(BaseModel):
@@ -39,6 +41,17 @@ class CandidateRecord(BaseModel):
     io: GraphIO | None = None
     files: dict[str, str] = {}
     """sha256 of the built files, by relative path."""
+
+
+class ExportRecord(BaseModel):
+    """An exported fp32 graph on disk."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    facts: ExportedFacts
+    """With the graph's name for its path: the next run may reach the same store by another path."""
+    files: dict[str, str]
+    """sha256 of the exported files, by relative path."""
 
 
 @dataclass(frozen=True)
@@ -68,11 +81,7 @@ class WorkFolder:
 
     def save(self, record: CandidateRecord) -> None:
         """Remember a candidate, atomically."""
-        path = self._record(record.facts.recipe)
-        path.parent.mkdir(parents=True, exist_ok=True)
-        draft = path.with_suffix(".tmp")
-        draft.write_text(record.model_dump_json(indent=1), encoding="utf-8")
-        draft.replace(path)
+        _write(self._record(record.facts.recipe), record)
 
     def load(self, recipe: Recipe) -> CandidateRecord | None:
         """What is known of a candidate; None when nothing is, when it is of another version, or when its files are
@@ -84,9 +93,26 @@ class WorkFolder:
             return None
         if record.facts.recipe != recipe:
             return None
-        if record.graph and digests(self.candidate(recipe)) != record.files:
+        if record.graph and not _are_whole(self.candidate(recipe), record.files):
             return None
         return record
+
+    def save_export(self, flavour: str, facts: ExportedFacts) -> None:
+        """Remember the export of a flavour, which lies in its folder, atomically."""
+        named = facts.model_copy(update={"graph": Path(facts.graph).name})
+        _write(self._export_record(flavour), ExportRecord(facts=named, files=digests(self.export(flavour))))
+
+    def load_export(self, flavour: str) -> ExportedFacts | None:
+        """The export of a flavour; None when there is none, when it is of another version, or when its files are not
+        those that were exported."""
+        try:
+            record = ExportRecord.model_validate_json(self._export_record(flavour).read_bytes())
+        except (FileNotFoundError, ValidationError):
+            return None
+        folder = self.export(flavour)
+        if not _are_whole(folder, record.files):
+            return None
+        return record.facts.model_copy(update={"graph": str(folder / record.facts.graph)})
 
     def remove(self) -> None:
         """Delete all of it."""
@@ -94,6 +120,22 @@ class WorkFolder:
 
     def _record(self, recipe: Recipe) -> Path:
         return self.path / "candidates" / f"{recipe.slug}.json"
+
+    def _export_record(self, flavour: str) -> Path:
+        return self.path / "export" / f"{flavour}.json"
+
+
+def _write(path: Path, record: BaseModel) -> None:
+    """Atomically."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    draft = path.with_suffix(".tmp")
+    draft.write_text(record.model_dump_json(indent=1), encoding="utf-8")
+    draft.replace(path)
+
+
+def _are_whole(folder: Path, files: dict[str, str]) -> bool:
+    """True when the folder has these files, by their sha256, and no others."""
+    return bool(files) and digests(folder) == files
 
 
 @contextmanager

@@ -125,3 +125,35 @@ def test_an_export_is_found_by_whatever_path_the_store_is_reached(
     assert Path(first.graph) == Path("store/work/export/fused/model.onnx")
     assert Path(second.graph) == tmp_path / "moved/work/export/fused/model.onnx"
     assert second.model_copy(update={"graph": first.graph}) == first
+
+
+@pytest.mark.parametrize("name", ["model.onnx", "model.onnx.data"])
+@pytest.mark.parametrize("damage", ["change", "delete"])
+def test_an_export_that_is_not_as_it_was_written_is_written_again(
+    lab: ProcessLab, exporter: Exporter, name: str, damage: str
+) -> None:
+    exported(lab, lab.work.path)
+    file = lab.work.export("fused") / name
+    if damage == "change":
+        file.write_text("torn")
+    else:
+        file.unlink()
+    exported(lab, lab.work.path)
+
+    assert exporter.count == 2
+    assert file.read_text() == {"model.onnx": "graph", "model.onnx.data": "weights"}[name]
+    exported(lab, lab.work.path)
+    assert exporter.count == 2
+
+
+def test_an_export_of_an_earlier_version_is_written_again_and_nothing_of_it_stays(
+    lab: ProcessLab, exporter: Exporter
+) -> None:
+    """Those had their facts in the folder itself, without digests."""
+    folder = lab.work.export("fused")
+    folder.mkdir(parents=True)
+    facts = ExportedFacts(graph=str(folder / "m.onnx"), io=IO, fused_nodes={}, how="torch", parameters=7, seconds=1.0)
+    (folder / "facts.json").write_text(facts.model_dump_json())
+
+    assert exported(lab, lab.work.path).how == "builder"
+    assert sorted(path.name for path in folder.iterdir()) == ["model.onnx", "model.onnx.data"]
