@@ -5,7 +5,6 @@ from __future__ import annotations
 import shutil
 import time
 from collections.abc import Sequence
-from pathlib import Path
 from typing import Any
 
 from penstock.manifest import Verdict
@@ -57,7 +56,7 @@ class ProcessSession:
     def judge(self, *, timeout_seconds: float) -> Verdict:
         """See `Session`."""
         method = "teach" if self._recipe == TEACHER else "judge"
-        return Verdict.model_validate(self._call(method, timeout_seconds, file=str(self._lab.teacher_file)))
+        return Verdict.model_validate(self._call(method, timeout_seconds, file=str(self._lab.work.teacher)))
 
     def time(self, lengths: Sequence[int], *, seconds: float, timeout_seconds: float) -> dict[int, list[float]]:
         """See `Session`."""
@@ -79,7 +78,7 @@ class ProcessSession:
 
     def judge_plan(self, plan: Plan, *, timeout_seconds: float) -> Verdict:
         """See `Session`."""
-        file = str(self._lab.teacher_file)
+        file = str(self._lab.work.teacher)
         return Verdict.model_validate(self._call("judge_plan", timeout_seconds, file=file, **self._planned(plan)))
 
     def close(self) -> None:
@@ -123,11 +122,6 @@ class ProcessLab:
         self.cpus = tuple(cpus)
         self._exported: dict[str, ExportedFacts] = {}
         self._failed: dict[str, WorkerFailed] = {}
-
-    @property
-    def teacher_file(self) -> Path:
-        """The teacher's outcomes."""
-        return self.work.path / "teacher.zip"
 
     def open(self, recipe: Recipe, *, built: BuiltFacts | None = None) -> ProcessSession:
         """See `Lab`."""

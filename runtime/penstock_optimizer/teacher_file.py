@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import io
 import json
+import os
 import zipfile
 from collections.abc import Sequence
 from pathlib import Path
@@ -31,12 +32,16 @@ def save_observed(observed: Sequence[Observed], path: Path) -> None:
     ]
     path.parent.mkdir(parents=True, exist_ok=True)
     draft = path.with_suffix(".tmp")
-    with zipfile.ZipFile(draft, "w") as archive:
-        archive.writestr(_INDEX, json.dumps(entries))
-        for index, array in enumerate(arrays):
-            buffer = io.BytesIO()
-            np.save(buffer, array, allow_pickle=False)
-            archive.writestr(f"{index}.npy", buffer.getvalue())
+    with draft.open("wb") as file:
+        with zipfile.ZipFile(file, "w") as archive:
+            archive.writestr(_INDEX, json.dumps(entries))
+            for index, array in enumerate(arrays):
+                buffer = io.BytesIO()
+                np.save(buffer, array, allow_pickle=False)
+                archive.writestr(f"{index}.npy", buffer.getvalue())
+        # On the disk before the teacher's record is, which says that it is there.
+        file.flush()
+        os.fsync(file.fileno())
     draft.replace(path)
 
 

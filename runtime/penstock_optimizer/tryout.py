@@ -129,6 +129,9 @@ class TryOut:
         entrant = Entrant(recipe, CandidateFacts(recipe=recipe, outcome=Outcome.SKIPPED, reason=NO_TURN))
         self.entrants.append(entrant)
         known = self._work.load(recipe)
+        if teacher and known is not None and not (known.taught and known.taught == self._work.taught()):
+            # What all others are judged by is lost or damaged: it is taught again.
+            known = None
         try:
             if known is not None:
                 self._recall(entrant, known)
@@ -330,6 +333,7 @@ class TryOut:
                 graph=built.graph if built else "",
                 io=built.io if built else None,
                 files=files,
+                taught=self._work.taught() if entrant is self.teacher else "",
             )
         )
 

@@ -6,6 +6,7 @@
         export/<flavour>.json     what is known of one (ExportRecord)
         candidates/<slug>/        the built graph, as it goes into the artefact
         candidates/<slug>.json    what is known of it (CandidateRecord)
+        teacher.zip               what the teacher answered (`teacher_file`)
         trials.jsonl              the plan search
         logs/<slug>.log           what libraries printed
 
@@ -15,6 +16,7 @@ An interrupted optimisation reads it and goes on; a finished one deletes it.
 from __future__ import annotations
 
 import fcntl
+import os
 import shutil
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -25,7 +27,7 @@ from pydantic import BaseModel, ConfigDict, ValidationError
 
 from penstock.manifest import CandidateFacts, GraphIO
 from penstock.recipe import Recipe
-from penstock_optimizer.artefact import digests
+from penstock_optimizer.artefact import digests, sha256
 from penstock_optimizer.disk import unwritable_said
 from penstock_optimizer.lab import ExportedFacts
 
@@ -41,6 +43,8 @@ class CandidateRecord(BaseModel):
     io: GraphIO | None = None
     files: dict[str, str] = {}
     """sha256 of the built files, by relative path."""
+    taught: str = ""
+    """sha256 of the teacher's outcomes, in the teacher's record; empty in those of others and of earlier versions."""
 
 
 class ExportRecord(BaseModel):
@@ -64,6 +68,11 @@ class WorkFolder:
     def trials(self) -> Path:
         """The plan search's memory."""
         return self.path / "trials.jsonl"
+
+    @property
+    def teacher(self) -> Path:
+        """The teacher's outcomes."""
+        return self.path / "teacher.zip"
 
     def export(self, flavour: str) -> Path:
         """The folder of an exported fp32 graph."""
@@ -97,6 +106,10 @@ class WorkFolder:
             return None
         return record
 
+    def taught(self) -> str:
+        """sha256 of the teacher's outcomes; empty when there are none."""
+        return sha256(self.teacher) if self.teacher.is_file() else ""
+
     def save_export(self, flavour: str, facts: ExportedFacts) -> None:
         """Remember the export of a flavour, which lies in its folder, atomically."""
         named = facts.model_copy(update={"graph": Path(facts.graph).name})
@@ -126,10 +139,13 @@ class WorkFolder:
 
 
 def _write(path: Path, record: BaseModel) -> None:
-    """Atomically."""
+    """Atomically, also where the machine loses its power: on the disk before it gets its name."""
     path.parent.mkdir(parents=True, exist_ok=True)
     draft = path.with_suffix(".tmp")
-    draft.write_text(record.model_dump_json(indent=1), encoding="utf-8")
+    with draft.open("w", encoding="utf-8") as file:
+        file.write(record.model_dump_json(indent=1))
+        file.flush()
+        os.fsync(file.fileno())
     draft.replace(path)
 
 

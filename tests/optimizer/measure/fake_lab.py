@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
-from pathlib import Path
 
 from penstock.manifest import Metric, Verdict
 from penstock.recipe import Batching, Plan, Precision, Recipe
@@ -12,6 +11,7 @@ from penstock_optimizer.isolation import Failure, WorkerFailed
 from penstock_optimizer.lab import BuiltFacts
 from penstock_optimizer.search.goal import Sample
 from penstock_optimizer.search.space import WideFrom
+from penstock_optimizer.workfolder import WorkFolder
 from tests.optimizer.report.sample import IO
 from tests.optimizer.search.cost_model import FP32, CostModel
 
@@ -60,7 +60,7 @@ def crash(number: int = 11) -> WorkerFailed:
 class FakeLab:
     """Opens fake sessions, and keeps count."""
 
-    folder: Callable[[Recipe], Path]
+    work: WorkFolder
     scripts: dict[Recipe, Script]
     clock: Clock = field(default_factory=Clock)
     calls: list[tuple[str, Recipe]] = field(default_factory=list)
@@ -112,7 +112,7 @@ class FakeSession:
 
     def build(self, *, timeout_seconds: float) -> BuiltFacts:
         self._call("build", self.script.build_seconds, timeout_seconds)
-        graph = self.lab.folder(self.recipe) / "model.onnx"
+        graph = self.lab.work.candidate(self.recipe) / "model.onnx"
         graph.parent.mkdir(parents=True, exist_ok=True)
         graph.write_text(self.recipe.name)
         return BuiltFacts(
@@ -121,6 +121,8 @@ class FakeSession:
 
     def judge(self, *, timeout_seconds: float) -> Verdict:
         self._call("judge", 1.0, timeout_seconds)
+        if self.recipe == FP32:
+            self.lab.work.teacher.write_text("outcomes")
         passed = self.script.cosine >= 0.985
         metric = Metric(name="min_cosine", value=self.script.cosine, budget=0.985, passed=passed)
         return Verdict(

@@ -42,7 +42,7 @@ def plan_search(
     expected: Sequence[int] = LENGTHS,
 ) -> tuple[Climbed, TryOut, FakeLab, list[Step]]:
     work = WorkFolder(tmp_path / "work")
-    lab = FakeLab(work.candidate, {FP32: Script(), **scripts})
+    lab = FakeLab(work, {FP32: Script(), **scripts})
     budget = Budget(seconds, lab.clock)
     tryout = TryOut(lab, work, budget, lengths=lengths)
     tryout.enter(FP32, teacher=True)

@@ -24,7 +24,7 @@ def stage(
     tmp_path: Path, scripts: dict[Recipe, Script], *, seconds: float = 600, expected: tuple[int, ...] = ()
 ) -> tuple[TryOut, FakeLab, list[Entrant]]:
     work = WorkFolder(tmp_path / "work")
-    lab = FakeLab(work.candidate, {FP32: Script(), **scripts})
+    lab = FakeLab(work, {FP32: Script(), **scripts})
     settled: list[Entrant] = []
     tryout = TryOut(
         lab, work, Budget(seconds, lab.clock), lengths=LENGTHS, expected=expected, on_settled=settled.append
@@ -276,6 +276,38 @@ def test_a_candidate_whose_files_changed_is_built_again(tmp_path: Path) -> None:
     run(second, scripts)
 
     assert lab.count("build", INT8) == 1
+
+
+@pytest.mark.parametrize("damage", ["change", "delete", "unrecorded", "neither"])
+def test_a_teacher_whose_outcomes_are_not_those_that_it_gave_is_asked_again(tmp_path: Path, damage: str) -> None:
+    """Or else every candidate would fail for want of them, and for good."""
+    scripts = {INT8: Script(speed=2)}
+    first, _, _ = stage(tmp_path, scripts)
+    first.enter(FP32, teacher=True)
+    first.close()
+    work = WorkFolder(tmp_path / "work")
+    match damage:
+        case "change":
+            work.teacher.write_bytes(b"")
+        case "delete":
+            work.teacher.unlink()
+        case _:
+            # As earlier versions left it.
+            known = work.load(FP32)
+            assert known is not None
+            work.save(known.model_copy(update={"taught": ""}))
+            if damage == "neither":
+                work.teacher.unlink()
+    second, lab, _ = stage(tmp_path, scripts)
+    found = run(second, scripts)
+
+    assert lab.count("judge", FP32) == 1
+    assert work.teacher.read_text() == "outcomes"
+    assert found[FP32].facts.outcome is Outcome.TEACHER
+    assert found[INT8].facts.reason == WITHIN_BUDGET
+    third, again, _ = stage(tmp_path, scripts)
+    run(third, scripts)
+    assert again.count("judge") == 0
 
 
 def test_a_candidate_that_ran_out_of_time_is_tried_again_with_more_of_it(tmp_path: Path) -> None:
