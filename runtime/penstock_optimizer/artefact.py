@@ -46,10 +46,12 @@ def write_artefact(
 ) -> Manifest:
     """Write the artefact folder `target`; what stands there is replaced as a whole, and only by a complete one.
 
+    One process at a time, by a lock of the caller's: drafts that others left are deleted.
     `graphs`: the graphs to serve; whatever lies beside one in its folder (weights apart from the graph) goes along.
     `describe`: makes the manifest from the digests of the files.
     """
     target.parent.mkdir(parents=True, exist_ok=True)
+    remove_drafts(target)
     draft = Path(tempfile.mkdtemp(prefix=f".{target.name}-", dir=target.parent))
     try:
         # mkdtemp's folder is for its owner only; whoever serves may be somebody else.
@@ -68,6 +70,22 @@ def write_artefact(
         shutil.rmtree(draft, ignore_errors=True)
         raise
     return manifest
+
+
+def remove_drafts(target: Path) -> None:
+    """Delete what writers of `target` left that were killed; each is as large as the artefact. With nobody writing."""
+    for path in _drafts(target):
+        shutil.rmtree(path, ignore_errors=True)
+
+
+def has_drafts(target: Path) -> bool:
+    """True while somebody writes `target`, and after a writer was killed."""
+    return bool(_drafts(target))
+
+
+def _drafts(target: Path) -> list[Path]:
+    """Of `target`, and what it replaced."""
+    return [path for path in target.parent.iterdir() if path.name.startswith(f".{target.name}-")]
 
 
 def _copy(source: Path, target: Path) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import shutil
 from collections.abc import Sequence
@@ -15,12 +16,13 @@ from penstock.errors import ArtefactError, SpecError
 from penstock.manifest import Manifest, ModelFacts
 from penstock.source import Scheme
 from penstock.tasks import HEAD_OF_TASK
+from penstock_optimizer.artefact import has_drafts, remove_drafts
 from penstock_optimizer.candidate import Subject
 from penstock_optimizer.guard import unread
 from penstock_optimizer.key import SHORT, optimization_key, toolchain
 from penstock_optimizer.load.bodies import mix_of_texts, sends_texts
 from penstock_optimizer.load.lengths import LengthMix
-from penstock_optimizer.workfolder import WorkFolder
+from penstock_optimizer.workfolder import WorkFolder, locked_at_once
 from penstock_runtime.host import CoreGrant, Host, read_host
 from penstock_runtime.models.folder import ModelFolder
 from penstock_runtime.models.json_files import read_optional
@@ -186,6 +188,18 @@ class Job:
         """Delete the fp32 artefact. For a call that has found the finished one: whoever asked for the fp32 one before
         that was there has loaded it long since."""
         shutil.rmtree(self.baseline, ignore_errors=True)
+
+    def remove_leftovers(self) -> None:
+        """Delete what a run left that was killed once the finished artefact was there: the work folder, and the
+        artefact that it replaced. For a call that has found one that nothing is to be added to; where anybody is at
+        work on this key, nothing is deleted."""
+        # What is not there needs no lock, and a store that cannot be written serves all the same.
+        with contextlib.suppress(OSError):
+            if not self.work.path.exists() and not has_drafts(self.artefact):
+                return
+            with locked_at_once(self.lock("")), locked_at_once(self.lock("baseline.")):
+                remove_drafts(self.artefact)
+                self.work.remove()
 
     def check(self) -> None:
         """Can the model do the task, with this tokenizer and these limits? Errors as `make_task` has them. To be asked

@@ -65,8 +65,9 @@ def prepare(
     PenstockError of all kinds: the model, the machine, the endpoint, a full disk.
     """
     job = Job.of(endpoint, store=store, models=models, cores=cores, token=token)
-    if job.finished(whole=False) is not None:
-        job.remove_baseline()
+    found = job.finished(whole=False)
+    if found is not None:
+        _tidy(job, found)
         return Prepared(job.artefact, finished=True)
     if job.prepared() is None:
         job.check()
@@ -105,10 +106,17 @@ def optimise(
             if found is None:
                 Optimisation(job, seconds, on_progress).run()
                 return job.artefact
-    job.remove_baseline()
+    _tidy(job, found)
     facts = {"artefact": str(job.artefact), "found": True, "seconds": time.monotonic() - begin}
     on_progress(Progress(Stage.DONE, 1, 1, "found, made before for this model and machine", facts, 1, 1))
     return job.artefact
+
+
+def _tidy(job: Job, found: Manifest) -> None:
+    """Delete what nobody needs any more beside the finished artefact."""
+    job.remove_baseline()
+    if not found.cut_short:
+        job.remove_leftovers()
 
 
 class Optimisation:

@@ -170,3 +170,12 @@ def locked(path: Path, *, waiting: Callable[[], None]) -> Iterator[None]:
             waiting()
             fcntl.flock(file, fcntl.LOCK_EX)
         yield
+
+
+@contextmanager
+def locked_at_once(path: Path) -> Iterator[None]:
+    """Hold the lock file `path` alone; BlockingIOError when another process has it, another OSError when it cannot be
+    written."""
+    with path.open("a") as file:
+        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        yield

@@ -103,6 +103,29 @@ def test_a_failure_leaves_nothing_behind_and_the_old_one_in_place(
     assert [path.name for path in target.parent.iterdir()] == ["3f9c"]
 
 
+def test_what_a_killed_writer_left_is_deleted_by_the_next_one(
+    tmp_path: Path, folder: ModelFolder, graphs: dict[object, Path]
+) -> None:
+    target = tmp_path / "store" / "3f9c"
+    code = (
+        "import os, pathlib; from penstock_optimizer.artefact import write_artefact\n"
+        "from penstock_runtime.models.folder import ModelFolder\n"
+        f"folder = ModelFolder.open(pathlib.Path({str(folder.path)!r}), weights=False)\n"
+        f"write_artefact(pathlib.Path({str(target)!r}), folder=folder, graphs={{}},"
+        " describe=lambda _: os.kill(os.getpid(), 9))"
+    )
+    assert subprocess.run([sys.executable, "-c", code], check=False).returncode == -9
+    (target.parent / ".3f9c-abcd-old").mkdir()
+    others = [target.parent / name for name in ("3f9d", ".3f9c.baseline-abcd", ".3f9d-abcd")]
+    for other in others:
+        other.mkdir()
+    assert len(list(target.parent.iterdir())) == 5
+
+    write(target, folder, graphs)
+
+    assert sorted(target.parent.iterdir()) == sorted([target, *others])
+
+
 def test_what_is_written_is_a_copy_and_not_a_link(
     tmp_path: Path, folder: ModelFolder, graphs: dict[object, Path]
 ) -> None:

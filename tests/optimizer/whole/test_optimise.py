@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import shutil
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +20,7 @@ from penstock_optimizer.capacity import CapacityFailed, ReplicaBroken, replica
 from penstock_optimizer.optimise import optimise, prepare
 from penstock_optimizer.progress import Stage
 from penstock_optimizer.recipes import TEACHER
+from penstock_optimizer.workfolder import locked
 from penstock_runtime.batching.rectangle import run_rows
 from penstock_runtime.host import read_host
 from penstock_runtime.loaded import load_artefact
@@ -117,6 +119,41 @@ def test_the_second_time_it_is_found_by_its_key(made: Made) -> None:
     assert prepare(made.endpoint, store=made.store, models=made.store).finished
     # Nobody needs the fp32 artefact any more.
     assert not made.artefact.with_name(f"{made.artefact.name}.baseline").exists()
+
+
+@pytest.mark.parametrize("finds", [prepare, optimise])
+def test_what_a_run_left_that_was_killed_at_its_very_end_is_deleted_by_whoever_finds_the_artefact(
+    finds: Callable[..., object], made: Made, tmp_path: Path
+) -> None:
+    store = tmp_path / "store"
+    shutil.copytree(made.store, store)
+    key = made.artefact.name
+    work, replaced = store / f"{key}.work", store / f".{key}-abcd-old"
+    for folder in (work, replaced):
+        folder.mkdir()
+        (folder / "model.onnx").write_text("large")
+
+    # Not under anybody who is at work with it.
+    for lock in (f"{key}.lock", f"{key}.baseline.lock"):
+        with locked(store / lock, waiting=lambda: None):
+            finds(made.endpoint, store=store, models=store)
+        assert work.exists()
+        assert replaced.exists()
+    finds(made.endpoint, store=store, models=store)
+
+    assert sorted(path.name for path in store.iterdir()) == [key, f"{key}.baseline.lock", f"{key}.lock"]
+
+
+def test_what_a_larger_budget_goes_on_from_is_kept_beside_the_artefact(made: Made, tmp_path: Path) -> None:
+    store = tmp_path / "store"
+    shutil.copytree(made.store, store)
+    manifest = made.manifest.model_copy(update={"cut_short": True})
+    (store / made.artefact.name / "manifest.json").write_text(manifest.model_dump_json())
+    work = store / f"{made.artefact.name}.work"
+    work.mkdir()
+    Made(made.endpoint, store)
+
+    assert work.exists()
 
 
 @pytest.mark.parametrize("which", ["chosen", "baseline"])
