@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
 
+from penstock.errors import OptimizationError
 from penstock.manifest import CandidateFacts, Manifest, Outcome, ServedModel
 from penstock.recipe import Batching, Plan
 from penstock_optimizer.artefact import graph_path, write_artefact
-from penstock_optimizer.isolation import WorkerFailed
+from penstock_optimizer.isolation import Failure, WorkerFailed
 from penstock_optimizer.job import Job
 from penstock_optimizer.lab import ExportedFacts
 from penstock_optimizer.processes import ProcessLab
@@ -21,6 +23,8 @@ WIDE_FROM = WideFrom(64, 64)
 """Unmeasured: from about this length on, a lone row gains from all cores with every engine and model that was tried."""
 EXPORT_SECONDS = 600.0
 """A large model through torch takes minutes; more is a hang."""
+RAISE_BUDGET = "Raise spec.optimization.budgetSeconds, or --budget"
+"""What to do where not even fp32 could be measured."""
 
 
 @dataclass(frozen=True)
@@ -37,13 +41,23 @@ def baseline_plan(cores: int, batching: Batching = Batching.EQUAL_LENGTH) -> Pla
     return first_plan(TEACHER, Limits(cores, batching, ()), wide_from=WIDE_FROM)
 
 
-def prepare_baseline(job: Job) -> tuple[Manifest, ExportedFacts]:
-    """Export the fp32 graph and write its artefact, unless that is there. Errors of the model as `export` has them."""
+def prepare_baseline(
+    job: Job, *, seconds_left: Callable[[], float] = lambda: EXPORT_SECONDS
+) -> tuple[Manifest, ExportedFacts]:
+    """Export the fp32 graph and write its artefact, unless that is there. Errors of the model as `export` has them.
+
+    `seconds_left`: of a time budget, when the export begins; OptimizationError where it does not end within them.
+    """
     with locked(job.lock("baseline."), waiting=lambda: None):
         lab = ProcessLab(job.subject, job.work, job.cpus)
+        limit = max(seconds_left(), 0.0)
         try:
-            exported = lab.exported("fused", timeout_seconds=EXPORT_SECONDS)
+            exported = lab.exported("fused", timeout_seconds=min(limit, EXPORT_SECONDS))
         except WorkerFailed as failure:
+            if failure.failure is Failure.TIMED_OUT and limit < EXPORT_SECONDS:
+                raise OptimizationError(
+                    f"the time budget ended before the fp32 graph was written: {failure.reason}", remedy=RAISE_BUDGET
+                ) from failure
             raise failure.as_error("the model could not be exported") from failure
         manifest = job.prepared()
         if manifest is None:

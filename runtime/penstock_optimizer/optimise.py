@@ -18,13 +18,13 @@ from typing import Any
 
 from penstock.capacity import CapacityCurve
 from penstock.endpoint import ModelEndpoint, NoCandidate, OptimizationMode
-from penstock.errors import NoCandidateWithinBudget
+from penstock.errors import NoCandidateWithinBudget, OptimizationError
 from penstock.manifest import CandidateFacts, Manifest, Outcome, ServedGraph, ServedModel
 from penstock.recipe import Plan, Recipe
 from penstock.tasks import HEAD_OF_TASK
 from penstock_optimizer import conclusion
 from penstock_optimizer.artefact import graph_path, write_artefact
-from penstock_optimizer.baseline import Prepared, baseline_plan, prepare_baseline
+from penstock_optimizer.baseline import RAISE_BUDGET, Prepared, baseline_plan, prepare_baseline
 from penstock_optimizer.budget import MOST_PLANS_SECONDS, Budget
 from penstock_optimizer.build_order import by_gain
 from penstock_optimizer.capacity import CapacityFailed, Measured, ReplicaBroken
@@ -32,7 +32,7 @@ from penstock_optimizer.disk import full_disk_said
 from penstock_optimizer.endpoint_capacity import endpoint_capacity
 from penstock_optimizer.events import Events
 from penstock_optimizer.gemm import gemm_shares
-from penstock_optimizer.isolation import WorkerFailed
+from penstock_optimizer.isolation import Failure, WorkerFailed
 from penstock_optimizer.job import Job
 from penstock_optimizer.lab import ExportedFacts
 from penstock_optimizer.load.lengths import measured_lengths
@@ -45,7 +45,7 @@ from penstock_optimizer.search.climb import Climbed
 from penstock_optimizer.search.goal import Goal
 from penstock_optimizer.search.survivors import OUT_OF_TIME
 from penstock_optimizer.search.trials import Trials
-from penstock_optimizer.tryout import Entrant, TryOut, most_open
+from penstock_optimizer.tryout import LEAST_SECONDS, Entrant, TryOut, most_open
 from penstock_optimizer.workfolder import locked
 
 __all__ = ["Prepared", "optimise", "prepare"]
@@ -169,8 +169,10 @@ class Optimisation:
 
     def _export(self) -> ExportedFacts:
         self._events.exporting(self._budget.seconds)
-        _, exported = prepare_baseline(self._job)
+        _, exported = prepare_baseline(self._job, seconds_left=self._budget.left_for_capacity)
         self._events.exported(exported)
+        if self._budget.left_for_capacity() < LEAST_SECONDS:
+            raise self._no_time(f"it ended after {self._budget.spent:.1f} s")
         size = sum(file.stat().st_size for file in Path(exported.graph).parent.iterdir())
         self._tryout.most_open = most_open(self._job.host.memory.available, size)
         return exported
@@ -186,6 +188,9 @@ class Optimisation:
                     self._tryout.skip(skipped.recipe, skipped.reason)
             self._tryout.measure(on_round=self._events.round)
         except WorkerFailed as failure:
+            if failure.failure is Failure.TIMED_OUT:
+                # It may take all that the budget has left, so that nothing is said against the graph.
+                raise self._no_time(failure.reason) from failure
             raise failure.as_error("the fp32 graph does not run") from failure
 
     def _find_plan(self) -> Climbed:
@@ -248,6 +253,13 @@ class Optimisation:
         return gemm_shares(shape, own, ceiling)
 
     # what the stages need
+
+    def _no_time(self, why: str) -> OptimizationError:
+        return OptimizationError(
+            f"the time budget of {self._budget.seconds:g} s leaves too little after the export to judge and measure "
+            f"the fp32 graph: {why}",
+            remedy=f"{RAISE_BUDGET}: the next run goes on from here",
+        )
 
     def _may_serve(self, recipe: Recipe) -> bool:
         allowed = self._job.spec.optimization

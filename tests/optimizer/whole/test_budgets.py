@@ -14,7 +14,12 @@ import pytest
 from penstock.endpoint import ModelEndpoint
 from penstock.errors import OptimizationError
 from penstock.manifest import Manifest, Outcome
-from penstock_optimizer.optimise import optimise
+from penstock_optimizer.baseline import EXPORT_SECONDS
+from penstock_optimizer.budget import Budget
+from penstock_optimizer.isolation import Failure, WorkerFailed
+from penstock_optimizer.lab import ExportedFacts
+from penstock_optimizer.optimise import optimise, prepare
+from penstock_optimizer.processes import ProcessLab, ProcessSession
 from penstock_optimizer.progress import Progress, Stage
 from penstock_optimizer.recipes import TEACHER
 from tests.optimizer.whole.optimising import ENOUGH_SECONDS, QUICK, Made, endpoint
@@ -67,6 +72,63 @@ def cut_short(wanted: ModelEndpoint, store: Path) -> Made:
             if "Raise spec.optimization.budgetSeconds" not in str(error):
                 raise
     return Made(wanted, store, seconds=120)
+
+
+@pytest.mark.parametrize("budget_seconds", [30.0, 5000.0])
+def test_the_export_gets_what_is_left_of_the_budget_and_no_more_than_a_hang_is_waited_for(
+    budget_seconds: float, model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    limits: list[float] = []
+
+    def hangs(_: ProcessLab, flavour: str, *, timeout_seconds: float) -> ExportedFacts:
+        limits.append(timeout_seconds)
+        raise WorkerFailed(Failure.TIMED_OUT, f"export did not end within {timeout_seconds:.0f} s")
+
+    monkeypatch.setattr(ProcessLab, "exported", hangs)
+    by_budget = budget_seconds < EXPORT_SECONDS
+    message = "the time budget ended before the fp32 graph was written" if by_budget else "could not be exported"
+    with pytest.raises(OptimizationError, match=f"{message}: export did not end within"):
+        optimise(endpoint(model, QUICK), store=tmp_path, models=tmp_path, budget_seconds=budget_seconds)
+    with pytest.raises(OptimizationError, match="the model could not be exported"):
+        prepare(endpoint(model, QUICK), store=tmp_path, models=tmp_path)
+
+    assert 0 < limits[0] <= min(budget_seconds, EXPORT_SECONDS)
+    assert limits[1] == EXPORT_SECONDS
+
+
+def test_an_export_that_takes_nearly_all_of_the_budget_says_so_and_not_that_fp32_does_not_run(
+    model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    export = ProcessLab.exported
+
+    def slow(lab: ProcessLab, flavour: str, *, timeout_seconds: float) -> ExportedFacts:
+        facts = export(lab, flavour, timeout_seconds=timeout_seconds)
+        monkeypatch.setattr(Budget, "spent", 59.5)
+        return facts
+
+    monkeypatch.setattr(ProcessLab, "exported", slow)
+    with pytest.raises(OptimizationError) as caught:
+        optimise(endpoint(model, QUICK), store=tmp_path, models=tmp_path, budget_seconds=60)
+
+    assert str(caught.value).startswith(
+        "the time budget of 60 s leaves too little after the export to judge and measure the fp32 graph: it ended "
+        "after 59.5 s"
+    )
+    assert caught.value.remedy == "Raise spec.optimization.budgetSeconds, or --budget: the next run goes on from here"
+    assert not list(tmp_path.glob("*.work/candidates"))
+
+
+def test_an_fp32_graph_that_time_runs_out_for_is_not_said_not_to_run(
+    model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def late(*_: object, **__: object) -> object:
+        raise WorkerFailed(Failure.TIMED_OUT, "teach did not end within 1 s")
+
+    monkeypatch.setattr(ProcessSession, "judge", late)
+    with pytest.raises(
+        OptimizationError, match=r"budget of 400 s leaves too little after the export .*: teach did not"
+    ):
+        optimise(endpoint(model, QUICK), store=tmp_path, models=tmp_path, budget_seconds=ENOUGH_SECONDS)
 
 
 def test_an_interrupted_run_goes_on_with_what_it_had(model: Path, tmp_path: Path) -> None:
