@@ -80,11 +80,13 @@ class Planner:
                 if self.budget.left_for_plans() <= 0:
                     # Cut off by the clock, not by a fault: the best so far by its latencies wins.
                     return self._unmeasured([one for one in timed if one.recipe in recipes])
-                broken = self._broken(recipes)
+                # The incumbent's, since a challenger's failure does not end the climb.
+                broken = failure.plan.recipe
                 entrant = self.entrant(broken)
                 entrant.close()
                 entrant.settle(Outcome.FAILED, f"{failure} while its plans were measured")
-                recipes.remove(broken)
+                # One that came in by a route is none of them, and is not offered again after it has failed.
+                recipes = [recipe for recipe in recipes if recipe != broken]
                 if not recipes:
                     raise OptimizationError(
                         f"no plan could be measured: {failure}", remedy="See the log of the optimisation"
@@ -129,7 +131,7 @@ class Planner:
         if entrant.session is None:
             again = self._reopened.get(plan.recipe, 0)
             if again >= MOST_REOPENED or entrant.built is None:
-                raise MeasurementFailed(self._last_reason.get(plan.recipe, "its process ended"))
+                raise MeasurementFailed(self._last_reason.get(plan.recipe, "its process ended"), plan)
             self._reopened[plan.recipe] = again + 1
             entrant.session = self.lab.open(plan.recipe, built=entrant.built)
         try:
@@ -137,11 +139,7 @@ class Planner:
         except WorkerFailed as failure:
             entrant.close()
             self._last_reason[plan.recipe] = failure.reason
-            raise MeasurementFailed(failure.reason) from failure
-
-    def _broken(self, recipes: Sequence[Recipe]) -> Recipe:
-        """The recipe whose process is gone: the incumbent's, since a challenger's failure does not end the climb."""
-        return next((recipe for recipe in recipes if self.entrant(recipe).session is None), recipes[0])
+            raise MeasurementFailed(failure.reason, plan) from failure
 
     def entrant(self, recipe: Recipe) -> Entrant:
         """The candidate of a recipe."""

@@ -40,6 +40,10 @@ class Judge(Protocol):
 class MeasurementFailed(Exception):
     """A plan could not be measured: crashed, timed out, or gave an error."""
 
+    def __init__(self, reason: str, plan: Plan) -> None:
+        super().__init__(reason)
+        self.plan = plan
+
 
 class Measure(Protocol):
     """Measures one plan once."""

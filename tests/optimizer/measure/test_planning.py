@@ -115,6 +115,30 @@ def test_an_incumbent_that_dies_again_and_again_has_failed_and_the_next_one_wins
     assert outcome(tryout, INT8) == (Outcome.FAILED, "killed by signal 9 while its plans were measured")
 
 
+def test_an_incumbent_that_dies_is_to_blame_and_not_a_challenger_that_died_before_it(tmp_path: Path) -> None:
+    scripts = {
+        INT8: Script(speed=2.2, fails={"sample": crash(11), "lone": crash(11)}),
+        STATIC: Script(speed=1.9, fails={"sample": crash(9)}, fails_after=3),
+    }
+    climbed, tryout, lab, _ = plan_search(tmp_path, scripts)
+
+    order = [recipe for method, recipe in lab.calls if method == "sample"]
+    assert order.index(INT8) < order.index(STATIC)
+    assert climbed.plan.recipe == FP32
+    assert outcome(tryout, STATIC) == (Outcome.FAILED, "killed by signal 9 while its plans were measured")
+    assert outcome(tryout, INT8) == (Outcome.SLOWER, WITHIN_BUDGET)
+
+
+def test_a_recipe_that_came_in_for_the_long_rows_and_dies_is_to_blame_though_it_is_no_finalist(tmp_path: Path) -> None:
+    scripts = {**LONG_ROWS, STATIC: Script(speed=1.6, fails={"sample": crash(9)}, fails_after=3)}
+    expected = (8, 8, 16, 16, 512)
+    climbed, tryout, _, _ = plan_search(tmp_path, scripts, lengths=SHORTER, expected=expected)
+
+    assert climbed.plan.recipe == INT8
+    assert outcome(tryout, STATIC) == (Outcome.FAILED, "killed by signal 9 while its plans were measured")
+    assert outcome(tryout, FP32)[0] is Outcome.TEACHER
+
+
 def test_a_wide_run_that_crashes_does_not_end_a_finalist(tmp_path: Path) -> None:
     climbed, _, _, _ = plan_search(tmp_path, {INT8: Script(speed=2, fails={"wide_from": crash()})})
 

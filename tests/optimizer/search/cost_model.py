@@ -60,7 +60,7 @@ class CostModel:
     def __call__(self, plan: Plan) -> Sample:
         """One noisy measurement."""
         if plan in self.broken:
-            raise MeasurementFailed("killed by signal 11")
+            raise MeasurementFailed("killed by signal 11", plan)
         self.measured.append(plan)
         true = self.true_sample(plan)
         slow = (1 + self.drift) ** len(self.measured)

@@ -83,7 +83,7 @@ def test_an_incumbent_that_stops_working_ends_the_climb() -> None:
 
     def measure(plan: Plan) -> Sample:
         if plan == plans[0] and len(model.measured) > 2:
-            raise MeasurementFailed("killed by signal 9")
+            raise MeasurementFailed("killed by signal 9", plan)
         return model(plan)
 
     with pytest.raises(MeasurementFailed, match="signal 9"):
