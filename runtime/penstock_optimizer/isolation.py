@@ -50,10 +50,16 @@ class WorkerFailed(Exception):
         """Of that error."""
         self.log_tail = log_tail
 
+    @property
+    def out_of_memory(self) -> bool:
+        """True for a worker that was killed (nobody else here sends SIGKILL), and for allocators that gave up."""
+        killed = self.failure is Failure.DIED and self.reason.startswith(f"killed by signal {signal.SIGKILL.value} ")
+        return killed or "bad_alloc" in self.reason or self.reason.startswith(("MemoryError", "_ArrayMemoryError"))
+
     def as_error(self, what: str) -> PenstockError:
         """The PenstockError that the method raised, OutOfMemory where the kernel or the allocator said so, or an
         OptimizationError that says what came to nothing."""
-        if _is_memory(self.failure, self.reason):
+        if self.out_of_memory:
             return OutOfMemory(
                 f"{what}: {self.reason}",
                 remedy="Give it more memory (spec.pod.memory on a cluster), or take a smaller model",
@@ -152,12 +158,6 @@ class Worker:
             file.seek(max(0, file.seek(0, os.SEEK_END) - TAIL_BYTES))
             return file.read(TAIL_BYTES).decode(errors="replace").strip()
         return ""
-
-
-def _is_memory(failure: Failure, reason: str) -> bool:
-    """True for a worker that was killed (nobody else here sends SIGKILL), and for allocators that gave up."""
-    killed = failure is Failure.DIED and reason.startswith(f"killed by signal {signal.SIGKILL.value} ")
-    return killed or "bad_alloc" in reason or reason.startswith(("MemoryError", "_ArrayMemoryError"))
 
 
 def death_reason(return_code: int, log_tail: str) -> str:

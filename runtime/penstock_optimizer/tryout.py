@@ -145,8 +145,9 @@ class TryOut:
                 # None of its doing: with room on the disk it may be the best of all.
                 raise full(self._work.path, what=WORK) from failure
             entrant.settle(Outcome.FAILED, failure.reason)
-            # What ran out of time may succeed with more of it: only what really failed is remembered.
-            if failure.failure is not Failure.TIMED_OUT:
+            # What ran out of time or memory may succeed with more of it, which an hour later may be there: only what
+            # really failed is remembered.
+            if failure.failure is not Failure.TIMED_OUT and not failure.out_of_memory:
                 self._remember(entrant)
         self._on_settled(entrant)
         self._make_room()

@@ -10,7 +10,7 @@ from penstock.errors import OutOfDisk
 from penstock.manifest import Outcome
 from penstock.recipe import Batching, EngineName, Precision, Recipe
 from penstock_optimizer.budget import Budget
-from penstock_optimizer.isolation import Failure, WorkerFailed
+from penstock_optimizer.isolation import Failure, WorkerFailed, death_reason
 from penstock_optimizer.search.survivors import NO_TURN, NOT_MEASURED, WITHIN_BUDGET
 from penstock_optimizer.tryout import MOST_OPEN, ROUNDS, Entrant, TryOut, most_open
 from penstock_optimizer.workfolder import WorkFolder
@@ -317,3 +317,23 @@ def test_a_candidate_that_ran_out_of_time_is_tried_again_with_more_of_it(tmp_pat
     second, _, _ = stage(tmp_path, scripts, seconds=600)
 
     assert run(second, scripts)[INT8].facts.outcome is Outcome.SLOWER
+
+
+@pytest.mark.parametrize(
+    "failure",
+    [
+        WorkerFailed(Failure.DIED, death_reason(-9, "")),
+        WorkerFailed(Failure.RAISED, "MemoryError: 90 MB"),
+        WorkerFailed(Failure.RAISED, "RuntimeError: std::bad_alloc"),
+    ],
+)
+def test_a_candidate_that_memory_ran_out_for_is_tried_again_when_the_search_goes_on(
+    tmp_path: Path, failure: WorkerFailed
+) -> None:
+    first, _, _ = stage(tmp_path, {INT8: Script(fails={"judge": failure})})
+    facts = run(first, {INT8: Script()})[INT8].facts
+    second, lab, _ = stage(tmp_path, {INT8: Script(speed=2)})
+
+    assert (facts.outcome, facts.reason) == (Outcome.FAILED, failure.reason)
+    assert run(second, {INT8: Script()})[INT8].facts.reason == WITHIN_BUDGET
+    assert lab.count("judge", INT8) == 1
