@@ -8,6 +8,7 @@ from typing import Any
 import click
 
 from penstock.cli.finite import FiniteRange
+from penstock.cli.folders import models_option
 from penstock.cli.screen import INTERRUPTED, console, fact
 from penstock_optimizer.bench.options import BenchOptions
 from penstock_optimizer.bench.run import BenchProgress, run_bench
@@ -67,6 +68,7 @@ def _show(progress: BenchProgress) -> None:
     "--output", type=click.Path(file_okay=False, path_type=Path), default=FIELDS["output"].default, help=_help("output")
 )
 @click.option("--store", type=click.Path(file_okay=False, path_type=Path), envvar="PENSTOCK_STORE", help=_help("store"))
+@models_option
 @click.option("--fresh", is_flag=True, help=_help("fresh"))
 @click.option("--seed", type=int, default=FIELDS["seed"].default, help=_help("seed"))
 def command(**options: Any) -> None:

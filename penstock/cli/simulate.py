@@ -16,7 +16,7 @@ from penstock.cli.finite import FiniteRange
 from penstock.cli.screen import NAME_WIDTH, PLAIN_SECONDS, console, fact
 from penstock.errors import MissingPackage, SettingError
 from penstock.manifest import Manifest
-from penstock_optimizer.disk import prepare_folder, unwritable_said
+from penstock_runtime.disk import prepare_folder, unwritable_said
 
 if TYPE_CHECKING:
     from penstock_operator.simulator.compare import Experiment, TraceResult, Verdict

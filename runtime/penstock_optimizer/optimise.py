@@ -28,7 +28,6 @@ from penstock_optimizer.baseline import RAISE_BUDGET, Prepared, baseline_plan, p
 from penstock_optimizer.budget import MOST_PLANS_SECONDS, Budget
 from penstock_optimizer.build_order import by_gain
 from penstock_optimizer.capacity import CapacityFailed, Measured, ReplicaBroken
-from penstock_optimizer.disk import full_disk_said
 from penstock_optimizer.endpoint_capacity import endpoint_capacity
 from penstock_optimizer.events import Events
 from penstock_optimizer.gemm import gemm_shares
@@ -47,6 +46,7 @@ from penstock_optimizer.search.survivors import OUT_OF_TIME
 from penstock_optimizer.search.trials import Trials
 from penstock_optimizer.tryout import LEAST_SECONDS, Entrant, TryOut, most_open
 from penstock_optimizer.workfolder import locked
+from penstock_runtime.disk import full_disk_said
 
 __all__ = ["Prepared", "optimise", "prepare"]
 

@@ -12,7 +12,6 @@ from penstock.manifest import CandidateFacts, LatencyPoint, Outcome, Verdict
 from penstock.recipe import Batching, Recipe
 from penstock_optimizer.artefact import digests
 from penstock_optimizer.budget import KILL_SECONDS, Budget
-from penstock_optimizer.disk import full, is_full
 from penstock_optimizer.isolation import Failure, WorkerFailed
 from penstock_optimizer.lab import BuiltFacts, Lab, Session
 from penstock_optimizer.load.summary import median, relative_spread
@@ -25,6 +24,7 @@ from penstock_optimizer.search.survivors import (
     hopeless,
 )
 from penstock_optimizer.workfolder import CandidateRecord, WorkFolder
+from penstock_runtime.disk import full, is_full
 
 ROUNDS = 3
 """Interleaved rounds of measuring at length."""

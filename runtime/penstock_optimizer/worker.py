@@ -20,7 +20,7 @@ from typing import Any, BinaryIO
 from pydantic import BaseModel
 
 from penstock.errors import OutOfDisk, PenstockError
-from penstock_optimizer.disk import FULL
+from penstock_runtime.disk import FULL
 
 PARENT_GONE = 3
 """Exit code when the parent died in the middle of a call."""

@@ -28,8 +28,8 @@ from pydantic import BaseModel, ConfigDict, ValidationError
 from penstock.manifest import CandidateFacts, GraphIO
 from penstock.recipe import Recipe
 from penstock_optimizer.artefact import digests, sha256
-from penstock_optimizer.disk import unwritable_said
 from penstock_optimizer.lab import ExportedFacts
+from penstock_runtime.disk import unwritable_said
 
 
 class CandidateRecord(BaseModel):

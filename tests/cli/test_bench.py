@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 
 import penstock.cli.bench
+from penstock.cli.folders import DEFAULT_MODELS
 from penstock_optimizer.bench.options import BenchOptions
 from tests.cli.endpoints import invoke
 
@@ -32,7 +33,7 @@ def test_defaults_are_the_published_experiment(benched: Benched) -> None:
     result = invoke("bench", "x.yaml")
 
     assert result.exit_code == 0
-    assert benched == [BenchOptions(target="x.yaml")]
+    assert benched == [BenchOptions(target="x.yaml", models=DEFAULT_MODELS)]
     assert len(benched[0].cores) * len(benched[0].lengths) * len(benched[0].batches) == 192
 
 
@@ -44,6 +45,8 @@ def test_defaults_are_the_published_experiment(benched: Benched) -> None:
         (["--seconds", "0.5", "--rounds", "7", "--seed", "3"], {}, {"seconds": 0.5, "rounds": 7, "seed": 3}),
         (["--baseline", "--output", "out"], {}, {"baseline": True, "output": Path("out")}),
         ([], {"PENSTOCK_BENCH_LENGTHS": "16,64", "PENSTOCK_STORE": "s"}, {"lengths": (16, 64), "store": Path("s")}),
+        (["--models", "m"], {}, {"models": Path("m")}),
+        ([], {"PENSTOCK_MODELS": "m"}, {"models": Path("m")}),
         (["--lengths", "8"], {"PENSTOCK_BENCH_LENGTHS": "16,64"}, {"lengths": (8,)}),
     ],
 )

@@ -11,7 +11,7 @@ from pydantic import ValidationError
 from penstock_optimizer.bench.report import render
 from penstock_optimizer.bench.results import BenchResults
 from penstock_optimizer.bench.tables import to_csv
-from penstock_optimizer.disk import full_disk_said, prepare_folder
+from penstock_runtime.disk import full_disk_said, prepare_folder
 
 RESULTS, TABLE, REPORT = "results.json", "results.csv", "report.html"
 WHAT = "the folder"

@@ -6,6 +6,7 @@ whether a cached copy is whole is decided here. Works with versions from 0.30 up
 
 from __future__ import annotations
 
+import errno
 import os
 import re
 from collections.abc import Callable, Mapping
@@ -15,21 +16,22 @@ from typing import Any, TypeVar
 
 from penstock.errors import (
     CorruptModel,
+    HostError,
     MissingPackage,
     ModelAccessDenied,
     ModelError,
     ModelNotFound,
     ModelUnavailable,
-    OutOfDisk,
     PenstockError,
 )
 from penstock.source import ModelSource
+from penstock_runtime.disk import FULL
 from penstock_runtime.models import safety
 from penstock_runtime.models.hub_records import Records
 from penstock_runtime.models.json_files import read_object
+from penstock_runtime.models.models_folder import OPTION, models_folder_said
 from penstock_runtime.models.progress import OnProgress, Progress
 from penstock_runtime.models.selection import GRAPHS, choose_files
-from penstock_runtime.object_storage import FULL_DISK
 from penstock_runtime.retries import Retries
 
 T = TypeVar("T")
@@ -39,6 +41,8 @@ TIMEOUT_SECONDS = 15.0
 """For an answer to begin. HF_HUB_DOWNLOAD_TIMEOUT sets how long a download may stall (10 s)."""
 _LIBRARIES = {"huggingface_hub", "requests", "urllib3", "httpx", "httpcore", "httpx2", "httpcore2"}
 """The hub's library and the HTTP libraries that its versions 0, 1 and 2 stand on."""
+_LOCAL = FULL | {errno.EACCES, errno.EPERM, errno.EROFS, errno.ENOTDIR}
+"""What folders answer. Networks do too (a filter: EPERM), but their libraries put that into errors of their own."""
 
 
 @dataclass(frozen=True)
@@ -62,11 +66,19 @@ class HubFetch:
     report: OnProgress
 
     def run(self) -> Path:
-        """Fetch and return the snapshot's folder; a whole cached copy is used when the hub cannot be reached."""
+        """Fetch and return the snapshot's folder; a whole cached copy is used when the hub cannot be reached.
+
+        HostError when a folder here cannot be written: no retry would change that.
+        """
+        with models_folder_said(self.cache):
+            return self._run()
+
+    def _run(self) -> Path:
         revision = self.source.revision or "main"
         pinned = self._records.whole(revision) if COMMIT.fullmatch(revision) else None
         if pinned is not None:
             return pinned
+        self._require_readable_token()
         try:
             listing = self.retries.run(lambda: self._translated(lambda: self._list(revision)))
         except ModelUnavailable as error:
@@ -115,7 +127,7 @@ class HubFetch:
                     self.source.location,
                     name,
                     revision=listing.commit,
-                    cache_dir=str(self._hub_cache),
+                    cache_dir=str(self._hub_place[0]),
                     token=self.token,
                     endpoint=_endpoint(),
                     etag_timeout=TIMEOUT_SECONDS,
@@ -124,11 +136,27 @@ class HubFetch:
 
         return self.retries.run(lambda: self._translated(download))
 
+    def _require_readable_token(self) -> None:
+        """HostError where the library could not even look for a token: it would say so at every call, in no words."""
+        if self.token is not None:
+            return
+        try:
+            _hub().get_token()
+        except OSError as error:
+            raise HostError(
+                f"{self.source}: {error.filename}, where the hub's tools keep a token, cannot be read "
+                f"({error.strerror})",
+                remedy="Set HF_HOME to a folder that this process may use, or HF_TOKEN to a token",
+            ) from error
+
     @property
-    def _hub_cache(self) -> Path:
+    def _hub_place(self) -> tuple[Path, str]:
+        """Where the hub's own files go, and what gives another place."""
         if "HF_HUB_CACHE" in os.environ:
-            return Path(os.environ["HF_HUB_CACHE"])
-        return Path(os.environ["HF_HOME"]) / "hub" if "HF_HOME" in os.environ else self.cache / "hub"
+            return Path(os.environ["HF_HUB_CACHE"]), "HF_HUB_CACHE"
+        if "HF_HOME" in os.environ:
+            return Path(os.environ["HF_HOME"]) / "hub", "HF_HUB_CACHE or HF_HOME"
+        return self.cache / "hub", OPTION
 
     @property
     def _records(self) -> Records:
@@ -143,6 +171,10 @@ class HubFetch:
         except PenstockError:
             raise
         except Exception as error:  # the library raises requests', httpx's and its own errors
+            if is_local(error):
+                folder, option = self._hub_place
+                with models_folder_said(self.cache if option == OPTION else folder, option=option):
+                    raise
             has_token = self.token is not None or _hub().get_token() is not None
             known = hub_error(error, self.source, has_token=has_token)
             if known is None:
@@ -152,6 +184,8 @@ class HubFetch:
 
 def hub_error(error: Exception, source: ModelSource, *, has_token: bool) -> PenstockError | None:
     """What an error of huggingface_hub, or of the HTTP library below it, means; None for one that is not theirs."""
+    if is_local(error):
+        return None
     errors = _hub().errors
     response = getattr(error, "response", None)
     status = getattr(response, "status_code", None)
@@ -180,8 +214,6 @@ def hub_error(error: Exception, source: ModelSource, *, has_token: bool) -> Pens
         )
     if isinstance(error, errors.EntryNotFoundError) and not isinstance(error, errors.LocalEntryNotFoundError):
         return CorruptModel(f"{source}: a file that the hub listed is not there", remedy="Try again, or pin a commit")
-    if isinstance(error, OSError) and error.errno in FULL_DISK:
-        return OutOfDisk(f"no space left in the cache for {source}", remedy="Free space there, or set another cache")
     if isinstance(status, int) and status not in {408, 429} and status < 500:
         return ModelError(f"{source}: the hub answered with HTTP {status}", remedy="Check HF_ENDPOINT and the name")
     package = type(error).__module__.partition(".")[0]
@@ -193,6 +225,13 @@ def hub_error(error: Exception, source: ModelSource, *, has_token: bool) -> Pens
             retry_after_seconds=_retry_after(response),
         )
     return None
+
+
+def is_local(error: Exception) -> bool:
+    """True for what the operating system says about a file or folder here: the hub has no part in it."""
+    if not isinstance(error, OSError) or type(error).__module__ != "builtins":
+        return False
+    return error.filename is not None or error.errno in _LOCAL
 
 
 def _denied(source: ModelSource, *, has_token: bool) -> ModelAccessDenied:

@@ -29,6 +29,7 @@ from penstock.errors import (
 from penstock.source import ModelSource
 from penstock_runtime import object_storage
 from penstock_runtime.models import safety
+from penstock_runtime.models.models_folder import models_folder_said
 from penstock_runtime.models.progress import OnProgress, Progress
 from penstock_runtime.models.selection import FOLDER, GRAPHS, choose_files
 from penstock_runtime.object_storage import FileSystem, Trouble, alone, first_line, relative, trouble
@@ -71,9 +72,12 @@ class ObjectFetch:
     report: OnProgress
 
     def run(self) -> Path:
-        """Fetch and return the folder. ModelUnavailable when the objects keep changing meanwhile."""
+        """Fetch and return the folder. ModelUnavailable when the objects keep changing meanwhile, HostError when the
+        models folder cannot be written."""
         for _ in range(self.retries.attempts):
-            folder = self._once()
+            # What the store's library raises is translated where it is called: what is left is the folder's.
+            with models_folder_said(self.cache):
+                folder = self._once()
             if folder is not None:
                 return folder
         raise ModelUnavailable(
@@ -88,7 +92,7 @@ class ObjectFetch:
         if folder.is_dir():
             return folder
         folder.parent.mkdir(parents=True, exist_ok=True)
-        with alone(folder.with_suffix(".lock")), self._translated():
+        with alone(folder.with_suffix(".lock")):
             if folder.is_dir():  # another process was faster
                 return folder
             unfinished = folder.with_suffix(".partial")

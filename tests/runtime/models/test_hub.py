@@ -279,12 +279,68 @@ class TestFailures:
             fetch(tmp_path / "cache", waits)
         assert waits.seconds == []
 
-    def test_a_full_disk_is_not_the_hubs_fault(self) -> None:
-        error = hub_error(OSError(28, "No space left on device"), SOURCE, has_token=False)
-        assert isinstance(error, HostError)
+    @pytest.mark.parametrize(
+        "error",
+        [
+            OSError(28, "No space left on device"),
+            PermissionError(13, "Permission denied", "/models/hub"),
+            PermissionError(13, "Permission denied"),
+            FileNotFoundError(2, "No such file or directory", "/models/hub"),
+            OSError(30, "Read-only file system"),
+        ],
+    )
+    def test_what_a_folder_here_answers_is_not_the_hubs_fault(self, error: OSError) -> None:
+        assert hub_error(error, SOURCE, has_token=False) is None
+
+    @pytest.mark.parametrize(
+        "error", [ConnectionResetError(104, "Connection reset"), TimeoutError("timed out"), OSError("no CA bundle")]
+    )
+    def test_what_a_network_answers_is_temporary(self, error: OSError) -> None:
+        assert isinstance(hub_error(error, SOURCE, has_token=False), ModelUnavailable)
 
     def test_a_defect_of_ours_is_not_hidden(self) -> None:
         assert hub_error(TypeError("x"), SOURCE, has_token=False) is None
+
+
+class TestFolders:
+    """That cannot be written: not even root may make one in /proc, or below a file."""
+
+    @pytest.mark.parametrize("folder", ["/proc/models", "/dev/null/models"])
+    def test_the_models_folder_is_told_and_not_tried_again(
+        self, folder: str, hub: Hub, tmp_path: Path, waits: Waits
+    ) -> None:
+        hub.add("org/model", model_folder(tmp_path / "original"))
+        with pytest.raises(HostError, match=f"^the models folder {folder}.* cannot be .*--models or PENSTOCK_MODELS"):
+            fetch(Path(folder), waits)
+        assert waits.seconds == []
+
+    @pytest.mark.parametrize("variable", ["HF_HUB_CACHE", "HF_HOME"])
+    def test_the_users_own_hub_cache_is_told_by_its_variable(
+        self, variable: str, hub: Hub, tmp_path: Path, waits: Waits, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        hub.add("org/model", model_folder(tmp_path / "original"))
+        monkeypatch.setenv(variable, "/proc/x")
+        with pytest.raises(HostError, match=rf"the models folder /proc/x.* cannot be .*{variable}$"):
+            fetch(tmp_path / "cache", waits)
+        assert waits.seconds == []
+
+    def test_the_records_beside_a_users_own_hub_cache(
+        self, hub: Hub, tmp_path: Path, waits: Waits, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        hub.add("org/model", model_folder(tmp_path / "original"))
+        monkeypatch.setenv("HF_HUB_CACHE", str(tmp_path / "mine"))
+        with pytest.raises(HostError, match=r"the models folder /proc/models cannot be .*--models"):
+            fetch(Path("/proc/models"), waits)
+
+    def test_a_home_that_cannot_hold_a_token(
+        self, hub: Hub, tmp_path: Path, waits: Waits, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        hub.add("org/model", model_folder(tmp_path / "original"))
+        monkeypatch.setattr(constants, "HF_TOKEN_PATH", "/dev/null/.cache/huggingface/token")
+        with pytest.raises(HostError, match=r"/dev/null/\S*token, where .* \(Not a directory\)\. Set HF_HOME"):
+            fetch(tmp_path / "cache", waits)
+        monkeypatch.setenv("HF_TOKEN", "hf_any")
+        assert fetch(tmp_path / "cache", waits).model_type == "bert"
 
 
 class TestOffline:

@@ -13,6 +13,7 @@ from uuid import uuid4
 import pytest
 
 from penstock.errors import (
+    HostError,
     MissingPackage,
     ModelAccessDenied,
     ModelError,
@@ -110,6 +111,24 @@ def test_a_broken_connection_costs_one_chunk(store: Store, small_chunks: int, tm
     store.fetch(tmp_path / "cache", THRICE)
     starts = [start for name, start in store.reads if name == "model.safetensors"]
     assert starts == sorted(set(starts))
+
+
+@pytest.mark.parametrize("cache", ["/proc/models", "/dev/null/models"])
+def test_a_models_folder_that_cannot_be_written_is_told(cache: str, store: Store, tmp_path: Path) -> None:
+    store.upload(model_folder(tmp_path / "original"))
+    with pytest.raises(
+        HostError, match=rf"^the models folder {cache} cannot be .*(--models or PENSTOCK_MODELS|another folder)$"
+    ):
+        store.fetch(Path(cache))
+
+
+def test_a_models_folder_that_a_file_stands_in_the_way_of_is_not_the_store(store: Store, tmp_path: Path) -> None:
+    """What the store's library calls denied is denied by the store; here it is the folder."""
+    store.upload(model_folder(tmp_path / "original"))
+    (tmp_path / "cache").mkdir()
+    (tmp_path / "cache" / "objects").touch()
+    with pytest.raises(HostError, match=r"^the models folder .*cache/objects: "):
+        store.fetch(tmp_path / "cache")
 
 
 def test_a_fetch_that_was_given_up_is_taken_up_where_it_ended(store: Store, small_chunks: int, tmp_path: Path) -> None:
