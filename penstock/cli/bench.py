@@ -45,7 +45,8 @@ def _show(progress: BenchProgress) -> None:
     left = ""
     if progress.remaining_seconds is not None and progress.done < progress.total:
         left = f"  (measuring the rest takes about {max(round(progress.remaining_seconds / 60), 1)} min)"
-    fact(f"{progress.done}/{progress.total}", progress.message + left)
+    name = "note" if progress.is_note else f"{progress.done}/{progress.total}" if progress.total else "model"
+    fact(name, progress.message + left)
 
 
 @click.command

@@ -15,7 +15,7 @@ from penstock.cli.folders import models_option, store_option
 from penstock.cli.host import describe_cpu
 from penstock.cli.packages import require_optimizer
 from penstock.cli.progress import OptimizationView, show_result
-from penstock.cli.screen import INTERRUPTED, console, fact
+from penstock.cli.screen import INTERRUPTED, TRANSFER_SECONDS, console, fact
 from penstock.ending import sigterm_interrupts
 from penstock.endpoint import LONGEST_BUDGET_SECONDS, ModelEndpoint
 from penstock.manifest import Manifest
@@ -45,6 +45,7 @@ def command(
     """
     require_optimizer()
     # Not with the module: `penstock --help` and the documents read this command, and need none of it.
+    from penstock_optimizer.fetching import Fetching
     from penstock_optimizer.optimise import optimise
 
     endpoint = ModelEndpoint.from_file(file)
@@ -54,7 +55,7 @@ def command(
         _end_with_input()
         optimise(
             endpoint, store=store, models=models, cores=cores, budget_seconds=budget_seconds, token=token,
-            on_progress=_print_json,
+            on_progress=_print_json, on_transfer=Fetching(_print_json, every_seconds=TRANSFER_SECONDS),
         )  # fmt: skip
         return
     fact("cpu", describe_cpu(read_host()))
@@ -63,7 +64,7 @@ def command(
         with sigterm_interrupts(), OptimizationView() as view:
             artefact = optimise(
                 endpoint, store=store, models=models, cores=cores, budget_seconds=budget_seconds, token=token,
-                on_progress=view,
+                on_progress=view, on_transfer=Fetching(view, every_seconds=TRANSFER_SECONDS),
             )  # fmt: skip
     except KeyboardInterrupt:
         fact("ended", "interrupted: the same command goes on from there")

@@ -21,6 +21,7 @@ from penstock_optimizer.progress import Stage
 
 TABLE_TOKENS = (8, 32, 128, 512)
 _STYLE = {Outcome.CHOSEN: "bold green", Outcome.REJECTED: "red", Outcome.FAILED: "red", Outcome.SKIPPED: "dim"}
+MB = 1e6
 WIDE = 100
 """Columns of a terminal from which the bar says, too, how long the search may take."""
 
@@ -61,6 +62,9 @@ class OptimizationView:
 
     def __call__(self, event: Event) -> None:
         """Show one event."""
+        if event.stage is Stage.DOWNLOAD:
+            self._show_download(event)
+            return
         if event.stage is Stage.EXPORT and event.done == event.total:
             fact("export", event.message)
         if "budget_seconds" in event.facts:
@@ -80,6 +84,17 @@ class OptimizationView:
         if due and not console.is_terminal:
             self._printed = now
             fact(event.stage.value, f"{event.step}/{event.steps}  {event.message}")
+
+    def _show_download(self, event: Event) -> None:
+        """As often as it is told, which is `penstock_optimizer.fetching`'s affair."""
+        if "note" in event.facts:
+            fact("note", event.message, style="yellow")
+        elif not console.is_terminal:
+            fact(event.stage.value, event.message)
+        done, total = round(event.done / MB), round(event.total / MB)
+        self._bar.update(
+            self._task, description=event.stage.value, completed=done, total=total or None, message=event.message
+        )
 
     def refresh(self) -> None:
         """Draw the bar now; it draws itself ten times a second."""

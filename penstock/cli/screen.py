@@ -18,6 +18,8 @@ if not console.is_terminal:
     console.width = 200
 PLAIN_SECONDS = 10.0
 """Without a terminal, a line of progress at most this often: logs stay readable, and show that something goes on."""
+TRANSFER_SECONDS = 0.5 if console.is_terminal else PLAIN_SECONDS
+"""Between two words about a download."""
 NAME_WIDTH = 11
 INTERRUPTED = 130
 """Status of a command that Ctrl-C has ended, as shells have it."""

@@ -23,7 +23,7 @@ from pathlib import Path
 from penstock.cli.host import describe_cpu
 from penstock.cli.packages import require_optimizer
 from penstock.cli.progress import OptimizationView, event_from_json, show_result
-from penstock.cli.screen import bytes_text, console, fact
+from penstock.cli.screen import TRANSFER_SECONDS, bytes_text, console, fact
 from penstock.endpoint import ModelEndpoint, OptimizationMode
 from penstock.errors import PenstockError
 from penstock.manifest import Manifest
@@ -34,6 +34,7 @@ from penstock_runtime.host import CoreGrant, Host, pin_process, read_host
 from penstock_runtime.http.status import Progress, Status
 from penstock_runtime.launch import launch, spare_the_collector
 from penstock_runtime.loaded import LoadedModel, Which, load_artefact
+from penstock_runtime.models.progress import Progress as Transfer
 from penstock_runtime.predictor import Predictor
 from penstock_runtime.server import Server, task_limits
 from penstock_runtime.settings import Settings
@@ -165,19 +166,35 @@ class Serving:
             return
         require_optimizer()
         # Building and searching bring libraries that serving an artefact does without.
+        from penstock_optimizer.fetching import Fetching, said
         from penstock_optimizer.optimise import prepare
 
         self._show_model(self._endpoint.spec.model, self._endpoint.spec.task)
-        prepared = await in_daemon_thread(
-            partial(
-                prepare,
-                self._endpoint,
-                store=self._options.store,
-                models=self._options.models,
-                cores=grant.cores,
-                token=self._options.token,
+        loop = asyncio.get_running_loop()
+        waiting = server.status.message
+        with OptimizationView() as view:
+            shown = Fetching(view, every_seconds=TRANSFER_SECONDS)
+
+            def show(step: Transfer) -> None:
+                server.status.message = said(step)
+                shown(step)
+
+            def tell(step: Transfer) -> None:
+                with contextlib.suppress(RuntimeError):  # the loop has ended
+                    loop.call_soon_threadsafe(show, step)
+
+            prepared = await in_daemon_thread(
+                partial(
+                    prepare,
+                    self._endpoint,
+                    store=self._options.store,
+                    models=self._options.models,
+                    cores=grant.cores,
+                    token=self._options.token,
+                    on_transfer=tell,
+                )
             )
-        )
+        server.status.message = waiting
         if prepared.finished or self._endpoint.spec.optimization.mode is OptimizationMode.OFF:
             await self._first(server, prepared.artefact, "chosen", grant)
             if prepared.finished:

@@ -26,6 +26,8 @@ from penstock_optimizer.workfolder import WorkFolder, locked_at_once
 from penstock_runtime.host import CoreGrant, Host, read_host
 from penstock_runtime.models.folder import ModelFolder
 from penstock_runtime.models.json_files import read_optional
+from penstock_runtime.models.progress import OnProgress as OnTransfer
+from penstock_runtime.models.progress import ignore
 from penstock_runtime.models.sources import fetch_model
 from penstock_runtime.tasks.factory import make_task
 from penstock_runtime.tokens import Tokenizer
@@ -61,6 +63,7 @@ class Job:
         cores: int | None = None,
         token: str | None = None,
         host: Host | None = None,
+        on_transfer: OnTransfer = ignore,
     ) -> Job:
         """Fetch the model and look at the machine. Errors as `fetch_model` and `Host.usable_cores`; SpecError for a
         longer input than the model takes, and for an endpoint that pins an artefact of the cluster's store."""
@@ -74,10 +77,10 @@ class Job:
             )
         host = host or read_host()
         grant = host.usable_cores(cores or spec.cores)
-        folder = fetch_model(spec.source, cache=models, token=token)
+        folder = fetch_model(spec.source, cache=models, token=token, on_progress=on_transfer)
         if spec.source.scheme in REMOTE and folder.onnx is None and not _is_built(folder):
             # Weights alone would need torch: the model's own graph, if it has one, is the shorter way.
-            folder = fetch_model(spec.source, cache=models, token=token, graph=True)
+            folder = fetch_model(spec.source, cache=models, token=token, on_progress=on_transfer, graph=True)
         asked = spec.serving.max_input_tokens
         if asked is not None and asked > folder.max_tokens:
             raise SpecError(

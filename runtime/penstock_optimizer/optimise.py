@@ -47,6 +47,8 @@ from penstock_optimizer.search.trials import Trials
 from penstock_optimizer.tryout import LEAST_SECONDS, Entrant, TryOut, most_open
 from penstock_optimizer.workfolder import locked
 from penstock_runtime.disk import full_disk_said
+from penstock_runtime.models.progress import OnProgress as OnTransfer
+from penstock_runtime.models.progress import ignore as no_transfer
 
 __all__ = ["Prepared", "optimise", "prepare"]
 
@@ -58,13 +60,20 @@ WRITING_SECONDS = 1.5
 
 
 def prepare(
-    endpoint: ModelEndpoint, *, store: Path, models: Path, cores: int | None = None, token: str | None = None
+    endpoint: ModelEndpoint,
+    *,
+    store: Path,
+    models: Path,
+    cores: int | None = None,
+    token: str | None = None,
+    on_transfer: OnTransfer = no_transfer,
 ) -> Prepared:
     """What can be served at once: the finished artefact, or else the fp32 one, which is made in seconds.
 
+    `on_transfer` hears of the model's fetch, from several threads.
     PenstockError of all kinds: the model, the machine, the endpoint, a full disk.
     """
-    job = Job.of(endpoint, store=store, models=models, cores=cores, token=token)
+    job = Job.of(endpoint, store=store, models=models, cores=cores, token=token, on_transfer=on_transfer)
     found = job.finished(whole=False)
     if found is not None:
         _tidy(job, found)
@@ -85,14 +94,15 @@ def optimise(
     budget_seconds: float | None = None,
     token: str | None = None,
     on_progress: OnProgress = ignore,
+    on_transfer: OnTransfer = no_transfer,
 ) -> Path:
     """Make the artefact of an endpoint on this machine, or find it; returns its folder `store/<key>`.
 
     `cores` and `budget_seconds` stand in for the endpoint's own. OptimizationError when nothing may be served; other
-    PenstockErrors as `prepare`.
+    PenstockErrors, and `on_transfer`, as `prepare`.
     """
     begin = time.monotonic()
-    job = Job.of(endpoint, store=store, models=models, cores=cores, token=token)
+    job = Job.of(endpoint, store=store, models=models, cores=cores, token=token, on_transfer=on_transfer)
     seconds = budget_seconds or endpoint.spec.optimization.budget_seconds
     found = job.finished(more_than_seconds=seconds)
     if found is None:

@@ -12,6 +12,8 @@ from typing import Any, Protocol
 class Stage(StrEnum):
     """The stages of an optimisation, in order."""
 
+    DOWNLOAD = "download"
+    """Only where the model comes over the network: `done` of `total` bytes. Fact: `note`, a sentence for people."""
     EXPORT = "export"
     """Facts: first `budget_seconds`, which the whole may take; then `seconds`, `fused_nodes`, `parameters`."""
     CANDIDATES = "candidates"

@@ -14,6 +14,7 @@ import pytest
 
 from penstock.manifest import MANIFEST_NAME
 from penstock_runtime.host import read_host
+from penstock_runtime.models.progress import OnProgress, Progress
 from tests.cli.endpoints import invoke, run, write_endpoint
 
 Prepare = Callable[[Path, Path], Path]
@@ -273,6 +274,17 @@ def test_a_wrong_flag_is_a_usage_error(words: list[str], complaint: str) -> None
 
     assert result.exit_code == 2
     assert complaint in result.stderr
+
+
+def test_what_is_fetched_is_shown(file: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def fetch(*_: object, on_transfer: OnProgress, **__: object) -> None:
+        on_transfer(Progress("hf://a/b@main", "", 0, 0, "using the cached revision"))
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr("penstock_optimizer.optimise.optimise", fetch)
+    shown = invoke("optimize", file, "--store", tmp_path / "store").output
+
+    assert "note       using the cached revision" in shown
 
 
 def test_ending_an_optimisation_says_how_to_go_on(file: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

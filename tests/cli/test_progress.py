@@ -109,6 +109,27 @@ def test_a_log_gets_a_line_now_and_then_and_the_last_one_always(shown: io.String
     assert lines[-1].split() == ["done", "50/50", "onnxruntime", "fp32"]
 
 
+def test_a_log_has_what_is_told_of_a_download_and_notes_by_their_name(shown: io.StringIO) -> None:
+    with OptimizationView() as view:
+        view(Progress(Stage.DOWNLOAD, 34_000_000, 91_000_000, "fetching model.safetensors: 34 of 91 MB"))
+        view(Progress(Stage.DOWNLOAD, 0, 0, "using the cached revision", {"note": "using the cached revision"}))
+
+    assert shown.getvalue().splitlines() == [
+        "download   fetching model.safetensors: 34 of 91 MB",
+        "note       using the cached revision",
+    ]
+
+
+def test_a_terminal_has_a_download_in_its_bar(terminal: io.StringIO) -> None:
+    with OptimizationView() as view:
+        view(Progress(Stage.DOWNLOAD, 34_000_000, 91_000_000, "fetching model.safetensors: 34 of 91 MB"))
+        view.refresh()
+    bars = [line for line in plain(terminal.getvalue()).splitlines() if line.startswith("download")]
+
+    assert "34/91" in bars[-1]
+    assert "fetching model.safetensors" in bars[-1]
+
+
 def settled(message: str) -> Progress:
     return Progress(Stage.CANDIDATES, 2, 9, message, {"candidate": {}}, 3, 30)
 

@@ -18,6 +18,7 @@ from penstock.manifest import MANIFEST_NAME, Manifest
 from tests.cli.endpoints import SHORTENED, run, write_endpoint
 from tests.endtoend.conftest import FEW
 from tests.endtoend.process import Served, gone
+from tests.runtime.models.hub_server import running_hub
 
 pytestmark = pytest.mark.slow
 
@@ -118,6 +119,24 @@ def test_it_ends_while_the_model_is_still_fetched(tmp_path: Path) -> None:
 
             assert server.end() == 0
             assert "Traceback" not in server.said
+
+
+def test_what_becomes_of_a_fetch_is_said(tiny: Path, tmp_path: Path) -> None:
+    """A failure that is tried again; then, without a hub, that a cached copy is used."""
+    file = write_endpoint(tmp_path / "far.yaml", "hf://org/model")
+    words = ("--store", tmp_path / "store", "--models", tmp_path / "models", "--no-optimize")
+    with running_hub() as hub:
+        hub.add("org/model", tiny)
+        hub.failures = [502]
+        environment = {"HF_ENDPOINT": hub.url, "HF_HOME": str(tmp_path / "hub")}
+        with Served(file, *words, environment=environment) as server:
+            server.wait_for("note       hf://org/model@main: the hub at ")
+            assert "(HTTP 502): trying again in " in server.said
+            server.ready()
+            assert server.end() == 0
+    with Served(file, *words, environment=environment) as server:
+        server.wait_for("using the cached revision 0123456789ab")
+        server.ready()
 
 
 def test_without_optimisation_nothing_is_searched(endless: Path, tmp_path: Path) -> None:

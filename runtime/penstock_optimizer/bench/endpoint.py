@@ -18,13 +18,16 @@ from penstock.endpoint import ModelEndpoint
 from penstock_optimizer.bench.client import MeasurementFailed
 from penstock_optimizer.bench.results import OURS
 from penstock_optimizer.bench.server import Server, free_port
+from penstock_optimizer.fetching import Fetching
 from penstock_optimizer.optimise import optimise
-from penstock_optimizer.progress import Progress
+from penstock_optimizer.progress import Progress, Stage
 
 COMMAND = (sys.executable, "-m", "penstock.cli.main")
 READY_PATH = "/readyz"
 READY_SECONDS = 120.0
 INFO_SECONDS = 10.0
+TRANSFER_SECONDS = 10.0
+"""Between two lines about a download."""
 DEFAULT_STORE = Path("artefacts")
 DEFAULT_MODELS = Path("~/.cache/penstock/models")
 
@@ -38,10 +41,16 @@ def find_or_make(
     """
 
     def tell(progress: Progress) -> None:
-        on_line(f"{progress.short}: {progress.message}")
+        on_line(progress.message if progress.stage is Stage.DOWNLOAD else f"{progress.short}: {progress.message}")
 
     return optimise(
-        endpoint, store=store, models=models, cores=cores, token=os.environ.get("HF_TOKEN"), on_progress=tell
+        endpoint,
+        store=store,
+        models=models,
+        cores=cores,
+        token=os.environ.get("HF_TOKEN"),
+        on_progress=tell,
+        on_transfer=Fetching(tell, every_seconds=TRANSFER_SECONDS),
     )
 
 

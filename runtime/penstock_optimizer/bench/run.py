@@ -34,6 +34,8 @@ from penstock_optimizer.bench.results import BASELINE, OURS, BenchResults, Serve
 from penstock_optimizer.bench.server import Server, free_port
 from penstock_optimizer.bench.subject import Subject, read_subject
 from penstock_optimizer.bench.turns import Turn, measure_in_turn
+from penstock_optimizer.fetching import Fetching
+from penstock_optimizer.progress import Progress
 from penstock_runtime.host import Host, read_host
 
 READY_SECONDS = 300.0
@@ -58,6 +60,8 @@ class BenchProgress:
     """The setting that was just measured."""
     remaining_seconds: float | None = None
     """What measuring the rest takes, about; None while that cannot be told."""
+    is_note: bool = False
+    """Something to know about the results or the model, rather than a step."""
 
 
 OnProgress = Callable[[BenchProgress], None]
@@ -71,13 +75,19 @@ def run_bench(options: BenchOptions, on_progress: OnProgress = lambda _: None) -
     Raises PenstockErrors: a wrong file or URL, a model that cannot be used, the baseline's libraries missing, a server
     that does not start.
     """
+
+    def fetching(event: Progress) -> None:
+        on_progress(BenchProgress(0, 0, event.message, is_note="note" in event.facts))
+
     if options.baseline:
         baseline.require_baseline()
     folder = ResultsFolder(options.output)
     folder.prepare()
     host = read_host()
     models = (options.models or endpoints.DEFAULT_MODELS).expanduser()
-    subject = read_subject(options, models=models)
+    subject = read_subject(
+        options, models=models, on_transfer=Fetching(fetching, every_seconds=endpoints.TRANSFER_SECONDS)
+    )
     grid = plan_grid(
         options.cores,
         options.lengths,

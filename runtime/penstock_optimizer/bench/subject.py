@@ -21,6 +21,8 @@ from penstock_optimizer.bench import endpoint as endpoints
 from penstock_optimizer.bench.options import BenchOptions
 from penstock_optimizer.load.texts import EVERYDAY_WORDS
 from penstock_runtime.models.folder import ModelFolder
+from penstock_runtime.models.progress import OnProgress as OnTransfer
+from penstock_runtime.models.progress import ignore
 from penstock_runtime.models.sources import fetch_model
 from penstock_runtime.tokens import Tokenizer
 
@@ -45,12 +47,12 @@ class Subject:
     notes: tuple[str, ...] = ()
 
 
-def read_subject(options: BenchOptions, *, models: Path) -> Subject:
-    """Read the file, or ask the server. SpecError, or what the model's source raises."""
+def read_subject(options: BenchOptions, *, models: Path, on_transfer: OnTransfer = ignore) -> Subject:
+    """Read the file, or ask the server. SpecError, or what the model's source raises; `on_transfer` as it has it."""
     if "://" in options.target:
         return _of_url(options)
     endpoint = ModelEndpoint.from_file(Path(options.target))
-    folder = fetch_model(endpoint.spec.source, cache=models, token=os.environ.get("HF_TOKEN"))
+    folder = fetch_model(endpoint.spec.source, cache=models, token=os.environ.get("HF_TOKEN"), on_progress=on_transfer)
     limit = endpoint.spec.serving.max_input_tokens
     return Subject(
         name=endpoint.metadata.name,

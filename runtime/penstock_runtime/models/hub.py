@@ -27,6 +27,7 @@ from penstock.errors import (
 from penstock.source import ModelSource
 from penstock_runtime.disk import FULL
 from penstock_runtime.models import safety
+from penstock_runtime.models.hub_growth import growth_told
 from penstock_runtime.models.hub_records import Records
 from penstock_runtime.models.json_files import read_object
 from penstock_runtime.models.models_folder import OPTION, models_folder_said
@@ -111,7 +112,13 @@ class HubFetch:
         total, done = sum(listing.sizes[name] for name in names), 0
         for name in names:
             self.report(Progress(str(self.source), name, done, total))
-            path = self._file(listing, name)
+
+            def tell(size: int, name: str = name, done: int = done) -> None:
+                arrived = min(size, listing.sizes[name])
+                self.report(Progress(str(self.source), name, done + arrived, total))
+
+            with growth_told(self._blobs, tell):
+                path = self._file(listing, name)
             folder = folder or path.parents[name.count("/")]
             done += listing.sizes[name]
         if folder is None:
@@ -157,6 +164,11 @@ class HubFetch:
         if "HF_HOME" in os.environ:
             return Path(os.environ["HF_HOME"]) / "hub", "HF_HUB_CACHE or HF_HOME"
         return self.cache / "hub", OPTION
+
+    @property
+    def _blobs(self) -> Path:
+        """Where the library puts files while they arrive."""
+        return self._hub_place[0] / f"models--{self.source.location.replace('/', '--')}" / "blobs"
 
     @property
     def _records(self) -> Records:

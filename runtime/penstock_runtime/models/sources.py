@@ -4,14 +4,15 @@ from __future__ import annotations
 
 import importlib.util
 import os
+from dataclasses import replace
 from pathlib import Path
 
-from penstock.errors import ModelNotFound, UnsafeModel
+from penstock.errors import ModelNotFound, PenstockError, UnsafeModel
 from penstock.source import ModelSource, Scheme
 from penstock_runtime.models.folder import ModelFolder
 from penstock_runtime.models.hub import HubFetch
 from penstock_runtime.models.objects import ObjectFetch, open_filesystem
-from penstock_runtime.models.progress import OnProgress, ignore
+from penstock_runtime.models.progress import OnProgress, Progress, ignore
 from penstock_runtime.retries import DEFAULT_RETRIES, Retries
 
 PVC_ROOT_VARIABLE = "PENSTOCK_PVC_ROOT"
@@ -33,9 +34,11 @@ def fetch_model(
     `cache` holds what comes over the network, content by content, and may be shared by processes; local sources are
     read in place. `token` is for the hub. `graph` True fetches the model's own ONNX file also where there are
     safetensors (by default only one of the two is fetched).
+    `on_progress` hears of what arrives, and in words of each failure that is tried again; from several threads.
     Raises ModelNotFound, ModelAccessDenied, MissingPackage; ModelUnavailable (temporary) after `retries`; and what
     `ModelFolder.open` raises.
     """
+    retries = _telling(retries, source, on_progress)
     match source.scheme:
         case Scheme.FILE:
             folder = Path(source.location)
@@ -49,6 +52,16 @@ def fetch_model(
             filesystem = open_filesystem(source)
             folder = ObjectFetch(source, filesystem, cache, graph=graph, retries=retries, report=on_progress).run()
     return ModelFolder.open(folder)
+
+
+def _telling(retries: Retries, source: ModelSource, on_progress: OnProgress) -> Retries:
+    """The same, said before each wait."""
+
+    def told(error: PenstockError, seconds: float) -> None:
+        retries.told(error, seconds)
+        on_progress(Progress(str(source), "", 0, 0, f"{error.message}: trying again in {seconds:.0f} s"))
+
+    return replace(retries, told=told)
 
 
 def resolved_revision(folder: ModelFolder) -> str | None:

@@ -17,6 +17,9 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from urllib.parse import unquote, urlsplit
 
+PATIENCE_SECONDS = 8.0
+"""Less than the library's for a download that stalls (10 s)."""
+
 
 @dataclass
 class Repository:
@@ -38,6 +41,9 @@ class Hub:
     """Statuses with which the next calls are answered instead of the truth."""
     cut_after: int | None = None
     """Bytes after which the next download breaks off, once."""
+    pause_after: int | None = None
+    """Bytes after which the next download stands still, once, until `go_on`."""
+    go_on: threading.Event = field(default_factory=threading.Event)
     requests: list[tuple[str, str, Mapping[str, str]]] = field(default_factory=list)
     """Method, path and headers of every call."""
     url: str = ""
@@ -132,6 +138,12 @@ class _Handler(BaseHTTPRequestHandler):
             self.state.cut_after = None
             content = content[:cut]
             self.close_connection = True
+        pause = self.state.pause_after if may_break and body else None
+        if pause is not None and len(content) > pause:
+            self.state.pause_after = None
+            self.wfile.write(content[:pause])
+            self.state.go_on.wait(PATIENCE_SECONDS)
+            content = content[pause:]
         if body:
             self.wfile.write(content)
 

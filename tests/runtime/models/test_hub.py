@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import shutil
 import subprocess
 import sys
@@ -22,6 +23,7 @@ from penstock.errors import (
     UnsafeModel,
 )
 from penstock.source import ModelSource
+from penstock_runtime.models import hub_growth
 from penstock_runtime.models.folder import ModelFolder
 from penstock_runtime.models.hub import hub_error
 from penstock_runtime.models.progress import Progress
@@ -171,6 +173,42 @@ def test_progress_counts_up_to_the_whole(hub: Hub, tmp_path: Path, waits: Waits)
     assert [step.bytes_done for step in seen] == sorted(step.bytes_done for step in seen)
     assert seen[-1].bytes_done == seen[-1].bytes_total > 0
     assert {step.file for step in seen} == {"config.json", "tokenizer.json", "model.safetensors"}
+
+
+def test_a_file_under_way_is_told_while_it_arrives(
+    hub: Hub, tmp_path: Path, waits: Waits, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(constants, "DOWNLOAD_CHUNK_SIZE", 10_000)
+    monkeypatch.setattr(hub_growth, "LOOK_SECONDS", 0.01)
+    original = model_folder(tmp_path / "original")
+    (original / "vocab.txt").write_bytes(bytes(range(256)) * 400)
+    hub.add("org/model", original)
+    hub.pause_after = 60_000
+    seen: list[Progress] = []
+
+    def report(step: Progress) -> None:
+        seen.append(step)
+        if step.file == "vocab.txt" and seen[0].bytes_total > step.bytes_done > begun("vocab.txt"):
+            hub.go_on.set()
+
+    def begun(file: str) -> int:
+        return next(step.bytes_done for step in seen if step.file == file)
+
+    fetch_model(SOURCE, cache=tmp_path / "cache", on_progress=report, retries=waits.retries)
+    assert hub.go_on.is_set(), "nothing was told before the file was whole"
+    arrived = {step.bytes_done - begun("vocab.txt") for step in seen if step.file == "vocab.txt"}
+    assert arrived & set(range(1, 60_001)), arrived
+    assert [step.bytes_done for step in seen] == sorted(step.bytes_done for step in seen)
+
+
+def test_what_is_tried_again_is_told_with_its_reason(hub: Hub, tmp_path: Path, waits: Waits) -> None:
+    hub.add("org/model", model_folder(tmp_path / "original"))
+    hub.failures = [502, 429]
+    seen: list[Progress] = []
+    fetch_model(SOURCE, cache=tmp_path / "cache", on_progress=seen.append, retries=waits.retries)
+    first, second = [step.note for step in seen if step.note]
+    assert re.search(r"does not deliver \(HTTP 502\): trying again in 1 s$", first)
+    assert second.endswith("(HTTP 429): trying again in 7 s")
 
 
 class TestTokens:
