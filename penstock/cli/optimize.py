@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import signal
+import stat
 import sys
 import threading
 from pathlib import Path
@@ -34,7 +36,7 @@ from penstock_runtime.host import read_host
     type=FiniteRange(1, LONGEST_BUDGET_SECONDS),
     help="Seconds that it may take, instead of the file's.",
 )
-@click.option("--json", "as_json", is_flag=True, help="Print progress as JSON lines; ends when its input ends.")
+@click.option("--json", "as_json", is_flag=True, help="Print progress as JSON lines; ends when its input does, if that is a pipe.")
 def command(
     file: Path, store: Path, models: Path, cores: int | None, budget_seconds: float | None, *, as_json: bool
 ) -> None:
@@ -81,11 +83,22 @@ def _print_json(progress: Progress) -> None:
 
 
 def _end_with_input() -> None:
-    """End when standard input does: whoever started us is gone, and nobody wants the result."""
+    """End when standard input does, if somebody holds the other end: they are gone, and nobody wants the result.
+
+    A file or /dev/null (cron, systemd, CI) has nobody at its end, and ends at once.
+    """
+    try:
+        mode = os.fstat(0).st_mode
+    except OSError:  # closed
+        return
+    if not (stat.S_ISFIFO(mode) or stat.S_ISSOCK(mode)):
+        return
 
     def watch() -> None:
         while os.read(0, 4096):
             pass
+        with contextlib.suppress(OSError):
+            os.write(2, b"ended: standard input is a pipe that has ended, so nobody waits for the result\n")
         os.kill(os.getpid(), signal.SIGTERM)
 
     threading.Thread(target=watch, daemon=True).start()

@@ -5,7 +5,10 @@ from __future__ import annotations
 import json
 import os
 import shutil
+import signal
 import socket
+import subprocess
+import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -15,7 +18,7 @@ import pytest
 from penstock.manifest import MANIFEST_NAME
 from penstock_runtime.host import read_host
 from penstock_runtime.models.progress import OnProgress, Progress
-from tests.cli.endpoints import invoke, run, write_endpoint
+from tests.cli.endpoints import SECONDS, clean_environment, invoke, run, write_endpoint
 
 Prepare = Callable[[Path, Path], Path]
 """From a good model and an empty folder to an endpoint file that is wrong in some way."""
@@ -285,6 +288,33 @@ def test_what_is_fetched_is_shown(file: Path, tmp_path: Path, monkeypatch: pytes
     shown = invoke("optimize", file, "--store", tmp_path / "store").output
 
     assert "note       using the cached revision" in shown
+
+
+@pytest.mark.parametrize(
+    ("given", "status"), [(subprocess.DEVNULL, 1), (subprocess.PIPE, -signal.SIGTERM)], ids=["nothing", "a pipe"]
+)
+def test_json_ends_with_its_input_only_where_somebody_is_at_its_other_end(
+    given: int, status: int, file: Path, tmp_path: Path
+) -> None:
+    """An optimisation that waits for what never comes, or for half a second and then fails."""
+    program = (
+        "import sys, threading\n"
+        "import penstock_optimizer.optimise as optimise\n"
+        "from penstock.cli.main import main\n"
+        "from penstock.errors import HostError\n"
+        "def wait(*_, **__):\n"
+        "    threading.Event().wait(float(sys.argv.pop()))\n"
+        "    raise HostError('it was not ended')\n"
+        "optimise.optimise = wait\n"
+        "main(sys.argv[1:4])\n"
+    )
+    seconds = 0.5 if status == 1 else SECONDS
+    words = [sys.executable, "-c", program, "optimize", str(file), "--json", str(seconds)]
+    child = subprocess.Popen(words, stdin=given, stderr=subprocess.PIPE, env=clean_environment(), text=True)
+    _, said = child.communicate(timeout=SECONDS)  # closes its input
+
+    assert child.returncode == status
+    assert ("nobody waits for the result" if status < 0 else "it was not ended") in said
 
 
 def test_ending_an_optimisation_says_how_to_go_on(file: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
