@@ -36,7 +36,9 @@ from penstock_runtime.host import read_host
     type=FiniteRange(1, LONGEST_BUDGET_SECONDS),
     help="Seconds that it may take, instead of the file's.",
 )
-@click.option("--json", "as_json", is_flag=True, help="Print progress as JSON lines; ends when its input does, if that is a pipe.")
+@click.option(
+    "--json", "as_json", is_flag=True, help="Print progress as JSON lines; ends when its input does, if that is a pipe."
+)
 def command(
     file: Path, store: Path, models: Path, cores: int | None, budget_seconds: float | None, *, as_json: bool
 ) -> None:

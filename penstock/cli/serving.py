@@ -14,6 +14,7 @@ import contextlib
 import json
 import logging
 import os
+import signal
 import sys
 from asyncio.subprocess import PIPE, Process
 from dataclasses import dataclass
@@ -260,9 +261,8 @@ class Serving:
         status = await process.wait()
         said = (await errors).decode(errors="replace").strip()
         if status != 0 or artefact is None:
-            last = said.splitlines()[-1].removeprefix("error: ") if said else f"it ended with status {status}"
             logger.debug("penstock optimize said: %s", said)
-            raise PenstockError(last)
+            raise _failure(status, said)
         server.status.optimization = None
         return artefact
 
@@ -296,3 +296,17 @@ class Serving:
         body = SAMPLE[server.status.task].replace("'", "'\\''")
         command = f"curl -i {server.url}/predict -H 'content-type: application/json' -d '{body}'"
         console.print(f"\n  {command}\n", markup=False)
+
+
+def _failure(status: int, said: str) -> PenstockError:
+    """Why `penstock optimize` has made nothing: its own last words, unless it had no time for any."""
+    # With the search's libraries, which serving an artefact does without.
+    from penstock_optimizer.isolation import death_reason
+
+    if said and status >= 0:
+        return PenstockError(said.splitlines()[-1].removeprefix("error: "))
+    remedy = "The next start goes on from there"
+    if status == -signal.SIGKILL:
+        remedy = "Leave it more memory, or take a smaller model: the next start goes on from there"
+    was = "was " if status < 0 else ""
+    return PenstockError(f"it {was}{death_reason(status, said)}", remedy=remedy)

@@ -43,6 +43,19 @@ def test_the_optimisation_ends_with_the_server(endless: Path, tmp_path: Path) ->
         assert "Traceback" not in server.said
 
 
+def test_an_optimisation_that_is_killed_is_told_as_such(endless: Path, tmp_path: Path) -> None:
+    """As the kernel does it that is out of memory."""
+    with Served(endless, "--store", tmp_path / "store") as server:
+        server.ready()
+        optimizer = next(process for process in optimising(server) if "optimize" in process.cmdline())
+        optimizer.kill()
+        server.wait_for("goes on serving: it was killed by signal 9 (SIGKILL, out of memory in all likelihood)")
+
+        assert "the next start goes on from there" in server.said
+        assert server.predict("still answered")[0] == 200
+        assert "killed by signal 9" in server.info()["optimization_error"]
+
+
 @pytest.mark.extended  # tests/optimizer/whole/test_budgets.py and tests/optimizer/pod/test_job.py see runs go on
 def test_what_a_killed_server_had_found_is_not_done_again(tiny: Path, tmp_path: Path) -> None:
     store = tmp_path / "store"
