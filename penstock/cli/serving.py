@@ -21,6 +21,7 @@ from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 
+from penstock.cli.folders import read_artefact
 from penstock.cli.host import describe_cpu
 from penstock.cli.packages import require_optimizer
 from penstock.cli.progress import OptimizationView, event_from_json, show_result
@@ -56,6 +57,7 @@ SAMPLE = {
 }
 """A body that the task answers, for the curl line."""
 
+NO_ARTEFACT = "Give a ModelEndpoint file, or the folder of an artefact that penstock optimize has made"
 PROGRAM = ("penstock.cli.main",)
 """The module, and its first words, that optimises beside us."""
 OPTIMIZER_NICENESS = 10
@@ -90,7 +92,7 @@ class Serving:
     async def run(self) -> int:
         """Serve until told to end. Returns how many connections had to be cut off."""
         if self._options.target.is_dir():
-            manifest = Manifest.load(self._options.target)
+            manifest = read_artefact(self._options.target, otherwise=NO_ARTEFACT)
             name, task, cores = (
                 self._options.target.resolve().name,
                 manifest.task,

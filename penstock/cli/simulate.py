@@ -13,9 +13,9 @@ from rich.table import Table
 
 from penstock.capacity import CapacityCurve
 from penstock.cli.finite import FiniteRange
+from penstock.cli.folders import read_artefact
 from penstock.cli.screen import NAME_WIDTH, PLAIN_SECONDS, console, fact
 from penstock.errors import MissingPackage, SettingError
-from penstock.manifest import Manifest
 from penstock_runtime.disk import prepare_folder, unwritable_said
 
 if TYPE_CHECKING:
@@ -24,6 +24,7 @@ if TYPE_CHECKING:
 TRACES = ("step", "ramp", "spike", "diurnal", "flash-crowd", "noisy", "on-off")
 POLICIES = ("penstock", "penstock-prometheus", "hpa-p95", "hpa-in-flight", "keda", "kpa")
 DISPATCHES = ("least-outstanding", "random", "gateway-queue")
+NO_ARTEFACT = "Give the folder of an artefact that penstock optimize has made, or none for an invented endpoint"
 MANY_REQUESTS = 20e6
 """Simulated, more of which take minutes."""
 OUTPUT = "the folder"
@@ -166,7 +167,9 @@ def _experiment(artefact: Path | None, options: dict[str, Any]) -> Experiment:
             remedy="Raise --max-replicas",
         )
     dispatch = Dispatch(options["dispatch"])
-    curve: CapacityCurve = Manifest.load(artefact).capacity if artefact is not None else reference_curve()
+    curve: CapacityCurve = reference_curve()
+    if artefact is not None:
+        curve = read_artefact(artefact, otherwise=NO_ARTEFACT).capacity
     service = Service.from_curve(curve, p95_objective_milliseconds=options["p95_milliseconds"], pooled=pooled(dispatch))
     if service is None:
         raise SettingError(

@@ -119,7 +119,7 @@ def assert_one_sentence(output: str, problem: str, remedy: str) -> None:
     assert output.count("error: ") == 1
     error = output[output.index("error: ") :].strip()
     assert problem in error
-    assert remedy in error[error.index(problem) + len(problem) :]
+    assert remedy in error[error.index(problem) + len(problem) :] + "\n"
 
 
 @pytest.mark.parametrize("case", WRONG)
@@ -246,6 +246,30 @@ def test_an_artefact_that_must_not_be_served(case: str, artefact: Path, tmp_path
 
     assert result.returncode == 1
     assert_one_sentence(result.stderr, problem, remedy)
+
+
+@pytest.mark.parametrize("command", ["serve", "simulate"])
+def test_a_store_instead_of_an_artefact_in_it(command: str, artefact: Path, tmp_path: Path) -> None:
+    store = tmp_path / "store"
+    for name in ("0123.baseline", "0123", "0123.work"):
+        (store / name).mkdir(parents=True)
+    for name in ("0123", "0123.baseline"):  # the newest is the one that is served meanwhile
+        shutil.copy(artefact / MANIFEST_NAME, store / name / MANIFEST_NAME)
+
+    result = invoke(command, store)
+
+    assert result.exit_code == 1
+    assert_one_sentence(result.stderr, f"{store} has no manifest.json", f"such as {store / '0123'}\n")
+
+
+@pytest.mark.parametrize(
+    ("command", "remedy"), [("serve", "Give a ModelEndpoint file"), ("simulate", "Give the folder")]
+)
+def test_a_folder_that_holds_no_artefact(command: str, remedy: str, tmp_path: Path) -> None:
+    result = invoke(command, tmp_path)
+
+    assert result.exit_code == 1
+    assert_one_sentence(result.stderr, "has no manifest.json", remedy)
 
 
 def test_more_cores_than_this_machine_has() -> None:
