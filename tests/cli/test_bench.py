@@ -11,7 +11,8 @@ import pytest
 import penstock.cli.bench
 from penstock.cli.folders import DEFAULT_MODELS
 from penstock_optimizer.bench.options import BenchOptions
-from tests.cli.endpoints import invoke
+from tests.cli.endpoints import invoke, write_endpoint
+from tests.runtime.models.hub_server import running_hub
 
 Benched = list[BenchOptions]
 
@@ -96,6 +97,34 @@ def test_what_could_not_be_measured_is_named(benched: Benched) -> None:
 
     assert "cores 8: this machine has 4" in shown
     assert "out/report.html" in shown
+
+
+@pytest.mark.parametrize("address", ["127.0.0.1:18080", "localhost:18080", "host-1.example:80/x", "[::1]:8080"])
+def test_an_address_is_told_to_lack_its_scheme(address: str, tmp_path: Path) -> None:
+    result = invoke("bench", address, "--output", tmp_path / "out")
+
+    assert result.exit_code == 1
+    assert result.stderr.startswith(f"error: {address} is neither a file nor a URL, which begins with http://. ")
+    assert f"Give http://{address} " in result.stderr
+
+
+def test_a_model_that_is_fetched_is_told_and_nothing_to_measure_is_an_error(
+    tiny: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    file = write_endpoint(tmp_path / "far.yaml", "hf://org/model")
+    with running_hub() as hub:
+        hub.add("org/model", tiny)
+        hub.failures = [502]
+        monkeypatch.setenv("HF_ENDPOINT", hub.url)
+        monkeypatch.setenv("HF_HOME", str(tmp_path / "hub"))
+        words = ("--models", tmp_path / "models", "--output", tmp_path / "out", "--cores", 4096)
+        result = invoke("bench", file, *words)
+
+    assert "note       hf://org/model@main: the hub at " in result.output
+    assert "(HTTP 502): trying again in " in result.output
+    assert result.exit_code == 1
+    assert "error: nothing of this can be measured (4096 cores: this machine has" in result.stderr
+    assert list((tmp_path / "out").iterdir()) == []
 
 
 def test_an_endpoint_file_that_is_not_there_is_an_error_with_a_remedy(tmp_path: Path) -> None:

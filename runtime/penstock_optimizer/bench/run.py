@@ -17,6 +17,7 @@ from pathlib import Path
 from penstock import __version__
 from penstock.ending import sigterm_interrupts
 from penstock.endpoint import ModelEndpoint
+from penstock.errors import SpecError
 from penstock.manifest import Manifest
 from penstock_optimizer.bench import baseline
 from penstock_optimizer.bench import endpoint as endpoints
@@ -72,8 +73,8 @@ def run_bench(options: BenchOptions, on_progress: OnProgress = lambda _: None) -
 
     `results.csv`, `results.json` and `report.html` in `options.output` are written anew after every setting; a run that
     was interrupted goes on where it was. What another experiment has left there is set aside.
-    Raises PenstockErrors: a wrong file or URL, a model that cannot be used, the baseline's libraries missing, a server
-    that does not start.
+    Raises PenstockErrors: a wrong file or URL, nothing that can be measured, a model that cannot be used, the baseline's
+    libraries missing, a server that does not start.
     """
 
     def fetching(event: Progress) -> None:
@@ -95,6 +96,11 @@ def run_bench(options: BenchOptions, on_progress: OnProgress = lambda _: None) -
         machine_cores=None if subject.url else host.usable,
         max_tokens=subject.max_tokens,
     )
+    if not grid.settings:
+        raise SpecError(
+            f"nothing of this can be measured ({'; '.join(grid.left_out)})",
+            remedy="Give --cores and --lengths that this machine and this model have",
+        )
     store = options.store or endpoints.DEFAULT_STORE
     run = _Run(options, host, subject, grid, folder, on_progress=on_progress, store=store, models=models)
     with sigterm_interrupts():

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 from dataclasses import dataclass
 from pathlib import Path
 from urllib.parse import urlsplit
@@ -27,6 +28,8 @@ from penstock_runtime.models.sources import fetch_model
 from penstock_runtime.tokens import Tokenizer
 
 NO_LIMIT = 1 << 20
+ADDRESS = re.compile(r"[\w.-]+:\d+(/|$)|\[[0-9a-fA-F:]+\]:\d+(/|$)")
+"""A URL without its scheme: `localhost:8080`."""
 
 
 @dataclass(frozen=True)
@@ -51,6 +54,11 @@ def read_subject(options: BenchOptions, *, models: Path, on_transfer: OnTransfer
     """Read the file, or ask the server. SpecError, or what the model's source raises; `on_transfer` as it has it."""
     if "://" in options.target:
         return _of_url(options)
+    if not Path(options.target).exists() and ADDRESS.match(options.target):
+        raise SpecError(
+            f"{options.target} is neither a file nor a URL, which begins with http://",
+            remedy=f"Give http://{options.target} for the server that answers there",
+        )
     endpoint = ModelEndpoint.from_file(Path(options.target))
     folder = fetch_model(endpoint.spec.source, cache=models, token=os.environ.get("HF_TOKEN"), on_progress=on_transfer)
     limit = endpoint.spec.serving.max_input_tokens
