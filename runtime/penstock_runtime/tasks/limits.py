@@ -6,6 +6,7 @@ from dataclasses import dataclass
 
 from penstock_runtime.errors import InvalidInput
 
+UNITS = ((1e6, "MB"), (1e3, "kB"))
 NUMBER_BYTES = 12
 """Of a float32 in JSON, its comma included: 9 to 13."""
 
@@ -27,11 +28,15 @@ class Limits:
         """InvalidInput about `field` when an answer of some `size_bytes` is over the limit."""
         if size_bytes > self.answer_bytes:
             raise InvalidInput(
-                f"{field} asks for an answer of some {size_bytes / 1e6:,.0f} MB; the limit is "
-                f"{self.answer_bytes / 1e6:,.0f} MB",
+                f"{field} asks for an answer of some {_size(size_bytes)}; the limit is {_size(self.answer_bytes)}",
                 field=field,
                 remedy=remedy,
             )
+
+
+def _size(count: int) -> str:
+    """Bytes for people, in a unit that leaves two figures before the point."""
+    return next((f"{count / unit:,.0f} {name}" for unit, name in UNITS if count >= 10 * unit), f"{count} bytes")
 
 
 DEFAULT_LIMITS = Limits()

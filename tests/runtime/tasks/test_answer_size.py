@@ -52,6 +52,19 @@ def test_an_answer_over_the_limit_is_refused_before_it_is_made(
     assert "ewer" in refused.value.remedy
 
 
+@pytest.mark.parametrize(
+    ("limit", "size", "told"),
+    [
+        (5_000, 6_144, "of some 6144 bytes; the limit is 5000 bytes"),
+        (20_000, 1_500_000, "of some 1,500 kB; the limit is 20 kB"),
+        (67_108_864, 1_234_567_890, "of some 1,235 MB; the limit is 67 MB"),
+    ],
+)
+def test_a_refusal_has_units_that_fit(limit: int, size: int, told: str) -> None:
+    with pytest.raises(InvalidInput, match=told):
+        Limits(answer_bytes=limit).check_answer(size, "inputs", "Ask for less")
+
+
 def test_thousands_of_words_for_each_of_a_thousand_masks_are_refused_by_default(built: Build) -> None:
     model = built(MASKS, BERT)
 
