@@ -13,6 +13,7 @@ A group of settings is a frozen model, and all settings of a process are a model
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -141,7 +142,7 @@ def _error(
     name = str(first["loc"][1]) if len(first["loc"]) > 1 else ""
     message = first["msg"].removeprefix("Value error, ")
     if name not in by_name:
-        return SettingError(message, remedy=f"{document} lists the settings")
+        return SettingError(_as_given(message, origin, by_name.values()), remedy=f"{document} lists the settings")
     one = by_name[name]
     key = origin.get(name, one.variable)
     given = "(hidden)" if one.is_secret else repr(first["input"])
@@ -151,3 +152,11 @@ def _error(
         field=key,
         remedy=f"Give a value{unit} that fits; the default is {one.default!r}",
     )
+
+
+def _as_given(message: str, origin: Mapping[str, str], known: Iterable[Setting]) -> str:
+    """A rule between settings, which names variables, in the words of whoever gave flags."""
+    if not any(key.startswith("--") for key in origin.values()):
+        return message
+    keys = {one.variable: origin.get(one.name, one.flag) for one in known}
+    return re.sub(r"\b[A-Z][A-Z0-9_]+\b", lambda found: keys.get(found[0], found[0]), message)

@@ -217,23 +217,23 @@ class AccessSettings(Group):
                 raise ValueError(f"{origin!r} is not an origin: write it like https://app.example.com")
         return value
 
-    def tokens(self) -> tuple[bytes, ...]:
-        """All accepted tokens; SettingError when the file cannot be read or holds none."""
+    def tokens(self, *, given_as: str = f"{PREFIX}AUTH_TOKEN_FILE") -> tuple[bytes, ...]:
+        """All accepted tokens; SettingError about the file, `given_as` this, when it cannot be read or holds none."""
         found = [] if self.auth_token is None else [self.auth_token.get_secret_value().strip()]
         if self.auth_token_file is not None:
             try:
                 lines = self.auth_token_file.read_text(encoding="utf-8").splitlines()
             except (OSError, UnicodeDecodeError) as error:
                 raise SettingError(
-                    f"{PREFIX}AUTH_TOKEN_FILE: {self.auth_token_file} cannot be read ({error})",
-                    field=f"{PREFIX}AUTH_TOKEN_FILE",
+                    f"{given_as}: {self.auth_token_file} cannot be read ({error})",
+                    field=given_as,
                     remedy="Mount the secret there, or leave the setting out",
                 ) from error
             in_file = [line.strip() for line in lines if line.strip()]
             if not in_file:
                 raise SettingError(
-                    f"{PREFIX}AUTH_TOKEN_FILE: {self.auth_token_file} holds no token",
-                    field=f"{PREFIX}AUTH_TOKEN_FILE",
+                    f"{given_as}: {self.auth_token_file} holds no token",
+                    field=given_as,
                     remedy="Write one token a line, or leave the setting out",
                 )
             found.extend(in_file)
@@ -300,7 +300,11 @@ class Settings(Group):
         """
         found = [(one, one.variable, environment[one.variable]) for one in SETTINGS if one.variable in environment]
         refuse_near_misses(environment, [*(one.variable for one in SETTINGS), *others])
-        return load(cls, SETTINGS, found, flags or {}, document="docs/settings.md")
+        loaded = load(cls, SETTINGS, found, flags or {}, document="docs/settings.md")
+        if (flags or {}).get("auth_token_file") is not None:
+            # Read here as well: what asks for the tokens later does not know that a flag has named the file.
+            loaded.access.tokens(given_as="--auth-token-file")
+        return loaded
 
 
 SETTINGS: tuple[Setting, ...] = described(Settings, PREFIX)

@@ -133,7 +133,16 @@ def test_settings_do_not_change() -> None:
         ({"PENSTOCK_MAX_INPUT": "3"}, {}, "PENSTOCK_MAX_INPUT", "PENSTOCK_MAX_INPUT is not a setting"),
         ({"PENSTOCK_SERVE_PORT": "abc"}, {}, "PENSTOCK_SERVE_PORT", "PENSTOCK_SERVE_PORT is not a setting"),
         ({"PENSTOCK_MAX_ROWS": "1025"}, {}, "", "max_rows 1025 is over max_queue_rows 1024"),
-        ({}, {"max_queue_rows": "100"}, "", "Set PENSTOCK_MAX_ROWS to 100 or less"),
+        ({}, {"max_queue_rows": "100"}, "", "Set --max-rows to 100 or less, or --max-queue-rows to 1024"),
+        (
+            {"PENSTOCK_MAX_ROWS": "200"},
+            {"max_queue_rows": "100"},
+            "",
+            "Set PENSTOCK_MAX_ROWS to 100 or less, or --max-",
+        ),
+        ({"PENSTOCK_MAX_ROWS": "1025"}, {}, "", "Set PENSTOCK_MAX_ROWS to 1024 or less, or PENSTOCK_MAX_QUEUE_ROWS"),
+        ({}, {"auth_token_file": "/nope"}, "--auth-token-file", "--auth-token-file: /nope cannot be read"),
+        ({}, {"auth_token_file": "/dev/null"}, "--auth-token-file", "--auth-token-file: /dev/null holds no token"),
     ],
 )
 def test_a_wrong_value_is_refused_at_start(
