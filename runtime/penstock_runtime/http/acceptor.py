@@ -143,6 +143,7 @@ def _bind(settings: HttpSettings) -> socket.socket:
             raise
     except OSError as error:
         raise HostError(
-            f"cannot listen on {where}: {error.strerror or error}", remedy="Choose another --port or --host"
+            f"cannot listen on {where}: {error.strerror or error}",
+            remedy="Choose another --port or --host (PENSTOCK_PORT, PENSTOCK_HOST)",
         ) from error
     return listening

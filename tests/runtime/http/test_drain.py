@@ -245,4 +245,4 @@ def test_a_port_that_is_taken_is_said_at_start() -> None:
     with serving(Gate()) as endpoint, pytest.raises(HostError, match=r"cannot listen on 127\.0\.0\.1") as caught:
         asyncio.run(start(endpoint.server.port))
 
-    assert caught.value.remedy == "Choose another --port or --host"
+    assert caught.value.remedy == "Choose another --port or --host (PENSTOCK_PORT, PENSTOCK_HOST)"
