@@ -91,3 +91,15 @@ def test_a_closed_output_is_no_error() -> None:
     )  # fmt: skip
 
     assert (done.returncode, done.stderr) == (0, "")
+
+
+@pytest.mark.parametrize(("ignored", "status"), [(False, 130), (True, 0)], ids=["in front", "ignored by its shell"])
+def test_ctrl_c_while_it_is_imported_is_no_traceback(ignored: bool, status: int, tmp_path: Path) -> None:
+    # Stands for the moment at which it is pressed: one of the first things that are imported.
+    (tmp_path / "click.py").write_text("import signal\nsignal.raise_signal(signal.SIGINT)\nraise SystemExit(0)\n")
+    begin = "import signal; signal.signal(signal.SIGINT, signal.SIG_IGN); " if ignored else ""
+    program = f"{begin}import sys; sys.path.insert(0, {str(tmp_path)!r}); from penstock.cli.entry import main; main()"
+
+    done = subprocess.run([sys.executable, "-c", program, "--help"], capture_output=True, text=True, check=False)
+
+    assert (done.returncode, done.stderr) == (status, "")

@@ -73,8 +73,8 @@ def run_bench(options: BenchOptions, on_progress: OnProgress = lambda _: None) -
 
     `results.csv`, `results.json` and `report.html` in `options.output` are written anew after every setting; a run that
     was interrupted goes on where it was. What another experiment has left there is set aside.
-    Raises PenstockErrors: a wrong file or URL, nothing that can be measured, a model that cannot be used, the baseline's
-    libraries missing, a server that does not start.
+    Raises PenstockErrors: a wrong file or URL, nothing that can be measured, a model that cannot be used, the
+    baseline's libraries missing, a server that does not start.
     """
 
     def fetching(event: Progress) -> None:
