@@ -61,7 +61,7 @@ class Words:
             or "BertNormalizer" not in kinds
             or not kinds <= {"BertNormalizer", "Lowercase"}
             or len(added) > MOST_ADDED
-            or not all(token.content.isascii() for token in added)
+            or not all(_is_searched(token.content) for token in added)
         ):
             return None
         lower_case = any(step["type"] == "Lowercase" or step["lowercase"] for step in steps)
@@ -92,3 +92,9 @@ class Words:
         if len(word) <= LONGEST_LEARNT and len(self._learnt) < MOST_LEARNT:
             self._learnt[word] = ids
         return ids
+
+
+def _is_searched(content: str) -> bool:
+    """Whether an added token is found in a plain text as it is written. The normaliser makes a space of a tab and
+    nothing of a control character, in the text and in the token."""
+    return content.isascii() and content.isprintable() and " " not in content

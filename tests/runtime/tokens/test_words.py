@@ -99,6 +99,18 @@ def test_other_kinds_of_tokenizers_have_no_table() -> None:
     assert [Words.of(backend) for backend in (whitespace, accents, added, named, *others)] == [None] * 6
 
 
+@pytest.mark.parametrize("content", ["new york", "new\tyork", "new\x00york", " york"])
+@pytest.mark.parametrize("normalized", [True, False])
+def test_added_words_that_the_normaliser_may_write_otherwise_leave_no_table(content: str, *, normalized: bool) -> None:
+    backend = backend_of(BERT)
+    backend.add_tokens([AddedToken(content, normalized=normalized)])
+    tokenizer = Tokenizer(backend, {}, type_ids=True)
+
+    assert Words.of(backend) is None
+    for text in ("in new york", "in New\tYork", "new\n york", "newyork"):
+        assert tokenizer.split([text])[0].ids == asked(backend, text)
+
+
 def test_added_words_are_the_librarys_however_they_are_written() -> None:
     backend = backend_of(BERT)
     backend.add_tokens([AddedToken("Penstock", normalized=True)])
