@@ -329,7 +329,7 @@ class Candidate:
         about = self._about
         mix = LengthMix.of(about.workload, maximum=about.max_tokens)
         return workload_bodies(
-            about.task, self._backend, about.workload, mix, count=MIX_REQUESTS, mask_token=self._mask
+            about.task, self._tokenizer.backend, about.workload, mix, count=MIX_REQUESTS, mask_token=self._mask
         )
 
     @cached_property
@@ -344,19 +344,13 @@ class Candidate:
 
         return {
             tokens: _requests(
-                predict_bodies(self._about.task, self._backend, [tokens] * SHORT_REQUESTS, mask_token=self._mask)
+                predict_bodies(
+                    self._about.task, self._tokenizer.backend, [tokens] * SHORT_REQUESTS, mask_token=self._mask
+                )
             )
             for tokens in short_lengths([int(body.group) for body in self._bodies])
             if tokens <= self._about.max_tokens
         }
-
-    @cached_property
-    def _backend(self) -> Any:
-        from penstock_runtime.models.json_files import read_optional
-        from penstock_runtime.tokens.backend import open_backend
-
-        config = read_optional(self._folder.path, "tokenizer_config.json")
-        return open_backend(self._folder.tokenizer, config, lower_case=self._folder.lower_case)
 
     def _batch(self, tokens: int) -> Batch:
         from penstock_runtime.batching.rectangle import stack

@@ -1,4 +1,4 @@
-"""`tokenizer.json` into the library's object, put right by `tokenizer_config.json` where the two disagree.
+"""`tokenizer.json` into the library's object, changed as transformers changes it when it loads the same folder.
 
 The object is never changed once `open_backend` has returned it.
 """
@@ -17,6 +17,7 @@ from tokenizers import normalizers, pre_tokenizers, processors
 from tokenizers.models import Unigram
 
 from penstock.errors import CorruptModel
+from penstock_runtime.tokens.classes import TokenizerClass
 
 SPECIAL_NAMES: dict[str, tuple[str, ...]] = {
     "cls_token": ("[CLS]", "<s>"),
@@ -34,8 +35,9 @@ WITHOUT_TYPE_IDS = frozenset({
 """Tokenizer families whose models are never given token types by transformers (`model_input_names` of the class)."""
 
 
-def open_backend(path: Path, config: Mapping[str, Any], *, lower_case: bool) -> Any:
-    """The library's tokenizer without truncation and padding; `config` is tokenizer_config.json.
+def open_backend(path: Path, config: Mapping[str, Any], kind: TokenizerClass, *, lower_case: bool) -> Any:
+    """The library's tokenizer without truncation and padding; `config` is tokenizer_config.json, `kind` what
+    transformers' class assumes where that is silent.
 
     `lower_case` puts a lower-casing step before the normaliser unless it has one, as sentence-transformers does.
     CorruptModel when the file is not one that the library reads.
@@ -50,8 +52,9 @@ def open_backend(path: Path, config: Mapping[str, Any], *, lower_case: bool) -> 
         ) from error
     backend.no_truncation()
     backend.no_padding()
-    _match_normalizer(backend, config)
-    _match_prefix_space(backend, config)
+    _match_prefix_space(backend, config, kind)
+    _match_normalizer(backend, config, kind)
+    _match_post_processor(backend, config, kind)
     if lower_case and not _lowers(component(backend.normalizer)):
         first = normalizers.Lowercase()
         backend.normalizer = first if backend.normalizer is None else normalizers.Sequence([first, backend.normalizer])
@@ -116,39 +119,53 @@ def uses_type_ids(config: Mapping[str, Any], tokenizer_config: Mapping[str, Any]
     return stated and not (isinstance(types, int) and types < 2)
 
 
-def _match_normalizer(backend: Any, config: Mapping[str, Any]) -> None:
-    """BERT's normaliser as tokenizer_config.json has it, where it says otherwise than tokenizer.json."""
+def _match_normalizer(backend: Any, config: Mapping[str, Any], kind: TokenizerClass) -> None:
+    """BERT's normaliser, for the classes that set it; others leave it as tokenizer.json has it."""
     state = component(backend.normalizer)
     if state.get("type") != "BertNormalizer":
         return
-    keys = {
-        "lowercase": "do_lower_case",
-        "strip_accents": "strip_accents",
-        "handle_chinese_chars": "tokenize_chinese_chars",
+    stated = {
+        "lowercase": _stated(config, "do_lower_case", default=True),
+        "strip_accents": _stated(config, "strip_accents", default=None),
+        "handle_chinese_chars": _stated(config, "tokenize_chinese_chars", default=True),
     }
-    wanted = {own: config[key] for own, key in keys.items() if isinstance(config.get(key), bool)}
-    if any(state.get(own) != value for own, value in wanted.items()):
-        options = {own: value for own, value in (state | wanted).items() if own != "type"}
+    wanted = {field: stated[field] for field in kind.folds}
+    if any(state[field] != value for field, value in wanted.items()):
+        options = {field: value for field, value in (state | wanted).items() if field != "type"}
         backend.normalizer = normalizers.BertNormalizer(**options)
 
 
-def _match_prefix_space(backend: Any, config: Mapping[str, Any]) -> None:
-    """Byte-level BPE: whether the first word gets a space before it, as tokenizer_config.json has it."""
-    wanted = config.get("add_prefix_space")
-    if not isinstance(wanted, bool):
-        return
+def _match_prefix_space(backend: Any, config: Mapping[str, Any], kind: TokenizerClass) -> None:
+    """Byte-level BPE: whether the first word gets a space before it."""
+    wanted = _stated(config, "add_prefix_space", default=kind.prefix_space)
     state = component(backend.pre_tokenizer)
-    if state.get("type") == "ByteLevel" and state["add_prefix_space"] != wanted:
-        options = {key: value for key, value in state.items() if key not in {"type", "trim_offsets"}}
-        backend.pre_tokenizer = pre_tokenizers.ByteLevel(**(options | {"add_prefix_space": wanted}))
+    # Of the splitters only this one has the field; inside a sequence it is left alone.
+    if wanted is not None and state.get("type") == "ByteLevel" and state["add_prefix_space"] != wanted:
+        backend.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=wanted, use_regex=state["use_regex"])
+
+
+def _match_post_processor(backend: Any, config: Mapping[str, Any], kind: TokenizerClass) -> None:
+    """Byte-level BPE: whether offsets leave out the spaces around words, and whether the first word got one."""
     state = component(backend.post_processor)
-    if state.get("type") == "RobertaProcessing" and state["add_prefix_space"] != wanted:
+    if not kind.trims or state.get("type") not in {"ByteLevel", "RobertaProcessing"}:
+        return
+    wanted = {
+        "add_prefix_space": _stated(config, "add_prefix_space", default=kind.prefix_space),
+        "trim_offsets": _stated(config, "trim_offsets", default=True),
+    }
+    if all(state[field] == value for field, value in wanted.items()):
+        return
+    if state["type"] == "ByteLevel":
+        backend.post_processor = processors.ByteLevel(**wanted, use_regex=state["use_regex"])
+    else:
         backend.post_processor = processors.RobertaProcessing(
-            sep=tuple(state["sep"]),
-            cls=tuple(state["cls"]),
-            trim_offsets=state["trim_offsets"],
-            add_prefix_space=wanted,
+            sep=tuple(state["sep"]), cls=tuple(state["cls"]), **wanted
         )
+
+
+def _stated(config: Mapping[str, Any], key: str, *, default: bool | None) -> bool | None:
+    value = config.get(key)
+    return value if isinstance(value, bool) else default
 
 
 def component(part: Any) -> dict[str, Any]:

@@ -10,6 +10,7 @@ from penstock_runtime.errors import InvalidInput
 from penstock_runtime.models.folder import ModelFolder
 from penstock_runtime.models.json_files import read_optional
 from penstock_runtime.tokens.backend import check_vocabulary, open_backend, own_size, special_tokens, uses_type_ids
+from penstock_runtime.tokens.classes import class_of
 from penstock_runtime.tokens.pieces import Pieces, Side
 from penstock_runtime.tokens.template import Template, probe
 from penstock_runtime.tokens.words import LONGEST_TEXTS, Words
@@ -79,12 +80,17 @@ class Tokenizer:
     def open(cls, path: Path, file: Path, config: Mapping[str, Any], *, lower_case: bool = False) -> Tokenizer:
         """As `load`, from `file` in the folder `path` of a model with this `config.json`."""
         own = read_optional(path, "tokenizer_config.json")
-        backend = open_backend(file, own, lower_case=lower_case)
+        backend = open_backend(file, own, class_of(own, config), lower_case=lower_case)
         specials = special_tokens(backend, own, read_optional(path, "special_tokens_map.json"))
         size = own_size(backend)
         embedded = check_vocabulary(backend, size, file, config)
         types = uses_type_ids(config, own)
         return cls(backend, specials, type_ids=types, config=own, size=size, embedded=embedded)
+
+    @property
+    def backend(self) -> Any:
+        """The library's object, to count tokens with; not to be changed."""
+        return self._backend
 
     def split(
         self, texts: Sequence[str], *, limit: int | None = None, side: Side = Side.RIGHT, offsets: bool = False

@@ -1,0 +1,180 @@
+"""What transformers' classes assume where a folder is silent, judged by the classes themselves.
+
+Each folder is opened by `AutoTokenizer`, and by us.
+"""
+
+from __future__ import annotations
+
+import inspect
+import json
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import transformers
+from tokenizers import pre_tokenizers, processors
+from transformers.models.auto.configuration_auto import CONFIG_MAPPING_NAMES
+from transformers.models.auto.tokenization_auto import TOKENIZER_MAPPING_NAMES, tokenizer_class_from_name
+
+from penstock_runtime.tokens import Tokenizer
+from penstock_runtime.tokens.classes import CLASSES, UNKNOWN, class_of
+from tests.runtime.tasks.families import BERT, DISTILBERT, ROBERTA, Family, tokenizer_of
+from tests.runtime.tasks.texts import HARD, MORE
+
+TEXTS = (*HARD.values(), *MORE, "Zoë Müller, CAFÉ naïve São 東京", " a day", "a <mask> b<mask>c [MASK] d", "A<S>B</s>c")
+WORD_PIECE = ("Bert", "DistilBert", "Electra", "MobileBert", "SqueezeBert", "ConvBert", "Lxmert", "MPNet", "Splinter")
+BYTE_LEVEL = ("Roberta", "Longformer", "Bart", "LED", "Mvp", "Blenderbot")
+NAMES = {"bos_token": "[CLS]", "eos_token": "[SEP]", "cls_token": "[CLS]", "sep_token": "[SEP]"}
+NAMES |= {"unk_token": "[UNK]", "pad_token": "[PAD]", "mask_token": "[MASK]"}
+"""BERT's, for classes that have others."""
+
+
+def write(family: Family, path: Path, config: dict[str, Any], change: Callable[[dict[str, Any]], None]) -> Path:
+    """The family's tokenizer.json, changed, beside a tokenizer_config.json of `config` alone; none if that is empty."""
+    backend = json.loads(tokenizer_of(family).backend_tokenizer.to_str())
+    backend |= {"truncation": None, "padding": None}
+    change(backend)
+    path.mkdir(exist_ok=True)
+    (path / "tokenizer.json").write_text(json.dumps(backend))
+    (path / "config.json").write_text(json.dumps({"model_type": family.name} | family.sizes))
+    (path / "tokenizer_config.json").unlink(missing_ok=True)
+    if config:
+        (path / "tokenizer_config.json").write_text(json.dumps(config))
+    return path
+
+
+def check(path: Path) -> None:
+    """Ids and offsets of every text are those of transformers."""
+    judge = transformers.AutoTokenizer.from_pretrained(path)
+    ours = Tokenizer.open(path, path / "tokenizer.json", json.loads((path / "config.json").read_bytes()))
+    for text in TEXTS:
+        expected = judge(text, add_special_tokens=False, return_offsets_mapping=True)
+        pieces = ours.split([text], offsets=True)[0]
+        assert (pieces.ids, pieces.offsets) == (expected["input_ids"], expected["offset_mapping"]), text
+        assert ours.split([text])[0].ids == expected["input_ids"], text
+        assert ours.single.row(pieces.ids).ids == judge(text)["input_ids"], text
+
+
+def normalizer(**fields: Any) -> Callable[[dict[str, Any]], None]:
+    return lambda backend: backend["normalizer"].update(fields)
+
+
+def byte_level(*, prefix: bool, trim: bool) -> Callable[[dict[str, Any]], None]:
+    def change(backend: dict[str, Any]) -> None:
+        backend["pre_tokenizer"]["add_prefix_space"] = prefix
+        backend["post_processor"] |= {"add_prefix_space": prefix, "trim_offsets": trim}
+
+    return change
+
+
+NORMALIZERS = (
+    {"lowercase": False, "strip_accents": None, "handle_chinese_chars": True},
+    {"lowercase": True, "strip_accents": False, "handle_chinese_chars": True},
+    {"lowercase": True, "strip_accents": None, "handle_chinese_chars": False},
+    {"lowercase": False, "strip_accents": True, "handle_chinese_chars": False},
+)
+FOLDING: tuple[dict[str, Any], ...] = (
+    {},
+    {"do_lower_case": True},
+    {"do_lower_case": False},
+    {"do_lower_case": False, "strip_accents": True},
+    {"strip_accents": None, "tokenize_chinese_chars": False},
+    {"strip_accents": False},
+)
+
+
+@pytest.mark.parametrize("name", [*WORD_PIECE, "PreTrained", "DebertaV2"])
+def test_word_pieces_are_folded_as_the_class_folds_them(name: str, tmp_path: Path) -> None:
+    for state in NORMALIZERS:
+        for config in FOLDING:
+            settings = {"tokenizer_class": f"{name}Tokenizer"} | NAMES | config
+            check(write(DISTILBERT, tmp_path, settings, normalizer(**state)))
+
+
+@pytest.mark.parametrize("name", [*BYTE_LEVEL, "PreTrained"])
+def test_byte_level_words_begin_and_end_as_the_class_has_it(name: str, tmp_path: Path) -> None:
+    for prefix in (True, False):
+        for trim in (True, False):
+            for config in ({}, {"add_prefix_space": not prefix}, {"trim_offsets": False}, {"trim_offsets": not trim}):
+                settings = {"tokenizer_class": f"{name}TokenizerFast"} | config
+                check(write(ROBERTA, tmp_path, settings, byte_level(prefix=prefix, trim=trim)))
+
+
+def test_the_librarys_own_post_processor_is_set_as_well(tmp_path: Path) -> None:
+    def change(backend: dict[str, Any]) -> None:
+        backend["post_processor"] = {
+            "type": "ByteLevel", "add_prefix_space": True, "trim_offsets": False, "use_regex": True
+        }  # fmt: skip
+
+    for name in ("Roberta", "GPT2", "PreTrained"):
+        check(write(ROBERTA, tmp_path, {"tokenizer_class": f"{name}Tokenizer"}, change))
+
+
+def test_inside_a_sequence_nothing_is_set(tmp_path: Path) -> None:
+    def change(backend: dict[str, Any]) -> None:
+        backend["pre_tokenizer"]["add_prefix_space"] = True
+        for part, inner in (("pre_tokenizer", "pretokenizers"), ("post_processor", "processors")):
+            backend[part] = {"type": "Sequence", inner: [backend[part]]}
+
+    check(write(ROBERTA, tmp_path, {"tokenizer_class": "RobertaTokenizer"}, change))
+
+
+@pytest.mark.parametrize("family", [BERT, DISTILBERT, ROBERTA], ids=lambda family: family.name)
+def test_without_settings_the_model_type_says_which_class_it_is(family: Family, tmp_path: Path) -> None:
+    """A cased tokenizer.json and nothing else: transformers lower-cases, by the default of BERT's class."""
+    change = byte_level(prefix=True, trim=False) if family is ROBERTA else normalizer(lowercase=False)
+    check(write(family, tmp_path, {}, change))
+    check(write(family, tmp_path, {"model_max_length": 48}, change))
+
+
+def test_config_json_may_name_the_class(tmp_path: Path) -> None:
+    path = write(BERT, tmp_path, {}, normalizer(lowercase=False))
+    for name in ("PreTrainedTokenizerFast", "ElectraTokenizer", "BertTokenizer", None):
+        (path / "config.json").write_text(json.dumps({"model_type": "bert", "tokenizer_class": name} | BERT.sizes))
+        check(path)
+
+
+def test_a_class_that_nobody_knows_leaves_the_file_as_it_is(tmp_path: Path) -> None:
+    path = write(DISTILBERT, tmp_path, {"tokenizer_class": "FancyTokenizer"}, normalizer(lowercase=False))
+    ours = Tokenizer.open(path, path / "tokenizer.json", {})
+    text = "New York"
+    assert ours.split([text])[0].ids == tokenizer_of(DISTILBERT)(text, add_special_tokens=False)["input_ids"]
+    assert class_of({}, {}) is class_of({"tokenizer_class": "EsmTokenizer"}, {"model_type": "bert"}) is UNKNOWN
+
+
+def fast_classes() -> Iterator[tuple[str, str]]:
+    for model, (_, fast) in TOKENIZER_MAPPING_NAMES.items():
+        if fast is not None:
+            yield model, fast
+
+
+def test_each_model_type_has_the_class_of_transformers() -> None:
+    for model, fast in fast_classes():
+        name = fast.removesuffix("TokenizerFast")
+        by_model, by_name = class_of({}, {"model_type": model}), class_of({"tokenizer_class": fast}, {})
+        assert by_model is by_name is CLASSES.get(name, UNKNOWN), model
+    strangers = {model for model in CONFIG_MAPPING_NAMES if model not in dict(fast_classes())}
+    assert {class_of({}, {"model_type": model}) for model in strangers} == {UNKNOWN}
+
+
+def test_every_class_in_the_table_is_one_of_transformers_with_the_same_defaults() -> None:
+    for name, kind in CLASSES.items():
+        made = tokenizer_class_from_name(f"{name}TokenizerFast")
+        assert made is not None, name
+        source = inspect.getsource(made.__init__)
+        parameters = inspect.signature(made.__init__).parameters
+        assert ('state.get("trim_offsets"' in source) is kind.trims, name
+        assert [
+            f'_state.get("{field}"' in source for field in ("lowercase", "strip_accents", "handle_chinese_chars")
+        ] == [field in kind.folds for field in ("lowercase", "strip_accents", "handle_chinese_chars")], name
+        if "add_prefix_space" in parameters:
+            assert parameters["add_prefix_space"].default == kind.prefix_space, name
+
+
+def test_the_library_has_no_other_parts_with_these_fields() -> None:
+    """What is set by its type here is set by its fields in transformers."""
+    parts = [pre_tokenizers.Metaspace(), pre_tokenizers.BertPreTokenizer(), pre_tokenizers.Whitespace()]
+    parts += [processors.BertProcessing(("b", 1), ("a", 0)), processors.TemplateProcessing("$0", "$A $B", [])]
+    for part in parts:
+        assert not {"add_prefix_space", "trim_offsets"} & set(json.loads(part.__getstate__())), part
