@@ -18,15 +18,7 @@ from tokenizers.models import Unigram
 
 from penstock.errors import CorruptModel
 from penstock_runtime.tokens.classes import TokenizerClass
-
-SPECIAL_NAMES: dict[str, tuple[str, ...]] = {
-    "cls_token": ("[CLS]", "<s>"),
-    "sep_token": ("[SEP]", "</s>"),
-    "pad_token": ("[PAD]", "<pad>"),
-    "unk_token": ("[UNK]", "<unk>"),
-    "mask_token": ("[MASK]", "<mask>"),
-}
-"""Roles of special tokens, and their usual spelling for folders that do not state one."""
+from penstock_runtime.tokens.specials import TokenFiles, add_special_tokens
 
 WITHOUT_TYPE_IDS = frozenset({
     "bart", "barthez", "bigbird", "camembert", "distilbert", "dpr", "layoutlmv3", "led", "longformer", "mbart",
@@ -35,12 +27,15 @@ WITHOUT_TYPE_IDS = frozenset({
 """Tokenizer families whose models are never given token types by transformers (`model_input_names` of the class)."""
 
 
-def open_backend(path: Path, config: Mapping[str, Any], kind: TokenizerClass, *, lower_case: bool) -> Any:
-    """The library's tokenizer without truncation and padding; `config` is tokenizer_config.json, `kind` what
-    transformers' class assumes where that is silent.
+def open_backend(
+    path: Path, files: TokenFiles, kind: TokenizerClass, *, lower_case: bool
+) -> tuple[Any, dict[str, int]]:
+    """The library's tokenizer without truncation and padding, and the ids of its special tokens by role (`cls_token`).
+
+    `path` is tokenizer.json, `kind` what transformers' class assumes where `files` say nothing.
 
     `lower_case` puts a lower-casing step before the normaliser unless it has one, as sentence-transformers does.
-    CorruptModel when the file is not one that the library reads.
+    CorruptModel when a file is not what it should be.
     """
     # Each worker thread owns a core: the library's own thread pool would take those of its neighbours.
     os.environ["TOKENIZERS_PARALLELISM"] = "false"
@@ -50,35 +45,19 @@ def open_backend(path: Path, config: Mapping[str, Any], kind: TokenizerClass, *,
         raise CorruptModel(
             f"{path} is not a tokenizer that tokenizers reads: {error}", remedy="Fetch the model again"
         ) from error
+    padding = None if backend.padding is None else backend.padding["pad_token"]
     backend.no_truncation()
     backend.no_padding()
+    # In the order of transformers: the library normalises added tokens when it is given them.
+    specials = add_special_tokens(backend, files, kind, padding=padding)
+    config = files.settings
     _match_prefix_space(backend, config, kind)
     _match_normalizer(backend, config, kind)
     _match_post_processor(backend, config, kind)
     if lower_case and not _lowers(component(backend.normalizer)):
         first = normalizers.Lowercase()
         backend.normalizer = first if backend.normalizer is None else normalizers.Sequence([first, backend.normalizer])
-    return backend
-
-
-def special_tokens(backend: Any, *files: Mapping[str, Any]) -> dict[str, int]:
-    """Ids of the special tokens by role (`cls_token`, ...), from the first of `files` that states them.
-
-    Tokens that tokenizer.json has in its vocabulary only are registered, so that a text may contain them.
-    """
-    found: dict[str, int] = {}
-    for role, usual in SPECIAL_NAMES.items():
-        stated = [name for file in files if (name := _content(file.get(role))) is not None]
-        for name in (*stated, *usual):
-            number = backend.token_to_id(name)
-            if number is not None:
-                found[role] = number
-                break
-    known = backend.get_added_tokens_decoder()
-    missing = [backend.id_to_token(number) for number in found.values() if number not in known]
-    if missing:
-        backend.add_special_tokens(missing)
-    return found
+    return backend, specials
 
 
 def own_size(backend: Any) -> int:
@@ -183,10 +162,3 @@ def _lowers(state: Mapping[str, Any]) -> bool:
     if state.get("type") == "Sequence":
         return any(_lowers(step) for step in state.get("normalizers", ()))
     return state.get("type") == "Lowercase" or bool(state.get("lowercase"))
-
-
-def _content(value: object) -> str | None:
-    """A special token as the two ways of writing it: a text, or an object with its content."""
-    if isinstance(value, Mapping):
-        value = value.get("content")
-    return value if isinstance(value, str) else None

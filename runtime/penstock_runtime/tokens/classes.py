@@ -7,20 +7,38 @@ class's own defaults. A copy of those, of transformers 4.57.6, so that a server 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 from typing import Any
 
+from tokenizers import AddedToken
 
-@dataclass(frozen=True)
+
+@dataclass(frozen=True, eq=False)
 class TokenizerClass:
     """One class, or several that are alike."""
 
+    names: Mapping[str, str] = field(default_factory=dict)
+    """Special tokens by role (`cls_token`)."""
+    mask: Mapping[str, bool] = field(default_factory=dict)
+    """How the mask is looked for in texts; empty: as tokenizer.json has it."""
+    objects: frozenset[str] = frozenset()
+    """Roles of the other tokens that are set whatever tokenizer.json has."""
+    additional: tuple[str, ...] = ()
+    """Special tokens without a role."""
     folds: tuple[str, ...] = ()
     """Fields of BERT's normaliser that are compared with the settings; where one differs, all of these are set."""
     trims: bool = False
     """Whether the post-processor's `add_prefix_space` and `trim_offsets` are set as well (both of byte-level BPE)."""
     prefix_space: bool | None = False
     """What byte-level BPE does before the first word, unless stated; None: what tokenizer.json says."""
+
+    def wrapped(self, role: str, token: str | AddedToken | None) -> str | AddedToken | None:
+        """A token that stands as a text, as the class makes it: an object takes the place of the one that was there."""
+        if not isinstance(token, str):
+            return token
+        if role == "mask_token" and self.mask:
+            return AddedToken(token, **self.mask)
+        return AddedToken(token) if role in self.objects else token
 
 
 GENERIC = TokenizerClass()
@@ -29,47 +47,75 @@ GENERIC = TokenizerClass()
 UNKNOWN = TokenizerClass(prefix_space=None)
 """A class that is not in the table: not a fast one, of a model that is no encoder, or not transformers' own."""
 
+_ROLES = ("unk_token", "sep_token", "pad_token", "cls_token", "mask_token")
+_BERT = dict(zip(_ROLES, ("[UNK]", "[SEP]", "[PAD]", "[CLS]", "[MASK]"), strict=True))
+_CLS_SEP = _BERT | {"bos_token": "[CLS]", "eos_token": "[SEP]"}
+_HERBERT = dict(zip(_ROLES, ("<unk>", "</s>", "<pad>", "<s>", "<mask>"), strict=True))
+_ROBERTA = _HERBERT | {"bos_token": "<s>", "eos_token": "</s>"}
+_ALBERT = _CLS_SEP | {"unk_token": "<unk>", "pad_token": "<pad>"}
+_XLNET = _ROBERTA | {"sep_token": "<sep>", "cls_token": "<cls>"}
+_END_OF_TEXT = dict.fromkeys(("unk_token", "bos_token", "eos_token"), "<|endoftext|>")
+
+_EATS_SPACE = {"lstrip": True}
+_RAW = {"lstrip": True, "normalized": False}
+_NORMALIZED = {"lstrip": True, "normalized": True, "special": True}
+_ALL = frozenset({"bos_token", "eos_token", "unk_token", "sep_token", "pad_token", "cls_token"})
+
 _FOLDS = ("lowercase", "strip_accents", "handle_chinese_chars")
-_WORD_PIECE = TokenizerClass(folds=_FOLDS)
-_BYTE_LEVEL = TokenizerClass(trims=True)
+_WORD_PIECE = TokenizerClass(names=_BERT, folds=_FOLDS)
+_BYTE_LEVEL = TokenizerClass(names=_ROBERTA, mask=_RAW, trims=True)
+_BART = replace(_BYTE_LEVEL, mask=_NORMALIZED)
+_UNIGRAM = TokenizerClass(names=_ROBERTA, mask=_EATS_SPACE)
 
 CLASSES: Mapping[str, TokenizerClass] = {
-    "Albert": GENERIC,
-    "Bart": _BYTE_LEVEL,
-    "Barthez": GENERIC,
+    "Albert": TokenizerClass(names=_ALBERT, mask=_RAW),
+    "Bart": _BART,
+    "Barthez": _UNIGRAM,
     "Bert": _WORD_PIECE,
-    "BigBird": GENERIC,
+    "BigBird": TokenizerClass(
+        names=_ROBERTA | {"sep_token": "[SEP]", "cls_token": "[CLS]", "mask_token": "[MASK]"},
+        mask=_EATS_SPACE,
+        objects=_ALL,
+    ),
     "Blenderbot": _BYTE_LEVEL,
-    "Camembert": GENERIC,
+    "Camembert": TokenizerClass(
+        names=_ROBERTA,
+        mask={"lstrip": True, "special": True},
+        additional=("<s>NOTUSED", "</s>NOTUSED", "<unk>NOTUSED"),
+    ),
     "ConvBert": _WORD_PIECE,
     "DPRContextEncoder": _WORD_PIECE,
     "DPRQuestionEncoder": _WORD_PIECE,
     "DPRReader": _WORD_PIECE,
-    "Deberta": GENERIC,
-    "DebertaV2": GENERIC,
+    "Deberta": TokenizerClass(names=_CLS_SEP),
+    "DebertaV2": TokenizerClass(names=_CLS_SEP),
     "DistilBert": _WORD_PIECE,
     "Electra": _WORD_PIECE,
-    "FNet": GENERIC,
-    "Funnel": _WORD_PIECE,
-    "GPT2": GENERIC,
-    "Herbert": GENERIC,
-    "LED": _BYTE_LEVEL,
+    "FNet": TokenizerClass(
+        names=_BERT | {"unk_token": "<unk>", "pad_token": "<pad>"},
+        mask=_EATS_SPACE,
+        objects=frozenset({"cls_token", "sep_token"}),
+    ),
+    "Funnel": TokenizerClass(names=_XLNET, folds=_FOLDS),
+    "GPT2": TokenizerClass(names=_END_OF_TEXT),
+    "Herbert": TokenizerClass(names=_HERBERT),
+    "LED": _BART,
     "LayoutLM": _WORD_PIECE,
     "Longformer": _BYTE_LEVEL,
     "Lxmert": _WORD_PIECE,
-    "MPNet": TokenizerClass(folds=_FOLDS[:2]),
+    "MPNet": TokenizerClass(names=_ROBERTA | {"unk_token": "[UNK]"}, mask=_EATS_SPACE, objects=_ALL, folds=_FOLDS[:2]),
     "MobileBert": _WORD_PIECE,
-    "Mvp": _BYTE_LEVEL,
+    "Mvp": replace(_BYTE_LEVEL, mask=_EATS_SPACE, objects=_ALL),
     "PreTrained": GENERIC,
     "Realm": _WORD_PIECE,
-    "Reformer": GENERIC,
-    "RemBert": GENERIC,
+    "Reformer": TokenizerClass(names={"eos_token": "</s>", "unk_token": "<unk>"}),
+    "RemBert": TokenizerClass(names=_ALBERT, mask=_EATS_SPACE),
     "RetriBert": _WORD_PIECE,
     "Roberta": _BYTE_LEVEL,
-    "Splinter": TokenizerClass(folds=_FOLDS[:2]),
+    "Splinter": TokenizerClass(names=_BERT, additional=("[QUESTION]",), folds=_FOLDS[:2]),
     "SqueezeBert": _WORD_PIECE,
-    "XLMRoberta": GENERIC,
-    "XLNet": GENERIC,
+    "XLMRoberta": _UNIGRAM,
+    "XLNet": TokenizerClass(names=_XLNET, mask=_EATS_SPACE, additional=("<eop>", "<eod>")),
 }
 """By name, without `Tokenizer` and `TokenizerFast`."""
 

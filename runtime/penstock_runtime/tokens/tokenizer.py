@@ -8,10 +8,10 @@ from typing import Any
 
 from penstock_runtime.errors import InvalidInput
 from penstock_runtime.models.folder import ModelFolder
-from penstock_runtime.models.json_files import read_optional
-from penstock_runtime.tokens.backend import check_vocabulary, open_backend, own_size, special_tokens, uses_type_ids
+from penstock_runtime.tokens.backend import check_vocabulary, open_backend, own_size, uses_type_ids
 from penstock_runtime.tokens.classes import class_of
 from penstock_runtime.tokens.pieces import Pieces, Side
+from penstock_runtime.tokens.specials import TokenFiles
 from penstock_runtime.tokens.template import Template, probe
 from penstock_runtime.tokens.words import LONGEST_TEXTS, Words
 
@@ -57,6 +57,8 @@ class Tokenizer:
         self.pad_id: int | None = specials.get("pad_token")
         self.unk_id: int | None = specials.get("unk_token")
         self.mask_id: int | None = specials.get("mask_token")
+        if embedded is not None and self.mask_id is not None and self.mask_id >= embedded:
+            self.mask_id = None  # the class's name for it, which the model was not trained with
         self.mask_token: str | None = None if self.mask_id is None else backend.id_to_token(self.mask_id)
         size = own_size(backend) if size is None else size
         self.vocabulary_size: int = max(size, max(added, default=-1) + 1)
@@ -79,9 +81,9 @@ class Tokenizer:
     @classmethod
     def open(cls, path: Path, file: Path, config: Mapping[str, Any], *, lower_case: bool = False) -> Tokenizer:
         """As `load`, from `file` in the folder `path` of a model with this `config.json`."""
-        own = read_optional(path, "tokenizer_config.json")
-        backend = open_backend(file, own, class_of(own, config), lower_case=lower_case)
-        specials = special_tokens(backend, own, read_optional(path, "special_tokens_map.json"))
+        files = TokenFiles.read(path)
+        own = files.settings
+        backend, specials = open_backend(file, files, class_of(own, config), lower_case=lower_case)
         size = own_size(backend)
         embedded = check_vocabulary(backend, size, file, config)
         types = uses_type_ids(config, own)

@@ -7,60 +7,29 @@ from __future__ import annotations
 
 import inspect
 import json
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
-import transformers
 from tokenizers import pre_tokenizers, processors
 from transformers.models.auto.configuration_auto import CONFIG_MAPPING_NAMES
 from transformers.models.auto.tokenization_auto import TOKENIZER_MAPPING_NAMES, tokenizer_class_from_name
 
 from penstock_runtime.tokens import Tokenizer
 from penstock_runtime.tokens.classes import CLASSES, UNKNOWN, class_of
-from tests.runtime.tasks.families import BERT, DISTILBERT, ROBERTA, Family, tokenizer_of
-from tests.runtime.tasks.texts import HARD, MORE
+from tests.runtime.tasks.families import BERT, DISTILBERT, MPNET, ROBERTA, Family, tokenizer_of
+from tests.runtime.tokens.judged import Change, check, write
 
-TEXTS = (*HARD.values(), *MORE, "Zoë Müller, CAFÉ naïve São 東京", " a day", "a <mask> b<mask>c [MASK] d", "A<S>B</s>c")
 WORD_PIECE = ("Bert", "DistilBert", "Electra", "MobileBert", "SqueezeBert", "ConvBert", "Lxmert", "MPNet", "Splinter")
-BYTE_LEVEL = ("Roberta", "Longformer", "Bart", "LED", "Mvp", "Blenderbot")
-NAMES = {"bos_token": "[CLS]", "eos_token": "[SEP]", "cls_token": "[CLS]", "sep_token": "[SEP]"}
-NAMES |= {"unk_token": "[UNK]", "pad_token": "[PAD]", "mask_token": "[MASK]"}
-"""BERT's, for classes that have others."""
+BYTE_LEVEL = ("Roberta", "Longformer", "Bart", "LED", "Mvp", "Blenderbot", "GPT2", "Deberta")
 
 
-def write(family: Family, path: Path, config: dict[str, Any], change: Callable[[dict[str, Any]], None]) -> Path:
-    """The family's tokenizer.json, changed, beside a tokenizer_config.json of `config` alone; none if that is empty."""
-    backend = json.loads(tokenizer_of(family).backend_tokenizer.to_str())
-    backend |= {"truncation": None, "padding": None}
-    change(backend)
-    path.mkdir(exist_ok=True)
-    (path / "tokenizer.json").write_text(json.dumps(backend))
-    (path / "config.json").write_text(json.dumps({"model_type": family.name} | family.sizes))
-    (path / "tokenizer_config.json").unlink(missing_ok=True)
-    if config:
-        (path / "tokenizer_config.json").write_text(json.dumps(config))
-    return path
-
-
-def check(path: Path) -> None:
-    """Ids and offsets of every text are those of transformers."""
-    judge = transformers.AutoTokenizer.from_pretrained(path)
-    ours = Tokenizer.open(path, path / "tokenizer.json", json.loads((path / "config.json").read_bytes()))
-    for text in TEXTS:
-        expected = judge(text, add_special_tokens=False, return_offsets_mapping=True)
-        pieces = ours.split([text], offsets=True)[0]
-        assert (pieces.ids, pieces.offsets) == (expected["input_ids"], expected["offset_mapping"]), text
-        assert ours.split([text])[0].ids == expected["input_ids"], text
-        assert ours.single.row(pieces.ids).ids == judge(text)["input_ids"], text
-
-
-def normalizer(**fields: Any) -> Callable[[dict[str, Any]], None]:
+def normalizer(**fields: Any) -> Change:
     return lambda backend: backend["normalizer"].update(fields)
 
 
-def byte_level(*, prefix: bool, trim: bool) -> Callable[[dict[str, Any]], None]:
+def byte_level(*, prefix: bool, trim: bool) -> Change:
     def change(backend: dict[str, Any]) -> None:
         backend["pre_tokenizer"]["add_prefix_space"] = prefix
         backend["post_processor"] |= {"add_prefix_space": prefix, "trim_offsets": trim}
@@ -88,7 +57,7 @@ FOLDING: tuple[dict[str, Any], ...] = (
 def test_word_pieces_are_folded_as_the_class_folds_them(name: str, tmp_path: Path) -> None:
     for state in NORMALIZERS:
         for config in FOLDING:
-            settings = {"tokenizer_class": f"{name}Tokenizer"} | NAMES | config
+            settings = {"tokenizer_class": f"{name}Tokenizer"} | config
             check(write(DISTILBERT, tmp_path, settings, normalizer(**state)))
 
 
@@ -120,7 +89,7 @@ def test_inside_a_sequence_nothing_is_set(tmp_path: Path) -> None:
     check(write(ROBERTA, tmp_path, {"tokenizer_class": "RobertaTokenizer"}, change))
 
 
-@pytest.mark.parametrize("family", [BERT, DISTILBERT, ROBERTA], ids=lambda family: family.name)
+@pytest.mark.parametrize("family", [BERT, DISTILBERT, ROBERTA, MPNET], ids=lambda family: family.name)
 def test_without_settings_the_model_type_says_which_class_it_is(family: Family, tmp_path: Path) -> None:
     """A cased tokenizer.json and nothing else: transformers lower-cases, by the default of BERT's class."""
     change = byte_level(prefix=True, trim=False) if family is ROBERTA else normalizer(lowercase=False)
