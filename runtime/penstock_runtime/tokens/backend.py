@@ -51,6 +51,8 @@ def open_backend(
     # In the order of transformers: the library normalises added tokens when it is given them.
     specials = add_special_tokens(backend, files, kind, padding=padding)
     config = files.settings
+    # Special tokens in texts are then split like any other characters.
+    backend.encode_special_tokens = config.get("split_special_tokens") is True
     _match_prefix_space(backend, config, kind)
     _match_normalizer(backend, config, kind)
     _match_post_processor(backend, config, kind)

@@ -139,6 +139,13 @@ def test_an_artefact_of_unknown_kind_finds_the_usual_names(tmp_path: Path) -> No
         )
 
 
+@pytest.mark.parametrize("family", FAMILIES, ids=lambda family: family.name)
+@pytest.mark.parametrize("split", [True, False])
+def test_special_tokens_in_texts_are_split_where_that_is_stated(family: Family, split: bool, tmp_path: Path) -> None:
+    more = {"additional_special_tokens": ["<extra>"]}
+    check(write(family, tmp_path, {"split_special_tokens": split} | more, added_tokens={"new york": 9000}))
+
+
 def content(value: Any) -> Any:
     """Of a token as the files write it; of anything else its text."""
     return value if isinstance(value, str) else value.get("content") if isinstance(value, dict) else str(value)
