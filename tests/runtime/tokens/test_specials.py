@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 from pathlib import Path
 from typing import Any
 
@@ -11,11 +12,12 @@ from hypothesis import HealthCheck, assume, given, settings
 from hypothesis import strategies as st
 
 from penstock.errors import CorruptModel
+from penstock_runtime.models.folder import ModelFolder
 from penstock_runtime.tokens import Tokenizer
 from penstock_runtime.tokens.classes import CLASSES
 from tests.examples import examples
-from tests.runtime.tasks.families import BERT, MPNET, ROBERTA, XLM_ROBERTA, Family, tokenizer_of
-from tests.runtime.tokens.judged import check, write
+from tests.runtime.tasks.families import BERT, DISTILBERT, MPNET, ROBERTA, XLM_ROBERTA, Family, tokenizer_of
+from tests.runtime.tokens.judged import TEXTS, check, write
 
 FAMILIES = (BERT, ROBERTA, MPNET, XLM_ROBERTA)
 
@@ -149,6 +151,24 @@ def test_special_tokens_in_texts_are_split_where_that_is_stated(family: Family, 
 def content(value: Any) -> Any:
     """Of a token as the files write it; of anything else its text."""
     return value if isinstance(value, str) else value.get("content") if isinstance(value, dict) else str(value)
+
+
+def test_what_an_artefact_takes_along_makes_the_same_tokenizer(tmp_path: Path) -> None:
+    """Each of the files changes something here."""
+    path = write(
+        DISTILBERT,
+        tmp_path / "model",
+        {"eos_token": "<extra>"},
+        flagged,
+        special_tokens_map={"eos_token": token("[NEW]", rstrip=True)},
+        added_tokens={"new york": 9000},
+    )
+    (tmp_path / "artefact").mkdir()
+    for file in ModelFolder.open(path, weights=False).settings:
+        shutil.copyfile(file, tmp_path / "artefact" / file.name)
+    check(tmp_path / "artefact")
+    ours = [Tokenizer.load(ModelFolder.open(one, weights=False)) for one in (path, tmp_path / "artefact")]
+    assert [one.ids for one in ours[0].split(TEXTS)] == [one.ids for one in ours[1].split(TEXTS)]
 
 
 CONTENTS = st.sampled_from(["<extra>", "[NEW]", "new york", "<mask>", "[MASK]", "</s>", "[SEP]", "[UNK]", "day", "é"])
