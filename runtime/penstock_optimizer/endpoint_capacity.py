@@ -44,6 +44,7 @@ def endpoint_capacity(
 
 
 def _bodies(job: Job) -> tuple[RequestBody, ...]:
+    tokenizer = job.tokenizer
     return workload_bodies(
-        job.spec.task, job.backend, job.spec.workload, job.mix, count=BODIES, mask_token=job.mask_token
+        job.spec.task, tokenizer.backend, job.spec.workload, job.mix, count=BODIES, mask_token=tokenizer.mask_token
     )

@@ -9,7 +9,6 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cache, cached_property
 from pathlib import Path
-from typing import Any
 
 from penstock.endpoint import ModelEndpoint, ModelEndpointSpec, OptimizationMode
 from penstock.errors import ArtefactError, SpecError
@@ -25,13 +24,11 @@ from penstock_optimizer.load.lengths import LengthMix
 from penstock_optimizer.workfolder import WorkFolder, locked_at_once
 from penstock_runtime.host import CoreGrant, Host, read_host
 from penstock_runtime.models.folder import ModelFolder
-from penstock_runtime.models.json_files import read_optional
 from penstock_runtime.models.progress import OnProgress as OnTransfer
 from penstock_runtime.models.progress import ignore
 from penstock_runtime.models.sources import fetch_model
 from penstock_runtime.tasks.factory import make_task
 from penstock_runtime.tokens import Tokenizer
-from penstock_runtime.tokens.backend import open_backend
 from penstock_runtime.verification import verify_files
 
 logger = logging.getLogger("penstock.optimize")
@@ -104,18 +101,13 @@ class Job:
         if not sends_texts(spec.task, spec.workload):
             # Without the tokenizer, which takes a second for the largest vocabularies.
             return LengthMix.of(spec.workload, maximum=self.max_tokens)
-        return mix_of_texts(spec.task, self.backend, spec.workload, maximum=self.max_tokens, mask_token=self.mask_token)
+        tokenizer, most = self.tokenizer, self.max_tokens
+        return mix_of_texts(spec.task, tokenizer.backend, spec.workload, maximum=most, mask_token=tokenizer.mask_token)
 
     @cached_property
-    def backend(self) -> Any:
-        """The library's tokenizer, for making and counting texts."""
-        config = read_optional(self.folder.path, "tokenizer_config.json")
-        return open_backend(self.folder.tokenizer, config, lower_case=self.folder.lower_case)
-
-    @cached_property
-    def mask_token(self) -> str | None:
-        """The tokenizer's mask token, if it has one."""
-        return Tokenizer.load(self.folder).mask_token
+    def tokenizer(self) -> Tokenizer:
+        """The model's, for making and counting texts."""
+        return Tokenizer.load(self.folder)
 
     @property
     def artefact(self) -> Path:
