@@ -4,9 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
+from penstock.capacity import CapacityCurve
 from penstock.manifest import CandidateFacts, Outcome, PlanTrial, served_latency
 from penstock.recipe import Plan, Recipe
 from penstock_optimizer.load.summary import median
+from penstock_optimizer.report.scales import short
 from penstock_optimizer.search.climb import Step
 from penstock_optimizer.search.survivors import OUT_OF_TIME, WITHIN_BUDGET, expected_milliseconds
 
@@ -115,10 +117,13 @@ def findings(
     skipped_for_time: int,
     search_finished: bool,
     shared_cpus: bool,
+    capacity: CapacityCurve,
     host: Sequence[str],
 ) -> tuple[str, ...]:
     """What a reader should know, the weightiest first."""
     found = []
+    if (missed := _missed(capacity)) is not None:
+        found.append(missed)
     if skipped_for_time:
         found.append(
             f"The time budget ended before {skipped_for_time} candidate{'s' if skipped_for_time > 1 else ''} "
@@ -149,6 +154,20 @@ def findings(
             "its own work is in the latencies of the capacity curve."
         )
     return (*found, *(f"{one[:1].upper()}{one[1:].rstrip('.')}." for one in host))
+
+
+def _missed(capacity: CapacityCurve) -> str | None:
+    """That the rate which the endpoint asks for is not taken within its p95."""
+    asked, limit, rate = (
+        capacity.asked_requests_per_second, capacity.p95_objective_milliseconds, capacity.requests_per_second,
+    )  # fmt: skip
+    if not capacity.falls_short or asked is None or limit is None:
+        return None
+    reached = f"takes {short(rate)} of them" if rate is not None else "is over that p95 at any rate that was measured"
+    return (
+        f"The {short(asked)} requests/s within a p95 of {short(limit)} ms are not reached: one replica {reached}. "
+        "Give it more cores, or ask for less."
+    )
 
 
 def measured_noise(search: float, candidates: Sequence[CandidateFacts]) -> float:

@@ -318,6 +318,7 @@ class Optimisation:
         finished = climbed.finished or self._budget.plans_seconds >= MOST_PLANS_SECONDS
         noise = conclusion.measured_noise(climbed.noise, candidates)
         teacher_plan = baseline_plan(job.grant.cores, entrants[TEACHER].batching)
+        capacity = measured.curve if measured else CapacityCurve()
         return Manifest(
             key=job.key,
             created=datetime.now(UTC).isoformat(timespec="seconds"),
@@ -331,7 +332,7 @@ class Optimisation:
             chosen=self._served(entrants[climbed.plan.recipe], climbed.plan),
             baseline=self._served(entrants[TEACHER], teacher_plan),
             candidates=candidates,
-            capacity=measured.curve if measured else CapacityCurve(),
+            capacity=capacity,
             speed_up=conclusion.speed_up(by_recipe[TEACHER], climbed.plan, by_recipe),
             noise=noise,
             workload=job.mix.summary,
@@ -345,6 +346,7 @@ class Optimisation:
                 skipped_for_time=skipped + late,
                 search_finished=climbed.finished,
                 shared_cpus=not job.load_cpus,
+                capacity=capacity,
                 host=(*doubts, *job.findings()),
             ),
             serving_rss_bytes=measured.resident_bytes if measured else None,

@@ -26,7 +26,6 @@ def render_report(manifest: Manifest) -> str:
         headline=view.headline(manifest),
         why=view.why(manifest),
         tiles=view.tiles(manifest),
-        findings=view.findings(manifest),
         plan=view.plan_text(manifest.chosen.plan),
         length_rows=view.length_rows(manifest),
         lengths=lengths,

@@ -207,17 +207,6 @@ def why(manifest: Manifest) -> str:
     return f"{sentence} Of the other candidates: {others}." if others else sentence
 
 
-def findings(manifest: Manifest) -> tuple[str, ...]:
-    """What to know before trusting the figures, an objective that is out of reach first."""
-    curve = manifest.capacity
-    asked, limit, rate = curve.asked_requests_per_second, curve.p95_objective_milliseconds, curve.requests_per_second
-    if not curve.falls_short or asked is None or limit is None:
-        return manifest.findings
-    reached = f"takes {short(rate)} of them" if rate is not None else "is over that p95 at any rate that was measured"
-    missed = f"The {short(asked)} requests/s within a p95 of {short(limit)} ms are not reached: one replica {reached}."
-    return (f"{missed} Give it more cores, or ask for less.", *manifest.findings)
-
-
 def tiles(manifest: Manifest) -> list[Tile]:
     """The figures at the top."""
     found: list[Tile] = []

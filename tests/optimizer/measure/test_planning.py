@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 
+from penstock.capacity import CapacityCurve
 from penstock.endpoint import Latency, Objective
 from penstock.errors import OptimizationError
 from penstock.manifest import CandidateFacts, Outcome
@@ -23,7 +24,7 @@ from penstock_optimizer.search.trials import Trials
 from penstock_optimizer.tryout import TryOut
 from penstock_optimizer.workfolder import WorkFolder
 from tests.optimizer.measure.fake_lab import FakeLab, Script, crash
-from tests.optimizer.report.sample import FP32_PLAN, latency
+from tests.optimizer.report.sample import FP32_PLAN, latency, sample_manifest
 from tests.optimizer.search.cost_model import FP32, INT8, STATIC
 
 LENGTHS = (8, 32, 128, 512)
@@ -366,7 +367,7 @@ def test_the_second_graph_states_its_memory() -> None:
     def found(weighed: int | None) -> tuple[str, ...]:
         return findings(
             candidates=candidates, teacher=FP32, plan=plan, second_graph_bytes=weighed, noise=0.03, skipped_for_time=0,
-            search_finished=True, shared_cpus=False, host=(),
+            search_finished=True, shared_cpus=False, capacity=CapacityCurve(), host=(),
         )  # fmt: skip
 
     assert found(40_000_000) == (
@@ -375,20 +376,48 @@ def test_the_second_graph_states_its_memory() -> None:
     assert "its memory was not measured" in found(None)[0]
 
 
+def curve(asked: float | None, limit: float) -> CapacityCurve:
+    """Of a replica that is asked for so many requests/s within that p95, milliseconds."""
+    return sample_manifest().capacity.model_copy(
+        update={"asked_requests_per_second": asked, "p95_objective_milliseconds": limit}
+    )
+
+
+@pytest.mark.parametrize(
+    ("asked", "limit", "said"),
+    [
+        (None, 50, None),
+        (60, 50, None),
+        (4000, 50, "The 4,000 requests/s within a p95 of 50 ms are not reached: one replica takes 84.9 of them."),
+        (60, 5, "The 60 requests/s within a p95 of 5 ms are not reached: one replica is over that p95 at any rate"),
+    ],
+)
+def test_a_rate_that_is_asked_for_and_not_reached_is_found(asked: float | None, limit: float, said: str | None) -> None:
+    fused = facts(FP32, Outcome.CHOSEN).model_copy(update={"fused_nodes": {"Attention": 6}})
+    found = findings(
+        candidates=[fused], teacher=FP32, plan=FP32_PLAN, noise=0.03, skipped_for_time=0, search_finished=True,
+        shared_cpus=False, capacity=curve(asked, limit), host=(),
+    )  # fmt: skip
+
+    assert len(found) == (0 if said is None else 1)
+    assert said is None or found[0].startswith(said)
+
+
 def test_findings_name_all_doubts() -> None:
     fused = facts(FP32, Outcome.CHOSEN).model_copy(update={"fused_nodes": {"Attention": 6}})
     quiet = findings(
         candidates=[fused], teacher=FP32, plan=FP32_PLAN, noise=0.03, skipped_for_time=0, search_finished=True,
-        shared_cpus=False, host=(),
+        shared_cpus=False, capacity=CapacityCurve(), host=(),
     )  # fmt: skip
     doubtful = findings(
         candidates=[facts(FP32, Outcome.CHOSEN), facts(INT8, Outcome.REJECTED)],
         teacher=FP32, plan=FP32_PLAN, noise=0.3, skipped_for_time=2, search_finished=False, shared_cpus=True,
-        host=("the cores are not this process's alone",),
+        capacity=curve(4000, 50), host=("the cores are not this process's alone",),
     )  # fmt: skip
 
     assert quiet == ()
     words = [
+        "The 4,000 requests/s",
         "2 candidates had a turn",
         "plan search",
         "30%",

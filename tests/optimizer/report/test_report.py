@@ -21,7 +21,7 @@ from penstock.recipe import Batching, ShortRoute
 from penstock.result import Result
 from penstock_optimizer.report import render_report
 from penstock_optimizer.report.charts import agreement_chart, capacity_chart, gemm_chart, latency_chart
-from penstock_optimizer.report.view import findings, headline, length_rows, plan_text, series, tiles, why
+from penstock_optimizer.report.view import headline, length_rows, plan_text, series, tiles, why
 from penstock_optimizer.search.survivors import OUT_OF_TIME
 from tests.optimizer.report.sample import FP32, FP32_PLAN, IO, PLAN, latency, sample_manifest
 
@@ -207,29 +207,6 @@ def test_what_comes_from_outside_is_escaped() -> None:
 
     assert nasty not in page
     assert page.count(html.escape(nasty)) >= 4
-
-
-@pytest.mark.parametrize(
-    ("asked", "limit", "said"),
-    [
-        (None, 50, None),
-        (60, 50, None),
-        (4000, 50, "The 4,000 requests/s within a p95 of 50 ms are not reached: one replica takes 84.9 of them."),
-        (60, 5, "The 60 requests/s within a p95 of 5 ms are not reached: one replica is over that p95 at any rate"),
-    ],
-)
-def test_a_rate_that_is_asked_for_and_not_reached_is_said_first(
-    asked: float | None, limit: float, said: str | None
-) -> None:
-    curve = sample_manifest().capacity.model_copy(
-        update={"asked_requests_per_second": asked, "p95_objective_milliseconds": limit}
-    )
-    manifest = changed(capacity=curve)
-
-    assert findings(manifest)[-1:] == manifest.findings
-    assert len(findings(manifest)) == (1 if said is None else 2)
-    assert (said or manifest.findings[0]) in findings(manifest)[0]
-    assert html.escape(findings(manifest)[0]) in render_report(manifest).replace("&#39;", "&#x27;")
 
 
 def test_charts_without_data_are_left_out() -> None:
