@@ -37,21 +37,12 @@ class CapacityCurve(BaseModel):
     p95_objective_milliseconds: float | None = Field(default=None, gt=0)
     """The p95 that `requests_per_second` keeps: the endpoint's, or three times that of a nearly idle replica where the
     endpoint states none. None: nothing was measured."""
-    asked_requests_per_second: float | None = Field(default=None, gt=0)
-    """The rate that the endpoint asks one replica to take within its p95. None: it does not ask for both, or time cut
-    the curve short."""
 
     @property
     def requests_per_second(self) -> float | None:
         """`r_slo`: the highest arrival rate within the objective; None when not even a nearly idle replica is."""
         limit = self.p95_objective_milliseconds
         return None if limit is None else self.rate_within(limit)
-
-    @property
-    def falls_short(self) -> bool:
-        """True when the rate that the endpoint asks for is not taken within its p95."""
-        asked = self.asked_requests_per_second
-        return asked is not None and (self.requests_per_second or 0.0) < asked
 
     def rate_within(self, p95_milliseconds: float) -> float | None:
         """The highest arrival rate (requests/s) whose p95 stays within the objective; None without such a point.

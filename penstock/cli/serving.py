@@ -179,7 +179,8 @@ class Serving:
             shown = Fetching(view, every_seconds=TRANSFER_SECONDS)
 
             def show(step: Transfer) -> None:
-                server.status.message = said(step)
+                is_over = step.bytes_done == step.bytes_total and not step.note
+                server.status.message = waiting if is_over else said(step)
                 shown(step)
 
             def tell(step: Transfer) -> None:

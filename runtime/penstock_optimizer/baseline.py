@@ -11,6 +11,7 @@ from penstock.errors import OptimizationError
 from penstock.manifest import CandidateFacts, Manifest, Outcome, ServedModel
 from penstock.recipe import Batching, Plan
 from penstock_optimizer.artefact import graph_path, write_artefact
+from penstock_optimizer.budget import RAISE_BUDGET
 from penstock_optimizer.isolation import Failure, WorkerFailed
 from penstock_optimizer.job import Job
 from penstock_optimizer.lab import ExportedFacts
@@ -23,8 +24,6 @@ WIDE_FROM = WideFrom(64, 64)
 """Unmeasured: from about this length on, a lone row gains from all cores with every engine and model that was tried."""
 EXPORT_SECONDS = 600.0
 """A large model through torch takes minutes; more is a hang."""
-RAISE_BUDGET = "Raise spec.optimization.budgetSeconds, or --budget"
-"""What to do where not even fp32 could be measured."""
 
 
 @dataclass(frozen=True)

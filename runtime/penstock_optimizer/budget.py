@@ -13,6 +13,8 @@ MOST_PLANS_SECONDS = 90.0
 FINISH_SHARE = 0.05
 """For the GEMM ceiling, the report and writing the artefact."""
 MOST_FINISH_SECONDS = 20.0
+RAISE_BUDGET = "Raise spec.optimization.budgetSeconds, or --budget"
+"""What to do where too little of it was left."""
 KILL_SECONDS = 1.0
 """A call to a worker is cut this much before its stage ends: killing and cleaning take time too."""
 

@@ -329,7 +329,13 @@ class Candidate:
         about = self._about
         mix = LengthMix.of(about.workload, maximum=about.max_tokens)
         return workload_bodies(
-            about.task, self._tokenizer.backend, about.workload, mix, count=MIX_REQUESTS, mask_token=self._mask
+            about.task,
+            self._tokenizer.backend,
+            about.workload,
+            mix,
+            count=MIX_REQUESTS,
+            mask_token=self._mask,
+            side=self._tokenizer.side,
         )
 
     @cached_property

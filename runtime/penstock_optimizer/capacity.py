@@ -15,6 +15,7 @@ from pathlib import Path
 
 from penstock.capacity import CapacityCurve, CapacityPoint
 from penstock.errors import PenstockError
+from penstock_optimizer.budget import RAISE_BUDGET
 from penstock_optimizer.capacity_steps import CapacitySteps
 from penstock_optimizer.isolation import death_reason
 from penstock_optimizer.load.process import LoadFailed, run_load
@@ -80,7 +81,7 @@ def replica(
 ) -> Iterator[Replica]:
     """Serve an artefact on these CPUs while the context lasts; CapacityFailed when it does not start in time."""
     if start_seconds < LEAST_START_SECONDS:
-        raise CapacityFailed(NO_TIME, remedy="Raise spec.optimization.budgetSeconds")
+        raise CapacityFailed(NO_TIME, remedy=RAISE_BUDGET)
     command = [sys.executable, "-m", "penstock_optimizer.replica", str(artefact), "--cores", str(cores)]
     if cpus:
         command += ["--cpus", ",".join(map(str, cpus))]
@@ -177,7 +178,7 @@ def _saturated(load: Callable[[float], LoadResult], seconds_left: Callable[[], f
     seconds = SATURATION_SECONDS
     while True:
         if seconds_left() < seconds + WARM_UP_SECONDS + OVERHEAD_SECONDS:
-            raise CapacityFailed(NO_TIME, remedy="Raise spec.optimization.budgetSeconds")
+            raise CapacityFailed(NO_TIME, remedy=RAISE_BUDGET)
         try:
             result = load(seconds)
         except LoadFailed as error:

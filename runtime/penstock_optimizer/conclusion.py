@@ -8,7 +8,6 @@ from penstock.capacity import CapacityCurve
 from penstock.manifest import CandidateFacts, Outcome, PlanTrial, served_latency
 from penstock.recipe import Plan, Recipe
 from penstock_optimizer.load.summary import median
-from penstock_optimizer.report.scales import short
 from penstock_optimizer.search.climb import Step
 from penstock_optimizer.search.survivors import OUT_OF_TIME, WITHIN_BUDGET, expected_milliseconds
 
@@ -50,7 +49,7 @@ def _concluded(
     if facts.recipe == chosen.recipe:
         gain = _ratio(by_recipe.get(teacher), facts, expected)
         if facts.recipe == teacher:
-            reason = _why_fp32([one for one in by_recipe.values() if one.recipe != teacher])
+            reason = why_fp32([one for one in by_recipe.values() if one.recipe != teacher])
         elif gain is None:
             reason = f"best for the objective {WITHIN_BUDGET}"
         else:
@@ -74,15 +73,20 @@ def _concluded(
     return facts.model_copy(update={"reason": reason})
 
 
-def _why_fp32(others: Sequence[CandidateFacts]) -> str:
+def why_fp32(others: Sequence[CandidateFacts]) -> str:
     """Why none of the others is served."""
+    outcomes = {one.outcome for one in others} - {Outcome.SKIPPED}
     if any(one.reason in OUT_OF_TIME for one in others):
-        return "the best so far: the time budget ended before all others were measured"
-    if any(one.outcome is Outcome.SLOWER for one in others):
+        return "the best so far, as the time budget ended before all others were measured"
+    if Outcome.SLOWER in outcomes:
         return "no candidate within the accuracy budget beats fp32 beyond the noise"
-    if others and all(one.outcome is Outcome.REJECTED for one in others):
+    if outcomes == {Outcome.REJECTED}:
         return "no other candidate is within the accuracy budget"
-    return "no other candidate came through its turn" if others else "nothing else was to be tried"
+    if outcomes == {Outcome.FAILED}:
+        return "every other candidate failed"
+    if outcomes:
+        return "every other candidate failed or is outside the accuracy budget"
+    return "no other candidate was tried"
 
 
 def _ratio(slow: CandidateFacts | None, fast: CandidateFacts | None, expected: Sequence[int]) -> float | None:
@@ -118,11 +122,16 @@ def findings(
     search_finished: bool,
     shared_cpus: bool,
     capacity: CapacityCurve,
+    asked_requests_per_second: float | None = None,
     host: Sequence[str],
 ) -> tuple[str, ...]:
-    """What a reader should know, the weightiest first."""
+    """What a reader should know, the weightiest first.
+
+    `asked_requests_per_second`: of one replica, within the endpoint's p95; None where it does not ask for both, or the
+    curve is not whole.
+    """
     found = []
-    if (missed := _missed(capacity)) is not None:
+    if (missed := _missed(capacity, asked_requests_per_second)) is not None:
         found.append(missed)
     if skipped_for_time:
         found.append(
@@ -156,16 +165,14 @@ def findings(
     return (*found, *(f"{one[:1].upper()}{one[1:].rstrip('.')}." for one in host))
 
 
-def _missed(capacity: CapacityCurve) -> str | None:
+def _missed(capacity: CapacityCurve, asked: float | None) -> str | None:
     """That the rate which the endpoint asks for is not taken within its p95."""
-    asked, limit, rate = (
-        capacity.asked_requests_per_second, capacity.p95_objective_milliseconds, capacity.requests_per_second,
-    )  # fmt: skip
-    if not capacity.falls_short or asked is None or limit is None:
+    limit, rate = capacity.p95_objective_milliseconds, capacity.requests_per_second
+    if asked is None or limit is None or (rate or 0.0) >= asked:
         return None
-    reached = f"takes {short(rate)} of them" if rate is not None else "is over that p95 at any rate that was measured"
+    reached = f"takes {rate:,.4g} of them" if rate is not None else "is over that p95 at any rate that was measured"
     return (
-        f"The {short(asked)} requests/s within a p95 of {short(limit)} ms are not reached: one replica {reached}. "
+        f"The {asked:,.4g} requests/s within a p95 of {limit:,.4g} ms are not reached: one replica {reached}. "
         "Give it more cores, or ask for less."
     )
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import replace
 from pathlib import Path
 
 from penstock.capacity import CapacityPoint
@@ -30,7 +29,7 @@ def endpoint_capacity(
         max_tokens=spec.serving.max_input_tokens,
         start_seconds=seconds_left(),
     ) as server:
-        measured = measure_capacity(
+        return measure_capacity(
             server,
             bodies,
             p95_objective=spec.objective.latency.p95_milliseconds if spec.objective.latency else None,
@@ -38,13 +37,16 @@ def endpoint_capacity(
             seconds_left=seconds_left,
             on_point=on_point,
         )
-    # Of a curve that time cut short nobody knows how far it would have gone.
-    asked = job.subject.requests_per_second if measured.finished else None
-    return replace(measured, curve=measured.curve.model_copy(update={"asked_requests_per_second": asked}))
 
 
 def _bodies(job: Job) -> tuple[RequestBody, ...]:
     tokenizer = job.tokenizer
     return workload_bodies(
-        job.spec.task, tokenizer.backend, job.spec.workload, job.mix, count=BODIES, mask_token=tokenizer.mask_token
+        job.spec.task,
+        tokenizer.backend,
+        job.spec.workload,
+        job.mix,
+        count=BODIES,
+        mask_token=tokenizer.mask_token,
+        side=tokenizer.side,
     )

@@ -14,7 +14,10 @@ _MB = 1e6
 
 
 class Fetching:
-    """Takes the steps of one fetch after the other; passes notes on at once, and the rest now and then."""
+    """Takes the steps of a fetch, from any thread; passes notes on at once, and the rest now and then.
+
+    Where two come at once, one may be told twice.
+    """
 
     def __init__(
         self, on_progress: OnProgress, *, every_seconds: float, clock: Callable[[], float] = time.monotonic
@@ -41,7 +44,7 @@ class Fetching:
         self._on_progress(Progress(Stage.DOWNLOAD, step.bytes_done, step.bytes_total, said(step), facts))
 
 
-def said(step: Transfer) -> str:
+def said(step: Transfer, verb: str = "fetching") -> str:
     """One line for people."""
     amount = f": {step.bytes_done / _MB:.0f} of {step.bytes_total / _MB:.0f} MB" if step.bytes_total else ""
-    return step.note or f"fetching {step.file}{amount}"
+    return step.note or f"{verb} {step.file}{amount}"

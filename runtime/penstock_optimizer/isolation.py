@@ -67,9 +67,8 @@ class WorkerFailed(Exception):
         kind = getattr(errors, self.kind, None) if self.kind else None
         if isinstance(kind, type) and issubclass(kind, PenstockError):
             return kind(self.reason, remedy=self.remedy)
-        late = "Raise spec.optimization.budgetSeconds: the next run goes on from here"
-        hint = late if self.failure is Failure.TIMED_OUT else "See the logs in the work folder of the store"
-        return OptimizationError(f"{what}: {self.reason}", remedy=self.remedy or hint)
+        remedy = self.remedy or "See the logs in the work folder of the store"
+        return OptimizationError(f"{what}: {self.reason}", remedy=remedy)
 
 
 class Worker:

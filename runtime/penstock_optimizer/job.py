@@ -102,7 +102,14 @@ class Job:
             # Without the tokenizer, which takes a second for the largest vocabularies.
             return LengthMix.of(spec.workload, maximum=self.max_tokens)
         tokenizer, most = self.tokenizer, self.max_tokens
-        return mix_of_texts(spec.task, tokenizer.backend, spec.workload, maximum=most, mask_token=tokenizer.mask_token)
+        return mix_of_texts(
+            spec.task,
+            tokenizer.backend,
+            spec.workload,
+            maximum=most,
+            mask_token=tokenizer.mask_token,
+            side=tokenizer.side,
+        )
 
     @cached_property
     def tokenizer(self) -> Tokenizer:

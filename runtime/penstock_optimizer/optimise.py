@@ -24,8 +24,8 @@ from penstock.recipe import Plan, Recipe
 from penstock.tasks import HEAD_OF_TASK
 from penstock_optimizer import conclusion
 from penstock_optimizer.artefact import graph_path, write_artefact
-from penstock_optimizer.baseline import RAISE_BUDGET, Prepared, baseline_plan, prepare_baseline
-from penstock_optimizer.budget import MOST_PLANS_SECONDS, Budget
+from penstock_optimizer.baseline import Prepared, baseline_plan, prepare_baseline
+from penstock_optimizer.budget import MOST_PLANS_SECONDS, RAISE_BUDGET, Budget
 from penstock_optimizer.build_order import by_gain
 from penstock_optimizer.capacity import CapacityFailed, Measured, ReplicaBroken
 from penstock_optimizer.endpoint_capacity import endpoint_capacity
@@ -319,6 +319,8 @@ class Optimisation:
         noise = conclusion.measured_noise(climbed.noise, candidates)
         teacher_plan = baseline_plan(job.grant.cores, entrants[TEACHER].batching)
         capacity = measured.curve if measured else CapacityCurve()
+        # Of a curve that time cut short nobody knows how far it would have gone.
+        asked = job.subject.requests_per_second if measured and measured.finished else None
         return Manifest(
             key=job.key,
             created=datetime.now(UTC).isoformat(timespec="seconds"),
@@ -347,6 +349,7 @@ class Optimisation:
                 search_finished=climbed.finished,
                 shared_cpus=not job.load_cpus,
                 capacity=capacity,
+                asked_requests_per_second=asked,
                 host=(*doubts, *job.findings()),
             ),
             serving_rss_bytes=measured.resident_bytes if measured else None,

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from penstock.errors import OptimizationError
 from penstock.manifest import Outcome
 from penstock.recipe import Plan, Recipe
-from penstock_optimizer.budget import Budget
+from penstock_optimizer.budget import RAISE_BUDGET, Budget
 from penstock_optimizer.isolation import WorkerFailed
 from penstock_optimizer.lab import Lab
 from penstock_optimizer.routing import Router
@@ -56,7 +56,7 @@ class Planner:
         if teacher is None:
             raise OptimizationError(
                 "the fp32 graph could not be measured within the time budget",
-                remedy="Raise spec.optimization.budgetSeconds",
+                remedy=RAISE_BUDGET,
             )
         recipes = finalists([one for one in timed if one is not teacher], teacher, self.expected)
         if not self.may_serve(teacher.recipe) and len(recipes) > 1:

@@ -31,7 +31,8 @@ class Stage(StrEnum):
 
 @dataclass(frozen=True)
 class Progress:
-    """One event. `done` of `total` are steps of the stage; `step` of `steps` those of the whole optimisation."""
+    """One event. `done` of `total` are steps of the stage (bytes of a download); `step` of `steps` those of the whole
+    optimisation, 0 before it begins."""
 
     stage: Stage
     done: int

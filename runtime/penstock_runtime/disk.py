@@ -46,6 +46,8 @@ def unwritable_said(folder: Path, *, what: str, option: str) -> Iterator[None]:
     try:
         with full_disk_said(folder, what=what):
             yield
+    except BrokenPipeError:  # of whoever was told something meanwhile, and listens no longer
+        raise
     except OSError as error:
         raise HostError(
             f"{what} {folder} cannot be written ({error.strerror})",

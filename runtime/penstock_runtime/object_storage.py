@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Any, Protocol
 
 from penstock.errors import MissingPackage
+from penstock_runtime.disk import FULL
 
 PACKAGES = {"s3": "s3fs", "gs": "gcsfs", "az": "adlfs"}
 """The package that speaks a scheme."""
@@ -34,7 +35,6 @@ _DENIED = {
 _LIBRARIES = {"aiobotocore", "aiohttp", "azure", "botocore", "fsspec", "gcsfs", "google", "s3fs", "adlfs", "urllib3"}
 _ALTERED = {"ChecksumError", "FlexibleChecksumError"}
 """Errors of gcsfs and botocore."""
-FULL_DISK = frozenset({errno.ENOSPC, errno.EDQUOT})
 
 
 class FileSystem(Protocol):
@@ -108,7 +108,7 @@ def trouble(error: Exception) -> Trouble | None:
         return Trouble.NOTHING_THERE
     if isinstance(error, PermissionError) or names & _DENIED or status in {401, 403}:
         return Trouble.DENIED
-    if isinstance(error, OSError) and error.errno in FULL_DISK:
+    if isinstance(error, OSError) and error.errno in FULL:
         return Trouble.FULL_DISK
     if isinstance(error, ValueError) or (status is not None and 400 <= status < 500 and status not in {408, 429}):
         return Trouble.REFUSED

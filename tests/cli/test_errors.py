@@ -190,7 +190,9 @@ def test_a_file_where_the_store_has_its_work_folder(artefact: Path, file: Path, 
 
     assert result.returncode == 1
     assert_one_sentence(
-        result.stderr, f"the store {store} cannot be used ({store}/{key}.work/logs: Not a directory)", "Delete that"
+        result.stderr,
+        f"the store {store} cannot be used ({store}/{key}.work/export/fused.json: Not a directory)",
+        "Delete that",
     )
 
 

@@ -13,6 +13,7 @@ from penstock.tasks import TaskName
 from penstock_optimizer.load.lengths import LengthMix
 from penstock_optimizer.load.spec import RequestBody
 from penstock_optimizer.load.texts import TextMaker
+from penstock_runtime.tokens.pieces import Side
 
 QUESTION_TOKENS = 10
 """A short question or query before the text that a pair is mostly about."""
@@ -52,10 +53,16 @@ def sends_texts(task: TaskName, workload: Workload) -> bool:
 
 
 def mix_of_texts(
-    task: TaskName, tokenizer: Tokenizer, workload: Workload, *, maximum: int, mask_token: str | None = None
+    task: TaskName,
+    tokenizer: Tokenizer,
+    workload: Workload,
+    *,
+    maximum: int,
+    mask_token: str | None = None,
+    side: Side = Side.RIGHT,
 ) -> LengthMix:
     """The lengths of the endpoint's own texts as `workload_bodies` sends them, each as likely as it is listed."""
-    listed = _listed(task, tokenizer, workload, maximum, mask_token)
+    listed = _listed(task, tokenizer, workload, maximum, mask_token=mask_token, side=side)
     return LengthMix(maximum=maximum, lengths=tuple(body.group for body in listed), minimum=1)
 
 
@@ -67,27 +74,31 @@ def workload_bodies(
     *,
     count: int,
     mask_token: str | None = None,
+    side: Side = Side.RIGHT,
     seed: int = 0,
 ) -> tuple[RequestBody, ...]:
     """Bodies as the endpoint's workload has them: its own texts where it states some and the task takes single texts
-    (fill-mask with the mask token in front of those that show none); else texts of its lengths."""
+    (fill-mask with the mask token added to those that show none); else texts of its lengths. `side`: which end of a
+    long text is cut off."""
     if sends_texts(task, workload):
-        listed = _listed(task, tokenizer, workload, mix.maximum, mask_token)
+        listed = _listed(task, tokenizer, workload, mix.maximum, mask_token=mask_token, side=side)
         return tuple(listed[index % len(listed)] for index in range(max(count, len(listed))))
     return predict_bodies(task, tokenizer, mix.sample(count, seed=seed), mask_token=mask_token, seed=seed)
 
 
 def _listed(
-    task: TaskName, tokenizer: Tokenizer, workload: Workload, maximum: int, mask_token: str | None
+    task: TaskName, tokenizer: Tokenizer, workload: Workload, maximum: int, *, mask_token: str | None, side: Side
 ) -> list[RequestBody]:
     """One body for each stated text, grouped by its tokens, `maximum` where it is cut to that."""
-    maker, texts = TextMaker(tokenizer, special=mask_token), workload.texts
+    maker, texts = TextMaker(tokenizer), workload.texts
     if task is TaskName.FILL_MASK:
         if mask_token is None:
             raise ValueError(WITHOUT_MASK)
-        # Of a text that is cut the last token is a special one.
-        seen, mask = maximum - 1, tokenizer.token_to_id(mask_token)
-        texts = tuple(text if mask in maker.ids(text)[:seen] else f"{mask_token} {text}" for text in texts)
+        mask = tokenizer.token_to_id(mask_token)
+        # Of a text that is cut the token at that end is a special one. What is added stands at the other end.
+        kept = slice(maximum - 1) if side is Side.RIGHT else slice(1 - maximum, None)
+        before, behind = (f"{mask_token} ", "") if side is Side.RIGHT else ("", f" {mask_token}")
+        texts = tuple(text if mask in maker.ids(text)[kept] else f"{before}{text}{behind}" for text in texts)
     return [
         RequestBody(body=json.dumps({"inputs": text}, ensure_ascii=False), group=min(maker.count(text), maximum))
         for text in texts

@@ -38,14 +38,11 @@ ENOUGH_BRICKS = 64
 class TextMaker:
     """Makes texts for one tokenizer. Counts include the special tokens that the tokenizer adds."""
 
-    def __init__(self, tokenizer: Tokenizer, *, special: str | None = None, seed: int = 0) -> None:
-        """`special`: a token that texts may contain, which the tokenizer may have in its vocabulary only."""
+    def __init__(self, tokenizer: Tokenizer, *, seed: int = 0) -> None:
         # A copy: switching truncation and padding off must not reach the tokenizer that serves.
         self._tokenizer = Tokenizer.from_str(tokenizer.to_str())
         self._tokenizer.no_truncation()
         self._tokenizer.no_padding()
-        if special is not None:
-            self._tokenizer.add_special_tokens([special])
         self._random = random.Random(seed)  # noqa: S311 - reproducible, not secret
 
     def count(self, text: str, pair: str | None = None) -> int:

@@ -17,6 +17,7 @@ from collections.abc import Callable
 from typing import Any
 
 from penstock.summary import Summary
+from penstock_optimizer.fetching import said
 from penstock_optimizer.progress import Progress
 from penstock_runtime.models.progress import Progress as Transfer
 from penstock_runtime.store import Published
@@ -24,7 +25,6 @@ from penstock_runtime.store import Published
 Write = Callable[[bytes], object]
 QUIET_SECONDS = 2.0
 """Bytes that were moved are told at most this often."""
-_MB = 1e6
 
 
 def to_standard_output(line: bytes) -> None:
@@ -58,8 +58,7 @@ class Lines:
             if not event.note and not last and now - self._moved < QUIET_SECONDS:
                 return
             self._moved = now
-            amount = f"{event.bytes_done / _MB:.0f} of {event.bytes_total / _MB:.0f} MB"
-            self.stage(stage, event.note or f"{verb} {event.file}: {amount}")
+            self.stage(stage, said(event, verb))
 
         return moved
 

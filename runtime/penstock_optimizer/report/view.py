@@ -7,9 +7,9 @@ from dataclasses import dataclass
 
 from penstock.manifest import CandidateFacts, Manifest, Metric, Outcome, served_latency
 from penstock.recipe import Plan
+from penstock_optimizer.conclusion import why_fp32
 from penstock_optimizer.report.charts import Series
 from penstock_optimizer.report.scales import short
-from penstock_optimizer.search.survivors import OUT_OF_TIME
 
 HEADLINE_LENGTHS = (32, 128)
 """The lengths whose speed-up stands at the top, as far as they were measured."""
@@ -164,29 +164,13 @@ def headline(manifest: Manifest) -> str:
     cpu = manifest.cpu.model_name
     cores = f"{manifest.cores} core{'s' if manifest.cores > 1 else ''}"
     where = f"on {cores} of {cpu} ({manifest.cpu.isa.value})"
-    if plan.recipe == manifest.baseline.plan.recipe:
-        return f"The fp32 graph itself is served {where}: {_why_fp32(manifest)}."
     if plan.short is not None:
         short = f"rows of up to {plan.short.longest_tokens} tokens by {plan.short.recipe.name}"
         return f"{plan.recipe.name} is served {where}, {short}."
+    if plan.recipe == manifest.baseline.plan.recipe:
+        others = [one for one in manifest.candidates if one.recipe != plan.recipe]
+        return f"The fp32 graph itself is served {where}: {why_fp32(others)}."
     return f"{plan.recipe.name} is served {where}."
-
-
-def _why_fp32(manifest: Manifest) -> str:
-    """What became of the others, where none of them is served."""
-    others = [one for one in manifest.candidates if one.recipe != manifest.baseline.plan.recipe]
-    outcomes = {one.outcome for one in others} - {Outcome.SKIPPED}
-    if any(one.reason in OUT_OF_TIME for one in others):
-        return "the time budget ended before all candidates had their turn"
-    if Outcome.SLOWER in outcomes:
-        return "no candidate beat it within the accuracy budget"
-    if outcomes == {Outcome.REJECTED}:
-        return "no candidate is within the accuracy budget"
-    if outcomes == {Outcome.FAILED}:
-        return "every candidate failed"
-    if outcomes:
-        return "every candidate failed or is outside the accuracy budget"
-    return "no candidate was tried"
 
 
 def why(manifest: Manifest) -> str:

@@ -27,7 +27,7 @@ class Progress:
     """A running optimisation."""
 
     stage: str
-    """Such as `export`, `candidates`, `search`, `capacity`."""
+    """Such as `export`, `candidates`, `plans`, `capacity`."""
     done: int = 0
     total: int = 0
     message: str = ""

@@ -85,7 +85,7 @@ class ModelFolder:
         safety.check_links(path)
         if weights:
             folder._check_weights()
-        for name in ("tokenizer.json", "tokenizer_config.json", "special_tokens_map.json"):
+        for name in ("tokenizer.json", "tokenizer_config.json", "special_tokens_map.json", "added_tokens.json"):
             read_optional(path, name)
         _ = folder.labels, folder.max_tokens, folder._sentence
         return folder

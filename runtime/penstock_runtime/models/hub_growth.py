@@ -18,9 +18,10 @@ def growth_told(blobs: Path, tell: Callable[[int], None]) -> Iterator[None]:
     over = threading.Event()
 
     def watch() -> None:
-        while not over.wait(LOOK_SECONDS):
-            if size := _arriving(blobs, begun):
-                tell(size)
+        with suppress(BrokenPipeError):  # nobody listens any more: what is told next, by the caller's thread, says so
+            while not over.wait(LOOK_SECONDS):
+                if size := _arriving(blobs, begun):
+                    tell(size)
 
     thread = threading.Thread(target=watch, daemon=True)
     thread.start()

@@ -16,8 +16,9 @@ from pathlib import Path
 from penstock.artefact_store import Digest
 from penstock.errors import ArtefactError, ArtefactNotFound, HostError, OutOfDisk, PenstockError, StoreUnavailable
 from penstock.manifest import MANIFEST_NAME, Manifest
+from penstock_runtime.disk import FULL
 from penstock_runtime.models.progress import OnProgress, Progress
-from penstock_runtime.object_storage import FULL_DISK, alone
+from penstock_runtime.object_storage import alone
 from penstock_runtime.store.place import Place
 from penstock_runtime.store.verify import fault, file_digest
 
@@ -140,7 +141,7 @@ class Fetch:
         except PenstockError:
             raise
         except OSError as error:
-            if error.errno in FULL_DISK:
+            if error.errno in FULL:
                 raise OutOfDisk(
                     f"no space is left in the cache {self.cache} for {self.uri}",
                     remedy="Give the cache's volume more room (an emptyDir's sizeLimit, the node's disk)",

@@ -22,7 +22,7 @@ from uuid import uuid4
 from penstock.artefact_store import Digest, StoreUri
 from penstock.errors import ArtefactNotFound, OutOfDisk, PenstockError, StoreAccessDenied, StoreError, StoreUnavailable
 from penstock.manifest import MANIFEST_NAME
-from penstock_runtime.object_storage import FULL_DISK
+from penstock_runtime.disk import FULL
 from penstock_runtime.store.place import Sent, Stored
 from penstock_runtime.store.verify import fault
 
@@ -166,7 +166,7 @@ class Volume:
 
     def _error(self, error: OSError, what: str) -> PenstockError:
         where = f"the artefact store {self.uri}"
-        if error.errno in FULL_DISK:
+        if error.errno in FULL:
             return OutOfDisk(f"no space is left in {where}", remedy="Free space there, or give it a larger volume")
         if error.errno in {errno.EACCES, errno.EPERM, errno.EROFS}:
             return StoreAccessDenied(

@@ -13,6 +13,7 @@ from penstock.tasks import TaskName
 from penstock_optimizer.load.bodies import mix_of_texts, predict_bodies, workload_bodies
 from penstock_optimizer.load.lengths import LengthMix
 from penstock_optimizer.load.texts import EVERYDAY_WORDS, TextMaker
+from penstock_runtime.tokens.pieces import Side
 
 
 def wordpiece() -> Tokenizer:
@@ -134,27 +135,20 @@ def test_stated_texts_are_sent_as_they_are() -> None:
     assert [item.group for item in bodies] == [4, 8, 4, 8]
 
 
-def _without_special(tokenizer: Tokenizer, name: str) -> Tokenizer:
-    """The same with this token in its vocabulary only: a text's is split into its characters."""
-    state = json.loads(tokenizer.to_str())
-    state["added_tokens"] = [one for one in state["added_tokens"] if one["content"] != name]
-    return Tokenizer.from_str(json.dumps(state))
-
-
-@pytest.mark.parametrize("registered", [True, False])
-def test_stated_texts_without_a_mask_token_get_one_where_it_is_not_cut_off(registered: bool) -> None:
-    tokenizer = wordpiece() if registered else _without_special(wordpiece(), "[MASK]")
-    late = "the school of the city and the music [MASK]"
-    workload = Workload(texts=("the school", "the [MASK] school", late))
+@pytest.mark.parametrize("side", Side)
+def test_stated_texts_without_a_mask_token_get_one_where_it_is_not_cut_off(side: Side) -> None:
+    long = "the school of the city and the music"
+    workload = Workload(texts=("the school", "the [MASK] school", f"{long} [MASK]", f"[MASK] {long}"))
     bodies = workload_bodies(
-        TaskName.FILL_MASK, tokenizer, workload, LengthMix(maximum=8), count=3, mask_token="[MASK]"
+        TaskName.FILL_MASK, wordpiece(), workload, LengthMix(maximum=8), count=4, mask_token="[MASK]", side=side
     )
 
-    assert [(json.loads(item.body)["inputs"], item.group) for item in bodies] == [
-        ("[MASK] the school", 5),
-        ("the [MASK] school", 5),
-        (f"[MASK] {late}", 8),
-    ]
+    expected = {
+        Side.RIGHT: ["[MASK] the school", "the [MASK] school", f"[MASK] {long} [MASK]", f"[MASK] {long}"],
+        Side.LEFT: ["the school [MASK]", "the [MASK] school", f"{long} [MASK]", f"[MASK] {long} [MASK]"],
+    }
+    assert [json.loads(item.body)["inputs"] for item in bodies] == expected[side]
+    assert [item.group for item in bodies] == [5, 5, 8, 8]
 
 
 def test_the_mix_of_stated_texts_has_their_lengths_as_they_are_sent_whatever_lengths_are_stated() -> None:

@@ -3,17 +3,10 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator
-from contextlib import contextmanager
-from pathlib import Path
-from types import SimpleNamespace
-from typing import Any
 
 import pytest
 
-from penstock.capacity import CapacityCurve
-from penstock.endpoint import Latency, Objective, Serving, Throughput
-from penstock_optimizer import capacity, capacity_steps, endpoint_capacity
+from penstock_optimizer import capacity, capacity_steps
 from penstock_optimizer.capacity import CapacityFailed, Measured, Replica, ReplicaBroken, measure_capacity
 from penstock_optimizer.load.spec import RequestBody
 from tests.optimizer.load.known_server import Answer, ok, serving
@@ -76,34 +69,3 @@ def test_longer_tries_keep_to_the_budget() -> None:
     with pytest.raises(CapacityFailed, match="the time budget was spent") as failed:
         measured(lambda *_: (1.5, ok()), seconds_left=0.3 + 0.1 + capacity.OVERHEAD_SECONDS + 0.1)
     assert not isinstance(failed.value, ReplicaBroken)
-
-
-@pytest.mark.parametrize(("finished", "asked"), [(True, 300.0), (False, None)])
-def test_the_curve_of_an_endpoint_keeps_the_rate_that_it_asks_for_unless_time_cut_it_short(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, finished: bool, asked: float | None
-) -> None:
-    @contextmanager
-    def replica(*_: Any, **__: Any) -> Iterator[None]:
-        yield
-
-    curve = CapacityCurve(p95_objective_milliseconds=50)
-    monkeypatch.setattr(endpoint_capacity, "replica", replica)
-    monkeypatch.setattr(endpoint_capacity, "_bodies", lambda _: ())
-    monkeypatch.setattr(
-        endpoint_capacity, "measure_capacity", lambda *_, **__: Measured(curve, 1.0, None, finished=finished)
-    )
-    both = Objective(latency=Latency(p95_milliseconds=50), throughput=Throughput(requests_per_second=300))
-    job: Any = SimpleNamespace(
-        spec=SimpleNamespace(objective=both, serving=Serving()),
-        subject=SimpleNamespace(requests_per_second=300.0),
-        grant=SimpleNamespace(cores=1),
-        host=SimpleNamespace(allowed=(0,)),
-        work=SimpleNamespace(log=lambda name: tmp_path / name),
-        cpus=(),
-        load_cpus=(),
-    )
-
-    found = endpoint_capacity.endpoint_capacity(job, tmp_path, seconds_left=lambda: 60.0, on_point=lambda _: None)
-
-    assert found.curve.asked_requests_per_second == asked
-    assert found.curve.falls_short is finished

@@ -299,8 +299,11 @@ def test_the_chosen_one_says_how_much_faster_and_the_others_how_much_slower() ->
     [
         ((Outcome.REJECTED, Outcome.SLOWER), "no candidate within the accuracy budget beats fp32 beyond the noise"),
         ((Outcome.REJECTED, Outcome.REJECTED), "no other candidate is within the accuracy budget"),
-        ((Outcome.REJECTED, Outcome.SKIPPED), "no other candidate came through its turn"),
-        ((), "nothing else was to be tried"),
+        ((Outcome.REJECTED, Outcome.SKIPPED), "no other candidate is within the accuracy budget"),
+        ((Outcome.FAILED, Outcome.FAILED), "every other candidate failed"),
+        ((Outcome.FAILED, Outcome.REJECTED), "every other candidate failed or is outside the accuracy budget"),
+        ((Outcome.SKIPPED, Outcome.SKIPPED), "no other candidate was tried"),
+        ((), "no other candidate was tried"),
     ],
 )
 def test_fp32_itself_may_be_chosen_and_says_why(others: tuple[Outcome, ...], reason: str) -> None:
@@ -322,7 +325,7 @@ def test_fp32_is_called_the_best_so_far_where_time_ran_out(reason: str) -> None:
     ]
 
     assert concluded(candidates, FP32) == {
-        FP32: (Outcome.CHOSEN, "the best so far: the time budget ended before all others were measured"),
+        FP32: (Outcome.CHOSEN, "the best so far, as the time budget ended before all others were measured"),
         INT8: (Outcome.SKIPPED, reason),
         STATIC: (Outcome.SLOWER, "1.20 times the latency of the chosen recipe over the workload"),
     }
@@ -376,11 +379,9 @@ def test_the_second_graph_states_its_memory() -> None:
     assert "its memory was not measured" in found(None)[0]
 
 
-def curve(asked: float | None, limit: float) -> CapacityCurve:
-    """Of a replica that is asked for so many requests/s within that p95, milliseconds."""
-    return sample_manifest().capacity.model_copy(
-        update={"asked_requests_per_second": asked, "p95_objective_milliseconds": limit}
-    )
+def curve(limit: float) -> CapacityCurve:
+    """Of a replica that keeps that p95, milliseconds."""
+    return sample_manifest().capacity.model_copy(update={"p95_objective_milliseconds": limit})
 
 
 @pytest.mark.parametrize(
@@ -388,7 +389,7 @@ def curve(asked: float | None, limit: float) -> CapacityCurve:
     [
         (None, 50, None),
         (60, 50, None),
-        (4000, 50, "The 4,000 requests/s within a p95 of 50 ms are not reached: one replica takes 84.9 of them."),
+        (4000, 50, "The 4,000 requests/s within a p95 of 50 ms are not reached: one replica takes 84.89 of them."),
         (60, 5, "The 60 requests/s within a p95 of 5 ms are not reached: one replica is over that p95 at any rate"),
     ],
 )
@@ -396,7 +397,8 @@ def test_a_rate_that_is_asked_for_and_not_reached_is_found(asked: float | None, 
     fused = facts(FP32, Outcome.CHOSEN).model_copy(update={"fused_nodes": {"Attention": 6}})
     found = findings(
         candidates=[fused], teacher=FP32, plan=FP32_PLAN, noise=0.03, skipped_for_time=0, search_finished=True,
-        shared_cpus=False, capacity=curve(asked, limit), host=(),
+        shared_cpus=False, capacity=curve(limit),
+        asked_requests_per_second=asked, host=(),
     )  # fmt: skip
 
     assert len(found) == (0 if said is None else 1)
@@ -412,7 +414,7 @@ def test_findings_name_all_doubts() -> None:
     doubtful = findings(
         candidates=[facts(FP32, Outcome.CHOSEN), facts(INT8, Outcome.REJECTED)],
         teacher=FP32, plan=FP32_PLAN, noise=0.3, skipped_for_time=2, search_finished=False, shared_cpus=True,
-        capacity=curve(4000, 50), host=("the cores are not this process's alone",),
+        capacity=curve(50), asked_requests_per_second=4000, host=("the cores are not this process's alone",),
     )  # fmt: skip
 
     assert quiet == ()

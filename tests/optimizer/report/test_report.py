@@ -116,12 +116,12 @@ SLOWER, REJECTED, FAILED, SKIPPED = Outcome.SLOWER, Outcome.REJECTED, Outcome.FA
 @pytest.mark.parametrize(
     ("others", "reason"),
     [
-        ((SLOWER, REJECTED, FAILED, SKIPPED), "no candidate beat it within the accuracy budget"),
-        ((REJECTED, REJECTED, SKIPPED), "no candidate is within the accuracy budget"),
-        ((FAILED, SKIPPED), "every candidate failed"),
-        ((FAILED, REJECTED), "every candidate failed or is outside the accuracy budget"),
-        ((SKIPPED, SKIPPED), "no candidate was tried"),
-        ((), "no candidate was tried"),  # mode Disabled, and the artefact of before the search
+        ((SLOWER, REJECTED, FAILED, SKIPPED), "no candidate within the accuracy budget beats fp32 beyond the noise"),
+        ((REJECTED, REJECTED, SKIPPED), "no other candidate is within the accuracy budget"),
+        ((FAILED, SKIPPED), "every other candidate failed"),
+        ((FAILED, REJECTED), "every other candidate failed or is outside the accuracy budget"),
+        ((SKIPPED, SKIPPED), "no other candidate was tried"),
+        ((), "no other candidate was tried"),  # mode Disabled, and the artefact of before the search
     ],
 )
 def test_fp32_as_the_winner_is_said_plainly_with_what_became_of_the_others(
@@ -144,7 +144,7 @@ def test_fp32_that_is_served_for_want_of_time_is_not_said_to_have_won(reason: st
 
     found = headline(changed(chosen=sample_manifest().baseline, candidates=(first, slower, late)))
 
-    assert found.endswith(": the time budget ended before all candidates had their turn.")
+    assert found.endswith(": the best so far, as the time budget ended before all others were measured.")
 
 
 ONE_ROW = "onnxruntime int8-dynamic per-channel reduced-range, 2x1 threads, one row a run"
