@@ -102,10 +102,12 @@ ENTRYPOINT ["penstock-operator"]
 # GET /healthz says that the process is alive, GET /readyz that it answers: the images' health checks. (An OCI image has
 # no HEALTHCHECK; in Kubernetes the operator sets the probes.)
 FROM common AS runtime
+# numpy's library of matrix products counts the machine's CPUs, not the container's.
 ENV PENSTOCK_HOST=0.0.0.0 \
     PENSTOCK_PORT=8080 \
     PENSTOCK_STORE=/var/lib/penstock/artefacts \
-    PENSTOCK_MODELS=/var/lib/penstock/models
+    PENSTOCK_MODELS=/var/lib/penstock/models \
+    OPENBLAS_NUM_THREADS=1
 COPY --from=runtime-packages /opt/penstock /opt/penstock
 COPY --from=code /opt/penstock-code /opt/penstock-code
 LABEL org.opencontainers.image.title="penstock-runtime" \

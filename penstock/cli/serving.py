@@ -224,7 +224,7 @@ class Serving:
                 load_artefact,
                 artefact,
                 which,
-                host=self._host,
+                host=self._host.with_present_memory(),
                 cores=grant.cores,
                 max_tokens=serving.max_input_tokens if serving is not None else None,
                 truncate=serving.truncate if serving is not None else True,

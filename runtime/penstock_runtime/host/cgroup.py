@@ -47,18 +47,23 @@ class Groups:
 
     @property
     def memory(self) -> Iterator[tuple[int, int]]:
-        """Limit and use in bytes of each group that has a limit. Use is without file cache that can be dropped."""
-        limit_name, use_name, cache_name = (
-            ("memory.max", "memory.current", "inactive_file")
+        """Limit and use in bytes of each group that has a limit.
+
+        Use is without file cache that can be dropped: what was read twice (`active_file`) as well as the rest. Memory
+        that is shared through files (tmpfs) is in neither.
+        """
+        limit_name, use_name, prefix = (
+            ("memory.max", "memory.current", "")
             if self.version == 2
-            else ("memory.limit_in_bytes", "memory.usage_in_bytes", "total_inactive_file")
+            else ("memory.limit_in_bytes", "memory.usage_in_bytes", "total_")
         )
         for path in self.paths:
             limit = number(read_text(self.root, f"{path}/{limit_name}"))
             use = number(read_text(self.root, f"{path}/{use_name}"))
             # Version 1 has no word for "no limit": it shows 2^63 rounded down to a page.
             if limit is not None and 0 < limit < 2**62:
-                cache = key_values(read_text(self.root, f"{path}/memory.stat")).get(cache_name, 0)
+                stat = key_values(read_text(self.root, f"{path}/memory.stat"))
+                cache = stat.get(f"{prefix}inactive_file", 0) + stat.get(f"{prefix}active_file", 0)
                 yield limit, max(0, (use or 0) - cache)
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from penstock.hardware import CpuIdentity
@@ -45,6 +45,10 @@ class Host:
     def usable(self) -> int:
         """Physical cores among the allowed CPUs."""
         return sum(1 for core in self.cores if set(core.cpus).intersection(self.allowed))
+
+    def with_present_memory(self) -> Host:
+        """The same with the memory as it is now: a model may have been loaded since."""
+        return replace(self, memory=read_memory(REAL_ROOT))
 
     def usable_cores(self, asked: int | None = None) -> CoreGrant:
         """The cores to use when `asked` physical cores are wanted (None: all); HostError when there are fewer.

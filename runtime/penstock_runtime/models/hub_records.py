@@ -7,11 +7,11 @@ when it picks the files itself.
 from __future__ import annotations
 
 import json
-import os
 from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
 from urllib.parse import quote
+from uuid import uuid4
 
 
 @dataclass(frozen=True)
@@ -48,6 +48,7 @@ class Records:
 
     def _write(self, name: str, text: str) -> None:
         self.folder.mkdir(parents=True, exist_ok=True)
-        unfinished = self.folder / f"{name}.{os.getpid()}"
+        # Not by the process's id: in containers that share the folder that is 1 everywhere.
+        unfinished = self.folder / f"{name}.{uuid4().hex}"
         unfinished.write_text(text, encoding="utf-8")
         unfinished.replace(self.folder / name)

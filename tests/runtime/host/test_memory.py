@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -30,7 +31,7 @@ def test_without_a_limit_the_machine_counts(tmp_path: Path) -> None:
         cgroup_v2(
             memory__max=str(2 * GIB),
             memory__current=str(GIB),
-            memory__stat=f"anon 5\ninactive_file {GIB // 2}\n",
+            memory__stat=f"anon 5\ninactive_file {GIB // 8}\nactive_file {GIB * 3 // 8}\nshmem {GIB // 4}\n",
         ),
         cgroup_v1(
             "/kubepods/c1",
@@ -38,7 +39,7 @@ def test_without_a_limit_the_machine_counts(tmp_path: Path) -> None:
             memory={
                 "memory.limit_in_bytes": str(2 * GIB),
                 "memory.usage_in_bytes": str(GIB),
-                "memory.stat": f"inactive_file 7\ntotal_inactive_file {GIB // 2}\n",
+                "memory.stat": f"active_file 9\ntotal_inactive_file {GIB // 8}\ntotal_active_file {GIB * 3 // 8}\n",
             },
         ),
     ],
@@ -101,3 +102,12 @@ def test_sizes_for_people(count: int, text: str) -> None:
 @given(st.integers(0, 999 * 2**40))
 def test_sizes_never_take_an_exponent(count: int) -> None:
     assert "e" not in size(count)
+
+
+def test_the_memory_of_a_host_is_read_again_when_it_is_asked_for() -> None:
+    before = replace(read_host(), memory=Memory(total=1, limit=None, available=1))
+    now = before.with_present_memory()
+
+    assert now.memory.total == read_host().memory.total
+    assert now.memory.available > 1
+    assert replace(now, memory=before.memory) == before

@@ -9,6 +9,7 @@ import shutil
 import subprocess
 import sys
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
@@ -26,6 +27,7 @@ from penstock.source import ModelSource
 from penstock_runtime.models import hub_growth
 from penstock_runtime.models.folder import ModelFolder
 from penstock_runtime.models.hub import hub_error
+from penstock_runtime.models.hub_records import Records
 from penstock_runtime.models.progress import Progress
 from penstock_runtime.models.sources import fetch_model, resolved_revision
 from penstock_runtime.retries import Retries
@@ -379,6 +381,25 @@ class TestFolders:
             fetch(tmp_path / "cache", waits)
         monkeypatch.setenv("HF_TOKEN", "hf_any")
         assert fetch(tmp_path / "cache", waits).model_type == "bert"
+
+
+class TestRecords:
+    def test_processes_that_share_the_folder_do_not_take_each_others_unfinished_files(self, tmp_path: Path) -> None:
+        # Threads, which have the number of their process in common as the first processes of containers do.
+        records = Records(tmp_path)
+        snapshot = tmp_path / "snapshot"
+        snapshot.mkdir()
+        (snapshot / "config.json").write_text("{}")
+
+        def fetched(_: int) -> Path | None:
+            records.remember("abc", snapshot, ["config.json"])
+            records.point("main", "abc")
+            assert records.commit_of("main") == "abc"
+            return records.whole("abc")
+
+        with ThreadPoolExecutor(8) as pool:
+            assert set(pool.map(fetched, range(1000))) == {snapshot}
+        assert sorted(path.name for path in tmp_path.iterdir()) == ["abc.json", "main.commit", "snapshot"]
 
 
 class TestOffline:
