@@ -1,4 +1,5 @@
-"""A folder that cannot take what is written, full disk or other reasons, said so that somebody can act on it."""
+"""A folder that cannot take what is written, full disk or other reasons, said so that somebody can act on it; and what
+has to be on the disk before it gets its name."""
 
 from __future__ import annotations
 
@@ -81,3 +82,15 @@ def free_bytes(folder: Path) -> int:
     place = next(one for one in (folder.absolute(), *folder.absolute().parents) if one.exists())
     found = os.statvfs(place)
     return found.f_bavail * found.f_frsize
+
+
+def sync_folders(folder: Path, *, below: bool = True) -> None:
+    """Have the names in a folder on the disk, and with `below` those in its folders: a node may lose its power. The
+    files' contents are the business of whoever writes them."""
+    inner = (path for path in folder.rglob("*") if path.is_dir()) if below else ()
+    for place in (*inner, folder):
+        descriptor = os.open(place, os.O_RDONLY | os.O_DIRECTORY)
+        try:
+            os.fsync(descriptor)
+        finally:
+            os.close(descriptor)

@@ -1,14 +1,16 @@
 """`s3://`, `gs://` and `az://` sources, through fsspec.
 
 A model lands in a folder named by what was listed (names, sizes, entity tags), so a changed model gets a new folder
-and an unchanged one is fetched once. Files arrive under another name and the folder is renamed when all are there:
-whoever finds it finds it whole. What a broken fetch left behind is taken up where it ended.
+and an unchanged one is fetched once. Files arrive under another name and the folder is renamed when all are there, and
+on the disk: whoever finds it finds it whole. What a broken fetch left behind is taken up where it ended. A copy that
+has lost a file since, or a part of one, is fetched again.
 """
 
 from __future__ import annotations
 
 import hashlib
 import json
+import os
 import shutil
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
@@ -28,6 +30,7 @@ from penstock.errors import (
 )
 from penstock.source import ModelSource
 from penstock_runtime import object_storage
+from penstock_runtime.disk import sync_folders
 from penstock_runtime.models import safety
 from penstock_runtime.models.models_folder import models_folder_said
 from penstock_runtime.models.progress import OnProgress, Progress
@@ -89,19 +92,25 @@ class ObjectFetch:
         wanted = self._wanted()
         key = self._key(wanted)
         folder = self.cache / "objects" / key
-        if folder.is_dir():
+        if _is_whole(folder, wanted):
             return folder
         folder.parent.mkdir(parents=True, exist_ok=True)
         with alone(folder.with_suffix(".lock")):
-            if folder.is_dir():  # another process was faster
+            if _is_whole(folder, wanted):  # another process was faster
                 return folder
+            if folder.is_dir():
+                note = f"the copy in {folder} is damaged: fetching it again"
+                self.report(Progress(str(self.source), "", 0, 0, note))
+                shutil.rmtree(folder)
             unfinished = folder.with_suffix(".partial")
             self._fetch_all(wanted, unfinished)
             # Objects are fetched in pieces: one that was replaced meanwhile would be pieced together of two.
             if self._key(self._wanted()) != key:
                 shutil.rmtree(unfinished)
                 return None
+            sync_folders(unfinished)
             unfinished.rename(folder)
+            sync_folders(folder.parent, below=False)
         return folder
 
     def _list(self) -> dict[str, _Object]:
@@ -162,6 +171,8 @@ class ObjectFetch:
                     chunk = self.retries.run(partial(self._chunk, found, position))
                     file.write(chunk)
                     position += len(chunk)
+                file.flush()
+                os.fsync(file.fileno())
             done += found.size
             self.report(Progress(str(self.source), name, done, total))
 
@@ -232,6 +243,14 @@ def object_error(error: Exception, source: ModelSource) -> PenstockError | None:
             )
         case None:
             return None
+
+
+def _is_whole(folder: Path, wanted: Mapping[str, _Object]) -> bool:
+    """True when every file is there with its size. Contents are not read: that would take as long as a fetch."""
+    try:
+        return all((folder / name).stat().st_size == found.size for name, found in wanted.items())
+    except (FileNotFoundError, NotADirectoryError):
+        return False
 
 
 def _version(facts: Mapping[str, Any]) -> str:

@@ -22,7 +22,7 @@ from uuid import uuid4
 from penstock.artefact_store import Digest, StoreUri
 from penstock.errors import ArtefactNotFound, OutOfDisk, PenstockError, StoreAccessDenied, StoreError, StoreUnavailable
 from penstock.manifest import MANIFEST_NAME
-from penstock_runtime.disk import FULL
+from penstock_runtime.disk import FULL, sync_folders
 from penstock_runtime.store.place import Sent, Stored
 from penstock_runtime.store.verify import fault
 
@@ -80,10 +80,9 @@ class Volume:
                     _copy(folder / name, draft / name, draft)
                     sent(name)
                 # All of it is on the disk before its name says that it is there: a node may lose its power.
-                for place in (*(path for path in draft.rglob("*") if path.is_dir()), draft):
-                    _sync(place)
+                sync_folders(draft)
                 self._place(draft, target, digest)
-                _sync(self.root)
+                sync_folders(self.root, below=False)
             finally:
                 shutil.rmtree(draft, ignore_errors=True)
 
@@ -209,11 +208,3 @@ def _copy(source: Path, target: Path, root: Path) -> None:
 def _open_up(path: Path, mode: int) -> None:
     """At least these permissions, whatever the umask; the setgid bit of a volume's folders stays."""
     path.chmod(stat.S_IMODE(path.stat().st_mode) | mode)
-
-
-def _sync(folder: Path) -> None:
-    descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import fcntl
+import os
 import sys
 import threading
 from collections.abc import Callable
@@ -28,7 +29,8 @@ from penstock_runtime.models.folder import ModelFolder
 from penstock_runtime.models.objects import ObjectFetch, object_error, open_filesystem
 from penstock_runtime.models.progress import Progress, ignore
 from penstock_runtime.retries import Retries
-from tests.runtime.models.folders import bare_folder, model_folder, write_onnx, write_pickle
+from penstock_runtime.rows import Pooling
+from tests.runtime.models.folders import bare_folder, model_folder, sentence_folder, write_onnx, write_pickle
 
 fsspec = pytest.importorskip("fsspec")
 
@@ -153,6 +155,55 @@ def test_what_is_too_long_is_fetched_again(store: Store, small_chunks: int, tmp_
     (partial,) = (tmp_path / "cache" / "objects").glob("*.partial")
     (partial / "config.json").write_bytes(b"x" * 10_000)
     assert store.fetch(tmp_path / "cache").model_type == "bert"
+
+
+def test_a_copy_that_lost_something_is_fetched_again(store: Store, tmp_path: Path) -> None:
+    """By a cleaner of old files, or a node that lost its power: without an optional file a model answers otherwise,
+    and with an empty one it would be refused at every start."""
+    original = sentence_folder(tmp_path / "original", {"pooling_mode_cls_token": True}, "Normalize")
+    whole = store.upload(original).fetch(tmp_path / "cache")
+    notes: list[str] = []
+
+    def damaged_and_fetched(damage: Callable[[Path], None], name: str) -> ModelFolder:
+        damage(whole.path / name)
+        return store.fetch(tmp_path / "cache", report=lambda progress: notes.append(progress.note))
+
+    for damage in (Path.unlink, lambda path: path.write_bytes(b""), lambda path: path.write_bytes(b"x" * 10_000)):
+        for name in ("modules.json", "1_Pooling/config.json", "model.safetensors"):
+            folder = damaged_and_fetched(damage, name)
+            assert (folder.pooling, folder.normalize) == (Pooling.CLS, True)
+            assert folder.digest() == ModelFolder.open(original).digest()
+    assert [note for note in notes if note] == [f"the copy in {whole.path} is damaged: fetching it again"] * 9
+    store.reads.clear()
+    store.fetch(tmp_path / "cache")
+    assert [name for name, _ in store.reads] == ["config.json"]
+
+
+def test_all_is_on_the_disk_before_it_has_its_name(
+    store: Store, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    store.upload(sentence_folder(tmp_path / "original", {}))
+    happened: list[str] = []
+    fsync, rename = os.fsync, Path.rename
+
+    def watched_fsync(descriptor: int) -> None:
+        happened.append(str(Path(f"/proc/self/fd/{descriptor}").readlink()))
+        fsync(descriptor)
+
+    def watched_rename(self: Path, target: Path) -> Path:
+        happened.append("renamed")
+        return rename(self, target)
+
+    monkeypatch.setattr(os, "fsync", watched_fsync)
+    monkeypatch.setattr(Path, "rename", watched_rename)
+    folder = store.fetch(tmp_path / "cache").path
+
+    unfinished = folder.with_suffix(".partial")
+    written = {unfinished / path.relative_to(folder) for path in folder.rglob("*")}
+    before = happened[: happened.index("renamed")]
+    assert set(map(Path, before)) == {unfinished, *written}
+    assert before.index(str(unfinished)) > before.index(str(unfinished / "model.safetensors"))
+    assert happened[len(before) :] == ["renamed", str(folder.parent)]
 
 
 def test_an_object_replaced_on_the_way_starts_anew(store: Store, tmp_path: Path) -> None:
