@@ -18,7 +18,7 @@ from penstock_optimizer.export.exported import Exported
 from penstock_optimizer.export.graph import fused_nodes
 from penstock_optimizer.export.session import open_session
 from penstock_runtime.models.folder import ModelFolder
-from penstock_runtime.models.graph import graph_data
+from penstock_runtime.models.graph import check_data, graph_data
 
 INPUTS = ("input_ids", "attention_mask", "token_type_ids")
 OUTPUTS: dict[Head, dict[str, Axes]] = {
@@ -35,14 +35,15 @@ PROBE = (2, 7)
 
 
 def take_own_graph(folder: ModelFolder, head: Head, path: Path) -> Exported:
-    """Copy the graph to `path`; weights that stand beside it, to `<path>.data`.
+    """Copy the graph to `path`; weights that stand beside it, under whatever names, to `<path>.data`.
 
-    Outputs under other names than ours are renamed, by rank and order. CorruptModel when it does not load;
-    UnsupportedModel when it wants inputs or gives outputs that no task here knows, naming them.
+    Outputs under other names than ours are renamed, by rank and order. CorruptModel when it does not load, or lacks a
+    file with weights; UnsupportedModel when it wants inputs or gives outputs that no task here knows, naming them.
     """
     source = folder.onnx
     if source is None:
         raise CorruptModel(f"{folder.path} has no model.onnx", remedy="Fetch the model again")
+    check_data(source)
     model = _load(source)
     inputs = _inputs(source, model)
     chosen = _outputs(source, head, inputs, len(folder.labels))
@@ -131,7 +132,7 @@ def _rename(model: Any, chosen: dict[str, str]) -> None:
 
 
 def _save(model: Any, source: Path, path: Path) -> None:
-    """Weights that stand in files of their own, under whatever names, go into one that is named like the graph."""
+    """Weights that stand in files of their own go into one that is named like the graph."""
     if not graph_data(source):
         path.write_bytes(model.SerializeToString())
         return

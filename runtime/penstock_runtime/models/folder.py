@@ -16,7 +16,7 @@ from typing import Any
 
 from penstock.errors import CorruptModel, ModelAccessDenied, ModelNotFound, UnsupportedModel
 from penstock_runtime.models import safety
-from penstock_runtime.models.graph import check_graph, graph_data
+from penstock_runtime.models.graph import check_data, check_graph, graph_data
 from penstock_runtime.models.json_files import read_object, read_optional
 from penstock_runtime.models.limits import position_limit, tokenizer_limit
 from penstock_runtime.models.sentence import SETTINGS, SentenceModules
@@ -96,6 +96,9 @@ class ModelFolder:
             raise safety.no_weights(self.path, _names(self.path))
         if self.onnx is not None:
             check_graph(self.onnx)
+            _ = graph_data(self.onnx)
+            if not self.safetensors:  # else the graph may never be used
+                check_data(self.onnx)
         _ = self.tensors
 
     @cached_property

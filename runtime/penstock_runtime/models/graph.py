@@ -1,49 +1,145 @@
-"""A model's own ONNX file: whether it is whole, and which files belong to it. The graph itself is not parsed.
+"""A model's own ONNX file: whether it is whole, and which files belong to it. Weights are passed over.
 
-An ONNX file is one protobuf message, so walking its top-level fields tells a truncated file in microseconds.
+An ONNX file is one protobuf message, so walking its top-level fields tells a truncated file in microseconds. Walking on
+down to the tensors, without reading their contents, tells in which other files weights lie: milliseconds. That the onnx
+package would know too, but the runtime has none.
 """
 
 from __future__ import annotations
 
-from pathlib import Path
-from typing import BinaryIO
+from collections.abc import Iterator, Mapping
+from pathlib import Path, PurePosixPath
+from typing import BinaryIO, NamedTuple
 
-from penstock.errors import CorruptModel
+from penstock.errors import CorruptModel, UnsafeModel
 from penstock_runtime.models.json_files import check_pointer
 
 GRAPH_FIELD = 7
 """`ModelProto.graph`."""
 _VARINT, _FIXED64, _BYTES, _FIXED32 = 0, 1, 2, 5
 _LONGEST_VARINT = 10
+_LONGEST_TEXT = 4096
+"""Of a key or a file's name: more is none that a system could open."""
+
+_INNER: Mapping[str, Mapping[int, str]] = {
+    "model": {GRAPH_FIELD: "graph", 25: "function"},
+    "graph": {1: "node", 5: "tensor", 15: "sparse tensor"},
+    "function": {7: "node", 11: "attribute"},
+    "node": {5: "attribute"},
+    "attribute": {5: "tensor", 6: "graph", 10: "tensor", 11: "graph", 22: "sparse tensor", 23: "sparse tensor"},
+    "sparse tensor": {1: "tensor", 2: "tensor"},
+}
+"""Where tensors are, by the numbers of onnx.proto: in graphs and constants, also of functions and of the branches of
+nodes such as If. Not in `training_info`, which no engine reads."""
+_EXTERNAL_DATA, _DATA_LOCATION = 13, 14
+"""Of TensorProto."""
+_EXTERNAL = 1
+"""`TensorProto.DataLocation`."""
+_KEY, _VALUE = 1, 2
+"""Of StringStringEntryProto."""
+
+
+class _Field(NamedTuple):
+    number: int
+    wire: int
+    value: int
+    """Of a varint."""
+    start: int
+    end: int
+    """Of its contents in the file."""
 
 
 def check_graph(path: Path) -> None:
     """CorruptModel when the file is a git-lfs pointer, truncated, or not an ONNX model."""
     check_pointer(path)
-    size = path.stat().st_size
-    fields = set()
     with path.open("rb") as file:
-        while file.tell() < size:
-            tag = _varint(path, file)
-            number, wire = tag >> 3, tag & 7
-            if wire == _VARINT:
-                _ = _varint(path, file)
-            elif wire in {_FIXED64, _FIXED32}:
-                file.seek(8 if wire == _FIXED64 else 4, 1)
-            elif wire == _BYTES:
-                length = _varint(path, file)
-                file.seek(min(length, size + 1), 1)  # past the end when it is too long, which is told below
-            if number == 0 or wire not in {_VARINT, _FIXED64, _BYTES, _FIXED32} or file.tell() > size:
-                raise _corrupt(path)
-            fields.add(number)
+        fields = {field.number for field in _fields(path, file, 0, path.stat().st_size)}
     if GRAPH_FIELD not in fields:
         raise _corrupt(path)
 
 
 def graph_data(path: Path) -> tuple[Path, ...]:
-    """Files beside the graph that hold its weights: `model.onnx_data`, `model.onnx.data`, `model.onnx_data_1`, ..."""
-    beside = (other for other in path.parent.glob(f"{path.name}[._]data*") if other.is_file())
-    return tuple(sorted(beside))
+    """The files that hold weights of the graph, under whatever names it refers to them: `model.onnx_data`, or one for
+    each tensor. They need not be there (`check_data`). UnsafeModel when one is outside of the graph's folder."""
+    names: set[str] = set()
+    with path.open("rb") as file:
+        waiting = [("model", 0, path.stat().st_size)]
+        while waiting:
+            kind, start, end = waiting.pop()
+            if kind == "tensor":
+                names |= _locations(path, file, start, end)
+                continue
+            for field in _fields(path, file, start, end):
+                inner = _INNER[kind].get(field.number)
+                if inner is not None and field.wire == _BYTES:
+                    waiting.append((inner, field.start, field.end))
+    for name in sorted(names):
+        pure = PurePosixPath(name)
+        if pure.is_absolute() or ".." in pure.parts:
+            raise UnsafeModel(
+                f"{path} keeps weights in {name}, outside its folder", remedy="Use a model from a source you trust"
+            )
+    return tuple(sorted(path.parent / name for name in names))
+
+
+def check_data(path: Path) -> None:
+    """CorruptModel names the first file with weights of the graph that is not there."""
+    missing = next((file for file in graph_data(path) if not file.is_file()), None)
+    if missing is not None:
+        raise CorruptModel(
+            f"{path} keeps weights in {missing.relative_to(path.parent)}, which is not beside it",
+            remedy=f"Put that file there; of a remote model, which is fetched by known names, save it anew with all "
+            f"weights in {path.name}_data (docs/models.md#onnx-weights)",
+        )
+
+
+def _locations(path: Path, file: BinaryIO, start: int, end: int) -> set[str]:
+    """The file that holds a tensor's contents; empty when it holds them itself."""
+    fields = list(_fields(path, file, start, end))
+    if not any(field.number == _DATA_LOCATION and field.value == _EXTERNAL for field in fields):
+        return set()
+    entries = [
+        {part.number: _text(path, file, part) for part in _fields(path, file, field.start, field.end)}
+        for field in fields
+        if field.number == _EXTERNAL_DATA and field.wire == _BYTES
+    ]
+    return {entry.get(_VALUE, "") for entry in entries if entry.get(_KEY) == "location"}
+
+
+def _text(path: Path, file: BinaryIO, field: _Field) -> str:
+    if field.wire != _BYTES or field.end - field.start > _LONGEST_TEXT:
+        raise _corrupt(path)
+    file.seek(field.start)
+    try:
+        text = file.read(field.end - field.start).decode()
+    except UnicodeDecodeError as error:
+        raise _corrupt(path) from error
+    if "\0" in text:
+        raise _corrupt(path)
+    return text
+
+
+def _fields(path: Path, file: BinaryIO, start: int, end: int) -> Iterator[_Field]:
+    """The fields of the message between these places of the file; whoever takes them may read elsewhere meanwhile.
+
+    CorruptModel when it is none, or ends before they do.
+    """
+    place = start
+    while place < end:
+        file.seek(place)
+        tag = _varint(path, file)
+        number, wire, value, length = tag >> 3, tag & 7, 0, 0
+        if wire == _VARINT:
+            value = _varint(path, file)
+        elif wire in {_FIXED64, _FIXED32}:
+            length = 8 if wire == _FIXED64 else 4
+        elif wire == _BYTES:
+            length = _varint(path, file)
+        contents = file.tell()
+        place = contents + length
+        if number == 0 or wire not in {_VARINT, _FIXED64, _BYTES, _FIXED32} or place > end:
+            raise _corrupt(path)
+        yield _Field(number, wire, value, contents, place)
 
 
 def _varint(path: Path, file: BinaryIO) -> int:

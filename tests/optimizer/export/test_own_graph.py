@@ -6,6 +6,7 @@ import json
 from collections.abc import Callable
 from pathlib import Path
 
+import numpy as np
 import onnx
 import pytest
 from onnx import TensorProto, helper
@@ -14,9 +15,11 @@ from penstock.errors import CorruptModel, UnsupportedModel
 from penstock.manifest import Axes
 from penstock.tasks import Head
 from penstock_optimizer.export import Flavour, export
+from penstock_optimizer.export.session import open_session
 from penstock_runtime.models.folder import ModelFolder
 from tests.optimizer.export.judge import assert_equals_torch, rows
 from tests.optimizer.export.models import FAMILIES, SMALL, Made, make
+from tests.runtime.models.folders import bare_folder, write_onnx_with_weights
 
 
 def with_own_graph(tmp_path: Path, head: Head, *, config_class: str = "BertConfig") -> Made:
@@ -124,6 +127,29 @@ def test_weights_beside_the_graph_come_along(output: str, tmp_path: Path) -> Non
     assert_equals_torch(exported, made, rows(13))
 
 
+@pytest.mark.parametrize("names", [("model.onnx_data", "Constant_7_attr__value"), ("weights.bin", "onnx__MatMul_7")])
+def test_so_do_weights_under_other_names(names: tuple[str, str], tmp_path: Path) -> None:
+    """Older exporters wrote one file for each tensor, named like it."""
+    write_onnx_with_weights(bare_folder(tmp_path / "model") / "model.onnx", *names)
+
+    exported = export(ModelFolder.open(tmp_path / "model"), Head.ENCODER, tmp_path / "out")
+
+    assert sorted(file.name for file in (tmp_path / "out").iterdir()) == ["model.onnx", "model.onnx.data"]
+    (answer,) = open_session(exported.path).run(["last_hidden_state"], {"input_ids": np.ones((1, 2), np.int64)})
+    assert np.array_equal(answer, np.full((1, 2, 4), 2, np.float32))
+
+
+def test_one_of_them_that_is_missing_is_told(tmp_path: Path) -> None:
+    made = with_own_graph(tmp_path, Head.ENCODER)
+    model = onnx.load(str(made.path / "model.onnx"))
+    onnx.save(model, str(made.path / "model.onnx"), save_as_external_data=True, location="weights")
+    folder = ModelFolder.open(made.path)
+    (made.path / "weights").unlink()
+
+    with pytest.raises(CorruptModel, match="keeps weights in weights, which is not beside it"):
+        export(folder, Head.ENCODER, tmp_path / "out")
+
+
 def test_weights_that_the_builder_knows_come_before_the_graph(tmp_path: Path) -> None:
     made = with_own_graph(tmp_path, Head.ENCODER)
     made.model.save_pretrained(made.path)
@@ -190,8 +216,9 @@ def test_a_graph_that_does_not_run_is_corrupt(tmp_path: Path) -> None:
 
 def test_a_file_that_is_no_graph_is_corrupt(tmp_path: Path) -> None:
     (tmp_path / "config.json").write_text(json.dumps({"model_type": "bert"}))
-    (tmp_path / "model.onnx").write_bytes(b"\x3a\x05hello")
+    (tmp_path / "model.onnx").write_bytes(b"\x3a\x00")
     folder = ModelFolder.open(tmp_path)
+    (tmp_path / "model.onnx").write_bytes(b"\x3a\x05hello")
 
     with pytest.raises(CorruptModel, match=r"model\.onnx"):
         export(folder, Head.ENCODER, tmp_path / "out")

@@ -65,6 +65,41 @@ def write_onnx(path: Path) -> Path:
     return path
 
 
+def write_onnx_with_weights(path: Path, *names: str) -> Path:
+    """A real ONNX file that runs: [batch, tokens, 4] of weights of one each, which lie in these files beside it."""
+    import onnx
+    from onnx import TensorProto, helper, numpy_helper
+
+    weights = [numpy_helper.from_array(np.ones((64, 4), np.float32), "embedding")]
+    nodes = [helper.make_node("Gather", ["embedding", "input_ids"], ["sum_0"])]
+    for index in range(1, len(names)):
+        weights.append(numpy_helper.from_array(np.ones(4, np.float32), f"bias_{index}"))
+        nodes.append(helper.make_node("Add", [f"sum_{index - 1}", f"bias_{index}"], [f"sum_{index}"]))
+    nodes[-1].output[0] = "last_hidden_state"
+    graph = helper.make_graph(
+        nodes,
+        "g",
+        [helper.make_tensor_value_info("input_ids", TensorProto.INT64, ["batch", "tokens"])],
+        [helper.make_tensor_value_info("last_hidden_state", TensorProto.FLOAT, ["batch", "tokens", 4])],
+        weights,
+    )
+    model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=8)
+    path.parent.mkdir(parents=True, exist_ok=True)
+    for tensor, name in zip(model.graph.initializer, names, strict=True):
+        (path.parent / name).write_bytes(tensor.raw_data)
+        refer(tensor, name)
+    onnx.save(model, str(path))
+    return path
+
+
+def refer(tensor: Any, name: str) -> None:
+    """Have an ONNX tensor refer to its contents in a file, as onnx does."""
+    from onnx.external_data_helper import set_external_data
+
+    set_external_data(tensor, name, offset=0, length=len(tensor.raw_data))
+    tensor.ClearField("raw_data")
+
+
 def write_pickle(path: Path) -> Path:
     """A pickle that would tell on us: loading it creates the file `path` + `.opened`."""
 

@@ -12,7 +12,7 @@ import pytest
 from penstock.errors import UnsafeModel
 from penstock_runtime.models.folder import ModelFolder
 from penstock_runtime.rows import Pooling
-from tests.runtime.models.folders import write_json
+from tests.runtime.models.folders import bare_folder, write_json, write_onnx_with_weights
 
 ROOT = Path(__file__).parents[3]
 VOCABULARY = "[PAD]\n[UNK]\n[CLS]\n[SEP]\n[MASK]\nhello\n"
@@ -42,8 +42,16 @@ def test_every_section_that_a_remedy_names_is_there() -> None:
     sources = [*(ROOT / "runtime").rglob("*.py"), *(ROOT / "penstock").rglob("*.py")]
     named = {anchor for path in sources for anchor in re.findall(r"docs/models\.md#([\w-]+)", path.read_text())}
     titles = {title.lower().replace(" ", "-") for title in re.findall(r"^##+ (.+)$", PAGE, flags=re.MULTILINE)}
-    assert {"safetensors", "remote-code", "tokenizer", "object-stores"} <= named
+    assert {"safetensors", "remote-code", "tokenizer", "object-stores", "onnx-weights"} <= named
     assert named <= titles
+
+
+def test_the_weights_of_a_graph_are_put_into_one_file(tmp_path: Path, run: Callable[..., None]) -> None:
+    path = write_onnx_with_weights(bare_folder(tmp_path / "old") / "model.onnx", "onnx__MatMul_7", "weights.bin")
+    bare_folder(tmp_path / "new")
+    run(programs("onnx weights")[0], path, tmp_path / "new" / "model.onnx")
+    names = [path.name for path in ModelFolder.open(tmp_path / "new").files]
+    assert names == ["config.json", "model.onnx", "model.onnx_data", "tokenizer.json"]
 
 
 @pytest.fixture

@@ -7,6 +7,7 @@ import json
 import shutil
 from pathlib import Path
 
+import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -25,10 +26,12 @@ from tests.runtime.models.folders import (
     BERT,
     bare_folder,
     model_folder,
+    refer,
     sentence_folder,
     sharded_folder,
     write_json,
     write_onnx,
+    write_onnx_with_weights,
     write_pickle,
 )
 
@@ -315,6 +318,31 @@ class TestWeights:
             with pytest.raises(CorruptModel, match=r"model.onnx is not a whole ONNX model"):
                 ModelFolder.open(tmp_path)
 
+    def test_a_graph_without_one_of_its_weights_is_refused(self, tmp_path: Path) -> None:
+        """Such as one whose weights are not fetched, since they have names that no weights have."""
+        write_onnx_with_weights(bare_folder(tmp_path) / "model.onnx", "model.onnx_data", "onnx__MatMul_7")
+        (tmp_path / "onnx__MatMul_7").unlink()
+        with pytest.raises(CorruptModel, match=r"model.onnx keeps weights in onnx__MatMul_7, which is not") as caught:
+            ModelFolder.open(tmp_path)
+        assert "all weights in model.onnx_data (docs/models.md#onnx-weights)" in caught.value.remedy
+
+    def test_which_is_no_matter_beside_safetensors(self, tmp_path: Path) -> None:
+        """A fetch of the graph that broke off left it in the hub's cache."""
+        write_onnx_with_weights(model_folder(tmp_path) / "model.onnx", "model.onnx_data")
+        (tmp_path / "model.onnx_data").unlink()
+        assert "model.onnx_data" not in {path.name for path in ModelFolder.open(tmp_path).files}
+
+    @pytest.mark.parametrize("name", ["../outside", "/etc/passwd", "parts/../../outside"])
+    def test_a_graph_with_weights_outside_its_folder_is_refused(self, name: str, tmp_path: Path) -> None:
+        import onnx
+
+        path = write_onnx_with_weights(bare_folder(tmp_path / "model") / "model.onnx", "model.onnx_data")
+        model = onnx.load(str(path), load_external_data=False)
+        model.graph.initializer[0].external_data[0].value = name
+        path.write_bytes(model.SerializeToString())
+        with pytest.raises(UnsafeModel, match=rf"model.onnx keeps weights in {name}, outside its folder"):
+            ModelFolder.open(tmp_path / "model")
+
     @given(st.binary(max_size=60))
     def test_rubbish_is_never_taken_for_a_graph_with_a_traceback(self, content: bytes) -> None:
         from tempfile import TemporaryDirectory
@@ -536,8 +564,7 @@ class TestDigest:
         assert ModelFolder.open(tmp_path).digest() == before
 
     def test_covers_the_data_beside_a_graph(self, tmp_path: Path) -> None:
-        write_onnx(bare_folder(tmp_path) / "onnx" / "model.onnx")
-        (tmp_path / "onnx" / "model.onnx_data").write_bytes(b"1")
+        write_onnx_with_weights(bare_folder(tmp_path) / "onnx" / "model.onnx", "model.onnx_data")
         folder = ModelFolder.open(tmp_path)
         assert [path.name for path in folder.files] == [
             "config.json",
@@ -546,6 +573,53 @@ class TestDigest:
             "tokenizer.json",
         ]
         assert [path.name for path in folder.settings] == ["config.json", "tokenizer.json"]
+
+    @pytest.mark.parametrize("name", ["Constant_7_attr__value", "weights.bin", "parts/1", "ä.data"])
+    def test_covers_the_weights_of_a_graph_under_any_name(self, name: str, tmp_path: Path) -> None:
+        (tmp_path / "parts").mkdir()
+        write_onnx_with_weights(bare_folder(tmp_path) / "model.onnx", "model.onnx_data", name)
+        before = ModelFolder.open(tmp_path).digest()
+        (tmp_path / name).write_bytes(bytes(16))
+        folder = ModelFolder.open(tmp_path)
+        assert {path.name for path in folder.files} >= {"model.onnx", "model.onnx_data", Path(name).name}
+        assert folder.digest() != before
+
+    def test_covers_weights_wherever_a_graph_may_have_them(self, tmp_path: Path) -> None:
+        import onnx
+        from onnx import TensorProto, helper, numpy_helper
+
+        def tensor(name: str) -> TensorProto:
+            made = numpy_helper.from_array(np.ones(4, np.float32), name)
+            refer(made, name)
+            (tmp_path / name).write_bytes(bytes(16))
+            return made
+
+        def constant(name: str) -> onnx.NodeProto:
+            return helper.make_node("Constant", [], [name], value=tensor(name))
+
+        path = write_onnx(bare_folder(tmp_path) / "model.onnx")
+        model = onnx.load(str(path))
+        branch = helper.make_graph([constant("of a branch")], "branch", [], [], [tensor("of a branch's own")])
+        model.graph.node.extend(
+            [
+                constant("of a node"),
+                helper.make_node("If", ["condition"], ["y"], then_branch=branch),
+                helper.make_node("Any", [], ["z"], several=[tensor("of several")]),
+            ]
+        )
+        model.graph.initializer.append(numpy_helper.from_array(np.ones(4, np.float32), "of none: it is in the graph"))
+        sparse = onnx.SparseTensorProto(values=tensor("of a sparse one"), indices=tensor("of its indices"))
+        model.graph.sparse_initializer.append(sparse)
+        imports = [helper.make_opsetid("", 17)]
+        model.functions.append(helper.make_function("own", "F", [], ["w"], [constant("of a function")], imports))
+        path.write_bytes(model.SerializeToString())
+
+        named = {path.name for path in ModelFolder.open(tmp_path).files}
+
+        assert named - {"config.json", "model.onnx", "tokenizer.json"} == {
+            "of a branch", "of a branch's own", "of a node", "of several", "of a sparse one", "of its indices",
+            "of a function",
+        }  # fmt: skip
 
     def test_covers_every_shard_and_the_index(self, tmp_path: Path) -> None:
         names = [path.name for path in ModelFolder.open(sharded_folder(tmp_path)).files]
