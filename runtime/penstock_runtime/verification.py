@@ -7,6 +7,7 @@ from pathlib import Path
 
 from penstock.errors import ArtefactError
 from penstock.manifest import Manifest, ServedModel
+from penstock_runtime.models.folder import SETTINGS_FILES
 
 GRAPHS = "model"
 """The folder of the graphs within an artefact."""
@@ -14,7 +15,7 @@ GRAPHS = "model"
 
 def verify_files(folder: Path, manifest: Manifest, *models: ServedModel) -> None:
     """Check every file that these models of an artefact read against its sha256; ArtefactError names the first that is
-    missing or altered."""
+    missing or altered, or that was added and would be read."""
     graphs = [graph.path for served in models for graph in served.graphs]
     for graph in graphs:
         if graph not in manifest.files:
@@ -34,6 +35,23 @@ def verify_files(folder: Path, manifest: Manifest, *models: ServedModel) -> None
                 f"{manifest.files[name][:12]}…)",
                 remedy="Fetch the artefact again, or make it again",
             )
+    added = stranger(folder, manifest)
+    if added is not None:
+        raise ArtefactError(
+            f"{folder / added} was not there when the artefact was made, and would change its answers",
+            remedy="Delete that file, fetch the artefact again, or make it again",
+        )
+
+
+def stranger(folder: Path, manifest: Manifest) -> str | None:
+    """The first file of an artefact folder that its manifest does not list and that would be read all the same.
+
+    That is another limit, prompt, pooling or tokenizer setting, which are read where they are found: answers would be
+    others than those that were judged. Only they are refused: graphs are opened by their listed names and no other
+    file is looked for, and a folder that is a volume of its own holds what is nobody's business: the report,
+    lost+found, Kubernetes' `..data`, dot-files of file systems.
+    """
+    return next((name for name in sorted(SETTINGS_FILES - set(manifest.files)) if (folder / name).is_file()), None)
 
 
 def _names(manifest: Manifest, graphs: list[str]) -> list[str]:

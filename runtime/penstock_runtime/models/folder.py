@@ -19,7 +19,7 @@ from penstock_runtime.models import safety
 from penstock_runtime.models.graph import check_data, check_graph, graph_data
 from penstock_runtime.models.json_files import read_object, read_optional
 from penstock_runtime.models.limits import position_limit, tokenizer_limit
-from penstock_runtime.models.sentence import SETTINGS, SentenceModules
+from penstock_runtime.models.sentence import LIMIT_FILES, SETTINGS, SentenceModules
 from penstock_runtime.models.tensors import INDEX, SINGLE, TensorInfo, check_shards, shard_files
 from penstock_runtime.rows import Pooling
 
@@ -44,6 +44,8 @@ TOKENIZER_FILES = (
 )
 MODEL_FILES = ("config.json", "modules.json", SETTINGS)
 """With the tokenizer's files, the weights and the modules' own `config.json`: all that decides an answer."""
+SETTINGS_FILES = frozenset({*MODEL_FILES, *TOKENIZER_FILES, *LIMIT_FILES})
+"""Read wherever they are, at the top of a folder. In which folders the modules' own are is said by one of these."""
 
 
 @dataclass(frozen=True)

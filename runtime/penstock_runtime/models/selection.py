@@ -6,14 +6,12 @@ import re
 from collections.abc import Iterable
 
 from penstock_runtime.models import safety
-from penstock_runtime.models.folder import MODEL_FILES, TOKENIZER_FILES
-from penstock_runtime.models.sentence import LIMIT_FILES
+from penstock_runtime.models.folder import SETTINGS_FILES
 from penstock_runtime.models.tensors import INDEX, SINGLE
 
 GRAPHS = ("model.onnx", "onnx/model.onnx")
 FOLDER = re.compile(r"onnx|[0-9]+_\w+")
 """The folders of a model that may hold something to fetch."""
-_SETTINGS = frozenset({*MODEL_FILES, *TOKENIZER_FILES, *LIMIT_FILES})
 _MODULE = re.compile(r"[0-9]+_\w+/config\.json")
 _SHARD = re.compile(r"[\w.-]+\.safetensors")
 
@@ -25,7 +23,7 @@ def choose_files(origin: str, names: Iterable[str], *, graph: bool) -> list[str]
     the model in errors: UnsafeModel, UnsupportedModel or CorruptModel when there is nothing that could be served.
     """
     names = set(names)
-    settings = sorted(name for name in names if name in _SETTINGS or _MODULE.fullmatch(name))
+    settings = sorted(name for name in names if name in SETTINGS_FILES or _MODULE.fullmatch(name))
     if SINGLE in names:
         tensors = [SINGLE]
     elif INDEX in names:

@@ -7,8 +7,10 @@
 
 from __future__ import annotations
 
+import os
 import shutil
-from collections.abc import Iterator, Mapping
+import stat
+from collections.abc import Collection, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -54,7 +56,10 @@ class Fetch:
                     self._note(f"the copy in the cache is damaged ({wrong}): fetching it again")
                     shutil.rmtree(folder)
                 partial = folder.with_suffix(".partial")
+                if partial.is_symlink():
+                    partial.unlink()
                 partial.mkdir(exist_ok=True)
+                _remove_strangers(partial)
                 self._fill(partial)
                 partial.rename(folder)
         return folder
@@ -62,6 +67,7 @@ class Fetch:
     def _fill(self, partial: Path) -> None:
         sizes = self.place.sizes(self.digest)
         manifest = self._manifest(partial, sizes)
+        _remove_strangers(partial, {MANIFEST_NAME, *manifest.files})
         missing = [name for name in manifest.files if name not in sizes]
         if missing:
             raise ArtefactError(
@@ -150,3 +156,18 @@ class Fetch:
                 f"the cache {self.cache} cannot be used ({error.strerror or error})",
                 remedy="Set PENSTOCK_CACHE to a folder that this user may write",
             ) from error
+
+
+def _remove_strangers(folder: Path, names: Collection[str] | None = None) -> None:
+    """Delete from a folder all but regular files, and with `names` all but these: what is fetched would be written
+    through a link to wherever it leads, and what nobody asked for would be read with the rest."""
+    for parent, folders, files in os.walk(folder, topdown=False):
+        for path in (Path(parent, name) for name in files):
+            known = names is None or path.relative_to(folder).as_posix() in names
+            if not known or not stat.S_ISREG(path.lstat().st_mode):
+                path.unlink()
+        for path in (Path(parent, name) for name in folders):
+            if path.is_symlink():
+                path.unlink()
+            elif not any(path.iterdir()):  # made again where it is needed; a file may have to stand there
+                path.rmdir()

@@ -8,6 +8,7 @@ from pathlib import Path
 from penstock.artefact_store import Digest
 from penstock.errors import ArtefactError
 from penstock.manifest import MANIFEST_NAME, Manifest
+from penstock_runtime.verification import stranger
 
 
 def digest_of(folder: Path) -> Digest:
@@ -28,13 +29,20 @@ def file_digest(path: Path) -> str:
 
 
 def fault(folder: Path, digest: Digest) -> str:
-    """What is wrong with a folder as a copy of `digest`, in one clause; empty when it is whole and unaltered."""
+    """What is wrong with a folder as a copy of `digest`, in one clause; empty when it is whole and unaltered.
+
+    Of files that the manifest does not list, those that would be read (`stranger`) are wrong.
+    """
     try:
         if digest_of(folder) != digest:
             return f"its {MANIFEST_NAME} is another one"
-        for name, expected in Manifest.load(folder).files.items():
+        manifest = Manifest.load(folder)
+        for name, expected in manifest.files.items():
             if file_digest(folder / name) != expected:
                 return f"{name} has changed"
+        added = stranger(folder, manifest)
+        if added is not None:
+            return f"{added} was added"
     except ArtefactError as error:
         return error.message
     except OSError as error:

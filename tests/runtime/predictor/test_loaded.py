@@ -178,6 +178,29 @@ def test_a_plan_for_another_instruction_set_is_refused_with_both_names(artefact:
     load_artefact(artefact, "baseline", other).close()
 
 
+@pytest.mark.parametrize(
+    ("name", "content"),
+    [
+        ("config_sentence_transformers.json", {"prompts": {"q": "another "}, "default_prompt_name": "q"}),
+        ("sentence_bert_config.json", {"max_seq_length": 4}),
+        ("special_tokens_map.json", {"cls_token": "[MASK]"}),
+    ],
+)
+def test_a_file_that_was_added_and_would_change_answers_is_named(artefact: Path, name: str, content: object) -> None:
+    (artefact / name).write_text(json.dumps(content))
+
+    with pytest.raises(ArtefactError, match=rf"/{name} was not there when the artefact was made"):
+        load_artefact(artefact, "chosen", HOST)
+
+
+def test_what_lies_in_an_artefact_and_is_not_read_is_no_matter(artefact: Path) -> None:
+    (artefact / "report.html").touch()
+    (artefact / "lost+found").mkdir(mode=0o700)
+    (artefact / ".config.json.swp").touch()
+
+    load_artefact(artefact, "chosen", HOST).close()
+
+
 @pytest.mark.parametrize("name", ["tokenizer.json", f"model/{ORT_DYNAMIC.slug}/model.onnx", "1_Pooling/config.json"])
 @pytest.mark.parametrize("harm", ["altered", "missing"])
 def test_an_altered_or_missing_file_is_named(artefact: Path, name: str, harm: str) -> None:

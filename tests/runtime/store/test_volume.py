@@ -212,6 +212,36 @@ class TestFetching:
         assert fault(folder, published.digest) == ""
         assert "tokenizer.json has changed" in seen[0].note
 
+    def test_a_file_that_was_added_and_would_be_read_is_damage(
+        self, artefact: Path, store: ArtefactStore, root: Path, tmp_path: Path
+    ) -> None:
+        published = store.publish(artefact)
+        folder = store.fetch(published.digest, tmp_path / "cache")
+        (folder / "sentence_bert_config.json").write_text('{"max_seq_length": 4}')
+        seen: list[Progress] = []
+
+        store.fetch(published.digest, tmp_path / "cache", seen.append)
+
+        assert "sentence_bert_config.json was added" in seen[0].note
+        assert names(folder) == {*FILES, MANIFEST_NAME}
+        added = "config_sentence_transformers.json"
+        (root / published.digest.hexadecimal / added).write_text("{}")
+        store.publish(artefact)
+        assert names(root / published.digest.hexadecimal) == names(artefact)
+        (artefact / added).write_text("{}")
+        with pytest.raises(ArtefactError, match=rf"cannot be published: {added} was added"):
+            store.publish(artefact)
+
+    def test_what_nobody_reads_is_none(self, artefact: Path) -> None:
+        """Folders that are volumes of their own have such."""
+        (artefact / "lost+found").mkdir()
+        (artefact / "..2026_11_26").mkdir()
+        (artefact / "..2026_11_26" / "modules.json").write_text("[]")
+        (artefact / "..data").symlink_to("..2026_11_26")
+        (artefact / ".nfs0001").touch()
+        (artefact / "README.md").touch()
+        assert fault(artefact, digest_of(artefact)) == ""
+
     @pytest.mark.parametrize("name", [*(name for name, size in FILES.items() if size), MANIFEST_NAME])
     def test_an_altered_file_of_the_store_is_never_served(
         self, name: str, artefact: Path, store: ArtefactStore, root: Path, tmp_path: Path
@@ -303,6 +333,42 @@ class TestFetching:
 
         assert fault(folder, published.digest) == ""
         assert not partial.exists()
+
+    def test_of_what_a_broken_fetch_left_only_its_own_files_stay(
+        self, artefact: Path, store: ArtefactStore, tmp_path: Path
+    ) -> None:
+        published = store.publish(artefact)
+        partial = tmp_path / "cache" / f"{published.digest.hexadecimal}.partial"
+        others = tmp_path / "others"
+        others.mkdir()
+        for name in ("empty", "tokenizer.json"):
+            (others / name).touch()
+        (partial / "config.json" / "in its place").mkdir(parents=True)
+        (partial / "tokenizer.json").symlink_to(others / "empty")
+        (partial / MANIFEST_NAME).symlink_to(others / "tokenizer.json")
+        (partial / "model").symlink_to(others)
+        (partial / "modules.json").write_text("[]")
+        (partial / "1_Pooling").mkdir()
+        (partial / "1_Pooling" / "config.json").write_text("{}")
+        os.mkfifo(partial / "pipe")
+
+        folder = store.fetch(published.digest, tmp_path / "cache")
+
+        assert fault(folder, published.digest) == ""
+        assert names(folder) == {*FILES, MANIFEST_NAME}
+        assert not [path for path in folder.rglob("*") if path.is_symlink()]
+        assert {path.name: path.stat().st_size for path in others.iterdir()} == {"empty": 0, "tokenizer.json": 0}
+
+    def test_nor_is_anything_written_where_a_link_in_its_place_leads(
+        self, artefact: Path, store: ArtefactStore, tmp_path: Path
+    ) -> None:
+        published = store.publish(artefact)
+        (tmp_path / "others").mkdir()
+        (tmp_path / "cache").mkdir()
+        (tmp_path / "cache" / f"{published.digest.hexadecimal}.partial").symlink_to(tmp_path / "others")
+
+        assert not store.fetch(published.digest, tmp_path / "cache").is_symlink()
+        assert not list((tmp_path / "others").iterdir())
 
     def test_those_who_share_a_cache_fetch_once(
         self, artefact: Path, store: ArtefactStore, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
