@@ -4,14 +4,21 @@ from __future__ import annotations
 
 import hashlib
 from collections import OrderedDict
+from dataclasses import fields, is_dataclass
+from sys import getsizeof
 from typing import Any, Generic, TypeVar
 
+import numpy as np
 import orjson
 
 T = TypeVar("T")
 
-_OVERHEAD_BYTES = 256
-"""Of an entry: key, links, boxes."""
+_OVERHEAD_BYTES = 288
+"""Of an entry: its key, its links and its place in the table, which has room for more (230 to 330 bytes measured)."""
+_SMALL_INTEGERS = range(-5, 257)
+"""The interpreter has one of each."""
+_NUMBERS = {int, float}
+_NUMBER_BYTES = 28
 
 
 class BoundedCache(Generic[T]):
@@ -38,7 +45,7 @@ class BoundedCache(Generic[T]):
         return found[0]
 
     def put(self, key: bytes, value: T, size: int) -> None:
-        """Remember a value of `size` bytes, and forget the least recently used ones beyond the limit."""
+        """Remember a value of `size` bytes in memory, and forget the least recently used ones beyond the limit."""
         size += _OVERHEAD_BYTES
         if size > self.max_bytes:
             return
@@ -66,6 +73,38 @@ def content_key(*parts: Any) -> bytes | None:
     return hashlib.blake2b(text, digest_size=32).digest()
 
 
-def json_size(value: Any) -> int:
-    """Bytes of a value as JSON: about what it takes in memory, numpy arrays included."""
-    return len(orjson.dumps(value, option=orjson.OPT_SERIALIZE_NUMPY))
+def memory_size(value: Any) -> int:
+    """Bytes that a value takes in memory, which is several times its JSON: what JSON has, tuples, dataclasses, arrays.
+
+    Keys are not counted: they are names, and the same for all. Other texts are, also where values share them, so that
+    it is rather too much than too little.
+    """
+    size = 0
+    left = [value]
+    while left:
+        one = left.pop()
+        kind = type(one)
+        if one is None or (kind is int and one in _SMALL_INTEGERS):
+            continue
+        size += getsizeof(one)
+        if kind is float or kind is int:
+            continue
+        if isinstance(one, dict):
+            left += one.values()
+        elif isinstance(one, list | tuple):
+            if set(map(type, one)) <= _NUMBERS:
+                # All at once: a request may have a million token ids.
+                size += len(one) * _NUMBER_BYTES
+            else:
+                left += one
+        elif isinstance(one, str):
+            if not one.isascii():
+                # Writing it as JSON leaves its UTF-8 beside it, if that is not there already.
+                size += len(one.encode(errors="surrogatepass"))
+        elif isinstance(one, np.ndarray):
+            if one.base is not None:
+                # A view keeps all of what it looks at.
+                left.append(one.base)
+        elif is_dataclass(one):
+            left += [getattr(one, field.name) for field in fields(one)]
+    return size

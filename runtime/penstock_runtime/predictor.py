@@ -13,7 +13,7 @@ from penstock_runtime.batching.batcher import Batcher
 from penstock_runtime.batching.bounds import QueueBounds
 from penstock_runtime.batching.lane import Lane
 from penstock_runtime.batching.observer import Observer, Unobserved
-from penstock_runtime.cache import BoundedCache, content_key, json_size
+from penstock_runtime.cache import BoundedCache, content_key, memory_size
 from penstock_runtime.engines.base import EngineFacts
 from penstock_runtime.errors import NotReady, Overloaded
 from penstock_runtime.host import is_on_one_core
@@ -28,10 +28,8 @@ LONG_CHARACTERS = 4000
 the loop reads and answers others. Shorter ones would pay 0.05 ms for the way there and back."""
 
 MANY_ROWS = 64
-"""Answers of more rows than this are assembled in another thread, for the same reason."""
-
-_BYTES_PER_TOKEN = 48
-"""Of a tokenised row in memory: two Python integers in two lists, small ones shared."""
+"""Answers of more rows than this are assembled in another thread, for the same reason; where they are remembered, they
+are measured in one as well."""
 
 
 class Timings(NamedTuple):
@@ -135,7 +133,9 @@ class Predictor:
             if not serving.visitors and serving.emptied is not None:
                 serving.emptied.set()
         if key is not None and self._answers is not None:
-            self._answers.put(key, answer, json_size(answer.value))
+            many = isinstance(answer.value, list) and len(answer.value) > MANY_ROWS
+            size = await asyncio.to_thread(memory_size, answer) if many else memory_size(answer)
+            self._answers.put(key, answer, size)
         return answer
 
     async def warm_up(self) -> None:
@@ -257,7 +257,9 @@ class Predictor:
         else:
             prepared = await self._prepare_elsewhere(serving, request, size)
         if key is not None and self._prepared is not None:
-            self._prepared.put(key, prepared, prepared.tokens * _BYTES_PER_TOKEN + 2 * size)
+            # Tasks keep what they make of parameters beside them: a hypothesis of each label, the token of each target.
+            held = prepared.rows_bytes + memory_size(inputs) + 2 * memory_size(parameters)
+            self._prepared.put(key, prepared, held)
         return prepared
 
     async def _prepare_elsewhere(self, serving: _Serving, request: Any, size: int) -> Prepared:

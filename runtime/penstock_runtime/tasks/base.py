@@ -9,6 +9,13 @@ from typing import Any, Protocol
 from penstock.tasks import TaskName
 from penstock_runtime.rows import Outputs, Row
 
+PLAIN_TOKEN_BYTES = 48
+"""Memory of a token in a row: an integer and its places in two lists. Less where rows share integers."""
+SPAN_TOKEN_BYTES = 208
+"""The same with its `Pieces`: a tuple of two offsets, the number of a word, and their places in three more lists."""
+ROW_BYTES = 128
+"""Memory of a row beside its tokens: the object, its lists, what `memo` has for each."""
+
 
 @dataclass(slots=True)
 class Prepared:
@@ -19,6 +26,13 @@ class Prepared:
     """The task's own: parsed inputs, parameters, offsets."""
     truncated: int = 0
     """How many rows were cut to the model's maximum."""
+    token_bytes: int = PLAIN_TOKEN_BYTES
+    """Memory of each of its tokens."""
+
+    @property
+    def rows_bytes(self) -> int:
+        """Memory of its rows, by how many tokens they have: nothing is looked at. The request's texts are not in it."""
+        return self.tokens * self.token_bytes + len(self.rows) * ROW_BYTES
 
     @property
     def tokens(self) -> int:

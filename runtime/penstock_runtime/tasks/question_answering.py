@@ -16,7 +16,7 @@ from penstock.tasks import TaskName
 from penstock_runtime.errors import InvalidInput
 from penstock_runtime.models.folder import ModelFolder
 from penstock_runtime.rows import Outputs, Row
-from penstock_runtime.tasks.base import Prepared
+from penstock_runtime.tasks.base import SPAN_TOKEN_BYTES, Prepared
 from penstock_runtime.tasks.fields import (
     Boolean,
     Either,
@@ -227,7 +227,7 @@ class QuestionAnswering:
                     )
                 )
         self._check_answer(request, rows)
-        return Prepared(rows=rows, memo=request, truncated=cut)
+        return Prepared(rows=rows, memo=request, truncated=cut, token_bytes=SPAN_TOKEN_BYTES)
 
     def _check_answer(self, request: Request, rows: Sequence[WindowRow]) -> None:
         """The longest answer is all of a window: two words may have any amount of white space between them."""

@@ -13,7 +13,7 @@ from penstock.tasks import TaskName
 from penstock_runtime.errors import InvalidInput
 from penstock_runtime.models.folder import ModelFolder
 from penstock_runtime.rows import Float, Outputs, Row
-from penstock_runtime.tasks.base import Prepared
+from penstock_runtime.tasks.base import SPAN_TOKEN_BYTES, Prepared
 from penstock_runtime.tasks.entities import Aggregation, Window, entities, merge_windows
 from penstock_runtime.tasks.fields import (
     Boolean,
@@ -206,7 +206,7 @@ class TokenClassification:
             for part in parts:
                 row = template.row(part.ids)
                 rows.append(WindowRow(row.ids, row.type_ids, text=index, pieces=part, start=len(template.before)))
-        return Prepared(rows=rows, memo=request, truncated=cut)
+        return Prepared(rows=rows, memo=request, truncated=cut, token_bytes=SPAN_TOKEN_BYTES)
 
     def reduce(self, row: Row, outputs: Outputs) -> Float:
         """Scores of the window's own tokens [tokens, labels]."""
