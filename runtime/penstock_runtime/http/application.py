@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import hmac
 import logging
+import re
 import time
 from collections.abc import Awaitable, Coroutine
 from typing import Any
@@ -21,6 +22,9 @@ logger = logging.getLogger("penstock.http")
 
 UNKNOWN = "(unknown)"
 """The route label of requests that fit none: a client's paths must not become label values."""
+OWN_HEADERS = b"authorization, content-type, x-deadline-ms, x-request-id"
+"""Of requests from pages, unless their browser names others."""
+HEADER_NAMES = re.compile(rb"[A-Za-z0-9_-]+( *, *[A-Za-z0-9_-]+)*")
 
 
 class Application:
@@ -138,10 +142,12 @@ class Application:
         names = allowed(methods) if methods else ("GET", "HEAD", "OPTIONS", "POST")
         headers = b"allow: %b\r\n" % ", ".join(names).encode()
         if self._origins and b"access-control-request-method" in request.headers:
+            # SDKs send headers of their own with every request, such as x-stainless-os. What they say is not read.
+            asked = request.headers.get(b"access-control-request-headers", b"")
             headers += (
-                b"access-control-allow-methods: %b\r\n"
-                b"access-control-allow-headers: authorization, content-type, x-deadline-ms, x-request-id\r\n"
-                b"access-control-max-age: 600\r\n" % ", ".join(names).encode()
+                b"access-control-allow-methods: %b\r\naccess-control-allow-headers: %b\r\n"
+                b"access-control-max-age: 600\r\n"
+                % (", ".join(names).encode(), asked if HEADER_NAMES.fullmatch(asked) else OWN_HEADERS)
             )
         return Response(status=204, headers=headers)
 
@@ -155,6 +161,7 @@ class Application:
             return b"vary: origin\r\n"
         return (
             b"access-control-allow-origin: %b\r\nvary: origin\r\n"
-            b"access-control-expose-headers: x-compute-time, x-compute-tokens, x-inference-time, x-queue-time, "
-            b"x-request-id, x-tokenization-time, x-truncated\r\n" % allow
+            b"access-control-expose-headers: inference-header-content-length, retry-after, x-compute-time, "
+            b"x-compute-tokens, x-inference-time, x-queue-time, x-request-id, x-tokenization-time, x-truncated\r\n"
+            % allow
         )

@@ -49,6 +49,8 @@ def malformed(body: bytes, error: orjson.JSONDecodeError) -> MalformedBody:
         reason = "it is nested too deeply"
     elif "surrogate" in reason and "UTF-8" not in reason:
         remedy = "Send characters outside the basic plane as a pair of escapes, or as UTF-8"
+    elif "BOM" in reason:
+        remedy = "Begin the body with the JSON, without a byte order mark"
     elif "UTF-8" in reason:
         remedy = "Encode the body as UTF-8"
     elif "infinity" in reason or body[error.pos : error.pos + 3] in {b"NaN", b"Inf", b"-In"}:

@@ -33,6 +33,10 @@ def routes(service: Service, limits: Limits) -> tuple[Route, ...]:
             content_type="text/plain", response=plain,
         ),
         Route(
+            "GET", "/health", health.ready, "The same, as huggingface_hub's client asks", OPERATION, public=True,
+            content_type="text/plain", response=plain,
+        ),
+        Route(
             "GET", "/metrics", health.metrics, "Metrics for Prometheus", OPERATION, public=True,
             content_type="text/plain", response=plain,
         ),

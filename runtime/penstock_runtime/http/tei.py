@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -37,6 +38,9 @@ class Tei:
             optional=ranking,
             notes=text_ranking.PARAMETERS.notes,
         )
+        if service.status.task is TaskName.FEATURE_EXTRACTION:
+            # There the source sentence is one of the texts that are counted.
+            limits = replace(limits, items=max(limits.items - 1, 1))
         self.similarity_body = Object(
             required={"inputs": sentence_similarity.inputs(limits)},
             optional={"parameters": (sentence_similarity.PARAMETERS, {})},
@@ -65,12 +69,14 @@ class Tei:
             answer = await self._service.predict(request, inputs, parameters)
             return answer_response(answer, answer.value)
         # An endpoint that gives vectors: their cosines are the same answer.
-        texts = [inputs["source_sentence"], *inputs["sentences"]]
-        with fields_named({"inputs[0]": "inputs.source_sentence", "inputs": "inputs.sentences"}):
+        # The sentences first, so that they have their own numbers in errors.
+        sentences = inputs["sentences"]
+        texts = [*sentences, inputs["source_sentence"]]
+        with fields_named({f"inputs[{len(sentences)}]": "inputs.source_sentence", "inputs": "inputs.sentences"}):
             vectorising = {"pooling": feature_extraction.AUTO, "normalize": True}
             answer = await self._service.predict(request, texts, {**parameters, **vectorising})
         vectors = np.asarray(answer.value)
-        return answer_response(answer, np.clip(vectors[1:] @ vectors[0], -1, 1))
+        return answer_response(answer, np.clip(vectors[:-1] @ vectors[-1], -1, 1))
 
 
 def given(parameters: dict[str, Any]) -> dict[str, Any]:

@@ -33,6 +33,11 @@ class TestHuggingFace:
     def client(self, endpoint: Endpoint) -> InferenceClient:
         return InferenceClient(model=endpoint.url, token="hf_any", timeout=60)
 
+    def test_health(self, endpoint_of: EndpointOf) -> None:
+        endpoint = endpoint_of(TaskName.FEATURE_EXTRACTION)
+
+        assert InferenceClient(model=endpoint.url, provider="hf-inference").health_check()
+
     def test_feature_extraction(self, endpoint_of: EndpointOf) -> None:
         endpoint = endpoint_of(TaskName.FEATURE_EXTRACTION)
 
@@ -289,6 +294,21 @@ class TestShapes:
         of_task = httpx.post(f"{endpoint_of(TaskName.SENTENCE_SIMILARITY).url}/similarity", json=body).json()
 
         np.testing.assert_allclose(of_vectors, of_task, atol=1e-6)
+
+    @pytest.mark.parametrize("task", [TaskName.FEATURE_EXTRACTION, TaskName.SENTENCE_SIMILARITY])
+    def test_similarity_takes_as_many_sentences_as_it_says(self, endpoint_of: EndpointOf, task: TaskName) -> None:
+        endpoint = endpoint_of(task)
+        document = httpx.get(f"{endpoint.url}/openapi.json").json()
+        content = document["paths"]["/similarity"]["post"]["requestBody"]["content"]["application/json"]
+        most = content["schema"]["properties"]["inputs"]["properties"]["sentences"]["maxItems"]
+        codes = [
+            httpx.post(
+                f"{endpoint.url}/similarity", json={"inputs": {"source_sentence": "a", "sentences": ["b"] * count}}
+            ).status_code
+            for count in (most, most + 1)
+        ]
+
+        assert codes == [200, 422]
 
     def test_a_plain_model_gives_a_vector_for_each_text_to_those_who_know_no_other(self, tmp_path: Path) -> None:
         task = TaskName.FEATURE_EXTRACTION

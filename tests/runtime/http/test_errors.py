@@ -202,6 +202,18 @@ class TestRoutes:
                 {"inputs": {"source_sentence": "a", "sentences": []}},
                 "inputs.se",
             ),
+            (
+                TaskName.FEATURE_EXTRACTION,
+                "/similarity",
+                {"inputs": {"source_sentence": "a", "sentences": ["b", "c " * 99]}, "parameters": {"truncate": False}},
+                "inputs.sentences[1]",
+            ),
+            (
+                TaskName.FEATURE_EXTRACTION,
+                "/similarity",
+                {"inputs": {"source_sentence": "a " * 99, "sentences": ["b"]}, "parameters": {"truncate": False}},
+                "inputs.source_sentence",
+            ),
             (TaskName.TEXT_RANKING, "/rerank", {"query": "a", "texts": ["b", 3]}, "texts[1]"),
             (TaskName.TEXT_RANKING, "/rerank", {"query": "a", "texts": ["b"], "truncate": "x"}, "truncate"),
             (TaskName.TEXT_RANKING, "/rerank", {"query": "a", "texts": ["a " * 99], "truncate": False}, "texts[0]"),
@@ -313,7 +325,7 @@ def guarded(tmp_path_factory: pytest.TempPathFactory) -> Iterator[httpx.Client]:
 class TestAccess:
     """Tokens and other origins."""
 
-    @pytest.mark.parametrize("path", ["/healthz", "/readyz", "/metrics", "/v2/health/ready", "/", "/docs"])
+    @pytest.mark.parametrize("path", ["/healthz", "/readyz", "/health", "/metrics", "/v2/health/ready", "/", "/docs"])
     def test_health_metrics_and_pages_are_public(self, guarded: httpx.Client, path: str) -> None:
         assert guarded.get(path).status_code == 200
 
@@ -366,6 +378,24 @@ class TestAccess:
             assert one.headers.get("access-control-allow-origin") == expected
         assert preflight.headers["access-control-allow-methods"] == "OPTIONS, POST"
         assert expected is None or "x-compute-time" in answer.headers["access-control-expose-headers"]
+        assert expected is None or "retry-after" in answer.headers["access-control-expose-headers"]
+
+    @pytest.mark.parametrize(
+        ("asked", "allowed"),
+        [
+            (None, "authorization, content-type, x-deadline-ms, x-request-id"),
+            ("authorization,content-type,x-stainless-os", "authorization,content-type,x-stainless-os"),
+            ("x-one; x-two", "authorization, content-type, x-deadline-ms, x-request-id"),
+        ],
+    )
+    def test_pages_may_send_the_headers_of_their_sdk(self, asked: str | None, allowed: str) -> None:
+        with serving(Gate(), cors_origins="*") as endpoint:
+            headers = {"origin": "https://app.example.com", "access-control-request-method": "POST"}
+            if asked is not None:
+                headers["access-control-request-headers"] = asked
+            preflight = httpx.options(f"{endpoint.url}/v1/embeddings", headers=headers)
+
+        assert preflight.headers["access-control-allow-headers"] == allowed
 
 
 def test_every_error_has_a_status_and_a_type_of_its_own_kind() -> None:
