@@ -2,18 +2,25 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import Any
 
+import orjson
+
 from penstock.tasks import TaskName
+from penstock_runtime.errors import InvalidInput
 from penstock_runtime.http.body import checked, fields_named, read_json
 from penstock_runtime.http.message import Request, Response
-from penstock_runtime.http.replies import answer_response
+from penstock_runtime.http.replies import answer_response, dumps
 from penstock_runtime.http.routes import Route
 from penstock_runtime.http.service import Service
-from penstock_runtime.tasks.fields import Boolean, Either, Integer, JsonSchema, ListOf, Object, Text
+from penstock_runtime.tasks.fields import Boolean, Either, Integer, JsonSchema, ListOf, Object, Text, json_words
 from penstock_runtime.tasks.limits import Limits
 
 TAG = "Cohere"
+LARGEST = 2**31 - 1
+UNUSED_LIMIT = "Not used: a text is cut at the model's own limit."
 RESULTS: JsonSchema = {
     "type": "object",
     "properties": {
@@ -42,9 +49,32 @@ RESULTS: JsonSchema = {
 }
 
 
+@dataclass(frozen=True)
+class RankFields:
+    """Which fields of a document are ranked: its text, which is what this server ranks."""
+
+    words: str = '["text"]'
+    python: type = list
+
+    def parse(self, value: Any, where: str) -> list[str]:
+        """The list; InvalidInput for any other."""
+        if value == ["text"]:
+            return ["text"]
+        given = "other fields" if isinstance(value, list) else json_words(value)
+        raise InvalidInput(
+            f"{where} must be {self.words}, not {given}",
+            field=where,
+            remedy="Write all that is to be ranked into each document's text, and leave rank_fields out",
+        )
+
+    def schema(self) -> JsonSchema:
+        """That list alone."""
+        return {"type": "array", "items": {"const": "text"}, "minItems": 1, "maxItems": 1}
+
+
 def body(limits: Limits) -> Object:
     """The body of both routes."""
-    document = Object(required={"text": Text()}, words="an object with text")
+    document = Object(required={"text": Text()}, words="an object with text", further=True)
     return Object(
         required={
             "query": Text(),
@@ -54,11 +84,19 @@ def body(limits: Limits) -> Object:
             "model": (Text("the name of a model"), None),
             "top_n": (Integer(1, 1_000_000), None),
             "return_documents": (Boolean(), False),
+            "max_tokens_per_doc": (Integer(1, LARGEST), None),
+            "max_chunks_per_doc": (Integer(1, LARGEST), None),
+            "priority": (Integer(-LARGEST, LARGEST), None),
+            "rank_fields": (RankFields(), None),
         },
         notes={
             "model": "Not used: an endpoint has one model.",
             "top_n": "Only this many documents, the best first. Default: all.",
-            "return_documents": "Repeat each document beside its score.",
+            "return_documents": "Repeat each document beside its score, with all its fields.",
+            "max_tokens_per_doc": UNUSED_LIMIT,
+            "max_chunks_per_doc": UNUSED_LIMIT,
+            "priority": "Not used: requests are answered in their order.",
+            "rank_fields": "The text of a document is what is ranked.",
         },
     )
 
@@ -74,14 +112,15 @@ class Cohere:
         """The documents by how well they answer the query."""
         body = checked(self._body, read_json(request))
         texts = [one if isinstance(one, str) else one["text"] for one in body["documents"]]
+        repeated = _repeated(body["documents"]) if body["return_documents"] else None
         parameters = {} if body["top_n"] is None else {"top_k": body["top_n"]}
         with fields_named({"inputs.texts": "documents", "inputs.": ""}):
             answer = await self._service.predict(request, {"query": body["query"], "texts": texts}, parameters)
         results: list[dict[str, Any]] = []
         for one in answer.value:
             result: dict[str, Any] = {"index": one["index"], "relevance_score": one["score"]}
-            if body["return_documents"]:
-                result["document"] = {"text": texts[one["index"]]}
+            if repeated is not None:
+                result["document"] = repeated[one["index"]]
             results.append(result)
         value = {
             "id": request.identifier.decode("ascii"),
@@ -91,6 +130,24 @@ class Cohere:
             "usage": {"total_tokens": answer.tokens},
         }
         return answer_response(answer, value)
+
+
+def _repeated(documents: Sequence[Any]) -> list[Any]:
+    """The documents as an answer repeats them: a text as an object with it, an object as it was sent."""
+    repeated: list[Any] = []
+    for index, document in enumerate(documents):
+        if isinstance(document, str):
+            repeated.append({"text": document})
+            continue
+        try:
+            repeated.append(orjson.Fragment(dumps(document)))
+        except orjson.JSONEncodeError as error:  # it can be read at a depth at which it cannot be written
+            raise InvalidInput(
+                f"documents[{index}] is nested too deeply to be repeated",
+                field=f"documents[{index}]",
+                remedy="Leave return_documents out, or send flatter documents",
+            ) from error
+    return repeated
 
 
 def routes(service: Service, limits: Limits) -> tuple[Route, ...]:

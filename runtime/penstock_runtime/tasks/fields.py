@@ -219,6 +219,8 @@ class Object:
     notes: Mapping[str, str] = field(default_factory=dict)
     """A sentence for the schema about each field."""
     words: str = "an object"
+    further: bool = False
+    """Other fields are taken as well, and kept as they are."""
     python: type = dict
 
     def parse(self, value: Any, where: str) -> dict[str, Any]:
@@ -228,11 +230,14 @@ class Object:
         if not value and not self.required:
             return {name: default for name, (_, default) in self.optional.items()}
         known = [*self.required, *self.optional]
+        parsed = {}
         for name in value:
-            if name not in known:
+            if name in known:
+                continue
+            if not self.further:
                 path = f"{where}.{printable(name)}"
                 raise InvalidInput(f"{path}: there is no such field", field=path, remedy=near(str(name), known))
-        parsed = {}
+            parsed[name] = value[name]
         for name, kind in self.required.items():
             if name not in value:
                 path = f"{where}.{name}"
@@ -244,14 +249,14 @@ class Object:
         return parsed
 
     def schema(self) -> JsonSchema:
-        """An object without further fields; optional ones are nullable."""
+        """An object, by default without further fields; optional ones are nullable."""
         properties: JsonSchema = {}
         for name, kind in self.required.items():
             properties[name] = kind.schema() | self._note(name)
         for name, (kind, default) in self.optional.items():
             properties[name] = _nullable(kind.schema()) | self._note(name) | {"default": default}
         required = {"required": list(self.required)} if self.required else {}
-        return {"type": "object", "properties": properties, **required, "additionalProperties": False}
+        return {"type": "object", "properties": properties, **required, "additionalProperties": self.further}
 
     def _note(self, name: str) -> JsonSchema:
         return {"description": self.notes[name]} if name in self.notes else {}

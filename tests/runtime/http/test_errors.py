@@ -217,7 +217,7 @@ class TestRoutes:
             (TaskName.TEXT_RANKING, "/rerank", {"query": "a", "texts": ["b", 3]}, "texts[1]"),
             (TaskName.TEXT_RANKING, "/rerank", {"query": "a", "texts": ["b"], "truncate": "x"}, "truncate"),
             (TaskName.TEXT_RANKING, "/rerank", {"query": "a", "texts": ["a " * 99], "truncate": False}, "texts[0]"),
-            (TaskName.TEXT_RANKING, "/v1/rerank", {"query": "a", "documents": [{"txt": "b"}]}, "documents[0].txt"),
+            (TaskName.TEXT_RANKING, "/v1/rerank", {"query": "a", "documents": [{"txt": "b"}]}, "documents[0].text"),
             (TaskName.TEXT_RANKING, "/v2/rerank", {"query": "", "documents": ["b"]}, "query"),
         ],
     )
