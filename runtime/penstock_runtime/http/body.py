@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import difflib
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from itertools import islice
 from typing import Any
@@ -16,18 +16,19 @@ from penstock_runtime.tasks.fields import Kind, json_words, printable
 
 LOOKED_AT = 100
 """Fields of a body among which a mistyped one is looked for: it may hold a hundred thousand."""
+JSON = frozenset({"application/json"})
 JSON_REMEDY = "Send JSON with the header content-type: application/json"
 
 
-def read_json(request: Request) -> Any:
-    """The body as a value.
+def read_json(request: Request, kinds: Collection[str] = JSON) -> Any:
+    """The body as a value. `kinds`: content types under which it may come, beside those that end in +json.
 
     UnsupportedMediaType for another content type or a compressed body; MalformedBody names line and column.
     Lone surrogates, NaN and Infinity are not JSON. Of duplicate keys the last one counts.
     """
     content_type = request.headers.get(b"content-type", b"application/json")
     if content_type != b"application/json":
-        _check_content_type(content_type)
+        _check_content_type(content_type, kinds)
     if b"content-encoding" in request.headers:
         encoding = request.headers[b"content-encoding"].decode("latin-1").strip().lower()
         if encoding not in {"", "identity"}:
@@ -58,10 +59,10 @@ def malformed(body: bytes, error: orjson.JSONDecodeError) -> MalformedBody:
     return MalformedBody(f"the body is not JSON: {reason} at line {error.lineno}, column {error.colno}", remedy=remedy)
 
 
-def _check_content_type(value: bytes) -> None:
+def _check_content_type(value: bytes, kinds: Collection[str]) -> None:
     kind, _, parameters = value.decode("latin-1").partition(";")
     kind = kind.strip().lower()
-    if kind and kind != "application/json" and not (kind.startswith("application/") and kind.endswith("+json")):
+    if kind and kind not in kinds and not (kind.startswith("application/") and kind.endswith("+json")):
         raise UnsupportedMediaType(f"the body is {kind}, not JSON", remedy=JSON_REMEDY)
     for parameter in parameters.split(";"):
         name, _, charset = parameter.partition("=")

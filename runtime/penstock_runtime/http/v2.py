@@ -31,6 +31,8 @@ TAG = "Open Inference Protocol"
 VERSION = "1"
 HEADER_LENGTH = b"inference-header-content-length"
 LENGTH_DIGITS = 18
+KINDS = frozenset({"application/json", "application/octet-stream"})
+"""Content types of a body that is JSON alone: tritonclient.http.aio calls all of its bodies the second."""
 PROTOCOL_PARAMETERS = frozenset(
     {"binary_data_output", "sequence_id", "sequence_start", "sequence_end", "priority", "timeout"}
 )
@@ -84,7 +86,7 @@ def _split(request: Request) -> tuple[Any, bytes]:
     """The JSON part and the binary part."""
     length = request.headers.get(HEADER_LENGTH)
     if length is None:
-        return read_json(request), b""
+        return read_json(request, KINDS), b""
     # A number of thousands of digits is not even looked at: int() refuses it with an error of its own.
     if not length.isdigit() or len(length) > LENGTH_DIGITS or int(length) > len(request.body):
         raise InvalidInput(

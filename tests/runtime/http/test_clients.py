@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import base64
 from collections.abc import Callable
 from pathlib import Path
@@ -12,6 +13,7 @@ import numpy as np
 import openai
 import pytest
 import tritonclient.http as triton
+import tritonclient.http.aio as triton_aio
 from huggingface_hub import InferenceClient
 from tritonclient.utils import InferenceServerException
 
@@ -203,6 +205,20 @@ class TestTriton:
         expected = predict(endpoint_of(TaskName.FEATURE_EXTRACTION), {"inputs": texts})
         np.testing.assert_allclose(result.as_numpy("embedding"), expected, atol=1e-6)
         assert result.get_response()["id"] == "7"
+
+    @pytest.mark.parametrize("sent_binary", [True, False])
+    def test_the_asynchronous_client(self, endpoint_of: EndpointOf, sent_binary: bool) -> None:
+        """It gives every body the content type application/octet-stream, JSON as well."""
+        endpoint = endpoint_of(TaskName.FEATURE_EXTRACTION)
+
+        async def infer() -> Any:
+            async with triton_aio.InferenceServerClient(endpoint.url.removeprefix("http://")) as client:
+                return await client.infer("emotion", [self.tensor("text", ["i like you"], binary=sent_binary)])
+
+        result = asyncio.run(infer())
+
+        expected = predict(endpoint, {"inputs": ["i like you"]})
+        np.testing.assert_allclose(result.as_numpy("embedding"), expected, atol=1e-6)
 
     def test_labels_and_scores(self, client_of: Any) -> None:
         result = client_of(TaskName.TEXT_CLASSIFICATION).infer(
