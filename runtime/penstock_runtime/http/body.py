@@ -29,14 +29,19 @@ def read_json(request: Request, kinds: Collection[str] = JSON) -> Any:
     content_type = request.headers.get(b"content-type", b"application/json")
     if content_type != b"application/json":
         _check_content_type(content_type, kinds)
-    if b"content-encoding" in request.headers:
-        encoding = request.headers[b"content-encoding"].decode("latin-1").strip().lower()
-        if encoding not in {"", "identity"}:
-            raise UnsupportedMediaType(f"the body is compressed ({encoding})", remedy="Send it uncompressed")
+    refuse_compressed(request)
     try:
         return orjson.loads(request.body)
     except orjson.JSONDecodeError as error:
         raise malformed(request.body, error) from None
+
+
+def refuse_compressed(request: Request) -> None:
+    """UnsupportedMediaType for a compressed body."""
+    if b"content-encoding" in request.headers:
+        encoding = request.headers[b"content-encoding"].decode("latin-1").strip().lower()
+        if encoding not in {"", "identity"}:
+            raise UnsupportedMediaType(f"the body is compressed ({encoding})", remedy="Send it uncompressed")
 
 
 def malformed(body: bytes, error: orjson.JSONDecodeError) -> MalformedBody:

@@ -14,7 +14,14 @@ import orjson
 
 from penstock import __version__
 from penstock_runtime.errors import InvalidInput, UnsupportedRoute
-from penstock_runtime.http.body import fields_named, malformed, missing_field, not_an_object, read_json
+from penstock_runtime.http.body import (
+    fields_named,
+    malformed,
+    missing_field,
+    not_an_object,
+    read_json,
+    refuse_compressed,
+)
 from penstock_runtime.http.health import Health
 from penstock_runtime.http.message import Request, Response
 from penstock_runtime.http.replies import dumps, json_response, timing_headers
@@ -87,6 +94,7 @@ def _split(request: Request) -> tuple[Any, bytes]:
     length = request.headers.get(HEADER_LENGTH)
     if length is None:
         return read_json(request, KINDS), b""
+    refuse_compressed(request)
     # A number of thousands of digits is not even looked at: int() refuses it with an error of its own.
     if not length.isdigit() or len(length) > LENGTH_DIGITS or int(length) > len(request.body):
         raise InvalidInput(

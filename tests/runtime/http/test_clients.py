@@ -263,6 +263,17 @@ class TestTriton:
 
         assert result.as_numpy(output).shape == shape
 
+    @pytest.mark.parametrize("binary", [True, False])
+    @pytest.mark.parametrize("algorithm", ["gzip", "deflate"])
+    def test_a_compressed_request_is_told_so(self, client_of: Any, binary: bool, algorithm: str) -> None:
+        client = client_of(TaskName.FEATURE_EXTRACTION)
+        tensors = [self.tensor("text", ["i like you " * 50], binary=binary)]
+
+        with pytest.raises(InferenceServerException, match=rf"the body is compressed \({algorithm}\)") as caught:
+            client.infer("emotion", tensors, request_compression_algorithm=algorithm)
+
+        assert caught.value.status() == "415"
+
     def test_an_error_says_what_to_send(self, client_of: Any) -> None:
         client = client_of(TaskName.QUESTION_ANSWERING)
 
