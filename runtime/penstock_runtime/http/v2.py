@@ -41,9 +41,13 @@ LENGTH_DIGITS = 18
 KINDS = frozenset({"application/json", "application/octet-stream"})
 """Content types of a body that is JSON alone: tritonclient.http.aio calls all of its bodies the second."""
 PROTOCOL_PARAMETERS = frozenset(
-    {"binary_data_output", "sequence_id", "sequence_start", "sequence_end", "priority", "timeout"}
-)
-"""Of a request: the protocol's own, not the task's. tritonclient sends some of them with their defaults."""
+    {
+        "binary_data_output", "sequence_id", "sequence_start", "sequence_end", "priority", "timeout",
+        "content_type", "headers",
+    }
+)  # fmt: skip
+"""Of a request: the protocol's own, not the task's. tritonclient sends some of them with their defaults; MLServer's
+codecs send the last two."""
 
 
 @dataclass(frozen=True)

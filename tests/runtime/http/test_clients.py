@@ -376,6 +376,20 @@ class TestShapes:
 
         assert answer == predict(endpoint, {"inputs": ["a text"], "parameters": {"normalize": False}})
 
+    def test_what_the_codecs_of_mlserver_send_is_taken(self, endpoint_of: EndpointOf) -> None:
+        """StringRequestCodec.encode_request(["i like you", "a dog"]), as model_dump_json writes it."""
+        endpoint = endpoint_of(TaskName.FEATURE_EXTRACTION)
+        content = {"parameters": {"content_type": "str"}}
+        tensor = {"name": "input-1", "shape": [2, 1], "datatype": "BYTES", **content, "data": ["i like you", "a dog"]}
+
+        answer = httpx.post(f"{endpoint.url}/v2/models/emotion/infer", json={**content, "inputs": [tensor]})
+        headers = {"parameters": {"content_type": "str", "headers": {"x": "y"}}}
+        same = httpx.post(f"{endpoint.url}/v2/models/emotion/infer", json={**headers, "inputs": [tensor]})
+
+        assert answer.status_code == same.status_code == 200, answer.text
+        vectors = np.reshape(answer.json()["outputs"][0]["data"], (2, WIDTH))
+        np.testing.assert_allclose(vectors, predict(endpoint, {"inputs": ["i like you", "a dog"]}), atol=1e-6)
+
     def test_similarity_is_the_same_from_vectors(self, endpoint_of: EndpointOf) -> None:
         body = REQUESTS[TaskName.SENTENCE_SIMILARITY]
 
