@@ -349,7 +349,7 @@ def routes(service: Service, health: Health, limits: Limits) -> tuple[Route, ...
         for path in ("/v2/models/{name}", "/v2/models/{name}/versions/{version}")
         for route in (
             Route("GET", path, v2.metadata, "The model's tensors", TAG, response=said),
-            Route("GET", f"{path}/ready", v2.model_ready, "Are requests welcome?", TAG, response=said),
+            Route("GET", f"{path}/ready", v2.model_ready, "Are requests welcome?", TAG, public=True, response=said),
             Route(
                 "POST", f"{path}/infer", v2.infer, "Ask the model", TAG, inference=True,
                 request=request, response=RESPONSE,

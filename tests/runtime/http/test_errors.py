@@ -325,11 +325,17 @@ def guarded(tmp_path_factory: pytest.TempPathFactory) -> Iterator[httpx.Client]:
 class TestAccess:
     """Tokens and other origins."""
 
-    @pytest.mark.parametrize("path", ["/healthz", "/readyz", "/health", "/metrics", "/v2/health/ready", "/", "/docs"])
+    @pytest.mark.parametrize(
+        "path",
+        [
+            "/healthz", "/readyz", "/health", "/metrics", "/", "/docs", "/v2/health/live", "/v2/health/ready",
+            "/v2/models/emotion/ready", "/v2/models/emotion/versions/1/ready",
+        ],
+    )  # fmt: skip
     def test_health_metrics_and_pages_are_public(self, guarded: httpx.Client, path: str) -> None:
         assert guarded.get(path).status_code == 200
 
-    @pytest.mark.parametrize("path", ["/info", "/openapi.json", "/v1/models"])
+    @pytest.mark.parametrize("path", ["/info", "/openapi.json", "/v1/models", "/v2/models/emotion"])
     def test_the_rest_is_not(self, guarded: httpx.Client, path: str) -> None:
         answer = guarded.get(path)
 
