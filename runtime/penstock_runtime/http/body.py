@@ -86,11 +86,15 @@ def fields_named(names: Mapping[str, str]) -> Iterator[None]:
     except InvalidInput as error:
         for begin, instead in names.items():
             if error.field.startswith(begin):
-                field = (instead + error.field.removeprefix(begin)).lstrip(".")
-                error.message = error.message.replace(error.field, field, 1)
-                error.field = field
+                rename_field(error, (instead + error.field.removeprefix(begin)).lstrip("."))
                 break
         raise
+
+
+def rename_field(error: InvalidInput, field: str) -> None:
+    """Call the field of an error something else, in its message as well."""
+    error.message = error.message.replace(error.field, field, 1)
+    error.field = field
 
 
 def checked(kind: Kind, body: Any) -> Any:

@@ -5,7 +5,8 @@ Tasks whose answers are numbers give tensors of them; the others give one JSON t
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+import re
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -19,6 +20,8 @@ from penstock_runtime.http.tensors import Output, TensorSpec
 TEXT = TensorSpec("text", "BYTES", (-1,))
 ANSWER = TensorSpec("answer", "BYTES", (-1,))
 SCORES = TensorSpec("score", "FP32", (-1,))
+TEXTS = {r"inputs(?:\[(\d+)\])?": "text"}
+"""Where the texts of most tasks are."""
 
 
 @dataclass(frozen=True)
@@ -31,6 +34,20 @@ class Signature:
     """Texts by tensor name to the task's inputs, and parameters that come as tensors."""
     to_outputs: Callable[[Any, int], list[Output]]
     """The answer and the number of texts to tensors."""
+    places: Mapping[str, str]
+    """Patterns of the task's own paths, with the number of an element, and the tensor that holds what is there."""
+
+    def place(self, field: str, order: Sequence[str]) -> str:
+        """What the client calls a field of the task: `inputs[0].data[2]`. `order`: of the tensors in its request."""
+        for pattern, name in self.places.items():
+            found = re.fullmatch(pattern, field)
+            if found is None:
+                continue
+            tensor = f"inputs[{order.index(name)}]"
+            single = any(spec.name == name and spec.shape == (1,) for spec in self.inputs)
+            element = "0" if single else found[1]
+            return tensor if element is None else f"{tensor}.data[{element}]"
+        return field
 
 
 def _texts(tensors: Mapping[str, list[str]]) -> tuple[Any, dict[str, Any]]:
@@ -110,23 +127,27 @@ def _json(value: Any, count: int) -> list[Output]:
 LABELS = (TensorSpec("label", "BYTES", (-1, -1)), TensorSpec("score", "FP32", (-1, -1)))
 SIGNATURES: dict[TaskName, Signature] = {
     TaskName.FEATURE_EXTRACTION: Signature(
-        (TEXT,), (TensorSpec("embedding", "FP32", (-1, -1)),), _texts, _vectors
+        (TEXT,), (TensorSpec("embedding", "FP32", (-1, -1)),), _texts, _vectors, TEXTS
     ),
     TaskName.SENTENCE_SIMILARITY: Signature(
         (TensorSpec("source_sentence", "BYTES", (1,)), TensorSpec("sentences", "BYTES", (-1,))),
         (SCORES,), _similarity, _scores,
+        {r"inputs\.source_sentence": "source_sentence", r"inputs\.sentences(?:\[(\d+)\])?": "sentences"},
     ),
     TaskName.TEXT_RANKING: Signature(
-        (TensorSpec("query", "BYTES", (1,)), TensorSpec("texts", "BYTES", (-1,))), (SCORES,), _ranking, _scores
+        (TensorSpec("query", "BYTES", (1,)), TensorSpec("texts", "BYTES", (-1,))), (SCORES,), _ranking, _scores,
+        {r"inputs\[\d+\]\[0\]": "query", r"inputs(?:\[(\d+)\](?:\[1\])?)?": "texts"},
     ),
-    TaskName.TEXT_CLASSIFICATION: Signature((TEXT,), LABELS, _texts, _labels),
+    TaskName.TEXT_CLASSIFICATION: Signature((TEXT,), LABELS, _texts, _labels, TEXTS),
     TaskName.ZERO_SHOT_CLASSIFICATION: Signature(
-        (TEXT, TensorSpec("candidate_labels", "BYTES", (-1,))), LABELS, _zero_shot, _labels
+        (TEXT, TensorSpec("candidate_labels", "BYTES", (-1,))), LABELS, _zero_shot, _labels,
+        {**TEXTS, r"parameters\.candidate_labels(?:\[(\d+)\])?": "candidate_labels"},
     ),
-    TaskName.TOKEN_CLASSIFICATION: Signature((TEXT,), (ANSWER,), _texts, _json),
+    TaskName.TOKEN_CLASSIFICATION: Signature((TEXT,), (ANSWER,), _texts, _json, TEXTS),
     TaskName.QUESTION_ANSWERING: Signature(
-        (TensorSpec("question", "BYTES", (-1,)), TensorSpec("context", "BYTES", (-1,))), (ANSWER,), _questions, _json
+        (TensorSpec("question", "BYTES", (-1,)), TensorSpec("context", "BYTES", (-1,))), (ANSWER,), _questions, _json,
+        {r"inputs\[(\d+)\]\.question": "question", r"inputs(?:\[(\d+)\]\.context)?": "context"},
     ),
-    TaskName.FILL_MASK: Signature((TEXT,), (ANSWER,), _texts, _json),
+    TaskName.FILL_MASK: Signature((TEXT,), (ANSWER,), _texts, _json, TEXTS),
 }  # fmt: skip
 """Every task's."""

@@ -15,12 +15,12 @@ import orjson
 from penstock import __version__
 from penstock_runtime.errors import InvalidInput, UnsupportedRoute
 from penstock_runtime.http.body import (
-    fields_named,
     malformed,
     missing_field,
     not_an_object,
     read_json,
     refuse_compressed,
+    rename_field,
 )
 from penstock_runtime.http.health import Health
 from penstock_runtime.http.message import Request, Response
@@ -56,6 +56,7 @@ class Inference:
 
     identifier: str | None
     tensors: Mapping[str, list[str]]
+    """In the order of the request."""
     count: int
     """Texts of the tensor that decides the batch: the largest."""
     parameters: Mapping[str, Any]
@@ -250,8 +251,11 @@ class V2:
         self._check_model(request)
         inference = read_inference(request, self._signature)
         inputs, extra = self._signature.to_inputs(inference.tensors)
-        with fields_named({"parameters.candidate_labels": "inputs.candidate_labels"}):
+        try:
             answer = await self._service.predict(request, inputs, {**inference.parameters, **extra})
+        except InvalidInput as error:
+            rename_field(error, self._signature.place(error.field, list(inference.tensors)))
+            raise
         return write_inference(answer, inference, self._signature, self._service.status.name)
 
     def _check_model(self, request: Request) -> None:

@@ -274,6 +274,43 @@ class TestTriton:
 
         assert caught.value.status() == "415"
 
+    @pytest.mark.parametrize(
+        ("task", "tensors", "where"),
+        [
+            (TaskName.FEATURE_EXTRACTION, {"text": ["a", "b", ""]}, "inputs[0].data[2]"),
+            (TaskName.TEXT_CLASSIFICATION, {"text": ["a", ""]}, "inputs[0].data[1]"),
+            (TaskName.TOKEN_CLASSIFICATION, {"text": [""]}, "inputs[0].data[0]"),
+            (TaskName.FILL_MASK, {"text": ["[MASK]", ""]}, "inputs[0].data[1]"),
+            (TaskName.SENTENCE_SIMILARITY, {"sentences": ["a", "b"], "source_sentence": [""]}, "inputs[1].data[0]"),
+            (TaskName.SENTENCE_SIMILARITY, {"source_sentence": ["a"], "sentences": ["b", ""]}, "inputs[1].data[1]"),
+            (TaskName.TEXT_RANKING, {"query": [""], "texts": ["a", "b"]}, "inputs[0].data[0]"),
+            (TaskName.TEXT_RANKING, {"texts": ["a", "b", ""], "query": ["a"]}, "inputs[0].data[2]"),
+            (TaskName.QUESTION_ANSWERING, {"question": ["a", ""], "context": ["a", "b"]}, "inputs[0].data[1]"),
+            (TaskName.QUESTION_ANSWERING, {"question": ["a", "b"], "context": ["a", ""]}, "inputs[1].data[1]"),
+            (TaskName.ZERO_SHOT_CLASSIFICATION, {"text": ["a", ""], "candidate_labels": ["b"]}, "inputs[0].data[1]"),
+            (TaskName.ZERO_SHOT_CLASSIFICATION, {"candidate_labels": ["a", ""], "text": ["b"]}, "inputs[0].data[1]"),
+        ],
+    )
+    def test_an_error_names_the_tensor_and_the_element(
+        self, endpoint_of: EndpointOf, task: TaskName, tensors: dict[str, list[str]], where: str
+    ) -> None:
+        inputs = [{"name": n, "datatype": "BYTES", "shape": [len(t)], "data": t} for n, t in tensors.items()]
+
+        answer = httpx.post(f"{endpoint_of(task).url}/v2/models/emotion/infer", json={"inputs": inputs})
+
+        assert (answer.status_code, answer.json()["field"]) == (422, where)
+        assert answer.json()["error"] == f"{where} is empty"
+
+    def test_an_error_names_the_tensor_that_is_too_large(self, endpoint_of: EndpointOf) -> None:
+        texts = ["a"] * 100_000
+        tensor = {"name": "text", "datatype": "BYTES", "shape": [len(texts)], "data": texts}
+        url = f"{endpoint_of(TaskName.FEATURE_EXTRACTION).url}/v2/models/emotion/infer"
+
+        answer = httpx.post(url, json={"inputs": [tensor]})
+
+        assert (answer.status_code, answer.json()["field"]) == (422, "inputs[0]")
+        assert answer.json()["error"].startswith("inputs[0] has 100000 entries; at most")
+
     def test_an_error_says_what_to_send(self, client_of: Any) -> None:
         client = client_of(TaskName.QUESTION_ANSWERING)
 
@@ -294,80 +331,6 @@ class TestShapes:
 
         assert [texts[one["index"]] for one in answer] == [one["text"] for one in answer]
         assert [one["score"] for one in answer] == sorted((one["score"] for one in answer), reverse=True)
-
-    @pytest.mark.parametrize("version", ["1", "2"])
-    def test_cohere_rerank(self, endpoint_of: EndpointOf, version: str) -> None:
-        endpoint = endpoint_of(TaskName.TEXT_RANKING)
-        body = {"model": "any", "query": "what ?", "documents": ["cheese", {"text": "a dog"}], "top_n": 1}
-
-        answer = httpx.post(f"{endpoint.url}/v{version}/rerank", json={**body, "return_documents": True}).json()
-
-        assert len(answer["results"]) == 1
-        best = answer["results"][0]
-        assert best["document"] == {"text": ["cheese", "a dog"][best["index"]]}
-        assert answer["meta"]["api_version"] == {"version": version}
-
-    @pytest.mark.parametrize("version", ["1", "2"])
-    @pytest.mark.parametrize(
-        "more",
-        [
-            pytest.param({"top_n": 3, "max_tokens_per_doc": None}, id="langchain-cohere's CohereRerank"),
-            pytest.param({"top_n": 10, "max_tokens_per_doc": 4096}, id="Haystack's CohereRanker"),
-            pytest.param({"max_chunks_per_doc": 10, "rank_fields": ["text"]}, id="Cohere's v1"),
-            pytest.param({"max_chunks_per_doc": None, "rank_fields": None, "priority": None}, id="nulls"),
-            pytest.param({"priority": 0}, id="Cohere's v2"),
-        ],
-    )
-    def test_what_cohere_clients_send_is_taken(
-        self, endpoint_of: EndpointOf, version: str, more: dict[str, Any]
-    ) -> None:
-        url = f"{endpoint_of(TaskName.TEXT_RANKING).url}/v{version}/rerank"
-        body = {"model": "rerank-v3.5", "query": "what ?", "documents": ["cheese", "a dog"]}
-
-        answer = httpx.post(url, json={**body, **more})
-
-        assert answer.status_code == 200, answer.text
-        assert answer.json()["results"] == httpx.post(url, json=body).json()["results"]
-
-    @pytest.mark.parametrize("version", ["1", "2"])
-    def test_cohere_documents_are_repeated_as_they_were_sent(self, endpoint_of: EndpointOf, version: str) -> None:
-        documents = [{"text": "cheese", "title": "t", "n": [1, {"deep": None}]}, "a dog"]
-        body = {"query": "what ?", "documents": documents, "return_documents": True}
-
-        answer = httpx.post(f"{endpoint_of(TaskName.TEXT_RANKING).url}/v{version}/rerank", json=body).json()
-
-        by_index = {one["index"]: one["document"] for one in answer["results"]}
-        assert by_index == {0: documents[0], 1: {"text": "a dog"}}
-
-    @pytest.mark.parametrize(
-        ("more", "field", "remedy"),
-        [
-            ({"rank_fields": ["title", "text"]}, "rank_fields", "document's text, and leave rank_fields out"),
-            ({"rank_fields": "text"}, "rank_fields", "leave rank_fields out"),
-            ({"max_tokens_per_doc": 0}, "max_tokens_per_doc", "a whole number from 1"),
-            ({"priority": "high"}, "priority", "a whole number"),
-            ({"documents": ["a", {"title": "t"}]}, "documents[1].text", "Add a text"),
-        ],
-    )
-    def test_what_a_cohere_request_means_otherwise_is_refused(
-        self, endpoint_of: EndpointOf, more: dict[str, Any], field: str, remedy: str
-    ) -> None:
-        body = {"query": "what ?", "documents": ["cheese", {"text": "a", "title": "t"}], **more}
-
-        answer = httpx.post(f"{endpoint_of(TaskName.TEXT_RANKING).url}/v2/rerank", json=body)
-
-        assert (answer.status_code, answer.json()["field"]) == (422, field)
-        assert remedy in answer.json()["remedy"]
-
-    def test_a_cohere_document_that_cannot_be_written_is_refused(self, endpoint_of: EndpointOf) -> None:
-        url = f"{endpoint_of(TaskName.TEXT_RANKING).url}/v2/rerank"
-        nested = '{"text": "a", "more": %s}' % ("[" * 300 + "]" * 300)
-        body = '{"query": "what ?", "documents": ["b", %s], "return_documents": %s}'
-
-        kept = httpx.post(url, content=body % (nested, "true"))
-
-        assert (kept.status_code, kept.json()["field"]) == (422, "documents[1]")
-        assert httpx.post(url, content=body % (nested, "false")).status_code == 200
 
     def test_tei_embed_is_the_same_as_predict(self, endpoint_of: EndpointOf) -> None:
         endpoint = endpoint_of(TaskName.FEATURE_EXTRACTION)
