@@ -120,7 +120,10 @@ def _operation(route: Route, name: str, *, wants_token: bool) -> dict[str, Any]:
         "responses": _responses(route, wants_token=wants_token),
     }
     if route.request is not None:
-        operation["requestBody"] = {"required": True, "content": {"application/json": _content(route.request)}}
+        operation["requestBody"] = {
+            "required": True,
+            "content": {"application/json": _content(route.request)},
+        }
     if wants_token and not route.public:
         operation["security"] = [{"token": []}]
     return operation
@@ -155,6 +158,8 @@ def _header_parameters(route: Route) -> Iterable[dict[str, Any]]:
 
 def _responses(route: Route, *, wants_token: bool) -> dict[str, Any]:
     content = {route.content_type: _content(route.response)}
+    if route.binary:
+        content["application/octet-stream"] = {"schema": {}}
     success: dict[str, Any] = {"description": "The answer", "content": content}
     if route.inference:
         success["headers"] = {

@@ -49,6 +49,8 @@ class Route:
     response: Mapping[str, Any] = field(default_factory=dict)
     """JSON schema of the 200 answer."""
     content_type: str = "application/json"
+    binary: bool = False
+    """Its 200 answer may be application/octet-stream as well, where the request asks for it."""
     errors: tuple[type[RequestError], ...] = ()
     """What its handler may raise on top of what every request may meet."""
 

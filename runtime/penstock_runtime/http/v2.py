@@ -355,7 +355,7 @@ def routes(service: Service, health: Health, limits: Limits) -> tuple[Route, ...
             Route("GET", path, v2.metadata, "The model's tensors", TAG, response=said),
             Route("GET", f"{path}/ready", v2.model_ready, "Are requests welcome?", TAG, public=True, response=said),
             Route(
-                "POST", f"{path}/infer", v2.infer, "Ask the model", TAG, inference=True,
+                "POST", f"{path}/infer", v2.infer, "Ask the model", TAG, inference=True, binary=True,
                 request=request, response=RESPONSE,
             ),
         )

@@ -64,6 +64,19 @@ def test_the_openapi_document_describes_a_good_exchange(endpoint_of: EndpointOf,
                 assert str(answer.status_code) in operation["responses"]
 
 
+def test_the_openapi_document_knows_binary_answers(endpoint_of: EndpointOf) -> None:
+    endpoint = endpoint_of(TaskName.FEATURE_EXTRACTION)
+    paths: dict[str, Any] = httpx.get(f"{endpoint.url}/openapi.json").json()["paths"]
+    infer = "/v2/models/{name}/infer"
+    tensor = {"name": "text", "datatype": "BYTES", "shape": [1], "data": ["a text"]}
+    body = {"inputs": [tensor], "parameters": {"binary_data_output": True}}
+
+    answer = httpx.post(endpoint.url + infer.format(name="emotion"), json=body)
+
+    assert answer.headers["content-type"] in paths[infer]["post"]["responses"]["200"]["content"]
+    assert set(paths["/predict"]["post"]["responses"]["200"]["content"]) == {"application/json"}
+
+
 @pytest.mark.parametrize("task", list(TaskName))
 def test_every_task_has_its_routes_and_no_others(endpoint_of: EndpointOf, task: TaskName) -> None:
     endpoint = endpoint_of(task)
