@@ -169,6 +169,9 @@ def _start(plan: list[Node], tools: dict[str, Path], *, egress: bool, report: Sa
             kubeconfig=node_kubeconfig(plane.settings, node.node.name),
             client_authority=plane.settings.keys / "ca.crt",
         )
+        # One after the other: kubelets have the place of their device plugins' socket in common, wherever their own
+        # folders are, and two that come to it in the same millisecond do not both get it.
+        _await_created(plane, [node])
     _start_services(plane, plan[0], tools, egress=egress)
     _await_nodes(plane, nodes)
 
@@ -187,14 +190,30 @@ def _start_services(plane: ControlPlane, first: Node, tools: dict[str, Path], *,
     await_ready(coredns, f"http://127.0.0.1:{ready}/ready", seconds=START_SECONDS)
 
 
+def _await_created(plane: ControlPlane, nodes: list[RunningNode]) -> None:
+    with _kubelets_heard(nodes, "do not register"):
+        plane.kubectl(
+            "wait", "--for=create", f"--timeout={START_SECONDS}s", *_names(nodes), timeout_seconds=START_SECONDS
+        )
+
+
 def _await_nodes(plane: ControlPlane, nodes: list[RunningNode]) -> None:
-    names = [f"node/{node.node.name}" for node in nodes]
+    with _kubelets_heard(nodes, "do not get Ready"):
+        plane.kubectl.wait("condition=Ready", *_names(nodes), timeout_seconds=START_SECONDS)
+
+
+def _names(nodes: list[RunningNode]) -> list[str]:
+    return [f"node/{node.node.name}" for node in nodes]
+
+
+@contextmanager
+def _kubelets_heard(nodes: list[RunningNode], what: str) -> Iterator[None]:
+    """Within, an error has the kubelets' last words with it."""
     try:
-        plane.kubectl("wait", "--for=create", f"--timeout={START_SECONDS}s", *names, timeout_seconds=START_SECONDS)
-        plane.kubectl.wait("condition=Ready", *names, timeout_seconds=START_SECONDS)
+        yield
     except BedError as error:
         words = "\n".join(f"kubelet of {node.node.name}: {node.kubelet.last_words()}" for node in nodes)
-        raise BedError(f"the nodes do not get Ready: {error.message}\n{words}\n") from error
+        raise BedError(f"the nodes {what}: {error.message}\n{words}\n") from error
 
 
 def _images(pause: Path) -> list[Path]:
