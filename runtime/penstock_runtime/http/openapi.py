@@ -120,10 +120,7 @@ def _operation(route: Route, name: str, *, wants_token: bool) -> dict[str, Any]:
         "responses": _responses(route, wants_token=wants_token),
     }
     if route.request is not None:
-        operation["requestBody"] = {
-            "required": True,
-            "content": {"application/json": _content(route.request)},
-        }
+        operation["requestBody"] = {"required": True, "content": {"application/json": _content(route.request)}}
     if wants_token and not route.public:
         operation["security"] = [{"token": []}]
     return operation
