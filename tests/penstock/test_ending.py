@@ -6,6 +6,8 @@ import os
 import signal
 import subprocess
 import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
@@ -13,20 +15,28 @@ import pytest
 from penstock.ending import sigterm_interrupts
 
 BEGINS = """
-import os, sys
+import os, sys, time
 {first}
 sys.stdout.write(f"{{os.getpid()}}\\n")
 sys.stdout.flush()
-sys.stdin.read()  # busy with something else, until the test ends
+while True:
+    time.sleep(0.05)  # busy with something else
 """
+"""In short steps: Python looks for signals before each, and not once a wait has begun that the signal came just before.
+The event loops that our processes wait in are woken."""
 
 
-def first_of_a_container(code: str) -> subprocess.Popen[str]:
-    """Run it as process 1 of a PID namespace."""
+@contextmanager
+def first_of_a_container(code: str) -> Iterator[subprocess.Popen[str]]:
+    """Run it as process 1 of a PID namespace, until the block ends."""
     if os.geteuid() != 0:
         pytest.skip("a PID namespace takes root here")
     words = ["unshare", "--pid", "--fork", "--kill-child", sys.executable, "-c", code]
-    return subprocess.Popen(words, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
+    with subprocess.Popen(words, stdout=subprocess.PIPE, text=True) as process:
+        try:
+            yield process
+        finally:
+            process.kill()
 
 
 def inner(process: subprocess.Popen[str]) -> int:
@@ -46,7 +56,7 @@ def test_as_the_first_of_a_container_it_ends_at_once(number: signal.Signals) -> 
 
 
 def test_the_command_line_does_as_the_first_of_a_container() -> None:
-    waits = "import os, sys; print(os.getpid(), flush=True); sys.stdin.read()"
+    waits = BEGINS.format(first="")
     code = f"from penstock.cli import main as m; m.cli = lambda args: exec({waits!r}); m.main([])"
     with first_of_a_container(code) as process:
         os.kill(inner(process), signal.SIGTERM)
@@ -66,11 +76,10 @@ def test_sigterm_interrupts_only_while_it_is_asked_to() -> None:
 def test_without_that_the_kernel_passes_over_it() -> None:
     """What it is for: the day this fails, it is no longer needed."""
     with first_of_a_container(BEGINS.format(first="")) as process:
-        child = inner(process)
-        os.kill(child, signal.SIGTERM)
+        os.kill(inner(process), signal.SIGTERM)
+
         with pytest.raises(subprocess.TimeoutExpired):
             process.wait(0.5)
-        os.kill(child, signal.SIGKILL)
 
 
 @pytest.mark.parametrize("module", ["penstock_runtime.pod", "penstock_optimizer.pod"])
