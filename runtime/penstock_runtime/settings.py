@@ -13,7 +13,7 @@ from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any, Literal, Self
 
-from pydantic import SecretStr, field_validator, model_validator
+from pydantic import PrivateAttr, SecretStr, field_validator, model_validator
 
 from penstock.errors import SettingError
 from penstock.setting import Group, Setting, described, load, setting
@@ -219,8 +219,18 @@ class AccessSettings(Group):
                 raise ValueError(f"{origin!r} is not an origin: write it like https://app.example.com")
         return value
 
+    _read: tuple[bytes, ...] | None = PrivateAttr(None)
+
     def tokens(self, *, given_as: str = f"{PREFIX}AUTH_TOKEN_FILE") -> tuple[bytes, ...]:
-        """All accepted tokens; SettingError about the file, `given_as` this, when it cannot be read or holds none."""
+        """All accepted tokens; SettingError about the file, `given_as` this, when it cannot be read or holds none.
+
+        The file is read once: a pipe has nothing more to say, and a secret may be gone when it is next asked for.
+        """
+        if self._read is None:
+            self._read = self._read_tokens(given_as)
+        return self._read
+
+    def _read_tokens(self, given_as: str) -> tuple[bytes, ...]:
         found = [] if self.auth_token is None else [self.auth_token.get_secret_value().strip()]
         if self.auth_token_file is not None:
             try:
@@ -304,7 +314,7 @@ class Settings(Group):
         refuse_near_misses(environment, [*(one.variable for one in SETTINGS), *others])
         loaded = load(cls, SETTINGS, found, flags or {}, document="docs/settings.md")
         if (flags or {}).get("auth_token_file") is not None:
-            # Read here as well: what asks for the tokens later does not know that a flag has named the file.
+            # Read here: what asks for the tokens later does not know that a flag has named the file.
             loaded.access.tokens(given_as="--auth-token-file")
         return loaded
 

@@ -128,7 +128,7 @@ class HubFetch:
         return folder
 
     def _file(self, listing: _Listing, name: str) -> Path:
-        def download() -> Path:
+        def download(*, force: bool = False) -> Path:
             return Path(
                 _hub().hf_hub_download(
                     self.source.location,
@@ -138,10 +138,17 @@ class HubFetch:
                     token=self.token,
                     endpoint=_endpoint(),
                     etag_timeout=TIMEOUT_SECONDS,
+                    force_download=force,
                 )
             )
 
-        return self.retries.run(lambda: self._translated(download))
+        path = self.retries.run(lambda: self._translated(download))
+        if listing.sizes[name] in {0, path.stat().st_size}:
+            return path
+        # The library takes whatever lies in its cache under that name for the file.
+        note = f"the copy of {name} in {path.parent} is damaged: fetching it again"
+        self.report(Progress(str(self.source), "", 0, 0, note))
+        return self.retries.run(lambda: self._translated(lambda: download(force=True)))
 
     def _require_readable_token(self) -> None:
         """HostError where the library could not even look for a token: it would say so at every call, in no words."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import chain
 from typing import Any
 
 from penstock.errors import UnsupportedModel
@@ -67,7 +68,8 @@ class Fitter:
     ) -> tuple[list[Row], int]:
         """One row for each text, to be pooled so, and how many of them were cut. `where` names the texts in errors.
 
-        InvalidInput for the first over-long text when `rule` does not cut.
+        InvalidInput for the first over-long text when `rule` does not cut, or the first with a token that the model
+        does not know.
         """
         return self.rows(self.split(texts, self.tokenizer.single, rule.side), where, rule, pooling)
 
@@ -82,7 +84,9 @@ class Fitter:
             if len(pieces) > room:
                 self.refuse_unless(rule, pieces, template, field)
                 cut += 1
-            rows.append(template.row(pieces.keep(room, rule.side).ids, pooling=pooling))
+            ids = pieces.keep(room, rule.side).ids
+            self.tokenizer.require_embedded(ids, field)
+            rows.append(template.row(ids, pooling=pooling))
         return rows, cut
 
     def pair(self, first: Pieces, second: Pieces, where: str, rule: Truncation) -> tuple[Row, bool]:
@@ -94,6 +98,7 @@ class Fitter:
             self.refuse_unless(rule, first, template, where, second)
             kept_first, kept_second = longest_first(len(first), len(second), room)
             first, second = first.keep(kept_first, rule.side), second.keep(kept_second, rule.side)
+        self.tokenizer.require_embedded(chain(first.ids, second.ids), where, said=f"{where} with its pair")
         return template.row(first.ids, second.ids), cut
 
     def refuse_unless(
@@ -105,7 +110,8 @@ class Fitter:
         count = len(first) + template.specials + (0 if second is None else len(second))
         exact = first.complete and (second is None or second.complete)
         raise InvalidInput(
-            f"{where} has {'' if exact else 'more than '}{count} tokens; this model takes {self.max_tokens}",
+            f"{where}{'' if second is None else ' with its pair'} has {'' if exact else 'more than '}{count} tokens; "
+            f"this model takes {self.max_tokens}",
             field=where,
             remedy="Send a shorter text, or set parameters.truncate to true",
         )

@@ -206,11 +206,13 @@ class QuestionAnswering:
         for index, (question, context) in enumerate(zip(questions, contexts, strict=True)):
             prefix = "inputs" if request.single else f"inputs[{index}]"
             asked = self._question(question, request)
+            tokenizer.require_embedded(asked.ids, f"{prefix}.question")
             cut += len(asked) < len(question)
             ranges = self._windows(len(asked), len(context), request, prefix, taken=len(rows))
             template = tokenizer.pair
             for start, stop in ranges:
                 part = context.part(start, stop)
+                tokenizer.require_embedded(part.ids, f"{prefix}.context")
                 row = template.row(asked.ids, part.ids)
                 rows.append(
                     WindowRow(

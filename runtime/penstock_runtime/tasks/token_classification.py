@@ -204,6 +204,7 @@ class TokenClassification:
                 parts = [pieces.keep(room, rule.side)]
                 cut += 1
             for part in parts:
+                fitter.tokenizer.require_embedded(part.ids, where)
                 row = template.row(part.ids)
                 rows.append(WindowRow(row.ids, row.type_ids, text=index, pieces=part, start=len(template.before)))
         return Prepared(rows=rows, memo=request, truncated=cut, token_bytes=SPAN_TOKEN_BYTES)

@@ -224,6 +224,9 @@ class ZeroShotClassification:
                     field="parameters.candidate_labels",
                     remedy="Use shorter labels or a shorter hypothesis_template",
                 )
+            fitter.tokenizer.require_embedded(
+                hypothesis.ids, "parameters.candidate_labels", said=f"the hypothesis of the label {label[:50]!r}"
+            )
         rows, cut = [], 0
         for index, text in enumerate(texts):
             where = "inputs" if request.single else f"inputs[{index}]"
@@ -233,6 +236,7 @@ class ZeroShotClassification:
                     fitter.refuse_unless(rule, text, template, where, hypothesis)
                     kept = text.keep(room - len(hypothesis), rule.side)
                     cut += 1
+                fitter.tokenizer.require_embedded(kept.ids, where)
                 rows.append(template.row(kept.ids, hypothesis.ids))
         return Prepared(rows=rows, memo=request, truncated=cut)
 

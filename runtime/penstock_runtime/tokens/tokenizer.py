@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -101,16 +101,9 @@ class Tokenizer:
 
         `limit`: no more tokens of each are wanted than this, counted from the end that `side` does not give up. A much
         longer text is then not looked at as a whole; its `Pieces` say that they are not complete and hold more than
-        `limit` tokens, the first (or last) `limit` of which are those of the whole text.
-
-        InvalidInput for a text with a token that the tokenizer was given and the model was not.
+        `limit` tokens, the first (or last) `limit` of which are those of the whole text. The model may have no vector
+        for some of them: see `require_embedded`.
         """
-        found = self._split(texts, limit, side, offsets=offsets)
-        if self._embedded is not None:
-            self._check_embedded(found, self._embedded)
-        return found
-
-    def _split(self, texts: Sequence[str], limit: int | None, side: Side, *, offsets: bool) -> list[Pieces]:
         if limit is None or max(map(len, texts), default=0) <= (enough := GROWTH * self._first_look(limit)):
             return self._encode(texts, offsets=offsets)
         long = {index for index, text in enumerate(texts) if len(text) > enough}
@@ -121,12 +114,19 @@ class Tokenizer:
             for index, text in enumerate(texts)
         ]
 
-    def _check_embedded(self, texts: Sequence[Pieces], size: int) -> None:
-        strange = next((one for pieces in texts for one in pieces.ids if one >= size), None)
+    def require_embedded(self, ids: Iterable[int], where: str, *, said: str = "") -> None:
+        """InvalidInput for a token that the tokenizer was given and the model was not.
+
+        `where` is the field that the error names, and `said`, where given, what its message calls it.
+        """
+        if self._embedded is None:
+            return
+        strange = next((one for one in ids if one >= self._embedded), None)
         if strange is not None:
             raise InvalidInput(
-                f"inputs have {self.token(strange)!r}, which is token {strange} of the tokenizer; the model knows "
-                f"0 to {size - 1}",
+                f"{said or where} has {self.token(strange)!r}, which is token {strange} of the tokenizer; the model "
+                f"knows 0 to {self._embedded - 1}",
+                field=where,
                 remedy="Leave it out, or serve the model with a table that has it (resize_token_embeddings)",
             )
 
@@ -140,11 +140,8 @@ class Tokenizer:
         return number
 
     def one_of(self, text: str, side: Side) -> int | None:
-        """The token that is left of a text when all others are given up at `side`; None when it has none.
-
-        Unlike those of `split` it may lie beyond `embedded_size`.
-        """
-        return next(iter(self._split([text], 1, side, offsets=False)[0].keep(1, side).ids), None)
+        """The token that is left of a text when all others are given up at `side`; None when it has none."""
+        return next(iter(self.split([text], limit=1, side=side)[0].keep(1, side).ids), None)
 
     def join(self, tokens: Sequence[str]) -> str:
         """Tokens, as the vocabulary spells them, as text."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 from typing import Any
 
@@ -164,6 +165,22 @@ def test_tokens_come_from_both_places(tmp_path: Path) -> None:
 
     assert settings.access.tokens() == (b"zero", b"one", b"two")
     assert "zero" not in repr(settings)
+
+
+@pytest.mark.parametrize("flag", [False, True])
+def test_a_token_file_may_be_a_pipe_that_says_it_once(flag: bool) -> None:
+    reading, writing = os.pipe()
+    os.write(writing, b"one\n")
+    os.close(writing)
+    file = f"/dev/fd/{reading}"
+    try:
+        settings = Settings.load(
+            {} if flag else {"PENSTOCK_AUTH_TOKEN_FILE": file}, {"auth_token_file": file} if flag else {}
+        )
+        assert settings.access.tokens() == (b"one",)
+        assert settings.access.tokens() == (b"one",)
+    finally:
+        os.close(reading)
 
 
 @pytest.mark.parametrize("content", [None, "\n \n"], ids=["missing", "empty"])

@@ -159,6 +159,28 @@ def test_a_pinned_commit_that_is_cached_asks_nobody(hub: Hub, tmp_path: Path, wa
     assert hub.requests == []
 
 
+@pytest.mark.parametrize("revision", ["", "@0123456789abcdef0123456789abcdef01234567"])
+@pytest.mark.parametrize("left", [0.0, 0.5])
+def test_a_damaged_copy_is_fetched_again(hub: Hub, tmp_path: Path, waits: Waits, revision: str, left: float) -> None:
+    repository = hub.add("org/model", model_folder(tmp_path / "original"))
+    assert repository.commit == "0123456789abcdef0123456789abcdef01234567"
+    source = ModelSource.parse(f"hf://org/model{revision}")
+    weights = fetch(tmp_path / "cache", waits, source).path / "model.safetensors"
+    whole = weights.read_bytes()
+    os.truncate(weights, int(len(whole) * left))
+    seen: list[Progress] = []
+
+    again = fetch_model(source, cache=tmp_path / "cache", on_progress=seen.append, retries=waits.retries)
+
+    assert (again.path / "model.safetensors").read_bytes() == whole
+    assert [one.note for one in seen if one.note] == [
+        f"the copy of model.safetensors in {weights.parent} is damaged: fetching it again"
+    ]
+    hub.requests.clear()
+    fetch(tmp_path / "cache", waits, source)
+    assert not any("safetensors" in path for _, path, _ in hub.requests)
+
+
 def test_a_moved_branch_is_fetched_anew(hub: Hub, tmp_path: Path, waits: Waits) -> None:
     hub.add("org/model", model_folder(tmp_path / "original"))
     first = fetch(tmp_path / "cache", waits)

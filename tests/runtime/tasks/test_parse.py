@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import copy
 import json
 import math
+from pathlib import Path
 from typing import Any
 
 import jsonschema_rs
@@ -18,7 +20,7 @@ from penstock_runtime.errors import InvalidInput
 from penstock_runtime.tasks import Limits, Prepared, Task, request_schema, response_schema
 from tests.examples import examples
 from tests.runtime.tasks.conftest import Build
-from tests.runtime.tasks.families import BERT, SMALL, Runner
+from tests.runtime.tasks.families import BERT, SMALL, Built, Runner
 
 EVERY = list(TaskName)
 FEATURES = TaskName.FEATURE_EXTRACTION
@@ -183,8 +185,51 @@ def test_texts_that_are_too_long_are_refused_where_nothing_may_be_cut(name: Task
         with pytest.raises(InvalidInput, match=r"has (more than )?[0-9]+ tokens; this model takes 48") as refused:
             runner(inputs, **parameters, **options)
         assert refused.value.field == where
+        assert ("with its pair has" in refused.value.message) == (name in {RANKING, ZERO_SHOT})
         assert "truncate" in refused.value.remedy
     assert ask(name, built, truncate=False)(inputs, **parameters, truncate=True) is not None
+
+
+@pytest.mark.parametrize(
+    ("name", "inputs", "field"),
+    [
+        (FEATURES, ["a", "a <brand>"], "inputs[1]"),
+        (SIMILARITY, {"source_sentence": "a", "sentences": ["b", "<brand>"]}, "inputs.sentences[1]"),
+        (RANKING, {"query": "a", "texts": ["b", "<brand>"]}, "inputs.texts[1]"),
+        (CLASSES, ["a", "a <brand>"], "inputs[1]"),
+        (CLASSES, [{"text": "a", "text_pair": "b"}, {"text": "a", "text_pair": "<brand>"}], "inputs[1]"),
+        (TOKENS, ["a", "a <brand>"], "inputs[1]"),
+        (ANSWERS, [{"question": "a", "context": "b"}, {"question": "a <brand>", "context": "b"}], "inputs[1].question"),
+        (ANSWERS, {"question": "a", "context": "b " * 90 + "<brand>"}, "inputs.context"),
+        (MASKS, ["a [MASK]", "<brand> [MASK]"], "inputs[1]"),
+        (ZERO_SHOT, ["a", "a <brand>"], "inputs[1]"),
+    ],
+)
+def test_a_token_without_a_vector_is_refused_in_the_text_that_has_it(
+    name: TaskName, inputs: Any, field: str, built: Build, tmp_path: Path
+) -> None:
+    model = built(name, BERT)
+    size, tokenizer = len(model.tokenizer), copy.deepcopy(model.tokenizer)
+    tokenizer.add_tokens(["<brand>"])
+    model.model.save_pretrained(tmp_path)
+    tokenizer.save_pretrained(tmp_path)
+    ask = Built(BERT, tmp_path, model.model, tokenizer).task(name)
+    parameters = GOOD[name][1]
+
+    with pytest.raises(InvalidInput, match=f" has '<brand>', which is token {size} .* 0 to {size - 1}") as refused:
+        ask(inputs, **parameters)
+
+    assert refused.value.field == field
+    assert refused.value.message.startswith(field)
+    assert "resize_token_embeddings" in refused.value.remedy
+    if name is ZERO_SHOT:
+        with pytest.raises(InvalidInput, match="hypothesis of the label 'c <brand>' has '<brand>'") as refused:
+            ask("a", candidate_labels=["b", "c <brand>"])
+        assert refused.value.field == "parameters.candidate_labels"
+    if name is not ANSWERS:  # which looks at all of a context
+        mask_first = json.dumps(inputs).replace("<brand> [MASK]", "[MASK] <brand>")
+        cut_away = json.loads(mask_first.replace("<brand>", "b " * 90 + "<brand>"))
+        assert ask(cut_away, **parameters, truncate=True) is not None
 
 
 JSON = st.recursive(
