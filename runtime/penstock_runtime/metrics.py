@@ -142,10 +142,9 @@ class Metrics:
         for none."""
         try:
             encoder, content_type = choose_encoder(accept)
-            return encoder(self.registry), content_type.encode()
         except (TypeError, ValueError):  # the library compares versions without looking whether they are numbers
             encoder, content_type = choose_encoder("")
-            return encoder(self.registry), content_type.encode()
+        return encoder(self.registry), content_type.encode()
 
     def collect(self) -> Iterator[Metric]:
         """All families (the client library's interface of a collector)."""

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterable
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from urllib.parse import quote
@@ -47,6 +48,9 @@ class Records:
             return None
 
     def _write(self, name: str, text: str) -> None:
+        with suppress(OSError):
+            if (self.folder / name).read_text(encoding="utf-8") == text:
+                return  # nothing new: a folder that was filled elsewhere may be mounted read-only
         self.folder.mkdir(parents=True, exist_ok=True)
         # Not by the process's id: in containers that share the folder that is 1 everywhere.
         unfinished = self.folder / f"{name}.{uuid4().hex}"

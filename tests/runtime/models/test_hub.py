@@ -150,6 +150,33 @@ def test_a_second_fetch_of_a_branch_asks_once_and_fetches_nothing(hub: Hub, tmp_
     assert [path for _, path, _ in hub.requests] == ["/api/models/org/model/revision/main"]
 
 
+def test_a_folder_that_was_filled_elsewhere_may_be_read_only(hub: Hub, tmp_path: Path) -> None:
+    """In a mount namespace of its own: permissions do not bind root, which the tests may run as."""
+    if os.geteuid() != 0:
+        pytest.skip("mounts take root here")
+    hub.add("org/model", model_folder(tmp_path / "original"))
+    program = (
+        "import sys; from pathlib import Path; from penstock.source import ModelSource\n"
+        "from penstock_runtime.models.sources import fetch_model\n"
+        "print(fetch_model(ModelSource.parse('hf://org/model'), cache=Path(sys.argv[1])).path)"
+    )
+    words = [sys.executable, "-c", program, str(tmp_path / "models")]
+    environment = {**os.environ, "HF_ENDPOINT": hub.url}
+    filled = subprocess.run(words, env=environment, capture_output=True, text=True, check=True).stdout
+
+    mounted = f'mount --bind "{tmp_path}/models" "{tmp_path}/models" && mount -o remount,bind,ro "$0" && exec "$@"'
+    again = subprocess.run(
+        ["unshare", "--mount", "sh", "-c", mounted, str(tmp_path / "models"), *words],
+        env=environment,
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+
+    assert again.returncode == 0, again.stderr
+    assert again.stdout == filled
+
+
 def test_a_pinned_commit_that_is_cached_asks_nobody(hub: Hub, tmp_path: Path, waits: Waits) -> None:
     repository = hub.add("org/model", model_folder(tmp_path / "original"))
     pinned = ModelSource.parse(f"hf://org/model@{repository.commit}")
