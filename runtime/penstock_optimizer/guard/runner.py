@@ -30,13 +30,16 @@ class Teacher:
 
 
 def prepare(task: Task, samples: Sequence[Sample]) -> tuple[Prepared, ...]:
-    """Tokenise requests; those that the task refuses (too long where nothing may be cut) are left out."""
+    """Tokenise requests; those that the task refuses (too long where nothing may be cut), and those of which nothing is
+    left to run, are left out."""
     result = []
     for sample in samples:
         try:
-            result.append(task.prepare(task.parse(sample.inputs, sample.parameters)))
+            prepared = task.prepare(task.parse(sample.inputs, sample.parameters))
         except InvalidInput:
             continue
+        if prepared.rows:
+            result.append(prepared)
     return tuple(result)
 
 

@@ -68,8 +68,8 @@ class Fitter:
     ) -> tuple[list[Row], int]:
         """One row for each text, to be pooled so, and how many of them were cut. `where` names the texts in errors.
 
-        InvalidInput for the first over-long text when `rule` does not cut, or the first with a token that the model
-        does not know.
+        InvalidInput for the first over-long text when `rule` does not cut, the first with a token that the model does
+        not know, or the first without any token (`require_tokens`).
         """
         return self.rows(self.split(texts, self.tokenizer.single, rule.side), where, rule, pooling)
 
@@ -86,7 +86,7 @@ class Fitter:
                 cut += 1
             ids = pieces.keep(room, rule.side).ids
             self.tokenizer.require_embedded(ids, field)
-            rows.append(template.row(ids, pooling=pooling))
+            rows.append(self.require_tokens(template.row(ids, pooling=pooling), field))
         return rows, cut
 
     def pair(self, first: Pieces, second: Pieces, where: str, rule: Truncation) -> tuple[Row, bool]:
@@ -99,7 +99,17 @@ class Fitter:
             kept_first, kept_second = longest_first(len(first), len(second), room)
             first, second = first.keep(kept_first, rule.side), second.keep(kept_second, rule.side)
         self.tokenizer.require_embedded(chain(first.ids, second.ids), where, said=f"{where} with its pair")
-        return template.row(first.ids, second.ids), cut
+        return self.require_tokens(template.row(first.ids, second.ids), where, said=f"{where} with its pair"), cut
+
+    @staticmethod
+    def require_tokens(row: Row, where: str, *, said: str = "") -> Row:
+        """The row; InvalidInput, as `Tokenizer.require_embedded` has it, when it has no token for a model to take.
+
+        Of white space, and of signs that a tokenizer drops, nothing is left where it puts no special tokens around.
+        """
+        if not row.ids:
+            raise InvalidInput(f"{said or where} has no tokens", field=where, remedy="Send a text with something in it")
+        return row
 
     def refuse_unless(
         self, rule: Truncation, first: Pieces, template: Template, where: str, second: Pieces | None = None

@@ -213,7 +213,7 @@ class QuestionAnswering:
             for start, stop in ranges:
                 part = context.part(start, stop)
                 tokenizer.require_embedded(part.ids, f"{prefix}.context")
-                row = template.row(asked.ids, part.ids)
+                row = self._fitter.require_tokens(template.row(asked.ids, part.ids), f"{prefix}.context")
                 rows.append(
                     WindowRow(
                         row.ids,

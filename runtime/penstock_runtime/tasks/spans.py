@@ -38,6 +38,8 @@ def best_spans(
     allowed[context] = True
     if others is not None:
         allowed |= others
+    if not allowed.any():
+        return Found(spans=[], null_score=0.0)
     # In double precision: a product of two small float32 scores may be nothing, and all spans equally bad.
     begins, ends = (_share(logits.astype(np.float64), allowed) for logits in (start, end))
     null_score = float(begins[0] * ends[0])

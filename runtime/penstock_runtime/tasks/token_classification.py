@@ -206,6 +206,8 @@ class TokenClassification:
             for part in parts:
                 fitter.tokenizer.require_embedded(part.ids, where)
                 row = template.row(part.ids)
+                if not row.ids:
+                    continue  # nothing is left of the text, and no entity in it
                 rows.append(WindowRow(row.ids, row.type_ids, text=index, pieces=part, start=len(template.before)))
         return Prepared(rows=rows, memo=request, truncated=cut, token_bytes=SPAN_TOKEN_BYTES)
 

@@ -237,7 +237,7 @@ class ZeroShotClassification:
                     kept = text.keep(room - len(hypothesis), rule.side)
                     cut += 1
                 fitter.tokenizer.require_embedded(kept.ids, where)
-                rows.append(template.row(kept.ids, hypothesis.ids))
+                rows.append(fitter.require_tokens(template.row(kept.ids, hypothesis.ids), where))
         return Prepared(rows=rows, memo=request, truncated=cut)
 
     def reduce(self, row: Row, outputs: Outputs) -> Float:  # noqa: ARG002 - the contract of Task

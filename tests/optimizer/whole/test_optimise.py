@@ -254,6 +254,24 @@ def test_an_endpoint_that_refuses_long_texts_is_measured_with_requests_that_fit(
     assert found.capacity.points
 
 
+@pytest.mark.parametrize("task", ["feature-extraction", "sentence-similarity"])
+def test_a_model_without_special_tokens_is_optimised_though_some_texts_have_no_token(
+    task: str, model: Path, tmp_path: Path
+) -> None:
+    bare, store = tmp_path / "bare", tmp_path / "store"
+    shutil.copytree(model, bare)
+    for file, change in (
+        ("tokenizer.json", {"post_processor": None}),
+        ("tokenizer_config.json", {"tokenizer_class": "PreTrainedTokenizerFast"}),
+    ):
+        (bare / file).write_text(json.dumps(json.loads((bare / file).read_bytes()) | change))
+
+    found = Made(endpoint(bare, QUICK, task=task), store).manifest
+
+    assert found.candidates[0].outcome in {Outcome.TEACHER, Outcome.CHOSEN}
+    assert found.capacity.points
+
+
 def test_a_server_that_cannot_start_says_why(made: Made, tmp_path: Path) -> None:
     broken = tmp_path / "broken"
     shutil.copytree(made.artefact, broken)

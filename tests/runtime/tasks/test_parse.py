@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import json
 import math
+import shutil
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +13,7 @@ import jsonschema_rs
 import numpy as np
 import pytest
 import schemathesis
+import transformers
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
@@ -188,6 +190,74 @@ def test_texts_that_are_too_long_are_refused_where_nothing_may_be_cut(name: Task
         assert ("with its pair has" in refused.value.message) == (name in {RANKING, ZERO_SHOT})
         assert "truncate" in refused.value.remedy
     assert ask(name, built, truncate=False)(inputs, **parameters, truncate=True) is not None
+
+
+def without_special_tokens(model: Built, path: Path) -> Built:
+    """The same, whose tokenizer puts nothing around a text, in the folder `path`."""
+    shutil.copytree(model.path, path, dirs_exist_ok=True)
+    for file, change in (
+        ("tokenizer.json", {"post_processor": None}),
+        ("tokenizer_config.json", {"tokenizer_class": "PreTrainedTokenizerFast"}),
+    ):
+        (path / file).write_text(json.dumps(json.loads((path / file).read_bytes()) | change))
+    return Built(model.family, path, model.model, transformers.AutoTokenizer.from_pretrained(path))
+
+
+@pytest.mark.parametrize(
+    ("name", "inputs", "field"),
+    [
+        (FEATURES, " ", "inputs"),
+        (FEATURES, ["a", "\u200b"], "inputs[1]"),
+        (SIMILARITY, {"source_sentence": "a", "sentences": ["b", "\t"]}, "inputs.sentences[1]"),
+        (RANKING, {"query": "\t", "texts": ["b", " "]}, "inputs.texts[1]"),
+        (CLASSES, ["a", " "], "inputs[1]"),
+        (CLASSES, [{"text": " ", "text_pair": "b"}, {"text": " ", "text_pair": "\u200b"}], "inputs[1]"),
+        (ANSWERS, [{"question": " ", "context": "b"}, {"question": " ", "context": " "}], "inputs[1].context"),
+        (MASKS, ["a [MASK]", " "], "inputs[1]"),
+    ],
+)
+def test_a_text_without_tokens_is_refused_where_it_stands(
+    name: TaskName, inputs: Any, field: str, built: Build, tmp_path: Path
+) -> None:
+    runner = without_special_tokens(built(name, BERT), tmp_path).task(name, limits=SMALL)
+
+    with pytest.raises(InvalidInput, match="has no tokens") as refused:
+        runner(inputs)
+    assert refused.value.field == field
+    assert runner(GOOD[name][0]) is not None
+    # Special tokens are something to look at.
+    assert name is MASKS or ask(name, built)(inputs) is not None
+
+
+def test_a_hypothesis_stands_beside_a_text_without_tokens_unless_it_has_none_either(
+    built: Build, tmp_path: Path
+) -> None:
+    runner = without_special_tokens(built(ZERO_SHOT, BERT), tmp_path).task(ZERO_SHOT)
+
+    assert runner(" ", candidate_labels=["b"])["labels"] == ["b"]
+    with pytest.raises(InvalidInput, match="has no tokens") as refused:
+        runner(["a", " "], candidate_labels=["\u200b"], hypothesis_template="{}")
+    assert refused.value.field == "inputs[1]"
+
+
+def test_a_text_without_tokens_has_no_entities(built: Build, tmp_path: Path) -> None:
+    model = without_special_tokens(built(TOKENS, BERT), tmp_path)
+    texts = [" ", "one two", "\u200b"]
+
+    first, second, third = model.task(TOKENS)(texts, ignore_labels=[])
+
+    assert (first, third) == ([], [])
+    assert second == model.task(TOKENS)("one two", ignore_labels=[])
+    assert [[entity["word"] for entity in one] for one in (first, second, third)] == [
+        [entity["word"] for entity in one] for one in model.pipeline(TOKENS)(texts, ignore_labels=[])
+    ]
+
+
+def test_a_context_without_tokens_has_the_empty_answer(built: Build, tmp_path: Path) -> None:
+    inputs = {"question": "who", "context": " \t"}
+    runner = without_special_tokens(built(ANSWERS, BERT), tmp_path).task(ANSWERS)
+
+    assert runner(inputs) == ask(ANSWERS, built)(inputs) == {"score": 0.0, "start": 0, "end": 0, "answer": ""}
 
 
 @pytest.mark.parametrize(
