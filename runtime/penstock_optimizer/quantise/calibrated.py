@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import onnx
+from onnx import version_converter
 
 from penstock.errors import OptimizationError
 from penstock.manifest import GraphIO
@@ -48,7 +49,7 @@ def quantise_graph(
         weight_bits=recipes.weight_bits(recipe),
         compensated=recipes.COMPENSATED in options,
     )
-    linear = LinearGraph(onnx.load(str(graph)))
+    linear = LinearGraph(_load(graph, writer().opset))
     if not linear.groups:
         raise OptimizationError(
             f"{graph.name} has no product with a constant weight that could be quantised",
@@ -71,6 +72,22 @@ def quantise_graph(
     return linear.model, () if style.smoothing is None else (f"alpha {style.smoothing:g}",)
 
 
+def _load(graph: Path, opset: int) -> Any:
+    """The graph, in the standard operators of at least this version: a model's own file may be older than those that
+    are to be written. OptimizationError where it cannot be brought up to it."""
+    model = onnx.load(str(graph))
+    version = next((one.version for one in model.opset_import if one.domain in {"", "ai.onnx"}), opset)
+    if version >= opset:
+        return model
+    try:
+        return version_converter.convert_version(model, opset)
+    except Exception as error:  # the converter's errors have no common class
+        raise OptimizationError(
+            f"{graph.name} is of opset {version}, and onnx does not convert it to {opset}, which 8-bit products want",
+            remedy=f"Export the model with opset {opset} or newer",
+        ) from error
+
+
 @dataclass(frozen=True, eq=False)
 class _Probe:
     """What trials of a style share."""
@@ -91,7 +108,7 @@ def _smoothest(style: Style, graph: Path, seen: Mapping[str, Seen], probe: _Prob
     teacher = probe.outputs(graph)
     best = (float("inf"), 0.0)
     for alpha in ALPHAS:
-        linear = LinearGraph(onnx.load(str(graph)))
+        linear = LinearGraph(_load(graph, probe.writer().opset))
         quantise(
             linear, replace(style, smoothing=alpha, compensated=False), seen, probe.writer(), threads=probe.threads
         )

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 from onnx import helper
@@ -13,6 +13,9 @@ from penstock_optimizer.quantise.quantiser import Product
 
 class IntegerWriter:
     """One for each graph: activations that several products read are quantised once."""
+
+    opset: ClassVar[int] = 11
+    """DynamicQuantizeLinear."""
 
     def __init__(self) -> None:
         self._quantised: dict[str, tuple[str, str, str]] = {}

@@ -5,7 +5,7 @@ Nobody computes it so: OpenVINO reads the pairs as the grids that they are, and 
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 from onnx import helper
@@ -19,6 +19,9 @@ class QdqWriter:
 
     For calibrated activations (static styles) and graphs of MatMul and Gemm.
     """
+
+    opset: ClassVar[int] = 13
+    """DequantizeLinear by channels."""
 
     def __init__(self) -> None:
         self._quantised: dict[str, str] = {}

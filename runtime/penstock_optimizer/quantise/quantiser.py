@@ -6,7 +6,7 @@ from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any, ClassVar, Protocol
 
 import numpy as np
 from threadpoolctl import threadpool_limits
@@ -64,6 +64,9 @@ class Product:
 
 class Writer(Protocol):
     """Writes products in the operators of an engine."""
+
+    opset: ClassVar[int]
+    """The oldest version of the standard operators that has those which it writes."""
 
     def write(self, graph: LinearGraph, product: Product) -> tuple[list[Any], list[Any]]:
         """The nodes to stand in front of the product's node, and those in its place. Constants are added."""

@@ -7,7 +7,7 @@ tests compare with. `native_steps` reads it again.
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 from onnx import TensorProto, helper
@@ -23,6 +23,9 @@ OPERATOR = "RowwiseLinear"
 
 class RowwiseWriter:
     """See `Writer`."""
+
+    opset: ClassVar[int] = 1
+    """Any: the function brings the version of its own operators."""
 
     def write(self, graph: LinearGraph, product: Product) -> tuple[list[Any], list[Any]]:
         """The product; of a fused attention the three products as one, and what is left of the attention."""

@@ -15,7 +15,7 @@ from onnx import helper
 
 from penstock.errors import OptimizationError
 from penstock.hardware import Isa
-from penstock.manifest import GraphIO
+from penstock.manifest import Axes, GraphIO
 from penstock.recipe import EngineName, Precision, Recipe
 from penstock.tasks import HEAD_OF_TASK, TaskName
 from penstock_optimizer.calibration import calibration_rows, own_corpus, samples, split
@@ -226,6 +226,60 @@ def test_nothing_to_quantise_is_an_error_and_not_a_slow_success(name: str, model
 
     with pytest.raises(OptimizationError, match="quantise"):
         build(MADE[name], path, io, model_of(BERT).rows, tmp_path / "out")
+
+
+def old_graph(path: Path, opset: int) -> GraphIO:
+    """Two products and what is between them, in a form that exporters of the time before opset 13 wrote."""
+    random = np.random.default_rng(0)
+    constants = {
+        "table": random.standard_normal((3000, 128)),
+        "up": random.standard_normal((128, 256)) / 11,
+        "up.bias": random.standard_normal(256),
+        "down": random.standard_normal((256, 128)) / 16,
+    }
+    graph = helper.make_graph(
+        [
+            helper.make_node("Gather", ["table", "input_ids"], ["x"], "embed"),
+            helper.make_node("MatMul", ["x", "up"], ["product"], "up"),
+            helper.make_node("Add", ["product", "up.bias"], ["sum"], "add"),
+            helper.make_node("Softmax", ["sum"], ["shares"], "softmax", axis=2),
+            helper.make_node("Mul", ["sum", "shares"], ["inner"], "mul"),
+            helper.make_node("MatMul", ["inner", "down"], ["last_hidden_state"], "down"),
+        ],
+        "old",
+        [helper.make_tensor_value_info("input_ids", onnx.TensorProto.INT64, ["batch", "tokens"])],
+        [helper.make_tensor_value_info("last_hidden_state", onnx.TensorProto.FLOAT, ["batch", "tokens", 128])],
+        [onnx.numpy_helper.from_array(array.astype(np.float32), name) for name, array in constants.items()],
+    )
+    onnx.save(helper.make_model(graph, opset_imports=[helper.make_opsetid("", opset)], ir_version=6), str(path))
+    return GraphIO(inputs=("input_ids",), outputs={"last_hidden_state": Axes.TOKENS})
+
+
+@pytest.mark.parametrize("opset", [9, 11])
+@pytest.mark.parametrize("name", [name for name in MADE if not name.startswith("native")])
+def test_a_graph_of_an_old_opset_is_quantised_too(name: str, opset: int, model_of: ModelOf, tmp_path: Path) -> None:
+    model, path = model_of(BERT), tmp_path / "old.onnx"
+    io = old_graph(path, opset)
+    outputs = []
+    for recipe, file in ((TEACHER, path), (MADE[name], build(MADE[name], path, io, model.rows, tmp_path / "out").path)):
+        engine = load_engine(file, io, recipe, Threads(1, 1))
+        outputs.append([forward_of(engine, io)([row])[0]["last_hidden_state"] for row in model.judging])
+        engine.close()
+
+    teacher, found = (np.concatenate(one) for one in outputs)
+    assert float(np.sum((found - teacher) ** 2) / np.sum(teacher**2)) < 0.02
+
+
+def test_a_graph_that_onnx_cannot_bring_up_to_date_says_which_opset_it_wants(model_of: ModelOf, tmp_path: Path) -> None:
+    path = tmp_path / "old.onnx"
+    io = old_graph(path, 11)
+    old = onnx.load(str(path))
+    old.graph.node[4].op_type = "Unheard"
+    onnx.save(old, str(path))
+
+    with pytest.raises(OptimizationError, match=r"old\.onnx is of opset 11, .* convert it to 13") as refused:
+        build(MADE["openvino int8-static compensated per-channel smooth"], path, io, model_of(BERT).rows, tmp_path)
+    assert "opset 13" in refused.value.remedy
 
 
 def test_the_fp32_graph_is_copied_with_its_weights_beside_it(model_of: ModelOf, tmp_path: Path) -> None:
