@@ -37,8 +37,9 @@ PROBE = (2, 7)
 def take_own_graph(folder: ModelFolder, head: Head, path: Path) -> Exported:
     """Copy the graph to `path`; weights that stand beside it, under whatever names, to `<path>.data`.
 
-    Outputs under other names than ours are renamed, by rank and order. CorruptModel when it does not load, or lacks a
-    file with weights; UnsupportedModel when it wants inputs or gives outputs that no task here knows, naming them.
+    Outputs under other names than ours are renamed, by rank and order; those of another float type become float32.
+    CorruptModel when it does not load, or lacks a file with weights; UnsupportedModel when it wants inputs or gives
+    outputs that no task here knows, naming them.
     """
     source = folder.onnx
     if source is None:
@@ -46,11 +47,15 @@ def take_own_graph(folder: ModelFolder, head: Head, path: Path) -> Exported:
     check_data(source)
     model = _load(source)
     inputs = _inputs(source, model)
-    chosen = _outputs(source, head, inputs, len(folder.labels))
-    if all(ours == theirs for ours, theirs in chosen.items()) and not graph_data(source):
+    shapes = _probe(source, inputs)
+    chosen = _outputs(source, head, shapes, len(folder.labels))
+    kinds = {ours: shapes[theirs][1] for ours, theirs in chosen.items()}
+    as_ours = all(ours == theirs and kinds[ours] == np.float32 for ours, theirs in chosen.items())
+    if as_ours and not graph_data(source):
         shutil.copyfile(source, path)
     else:
-        _rename(model, chosen)
+        if not as_ours:
+            _rename(model, chosen, kinds)
         _save(model, source, path)
     return Exported(
         path=path,
@@ -83,13 +88,20 @@ def _inputs(source: Path, model: Any) -> tuple[str, ...]:
     return tuple(name for name in INPUTS if name in found)
 
 
-def _outputs(source: Path, head: Head, inputs: tuple[str, ...], labels: int) -> dict[str, str]:
-    """Our names to those of the graph, after a run that shows ranks and types."""
-    shapes = _probe(source, inputs)
+Shapes = dict[str, tuple[tuple[int, ...], np.dtype[Any]]]
+"""What a run has shown of each output: its axes and its type."""
+
+
+def _outputs(source: Path, head: Head, shapes: Shapes, labels: int) -> dict[str, str]:
+    """Our names to those of the graph."""
     wanted = list(OUTPUTS[head])
-    fitting = [name for name, (shape, kind) in shapes.items() if len(shape) == RANKS[head] and kind == np.float32]
+    floats = [
+        name for name, (shape, kind) in shapes.items() if len(shape) == RANKS[head] and np.issubdtype(kind, np.floating)
+    ]
     if head is not Head.ENCODER and head is not Head.SPAN:
-        fitting = [name for name in fitting if head is Head.MASKED_LM or shapes[name][0][-1] == labels]
+        floats = [name for name in floats if head is Head.MASKED_LM or shapes[name][0][-1] == labels]
+    # Of half precision where there is nothing better.
+    fitting = [name for name in floats if shapes[name][1] == np.float32] or floats
     if set(wanted) <= set(fitting):
         return {name: name for name in wanted}
     if len(fitting) != len(wanted):
@@ -102,7 +114,7 @@ def _outputs(source: Path, head: Head, inputs: tuple[str, ...], labels: int) -> 
     return dict(zip(wanted, fitting, strict=True))
 
 
-def _probe(source: Path, inputs: tuple[str, ...]) -> dict[str, tuple[tuple[int, ...], np.dtype[Any]]]:
+def _probe(source: Path, inputs: tuple[str, ...]) -> Shapes:
     feed = {
         name: np.zeros(PROBE, np.int64) if name == "token_type_ids" else np.ones(PROBE, np.int64) for name in inputs
     }
@@ -119,16 +131,24 @@ def _probe(source: Path, inputs: tuple[str, ...]) -> dict[str, tuple[tuple[int, 
     }
 
 
-def _rename(model: Any, chosen: dict[str, str]) -> None:
-    """Put our names on the outputs, by nodes that copy nothing; the other outputs are left out."""
-    if all(ours == theirs for ours, theirs in chosen.items()):
-        return
-    kinds = {value.name: value.type for value in model.graph.output}
+def _rename(model: Any, chosen: dict[str, str], kinds: dict[str, np.dtype[Any]]) -> None:
+    """Put our names on the outputs, by nodes that copy nothing, or cast to float32; the other outputs are left out."""
+    types = {value.name: value.type for value in model.graph.output}
+    # What is to be cast may be called as the result has to be.
+    inner = {theirs: f"{theirs}/own" for ours, theirs in chosen.items() if theirs in chosen}
+    for node in model.graph.node:
+        for names in (node.input, node.output):
+            names[:] = [inner.get(name, name) for name in names]
     del model.graph.output[:]
     for ours, theirs in chosen.items():
-        model.graph.node.append(helper.make_node("Identity", [theirs], [ours], name=f"penstock/{ours}"))
+        source = inner.get(theirs, theirs)
+        is_ours = kinds[ours] == np.float32
+        kind = {} if is_ours else {"to": TensorProto.FLOAT}
+        operator = "Identity" if is_ours else "Cast"
+        model.graph.node.append(helper.make_node(operator, [source], [ours], name=f"penstock/{ours}", **kind))
         value = model.graph.output.add(name=ours)
-        value.type.CopyFrom(kinds[theirs])
+        value.type.CopyFrom(types[theirs])
+        value.type.tensor_type.elem_type = TensorProto.FLOAT
 
 
 def _save(model: Any, source: Path, path: Path) -> None:

@@ -9,7 +9,7 @@ from pathlib import Path
 import numpy as np
 import onnx
 import pytest
-from onnx import TensorProto, helper
+from onnx import TensorProto, helper, numpy_helper
 
 from penstock.errors import CorruptModel, UnsupportedModel
 from penstock.manifest import Axes
@@ -100,6 +100,40 @@ def test_outputs_beside_the_wanted_one_are_no_obstacle(tmp_path: Path) -> None:
     edit(made, add_pooled)
 
     assert_equals_torch(export(made.folder, Head.ENCODER, tmp_path / "out"), made, rows(4, 17, 9))
+
+
+@pytest.mark.parity
+@pytest.mark.parametrize(
+    ("head", "names"),
+    [
+        (Head.ENCODER, {}),
+        (Head.ENCODER, {"last_hidden_state": "token_embeddings"}),
+        (Head.SEQUENCE, {}),
+        (Head.SPAN, {}),
+    ],
+)
+@pytest.mark.parametrize("beside", [False, True])
+def test_a_graph_of_half_precision_gets_float32_outputs(
+    head: Head, names: dict[str, str], tmp_path: Path, *, beside: bool
+) -> None:
+    made = with_own_graph(tmp_path, head)
+    edit(made, lambda model: rename(model, names))
+    model = onnx.load(str(made.path / "model.onnx"))
+    for tensor in model.graph.initializer:
+        if tensor.data_type == TensorProto.FLOAT:
+            tensor.CopyFrom(numpy_helper.from_array(numpy_helper.to_array(tensor).astype(np.float16), tensor.name))
+    for node in model.graph.node:
+        for attribute in node.attribute:
+            if node.op_type == "Cast" and attribute.i == TensorProto.FLOAT:
+                attribute.i = TensorProto.FLOAT16
+    for value in model.graph.output:
+        value.type.tensor_type.elem_type = TensorProto.FLOAT16
+    del model.graph.value_info[:]  # of float32
+    onnx.save(model, str(made.path / "model.onnx"), save_as_external_data=beside, location="model.onnx_data")
+
+    exported = export(made.folder, head, tmp_path / "out")
+
+    assert_equals_torch(exported, made, rows(4, 17, 9), close=0.02)
 
 
 @pytest.mark.parity
