@@ -2,7 +2,7 @@
 
 Each label becomes a hypothesis and a row of its own. The answer has the shape of transformers' pipeline,
 `{sequence, labels, scores}`, which huggingface_hub's client parses up to version 0.x; `output_format: list` gives
-`[{label, score}]`, which its version 1 parses.
+`[{label, score}]`, which its version 1 parses, but does not ask for.
 """
 
 from __future__ import annotations
