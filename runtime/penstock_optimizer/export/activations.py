@@ -28,7 +28,9 @@ BY_NAME: Mapping[str, Activation] = {
     "sigmoid": Activation.SIGMOID,
     "linear": Activation.LINEAR,
 }
-"""`hidden_act` of config.json. What is missing here (`mish`, `laplace`, ...) goes through torch."""
+"""`hidden_act` of config.json."""
+THROUGH_TORCH = frozenset({"gelu_10", "laplace", "leaky_relu", "mish", "prelu", "relu6", "xielu"})
+"""What else transformers has under a name; any other is a mistake in config.json."""
 
 QUICK_GELU_SLOPE = 1.702
 

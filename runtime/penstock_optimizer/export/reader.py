@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from penstock.errors import CorruptModel
-from penstock_optimizer.export.activations import BY_NAME
+from penstock_optimizer.export.activations import BY_NAME, THROUGH_TORCH
 from penstock_optimizer.export.encoder import Activation, Dense, Norm
 from penstock_optimizer.export.weights import Weights
 from penstock_runtime.models.folder import ModelFolder
@@ -52,13 +52,25 @@ class Reader:
         return float(value)
 
     def activation(self, key: str, default: str) -> Activation:
-        """An activation of config.json."""
+        """An activation of config.json; NotBuildable for those that only the general way has."""
         value = self.config.get(key, default)
         if not isinstance(value, str):
             raise self._bad(key, value, "the name of an activation")
-        if value not in BY_NAME:
+        if value in BY_NAME:
+            return BY_NAME[value]
+        # A graph of the model's own may hold what transformers has no name for.
+        if value in THROUGH_TORCH or self.folder.onnx is not None:
             raise NotBuildable(f"its {key} is {value}")
-        return BY_NAME[value]
+        raise self._bad(key, value, "the name of an activation that transformers has")
+
+    def heads(self, key: str, default: int, width_key: str, width: int) -> int:
+        """The number of attention heads, which share the width evenly."""
+        heads = self.integer(key, default)
+        if width % heads and self.folder.onnx is not None:
+            raise NotBuildable(f"its {heads} attention heads do not divide its width of {width}")
+        if width % heads:
+            raise self._bad(key, heads, f"a number that divides the {width_key} of {width}")
+        return heads
 
     def table(self, name: str, rows: int, width: int) -> Float:
         """An embedding of the encoder."""

@@ -9,10 +9,12 @@ from typing import Any
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
+from transformers.activations import ACT2FN
 
 from penstock.errors import CorruptModel, ModelError, UnsupportedModel
 from penstock.tasks import Head
 from penstock_optimizer.export import export
+from penstock_optimizer.export.activations import BY_NAME, THROUGH_TORCH
 from tests.optimizer.export.models import FAMILIES, SMALL, Made, make, write_tokenizer
 
 
@@ -85,6 +87,8 @@ def test_a_truncated_file_is_named(bert: Made) -> None:
         ("layer_norm_eps", -1),
         ("layer_norm_eps", "small"),
         ("hidden_act", 3),
+        ("hidden_act", "foo"),
+        ("num_attention_heads", 7),
         ("type_vocab_size", -1),
     ],
 )
@@ -95,6 +99,20 @@ def test_a_field_of_config_json_that_makes_no_sense_is_named(bert: Made, field: 
 
     assert "config.json" in message
     assert f"{field} is {value!r}" in message
+
+
+def test_heads_of_a_distilbert_share_its_width(tmp_path: Path) -> None:
+    made = make(tmp_path / "model", "DistilBertConfig", Head.ENCODER, **FAMILIES["DistilBertConfig"])
+    made.rewrite_config(n_heads=5)
+
+    error = refusal(made, Head.ENCODER)
+
+    assert "config.json: n_heads is 5" in error.message
+    assert "divides the dim of 24" in error.remedy
+
+
+def test_the_names_of_all_activations_are_known() -> None:
+    assert set(ACT2FN) == set(BY_NAME) | THROUGH_TORCH
 
 
 def test_integer_weights_are_not_float_weights(bert: Made) -> None:
@@ -140,8 +158,6 @@ def test_a_masked_language_model_whose_tokenizer_has_no_mask(tmp_path: Path) -> 
         ("BertConfig", {"is_decoder": True}, "decoder"),
         ("BertConfig", {"pruned_heads": {"0": [1]}}, "pruned"),
         ("BertConfig", {"quantization_config": {"bits": 8}}, "quantised"),
-        ("BertConfig", {"num_attention_heads": 5}, "5 attention heads"),
-        ("DistilBertConfig", {"n_heads": 5}, "5 attention heads"),
         ("ErnieConfig", {"use_task_id": True}, "task ids"),
         ("MPNetConfig", {"relative_attention_num_buckets": 16}, "16 distance buckets"),
         (

@@ -56,11 +56,8 @@ class Bert(Family):
         return self.hidden
 
     def heads(self) -> int:
-        """Attention heads; NotBuildable when they do not divide the width."""
-        heads = self.reader.integer("num_attention_heads", self.default_heads)
-        if self.hidden % heads:
-            raise NotBuildable(f"its {heads} attention heads do not divide its hidden size of {self.hidden}")
-        return heads
+        """Attention heads."""
+        return self.reader.heads("num_attention_heads", self.default_heads, "hidden_size", self.hidden)
 
     def embeddings(self) -> Embeddings:
         """Words, positions, types."""

@@ -12,7 +12,6 @@ from penstock_optimizer.export.encoder import (
     Positions,
 )
 from penstock_optimizer.export.families.base import Family
-from penstock_optimizer.export.reader import NotBuildable
 
 EPSILON = 1e-12
 """Written into the model's code, not its configuration."""
@@ -26,10 +25,8 @@ class DistilBert(Family):
     def encoder(self) -> Encoder:
         """Embeddings and layers."""
         reader = self.reader
-        width, heads = reader.integer("dim", 768), reader.integer("n_heads", 12)
-        inner = reader.integer("hidden_dim", 3072)
-        if width % heads:
-            raise NotBuildable(f"its {heads} attention heads do not divide its width of {width}")
+        width, inner = reader.integer("dim", 768), reader.integer("hidden_dim", 3072)
+        heads = reader.heads("n_heads", 12, "dim", width)
         embeddings = Embeddings(
             words=reader.table("embeddings.word_embeddings", reader.integer("vocab_size", 30522), width),
             positions=reader.table(
