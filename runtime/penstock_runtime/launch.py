@@ -10,7 +10,10 @@ from penstock_runtime.server import Server
 
 
 async def launch(server: Server, model: LoadedModel) -> Predictor:
-    """Warm the model up and answer with it from then on; InferenceFailed when it does not run."""
+    """Warm the model up and answer with it from then on.
+
+    InferenceFailed when it does not run, CorruptModel when what it gives is not a number.
+    """
     queue, caches = server.settings.queue, server.settings.caches
     limits = Limits(
         max_queue_rows=queue.max_queue_rows,

