@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import json
 import os
-import re
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -17,14 +16,8 @@ from tokenizers import normalizers, pre_tokenizers, processors
 from tokenizers.models import Unigram
 
 from penstock.errors import CorruptModel
-from penstock_runtime.tokens.classes import TokenizerClass
+from penstock_runtime.tokens.classes import TokenizerClass, class_of
 from penstock_runtime.tokens.specials import TokenFiles, add_special_tokens
-
-WITHOUT_TYPE_IDS = frozenset({
-    "bart", "barthez", "bigbird", "camembert", "distilbert", "dpr", "layoutlmv3", "led", "longformer", "mbart",
-    "mpnet", "nystromformer", "reformer", "roberta", "t5", "xlmroberta",
-})  # fmt: skip
-"""Tokenizer families whose models are never given token types by transformers (`model_input_names` of the class)."""
 
 
 def open_backend(
@@ -88,14 +81,9 @@ def check_vocabulary(backend: Any, own: int, path: Path, config: Mapping[str, An
 
 
 def uses_type_ids(config: Mapping[str, Any], tokenizer_config: Mapping[str, Any]) -> bool:
-    """Whether the model is given token types: by the tokenizer's own list, else its family, and if there are two."""
+    """Whether the model is given token types: by the tokenizer's own list, else its class, and if there are two."""
     names = tokenizer_config.get("model_input_names")
-    if isinstance(names, list):
-        stated = "token_type_ids" in names
-    else:
-        family = re.sub(r"tokenizer(fast)?$", "", str(tokenizer_config.get("tokenizer_class") or "").lower())
-        family = family if family not in {"", "pretrained"} else str(config.get("model_type") or "").lower()
-        stated = re.sub(r"[^a-z0-9]", "", family) not in WITHOUT_TYPE_IDS
+    stated = "token_type_ids" in names if isinstance(names, list) else class_of(tokenizer_config, config).types
     types = config.get("type_vocab_size")
     return stated and not (isinstance(types, int) and types < 2)
 

@@ -31,6 +31,8 @@ class TokenizerClass:
     """Whether the post-processor's `add_prefix_space` and `trim_offsets` are set as well (both of byte-level BPE)."""
     prefix_space: bool | None = False
     """What byte-level BPE does before the first word, unless stated; None: what tokenizer.json says."""
+    types: bool = True
+    """Whether it gives its models token types, unless the settings list what it gives (`model_input_names`)."""
 
     def wrapped(self, role: str, token: str | AddedToken | None) -> str | AddedToken | None:
         """A token that stands as a text, as the class makes it: an object takes the place of the one that was there."""
@@ -63,9 +65,9 @@ _ALL = frozenset({"bos_token", "eos_token", "unk_token", "sep_token", "pad_token
 
 _FOLDS = ("lowercase", "strip_accents", "handle_chinese_chars")
 _WORD_PIECE = TokenizerClass(names=_BERT, folds=_FOLDS)
-_BYTE_LEVEL = TokenizerClass(names=_ROBERTA, mask=_RAW, trims=True)
+_BYTE_LEVEL = TokenizerClass(names=_ROBERTA, mask=_RAW, trims=True, types=False)
 _BART = replace(_BYTE_LEVEL, mask=_NORMALIZED)
-_UNIGRAM = TokenizerClass(names=_ROBERTA, mask=_EATS_SPACE)
+_UNIGRAM = TokenizerClass(names=_ROBERTA, mask=_EATS_SPACE, types=False)
 
 CLASSES: Mapping[str, TokenizerClass] = {
     "Albert": TokenizerClass(names=_ALBERT, mask=_RAW),
@@ -76,20 +78,22 @@ CLASSES: Mapping[str, TokenizerClass] = {
         names=_ROBERTA | {"sep_token": "[SEP]", "cls_token": "[CLS]", "mask_token": "[MASK]"},
         mask=_EATS_SPACE,
         objects=_ALL,
+        types=False,
     ),
     "Blenderbot": _BYTE_LEVEL,
     "Camembert": TokenizerClass(
         names=_ROBERTA,
         mask={"lstrip": True, "special": True},
         additional=("<s>NOTUSED", "</s>NOTUSED", "<unk>NOTUSED"),
+        types=False,
     ),
     "ConvBert": _WORD_PIECE,
     "DPRContextEncoder": _WORD_PIECE,
     "DPRQuestionEncoder": _WORD_PIECE,
-    "DPRReader": _WORD_PIECE,
+    "DPRReader": replace(_WORD_PIECE, types=False),
     "Deberta": TokenizerClass(names=_CLS_SEP),
     "DebertaV2": TokenizerClass(names=_CLS_SEP),
-    "DistilBert": _WORD_PIECE,
+    "DistilBert": replace(_WORD_PIECE, types=False),
     "Electra": _WORD_PIECE,
     "FNet": TokenizerClass(
         names=_BERT | {"unk_token": "<unk>", "pad_token": "<pad>"},
@@ -97,20 +101,22 @@ CLASSES: Mapping[str, TokenizerClass] = {
         objects=frozenset({"cls_token", "sep_token"}),
     ),
     "Funnel": TokenizerClass(names=_XLNET, folds=_FOLDS),
-    "GPT2": TokenizerClass(names=_END_OF_TEXT),
+    "GPT2": TokenizerClass(names=_END_OF_TEXT, types=False),
     "Herbert": TokenizerClass(names=_HERBERT),
     "LED": _BART,
     "LayoutLM": _WORD_PIECE,
     "Longformer": _BYTE_LEVEL,
     "Lxmert": _WORD_PIECE,
-    "MPNet": TokenizerClass(names=_ROBERTA | {"unk_token": "[UNK]"}, mask=_EATS_SPACE, objects=_ALL, folds=_FOLDS[:2]),
+    "MPNet": TokenizerClass(
+        names=_ROBERTA | {"unk_token": "[UNK]"}, mask=_EATS_SPACE, objects=_ALL, folds=_FOLDS[:2], types=False
+    ),
     "MobileBert": _WORD_PIECE,
     "Mvp": replace(_BYTE_LEVEL, mask=_EATS_SPACE, objects=_ALL),
     "PreTrained": GENERIC,
     "Realm": _WORD_PIECE,
-    "Reformer": TokenizerClass(names={"eos_token": "</s>", "unk_token": "<unk>"}),
+    "Reformer": TokenizerClass(names={"eos_token": "</s>", "unk_token": "<unk>"}, types=False),
     "RemBert": TokenizerClass(names=_ALBERT, mask=_EATS_SPACE),
-    "RetriBert": _WORD_PIECE,
+    "RetriBert": replace(_WORD_PIECE, types=False),
     "Roberta": _BYTE_LEVEL,
     "Splinter": TokenizerClass(names=_BERT, additional=("[QUESTION]",), folds=_FOLDS[:2]),
     "SqueezeBert": _WORD_PIECE,

@@ -187,7 +187,7 @@ class Built:
         """One row through torch, in the shape of our graphs: no batch axis, masks only for a masked-lm."""
         ids = torch.tensor([row.ids])
         given = {"input_ids": ids, "attention_mask": torch.ones_like(ids)}
-        if row.type_ids is not None and self.family is BERT:
+        if row.type_ids is not None:
             given["token_type_ids"] = torch.tensor([row.type_ids])
         with torch.inference_mode():
             output = self.model(**given)

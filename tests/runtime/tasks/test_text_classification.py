@@ -1,14 +1,18 @@
 from __future__ import annotations
 
+import json
+from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import pytest
+from transformers import AutoTokenizer
 
 from penstock.tasks import TaskName
 from penstock_runtime.errors import InferenceFailed
 from tests.runtime.tasks.answers import assert_alike
 from tests.runtime.tasks.conftest import Build
-from tests.runtime.tasks.families import BERT, FAMILIES, NER, Family
+from tests.runtime.tasks.families import BERT, FAMILIES, NER, OFFSET_SIZES, Family, bert_tokenizer, build_for
 from tests.runtime.tasks.texts import HARD, LONG, MORE
 
 NAME = TaskName.TEXT_CLASSIFICATION
@@ -24,6 +28,21 @@ def test_texts_and_pairs_are_answered_as_by_the_pipeline(family: Family, built: 
         assert_alike(ours(text), [theirs(text, top_k=None, truncation=True)])
         assert_alike(ours(pair), [theirs(pair, top_k=None, truncation=True)])
         assert_alike(ours(pair, top_k=2), [theirs(pair, top_k=2, truncation=True)])
+
+
+@pytest.mark.parametrize("file", ["tokenizer_config.json", "config.json"])
+def test_the_second_text_of_a_pair_has_its_token_type_where_the_class_gives_it(file: str, tmp_path: Path) -> None:
+    """A RoBERTa with two types and a tokenizer of another class than its own, wherever that is named."""
+    kind = Family("roberta", "Roberta", bert_tokenizer, OFFSET_SIZES | {"type_vocab_size": 2})
+    model = build_for(NAME, kind, tmp_path)
+    settings = json.loads((tmp_path / "tokenizer_config.json").read_bytes())
+    del settings["tokenizer_class"]
+    (tmp_path / "tokenizer_config.json").write_text(json.dumps(settings))
+    stated = json.loads((tmp_path / file).read_bytes()) | {"tokenizer_class": "PreTrainedTokenizerFast"}
+    (tmp_path / file).write_text(json.dumps(stated))
+    judge = replace(model, tokenizer=AutoTokenizer.from_pretrained(tmp_path)).pipeline(NAME)
+    pair = {"text": MORE[0], "text_pair": MORE[1]}
+    assert_alike(model.task(NAME)(pair), [judge(pair, top_k=None)])
 
 
 @pytest.mark.parametrize("function", ["sigmoid", "softmax", "none"])

@@ -13,6 +13,7 @@ from typing import Any
 
 import pytest
 from tokenizers import pre_tokenizers, processors
+from transformers import AutoTokenizer
 from transformers.models.auto.configuration_auto import CONFIG_MAPPING_NAMES
 from transformers.models.auto.tokenization_auto import TOKENIZER_MAPPING_NAMES, tokenizer_class_from_name
 
@@ -104,6 +105,23 @@ def test_config_json_may_name_the_class(tmp_path: Path) -> None:
         check(path)
 
 
+def test_the_class_says_whether_the_model_is_given_token_types(tmp_path: Path) -> None:
+    """A template with types beside a model that has two: transformers gives them by the class, wherever it is named."""
+    for model in ("roberta", "nystromformer", "bert"):
+        for name in ("PreTrainedTokenizerFast", "PreTrainedTokenizer", "BertTokenizer", "RobertaTokenizerFast", None):
+            path = write(BERT, tmp_path, {})
+            for file in ("tokenizer_config.json", "config.json"):
+                config = {"model_type": model, "type_vocab_size": 2}
+                stated = {} if name is None else {"tokenizer_class": name}
+                (path / "tokenizer_config.json").write_text("{}")
+                (path / "config.json").write_text(json.dumps(config))
+                (path / file).write_text(json.dumps(json.loads((path / file).read_bytes()) | stated))
+                judge = AutoTokenizer.from_pretrained(path)("a", "b").get("token_type_ids")
+                settings = json.loads((path / "config.json").read_bytes())
+                ours = Tokenizer.open(path, path / "tokenizer.json", settings).pair
+                assert ours.has_types is (judge is not None and any(judge)), (model, name, file)
+
+
 def test_a_class_that_nobody_knows_leaves_the_file_as_it_is(tmp_path: Path) -> None:
     path = write(DISTILBERT, tmp_path, {"tokenizer_class": "FancyTokenizer"}, normalizer(lowercase=False))
     ours = Tokenizer.open(path, path / "tokenizer.json", {})
@@ -131,6 +149,7 @@ def test_every_class_in_the_table_is_one_of_transformers_with_the_same_defaults(
     for name, kind in CLASSES.items():
         made = tokenizer_class_from_name(f"{name}TokenizerFast")
         assert made is not None, name
+        assert ("token_type_ids" in made.model_input_names) is kind.types, name
         source = inspect.getsource(made.__init__)
         parameters = inspect.signature(made.__init__).parameters
         assert ('state.get("trim_offsets"' in source) is kind.trims, name
