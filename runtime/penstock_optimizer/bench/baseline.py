@@ -56,7 +56,7 @@ def make_answer(folder: ModelFolder, task: TaskName) -> Answer:
             score = _pipeline("text-classification", folder)
             return lambda inputs, _: _ranked(
                 score(
-                    [{"text": inputs["query"], "text_pair": text} for text in inputs["texts"]],
+                    [{"text": folder.default_prompt + inputs["query"], "text_pair": text} for text in inputs["texts"]],
                     batch_size=len(inputs["texts"]),
                     function_to_apply="none",
                     **limit,

@@ -120,6 +120,7 @@ class TextRanking:
             )
         self._fitter = fitter
         self._inputs = inputs(limits)
+        self._prompt = folder.default_prompt
         # Where another function is named, the sigmoid stays: scores from 0 to 1.
         self._raw_pairs = (folder.activation or "").rpartition(".")[2] == "Identity"
 
@@ -129,10 +130,11 @@ class TextRanking:
         given = self._inputs.parse(inputs, "inputs")
         ranked = isinstance(given, dict)
         if ranked:
-            pairs = [(given["query"], text) for text in given["texts"]]
+            query = self._prompt + given["query"]
+            pairs = [(query, text) for text in given["texts"]]
             where = [f"inputs.texts[{index}]" for index in range(len(pairs))]
         else:
-            pairs = [(first, second) for first, second in given]
+            pairs = [(self._prompt + first, second) for first, second in given]
             where = [f"inputs[{index}]" for index in range(len(pairs))]
         raw = values["raw_scores"]
         return Request(

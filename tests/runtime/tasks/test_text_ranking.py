@@ -105,6 +105,18 @@ def with_activation(model: Built, path: Path, config: dict[str, Any], saved: dic
     return Built(model.family, path, model.model, model.tokenizer)
 
 
+def test_the_default_prompt_goes_before_the_query(built: Build, tmp_path: Path) -> None:
+    saved = {"prompts": {"q": "query is here: ", "other": "x"}, "default_prompt_name": "q"}
+    ask = with_activation(built(NAME, BERT), tmp_path, {}, saved).task(NAME)
+    judge = sentence_transformers.CrossEncoder(str(tmp_path), device="cpu")
+    pairs = [[MORE[0], text] for text in TEXTS] + [[LONG, MORE[0]]]
+    np.testing.assert_allclose(ask(pairs), judge.predict(pairs, batch_size=1), atol=1e-5)
+    ranking = ask({"query": MORE[0], "texts": TEXTS}, return_text=True)
+    expected = judge.rank(MORE[0], TEXTS, batch_size=1, return_documents=True)
+    assert [entry["index"] for entry in ranking] == [entry["corpus_id"] for entry in expected]
+    assert [entry["text"] for entry in ranking] == [entry["text"] for entry in expected]
+
+
 def test_only_the_best_are_given_where_asked_for(built: Build) -> None:
     ask = built(NAME, BERT).task(NAME)
     request = {"query": MORE[0], "texts": TEXTS}
