@@ -9,6 +9,7 @@ from typing import Any
 
 from penstock.errors import CorruptModel, UnsafeModel, UnsupportedModel
 from penstock_runtime.models.json_files import positive_number, read_list, read_object, read_optional
+from penstock_runtime.models.text_settings import text_limit
 from penstock_runtime.rows import Pooling
 
 _SERVED = {"cls": Pooling.CLS, "mean": Pooling.MEAN, "max": Pooling.MAX, "lasttoken": Pooling.LAST}
@@ -53,7 +54,7 @@ class SentenceModules:
     path: Path
     modules: tuple[Module, ...] = ()
     max_tokens: int | None = None
-    """`max_seq_length`."""
+    """`max_seq_length`, or the length that other settings beside it put in its place."""
     lower_case: bool = False
     prompts: Mapping[str, str] = field(default_factory=dict)
     default_prompt: str = ""
@@ -66,7 +67,8 @@ class SentenceModules:
 
     @classmethod
     def read(cls, path: Path) -> SentenceModules:
-        """Read the files; CorruptModel when one is not what it should be, UnsafeModel for a module with own code."""
+        """Read the files; CorruptModel when one is not what it should be, UnsafeModel for a module with own code,
+        UnsupportedModel for a setting that makes other tokens than are made here."""
         modules = tuple(_module(path, entry) for entry in read_list(path, "modules.json"))
         limit_file = next((name for name in LIMIT_FILES if (path / name).is_file()), None)
         limits = read_object(path, limit_file) if limit_file else {}
@@ -80,7 +82,7 @@ class SentenceModules:
         return cls(
             path=path,
             modules=modules,
-            max_tokens=positive_number(path / (limit_file or ""), limits, "max_seq_length"),
+            max_tokens=text_limit(path / limit_file, limits) if limit_file else None,
             lower_case=limits.get("do_lower_case") is True,
             prompts=prompts,
             default_prompt=default_prompt,

@@ -96,6 +96,9 @@ def test_what_config_leaves_out_is_empty(
     assert (folder.model_type, folder.architecture, folder.problem_type) == expected
 
 
+BERT_512 = {"model_type": "bert", "max_position_embeddings": 512}
+
+
 class TestLongestSequence:
     @pytest.mark.parametrize(
         ("config", "tokenizer", "sentence", "expected"),
@@ -115,6 +118,13 @@ class TestLongestSequence:
                 384,
             ),
             ({"model_type": "bert", "max_position_embeddings": 512}, {}, {"max_seq_length": 9999}, 512),
+            # What its tokenizer is called with wins over what it is loaded with, and that over its limit.
+            (BERT_512, {}, {"processing_kwargs": {"text": {"max_length": 8}}}, 8),
+            (BERT_512, {}, {"processing_kwargs": {"text": {"max_length": 8}, "common": {"max_length": 9}}}, 9),
+            (BERT_512, {}, {"processing_kwargs": None, "processor_kwargs": {"model_max_length": 10}}, 10),
+            (BERT_512, {}, {"tokenizer_args": {"model_max_length": 11}, "max_seq_length": 12}, 11),
+            (BERT_512, {}, {"processing_kwargs": {"text": {"max_length": 13}}, "max_seq_length": 12}, 13),
+            (BERT_512, {}, {"tokenizer_args": {"model_max_length": 1e30}}, 512),
             ({"model_type": "roberta", "max_position_embeddings": 514, "pad_token_id": 1}, {}, {}, 512),
             ({"model_type": "roberta", "max_position_embeddings": 514}, {}, {}, 512),
             ({"model_type": "xlm-roberta", "max_position_embeddings": 514, "pad_token_id": 5}, {}, {}, 508),
@@ -254,6 +264,50 @@ class TestSentenceModules:
         assert (opened.max_tokens, opened.lower_case) == (32, True)
         assert opened.prompts == {"query": "query: ", "document": ""}
         assert opened.default_prompt == "query: "
+
+    @pytest.mark.parametrize(
+        ("values", "words"),
+        [
+            ({"processing_kwargs": {"text": {"add_special_tokens": False}}}, "add_special_tokens: False"),
+            ({"processing_kwargs": {"common": {"truncation": "only_second"}}}, "truncation: 'only_second'"),
+            (
+                {
+                    "transformer_task": "sequence-classification",
+                    "processing_kwargs": {"text": {"truncation": "only_first"}},
+                },
+                "truncation: 'only_first'",
+            ),
+            ({"processor_kwargs": {"do_lower_case": True}}, "do_lower_case: True"),
+            ({"tokenizer_args": {"cls_token": "[X]"}}, r"cls_token: '\[X\]'"),
+            ({"modality_config": {"text": {"method_output_name": ["hidden_states", 1]}}}, "hidden_states"),
+            ({"modality_config": {"text": {"method_output_name": "pooler_output"}}}, "pooler_output"),
+        ],
+    )
+    def test_a_setting_that_makes_other_tokens_is_named(
+        self, values: dict[str, object], words: str, tmp_path: Path
+    ) -> None:
+        folder = sentence_folder(tmp_path, {})
+        write_json(folder / "tokenizer_config.json", {"do_lower_case": False})
+        write_json(folder / "sentence_bert_config.json", values)
+        with pytest.raises(UnsupportedModel, match=rf"sentence_bert_config\.json: .*{words}"):
+            ModelFolder.open(folder)
+
+    @pytest.mark.parametrize("values", [{"processing_kwargs": [1]}, {"processor_kwargs": {"model_max_length": "8"}}])
+    def test_odd_settings_are_refused(self, values: dict[str, object], tmp_path: Path) -> None:
+        folder = sentence_folder(tmp_path, {})
+        write_json(folder / "sentence_bert_config.json", values)
+        with pytest.raises(CorruptModel, match=r"sentence_bert_config\.json"):
+            ModelFolder.open(folder)
+
+    def test_settings_that_change_no_token_are_passed_over(self, tmp_path: Path) -> None:
+        folder = sentence_folder(tmp_path, {})
+        write_json(folder / "tokenizer_config.json", {"do_lower_case": False})
+        call = {"padding": "max_length", "truncation": "only_first", "add_special_tokens": True, "return_tensors": "np"}
+        load = {"use_fast": True, "padding_side": "left", "do_lower_case": False}
+        text = {"method": "forward", "method_output_name": "last_hidden_state"}
+        settings = {"processing_kwargs": {"text": call}, "processor_kwargs": load, "modality_config": {"text": text}}
+        write_json(folder / "sentence_bert_config.json", settings)
+        assert ModelFolder.open(folder).max_tokens == BERT["max_position_embeddings"]
 
     def test_prompts_left_out_of_the_pooling_are_refused(self, tmp_path: Path) -> None:
         folder = sentence_folder(tmp_path, {"pooling_mode": "mean", "include_prompt": False})

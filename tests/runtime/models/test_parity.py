@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 from typing import Any
 
@@ -111,3 +112,33 @@ def test_what_sentence_transformers_writes_is_read_as_it_means_it(
     folder = ModelFolder.open(tmp_path / "saved")
     assert (folder.pooling, folder.normalize, folder.max_tokens) == (expected, normalize, model.max_seq_length)
     assert folder.default_prompt == "query: "
+
+
+@pytest.mark.parametrize(
+    "settings",
+    [
+        {"max_seq_length": 12},
+        {"processing_kwargs": {"text": {"max_length": 8}}},
+        {"processing_kwargs": {"text": {"max_length": 8}, "common": {"max_length": 9}}, "max_seq_length": 6},
+        {"processor_kwargs": {"model_max_length": 10}, "max_seq_length": 6},
+        {"tokenizer_args": {"model_max_length": 11}, "processor_kwargs": {"model_max_length": 7}},
+    ],
+    ids=str,
+)
+def test_lengths_are_those_that_sentence_transformers_cuts_to(settings: dict[str, Any], tmp_path: Path) -> None:
+    sentence_transformers = pytest.importorskip("sentence_transformers")
+    modules = pytest.importorskip("sentence_transformers.sentence_transformer.modules")
+    plain, saved = tmp_path / "plain", tmp_path / "saved"
+    transformers.BertModel(transformers.BertConfig(**SMALL)).save_pretrained(plain)
+    words = json.loads(TOKENIZER) | {"pre_tokenizer": {"type": "Whitespace"}}
+    (plain / "tokenizer.json").write_text(json.dumps(words))
+    transformers.PreTrainedTokenizerFast(
+        tokenizer_file=str(plain / "tokenizer.json"), unk_token="[UNK]", pad_token="[UNK]", model_max_length=22
+    ).save_pretrained(plain)
+    steps = [modules.Transformer(str(plain)), modules.Pooling(8)]
+    sentence_transformers.SentenceTransformer(modules=steps, device="cpu").save_pretrained(str(saved))
+    file = saved / "sentence_bert_config.json"
+    file.write_text(json.dumps(json.loads(file.read_bytes()) | settings))
+    judge = sentence_transformers.SentenceTransformer(str(saved), device="cpu")
+    cut = judge.preprocess([" ".join(["a"] * 40)])["input_ids"]
+    assert ModelFolder.open(saved).max_tokens == cut.shape[1]
