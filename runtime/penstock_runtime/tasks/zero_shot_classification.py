@@ -281,10 +281,16 @@ def fill(template: str, label: str) -> str:
 
 
 def entailment_label(folder: ModelFolder) -> int:
-    """The label that means entailment; UnsupportedModel when no name starts with `entail`."""
-    for index, label in enumerate(folder.labels):
-        if label.lower().startswith("entail") and folder.num_labels > 1:
-            return index
+    """The label that means entailment; UnsupportedModel when no name starts with `entail`.
+
+    By `label2id`, in its order, as the pipeline has it; by `id2label` where that names none.
+    """
+    table = folder.config.get("label2id")
+    # Without id2label transformers makes both anew, with names that say nothing.
+    stated = table if isinstance(table, Mapping) and folder.config.get("id2label") is not None else {}
+    for label, index in (*stated.items(), *((label, index) for index, label in enumerate(folder.labels))):
+        if label.lower().startswith("entail") and index in range(folder.num_labels) and folder.num_labels > 1:
+            return int(index)
     raise UnsupportedModel(
         f"{folder.path} has no entailment label (it has {', '.join(folder.labels[:10])})",
         remedy="Use a model trained on natural language inference whose id2label names `entailment`",

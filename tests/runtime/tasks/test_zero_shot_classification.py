@@ -1,15 +1,21 @@
 from __future__ import annotations
 
+import json
+import shutil
+from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import pytest
+from transformers import BertForSequenceClassification
 
 from penstock.errors import UnsupportedModel
 from penstock.tasks import TaskName
 from penstock_runtime.errors import InvalidInput
+from penstock_runtime.tasks.zero_shot_classification import entailment_label
 from tests.runtime.tasks.answers import assert_alike
 from tests.runtime.tasks.conftest import Build
-from tests.runtime.tasks.families import BERT, FAMILIES, SMALL, Family
+from tests.runtime.tasks.families import BERT, FAMILIES, NLI, SMALL, Built, Family
 from tests.runtime.tasks.texts import HARD, LONG, MORE
 
 NAME = TaskName.ZERO_SHOT_CLASSIFICATION
@@ -55,6 +61,43 @@ def test_entailment_is_found_by_its_name(labels: tuple[str, ...], built: Build) 
     for multi in (True, False):
         options = {"candidate_labels": ["a", "b"], "multi_label": multi}
         assert_ranked_alike(model.task(NAME)(MORE[0], **options), model.pipeline(NAME)(MORE[0], **options))
+
+
+@pytest.mark.parametrize(
+    ("id2label", "label2id"),
+    [
+        (("LABEL_0", "LABEL_1", "LABEL_2"), {"contradiction": 2, "neutral": 1, "entailment": 0}),
+        (("contradiction", "neutral", "entailment"), {"entailment": 0, "neutral": 1, "contradiction": 2}),
+        (("no", "entail_b", "entailment"), {"entailment": 2, "entail_b": 1, "no": 0}),
+    ],
+    ids=str,
+)
+def test_entailment_is_looked_for_in_label2id(
+    id2label: tuple[str, ...], label2id: dict[str, int], built: Build, tmp_path: Path
+) -> None:
+    path = relabelled(built(NAME, BERT), tmp_path, dict(enumerate(id2label)), label2id).path
+    model = BertForSequenceClassification.from_pretrained(path).eval()
+    altered = replace(built(NAME, BERT), path=path, model=model)
+    for multi in (True, False):
+        options = {"candidate_labels": ["a", "b", "c"], "multi_label": multi}
+        assert_ranked_alike(altered.task(NAME)(MORE[0], **options), altered.pipeline(NAME)(MORE[0], **options))
+
+
+def test_what_label2id_says_in_vain_is_passed_over(built: Build, tmp_path: Path) -> None:
+    """A label that the head does not have, and a table that transformers makes anew since its fellow is missing."""
+    model, names = built(NAME, BERT), dict(enumerate(NLI))
+    for label2id in ({"entailment": 3}, {"entailment": "0"}, ["entailment"], None):
+        assert entailment_label(relabelled(model, tmp_path, names, label2id).folder()) == NLI.index("entailment")
+    with pytest.raises(UnsupportedModel, match="has no entailment label"):
+        entailment_label(relabelled(model, tmp_path, None, {"entailment": 1}).folder())
+
+
+def relabelled(model: Built, path: Path, id2label: Any, label2id: Any) -> Built:
+    """The same in the folder `path`, with these tables in its config.json."""
+    shutil.copytree(model.path, path, dirs_exist_ok=True)
+    config = json.loads((path / "config.json").read_bytes()) | {"id2label": id2label, "label2id": label2id}
+    (path / "config.json").write_text(json.dumps(config))
+    return replace(model, path=path)
 
 
 @pytest.mark.parametrize("labels", [("LABEL_0", "LABEL_1"), ("entailment",), ("not entailment", "other")])
