@@ -39,8 +39,8 @@ def position_limit(path: Path, config: Mapping[str, Any]) -> int | None:
 
 
 def tokenizer_limit(path: Path) -> int | None:
-    """`model_max_length` of the tokenizer; None when it has no limit."""
-    limit = positive_number(
-        path / "tokenizer_config.json", read_optional(path, "tokenizer_config.json"), "model_max_length"
-    )
+    """`model_max_length` of the tokenizer, or else `max_len`, its older name; None when it has no limit."""
+    settings = read_optional(path, "tokenizer_config.json")
+    key = "model_max_length" if "model_max_length" in settings else "max_len"
+    limit = positive_number(path / "tokenizer_config.json", settings, key)
     return None if limit is None or limit >= NO_LIMIT else limit

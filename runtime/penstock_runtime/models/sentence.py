@@ -183,8 +183,9 @@ def _modes(origin: Path, values: dict[str, Any]) -> list[str]:
 
 def _prompts(origin: Path, values: Mapping[str, Any]) -> tuple[dict[str, str], str]:
     prompts = values.get("prompts") or {}
-    if not isinstance(prompts, dict) or not all(isinstance(text, str) for text in prompts.values()):
+    if not isinstance(prompts, dict) or not all(isinstance(text, str | None) for text in prompts.values()):
         raise CorruptModel(f"{origin}: prompts is not a table of texts", remedy="Fetch the model again")
+    prompts = {name: text or "" for name, text in prompts.items()}
     default = values.get("default_prompt_name")
     if default is not None and default not in prompts:
         raise CorruptModel(f"{origin}: default_prompt_name {default!r} is not among its prompts", remedy="Add it")

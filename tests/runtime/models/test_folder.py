@@ -108,6 +108,9 @@ class TestLongestSequence:
             ({"model_type": "bert", "max_position_embeddings": 512}, {"model_max_length": 1e30}, {}, 512),
             ({"model_type": "bert", "max_position_embeddings": 512}, {"model_max_length": int(1e30)}, {}, 512),
             ({"model_type": "bert", "max_position_embeddings": 512}, {"model_max_length": None}, {}, 512),
+            (BERT_512, {"max_len": 64}, {}, 64),
+            (BERT_512, {"max_len": 64, "model_max_length": 256}, {}, 256),
+            (BERT_512, {"max_len": 64, "model_max_length": None}, {}, 512),
             ({"model_type": "bert", "max_position_embeddings": 512}, {}, {"max_seq_length": 128}, 128),
             ({"model_type": "bert", "max_position_embeddings": 512}, {}, {"max_seq_length": None}, 512),
             # sentence-transformers lets its own limit win over the tokenizer's, up to the table.
@@ -258,11 +261,11 @@ class TestSentenceModules:
         write_json(folder / "sentence_bert_config.json", {"max_seq_length": 32, "do_lower_case": True})
         write_json(
             folder / "config_sentence_transformers.json",
-            {"prompts": {"query": "query: ", "document": ""}, "default_prompt_name": "query"},
+            {"prompts": {"query": "query: ", "document": "", "none": None}, "default_prompt_name": "query"},
         )
         opened = ModelFolder.open(folder)
         assert (opened.max_tokens, opened.lower_case) == (32, True)
-        assert opened.prompts == {"query": "query: ", "document": ""}
+        assert opened.prompts == {"query": "query: ", "document": "", "none": ""}
         assert opened.default_prompt == "query: "
 
     @pytest.mark.parametrize(
