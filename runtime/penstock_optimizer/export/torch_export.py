@@ -30,6 +30,8 @@ from penstock_optimizer.export.operators import Flavour
 from penstock_optimizer.export.own_graph import OUTPUTS
 from penstock_optimizer.export.session import open_session
 from penstock_runtime.models.folder import ModelFolder
+from penstock_runtime.models.json_files import read_optional
+from penstock_runtime.tokens.backend import uses_type_ids
 
 AUTO_CLASS: Mapping[Head, str] = {
     Head.ENCODER: "AutoModel",
@@ -61,7 +63,7 @@ def export_with_torch(folder: ModelFolder, head: Head, path: Path, flavour: Flav
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # the exporters warn of themselves
         model = _load(folder, head)
-        inputs = _inputs(model)
+        inputs = _inputs(model, folder)
         try:
             answers = _Answers(model, inputs, tuple(OUTPUTS[head]), folder.max_tokens)
         except Exception as error:  # the model's own code, run on random tokens
@@ -116,11 +118,17 @@ def _load(folder: ModelFolder, head: Head) -> Any:
     return model.float().eval()
 
 
-def _inputs(model: Any) -> tuple[str, ...]:
-    """Those that the model takes; token types only where there are several."""
+def _inputs(model: Any, folder: ModelFolder) -> tuple[str, ...]:
+    """Those that the model takes; token types only where there are several.
+
+    Models that compare types have no table of them, nor its size (XLNet, Funnel): they have what the tokenizer gives,
+    and even types that are all zero are something else to them than none.
+    """
     known = inspect.signature(model.forward).parameters
     names = ["input_ids", "attention_mask"]
-    if "token_type_ids" in known and (getattr(model.config, "type_vocab_size", 0) or 0) > 1:
+    size = getattr(model.config, "type_vocab_size", None)
+    given = uses_type_ids(folder.config, read_optional(folder.path, "tokenizer_config.json"))
+    if "token_type_ids" in known and (given if size is None else size > 1):
         names.append("token_type_ids")
     return tuple(names)
 
@@ -157,7 +165,8 @@ class _Answers:
         mask = np.ones((rows, tokens), np.int64)
         mask[-1, (tokens + 1) // 2 :] = 0
         ids = generator.integers(min(10, self._vocabulary - 1), self._vocabulary, mask.shape)
-        arrays = {"input_ids": ids, "attention_mask": mask, "token_type_ids": np.zeros_like(mask)}
+        types = np.broadcast_to(np.arange(tokens) >= tokens // 2, mask.shape).astype(np.int64)
+        arrays = {"input_ids": ids, "attention_mask": mask, "token_type_ids": types}
         return {name: arrays[name] for name in self.inputs}
 
     def tensors(self, batch: Arrays) -> tuple[Any, ...]:

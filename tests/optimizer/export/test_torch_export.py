@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +18,7 @@ from penstock_optimizer.export import Flavour, export, torch_export
 from penstock_optimizer.export.torch_export import export_with_torch
 from penstock_runtime.models.folder import ModelFolder
 from tests.optimizer.export.judge import assert_equals_torch, rows
-from tests.optimizer.export.models import DEBERTA, SMALL, make
+from tests.optimizer.export.models import DEBERTA, SMALL, VOCABULARY, make
 
 pytestmark = [
     pytest.mark.parity,
@@ -39,6 +40,14 @@ MODERN_BERT = {
 }
 
 
+XLNET: dict[str, Any] = {
+    "vocab_size": VOCABULARY,
+    "d_model": 24,
+    "n_layer": 1,
+    "n_head": 3,
+    "d_inner": 40,
+    "num_labels": 3,
+}
 RELATIVE = {**SMALL, "position_embedding_type": "relative_key"}
 
 
@@ -90,6 +99,22 @@ def test_half_precision_weights_become_float32(tmp_path: Path) -> None:
     made.model.float()
 
     assert_equals_torch(export(made.folder, Head.ENCODER, tmp_path / "out"), made, rows(13), close=1e-4)
+
+
+@pytest.mark.usefixtures("tracing_only")
+@pytest.mark.parametrize(("given", "extra"), [(None, ("token_type_ids",)), (["input_ids", "attention_mask"], ())])
+def test_types_without_a_table_are_taken_where_the_tokenizer_gives_them(
+    given: list[str] | None, extra: tuple[str, ...], tmp_path: Path
+) -> None:
+    """XLNet compares types and has no `type_vocab_size`."""
+    made = make(tmp_path / "model", "XLNetConfig", Head.TOKEN, **XLNET)
+    settings = made.path / "tokenizer_config.json"
+    settings.write_text(json.dumps({"mask_token": "<mask>"} | ({"model_input_names": given} if given else {})))
+
+    exported = export(made.folder, Head.TOKEN, tmp_path / "out", flavour=Flavour.PLAIN)
+
+    assert exported.io.inputs == ("input_ids", "attention_mask", *extra)
+    assert_equals_torch(exported, made, rows(13), rows(4, 17, 9), close=1e-4)
 
 
 @pytest.mark.usefixtures("tracing_only")
