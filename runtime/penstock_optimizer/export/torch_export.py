@@ -11,7 +11,8 @@ from __future__ import annotations
 import importlib.util
 import inspect
 import warnings
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
+from itertools import cycle
 from pathlib import Path
 from typing import Any
 
@@ -31,6 +32,7 @@ from penstock_optimizer.export.own_graph import OUTPUTS
 from penstock_optimizer.export.session import open_session
 from penstock_runtime.models.folder import ModelFolder
 from penstock_runtime.models.json_files import read_optional
+from penstock_runtime.tokens import Template, Tokenizer
 from penstock_runtime.tokens.backend import uses_type_ids
 
 AUTO_CLASS: Mapping[Head, str] = {
@@ -64,11 +66,14 @@ def export_with_torch(folder: ModelFolder, head: Head, path: Path, flavour: Flav
         warnings.simplefilter("ignore")  # the exporters warn of themselves
         model = _load(folder, head)
         inputs = _inputs(model, folder)
+        tokenizer = Tokenizer.load(folder)
         try:
-            answers = _Answers(model, inputs, tuple(OUTPUTS[head]), folder.max_tokens)
+            answers = _Answers(
+                model, inputs, tuple(OUTPUTS[head]), folder.max_tokens, (tokenizer.single, tokenizer.pair)
+            )
         except Exception as error:  # the model's own code, run on random tokens
             raise UnsupportedModel(
-                f"{folder.path}: transformers' model does not run on plain token ids: {type(error).__name__}: {error}",
+                f"{folder.path}: transformers' model does not run on batches of texts: {type(error).__name__}: {error}",
                 remedy="Add an ONNX export of it to the folder (model.onnx)",
             ) from error
         _export(answers, path, f"{folder.path} ({why})")
@@ -136,7 +141,10 @@ def _inputs(model: Any, folder: ModelFolder) -> tuple[str, ...]:
 class _Answers:
     """The model's own answers to a few batches, and whether a graph gives the same."""
 
-    def __init__(self, model: Any, inputs: tuple[str, ...], outputs: tuple[str, ...], longest: int) -> None:
+    def __init__(
+        self, model: Any, inputs: tuple[str, ...], outputs: tuple[str, ...], longest: int, templates: Sequence[Template]
+    ) -> None:
+        """`templates`: what stands around the texts of the rows, in turns."""
         import torch
 
         class Named(torch.nn.Module):  # type: ignore[misc] # torch is optional and has no types here
@@ -153,6 +161,7 @@ class _Answers:
         self.inputs, self.outputs = inputs, outputs
         self.module = Named().eval()
         self.bytes = sum(parameter.numel() * 4 for parameter in model.parameters())
+        self._templates = templates
         self._vocabulary = model.config.get_text_config().vocab_size
         long = max(2, min(longest, 33))
         shapes = [(2, min(11, long)), (1, min(5, long)), (3, long)]
@@ -165,6 +174,14 @@ class _Answers:
         mask = np.ones((rows, tokens), np.int64)
         mask[-1, (tokens + 1) // 2 :] = 0
         ids = generator.integers(min(10, self._vocabulary - 1), self._vocabulary, mask.shape)
+        # Heads may read special tokens. BART's takes the last </s>, and only where all rows have as many: served in
+        # batches of a text and a pair, its graph would give one row's answer to the other.
+        for row, length, template in zip(ids, mask.sum(1).tolist(), cycle(self._templates), strict=False):
+            if length > template.specials:
+                row[: len(template.before)] = template.before
+                row[length - len(template.after) : length] = template.after
+                middle = length - len(template.after) - len(template.between)
+                row[middle : middle + len(template.between)] = template.between
         types = np.broadcast_to(np.arange(tokens) >= tokens // 2, mask.shape).astype(np.int64)
         arrays = {"input_ids": ids, "attention_mask": mask, "token_type_ids": types}
         return {name: arrays[name] for name in self.inputs}

@@ -10,6 +10,8 @@ import onnx
 import pytest
 import torch
 from onnxruntime.transformers import optimizer
+from tokenizers import Tokenizer
+from tokenizers.processors import TemplateProcessing
 
 from penstock.errors import CorruptModel, UnsupportedModel
 from penstock.manifest import Axes
@@ -168,6 +170,21 @@ def test_a_model_that_does_not_run_on_plain_tokens(tmp_path: Path) -> None:
 
     with pytest.raises(UnsupportedModel, match="does not run"):
         export(made.folder, Head.ENCODER, tmp_path / "out")
+
+
+def test_a_head_that_takes_no_texts_beside_pairs_is_refused_with_the_reason(tmp_path: Path) -> None:
+    """BART's reads the last end token, and only where all rows of a batch have as many."""
+    sizes = {
+        f"{part}_{size}": 1 for part in ("encoder", "decoder") for size in ("layers", "attention_heads", "ffn_dim")
+    }
+    fields = {"d_model": 24, "vocab_size": VOCABULARY, "max_position_embeddings": 40, "num_labels": 3, **sizes}
+    made = make(tmp_path / "model", "BartConfig", Head.SEQUENCE, **fields)  # type: ignore[arg-type]
+    tokenizer = Tokenizer.from_file(str(made.path / "tokenizer.json"))
+    tokenizer.post_processor = TemplateProcessing("$A </s>", "$A </s> </s> $B </s>", [("</s>", 2)])
+    tokenizer.save(str(made.path / "tokenizer.json"))
+
+    with pytest.raises(UnsupportedModel, match=r"batches of texts: ValueError: .* the same number of <eos> tokens"):
+        export(made.folder, Head.SEQUENCE, tmp_path / "out")
 
 
 def test_a_head_that_the_weights_lack_is_not_made_up(tmp_path: Path) -> None:
