@@ -76,6 +76,12 @@ def export_with_torch(folder: ModelFolder, head: Head, path: Path, flavour: Flav
                 f"{folder.path}: transformers' model does not run on batches of texts: {type(error).__name__}: {error}",
                 remedy="Add an ONNX export of it to the folder (model.onnx)",
             ) from error
+        if answers.see_padding():
+            raise UnsupportedModel(
+                f"{folder.path}: transformers' model gives a text another answer where padding follows it, so that "
+                "texts cannot run together (its head reads the last place of a row, for one)",
+                remedy="Use a model that passes over padding",
+            )
         _export(answers, path, f"{folder.path} ({why})")
         if flavour is Flavour.FUSED:
             fuse(path, model.config, answers.check, large=answers.bytes > SINGLE_FILE_BYTES)
@@ -191,6 +197,21 @@ class _Answers:
         import torch
 
         return tuple(torch.from_numpy(array) for array in batch.values())
+
+    def see_padding(self) -> bool:
+        """Whether the model answers a padded row otherwise than that row alone."""
+        import torch
+
+        for batch, expected in zip(self.batches, self._expected, strict=True):
+            length = int(batch["attention_mask"][-1].sum())
+            row = {name: array[-1:, :length] for name, array in batch.items()}
+            with torch.no_grad():
+                alone = [value.numpy() for value in self.module(*self.tensors(row))]
+            for one, padded in zip(alone, expected, strict=True):
+                seen = padded[-1:] if one.shape[1:] == padded.shape[1:] else padded[-1:, :length]
+                if not np.abs(one - seen).max() <= CLOSE * max(1e-3, float(np.abs(one).max())):
+                    return True
+        return False
 
     def check(self, path: Path) -> None:
         """ValueError says how far the graph's answers are off, where they are."""

@@ -172,6 +172,14 @@ def test_a_model_that_does_not_run_on_plain_tokens(tmp_path: Path) -> None:
         export(made.folder, Head.ENCODER, tmp_path / "out")
 
 
+def test_a_head_that_sees_padding_is_refused_with_the_reason(tmp_path: Path) -> None:
+    """XLNet's reads the last place of a row: it was trained with the padding in front."""
+    made = make(tmp_path / "model", "XLNetConfig", Head.SEQUENCE, **XLNET)
+
+    with pytest.raises(UnsupportedModel, match="another answer where padding follows it"):
+        export(made.folder, Head.SEQUENCE, tmp_path / "out")
+
+
 def test_a_head_that_takes_no_texts_beside_pairs_is_refused_with_the_reason(tmp_path: Path) -> None:
     """BART's reads the last end token, and only where all rows of a batch have as many."""
     sizes = {
