@@ -33,13 +33,16 @@ def _end(number: int, _: FrameType | None) -> NoReturn:
 def sigterm_interrupts() -> Iterator[None]:
     """While the block runs SIGTERM is what Ctrl-C is: KeyboardInterrupt, and with it whatever is tidied up and said.
 
+    So is SIGHUP, of a terminal that was closed, unless it is ignored (`nohup`).
     Without effect outside of the main thread, which is the only one that signals get to.
     """
     if threading.current_thread() is not threading.main_thread():
         yield
         return
-    before = signal.signal(signal.SIGTERM, signal.default_int_handler)
+    numbers = [one for one in (signal.SIGTERM, signal.SIGHUP) if signal.getsignal(one) is not signal.SIG_IGN]
+    before = [signal.signal(number, signal.default_int_handler) for number in numbers]
     try:
         yield
     finally:
-        signal.signal(signal.SIGTERM, before)
+        for number, handler in zip(numbers, before, strict=True):
+            signal.signal(number, handler)

@@ -64,13 +64,25 @@ def test_the_command_line_does_as_the_first_of_a_container() -> None:
         assert process.wait(20) == 128 + signal.SIGTERM
 
 
-def test_sigterm_interrupts_only_while_it_is_asked_to() -> None:
-    before = signal.getsignal(signal.SIGTERM)
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGHUP])
+def test_a_signal_interrupts_only_while_it_is_asked_to(number: signal.Signals) -> None:
+    before = signal.getsignal(number)
 
     with pytest.raises(KeyboardInterrupt), sigterm_interrupts():
-        signal.raise_signal(signal.SIGTERM)
+        signal.raise_signal(number)
 
-    assert signal.getsignal(signal.SIGTERM) is before
+    assert signal.getsignal(number) is before
+
+
+def test_what_goes_on_without_its_terminal_is_not_interrupted_by_its_end() -> None:
+    before = signal.signal(signal.SIGHUP, signal.SIG_IGN)  # as `nohup` does
+    try:
+        with sigterm_interrupts():
+            signal.raise_signal(signal.SIGHUP)
+
+        assert signal.getsignal(signal.SIGHUP) is signal.SIG_IGN
+    finally:
+        signal.signal(signal.SIGHUP, before)
 
 
 def test_without_that_the_kernel_passes_over_it() -> None:

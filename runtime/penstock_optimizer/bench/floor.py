@@ -7,6 +7,7 @@ the floor is that of the fastest engine whose answers are good enough.
 
 from __future__ import annotations
 
+import os
 import tempfile
 import time
 from collections.abc import Callable, Mapping, Sequence
@@ -19,6 +20,7 @@ from tokenizers import Tokenizer
 from penstock.manifest import Manifest, Outcome, served_latency
 from penstock_optimizer.bench.cell import CellResult, CellSpec, Frozen
 from penstock_optimizer.bench.client import Client, MeasurementFailed
+from penstock_optimizer.bench.parent import end_with_parent
 from penstock_optimizer.isolation import Worker, WorkerFailed
 from penstock_optimizer.load.texts import TextMaker
 from penstock_optimizer.measure import LEAST_RUNS, no_collection
@@ -76,6 +78,8 @@ class Forward:
 
     def load(self, artefact: str) -> None:
         """Load what an artefact serves."""
+        # It stands still while the servers are measured, and would not see that its input has ended.
+        end_with_parent(os.getppid())
         self._engine = load_chosen(Path(artefact))
 
     def time(self, ids: list[int], seconds: float) -> ForwardTimes:

@@ -12,11 +12,13 @@ import tempfile
 import time
 import urllib.request
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from functools import partial
 from pathlib import Path
 
 import psutil
 
 from penstock_optimizer.bench.client import MeasurementFailed
+from penstock_optimizer.bench.parent import end_with_parent
 
 POLL_SECONDS = 0.1
 STOP_SECONDS = 15.0
@@ -97,7 +99,10 @@ class Server:
         cpus: Sequence[int] = (),
         environment: Mapping[str, str] | None = None,
     ) -> Server:
-        """Start a command that listens on a port of the loopback interface. Wait for it with `wait_until_ready`."""
+        """Start a command that listens on a port of the loopback interface. Wait for it with `wait_until_ready`.
+
+        It is killed when the thread that started it ends without having stopped it.
+        """
         with tempfile.NamedTemporaryFile(prefix="penstock-bench-", suffix=".log", delete=False) as log, on_cpus(cpus):
             try:
                 process = subprocess.Popen(
@@ -108,6 +113,7 @@ class Server:
                     env={**os.environ, **(environment or {})},
                     # A group of its own: an interrupt from the keyboard must reach us alone, to end it in order.
                     start_new_session=True,
+                    preexec_fn=partial(end_with_parent, os.getpid()),  # noqa: PLW1509 - takes no locks
                 )
             except OSError as error:
                 Path(log.name).unlink(missing_ok=True)

@@ -3,18 +3,33 @@
 from __future__ import annotations
 
 import sys
+import time
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
 from pathlib import Path
 
+import psutil
 import pytest
 
 from penstock_optimizer.bench.client import Client
-from penstock_optimizer.bench.server import Server, free_port
+from penstock_optimizer.bench.server import GONE, Server, free_port
 
 STUB = Path(__file__).with_name("stub_server.py")
 
 StartStub = Callable[..., Server]
+
+
+def ends(pid: int, *, seconds: float = 60.0) -> bool:
+    """Whether a process that is not our child ends within so long. A zombie has: whoever has to may not look at it."""
+    until = time.monotonic() + seconds
+    while time.monotonic() < until:
+        try:
+            if psutil.Process(pid).status() in GONE:
+                return True
+        except psutil.NoSuchProcess:
+            return True
+        time.sleep(0.01)
+    return False
 
 
 @pytest.fixture

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +18,8 @@ from penstock_optimizer.bench.subject import everyday_tokenizer
 from penstock_optimizer.isolation import Worker
 from penstock_optimizer.load.spec import RequestBody
 from tests.optimizer.report.sample import FP32, INT8, sample_manifest
+
+from .conftest import ends
 
 
 def candidate(outcome: Outcome, milliseconds: dict[int, float], *, chosen: bool = False) -> CandidateFacts:
@@ -109,3 +113,24 @@ def test_the_forward_pass_of_an_artefact_is_timed(artefact: Path) -> None:
     )
     assert cell.server_cpu_milliseconds is not None
     assert cell.server_cpu_milliseconds > 0
+
+
+LEAVES = """
+import sys, time
+from pathlib import Path
+from penstock_optimizer.bench.floor import Floor
+from penstock_optimizer.bench.subject import everyday_tokenizer
+floor = Floor(Path(sys.argv[1]), everyday_tokenizer(), ())
+floor.pause()
+print(*floor.pids, flush=True)
+time.sleep(600)
+"""
+
+
+def test_the_floor_does_not_outlive_who_started_it(artefact: Path) -> None:
+    with subprocess.Popen([sys.executable, "-c", LEAVES, str(artefact)], stdout=subprocess.PIPE, text=True) as starter:
+        assert starter.stdout is not None
+        pid = int(starter.stdout.readline())
+        starter.kill()
+
+    assert ends(pid)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import subprocess
 import sys
 import time
 import urllib.request
@@ -15,7 +16,7 @@ from penstock_optimizer.bench import server as server_module
 from penstock_optimizer.bench.client import MeasurementFailed
 from penstock_optimizer.bench.server import Server, free_port, on_cpus
 
-from .conftest import StartStub
+from .conftest import STUB, StartStub, ends
 
 FIRST_CPU = min(os.sched_getaffinity(0))
 
@@ -59,6 +60,28 @@ def test_a_server_that_ignores_the_signal_is_killed(start_stub: StartStub, monke
     server.stop()
 
     assert not is_alive(pid)
+
+
+LEAVES = """
+import sys, time
+from penstock_optimizer.bench.server import Server, free_port
+port = free_port()
+server = Server.start("stub", [sys.executable, sys.argv[1], str(port)], port=port)
+server.wait_until_ready("/health", seconds=60)
+server.pause()
+print(*server.pids, flush=True)
+time.sleep(600)
+"""
+
+
+def test_a_server_does_not_outlive_who_started_it_even_while_paused() -> None:
+    words = [sys.executable, "-c", LEAVES, str(STUB)]
+    with subprocess.Popen(words, stdout=subprocess.PIPE, text=True) as starter:
+        assert starter.stdout is not None
+        pid = int(starter.stdout.readline())
+        starter.kill()
+
+    assert ends(pid)
 
 
 def test_threads_that_escaped_are_brought_back(start_stub: StartStub) -> None:
