@@ -16,7 +16,7 @@ class BenchOptions(Frozen):
     target: str = Field(
         min_length=1,
         description="A ModelEndpoint YAML file, which is optimised and served for each number of cores; or the URL of "
-        "a running server (http://host:port), measured as it is.",
+        "a running server (http://host:port, with the path before /predict where it has one), measured as it is.",
     )
     cores: tuple[int, ...] = Field(
         default=PUBLISHED_CORES, min_length=1, description="Physical cores of the server, each a series of its own."

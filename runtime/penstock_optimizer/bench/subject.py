@@ -75,10 +75,7 @@ def read_subject(options: BenchOptions, *, models: Path, on_transfer: OnTransfer
 
 
 def _of_url(options: BenchOptions) -> Subject:
-    parts = urlsplit(options.target)
-    if parts.scheme != "http" or not parts.hostname:
-        raise SpecError(f"{options.target} cannot be measured", remedy="Give a plain URL such as http://127.0.0.1:8080")
-    url = f"http://{parts.netloc}"
+    url = _base(options.target)
     info = endpoints.read_info(url)
     task = options.task or info.get("task")
     if task is None:
@@ -105,6 +102,14 @@ def _of_url(options: BenchOptions) -> Subject:
         cpu=CpuIdentity.model_validate(cpu) if cpu else None,
         notes=tuple(notes),
     )
+
+
+def _base(target: str) -> str:
+    """What `/predict` and `/info` are asked below: the path before them is kept. SpecError for what is no plain URL."""
+    parts = urlsplit(target)
+    if parts.scheme != "http" or not parts.hostname or parts.query or parts.fragment:
+        raise SpecError(f"{target} cannot be measured", remedy="Give a plain URL such as http://127.0.0.1:8080")
+    return f"http://{parts.netloc}{parts.path.rstrip('/').removesuffix('/predict').rstrip('/')}"
 
 
 def _tokenizer_folder(options: BenchOptions) -> ModelFolder | None:

@@ -128,6 +128,7 @@ def test_failing_requests_are_reported_not_raised(start_stub: StartStub, tmp_pat
         ("https://example.org", {}, "cannot be measured"),
         ("http://", {}, "cannot be measured"),
         ("ftp://example.org", {}, "cannot be measured"),
+        ("http://127.0.0.1/predict?model=b", {}, "cannot be measured"),
         ("missing.yaml", {}, "missing.yaml"),
     ],
 )

@@ -14,6 +14,8 @@ from penstock_optimizer.bench.subject import Subject, read_subject
 from tests.optimizer.whole.optimising import QUICK, endpoint
 from tests.optimizer.whole.small_model import write_small_bert
 
+from .conftest import StartStub
+
 
 @pytest.fixture
 def folder(tmp_path: Path) -> Path:
@@ -27,6 +29,18 @@ def subject(folder: Path, task: str) -> Subject:
     file = folder.parent / "endpoint.yaml"
     file.write_text(yaml.safe_dump(endpoint(folder, QUICK, task=task).model_dump(mode="json", by_alias=True)))
     return read_subject(BenchOptions(target=str(file), output=folder.parent / "out"), models=folder.parent)
+
+
+@pytest.mark.parametrize(
+    ("end", "below"),
+    [("/", ""), ("/models/b/", "/models/b"), ("/models/b/predict", "/models/b"), ("/predict", ""), ("/x", "/x")],
+)
+def test_the_path_of_a_url_is_kept(end: str, below: str, start_stub: StartStub) -> None:
+    url = start_stub().url
+
+    found = read_subject(BenchOptions(target=f"{url}{end}", task="fill-mask"), models=Path())
+
+    assert found.url == f"{url}{below}"
 
 
 def test_a_mask_token_that_only_the_tokenizer_itself_names_is_found(folder: Path) -> None:
