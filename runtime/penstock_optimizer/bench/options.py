@@ -14,7 +14,6 @@ class BenchOptions(Frozen):
     """See `penstock bench --help`; each field's description is that of its flag."""
 
     target: str = Field(
-        min_length=1,
         description="A ModelEndpoint YAML file, which is optimised and served for each number of cores; or the URL of "
         "a running server (http://host:port, with the path before /predict where it has one), measured as it is.",
     )

@@ -52,6 +52,8 @@ class Subject:
 
 def read_subject(options: BenchOptions, *, models: Path, on_transfer: OnTransfer = ignore) -> Subject:
     """Read the file, or ask the server. SpecError, or what the model's source raises; `on_transfer` as it has it."""
+    if not options.target.strip():
+        raise SpecError("nothing is named that is to be measured", remedy="Give a ModelEndpoint file or a URL")
     if "://" in options.target:
         return _of_url(options)
     if not Path(options.target).exists() and ADDRESS.match(options.target):
@@ -106,8 +108,13 @@ def _of_url(options: BenchOptions) -> Subject:
 
 def _base(target: str) -> str:
     """What `/predict` and `/info` are asked below: the path before them is kept. SpecError for what is no plain URL."""
-    parts = urlsplit(target)
-    if parts.scheme != "http" or not parts.hostname or parts.query or parts.fragment:
+    try:
+        parts = urlsplit(target)
+        plain = parts.scheme == "http" and parts.hostname and parts.port != 0
+    except ValueError:
+        # A bracket that is not closed, or a port that is no number.
+        plain = False
+    if not plain or "@" in parts.netloc or parts.query or parts.fragment:
         raise SpecError(f"{target} cannot be measured", remedy="Give a plain URL such as http://127.0.0.1:8080")
     return f"http://{parts.netloc}{parts.path.rstrip('/').removesuffix('/predict').rstrip('/')}"
 

@@ -129,6 +129,11 @@ def test_failing_requests_are_reported_not_raised(start_stub: StartStub, tmp_pat
         ("http://", {}, "cannot be measured"),
         ("ftp://example.org", {}, "cannot be measured"),
         ("http://127.0.0.1/predict?model=b", {}, "cannot be measured"),
+        ("http://[::1", {}, r"http://\[::1 cannot be measured"),
+        ("http://127.0.0.1:99999", {}, "cannot be measured"),
+        ("http://127.0.0.1:http", {}, "cannot be measured"),
+        ("http://user:word@127.0.0.1", {}, "cannot be measured"),
+        ("", {}, "nothing is named that is to be measured"),
         ("missing.yaml", {}, "missing.yaml"),
     ],
 )
