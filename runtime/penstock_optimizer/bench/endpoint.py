@@ -3,19 +3,12 @@
 
 from __future__ import annotations
 
-import http.client
-import json
 import os
-import socket
 import sys
-import urllib.error
-import urllib.request
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Any
 
 from penstock.endpoint import ModelEndpoint
-from penstock_optimizer.bench.client import MeasurementFailed
 from penstock_optimizer.bench.results import OURS
 from penstock_optimizer.bench.server import Server, free_port
 from penstock_optimizer.fetching import Fetching
@@ -25,7 +18,6 @@ from penstock_optimizer.progress import Progress, Stage
 COMMAND = (sys.executable, "-m", "penstock.cli.main")
 READY_PATH = "/readyz"
 READY_SECONDS = 120.0
-INFO_SECONDS = 10.0
 TRANSFER_SECONDS = 10.0
 """Between two lines about a download."""
 DEFAULT_STORE = Path("artefacts")
@@ -76,35 +68,3 @@ def serve(
         server.stop()
         raise
     return server
-
-
-def read_info(url: str) -> Mapping[str, Any]:
-    """`/info` of a Penstock server; empty for another kind of server. MeasurementFailed when nothing answers there."""
-    try:
-        with urllib.request.urlopen(f"{url}/info", timeout=INFO_SECONDS) as answer:
-            value = json.load(answer)
-    except (urllib.error.HTTPError, ValueError):
-        return {}
-    except (OSError, http.client.HTTPException) as error:
-        raise MeasurementFailed(
-            f"nothing answers at {url}: {_in_words(error)}", remedy="Start the server, or check the host and the port"
-        ) from error
-    return value if isinstance(value, dict) else {}
-
-
-def _in_words(error: Exception) -> str:
-    """Why a server cannot be reached, such as `connection refused`."""
-    cause = error.reason if isinstance(error, urllib.error.URLError) else error
-    match cause:
-        case socket.gaierror():
-            return f"no such host ({cause.strerror})"
-        case TimeoutError():
-            return f"no answer within {INFO_SECONDS:g} s"
-        case http.client.RemoteDisconnected() | ConnectionResetError():
-            return "it closed the connection without an answer"
-        case http.client.HTTPException():
-            return "what answers there does not speak HTTP"
-        case OSError() if cause.strerror:
-            return cause.strerror[0].lower() + cause.strerror[1:]
-        case _:
-            return str(cause)

@@ -28,6 +28,7 @@ from penstock_optimizer.bench.figures import Figures
 from penstock_optimizer.bench.floor import Floor, fastest_ratio, measured_by
 from penstock_optimizer.bench.folder import ResultsFolder
 from penstock_optimizer.bench.grid import Grid, Setting, plan_grid
+from penstock_optimizer.bench.info import read_info
 from penstock_optimizer.bench.options import BenchOptions
 from penstock_optimizer.bench.places import Placement, place
 from penstock_optimizer.bench.remaining import remaining_seconds
@@ -201,10 +202,13 @@ class _Run:
     def _given(self) -> Server:
         """The server given by URL."""
         server = Server(OURS, self._subject.url)
-        info = endpoints.read_info(server.url)
-        server.wait_until_ready(endpoints.READY_PATH if info else "/health", seconds=10)
-        plan, verdict = info.get("plan") or {}, info.get("verdict") or {}
-        self._serves(Served(cores=0, plan=str(plan.get("summary", "")), verdict=str(verdict.get("reason", ""))))
+        info = read_info(server.url)
+        # Of another kind of server nobody knows a path that tells; it answers, which is all that can be known.
+        if info is not None:
+            server.wait_until_ready(endpoints.READY_PATH, seconds=10)
+        plan = info.plan.summary if info and info.plan else ""
+        verdict = info.verdict.reason if info and info.verdict else ""
+        self._serves(Served(cores=0, plan=plan, verdict=verdict))
         return server
 
     def _artefact(self, endpoint: ModelEndpoint, cores: int, placement: Placement) -> Path:

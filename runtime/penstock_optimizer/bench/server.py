@@ -141,6 +141,8 @@ class Server:
             if self._answers(path):
                 return
             time.sleep(POLL_SECONDS)
+        if self._process is None:
+            raise MeasurementFailed(f"{self.url}{path} has not answered with 200 after {seconds:.0f} s")
         raise MeasurementFailed(f"{self.name} is not ready after {seconds:.0f} s: {self.last_words()}")
 
     def _answers(self, path: str) -> bool:

@@ -18,7 +18,7 @@ from penstock.errors import SpecError
 from penstock.hardware import CpuIdentity
 from penstock.source import ModelSource
 from penstock.tasks import TaskName
-from penstock_optimizer.bench import endpoint as endpoints
+from penstock_optimizer.bench.info import read_info
 from penstock_optimizer.bench.options import BenchOptions
 from penstock_optimizer.load.texts import EVERYDAY_WORDS
 from penstock_runtime.models.folder import ModelFolder
@@ -78,30 +78,30 @@ def read_subject(options: BenchOptions, *, models: Path, on_transfer: OnTransfer
 
 def _of_url(options: BenchOptions) -> Subject:
     url = _base(options.target)
-    info = endpoints.read_info(url)
-    task = options.task or info.get("task")
+    info = read_info(url)
+    task = options.task or (info.task if info else None)
     if task is None:
         raise SpecError(f"{url}/info does not tell the task", field="task", remedy="Give --task")
     try:
         task_name = TaskName(task)
     except ValueError:
         raise SpecError(f"{task!r} is no task", field="task", remedy=f"Known: {', '.join(TaskName)}") from None
-    described = ((info.get("artefact") or {}).get("model")) or {}
-    cpu = ((info.get("host") or {}).get("cpu")) or None
+    described = info.artefact.model if info and info.artefact else None
+    cpu = info.host.cpu if info and info.host else None
     folder = _tokenizer_folder(options)
     notes = [] if folder else ["lengths are counted as one token for each everyday English word and two special ones"]
     if cpu is None:
         notes.append("the server does not tell its CPU: the one named is that of the client's machine")
     return Subject(
         name=url,
-        model=str(described.get("source", "unknown")),
+        model=described.source if described else "unknown",
         task=task_name,
         tokenizer=Backend.from_file(str(folder.tokenizer)) if folder else everyday_tokenizer(),
-        max_tokens=int(described.get("max_tokens", 0)) or (folder.max_tokens if folder else NO_LIMIT),
+        max_tokens=described.max_tokens if described else folder.max_tokens if folder else NO_LIMIT,
         mask_token=_mask_token(task_name, folder) if folder else "[MASK]",
         folder=folder,
         url=url,
-        cpu=CpuIdentity.model_validate(cpu) if cpu else None,
+        cpu=cpu,
         notes=tuple(notes),
     )
 
