@@ -38,7 +38,7 @@ def _help(name: str) -> str:
     field = FIELDS[name]
     default = field.default
     shown = ",".join(map(str, default)) if isinstance(default, tuple) else default
-    return f"{field.description}" + (f"  [default: {shown}]" if shown not in {None, False} else "")
+    return f"{field.description}" + (f"  [default: {shown}]" if shown not in {None, False, ""} else "")
 
 
 def _show(progress: BenchProgress) -> None:
@@ -65,6 +65,13 @@ def _show(progress: BenchProgress) -> None:
 @click.option("--baseline", is_flag=True, help=_help("baseline"))
 @click.option("--tokenizer", type=click.Path(exists=True, file_okay=False, path_type=Path), help=_help("tokenizer"))
 @click.option("--task", help=_help("task"))
+@click.option(
+    "--auth-token",
+    envvar="PENSTOCK_AUTH_TOKEN",
+    show_envvar=True,
+    default=FIELDS["auth_token"].default,
+    help=_help("auth_token"),
+)
 @click.option(
     "--output", type=click.Path(file_okay=False, path_type=Path), default=FIELDS["output"].default, help=_help("output")
 )

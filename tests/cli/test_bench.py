@@ -46,6 +46,7 @@ def test_defaults_are_the_published_experiment(benched: Benched) -> None:
         (["--seconds", "0.5", "--rounds", "7", "--seed", "3"], {}, {"seconds": 0.5, "rounds": 7, "seed": 3}),
         (["--baseline", "--output", "out"], {}, {"baseline": True, "output": Path("out")}),
         ([], {"PENSTOCK_BENCH_LENGTHS": "16,64", "PENSTOCK_STORE": "s"}, {"lengths": (16, 64), "store": Path("s")}),
+        ([], {"PENSTOCK_AUTH_TOKEN": "word"}, {"auth_token": "word"}),
         (["--models", "m"], {}, {"models": Path("m")}),
         ([], {"PENSTOCK_MODELS": "m"}, {"models": Path("m")}),
         (["--lengths", "8"], {"PENSTOCK_BENCH_LENGTHS": "16,64"}, {"lengths": (8,)}),

@@ -64,15 +64,29 @@ class ServerInfo(_Part):
     host: DescribedHost | None
 
 
-def read_info(url: str) -> ServerInfo | None:
+def authorization(token: str) -> dict[str, str]:
+    """The header that brings a bearer token; none without one."""
+    return {"authorization": f"Bearer {token}"} if token else {}
+
+
+def read_info(url: str, *, token: str = "") -> ServerInfo | None:
     """`/info` of a Penstock server; None for another kind of server, which has answered all the same.
 
-    MeasurementFailed when nothing answers there.
+    MeasurementFailed when nothing answers there, or not without another token.
     """
+    asked = urllib.request.Request(f"{url}/info", headers=authorization(token))
     try:
-        with urllib.request.urlopen(f"{url}/info", timeout=INFO_SECONDS) as answer:
+        with urllib.request.urlopen(asked, timeout=INFO_SECONDS) as answer:
             return ServerInfo.model_validate_json(answer.read())
-    except (urllib.error.HTTPError, ValidationError):
+    except urllib.error.HTTPError as error:
+        error.close()
+        if error.code == http.client.UNAUTHORIZED:
+            raise MeasurementFailed(
+                f"{url}/info {'refuses this token' if token else 'asks for a token'} (401)",
+                remedy="Give the server's in PENSTOCK_AUTH_TOKEN, or with --auth-token",
+            ) from error
+        return None
+    except ValidationError:
         return None
     except (OSError, http.client.HTTPException) as error:
         raise MeasurementFailed(

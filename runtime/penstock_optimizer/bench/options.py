@@ -42,6 +42,12 @@ class BenchOptions(Frozen):
         "English words, counted as one token each.",
     )
     task: str | None = Field(default=None, description="Task of a server given by URL, when its /info does not tell.")
+    auth_token: str = Field(
+        default="",
+        repr=False,
+        description="Bearer token that the server given by URL asks for. Prefer the variable: a flag is visible in the "
+        "process list.",
+    )
     output: Path = Field(default=Path("bench"), description="Folder for results.csv, results.json and report.html.")
     store: Path | None = Field(default=None, description="Folder of artefacts. Default: that of penstock optimize.")
     models: Path | None = Field(default=None, description="Folder of models from the network. Default: the same way.")

@@ -28,7 +28,7 @@ from penstock_optimizer.bench.figures import Figures
 from penstock_optimizer.bench.floor import Floor, fastest_ratio, measured_by
 from penstock_optimizer.bench.folder import ResultsFolder
 from penstock_optimizer.bench.grid import Grid, Setting, plan_grid
-from penstock_optimizer.bench.info import read_info
+from penstock_optimizer.bench.info import authorization, read_info
 from penstock_optimizer.bench.options import BenchOptions
 from penstock_optimizer.bench.places import Placement, place
 from penstock_optimizer.bench.remaining import remaining_seconds
@@ -47,6 +47,10 @@ LONGEST_CELL = 10
 SLOW_SECONDS = 20.0
 MOST_BODIES = 16
 LIBRARIES = ("onnxruntime", "openvino", "torch", "transformers", "fastapi", "uvicorn", "tokenizers", "numpy")
+
+
+BESIDES = {"output", "fresh", "store", "models", "patience_seconds", "auth_token"}
+"""Options that change nothing about what is measured."""
 
 
 @dataclass(frozen=True)
@@ -202,7 +206,7 @@ class _Run:
     def _given(self) -> Server:
         """The server given by URL."""
         server = Server(OURS, self._subject.url)
-        info = read_info(server.url)
+        info = read_info(server.url, token=self._options.auth_token)
         # Of another kind of server nobody knows a path that tells; it answers, which is all that can be known.
         if info is not None:
             server.wait_until_ready(endpoints.READY_PATH, seconds=10)
@@ -285,6 +289,7 @@ class _Run:
                 warm_up_seconds=min(0.2, seconds / 4),
                 maximum_seconds=max(SLOW_SECONDS, LONGEST_CELL * seconds),
                 timeout_seconds=120,
+                headers={"content-type": "application/json", **authorization(options.auth_token)},
             )
 
         turns = [Turn(server, spec(server.url)) for server in servers]
@@ -346,7 +351,7 @@ class _Run:
 
 def _fingerprint(options: BenchOptions, host: Host, subject: Subject, grid: Grid) -> str:
     """What must be the same for two runs to be one experiment: what is measured, how, on what, by which versions."""
-    how = options.model_dump(mode="json", exclude={"output", "fresh", "store", "models", "patience_seconds"})
+    how = options.model_dump(mode="json", exclude=BESIDES)
     what = subject.endpoint.spec.model_dump(mode="json") if subject.endpoint is not None else subject.url
     where = (subject.cpu or host.cpu).model_dump(mode="json")
     settings = [(one.cores, one.tokens, one.batch) for one in grid.settings]

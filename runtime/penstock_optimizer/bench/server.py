@@ -10,6 +10,7 @@ import socket
 import subprocess
 import tempfile
 import time
+import urllib.error
 import urllib.request
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from functools import partial
@@ -149,6 +150,9 @@ class Server:
         try:
             with urllib.request.urlopen(f"{self.url}{path}", timeout=5) as answer:
                 return bool(answer.status == 200)
+        except urllib.error.HTTPError as error:
+            error.close()
+            return False
         except (OSError, http.client.HTTPException):
             return False
 

@@ -78,7 +78,7 @@ def read_subject(options: BenchOptions, *, models: Path, on_transfer: OnTransfer
 
 def _of_url(options: BenchOptions) -> Subject:
     url = _base(options.target)
-    info = read_info(url)
+    info = read_info(url, token=options.auth_token)
     task = options.task or (info.task if info else None)
     if task is None:
         raise SpecError(f"{url}/info does not tell the task", field="task", remedy="Give --task")

@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from penstock.tasks import TaskName
-from penstock_optimizer.bench import BenchOptions, run_bench
+from penstock_optimizer.bench import BenchOptions, BenchResults, run_bench
 from penstock_optimizer.bench.client import MeasurementFailed
 from penstock_optimizer.bench.info import read_info
 from penstock_optimizer.bench.server import Server
@@ -25,8 +25,9 @@ from tests.optimizer.report.sample import sample_manifest
 
 
 @contextmanager
-def answering(said: object) -> Iterator[str]:
-    """A server that says this at `/info` (None: 404), answers `/predict`, and has no other path. Yields its URL."""
+def answering(said: object, *, token: str = "") -> Iterator[str]:
+    """A server that says this at `/info` (None: 404), answers `/predict`, and has no other path; 401 to
+    whoever does not bring the token. Yields its URL."""
 
     class Handler(BaseHTTPRequestHandler):
         protocol_version = "HTTP/1.1"
@@ -40,6 +41,8 @@ def answering(said: object) -> Iterator[str]:
             self._answer(200 if self.path == "/predict" else 404, "[[0.1]]")
 
         def _answer(self, status: int, body: str) -> None:
+            if token and self.headers["authorization"] != f"Bearer {token}":
+                status = 401
             self.send_response(status)
             self.send_header("content-length", str(len(body)))
             self.end_headers()
@@ -63,6 +66,15 @@ def ours() -> dict[str, object]:
     """What one of ours says."""
     status = Status("emotion", TaskName.FEATURE_EXTRACTION, manifest=sample_manifest(), host=read_host())
     return info(Penstock(status, Settings()).service)
+
+
+def measured(url: str, output: Path, **values: object) -> BenchResults:
+    """One setting, measured briefly."""
+    return run_bench(
+        BenchOptions.model_validate(
+            {"target": url, "output": output, "lengths": (8,), "batches": (1,), "seconds": 0.1, "rounds": 1, **values}
+        )
+    )
 
 
 def test_a_server_of_ours_is_known_by_what_it_says() -> None:
@@ -99,20 +111,27 @@ def test_one_that_still_loads_is_known_as_well() -> None:
 )
 def test_servers_of_other_kinds_are_measured(said: object, tmp_path: Path) -> None:
     with answering(said) as url:
-        results = run_bench(
-            BenchOptions(
-                target=url,
-                task="feature-extraction",
-                output=tmp_path,
-                lengths=(8,),
-                batches=(1,),
-                seconds=0.1,
-                rounds=1,
-            )
-        )
+        results = measured(url, tmp_path, task="feature-extraction")
 
     assert results.settings[0].ours.failed == 0
     assert results.settings[0].ours.latency is not None
+
+
+def test_a_token_that_is_asked_for_is_sent_and_not_kept(tmp_path: Path) -> None:
+    with answering(None, token="open sesame") as url:
+        results = measured(url, tmp_path, task="feature-extraction", auth_token="open sesame")
+
+    assert results.settings[0].ours.failed == 0
+    assert not [file for file in tmp_path.iterdir() if "sesame" in file.read_text()]
+
+
+@pytest.mark.parametrize(("token", "words"), [("", "asks for a token"), ("wrong", "refuses this token")])
+def test_a_token_that_is_missing_or_wrong_is_told(token: str, words: str, tmp_path: Path) -> None:
+    with answering(None, token="open sesame") as url, pytest.raises(MeasurementFailed) as caught:
+        measured(url, tmp_path, task="feature-extraction", auth_token=token)
+
+    assert caught.value.message == f"{url}/info {words} (401)"
+    assert "PENSTOCK_AUTH_TOKEN" in caught.value.remedy
 
 
 def test_a_server_elsewhere_that_is_not_ready_is_named_with_what_was_asked() -> None:
