@@ -88,6 +88,12 @@ def _of_url(options: BenchOptions) -> Subject:
         raise SpecError(f"{task!r} is no task", field="task", remedy=f"Known: {', '.join(TaskName)}") from None
     described = info.artefact.model if info and info.artefact else None
     cpu = info.host.cpu if info and info.host else None
+    if info is not None and task_name is not info.task:
+        raise SpecError(
+            f"{url}/info says that the task is {info.task.value}, and --task says {task_name.value}",
+            field="task",
+            remedy="Leave --task out, or give the URL of the other server",
+        )
     folder = _tokenizer_folder(options)
     notes = [] if folder else ["lengths are counted as one token for each everyday English word and two special ones"]
     if cpu is None:

@@ -11,6 +11,7 @@ from pathlib import Path
 
 import pytest
 
+from penstock.errors import SpecError
 from penstock.tasks import TaskName
 from penstock_optimizer.bench import BenchOptions, BenchResults, run_bench
 from penstock_optimizer.bench.client import MeasurementFailed
@@ -87,6 +88,13 @@ def test_a_server_of_ours_is_known_by_what_it_says() -> None:
     assert found.artefact.model.max_tokens == sample_manifest().model.max_tokens
     assert found.host is not None
     assert found.host.cpu == read_host().cpu
+
+
+def test_a_task_that_is_not_that_of_the_server_is_refused(tmp_path: Path) -> None:
+    with answering(ours()) as url, pytest.raises(SpecError, match="--task says fill-mask") as caught:
+        measured(url, tmp_path, task="fill-mask")
+
+    assert f"{url}/info says that the task is feature-extraction" in caught.value.message
 
 
 def test_one_that_still_loads_is_known_as_well() -> None:
