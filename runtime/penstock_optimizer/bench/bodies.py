@@ -15,6 +15,18 @@ from penstock_optimizer.load.texts import TextMaker
 QUERY_TOKENS = 10
 
 
+def fewest_tokens(task: TaskName, tokenizer: Tokenizer) -> int:
+    """Tokens of the shortest input of the task, special ones and a mask included: a word, or a pair of them."""
+    maker = TextMaker(tokenizer)
+    match task:
+        case TaskName.TEXT_RANKING | TaskName.QUESTION_ANSWERING:
+            return maker.count(maker.bricks[0], maker.bricks[0])
+        case TaskName.FILL_MASK:
+            return maker.specials + 2
+        case _:
+            return maker.specials + 1
+
+
 def batch_bodies(
     task: TaskName,
     tokenizer: Tokenizer,

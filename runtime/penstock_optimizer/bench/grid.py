@@ -59,7 +59,7 @@ def plan_grid(
     """The settings that can be measured here.
 
     `machine_cores`: physical cores that this process may use; None: the server is given by URL and has the cores that
-    it has. `max_tokens`: the longest input of the model. `shortest`: tokens of the shortest text, specials included.
+    it has. `max_tokens`: the longest input of the model. `shortest`: tokens of the shortest input of the task.
     """
     left_out: list[str] = []
     if machine_cores is None:
@@ -74,7 +74,7 @@ def plan_grid(
         if tokens > max_tokens:
             left_out.append(f"{tokens} tokens: this model takes {max_tokens}")
         elif tokens < shortest:
-            left_out.append(f"{tokens} tokens: the shortest text has {shortest} with this tokenizer")
+            left_out.append(f"{tokens} tokens: the shortest input of this task has {shortest} with this tokenizer")
         else:
             possible_lengths.append(tokens)
     return Grid(

@@ -21,7 +21,7 @@ from penstock.errors import SpecError
 from penstock.manifest import Manifest
 from penstock_optimizer.bench import baseline
 from penstock_optimizer.bench import endpoint as endpoints
-from penstock_optimizer.bench.bodies import batch_bodies
+from penstock_optimizer.bench.bodies import batch_bodies, fewest_tokens
 from penstock_optimizer.bench.cell import CellSpec
 from penstock_optimizer.bench.client import Client
 from penstock_optimizer.bench.figures import Figures
@@ -100,6 +100,7 @@ def run_bench(options: BenchOptions, on_progress: OnProgress = lambda _: None) -
         options.batches,
         machine_cores=None if subject.url else host.usable,
         max_tokens=subject.max_tokens,
+        shortest=fewest_tokens(subject.task, subject.tokenizer),
     )
     if not grid.settings:
         raise SpecError(

@@ -9,7 +9,7 @@ import pytest
 from tokenizers import Tokenizer
 
 from penstock.tasks import TaskName
-from penstock_optimizer.bench.bodies import batch_bodies
+from penstock_optimizer.bench.bodies import batch_bodies, fewest_tokens
 from penstock_optimizer.bench.subject import everyday_tokenizer
 from penstock_runtime.tasks import make_task
 from tests.runtime.tasks.families import BERT, NLI, build_for
@@ -50,6 +50,35 @@ def test_a_ranking_batch_is_many_texts_for_one_query(tokenizer: Tokenizer) -> No
     for payload in payloads(TaskName.TEXT_RANKING, tokenizer, 32, 4):
         query, texts = payload["inputs"]["query"], payload["inputs"]["texts"]
         assert [len(tokenizer.encode(query, text).ids) for text in texts] == [32] * 4
+
+
+@pytest.mark.parametrize(
+    ("task", "fewest"),
+    [
+        (TaskName.TEXT_RANKING, 5),
+        (TaskName.QUESTION_ANSWERING, 5),
+        (TaskName.FILL_MASK, 4),
+        (TaskName.SENTENCE_SIMILARITY, 3),
+        (TaskName.TEXT_CLASSIFICATION, 3),
+    ],
+)
+def test_the_shortest_input_of_a_task_has_exactly_so_many_tokens(
+    tokenizer: Tokenizer, task: TaskName, fewest: int
+) -> None:
+    def tokens(inputs: Any) -> int:
+        match task:
+            case TaskName.TEXT_RANKING:
+                return len(tokenizer.encode(inputs["query"], inputs["texts"][0]).ids)
+            case TaskName.QUESTION_ANSWERING:
+                return len(tokenizer.encode(inputs["question"], inputs["context"]).ids)
+            case TaskName.SENTENCE_SIMILARITY:
+                return len(tokenizer.encode(inputs["sentences"][0]).ids)
+            case _:
+                return len(tokenizer.encode(inputs.replace("[MASK]", "the")).ids)
+
+    assert fewest_tokens(task, tokenizer) == fewest
+    for length in range(fewest, fewest + 8):
+        assert {tokens(payload["inputs"]) for payload in payloads(task, tokenizer, length, 1)} == {length}
 
 
 @pytest.mark.parity

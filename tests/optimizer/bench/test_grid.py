@@ -33,7 +33,7 @@ def test_a_text_of_special_tokens_alone_is_not_measured() -> None:
     grid = plan_grid((1,), (2, 8), (1,), machine_cores=4, max_tokens=256)
 
     assert grid.settings == (Setting(1, 8, 1),)
-    assert grid.left_out == ("2 tokens: the shortest text has 3 with this tokenizer",)
+    assert grid.left_out == ("2 tokens: the shortest input of this task has 3 with this tokenizer",)
 
 
 def test_a_server_given_by_url_has_the_cores_that_it_has() -> None:

@@ -46,6 +46,15 @@ def test_a_server_given_by_url_is_measured_as_it_is(start_stub: StartStub, tmp_p
     assert [one.result for one in seen if one.result is not None] == list(results.settings)
 
 
+def test_lengths_that_are_too_short_for_the_task_are_left_out(start_stub: StartStub, tmp_path: Path) -> None:
+    run = options(start_stub().url, tmp_path, task="text-ranking", lengths=(4, 5), batches=(1,), rounds=1)
+
+    results = run_bench(run)
+
+    assert [one.tokens for one in results.settings] == [5]
+    assert "4 tokens: the shortest input of this task has 5 with this tokenizer" in results.left_out
+
+
 def test_what_was_found_is_written_in_three_forms(start_stub: StartStub, tmp_path: Path) -> None:
     server = start_stub()
     output = tmp_path / "deep" / "out"
