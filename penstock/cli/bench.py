@@ -10,6 +10,7 @@ import click
 from penstock.cli.finite import FiniteRange
 from penstock.cli.folders import models_option
 from penstock.cli.screen import INTERRUPTED, console, fact
+from penstock_optimizer.bench.client import MeasurementFailed
 from penstock_optimizer.bench.options import BenchOptions
 from penstock_optimizer.bench.run import BenchProgress, run_bench
 
@@ -95,3 +96,8 @@ def command(**options: Any) -> None:
     for note in results.notes:
         fact("note", note)
     console.print(f"report     {output / 'report.html'}", markup=False)
+    if not results.answered:
+        raise MeasurementFailed(
+            f"no request to {results.target} was answered in any setting",
+            remedy="See what the answers were in the report, or above",
+        )

@@ -24,7 +24,7 @@ def benched(monkeypatch: pytest.MonkeyPatch) -> Benched:
 
     def record(options: BenchOptions, _: Any) -> Any:
         found.append(options)
-        return SimpleNamespace(notes=("cores 8: this machine has 4",))
+        return SimpleNamespace(notes=("cores 8: this machine has 4",), answered=True)
 
     monkeypatch.setattr(penstock.cli.bench, "run_bench", record)
     return found
@@ -98,6 +98,16 @@ def test_what_could_not_be_measured_is_named(benched: Benched) -> None:
 
     assert "cores 8: this machine has 4" in shown
     assert "out/report.html" in shown
+
+
+def test_a_run_without_an_answer_is_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
+    nothing = SimpleNamespace(notes=(), answered=False, target="http://x")
+    monkeypatch.setattr(penstock.cli.bench, "run_bench", lambda *_: nothing)
+    result = invoke("bench", "http://x", "--output", "out")
+
+    assert result.exit_code == 1
+    assert "out/report.html" in result.output
+    assert "error: no request to http://x was answered in any setting" in result.stderr
 
 
 @pytest.mark.parametrize("address", ["127.0.0.1:18080", "localhost:18080", "host-1.example:80/x", "[::1]:8080"])

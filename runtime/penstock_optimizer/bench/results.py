@@ -102,6 +102,11 @@ class BenchResults(Frozen):
         return len(self.settings) >= self.planned
 
     @property
+    def answered(self) -> bool:
+        """The server had an answer in one setting at least: something was measured."""
+        return any(result.ours.latency is not None for result in self.settings)
+
+    @property
     def rule(self) -> Rule:
         """What is asked for on this CPU."""
         return Rule.of(self.cpu.isa)

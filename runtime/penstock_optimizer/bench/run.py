@@ -79,7 +79,7 @@ def run_bench(options: BenchOptions, on_progress: OnProgress = lambda _: None) -
     `results.csv`, `results.json` and `report.html` in `options.output` are written anew after every setting; a run that
     was interrupted goes on where it was. What another experiment has left there is set aside.
     Raises PenstockErrors: a wrong file or URL, nothing that can be measured, a model that cannot be used, the
-    baseline's libraries missing, a server that does not start.
+    baseline's libraries missing, a server that does not start or dies.
     """
 
     def fetching(event: Progress) -> None:
@@ -199,6 +199,9 @@ class _Run:
             for setting in self._missing(cores):
                 begun = time.monotonic()
                 result = self._measure(setting, servers, floor if setting.batch == 1 else None, ratios, client)
+                # One that has died answers nothing from here on: that is no figure of this setting, nor of the others.
+                for server in servers:
+                    server.require_alive()
                 self._settings[setting] = result
                 self._write()
                 self._taken.append((setting, time.monotonic() - begun))

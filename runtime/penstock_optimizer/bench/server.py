@@ -20,6 +20,7 @@ import psutil
 
 from penstock_optimizer.bench.client import MeasurementFailed
 from penstock_optimizer.bench.parent import end_with_parent
+from penstock_optimizer.isolation import death_reason
 
 POLL_SECONDS = 0.1
 STOP_SECONDS = 15.0
@@ -145,6 +146,16 @@ class Server:
         if self._process is None:
             raise MeasurementFailed(f"{self.url}{path} has not answered with 200 after {seconds:.0f} s")
         raise MeasurementFailed(f"{self.name} is not ready after {seconds:.0f} s: {self.last_words()}")
+
+    def require_alive(self) -> None:
+        """MeasurementFailed with its status and last words where it is ours and has ended by itself."""
+        status = None if self._process is None else self._process.poll()
+        if status is not None:
+            how = death_reason(status, "") if status < 0 else f"exit code {status}"
+            raise MeasurementFailed(
+                f"{self.name} ended while it was measured ({how}): {self.last_words()}",
+                remedy="The same command goes on from there",
+            )
 
     def _answers(self, path: str) -> bool:
         try:

@@ -8,6 +8,7 @@ import socket
 import threading
 from pathlib import Path
 
+import psutil
 import pytest
 
 from penstock.errors import HostError, OutOfDisk, PenstockError, SpecError
@@ -128,6 +129,7 @@ def test_failing_requests_are_reported_not_raised(start_stub: StartStub, tmp_pat
     ours = results.settings[0].ours
     assert ours.latency is None
     assert set(ours.failures) == {"503"}
+    assert not results.answered
     assert "503" in (tmp_path / "report.html").read_text()
 
 
@@ -206,6 +208,26 @@ def test_a_server_that_does_not_tell_its_task_needs_it_told(start_stub: StartStu
         run_bench(options(server.url, tmp_path))
     with pytest.raises(SpecError, match="'poetry' is no task"):
         run_bench(options(server.url, tmp_path, task="poetry"))
+
+
+@pytest.mark.slow
+def test_a_server_of_ours_that_dies_ends_the_run_which_goes_on_there(tiny_endpoint: Path, tmp_path: Path) -> None:
+    values = {"cores": (1,), "batches": (1,), "store": tmp_path / "store"}
+
+    def kill_server(progress: BenchProgress) -> None:
+        if progress.result is not None:
+            (server,) = (one for one in psutil.Process().children() if "serve" in one.cmdline())
+            server.kill()
+
+    with shortened():
+        with pytest.raises(MeasurementFailed, match=r"ended while it was measured \(killed by signal 9 "):
+            run_bench(options(tiny_endpoint, tmp_path / "out", **values), kill_server)
+        before = BenchResults.model_validate_json((tmp_path / "out" / "results.json").read_text())
+        results = run_bench(options(tiny_endpoint, tmp_path / "out", **values))
+
+    assert ([one.tokens for one in before.settings], before.finished) == ([8], False)
+    assert results.settings[0] == before.settings[0]
+    assert all(one.ours.latency is not None for one in results.settings)
 
 
 @pytest.mark.slow
