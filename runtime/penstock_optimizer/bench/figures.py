@@ -36,6 +36,11 @@ class Figures(Frozen):
         """Requests without a 2xx answer."""
         return sum(self.failures.values())
 
+    @property
+    def why_failed(self) -> str:
+        """Status and start of the first bad answer; where none came, in words why. Empty where nothing failed."""
+        return self.first_failure or ", ".join(self.failures)
+
     @classmethod
     def of(cls, cells: Sequence[CellResult]) -> Figures:
         """Put the rounds together; `cells` is not empty."""

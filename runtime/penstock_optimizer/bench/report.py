@@ -86,10 +86,12 @@ def remarks(results: BenchResults) -> list[str]:
     if unsteady:
         shown = "; ".join(unsteady[:3]) + (f" and {len(unsteady) - 3} more" if len(unsteady) > 3 else "")
         found.append(f"The rounds differ by more than {SLOWER_SPREAD:.0%} in {len(unsteady)} series: {shown}.")
-    failed = [result for result in results.settings for figures in result.figures.values() if figures.failed]
+    failed = [figures for result in results.settings for figures in result.figures.values() if figures.failed]
     if failed:
-        first = next(f.first_failure for result in failed for f in result.figures.values() if f.failed)
-        found.append(f"Requests failed in {len(failed)} series; the first answer of that kind: {first or 'none came'}.")
+        first = next((figures.first_failure for figures in failed if figures.first_failure), "")
+        kinds = ", ".join(sorted({kind for figures in failed for kind in figures.failures}))
+        told = f"the first answer of that kind: {first}" if first else f"no answer came ({kinds})"
+        found.append(f"Requests failed in {len(failed)} series; {told}.")
     found += [_sentence(note) for note in results.notes]
     if results.left_out:
         found.append(f"Not measured: {'; '.join(results.left_out)}.")

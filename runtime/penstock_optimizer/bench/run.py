@@ -49,6 +49,8 @@ MOST_BODIES = 16
 LIBRARIES = ("onnxruntime", "openvino", "torch", "transformers", "fastapi", "uvicorn", "tokenizers", "numpy")
 
 
+LONGEST_REASON = 100
+"""Characters of a bad answer in a line of progress."""
 BESIDES = {"output", "fresh", "store", "models", "patience_seconds", "auth_token"}
 """Options that change nothing about what is measured."""
 
@@ -364,11 +366,27 @@ def _fingerprint(options: BenchOptions, host: Host, subject: Subject, grid: Grid
 
 
 def _sentence(result: SettingResult) -> str:
-    ours = result.ours
+    ours, theirs = result.ours, result.baseline
     if ours.latency is None:
-        return f"{result.setting.label}: no answers ({ours.first_failure or 'none came'})"
+        return f"{result.setting.label}: no answers ({_in_short(ours) or 'none came'})"
     text = f"{result.setting.label}: {ours.per_second:.1f} requests/s, p50 {ours.latency.p50:.2f} ms"
-    return text if result.ratio is None else f"{text}, {result.ratio:.2f}x transformers"
+    if result.ratio is not None:
+        text += f", {result.ratio:.2f}x transformers"
+    text += _failures(ours)
+    return text if theirs is None else text + _failures(theirs, of=" of transformers")
+
+
+def _failures(figures: Figures, of: str = "") -> str:
+    if not figures.failed:
+        return ""
+    sent = figures.failed + (figures.latency.count if figures.latency else 0)
+    return f", {figures.failed:,} of {sent:,} requests{of} failed ({_in_short(figures)})"
+
+
+def _in_short(figures: Figures) -> str:
+    """Why requests failed: what a server says of it may be a page."""
+    words = " ".join(figures.why_failed.split())
+    return words if len(words) <= LONGEST_REASON else f"{words[:LONGEST_REASON]}…"
 
 
 def _versions() -> dict[str, str]:

@@ -1,7 +1,8 @@
 """A server of known behaviour: `python stub_server.py PORT [DELAY_MS] [STATUS] [BURN]`.
 
 Answers every POST after a delay with a status, the body's length in the answer and `x-inference-time: 1.5`. BURN is
-`threads` for a thread that escapes its CPUs, `child` for a child process, `sleepy` for one that ignores SIGTERM.
+`threads` for a thread that escapes its CPUs, `turns` for that status every second time and 200 else, `child` for a
+child process, `sleepy` for one that ignores SIGTERM.
 """
 
 from __future__ import annotations
@@ -32,6 +33,7 @@ async def main(port: int, delay: float, status: int, habit: str) -> None:
 
     async def answer(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         try:
+            posts = 0
             while True:
                 head = await reader.readuntil(b"\r\n\r\n")
                 length = next(
@@ -47,7 +49,8 @@ async def main(port: int, delay: float, status: int, habit: str) -> None:
                 if is_post:
                     await asyncio.sleep(delay)
                 content = b'{"bytes":%d}' % len(body)
-                code = status if is_post else 200
+                posts += is_post
+                code = status if is_post and (habit != "turns" or posts % 2) else 200
                 headers = b"x-inference-time: 1.5\r\ncontent-type: application/json\r\ncontent-length: %d" % len(
                     content
                 )

@@ -13,7 +13,7 @@ from penstock_optimizer.bench.published import published_table
 from penstock_optimizer.bench.report import headline, remarks, render
 from penstock_optimizer.bench.results import BASELINE, OURS, BenchResults
 from penstock_optimizer.bench.tables import COLUMNS, against_published, markdown_table, to_csv
-from tests.optimizer.bench.results_sample import VNNI, ZEN3, sample_results
+from tests.optimizer.bench.results_sample import VNNI, ZEN3, figures, sample_results
 
 
 def rows_of(results: BenchResults) -> list[dict[str, str]]:
@@ -111,6 +111,17 @@ def test_remarks_warn_of_noise_failures_and_gaps() -> None:
     assert "Requests failed in 16 series; the first answer of that kind: 429 busy." in found
     assert found[-1] == "Not measured: 8 cores: this machine has 4."
     assert "With 4 cores the client ran on the server's CPUs." in found
+
+
+def test_failures_without_an_answer_do_not_hide_those_with_one() -> None:
+    results = sample_results(failures=2)
+    silent = figures(100).model_copy(update={"failures": {"disconnected": 2, "timeout": 1}})
+    first = results.settings[0].model_copy(update={"figures": {OURS: silent}})
+    mixed = results.model_copy(update={"settings": (first, *results.settings[1:])})
+    alone = results.model_copy(update={"settings": (first,)})
+
+    assert "Requests failed in 16 series; the first answer of that kind: 429 busy." in remarks(mixed)
+    assert "Requests failed in 1 series; no answer came (disconnected, timeout)." in remarks(alone)
 
 
 def test_an_unfinished_run_says_that_it_is_one() -> None:

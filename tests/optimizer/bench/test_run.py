@@ -133,6 +133,20 @@ def test_failing_requests_are_reported_not_raised(start_stub: StartStub, tmp_pat
     assert "503" in (tmp_path / "report.html").read_text()
 
 
+def test_requests_that_fail_beside_others_are_told_at_once(start_stub: StartStub, tmp_path: Path) -> None:
+    server = start_stub(status=429, habit="turns")
+    lines: list[str] = []
+    run = options(server.url, tmp_path, task="fill-mask", batches=(1,), lengths=(8,))
+
+    ours = run_bench(run, lambda progress: lines.append(progress.message)).settings[0].ours
+
+    assert ours.latency is not None
+    assert lines[-1].endswith(
+        f", {ours.failed:,} of {ours.failed + ours.latency.count:,} requests failed ({ours.first_failure})"
+    )
+    assert ours.first_failure.startswith("429 ")
+
+
 @pytest.mark.parametrize(
     ("target", "values", "message"),
     [
