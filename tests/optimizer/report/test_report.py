@@ -19,11 +19,14 @@ from penstock.capacity import CapacityCurve
 from penstock.manifest import CandidateFacts, Manifest, Outcome, ServedGraph, ServedModel
 from penstock.recipe import Batching, ShortRoute
 from penstock.result import Result
+from penstock_optimizer.bench.report import render as render_bench
 from penstock_optimizer.report import render_report
 from penstock_optimizer.report.charts import agreement_chart, capacity_chart, gemm_chart, latency_chart
 from penstock_optimizer.report.view import headline, length_rows, plan_text, series, tiles, why
 from penstock_optimizer.search.survivors import OUT_OF_TIME
+from tests.optimizer.bench.results_sample import sample_results
 from tests.optimizer.report.sample import FP32, FP32_PLAN, IO, PLAN, latency, sample_manifest
+from tests.runtime.http.browser import browser
 
 CHROMIUM = next(
     (path for name in ("chromium", "chromium-browser", "google-chrome") if (path := shutil.which(name))), ""
@@ -306,6 +309,26 @@ def test_the_browser_test_would_see_an_error_and_a_request(tmp_path: Path) -> No
 
     assert len(console) == 2
     assert asked == ["/report.html"]
+
+
+@needs_chromium
+def test_names_without_a_break_do_not_widen_the_page_of_a_phone(tmp_path: Path) -> None:
+    unbroken = "hf://sentence-transformers/all-MiniLM-L6-v2@8b3219a92973c328a8e22fadcfa821b5dc75636a"
+    sample = sample_manifest()
+    report = changed(
+        model=sample.model.model_copy(update={"source": unbroken}),
+        candidates=tuple(one.model_copy(update={"reason": f"no {unbroken}"}) for one in sample.candidates),
+        findings=(f"There is no {unbroken}.",),
+    )
+    benched = sample_results().model_copy(update={"model": unbroken, "notes": (f"there is no {unbroken}",)})
+    too_wide = "document.documentElement.scrollWidth - document.documentElement.clientWidth"
+    with browser(tmp_path / "profile") as browsing:
+        for name, page in (("report", render_report(report)), ("bench", render_bench(benched))):
+            file = tmp_path / f"{name}.html"
+            file.write_text(page)
+            browsing.open(file.as_uri(), width=360, height=2600)
+
+            assert browsing.run(too_wide) == 0, name
 
 
 def test_no_candidate_measured_still_makes_a_page() -> None:
