@@ -40,7 +40,16 @@ class Failure(StrEnum):
 class WorkerFailed(Exception):
     """A call brought no value; `reason` is one line for the report, `log_tail` the last words on standard error."""
 
-    def __init__(self, failure: Failure, reason: str, *, kind: str = "", remedy: str = "", log_tail: str = "") -> None:
+    def __init__(
+        self,
+        failure: Failure,
+        reason: str,
+        *,
+        kind: str = "",
+        remedy: str = "",
+        log_tail: str = "",
+        seconds: float = 0.0,
+    ) -> None:
         super().__init__(reason)
         self.failure = failure
         self.reason = reason
@@ -49,6 +58,8 @@ class WorkerFailed(Exception):
         self.remedy = remedy
         """Of that error."""
         self.log_tail = log_tail
+        self.seconds = seconds
+        """That a call which timed out was given."""
 
     @property
     def out_of_memory(self) -> bool:
@@ -138,9 +149,9 @@ class Worker:
             if left <= 0 or not select.select([descriptor], [], [], left)[0]:
                 self._process.kill()
                 self._process.wait()
-                raise WorkerFailed(
-                    Failure.TIMED_OUT, f"{method} did not end within {timeout_seconds:.0f} s", log_tail=self._tail()
-                )
+                limit = f"{timeout_seconds:.0f}" if timeout_seconds >= 10 else f"{timeout_seconds:.2g}"
+                reason = f"{method} did not end within {limit} s"
+                raise WorkerFailed(Failure.TIMED_OUT, reason, log_tail=self._tail(), seconds=timeout_seconds)
             piece = os.read(descriptor, 1 << 16)
             if not piece:
                 raise self._died()

@@ -16,6 +16,7 @@ from penstock_optimizer.isolation import Failure, WorkerFailed
 from penstock_optimizer.lab import BuiltFacts, Lab, Session
 from penstock_optimizer.load.summary import median, relative_spread
 from penstock_optimizer.search.survivors import (
+    CUT_OFF,
     NO_TURN,
     NOT_MEASURED,
     WITHIN_BUDGET,
@@ -42,6 +43,8 @@ MOST_OF_THE_REST = 0.6
 their turn."""
 LEAST_SECONDS = 3.0
 """A candidate is not begun with less time than this: it could not even start."""
+HANGS_SECONDS = 15.0
+"""What does not end within so long is held against the candidate; within less, against the time budget."""
 WORK = "the work folder"
 
 
@@ -79,6 +82,14 @@ class Entrant:
     def settle(self, outcome: Outcome, reason: str) -> None:
         """Say what became of it."""
         self.facts = self.facts.model_copy(update={"outcome": outcome, "reason": reason})
+
+    def settle_failed(self, failure: WorkerFailed, when: str = "") -> None:
+        """Say how it failed; or, where it had too little time for that to be said, that the budget cut it off."""
+        if failure.failure is not Failure.TIMED_OUT or failure.seconds >= HANGS_SECONDS:
+            self.settle(Outcome.FAILED, f"{failure.reason}{when}")
+        else:
+            verdict = self.facts.verdict
+            self.settle(Outcome.SKIPPED, NOT_MEASURED if verdict is not None and verdict.passed else CUT_OFF)
 
     def close(self) -> None:
         """End its process."""
@@ -144,7 +155,7 @@ class TryOut:
             if failure.kind == OutOfDisk.__name__ or (failure.failure is not Failure.TIMED_OUT and self._is_full()):
                 # None of its doing: with room on the disk it may be the best of all.
                 raise full(self._work.path, what=WORK) from failure
-            entrant.settle(Outcome.FAILED, failure.reason)
+            entrant.settle_failed(failure)
             # What ran out of time or memory may succeed with more of it, which an hour later may be there: only what
             # really failed is remembered.
             if failure.failure is not Failure.TIMED_OUT and not failure.out_of_memory:
@@ -196,7 +207,7 @@ class TryOut:
             entrant.close()
             if entrant is self.teacher:
                 raise
-            entrant.settle(Outcome.FAILED, f"{failure.reason} while it was measured")
+            entrant.settle_failed(failure, " while it was measured")
             self._on_settled(entrant)
             return
         if first:
@@ -277,7 +288,7 @@ class TryOut:
                 if one is entrant or one is self.teacher:
                     raise
                 one.close()
-                one.settle(Outcome.FAILED, f"{failure.reason} while it was measured")
+                one.settle_failed(failure, " while it was measured")
                 return False
         return hopeless(entrant.fastest, best.fastest)
 

@@ -13,7 +13,8 @@ WITHIN_BUDGET = "within the accuracy budget"
 """The reason of a candidate that goes on, until there is a better one."""
 NO_TURN = "the time budget was spent before its turn"
 NOT_MEASURED = "the answers are right; the time budget was spent before it was measured beside the others"
-OUT_OF_TIME = (NO_TURN, NOT_MEASURED)
+CUT_OFF = "the time budget was spent while it was tried"
+OUT_OF_TIME = (NO_TURN, NOT_MEASURED, CUT_OFF)
 """Reasons of candidates that more time would try."""
 HOPELESS = 1.3
 """A candidate slower than the best accepted one by this factor at every length seen is not measured at length."""

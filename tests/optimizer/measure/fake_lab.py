@@ -105,7 +105,8 @@ class FakeSession:
         self.lab.calls.append((method, self.recipe))
         if seconds > timeout_seconds:
             self.lab.clock.now += timeout_seconds
-            raise WorkerFailed(Failure.TIMED_OUT, f"{method} did not end within {timeout_seconds:.0f} s")
+            reason = f"{method} did not end within {timeout_seconds:.0f} s"
+            raise WorkerFailed(Failure.TIMED_OUT, reason, seconds=timeout_seconds)
         self.lab.clock.now += seconds
         if method in self.script.fails and before >= self.script.fails_after:
             raise self.script.fails[method]

@@ -11,7 +11,7 @@ from penstock.manifest import Outcome
 from penstock.recipe import Batching, EngineName, Precision, Recipe
 from penstock_optimizer.budget import Budget
 from penstock_optimizer.isolation import Failure, WorkerFailed, death_reason
-from penstock_optimizer.search.survivors import NO_TURN, NOT_MEASURED, WITHIN_BUDGET
+from penstock_optimizer.search.survivors import CUT_OFF, NO_TURN, NOT_MEASURED, WITHIN_BUDGET
 from penstock_optimizer.tryout import MOST_OPEN, ROUNDS, Entrant, TryOut, most_open
 from penstock_optimizer.workfolder import WorkFolder
 from tests.optimizer.measure.fake_lab import FakeLab, Script, crash
@@ -145,6 +145,17 @@ def test_a_candidate_that_takes_too_long_is_ended_and_leaves_the_others_their_tu
     assert "did not end within" in found[INT8].facts.reason
     assert found[STATIC].facts.outcome is Outcome.SLOWER
     assert lab.clock.now < 60
+
+
+def test_a_candidate_that_the_budget_cut_off_did_not_fail(tmp_path: Path) -> None:
+    scripts = {INT8: Script(speed=2, build_seconds=10)}
+    tryout, _, _ = stage(tmp_path, scripts, seconds=20)
+    found = run(tryout, scripts)
+
+    assert (found[INT8].facts.outcome, found[INT8].facts.reason) == (Outcome.SKIPPED, CUT_OFF)
+    # With more time it goes on.
+    again, _, _ = stage(tmp_path, scripts)
+    assert run(again, scripts)[INT8].facts.reason == WITHIN_BUDGET
 
 
 def test_candidates_without_a_turn_are_skipped_and_say_so(tmp_path: Path) -> None:
