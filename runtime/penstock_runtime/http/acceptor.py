@@ -44,7 +44,10 @@ class Acceptor:
         """Bind and accept; HostError when the address cannot be had. Sets `port`."""
         self._socket = _bind(self.settings)
         self.port = self._socket.getsockname()[1]
-        self._server = await self.loop.create_server(lambda: Connection(self), sock=self._socket)
+        # It listens once more, so that the backlog of the first time would not hold.
+        self._server = await self.loop.create_server(
+            lambda: Connection(self), sock=self._socket, backlog=self.settings.backlog
+        )
         self._sweep()
 
     def admit(self, connection: Connection) -> bool:

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import logging
 import re
+import socket
+import struct
 from typing import Any
 
 import httpx
@@ -103,6 +105,16 @@ def test_it_listens_on_either_kind_of_address(host: str, url: str) -> None:
     with serving(Gate(), host=host) as endpoint:
         assert endpoint.url.startswith(url)
         assert httpx.get(f"{endpoint.url}/healthz").text == "ok\n"
+
+
+def test_the_kernel_holds_as_many_connections_as_it_is_told() -> None:
+    with serving(Gate(), backlog=173) as endpoint:
+        listening = endpoint.server._acceptor._socket  # type: ignore[union-attr]
+        assert listening is not None
+        # Of a listening socket, where Linux counts segments otherwise: `tcpi_sacked` is its backlog.
+        (backlog,) = struct.unpack_from("I", listening.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, 104), 28)
+
+    assert backlog == 173
 
 
 def test_the_log_says_that_the_model_is_loading_before_it_says_that_it_is_ready(
