@@ -197,8 +197,7 @@ class Connection(asyncio.Protocol):
         self._url = b""
         self._head_bytes = 0
         if self.active is None and self.writable:
-            self.phase = Phase.HEAD
-            self.deadline = self.acceptor.loop.time() + self.acceptor.settings.header_timeout_seconds
+            self._enter(Phase.HEAD, self.acceptor.settings.header_timeout_seconds)
 
     def on_url(self, url: bytes) -> None:
         """A piece of the request's target."""
@@ -245,8 +244,7 @@ class Connection(asyncio.Protocol):
             self._await_body(request)
 
     def _await_body(self, request: Request) -> None:
-        self.phase = Phase.BODY
-        self.deadline = self.acceptor.loop.time() + self.acceptor.settings.body_timeout_seconds
+        self._enter(Phase.BODY, self.acceptor.settings.body_timeout_seconds)
         if request.headers.get(b"expect", b"").lower() == b"100-continue" and self.transport is not None:
             self.transport.write(b"HTTP/1.1 100 Continue\r\n\r\n")
 
@@ -315,18 +313,21 @@ class Connection(asyncio.Protocol):
             return
         self.active = request
         self.phase = Phase.ANSWER
-        if request.refusal is not None:
-            self._respond(request, self.acceptor.application.refuse(request, request.refusal))
-        elif self._first:
+        # Of what came in one piece the first at once: who sends many ahead must not have the loop for all of them.
+        # Where its answer may be the last, none before all of it is read: what else it holds is to be answered too.
+        if (self._first or request.refusal is not None) and not self._is_ending():
             self._first = False
             self._answer(request)
         else:
-            # Of what came in one piece the first at once: who sends many ahead must not have the loop for all of them.
             self._turn = self.acceptor.loop.call_soon(self._answer, request)
+
+    def _is_ending(self) -> bool:
+        return self.aged or self.acceptor.draining
 
     def _answer(self, request: Request) -> None:
         self._turn = None
-        answer = self.acceptor.application.answer(request)
+        application, refusal = self.acceptor.application, request.refusal
+        answer = application.answer(request) if refusal is None else application.refuse(request, refusal)
         response = answer if isinstance(answer, Response) else begin(answer)
         if isinstance(response, Rest):
             self.rest = response
@@ -342,8 +343,7 @@ class Connection(asyncio.Protocol):
         if transport is None or transport.is_closing():
             return
         # While draining, and on an old connection, what the client has already sent is answered too.
-        ending = self.aged or self.acceptor.draining
-        close = not request.keep_alive or (ending and not self.pending and self.request is None)
+        close = not request.keep_alive or (self._is_ending() and not self.pending and self.request is None)
         transport.write(
             encode(
                 response,
@@ -356,8 +356,7 @@ class Connection(asyncio.Protocol):
         if close:
             self.pending.clear()
             self.parser = None
-            self.phase = Phase.LINGER
-            self.deadline = self.acceptor.loop.time() + self.acceptor.settings.write_timeout_seconds
+            self._enter(Phase.LINGER, self.acceptor.settings.write_timeout_seconds)
             transport.close()
         elif self.writable:
             self._next()
@@ -382,15 +381,17 @@ class Connection(asyncio.Protocol):
     def _is_closing(self) -> bool:
         return self.transport is None or self.transport.is_closing()
 
+    def _enter(self, phase: Phase, seconds: float) -> None:
+        self.phase = phase
+        self.deadline = self.acceptor.loop.time() + seconds
+
     def _expect(self) -> None:
         if self.request is None:
-            self.phase = Phase.IDLE
-            self.deadline = self.acceptor.loop.time() + self.acceptor.settings.idle_timeout_seconds
+            self._enter(Phase.IDLE, self.acceptor.settings.idle_timeout_seconds)
         elif self._headers is None:
             self._await_body(self.request)
         else:
-            self.phase = Phase.HEAD
-            self.deadline = self.acceptor.loop.time() + self.acceptor.settings.header_timeout_seconds
+            self._enter(Phase.HEAD, self.acceptor.settings.header_timeout_seconds)
 
     def _refuse_headers(self) -> None:
         self._refuse_and_close(self.request, headers_too_large(self.acceptor.settings.max_header_bytes))
@@ -411,8 +412,7 @@ class Connection(asyncio.Protocol):
             request.refusal = error
             self.pending.append(request)
             return
-        self.phase = Phase.LINGER
-        self.deadline = self.acceptor.loop.time() + LINGER_SECONDS
+        self._enter(Phase.LINGER, LINGER_SECONDS)
         if transport is None or transport.is_closing():
             return
         response = self.acceptor.application.refuse(request, error)

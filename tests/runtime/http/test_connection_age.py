@@ -61,6 +61,23 @@ def test_what_a_client_has_sent_already_is_answered_before_an_old_connection_end
     assert [b"connection: close" in answer for answer in answers] == [False, False, True]
 
 
+@pytest.mark.parametrize("first", ["/predict", "/nowhere"])
+def test_what_came_in_one_piece_is_answered_by_a_model_that_is_quick(tmp_path: Path, first: str) -> None:
+    model = make_model(tmp_path, TaskName.FEATURE_EXTRACTION)
+    good = b'{"inputs": "i like you"}'
+    with serving(model, connection_age_seconds=600) as endpoint, endpoint.connect() as client:
+        client.sendall(post("/predict", good))
+        read_answer(client)
+        (connection,) = endpoint.server._acceptor.connections  # type: ignore[union-attr]
+        connection.expires = 0.0
+        until(lambda: connection.aged)
+        client.sendall(post(first, good) + post("/predict", good) * 2)
+        answers = [read_answer(client) for _ in range(3)]
+
+    assert [b"200 OK" in answer for answer in answers] == [first == "/predict", True, True]
+    assert [b"connection: close" in answer for answer in answers] == [False, False, True]
+
+
 def test_an_old_connection_without_a_request_is_left_to_its_client() -> None:
     with serving(Gate(), connection_age_seconds=AGE) as endpoint, endpoint.connect() as client:
         until(lambda: bool(endpoint.server._acceptor.connections))  # type: ignore[union-attr]

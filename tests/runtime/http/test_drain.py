@@ -22,7 +22,7 @@ from penstock.tasks import TaskName
 from penstock_runtime.http.status import Status
 from penstock_runtime.server import Server
 from penstock_runtime.settings import Settings
-from tests.runtime.http.serving import Gate, post, read_answer, serving, wait_for_sample
+from tests.runtime.http.serving import Gate, make_model, post, read_answer, serving, wait_for_sample
 
 ROOT = Path(__file__).parents[3]
 GOOD = b'{"inputs": "a text"}'
@@ -220,6 +220,22 @@ def test_requests_sent_ahead_are_answered_before_the_connection_is_closed() -> N
         assert b"x-request-id: 2" in second
         assert b"connection: close" in second
         assert client.recv(1) == b""
+
+
+@pytest.mark.parametrize("first", ["/predict", "/nowhere"])
+def test_requests_of_one_piece_are_answered_by_a_model_that_is_quick(tmp_path: Path, first: str) -> None:
+    model = make_model(tmp_path, TaskName.FEATURE_EXTRACTION)
+    good = b'{"inputs": "i like you"}'
+    with serving(model, drain_idle_seconds=2.0) as endpoint, endpoint.connect() as client:
+        client.sendall(post("/predict", good))
+        read_answer(client)
+        endpoint.stop()
+        client.sendall(post(first, good) + post("/predict", good) * 2)
+        answers = [read_answer(client) for _ in range(3)]
+
+        assert client.recv(1) == b""
+    assert [b"200 OK" in answer for answer in answers] == [first == "/predict", True, True]
+    assert [b"connection: close" in answer for answer in answers] == [False, False, True]
 
 
 def test_a_request_under_way_on_an_idle_connection_is_answered() -> None:
