@@ -10,7 +10,6 @@ from __future__ import annotations
 import asyncio
 import itertools
 import time
-from collections import deque
 from functools import partial
 from typing import TYPE_CHECKING, cast
 
@@ -24,6 +23,7 @@ from penstock_runtime.errors import (
     RequestError,
     RequestTimeout,
 )
+from penstock_runtime.http.ahead import Ahead
 from penstock_runtime.http.door import check_head, headers_too_large, read_head, too_large
 from penstock_runtime.http.eager import Rest, begin
 from penstock_runtime.http.familiar import MOST_DIGITS, LastHead
@@ -38,9 +38,6 @@ LINGER_SECONDS = 2.0
 """After an early refusal the rest of a body is read and dropped for so long: closing at once would reset the
 connection, and the client would lose the answer that explains it."""
 LINGER_BYTES = 64 * 2**20
-AHEAD_BYTES = 32 * 2**10
-"""A pipelining client is read so far ahead of the request that is being answered. Not less: only who reads sees that a
-client has gone."""
 NUMBERS = itertools.count(1)
 
 
@@ -48,8 +45,8 @@ class Connection(asyncio.Protocol):
     """One client."""
 
     __slots__ = (
-        "_ahead_bytes", "_body", "_body_bytes", "_first", "_head_bytes", "_headers", "_held", "_last_head",
-        "_lingered", "_paused", "_replay", "_taking", "_turn", "_unread_bytes", "_url", "acceptor", "active", "aged",
+        "_body", "_body_bytes", "_first", "_head_bytes", "_headers", "_held", "_last_head",
+        "_lingered", "_replay", "_taking", "_turn", "_unread_bytes", "_url", "acceptor", "active", "aged",
         "deadline", "expires", "number", "parser", "pending", "phase", "request", "rest", "transport", "writable",
     )  # fmt: skip
 
@@ -71,7 +68,7 @@ class Connection(asyncio.Protocol):
         """Being answered."""
         self.rest: Rest[Response] | None = None
         """Of its answer, where that has to wait."""
-        self.pending: deque[Request] = deque()
+        self.pending = Ahead()
         self.writable = True
         self._last_head = LastHead()
         self._url = b""
@@ -81,12 +78,9 @@ class Connection(asyncio.Protocol):
         """Of its target and headers."""
         self._unread_bytes = 0
         """Since a body last grew or a message ended: of a head or of trailers that are not through yet."""
-        self._ahead_bytes = 0
-        """Came since the client began to send ahead."""
         self._body: list[bytes] = []
         self._body_bytes = 0
         self._held = Held(acceptor.memory)
-        self._paused = False
         self._first = False
         """No request of what has just been read is being answered yet."""
         self._turn: asyncio.Handle | None = None
@@ -126,7 +120,7 @@ class Connection(asyncio.Protocol):
                 return
         self._unread_bytes += len(data)
         if self.pending:
-            self._ahead_bytes += len(data)
+            self.pending.read_bytes += len(data)
         self._feed(data)
         # Headers are counted when they are whole, trailers not at all; this bounds what never ends.
         if self._unread_bytes > self.acceptor.settings.max_header_bytes and self.parser is not None:
@@ -156,21 +150,28 @@ class Connection(asyncio.Protocol):
 
     def eof_received(self) -> bool:
         """The client has closed its side. One that cancels looks just like this, so the request ends (docs/http.md)."""
+        self._cancel()
+        if self.transport is not None:
+            self._close(self.transport)
         return False
 
     def connection_lost(self, exc: Exception | None) -> None:
         """The socket is closed: whatever is under way is not waited for any more."""
         _ = exc
         self.acceptor.forget(self)
-        if self.rest is not None:
-            self.rest.cancel()
-        if self._turn is not None:
-            self._turn.cancel()
+        self._cancel()
         self._held.clear()
         self.pending.clear()
         self.parser = None
         self.request = None
         self.transport = None
+
+    def _cancel(self) -> None:
+        if self.rest is not None:
+            self.rest.cancel()
+        if self._turn is not None:
+            self._turn.cancel()
+        self.rest = self._turn = None
 
     def pause_writing(self) -> None:
         """The client does not read as fast as it is answered."""
@@ -279,10 +280,7 @@ class Connection(asyncio.Protocol):
         self._body = []
         request.received = time.perf_counter()
         if self.active is not None or not self.writable:
-            self.pending.append(request)
-            if self._ahead_bytes > AHEAD_BYTES and not self._paused and self.transport is not None:
-                self._paused = True
-                self.transport.pause_reading()
+            self.pending.add(request, self.transport)
         else:
             self._start(request)
 
@@ -354,10 +352,7 @@ class Connection(asyncio.Protocol):
             )
         )
         if close:
-            self.pending.clear()
-            self.parser = None
-            self._enter(Phase.LINGER, self.acceptor.settings.write_timeout_seconds)
-            transport.close()
+            self._close(transport)
         elif self.writable:
             self._next()
 
@@ -367,13 +362,7 @@ class Connection(asyncio.Protocol):
             return  # one of those below was answered at once
         self._taking = True
         while self.pending and self.active is None and self.writable and not self._is_closing():
-            request = self.pending.popleft()
-            if not self.pending:
-                self._ahead_bytes = 0
-                if self._paused and self.transport is not None:
-                    self._paused = False
-                    self.transport.resume_reading()
-            self._start(request)
+            self._start(self.pending.take(self.transport))
         self._taking = False
         if self.active is None and self.writable and self.phase is not Phase.LINGER and not self._is_closing():
             self._expect()
@@ -392,6 +381,13 @@ class Connection(asyncio.Protocol):
             self._await_body(self.request)
         else:
             self._enter(Phase.HEAD, self.acceptor.settings.header_timeout_seconds)
+
+    def _close(self, transport: asyncio.Transport) -> None:
+        """Read no more, and close once the client has what is still to be sent, for which it has its time."""
+        self.pending.clear()
+        self.parser = None
+        self._enter(Phase.LINGER, self.acceptor.settings.write_timeout_seconds)
+        transport.close()
 
     def _refuse_headers(self) -> None:
         self._refuse_and_close(self.request, headers_too_large(self.acceptor.settings.max_header_bytes))
@@ -428,15 +424,18 @@ class Connection(asyncio.Protocol):
         # Not closed here: a request may be on its way already, and would be lost.
         self.aged = now >= self.expires
         transport = self.transport
-        if transport is None or now < self.deadline:
+        if transport is None:
             return
-        if not self.writable or self.phase is Phase.LINGER:
-            if self._held.weigh_unsent(transport):
-                self.deadline = now + self.acceptor.settings.write_timeout_seconds
-            else:
-                transport.abort()
+        has_read = self._held.weigh_unsent(transport)
+        is_to_read = not self.writable or self.phase is Phase.LINGER
+        if is_to_read and has_read:
+            self.deadline = now + self.acceptor.settings.write_timeout_seconds
+        if now < self.deadline:
+            return
+        if is_to_read:
+            transport.abort()
         elif self.phase is Phase.IDLE:
-            transport.close()
+            self._close(transport)
         elif self.phase is Phase.HEAD or self.phase is Phase.BODY:
             what = "headers" if self.phase is Phase.HEAD else "body"
             self._refuse_and_close(self.request, RequestTimeout(f"the {what} did not arrive in time"))
@@ -444,6 +443,6 @@ class Connection(asyncio.Protocol):
     def close_if_idle(self) -> bool:
         """Close when no request is under way or being read; false when one is."""
         if self.phase is Phase.IDLE and self.transport is not None:
-            self.transport.close()
+            self._close(self.transport)
             return True
         return self.transport is None

@@ -500,6 +500,68 @@ class TestDeadlines:
             until(lambda: status(exchange(endpoint, large)[0]) == 200)
 
 
+class TestAnswersThatAreNotRead:
+    """Of a client that does not read, a rest that fits into the transport's buffer: nothing says that it is stuck."""
+
+    def connect(self, endpoint: Endpoint) -> socket.socket:
+        """A client with such a rest."""
+        client = socket.socket()
+        client.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 2048)
+        client.connect(("127.0.0.1", endpoint.server.port))
+        acceptor = endpoint.server._acceptor
+        assert acceptor is not None
+        until(lambda: bool(acceptor.connections))
+        (connection,) = acceptor.connections
+        transport = connection.transport
+        assert transport is not None
+        # 64 KB otherwise, which this would sometimes be over at once.
+        transport.set_write_buffer_limits(high=2**24)
+
+        def is_stuck() -> bool:
+            # Twice: what has just been written is there for a moment as well.
+            sizes = []
+            for _ in range(2):
+                sizes.append(transport.get_write_buffer_size())
+                time.sleep(0.01)
+            return all(sizes)
+
+        while not is_stuck():
+            client.sendall(b"GET /v1/models HTTP/1.1\r\nhost: x\r\n\r\n" * 50)
+        assert connection.writable
+        return client
+
+    def test_the_client_is_cut_off_once_it_has_been_idle(self) -> None:
+        with serving(Gate(), idle_timeout_seconds=2.0, write_timeout_seconds=0.1) as endpoint, self.connect(endpoint):
+            acceptor = endpoint.server._acceptor
+            assert acceptor is not None
+            until(lambda: acceptor.memory.bytes > 0)
+            until(lambda: not acceptor.connections)
+
+            assert acceptor.memory.bytes == 0
+
+    def test_one_that_closes_its_side_is_too_and_its_request_is_cancelled(self) -> None:
+        gate = Gate()
+        with serving(gate, write_timeout_seconds=0.1) as endpoint, self.connect(endpoint) as client:
+            acceptor = endpoint.server._acceptor
+            assert acceptor is not None
+            client.sendall(post("/predict", GOOD))
+            gate.wait_for("waiting", 1)
+            client.shutdown(socket.SHUT_WR)
+
+            gate.wait_for("cancelled", 1)
+            until(lambda: not acceptor.connections)
+
+    def test_one_is_cut_off_in_its_time_while_the_server_drains(self) -> None:
+        with (
+            serving(Gate(), drain_limit_seconds=60.0, write_timeout_seconds=0.1) as endpoint,
+            self.connect(endpoint),
+        ):
+            endpoint.stop()
+            endpoint.thread.join(50)
+
+            assert endpoint.cut == [0]
+
+
 class TestClientsThatLeave:
     """Work that nobody waits for is not done."""
 
