@@ -28,8 +28,10 @@ LONG_CHARACTERS = 4000
 the loop reads and answers others. Shorter ones would pay 0.05 ms for the way there and back."""
 
 MANY_ROWS = 64
-"""Answers of more rows than this are assembled in another thread, for the same reason; where they are remembered, they
-are measured in one as well."""
+LARGE_BYTES = 64 * 2**10
+"""Answers of more rows than this, or longer than this as JSON, are assembled in another thread, for the same reason: of
+so many bytes it takes 2 ms (labels), and up to 8 (words for masks). Where they are remembered, they are measured in one
+as well."""
 
 
 class Timings(NamedTuple):
@@ -127,14 +129,15 @@ class Predictor:
         deadline = arrived + (self.limits.deadline_seconds if deadline_seconds is None else deadline_seconds)
         serving.visitors += 1
         try:
-            answer = await self._answer(serving, inputs, parameters, arrived=arrived, deadline=deadline, caller=caller)
+            answer, is_large = await self._answer(
+                serving, inputs, parameters, arrived=arrived, deadline=deadline, caller=caller
+            )
         finally:
             serving.visitors -= 1
             if not serving.visitors and serving.emptied is not None:
                 serving.emptied.set()
         if key is not None and self._answers is not None:
-            many = isinstance(answer.value, list) and len(answer.value) > MANY_ROWS
-            size = await asyncio.to_thread(memory_size, answer) if many else memory_size(answer)
+            size = await asyncio.to_thread(memory_size, answer) if is_large else memory_size(answer)
             self._answers.put(key, answer, size)
         return answer
 
@@ -221,7 +224,8 @@ class Predictor:
         arrived: float,
         deadline: float,
         caller: int,
-    ) -> Answer:
+    ) -> tuple[Answer, bool]:
+        """The answer, and whether it is a large one."""
         task = serving.model.task
         # A full queue refuses before the text costs anything.
         serving.lane.batcher.check_room(1, 1)
@@ -231,7 +235,8 @@ class Predictor:
         tokenised = perf_counter()
         ran = await serving.lane.run(prepared.rows, arrived=tokenised, deadline=deadline, caller=caller)
         resumed = perf_counter()
-        if len(prepared.rows) > MANY_ROWS:
+        is_large = len(prepared.rows) > MANY_ROWS or prepared.answer_bytes > LARGE_BYTES
+        if is_large:
             value = await asyncio.to_thread(task.assemble, prepared, ran.reduced)
         else:
             value = task.assemble(prepared, ran.reduced)
@@ -242,7 +247,7 @@ class Predictor:
             inference_milliseconds=ran.inference_milliseconds,
             compute_milliseconds=(tokenised - arrived + assembling) * 1e3 + ran.inference_milliseconds,
         )
-        return Answer(value, timings, prepared.tokens, prepared.truncated)
+        return Answer(value, timings, prepared.tokens, prepared.truncated), is_large
 
     async def _prepare(self, serving: _Serving, request: Any, inputs: Any, parameters: Mapping[str, Any]) -> Prepared:
         key = None

@@ -28,6 +28,8 @@ class Prepared:
     """How many rows were cut to the model's maximum."""
     token_bytes: int = PLAIN_TOKEN_BYTES
     """Memory of each of its tokens."""
+    answer_bytes: int = 0
+    """Of its answer as JSON, as far as the request tells; 0 where that is quickly put together, however large."""
 
     @property
     def rows_bytes(self) -> int:
@@ -69,5 +71,6 @@ class Task(Protocol):
         ...
 
     def assemble(self, prepared: Prepared, reduced: Sequence[Any]) -> Any:
-        """The answer in the HF shape: dicts, lists, strings, floats and float32 arrays (orjson writes those)."""
+        """The answer in the HF shape: dicts, lists, strings, floats and float32 arrays (orjson writes those). Runs in
+        another thread where the rows are many or `answer_bytes` large."""
         ...

@@ -116,8 +116,8 @@ class MaskRow(Row):
     """The only tokens asked for."""
 
 
-Choices = list[list[dict[str, Any]]]
-"""For each mask of a row its part of the answer."""
+Choices = list[tuple[list[int], list[float]]]
+"""For each mask of a row its best tokens and their scores."""
 
 
 class FillMask:
@@ -166,7 +166,7 @@ class FillMask:
         self._limits.check_answer(
             size_bytes, "parameters.top_k", "Ask for fewer tokens for each mask, or send fewer masks"
         )
-        return Prepared(rows=rows, memo=request, truncated=cut)
+        return Prepared(rows=rows, memo=request, truncated=cut, answer_bytes=size_bytes)
 
     def reduce(self, row: Row, outputs: Outputs) -> Choices:
         """The best tokens of each mask."""
@@ -178,19 +178,27 @@ class FillMask:
         if row.targets is not None:
             scores = scores[:, row.targets]
         choices = []
-        for position, mask in zip(row.masks, finite(scores), strict=True):
+        for mask in finite(scores):
             order = highest(mask, row.top_k)
             tokens = order if row.targets is None else [row.targets[index] for index in order]
-            choices.append(self._choices(row, position, tokens, mask[order].tolist()))
+            choices.append((tokens, mask[order].tolist()))
         return choices
 
     def assemble(self, prepared: Prepared, reduced: Sequence[Choices]) -> Any:
         """See `Task`."""
         wanted: Request = prepared.memo
-        answers = [masks[0] if len(masks) == 1 else masks for masks in reduced]
+        answers: list[Any] = []
+        for row, choices in zip(prepared.rows, reduced, strict=True):
+            assert isinstance(row, MaskRow)  # noqa: S101 - prepare made it
+            masks = [
+                self._texts(row, position, tokens, scores)
+                for position, (tokens, scores) in zip(row.masks, choices, strict=True)
+            ]
+            answers.append(masks[0] if len(masks) == 1 else masks)
         return answers[0] if wanted.single else answers
 
-    def _choices(self, row: MaskRow, position: int, tokens: list[int], scores: list[float]) -> list[dict[str, Any]]:
+    def _texts(self, row: MaskRow, position: int, tokens: list[int], scores: list[float]) -> list[dict[str, Any]]:
+        """The mask's part of the answer."""
         tokenizer = self._fitter.tokenizer
         before, after = (
             [number for number in part if number != tokenizer.pad_id]

@@ -228,16 +228,16 @@ class QuestionAnswering:
                         align=request.align,
                     )
                 )
-        self._check_answer(request, rows)
-        return Prepared(rows=rows, memo=request, truncated=cut, token_bytes=SPAN_TOKEN_BYTES)
+        size = self._answer_bytes(request, rows)
+        self._limits.check_answer(size, "parameters.top_k", "Ask for fewer answers, or send fewer questions at a time")
+        return Prepared(rows=rows, memo=request, truncated=cut, token_bytes=SPAN_TOKEN_BYTES, answer_bytes=size)
 
-    def _check_answer(self, request: Request, rows: Sequence[WindowRow]) -> None:
+    def _answer_bytes(self, request: Request, rows: Sequence[WindowRow]) -> int:
         """The longest answer is all of a window: two words may have any amount of white space between them."""
         longest = [0] * len(request.questions)
         for row in rows:
             longest[row.question] = max(longest[row.question], _length(row.context))
-        size = sum(request.top_k * (ANSWER_BYTES + characters) for characters in longest)
-        self._limits.check_answer(size, "parameters.top_k", "Ask for fewer answers, or send fewer questions at a time")
+        return sum(request.top_k * (ANSWER_BYTES + characters) for characters in longest)
 
     def reduce(self, row: Row, outputs: Outputs) -> WindowAnswers:
         """The window's best answers in characters."""

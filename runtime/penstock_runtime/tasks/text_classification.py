@@ -126,6 +126,7 @@ class Request:
     top_k: int | None
     function: Function
     rule: Truncation
+    answer_bytes: int
 
 
 class TextClassification:
@@ -148,17 +149,15 @@ class TextClassification:
         items = given if isinstance(given, list) else [given]
         function = values["function_to_apply"]
         labels = min(values["top_k"] or len(self._labels), len(self._labels))
-        self._limits.check_answer(
-            len(items) * labels * (LABEL_BYTES + self._longest_label),
-            "inputs",
-            "Send fewer texts at a time, or a smaller parameters.top_k",
-        )
+        answer_bytes = len(items) * labels * (LABEL_BYTES + self._longest_label)
+        self._limits.check_answer(answer_bytes, "inputs", "Send fewer texts at a time, or a smaller parameters.top_k")
         return Request(
             texts=[(item, None) if isinstance(item, str) else (item["text"], item["text_pair"]) for item in items],
             where=[f"inputs[{index}]" for index in range(len(items))] if isinstance(given, list) else ["inputs"],
             top_k=values["top_k"],
             function=self._function if function is None else Function(function),
             rule=self._fitter.rule.asked(values["truncate"], values["truncation_direction"]),
+            answer_bytes=answer_bytes,
         )
 
     def prepare(self, request: Request) -> Prepared:
@@ -176,7 +175,12 @@ class TextClassification:
         for index in paired:
             rows[index], was_cut = fitter.pair(next(pieces), next(pieces), request.where[index], rule)
             cut += was_cut
-        return Prepared(rows=[rows[index] for index in range(len(request.texts))], memo=request, truncated=cut)
+        return Prepared(
+            rows=[rows[index] for index in range(len(request.texts))],
+            memo=request,
+            truncated=cut,
+            answer_bytes=request.answer_bytes,
+        )
 
     def reduce(self, row: Row, outputs: Outputs) -> Float:  # noqa: ARG002 - the contract of Task
         """The logits [labels]."""

@@ -35,6 +35,8 @@ from penstock_runtime.tokens import Pieces, Tokenizer, windows
 from penstock_runtime.tokens.truncation import count_windows
 
 IGNORED = ("O",)
+ENTITY_BYTES = 85
+"""Of a token's part of the answer in JSON."""
 EXAMPLES = (
     {
         "inputs": "My name is Sarah Jessica Parker but you can call me Jessica",
@@ -209,7 +211,9 @@ class TokenClassification:
                 if not row.ids:
                     continue  # nothing is left of the text, and no entity in it
                 rows.append(WindowRow(row.ids, row.type_ids, text=index, pieces=part, start=len(template.before)))
-        return Prepared(rows=rows, memo=request, truncated=cut, token_bytes=SPAN_TOKEN_BYTES)
+        prepared = Prepared(rows=rows, memo=request, truncated=cut, token_bytes=SPAN_TOKEN_BYTES)
+        prepared.answer_bytes = prepared.tokens * ENTITY_BYTES
+        return prepared
 
     def reduce(self, row: Row, outputs: Outputs) -> Float:
         """Scores of the window's own tokens [tokens, labels]."""

@@ -4,14 +4,16 @@ import asyncio
 import json
 import threading
 from collections import Counter
-from collections.abc import Awaitable
+from collections.abc import Awaitable, Mapping
+from dataclasses import replace
 from time import perf_counter
 from typing import Any, TypeVar
 
 import pytest
 
+from penstock_runtime.cache import memory_size
 from penstock_runtime.errors import DeadlineExceeded, InferenceFailed, InvalidInput, NotReady, Overloaded
-from penstock_runtime.predictor import LONG_CHARACTERS, MANY_ROWS, Answer, Limits, Predictor, characters
+from penstock_runtime.predictor import LARGE_BYTES, LONG_CHARACTERS, MANY_ROWS, Answer, Limits, Predictor, characters
 from penstock_runtime.rows import Batch, Outputs
 from tests.runtime.batching.echo import POISON, EchoEngine
 from tests.runtime.predictor.small import SumTask, small_model
@@ -321,6 +323,36 @@ def test_large_answers_are_assembled_beside_the_loop() -> None:
         return [answer.value for answer in answers]
 
     assert asyncio.run(main()) == [True, False]
+
+
+def test_long_answers_are_assembled_and_measured_beside_the_loop(monkeypatch: pytest.MonkeyPatch) -> None:
+    measured: list[bool] = []
+
+    def measure(answer: Answer) -> int:
+        measured.append(threading.current_thread() is threading.main_thread())
+        return memory_size(answer)
+
+    class Where(SumTask):
+        def parse(self, inputs: Any, parameters: Mapping[str, Any]) -> Any:
+            self.answer_bytes = parameters["bytes"]
+            return super().parse(inputs, parameters)
+
+        def prepare(self, request: Any) -> Any:
+            return replace(super().prepare(request), answer_bytes=self.answer_bytes)
+
+        def assemble(self, prepared: Any, reduced: Any) -> Any:
+            return threading.current_thread() is threading.main_thread()
+
+    async def main() -> list[Any]:
+        predictor = Predictor(small_model(task=Where()), Limits(answer_cache_bytes=2**20))
+        answers = [await soon(predictor.predict([1], {"bytes": size})) for size in (LARGE_BYTES, LARGE_BYTES + 1)]
+        await predictor.drain()
+        return [answer.value for answer in answers]
+
+    monkeypatch.setattr("penstock_runtime.predictor.memory_size", measure)
+
+    assert asyncio.run(main()) == [True, False]
+    assert measured == [True, False]
 
 
 def test_caches_are_off_unless_asked_for() -> None:

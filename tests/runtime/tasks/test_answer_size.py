@@ -16,6 +16,7 @@ from tests.runtime.tasks.texts import LONG, MORE
 
 FEATURES = TaskName.FEATURE_EXTRACTION
 CLASSES = TaskName.TEXT_CLASSIFICATION
+TOKENS = TaskName.TOKEN_CLASSIFICATION
 ANSWERS = TaskName.QUESTION_ANSWERING
 MASKS = TaskName.FILL_MASK
 pytestmark = [pytest.mark.parity, pytest.mark.usefixtures("judge")]
@@ -50,6 +51,25 @@ def test_an_answer_over_the_limit_is_refused_before_it_is_made(
 
     assert refused.value.field == field
     assert "ewer" in refused.value.remedy
+
+
+@pytest.mark.parametrize(
+    ("name", "inputs", "parameters"),
+    [
+        (CLASSES, list(MORE), {}),
+        (TOKENS, list(MORE), {"ignore_labels": []}),
+        (ANSWERS, {"question": "Who?", "context": LONG}, {"top_k": 20, "max_answer_len": 500}),
+        (MASKS, "a [MASK] day for a [MASK]", {"top_k": 300}),
+    ],
+)
+def test_what_an_answer_of_many_objects_takes_is_known_before_it_is_made(
+    name: TaskName, inputs: Any, parameters: dict[str, Any], built: Build
+) -> None:
+    model = built(name, BERT).task(name)
+    prepared = model.task.prepare(model.task.parse(inputs, parameters))
+    size_bytes = len(orjson.dumps(model(inputs, **parameters)))
+
+    assert size_bytes / 2 < prepared.answer_bytes < (6 if name is ANSWERS else 2) * size_bytes
 
 
 @pytest.mark.parametrize(

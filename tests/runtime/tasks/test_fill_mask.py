@@ -5,10 +5,12 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import orjson
 import pytest
 
 from penstock.tasks import TaskName
 from penstock_runtime.errors import InvalidInput
+from penstock_runtime.tokens.tokenizer import Tokenizer
 from tests.runtime.tasks.answers import assert_alike
 from tests.runtime.tasks.conftest import Build
 from tests.runtime.tasks.families import (
@@ -87,6 +89,30 @@ def test_a_list_gives_what_its_entries_give_alone(built: Build) -> None:
     entries = [f"{MORE[0]} [MASK]", "[MASK] a [MASK]", f"[MASK] {LONG}"]
     assert ask(entries, top_k=3) == [ask(entry, top_k=3) for entry in entries]
     assert ask(entries[:1]) == [ask(entries[0])]
+
+
+def test_texts_are_made_after_the_event_loop_is_done_with_a_row(built: Build, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What `reduce` gives has no texts in it: of ten thousand words for each mask, these take seconds."""
+    model = built(NAME, BERT).task(NAME)
+    task = model.task
+    prepared = task.prepare(task.parse("a [MASK] day for [MASK]", {"top_k": 300}))
+    (row,) = prepared.rows
+    decoded: list[int] = []
+    decode = Tokenizer.decode
+
+    def watched(self: Tokenizer, sequences: Any, **options: Any) -> Any:
+        decoded.append(len(sequences))
+        return decode(self, sequences, **options)
+
+    monkeypatch.setattr(Tokenizer, "decode", watched)
+    reduced = [task.reduce(row, model.built.forward(row))]
+    before = list(decoded)
+    answer = task.assemble(prepared, reduced)
+
+    assert before == []
+    assert decoded == [300] * 4
+    # Some 80 bytes and the text each: told to the predictor, which assembles such an answer in another thread.
+    assert 0.5 < prepared.answer_bytes / len(orjson.dumps(answer)) < 2
 
 
 def test_scores_fall_and_stay_below_one(built: Build) -> None:
