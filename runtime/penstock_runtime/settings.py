@@ -38,7 +38,9 @@ class HttpSettings(Group):
     )
     max_connections: int = setting(
         4096,
-        "Open connections; one more is answered with 503. Each costs some 10 KB and a file descriptor.",
+        "Open connections; one more is answered with 503. Each costs some 10 KB and an open file: the process raises "
+        "its limit of these (ulimit -n) as far as it may, and where that is too little takes fewer connections, as its "
+        "log says.",
         unit="connections",
         ge=1,
     )

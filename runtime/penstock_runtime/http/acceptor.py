@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import itertools
+import logging
 import math
 import random
 import secrets
@@ -14,7 +15,10 @@ from penstock.errors import HostError
 from penstock_runtime.http.connection import Connection
 from penstock_runtime.http.door import Answers
 from penstock_runtime.http.held import Memory
+from penstock_runtime.http.open_files import room_for
 from penstock_runtime.settings import HttpSettings
+
+logger = logging.getLogger("penstock.server")
 
 SWEEP_SECONDS = 0.5
 
@@ -27,6 +31,7 @@ class Acceptor:
         self.settings = settings
         self.loop = asyncio.get_running_loop()
         self.connections: set[Connection] = set()
+        self.max_connections = room_for(settings.max_connections)
         self.draining = False
         """Every answer closes its connection from now on."""
         self.memory = Memory()
@@ -48,12 +53,19 @@ class Acceptor:
         self._server = await self.loop.create_server(
             lambda: Connection(self), sock=self._socket, backlog=self.settings.backlog
         )
+        if self.max_connections < self.settings.max_connections:
+            logger.warning(
+                "more than %d connections are answered with 503, and not only more than --max-connections (%d): this "
+                "process may not open more files. Raise the limit (ulimit -n)",
+                self.max_connections,
+                self.settings.max_connections,
+            )
         self._sweep()
 
     def admit(self, connection: Connection) -> bool:
         """Count a new connection; false when there are too many."""
         self.connections.add(connection)
-        return len(self.connections) <= self.settings.max_connections
+        return len(self.connections) <= self.max_connections
 
     def expiry(self, now: float) -> float:
         """When a connection that begins now is to end: at its full age or up to a quarter sooner."""

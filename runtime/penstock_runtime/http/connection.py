@@ -102,7 +102,7 @@ class Connection(asyncio.Protocol):
         self.deadline = now + settings.header_timeout_seconds
         self.expires = self.acceptor.expiry(now)
         if not self.acceptor.admit(self):
-            error = NotReady(f"{settings.max_connections} connections are open already")
+            error = NotReady(f"{self.acceptor.max_connections} connections are open already")
             self._refuse_and_close(None, error)
 
     def data_received(self, data: bytes) -> None:

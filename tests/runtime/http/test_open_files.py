@@ -1,0 +1,43 @@
+"""Each connection is an open file, of which a process may have so many."""
+
+from __future__ import annotations
+
+from contextlib import ExitStack
+from socket import create_connection
+
+import pytest
+
+from tests.runtime.http.process import Process, process
+from tests.runtime.http.serving import read_answer
+
+ASK = b"GET /healthz HTTP/1.1\r\nhost: x\r\n\r\n"
+
+
+def statuses(server: Process, connections: int) -> list[int]:
+    """Of an answer on each of so many connections, all open at once."""
+    found = []
+    with ExitStack() as stack:
+        for _ in range(connections):
+            client = stack.enter_context(create_connection(("127.0.0.1", server.port), timeout=60))
+            client.sendall(ASK)
+            found.append(int(read_answer(client).split(b" ", 2)[1]))
+    return found
+
+
+def test_the_limit_is_raised_to_what_connections_take(capfd: pytest.CaptureFixture[str]) -> None:
+    with process(0.0, ulimit="-Sn 100", max_connections=150) as server:
+        answered = statuses(server, 160)
+
+    assert answered == [200] * 150 + [503] * 10
+    assert capfd.readouterr().err == ""
+
+
+def test_where_it_cannot_be_raised_clients_are_refused_and_not_hung_up_on(capfd: pytest.CaptureFixture[str]) -> None:
+    with process(0.0, ulimit="-n 100") as server:
+        answered = statuses(server, 60)
+
+    assert answered == [200] * 50 + [503] * 10
+    assert capfd.readouterr().err == (
+        "more than 50 connections are answered with 503, and not only more than --max-connections (4096): this process "
+        "may not open more files. Raise the limit (ulimit -n)\n"
+    )
