@@ -122,7 +122,7 @@ class Overloaded(RequestError):
 
 
 class DeadlineExceeded(RequestError):
-    """The request waited longer than its deadline and was dropped before it ran."""
+    """By its deadline the request had not started to run, or not all of it; the rest was dropped."""
 
     status = 504
     error_type = "deadline"

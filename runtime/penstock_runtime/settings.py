@@ -129,8 +129,8 @@ class QueueSettings(Group):
     )
     deadline_seconds: float = setting(
         30.0,
-        "A request that has not started by then is answered with 504: nobody waits for it any more. A client sets a "
-        "shorter one with the header x-deadline-ms.",
+        "A request that has not started by then, all of it, is answered with 504: nobody waits for it any more. A "
+        "client sets a shorter one with the header x-deadline-ms.",
         unit="s",
         gt=0,
     )

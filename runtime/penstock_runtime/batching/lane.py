@@ -20,7 +20,7 @@ from typing import Any, NamedTuple
 
 from penstock_runtime.batching.batcher import Batcher, Outcome, deadline_exceeded
 from penstock_runtime.batching.waiting import Waiting
-from penstock_runtime.errors import RequestError
+from penstock_runtime.errors import DeadlineExceeded, RequestError
 from penstock_runtime.rows import Row
 
 ALONE = 16
@@ -140,7 +140,8 @@ class Lane:
         if call.done.done():
             return  # cancelled, or another of its rows has failed
         if isinstance(value, RequestError):
-            call.done.set_exception(value)
+            in_part = isinstance(value, DeadlineExceeded) and call.spans
+            call.done.set_exception(_ran_in_part() if in_part else value)
             return
         call.reduced[entry.index] = value
         call.spans.append((outcome.started, outcome.ended))
@@ -174,6 +175,14 @@ def _ran_here(outcome: Outcome, arrived: float) -> Ran:
         raise value
     queue, inference = outcome.started - arrived, outcome.ended - outcome.started
     return Ran([value], max(0.0, queue) * 1e3, inference * 1e3)
+
+
+def _ran_in_part() -> DeadlineExceeded:
+    """For a request that others need not have been in the way of."""
+    return DeadlineExceeded(
+        "not all of the request had started to run by its deadline",
+        remedy="Send fewer texts in one request, or allow more time",
+    )
 
 
 def _covered(spans: list[tuple[float, float]]) -> float:

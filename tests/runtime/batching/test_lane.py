@@ -16,7 +16,7 @@ from penstock_runtime.batching.bounds import QueueBounds
 from penstock_runtime.batching.lane import ALONE, LISTEN, Lane, Ran
 from penstock_runtime.batching.observer import Unobserved
 from penstock_runtime.errors import DeadlineExceeded, InferenceFailed
-from penstock_runtime.rows import Row
+from penstock_runtime.rows import Batch, Outputs, Row
 from tests.runtime.batching.echo import IO, POISON, EchoEngine, SleepyEngine, plan, row, rows, total
 
 T = TypeVar("T")
@@ -126,6 +126,24 @@ def test_a_request_is_dropped_at_its_deadline_while_the_worker_is_busy() -> None
             return waited
 
     assert 0.05 <= asyncio.run(main()) < 60
+
+
+def test_a_request_that_was_run_in_part_is_told_so_at_its_deadline() -> None:
+    class Stuck(EchoEngine):
+        def run(self, batch: Batch) -> Outputs:
+            if self.batches:
+                self.gate.clear()
+            return super().run(batch)
+
+    async def main() -> DeadlineExceeded:
+        engine = Stuck()
+        async with lane_of(engine, plan()) as lane:
+            with pytest.raises(DeadlineExceeded, match="not all of the request had started") as caught:
+                await soon(run(lane, rows([1, 2, 3]), seconds=2))
+            assert engine.batches == [[1], [2]]
+            return caught.value
+
+    assert asyncio.run(main()).remedy == "Send fewer texts in one request, or allow more time"
 
 
 def test_a_deadline_that_has_passed_before_the_request_waits_is_one_as_well() -> None:
