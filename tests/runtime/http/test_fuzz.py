@@ -42,7 +42,7 @@ BEYOND_THE_SCHEMA = re.compile(
     r"|elements, but its shape"
     r"|is given twice|has no tensor|fit into a tensor|not one|questions and \d+ contexts"
     r"|has no prompt|this model's tokens are|this model's vectors have|is for pooled vectors|; this model takes"
-    r"|mask|hypothesis|over the limit of \d+ rows|holds no label|no room"
+    r"|mask|hypothesis|needs entities to merge|over the limit of \d+ rows|holds no label|no room"
 )
 """What a JSON schema cannot say, or does not know of the model: how the fields of a request must fit together."""
 
