@@ -97,9 +97,8 @@ class Connection(asyncio.Protocol):
             "asyncio.Transport", transport
         )  # what stream protocols are given; uvloop's is its own class
         self.parser = httptools.HttpRequestParser(self)
-        settings = self.acceptor.settings
         now = self.acceptor.loop.time()
-        self.deadline = now + settings.header_timeout_seconds
+        self.deadline = now + self.acceptor.settings.idle_timeout_seconds
         self.expires = self.acceptor.expiry(now)
         if not self.acceptor.admit(self):
             error = NotReady(f"{self.acceptor.max_connections} connections are open already")

@@ -450,8 +450,17 @@ class TestDeadlines:
             assert is_closed(client)
 
     def test_a_connection_that_sends_nothing_is_closed_without_a_word(self) -> None:
-        with serving(Gate(), header_timeout_seconds=0.1) as endpoint, endpoint.connect() as client:
+        with serving(Gate(), idle_timeout_seconds=0.1) as endpoint, endpoint.connect() as client:
             assert is_closed(client)
+
+    def test_a_connection_made_ahead_of_its_first_request_has_the_time_of_an_idle_one(self) -> None:
+        with serving(Gate(), header_timeout_seconds=0.1) as endpoint, endpoint.connect() as client:
+            with endpoint.connect() as slow:
+                slow.sendall(b"GET")
+                assert status(read_answer(slow)) == 408  # the sweep has been by, and later than 0.1 s
+            client.sendall(b"GET /healthz HTTP/1.1\r\nhost: x\r\n\r\n")
+
+            assert status(read_answer(client)) == 200
 
     def test_an_answer_may_take_longer_than_any_of_these(self) -> None:
         gate = Gate()
