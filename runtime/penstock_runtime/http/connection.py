@@ -24,7 +24,7 @@ from penstock_runtime.errors import (
     RequestTimeout,
 )
 from penstock_runtime.http.ahead import Ahead
-from penstock_runtime.http.door import check_head, headers_too_large, read_head, too_large
+from penstock_runtime.http.door import check_head, headers_too_large, not_http, read_head, too_large
 from penstock_runtime.http.eager import Rest, begin
 from penstock_runtime.http.familiar import MOST_DIGITS, LastHead
 from penstock_runtime.http.held import Held
@@ -143,9 +143,7 @@ class Connection(asyncio.Protocol):
             self._ignore_upgrade(data[upgrade.args[0] :])
         except httptools.HttpParserError as error:
             if self.phase is not Phase.LINGER:
-                self._refuse_and_close(
-                    self.request, MalformedRequest(f"this is not HTTP/1.1: {error}", remedy="Speak HTTP/1.1, not TLS")
-                )
+                self._refuse_and_close(self.request, not_http(data, error))
 
     def eof_received(self) -> bool:
         """The client has closed its side. One that cancels looks just like this, so the request ends (docs/http.md)."""

@@ -52,7 +52,7 @@ def read_head(request: Request, parser: httptools.HttpRequestParser, version: st
 
 def check_head(headers: Mapping[bytes, bytes], version: str) -> None:
     """MalformedRequest for what RFC 9112 has refused and the parser lets pass: other versions than 1.0 and 1.1, no
-    host or two, a body that is coded in other ways than in chunks."""
+    host or two, a body that is coded in other ways than in chunks, or in chunks of HTTP/1.0."""
     if version not in VERSIONS:
         raise MalformedRequest(f"this is HTTP/{version}", remedy="Speak HTTP/1.1")
     host = headers.get(b"host")
@@ -66,6 +66,16 @@ def check_head(headers: Mapping[bytes, bytes], version: str) -> None:
             f"the transfer-encoding is {coding.decode('latin-1')!r}",
             remedy="Send the body in chunks, or with its length",
         )
+    if coding is not None and version == "1.0":
+        raise MalformedRequest("HTTP/1.0 has no transfer-encoding", remedy="Send the body with its length")
+
+
+def not_http(piece: bytes, error: Exception) -> MalformedRequest:
+    """What the parser does not take is answered with; `piece`: where it came."""
+    is_tls = piece.startswith(b"\x16")
+    return MalformedRequest(
+        f"this is not HTTP/1.1: {error}", remedy="Speak HTTP/1.1, not TLS" if is_tls else "Speak HTTP/1.1"
+    )
 
 
 def headers_too_large(limit: int) -> HeadersTooLarge:

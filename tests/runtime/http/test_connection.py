@@ -317,6 +317,19 @@ class TestLimits:
             assert is_closed(client)
 
     @pytest.mark.parametrize(
+        ("data", "remedy"),
+        [
+            (b"\x16\x03\x01\x02\x00\x01\x00\x01\xfc\x03\x03", "Speak HTTP/1.1, not TLS"),
+            (b"POST / HTTP/1.1\r\nhost: x\r\ncontent-length: 5\r\ncontent-length: 6\r\n\r\nabcdef", "Speak HTTP/1.1"),
+        ],
+        ids=["TLS", "two lengths"],
+    )
+    def test_only_who_speaks_tls_is_told_not_to(self, endpoint: Endpoint, data: bytes, remedy: str) -> None:
+        (answer,) = exchange(endpoint, data)
+
+        assert json.loads(answer.partition(b"\r\n\r\n")[2])["remedy"] == remedy
+
+    @pytest.mark.parametrize(
         ("wrong", "code"),
         [
             (b"nonsense\r\n\r\n", 400),
@@ -363,8 +376,12 @@ class TestLimits:
                 b"POST /predict HTTP/1.1\r\nhost: a\r\ntransfer-encoding: gzip, chunked\r\n\r\n",
                 "the transfer-encoding is 'gzip, chunked'",
             ),
+            (
+                b"POST /predict HTTP/1.0\r\nconnection: keep-alive\r\ntransfer-encoding: chunked\r\n\r\n",
+                "HTTP/1.0 has no transfer-encoding",
+            ),
         ],
-        ids=["no host", "two hosts", "version", "coding"],
+        ids=["no host", "two hosts", "version", "coding", "chunks of HTTP/1.0"],
     )
     def test_what_the_standard_refuses_is_refused(self, endpoint: Endpoint, head: bytes, about: str) -> None:
         (answer,) = exchange(endpoint, head)
