@@ -18,12 +18,12 @@ import pytest
 def shortened() -> Iterator[None]:
     """While the block runs."""
     from penstock.cli import serving
-    from penstock_optimizer import budget, capacity, capacity_steps, optimise
+    from penstock_optimizer import budget, capacity, capacity_steps, planning
 
     with pytest.MonkeyPatch.context() as patch:
         # What `penstock serve` starts is shortened as well.
         patch.setattr(serving, "PROGRAM", ("tests.shortened", *serving.PROGRAM))
-        for module in (budget, optimise):
+        for module in (budget, planning):
             patch.setattr(module, "MOST_PLANS_SECONDS", 1.0)
         # An idle point, a good one and, most often, one beyond saturation.
         patch.setattr(capacity_steps, "GROWTH", 4.0)

@@ -9,7 +9,7 @@ from penstock.manifest import CandidateFacts, Outcome, PlanTrial, served_latency
 from penstock.recipe import Plan, Recipe
 from penstock_optimizer.load.summary import median
 from penstock_optimizer.search.climb import Step
-from penstock_optimizer.search.survivors import OUT_OF_TIME, WITHIN_BUDGET, expected_milliseconds
+from penstock_optimizer.search.survivors import NO_PLAN_TRIED, OUT_OF_TIME, WITHIN_BUDGET, expected_milliseconds
 
 NEAR = 1.05
 """Within this of the chosen recipe's latency, it was the plan search that decided."""
@@ -29,12 +29,33 @@ def conclude(
     teacher: Recipe,
     expected: Sequence[int],
     steps: Sequence[Step],
+    search_finished: bool = True,
 ) -> tuple[CandidateFacts, ...]:
     """The candidates with their final outcomes and reasons. `expected`: lengths that the latency is weighed over."""
+    if not search_finished:
+        candidates = _without_turn(candidates, chosen=chosen, expected=expected, steps=steps)
     by_recipe = {one.recipe: one for one in candidates}
     return tuple(
         _concluded(one, by_recipe, chosen=chosen, teacher=teacher, expected=expected, steps=steps) for one in candidates
     )
+
+
+def _without_turn(
+    candidates: Sequence[CandidateFacts], *, chosen: Plan, expected: Sequence[int], steps: Sequence[Step]
+) -> list[CandidateFacts]:
+    """The candidates; those that the plan search came to no plan of, though they are faster than the chosen one by what
+    is known, are skipped: nothing beat them but the clock."""
+    tried = {plan.recipe for step in steps for plan in (step.challenger, step.incumbent)}.union(chosen.recipes)
+    served = next((one for one in candidates if one.recipe == chosen.recipe), None)
+
+    def is_left(one: CandidateFacts) -> bool:
+        if one.recipe in tried or one.outcome is not Outcome.SLOWER or one.reason != WITHIN_BUDGET:
+            return False
+        faster = _ratio(served, one, expected)
+        return faster is not None and faster > NEAR
+
+    skipped = {"outcome": Outcome.SKIPPED, "reason": NO_PLAN_TRIED}
+    return [one.model_copy(update=skipped) if is_left(one) else one for one in candidates]
 
 
 def _concluded(
@@ -64,12 +85,17 @@ def _concluded(
     lost = next(
         (step for step in reversed(steps) if step.challenger.recipe == facts.recipe and not step.promoted), None
     )
+    won = (step for step in reversed(steps) if step.promoted and step.challenger.recipe != facts.recipe)
+    beaten = next((step for step in won if step.incumbent.recipe == facts.recipe), None)
     if lost is not None and (slower is None or slower <= NEAR):
         reason = f"{lost.reason}, against {lost.incumbent.recipe.name}"
+    elif beaten is not None and (slower is None or slower <= NEAR):
+        reason = f"{beaten.challenger.recipe.name} was {beaten.reason}"
     elif slower is not None and slower > 1.0:
         reason = f"{slower:.2f} times the latency of the chosen recipe over the workload"
     else:
-        reason = "as fast as the chosen recipe over the workload; the plan search ended before its turn"
+        times = f"{1 / slower:.2f} times " if slower is not None and slower < 1 / NEAR else ""
+        reason = f"{times}as fast as the chosen recipe over the workload; no plan of it was tried"
     return facts.model_copy(update={"reason": reason})
 
 

@@ -25,7 +25,7 @@ from penstock.tasks import HEAD_OF_TASK
 from penstock_optimizer import conclusion
 from penstock_optimizer.artefact import graph_path, write_artefact
 from penstock_optimizer.baseline import Prepared, baseline_plan, prepare_baseline
-from penstock_optimizer.budget import MOST_PLANS_SECONDS, RAISE_BUDGET, Budget
+from penstock_optimizer.budget import RAISE_BUDGET, Budget
 from penstock_optimizer.build_order import by_gain
 from penstock_optimizer.capacity import CapacityFailed, Measured, ReplicaBroken
 from penstock_optimizer.endpoint_capacity import endpoint_capacity
@@ -36,13 +36,13 @@ from penstock_optimizer.job import Job
 from penstock_optimizer.lab import ExportedFacts
 from penstock_optimizer.load.lengths import measured_lengths
 from penstock_optimizer.operations import EncoderShape
-from penstock_optimizer.planning import Planner
+from penstock_optimizer.planning import Planner, had_its_time
 from penstock_optimizer.processes import ProcessLab
 from penstock_optimizer.progress import OnProgress, Progress, Stage, ignore
 from penstock_optimizer.recipes import TEACHER, candidate_recipes
 from penstock_optimizer.search.climb import Climbed
 from penstock_optimizer.search.goal import Goal
-from penstock_optimizer.search.survivors import OUT_OF_TIME
+from penstock_optimizer.search.survivors import NO_PLAN_TRIED, OUT_OF_TIME
 from penstock_optimizer.search.trials import Trials
 from penstock_optimizer.tryout import LEAST_SECONDS, Entrant, TryOut, most_open
 from penstock_optimizer.workfolder import locked
@@ -310,12 +310,14 @@ class Optimisation:
             teacher=TEACHER,
             expected=self._expected,
             steps=climbed.steps,
+            search_finished=climbed.finished,
         )
         entrants = {entrant.recipe: entrant for entrant in self._tryout.entrants}
         by_recipe = {one.recipe: one for one in candidates}
-        skipped = sum(one.outcome is Outcome.SKIPPED and one.reason in OUT_OF_TIME for one in candidates)
+        # What the plan search did not come to is another question: a larger budget need not give it more time.
+        before_plans = set(OUT_OF_TIME) - {NO_PLAN_TRIED}
+        skipped = sum(one.outcome is Outcome.SKIPPED and one.reason in before_plans for one in candidates)
         late = sum(one.outcome is Outcome.FAILED and "did not end within" in one.reason for one in candidates)
-        finished = climbed.finished or self._budget.plans_seconds >= MOST_PLANS_SECONDS
         noise = conclusion.measured_noise(climbed.noise, candidates)
         teacher_plan = baseline_plan(job.grant.cores, entrants[TEACHER].batching)
         capacity = measured.curve if measured else CapacityCurve()
@@ -355,7 +357,7 @@ class Optimisation:
             serving_rss_bytes=measured.resident_bytes if measured else None,
             seconds=self._budget.spent,
             budget_seconds=self._budget.seconds,
-            cut_short=bool(skipped or late or not finished),
+            cut_short=bool(skipped or late or not had_its_time(climbed, self._budget)),
             files={},
         )
 

@@ -8,12 +8,13 @@ from dataclasses import dataclass
 from penstock.errors import OptimizationError
 from penstock.manifest import Outcome
 from penstock.recipe import Plan, Recipe
-from penstock_optimizer.budget import RAISE_BUDGET, Budget
+from penstock_optimizer.budget import MOST_PLANS_SECONDS, RAISE_BUDGET, Budget
 from penstock_optimizer.isolation import WorkerFailed
 from penstock_optimizer.lab import Lab
+from penstock_optimizer.load.summary import median
 from penstock_optimizer.routing import Router
 from penstock_optimizer.search.climb import Climbed, Climber, MeasurementFailed, Step
-from penstock_optimizer.search.goal import Goal, Sample
+from penstock_optimizer.search.goal import NOISE_FLOOR, Goal, Sample
 from penstock_optimizer.search.space import NEVER_WIDE, Limits, WideFrom, first_plan
 from penstock_optimizer.search.survivors import Timed, expected_milliseconds, finalists
 from penstock_optimizer.search.trials import Trials
@@ -24,6 +25,9 @@ SAMPLE_SECONDS = 60.0
 MOST_REOPENED = 2
 """How often a finalist's process is started again after it died on some plan."""
 UNMEASURED_WIDE_FROM = WideFrom(64, 64)
+LEAST_PLANS_SHARE = 0.5
+"""Of the plans' seconds: the rest may go to finding out from which length on all cores pay. Which recipe is the best
+weighs more."""
 
 
 @dataclass
@@ -66,11 +70,14 @@ class Planner:
                 entrant.close()
         while True:
             starts = self._starts(recipes)
+            time_left = self.budget.plans_deadline()
+            if not time_left():
+                return self._unmeasured([one for one in timed if one.recipe in recipes])
             climber = Climber(
                 self.goal,
                 self._measure,
                 trials=trials,
-                time_left=self.budget.plans_deadline(),
+                time_left=time_left,
                 on_step=self.on_step,
             )
             router = Router(self, climber, open_for_good=recipes)
@@ -98,11 +105,20 @@ class Planner:
         return max(min(SAMPLE_SECONDS, self.budget.left_for_capacity()), 1.0)
 
     def _unmeasured(self, timed: Sequence[Timed]) -> Climbed:
-        """The first plan of the recipe with the lowest expected latency, when no time is left to try plans."""
-        best = min(timed, key=lambda one: expected_milliseconds(one.milliseconds, self.expected))
+        """The first plan of the recipe with the lowest expected latency, when no time is left to try plans: of fp32,
+        unless that recipe is faster by more than the runs of the two scatter."""
+
+        def expected(one: Timed) -> float:
+            return expected_milliseconds(one.milliseconds, self.expected)
+
+        best = min(timed, key=expected)
+        teacher = next((one for one in timed if one.recipe == self.tryout.teacher.recipe), best)
+        latencies = [self.entrant(one.recipe).facts.latency for one in (best, teacher)]
+        noise = max(NOISE_FLOOR, *(median([point.spread for point in points]) for points in latencies))
+        if expected(teacher) <= (1 + noise) * expected(best):
+            best = teacher
         plan = first_plan(best.recipe, self.limits(best.recipe), wide_from=self._wide[best.recipe])
-        spreads = [point.spread for point in self.entrant(best.recipe).facts.latency]
-        return Climbed(plan, None, (), finished=False, noise=max(spreads, default=0.0))
+        return Climbed(plan, None, (), finished=False, noise=noise)
 
     def _starts(self, recipes: Sequence[Recipe]) -> list[Plan]:
         plans = []
@@ -119,6 +135,8 @@ class Planner:
     def _wide_from(self, entrant: Entrant) -> WideFrom:
         if self.cores == 1 or entrant.session is None:
             return NEVER_WIDE
+        if self.budget.left_for_plans() < LEAST_PLANS_SHARE * self.budget.plans_seconds:
+            return UNMEASURED_WIDE_FROM
         try:
             return entrant.session.wide_from(self.lengths, timeout_seconds=self.limit)
         except WorkerFailed:
@@ -144,3 +162,9 @@ class Planner:
     def entrant(self, recipe: Recipe) -> Entrant:
         """The candidate of a recipe."""
         return next(one for one in self.tryout.entrants if one.recipe == recipe)
+
+
+def had_its_time(climbed: Climbed, budget: Budget) -> bool:
+    """True where a larger budget has nothing to add to the plan search: it came to its end, or had the most that it may
+    take. One without a step had none of that: what came before it took it all."""
+    return climbed.finished or (bool(climbed.steps) and budget.plans_seconds >= MOST_PLANS_SECONDS)

@@ -14,7 +14,8 @@ WITHIN_BUDGET = "within the accuracy budget"
 NO_TURN = "the time budget was spent before its turn"
 NOT_MEASURED = "the answers are right; the time budget was spent before it was measured beside the others"
 CUT_OFF = "the time budget was spent while it was tried"
-OUT_OF_TIME = (NO_TURN, NOT_MEASURED, CUT_OFF)
+NO_PLAN_TRIED = "faster at first measurement; the plan search ended before its turn"
+OUT_OF_TIME = (NO_TURN, NOT_MEASURED, CUT_OFF, NO_PLAN_TRIED)
 """Reasons of candidates that more time would try."""
 HOPELESS = 1.3
 """A candidate slower than the best accepted one by this factor at every length seen is not measured at length."""

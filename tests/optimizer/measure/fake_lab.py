@@ -40,6 +40,8 @@ class Script:
     """How many of the first timings are disturbed."""
     timing_seconds: float | None = None
     """That each timing takes; None: what it is asked to."""
+    wide_seconds: float = 1.0
+    """That finding out where all cores pay takes."""
     fails_after: int = 0
     """How many calls of a failing method succeed first."""
     short_speed: float | None = None
@@ -141,7 +143,7 @@ class FakeSession:
         return {tokens: [self.script.milliseconds(tokens) * disturbed] * 3 for tokens in lengths}
 
     def wide_from(self, lengths: Sequence[int], *, timeout_seconds: float) -> WideFrom:
-        self._call("wide_from", 1.0, timeout_seconds)
+        self._call("wide_from", self.script.wide_seconds, timeout_seconds)
         among_others, alone = (next((tokens for tokens in lengths if tokens >= least), None) for least in (64, 32))
         return WideFrom(among_others, alone)
 

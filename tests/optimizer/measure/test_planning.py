@@ -16,7 +16,7 @@ from penstock.recipe import Batching, Recipe, ShortRoute
 from penstock_optimizer.budget import Budget
 from penstock_optimizer.conclusion import conclude, findings, plan_trials, speed_up
 from penstock_optimizer.isolation import Failure, WorkerFailed
-from penstock_optimizer.planning import Planner
+from penstock_optimizer.planning import Planner, had_its_time
 from penstock_optimizer.search.climb import Climbed, Step
 from penstock_optimizer.search.goal import Goal
 from penstock_optimizer.search.survivors import OUT_OF_TIME, WITHIN_BUDGET
@@ -39,6 +39,7 @@ def plan_search(
     seconds: float = 1e4,
     may_serve: Callable[[Recipe], bool] = lambda _: True,
     spent_before: float = 0.0,
+    left_for_plans: float | None = None,
     lengths: Sequence[int] = LENGTHS,
     expected: Sequence[int] = LENGTHS,
 ) -> tuple[Climbed, TryOut, FakeLab, list[Step]]:
@@ -63,7 +64,7 @@ def plan_search(
         may_serve=may_serve,
         on_step=steps.append,
     )
-    lab.clock.now += spent_before
+    lab.clock.now += spent_before if left_for_plans is None else budget.left_for_plans() - left_for_plans
     try:
         return planner.search(Trials(work.trials)), tryout, lab, steps
     finally:
@@ -79,6 +80,78 @@ def test_without_time_for_plans_the_fastest_recipe_by_its_latencies_wins(tmp_pat
     assert climbed.plan.recipe == INT8
     assert (climbed.sample, climbed.finished) == (None, False)
     assert outcome(tryout, INT8)[0] is not Outcome.FAILED
+
+
+@pytest.mark.parametrize("left_for_plans", [-30.0, 0.0])
+def test_a_clearly_faster_recipe_wins_where_the_time_for_plans_is_over_before_they_begin(
+    tmp_path: Path, left_for_plans: float
+) -> None:
+    climbed, tryout, lab, steps = plan_search(tmp_path, {INT8: Script(speed=3.0)}, left_for_plans=left_for_plans)
+    reasons = {one.recipe: one.reason for one in all_concluded(climbed, tryout, steps)}
+
+    assert (climbed.plan.recipe, climbed.sample, climbed.finished, steps) == (INT8, None, False, [])
+    assert lab.count("sample") == 0
+    assert "3.0 times as fast as fp32" in reasons[INT8]
+
+
+@pytest.mark.parametrize(
+    ("seconds", "left_for_plans", "enough"),
+    [(1e4, 0.0, False), (1e4, 20.0, True), (1e4, 90.0, True), (200.0, 20.0, False)],
+)
+def test_a_larger_budget_is_worth_while_where_the_search_did_not_begin_or_would_get_more(
+    tmp_path: Path, seconds: float, left_for_plans: float, *, enough: bool
+) -> None:
+    scripts = {INT8: Script(speed=3.0)}
+    climbed, _, _, _ = plan_search(tmp_path, scripts, seconds=seconds, left_for_plans=left_for_plans)
+
+    assert had_its_time(climbed, Budget(seconds)) is enough
+
+
+@pytest.mark.parametrize(
+    "scripts",
+    [
+        {INT8: Script(speed=1.01)},
+        {FP32: Script(slow_looks=2), INT8: Script(speed=3.0)},
+    ],
+)
+def test_without_time_for_plans_fp32_stays_unless_the_gain_is_beyond_the_noise(
+    tmp_path: Path, scripts: dict[Recipe, Script]
+) -> None:
+    climbed, _, _, _ = plan_search(tmp_path, scripts, left_for_plans=0.0)
+
+    assert climbed.plan.recipe == FP32
+
+
+def test_a_recipe_that_was_faster_and_had_no_turn_is_not_called_beaten(tmp_path: Path) -> None:
+    scripts = {FP32: Script(slow_looks=2), INT8: Script(speed=3.0)}
+    climbed, tryout, _, steps = plan_search(tmp_path, scripts, left_for_plans=0.0)
+    found = {one.recipe: (one.outcome, one.reason) for one in all_concluded(climbed, tryout, steps)}
+
+    assert found == {
+        FP32: (Outcome.CHOSEN, "the best so far, as the time budget ended before all others were measured"),
+        INT8: (Outcome.SKIPPED, "faster at first measurement; the plan search ended before its turn"),
+    }
+
+
+def test_where_lone_rows_gain_is_measured_only_while_the_plans_keep_most_of_their_time(tmp_path: Path) -> None:
+    scripts = {FP32: Script(wide_seconds=50.0), INT8: Script(speed=3.0, wide_seconds=50.0)}
+    climbed, _, lab, steps = plan_search(tmp_path, scripts, left_for_plans=90.0)
+
+    assert lab.count("wide_from") == 1
+    assert climbed.plan.recipe == INT8
+    assert steps[0].challenger.recipe == INT8
+    assert (steps[0].challenger.wide_from_tokens, steps[0].challenger.wide_alone_from_tokens) == (64, None)
+
+
+def all_concluded(climbed: Climbed, tryout: TryOut, steps: Sequence[Step]) -> tuple[CandidateFacts, ...]:
+    return conclude(
+        [one.facts for one in tryout.entrants],
+        chosen=climbed.plan,
+        teacher=FP32,
+        expected=LENGTHS,
+        steps=steps,
+        search_finished=climbed.finished,
+    )
 
 
 def outcome(tryout: TryOut, recipe: Recipe) -> tuple[Outcome, str]:
@@ -331,19 +404,31 @@ def test_fp32_is_called_the_best_so_far_where_time_ran_out(reason: str) -> None:
     }
 
 
-def test_a_recipe_that_no_plan_was_tried_of_is_not_called_beaten() -> None:
-    candidates = [facts(FP32, Outcome.TEACHER), facts(INT8, Outcome.SLOWER), facts(STATIC, Outcome.SLOWER)]
+@pytest.mark.parametrize(("factor", "gain"), [(1.0, ""), (0.99, ""), (0.5, "2.00 times ")])
+def test_a_recipe_that_no_plan_was_tried_of_is_not_called_beaten(factor: float, gain: str) -> None:
+    candidates = [
+        facts(FP32, Outcome.TEACHER), facts(INT8, Outcome.SLOWER), facts(STATIC, Outcome.SLOWER, factor=factor)
+    ]  # fmt: skip
 
     reason = concluded(candidates, INT8)[STATIC][1]
 
-    assert reason == "as fast as the chosen recipe over the workload; the plan search ended before its turn"
+    assert reason == f"{gain}as fast as the chosen recipe over the workload; no plan of it was tried"
+
+
+def test_a_recipe_whose_place_another_took_says_by_what() -> None:
+    candidates = [facts(FP32, Outcome.TEACHER), facts(INT8, Outcome.SLOWER), facts(STATIC, Outcome.SLOWER)]
+    chosen, beaten = (FP32_PLAN.model_copy(update={"recipe": recipe}) for recipe in (INT8, STATIC))
+    step = Step(chosen, beaten, None, promoted=True, reason="12% better by requests/s (noise 3%)")
+
+    found = conclude(candidates, chosen=chosen, teacher=FP32, expected=[16, 64], steps=[step])
+
+    reason = next(one.reason for one in found if one.recipe == STATIC)
+    assert reason == f"{INT8.name} was 12% better by requests/s (noise 3%)"
 
 
 def test_a_recipe_of_equal_latency_says_what_it_lost_by(tmp_path: Path) -> None:
     climbed, tryout, _, steps = plan_search(tmp_path, {INT8: Script(speed=2), STATIC: Script(speed=2.0)})
-    found = conclude(
-        [one.facts for one in tryout.entrants], chosen=climbed.plan, teacher=FP32, expected=LENGTHS, steps=steps
-    )
+    found = all_concluded(climbed, tryout, steps)
     reason = next(one.reason for one in found if one.recipe == STATIC)
 
     assert "no difference beyond the noise" in reason
