@@ -17,6 +17,12 @@ def describe_cpu(host: Host) -> str:
     return f"{host.cpu.model_name} (family {host.cpu.family} model {host.cpu.model}, {host.cpu.isa.value}: {int8})"
 
 
+def describe_memory(host: Host) -> str:
+    """The machine's memory, and how much of it this container may take where that is less."""
+    limit = host.memory.limit
+    return bytes_text(host.memory.total) + (f", limit {bytes_text(limit)}" if limit is not None else "")
+
+
 @click.command
 @click.option("--cores", type=click.IntRange(min=1), help="Physical cores to ask for. Default: all.")
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object instead.")
@@ -30,13 +36,12 @@ def command(cores: int | None, *, as_json: bool) -> None:
     if as_json:
         click.echo(json.dumps({"cpu": host.cpu.model_dump(mode="json"), "grant": asdict(grant)}, indent=2))
         return
-    limit = host.memory.limit
     facts(
         [
             ("cpu", describe_cpu(host)),
             ("cores", f"{grant.cores} in use of {len(host.cores)}: CPUs {', '.join(map(str, grant.cpus))}"),
             ("pinned", "yes" if grant.pinned else "no"),
-            ("memory", bytes_text(host.memory.total) + (f", limit {bytes_text(limit)}" if limit else "")),
+            ("memory", describe_memory(host)),
             *(("note", finding) for finding in grant.findings),
         ]
     )

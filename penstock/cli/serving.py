@@ -22,10 +22,10 @@ from functools import partial
 from pathlib import Path
 
 from penstock.cli.folders import read_artefact
-from penstock.cli.host import describe_cpu
+from penstock.cli.host import describe_cpu, describe_memory
 from penstock.cli.packages import require_optimizer
 from penstock.cli.progress import OptimizationView, event_from_json, show_result
-from penstock.cli.screen import TRANSFER_SECONDS, bytes_text, console, fact
+from penstock.cli.screen import TRANSFER_SECONDS, console, fact
 from penstock.endpoint import ModelEndpoint, OptimizationMode
 from penstock.errors import PenstockError
 from penstock.manifest import Manifest
@@ -107,7 +107,7 @@ class Serving:
         if grant.keep:
             pin_process(grant.cpus)
         fact("cpu", describe_cpu(self._host))
-        fact("cores", f"{grant.cores} of {len(self._host.cores)} · memory {bytes_text(self._host.memory.total)}")
+        fact("cores", f"{grant.cores} of {len(self._host.cores)}, memory {describe_memory(self._host)}")
         for finding in grant.findings:
             logger.info("%s", finding)
         status = Status(name, task, host=self._host, grant=grant)

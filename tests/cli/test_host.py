@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import json
 import os
+from dataclasses import replace
 
 import pytest
 
+from penstock.cli.host import describe_memory
 from penstock.hardware import CpuIdentity
-from penstock_runtime.host import read_host
+from penstock_runtime.host import Memory, read_host
 from tests.cli.endpoints import invoke
 
 
@@ -32,6 +34,13 @@ def test_cores_are_as_many_as_asked_for() -> None:
 @pytest.mark.parametrize("line", ["cpu", "cores", "pinned", "memory"])
 def test_people_get_a_line_for_each_fact(line: str) -> None:
     assert [shown.split()[0] for shown in invoke("host").output.splitlines()].count(line) == 1
+
+
+@pytest.mark.parametrize(("limit", "said"), [(None, "24.0 GiB"), (512 * 2**20, "24.0 GiB, limit 512 MiB")])
+def test_the_memory_of_a_container_is_its_limit_as_well(limit: int | None, said: str) -> None:
+    host = read_host()
+
+    assert describe_memory(replace(host, memory=Memory(24 * 2**30, limit, 2**30))) == said
 
 
 def test_the_variable_stands_in_for_the_flag() -> None:
