@@ -12,6 +12,8 @@ from penstock.errors import HostError
 
 CLOSED = 1
 """Status of a command whose reader has closed the pipe, as click and rich have it."""
+FAILING = frozenset({"strict", "surrogateescape"})
+"""What Python does by itself where the output's encoding lacks a character, such as one of a path: it raises."""
 
 
 class Output(io.TextIOWrapper):
@@ -62,7 +64,7 @@ def checked_output() -> Iterator[None]:
     output = Output(
         plain.buffer,
         plain.encoding,
-        plain.errors,
+        "backslashreplace" if plain.errors in FAILING else plain.errors,
         line_buffering=plain.line_buffering,
         write_through=plain.write_through,
     )

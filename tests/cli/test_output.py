@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.cli.endpoints import PROGRAM, ROOT, SECONDS, clean_environment
+from tests.cli.endpoints import PROGRAM, ROOT, SECONDS, clean_environment, run, write_endpoint
 from tests.cli.test_errors import assert_one_sentence
 
 COMMANDS = {
@@ -91,6 +91,23 @@ def test_a_closed_output_is_no_error() -> None:
     )  # fmt: skip
 
     assert (done.returncode, done.stderr) == (0, "")
+
+
+ENCODINGS = {
+    "ASCII": {"PYTHONIOENCODING": "ascii"},
+    "Latin-1": {"PYTHONIOENCODING": "latin-1"},
+    "the C locale": {"LC_ALL": "C", "PYTHONUTF8": "0", "PYTHONCOERCECLOCALE": "0"},
+}
+
+
+@pytest.mark.parametrize("variables", ENCODINGS.values(), ids=ENCODINGS)
+def test_what_the_output_has_no_letters_for_is_written_by_number(variables: dict[str, str], tmp_path: Path) -> None:
+    file = write_endpoint(tmp_path / "far.yaml", "file:///no/模型")
+    done = run("optimize", file, environment=variables)
+
+    assert done.returncode == 1
+    assert r"model      file:///no/\u6a21\u578b" in done.stdout
+    assert_one_sentence(done.stderr, "is not there", "Give the folder")
 
 
 @pytest.mark.parametrize(("ignored", "status"), [(False, 130), (True, 0)], ids=["in front", "ignored by its shell"])
