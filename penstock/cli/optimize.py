@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import shlex
 import signal
 import stat
 import sys
@@ -13,7 +14,7 @@ from pathlib import Path
 import click
 
 from penstock.cli.finite import FiniteRange
-from penstock.cli.folders import models_option, store_option
+from penstock.cli.folders import DEFAULT_MODELS, DEFAULT_STORE, models_option, store_option
 from penstock.cli.host import describe_cpu
 from penstock.cli.packages import require_optimizer
 from penstock.cli.progress import OptimizationView, show_result
@@ -76,7 +77,20 @@ def command(
     latency = endpoint.spec.objective.latency
     show_result(Manifest.load(artefact), p95_objective_milliseconds=latency.p95_milliseconds if latency else None)
     fact("report", str(artefact / "report.html"))
-    console.print(f"serve it   penstock serve {file}", markup=False)
+    # No fact: that would be broken between words, and is to be copied.
+    console.print(f"serve it   {_serve_command(file, store=store, models=models, cores=cores)}", markup=False)
+
+
+def _serve_command(file: Path, *, store: Path, models: Path, cores: int | None) -> str:
+    """What finds the artefact that was made with these: what is no default has to be said again."""
+    words = ["penstock", "serve", str(file)]
+    if store != DEFAULT_STORE:
+        words += ["--store", str(store)]
+    if models != DEFAULT_MODELS.expanduser():
+        words += ["--models", str(models)]
+    if cores is not None:
+        words += ["--cores", str(cores)]
+    return shlex.join(words)
 
 
 def _print_json(progress: Progress) -> None:

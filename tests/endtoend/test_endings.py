@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shlex
 import shutil
 import signal
 import threading
@@ -226,4 +227,22 @@ def test_a_failed_optimisation_leaves_fp32_in_service_and_says_why(case: str, ti
         assert reason in server.said
         assert "Traceback" not in server.said
         assert gone(server.family())
+        assert server.end() == 0
+
+
+def test_the_command_that_optimize_ends_with_serves_what_it_made(tiny: Path, tmp_path: Path) -> None:
+    folder = tmp_path / "my models"
+    folder.mkdir()
+    file = write_endpoint(folder / "tiny.yaml", tiny, cores=2, optimization={"mode": "Disabled"})
+    places = ("--store", folder / "store", "--models", folder / "models")
+    done = run("optimize", file, *places, "--cores", 1, program=SHORTENED)
+    assert done.returncode == 0, done.stderr
+    line = next(line for line in done.stdout.splitlines() if line.startswith("serve it"))
+
+    words = shlex.split(line.removeprefix("serve it"))
+
+    assert words[:3] == ["penstock", "serve", str(file)]
+    with Served(file, *words[3:]) as server:
+        server.ready()
+        assert "made before, for this model and machine" in server.said
         assert server.end() == 0
