@@ -86,7 +86,7 @@ def _write(job: Job, exported: ExportedFacts) -> Manifest:
                 CandidateFacts(
                     recipe=TEACHER,
                     outcome=Outcome.CHOSEN,
-                    reason="the fp32 graph, served until the optimisation is through",
+                    reason="the fp32 graph as it was exported",
                     fused_nodes=exported.fused_nodes,
                     build_seconds=exported.seconds,
                     size_bytes=graph.stat().st_size,

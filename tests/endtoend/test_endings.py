@@ -165,6 +165,7 @@ def test_without_optimisation_nothing_is_searched(endless: Path, tmp_path: Path)
         assert server.predict("I like you.")[0] == 200
         assert info["optimization"] is None
         assert info["predictor"]["which"] == "baseline"
+        assert info["verdict"]["reason"] == "the fp32 graph as it was exported"
         assert info["plan"]["recipe"]["precision"] == "fp32"
         assert "until the optimisation is through" not in server.said
         assert server.end() == 0
