@@ -44,7 +44,9 @@ def missing(package: str) -> MissingPackage:
 
 
 def _say(error: PenstockError) -> None:
-    click.echo(f"{click.style('error:', fg='red', bold=True)} {error}", err=True)
+    # click asks only whether it is a terminal.
+    plain = bool(os.environ.get("NO_COLOR")) or os.environ.get("TERM") == "dumb"
+    click.echo(f"{click.style('error:', fg='red', bold=True)} {error}", err=True, color=False if plain else None)
 
 
 class LazyGroup(click.Group):

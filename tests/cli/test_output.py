@@ -110,6 +110,28 @@ def test_what_the_output_has_no_letters_for_is_written_by_number(variables: dict
     assert_one_sentence(done.stderr, "is not there", "Give the folder")
 
 
+@pytest.mark.parametrize(
+    ("variables", "begin"),
+    [
+        ({"TERM": "xterm", "NO_COLOR": ""}, "\x1b[31m\x1b[1merror:\x1b[0m "),
+        ({"TERM": "xterm", "NO_COLOR": "1"}, "error: "),
+        ({"TERM": "dumb", "NO_COLOR": ""}, "error: "),
+    ],
+)
+def test_errors_have_colours_only_where_they_are_wanted(variables: dict[str, str], begin: str, tmp_path: Path) -> None:
+    screen, terminal = os.openpty()
+    try:
+        subprocess.run(
+            [sys.executable, "-m", *PROGRAM, "optimize", str(tmp_path / "missing.yaml")],
+            cwd=ROOT, env=clean_environment(**variables), stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL,
+            stderr=terminal, timeout=SECONDS, check=False,
+        )  # fmt: skip
+        assert os.read(screen, 4096).decode().startswith(begin)
+    finally:
+        os.close(screen)
+        os.close(terminal)
+
+
 @pytest.mark.parametrize(("ignored", "status"), [(False, 130), (True, 0)], ids=["in front", "ignored by its shell"])
 def test_ctrl_c_while_it_is_imported_is_no_traceback(ignored: bool, status: int, tmp_path: Path) -> None:
     # Stands for the moment at which it is pressed: one of the first things that are imported.
