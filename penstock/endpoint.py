@@ -270,7 +270,9 @@ class EndpointCore(Spec):
     )
     task: TaskName = Field(description="What the endpoint does with a text (the words of the Hugging Face tasks).")
     hardware_class: DnsLabel = Field(
-        default="any", description="What kind of node: a HardwareClass. `any` takes the machine as it is."
+        default="any",
+        description="What kind of node: a HardwareClass. `any` takes the machine as it is.",
+        json_schema_extra=CLUSTER,
     )
     cores: int = Field(
         default=1, ge=1, le=256, description="Physical cores of one replica; NeuronCores on a class that has them."
