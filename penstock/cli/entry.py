@@ -8,10 +8,12 @@ from __future__ import annotations
 import signal
 
 from penstock.ending import end_when_told
+from penstock.standard_streams import open_closed_streams
 
 
 def main() -> None:
     """Entry point."""
+    open_closed_streams()
     before = signal.getsignal(signal.SIGINT)
     if before is signal.default_int_handler:  # else it is ignored, as in the background of a shell's script
         end_when_told(signal.SIGINT)

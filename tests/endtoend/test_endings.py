@@ -6,6 +6,8 @@ import json
 import shlex
 import shutil
 import signal
+import subprocess
+import sys
 import threading
 import time
 from collections.abc import Iterator
@@ -19,7 +21,7 @@ import pytest
 from safetensors.numpy import load_file, save_file
 
 from penstock.manifest import MANIFEST_NAME, Manifest
-from tests.cli.endpoints import SHORTENED, run, write_endpoint
+from tests.cli.endpoints import SHORTENED, clean_environment, run, write_endpoint
 from tests.endtoend.conftest import FEW
 from tests.endtoend.process import Served, gone
 from tests.runtime.models.hub_server import running_hub
@@ -247,3 +249,24 @@ def test_the_command_that_optimize_ends_with_serves_what_it_made(tiny: Path, tmp
         server.ready()
         assert "made before, for this model and machine" in server.said
         assert server.end() == 0
+
+
+@pytest.mark.parametrize("closed", ["<&-", "<&- >&-"], ids=["input", "input and output"])
+def test_without_standard_input_it_ends_in_order(closed: str, tiny: Path, tmp_path: Path) -> None:
+    file = write_endpoint(tmp_path / "tiny.yaml", tiny)
+    # As the `penstock` script starts.
+    start = "import sys; from penstock.cli.entry import main; sys.argv[0] = 'penstock'; main()"
+    words = [sys.executable, "-c", start, "serve", file, "--store", tmp_path / "store", "--no-optimize", "--port", "0"]
+    process = subprocess.Popen(
+        ["sh", "-c", f'exec "$@" {closed}', "sh", *map(str, words)],
+        env=clean_environment(), stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True,
+    )  # fmt: skip
+    with process:
+        try:
+            assert process.stderr is not None
+            for line in process.stderr:
+                if "ready: requests are answered" in line:
+                    process.terminate()
+            assert process.wait(DRAIN_SECONDS) == 0
+        finally:
+            process.kill()

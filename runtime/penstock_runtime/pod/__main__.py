@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 from penstock.ending import end_when_told
+from penstock.standard_streams import open_closed_streams
 
 
 def main() -> None:
     """See `penstock_runtime.pod.main`."""
+    open_closed_streams()
     end_when_told()
     from penstock_runtime.pod.main import main as work
 
