@@ -12,6 +12,7 @@ import click
 
 import penstock
 from penstock.ending import end_when_told
+from penstock.error_line import print_error
 from penstock.errors import PenstockError
 from penstock.setting import Setting
 from penstock_operator.settings import SETTINGS, Settings
@@ -43,7 +44,7 @@ def command(**flags: Any) -> None:
         settings = Settings.load(os.environ, flags)
         sys.exit(_run(settings))
     except PenstockError as error:
-        click.echo(f"{click.style('error:', fg='red', bold=True)} {error}", err=True)
+        print_error(error)
         sys.exit(1)
 
 

@@ -20,6 +20,7 @@ from penstock import __version__
 from penstock.cli.huge_pages import start_again_with_huge_pages
 from penstock.cli.output import checked_output
 from penstock.ending import end_when_told
+from penstock.error_line import print_error
 from penstock.errors import MissingPackage, PenstockError
 
 COMMANDS = {
@@ -41,12 +42,6 @@ def missing(package: str) -> MissingPackage:
         f"{package} is not installed here: without it artefacts can be served, and nothing can be optimised",
         remedy="Run pip install 'penstock[optimizer]', or take the image penstock-optimizer",
     )
-
-
-def _say(error: PenstockError) -> None:
-    # click asks only whether it is a terminal.
-    plain = bool(os.environ.get("NO_COLOR")) or os.environ.get("TERM") == "dumb"
-    click.echo(f"{click.style('error:', fg='red', bold=True)} {error}", err=True, color=False if plain else None)
 
 
 class LazyGroup(click.Group):
@@ -77,13 +72,13 @@ class LazyGroup(click.Group):
             error.param_hint = _variable(error) or error.param_hint
             raise
         except PenstockError as error:
-            _say(error)
+            print_error(error)
             ctx.exit(1)
         except ModuleNotFoundError as error:
             package = (error.name or "").partition(".")[0]
             if not package or package.startswith("penstock"):
                 raise
-            _say(missing(package))
+            print_error(missing(package))
             ctx.exit(1)
 
 
@@ -125,7 +120,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
         with checked_output():
             cli(args=arguments)
     except PenstockError as error:  # of the output, when there was no command yet or no longer
-        _say(error)
+        print_error(error)
         sys.exit(1)
 
 
