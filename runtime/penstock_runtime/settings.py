@@ -16,7 +16,7 @@ from typing import Any, Literal, Self
 from pydantic import PrivateAttr, SecretStr, field_validator, model_validator
 
 from penstock.errors import SettingError
-from penstock.setting import Group, Setting, described, load, setting
+from penstock.settings import Group, Setting, described, load, setting
 
 PREFIX = "PENSTOCK_"
 COMMANDS = ("SERVE_", "OPTIMIZE_", "BENCH_", "HOST_")

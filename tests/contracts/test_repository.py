@@ -5,8 +5,9 @@ import subprocess
 from pathlib import Path
 
 ROOT = Path(__file__).parents[2]
-LONGEST_MODULE = 450
-"""CONTRIBUTING says some 400 lines; a little over is a matter of taste, more is two nouns in one module."""
+SOURCES = ("penstock/**.py", "cli/**.py", "runtime/**.py", "operator/**.py", "bench/**.py", "simulator/**.py")
+LONGEST_MODULE = 520
+"""CONTRIBUTING says some 500 lines."""
 
 
 def tracked(*patterns: str) -> list[Path]:
@@ -17,7 +18,7 @@ def tracked(*patterns: str) -> list[Path]:
 
 
 def test_modules_are_one_noun_long() -> None:
-    sources = tracked("penstock/**.py", "runtime/**.py", "operator/**.py")
+    sources = tracked(*SOURCES)
     assert sources
 
     long = {
@@ -63,7 +64,7 @@ def test_what_is_tested_beside_clusters_computes_and_starts_none() -> None:
 
 def test_nothing_is_left_to_be_done() -> None:
     marker = re.compile(r"\b(TODO|FIXME|XXX|NotImplementedError)\b")
-    sources = tracked("penstock/**.py", "runtime/**.py", "operator/**.py")
+    sources = tracked(*SOURCES)
     assert sources
 
     assert [str(path) for path in sources if marker.search(path.read_text())] == []

@@ -11,10 +11,10 @@ from collections.abc import Awaitable, Coroutine
 from typing import Any
 
 from penstock_runtime.errors import ClientGone, RequestError, Unauthorized
-from penstock_runtime.http.door import too_large
-from penstock_runtime.http.message import Request, Response
-from penstock_runtime.http.replies import error_response
-from penstock_runtime.http.routes import Dialect, Router, allowed
+from penstock_runtime.http.api.replies import error_response
+from penstock_runtime.http.api.routes import Router, allowed
+from penstock_runtime.http.transport.head_checks import too_large
+from penstock_runtime.http.transport.message import Dialect, Request, Response
 from penstock_runtime.metrics import Metrics
 from penstock_runtime.settings import Settings
 
