@@ -81,36 +81,15 @@ cluster: system testbed ## Start a Kubernetes on this machine, with nodes whose 
 cluster-down: $(VENV)/.test ## End it, and undo all that it did to this machine
 	@$(BIN)/python -m testbed down
 
-# Files stay in one process, for their fixtures, and in the order of tests/conftest.py. Nodes own the machine's cores: their
-# tests come after the others, one at a time; they are looked for where tests/contracts says that they are.
-FULL_CLUSTER_TESTS := tests/endtoend_cluster tests/dev/testbed
-
-# Those wait for half of their time. Tests that only compute, whose results no clock decides, have what they leave idle:
-# the kernel gives those (SCHED_IDLE) no processor that anything else wants.
-COMPUTING_TESTS := $(addprefix tests/,golden operator/scaling/decide simulator optimizer/export optimizer/guard \
-  optimizer/pod optimizer/quantise optimizer/end_to_end/test_broken_servers.py optimizer/end_to_end/test_optimise.py \
-  runtime/engines runtime/serving runtime/tasks)
-
-# Some gigabytes of folders that tests filled: only of those that failed is anything left to look at.
-PYTEST := $(BIN)/python -m pytest -o tmp_path_retention_policy=failed
-IN_PARALLEL := --dist loadfile --no-loadscope-reorder
-
 .PHONY: test
 # PyTorch's threads look for work for a while before they sleep, and several test processes share each core.
 test test-all coverage: export OMP_WAIT_POLICY := passive
 test: system check testbed ## Everything that CI runs
-	@$(PYTEST) -m "not extended and not full_cluster" -n $(TEST_WORKERS) $(IN_PARALLEL) $(addprefix --ignore=,$(COMPUTING_TESTS))
-	@echo "two at once: the tests on whole clusters, and in the time that they leave idle those that only compute"
-	@log=$$(mktemp); \
-	  chrt --idle 0 $(PYTEST) -m "not extended" -n $$(nproc) $(IN_PARALLEL) $(COMPUTING_TESTS) >$$log 2>&1 & computing=$$!; \
-	  trap 'kill $$computing 2>/dev/null; rm -f $$log' EXIT; \
-	  $(PYTEST) -m "not extended and full_cluster" $(FULL_CLUSTER_TESTS); clusters=$$?; \
-	  echo "those that only compute:"; wait $$computing; computed=$$?; cat $$log; \
-	  exit $$((clusters ? clusters : computed))
+	@$(BIN)/python dev/tools/run_tests.py $(TEST_WORKERS)
 
 .PHONY: test-all
 test-all: system check testbed ## The tests that take much longer, too
-	@PENSTOCK_TEST_THOROUGH=1 $(PYTEST)
+	@PENSTOCK_TEST_THOROUGH=1 $(BIN)/python -m pytest -o tmp_path_retention_policy=failed
 
 .PHONY: coverage
 coverage: $(VENV)/.test ## Coverage of the pure core

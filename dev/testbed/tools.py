@@ -133,6 +133,7 @@ KEDA_ADAPTER = Tool(
     variables=_KEDA_VERSION,
     cold_minutes=2,
 )
+ACTIONLINT = Tool(name="actionlint", package="github.com/rhysd/actionlint/cmd/actionlint", cold_minutes=0.5)
 
 TOOLS: Mapping[str, Tool] = {
     tool.name: tool
@@ -148,9 +149,10 @@ TOOLS: Mapping[str, Tool] = {
         PROMETHEUS_ADAPTER,
         KEDA,
         KEDA_ADAPTER,
+        ACTIONLINT,
     )
 }
-TESTED: tuple[Tool, ...] = (KUBE, PAUSE, KWOK, HELM, COREDNS, PROMETHEUS, PROMTOOL, EXTERNAL_METRICS)
+TESTED: tuple[Tool, ...] = (KUBE, PAUSE, KWOK, HELM, COREDNS, PROMETHEUS, PROMTOOL, EXTERNAL_METRICS, ACTIONLINT)
 """What `make test` uses, and builds beforehand; KEDA and prometheus-adapter are for the extended tests, which build
 them when they come to them."""
 

@@ -4,6 +4,10 @@ import re
 import subprocess
 from pathlib import Path
 
+import pytest
+
+from tools.run_tests import COMPUTING_TESTS, FULL_CLUSTER_TESTS
+
 ROOT = Path(__file__).parents[2]
 SOURCES = ("penstock/**.py", "cli/**.py", "runtime/**.py", "operator/**.py", "bench/**.py", "simulator/**.py")
 LONGEST_MODULE = 520
@@ -35,8 +39,7 @@ def test_no_module_is_a_drawer_for_everything() -> None:
 
 
 def test_the_second_phase_looks_where_the_tests_on_the_whole_cluster_are() -> None:
-    (line,) = re.findall(r"^FULL_CLUSTER_TESTS := (.+)$", (ROOT / "Makefile").read_text(), re.MULTILINE)
-    folders = [ROOT / folder for folder in line.split()]
+    folders = [ROOT / folder for folder in FULL_CLUSTER_TESTS]
     uses = [
         path
         for path in tracked("tests/**.py")
@@ -49,17 +52,12 @@ def test_the_second_phase_looks_where_the_tests_on_the_whole_cluster_are() -> No
     assert all(any(path.is_relative_to(one) for path in uses) for one in folders)
 
 
-def test_what_is_tested_beside_clusters_computes_and_starts_none() -> None:
-    (line,) = re.findall(
-        r"^COMPUTING_TESTS := \$\(addprefix tests/,((?:.|\n)+?)\)$", (ROOT / "Makefile").read_text(), re.MULTILINE
-    )
-    places = line.replace("\\", "").split()
-    assert places
+@pytest.mark.parametrize("place", COMPUTING_TESTS)
+def test_what_is_tested_beside_clusters_computes_and_starts_none(place: str) -> None:
+    tests = tracked(place if place.endswith(".py") else f"{place}/**.py")
 
-    for place in places:
-        tests = tracked(f"tests/{place}" if place.endswith(".py") else f"tests/{place}/**.py")
-        assert tests, place
-        assert [path for path in tests if re.search(r"\b(control_plane|kubectl)\b", path.read_text())] == []
+    assert tests
+    assert [path for path in tests if re.search(r"\b(control_plane|kubectl)\b", path.read_text())] == []
 
 
 def test_nothing_is_left_to_be_done() -> None:

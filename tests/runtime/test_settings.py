@@ -113,6 +113,12 @@ def test_variables_of_flags_that_are_no_settings_are_none_of_ours() -> None:
     assert Settings.load({"PENSTOCK_SERVE_CORES": "2", "PENSTOCK_STORE": "s", "SERVE_PORT": "1"}) == Settings()
 
 
+def test_reading_the_tokens_of_the_defaults_changes_no_other_settings() -> None:
+    assert Settings().access.tokens == ()
+
+    assert Settings() == Settings.load({})
+
+
 def test_settings_do_not_change() -> None:
     with pytest.raises(ValidationError):
         Settings.load({}).http.port = 1  # type: ignore[misc]  # mypy knows, too
@@ -163,7 +169,7 @@ def test_tokens_come_from_both_places(tmp_path: Path) -> None:
 
     settings = Settings.load({"PENSTOCK_AUTH_TOKEN": "zero", "PENSTOCK_AUTH_TOKEN_FILE": str(file)})
 
-    assert settings.access.tokens() == (b"zero", b"one", b"two")
+    assert settings.access.tokens == (b"zero", b"one", b"two")
     assert "zero" not in repr(settings)
 
 
@@ -177,8 +183,8 @@ def test_a_token_file_may_be_a_pipe_that_says_it_once(flag: bool) -> None:
         settings = Settings.load(
             {} if flag else {"PENSTOCK_AUTH_TOKEN_FILE": file}, {"auth_token_file": file} if flag else {}
         )
-        assert settings.access.tokens() == (b"one",)
-        assert settings.access.tokens() == (b"one",)
+        assert settings.access.tokens == (b"one",)
+        assert settings.access.tokens == (b"one",)
     finally:
         os.close(reading)
 
@@ -190,6 +196,6 @@ def test_a_token_file_without_tokens_is_refused(tmp_path: Path, content: str | N
         file.write_text(content)
 
     with pytest.raises(SettingError, match="PENSTOCK_AUTH_TOKEN_FILE") as caught:
-        Settings.load({"PENSTOCK_AUTH_TOKEN_FILE": str(file)}).access.tokens()
+        _ = Settings.load({"PENSTOCK_AUTH_TOKEN_FILE": str(file)}).access.tokens
 
     assert "leave the setting out" in caught.value.remedy

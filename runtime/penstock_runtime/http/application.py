@@ -34,7 +34,7 @@ class Application:
         self.router = router
         self.metrics = metrics
         self.body_limit = settings.limits.max_body_bytes
-        self._tokens = settings.access.tokens()
+        self._tokens = settings.access.tokens
         self._origins = frozenset(settings.access.cors_origins)
         self.access_lines: list[str] | None = [] if settings.log.access_log else None
         """Lines for the access log; the server writes them out now and then."""
