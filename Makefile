@@ -117,6 +117,10 @@ crds: $(VENV)/.test ## Write crds/ and the parts of the chart that come from the
 docs: $(VENV)/.test ## Write the parts of docs/ that come from the code
 	@$(BIN)/python dev/tools/make_docs.py
 
+.PHONY: docs-site
+docs-site: $(VENV)/.test ## Build the site of the documents into site/, with all links checked
+	@$(BIN)/python -m mkdocs build --strict --quiet
+
 .PHONY: lock
 lock: | $(UV) ## Choose newest versions again and write constraints.txt
 	@$(UV) pip compile --quiet --universal --python-version 3.11 --all-extras --group test \

@@ -1,4 +1,4 @@
-"""Thousands of ModelEndpoints on a control plane of its own: what docs/operator.md says of scale.
+"""Thousands of ModelEndpoints on a control plane of its own: what docs/reference/operator.md says of scale.
 
     python -m benchmarks.operator_scale --endpoints 5000
     python -m benchmarks.operator_scale --endpoints 5000 --shared 1     # all of one optimisation

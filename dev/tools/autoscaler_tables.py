@@ -1,4 +1,4 @@
-"""What docs/autoscaling.md says about the knobs, from the knobs themselves."""
+"""What docs/reference/autoscaling.md says about the knobs, from the knobs themselves."""
 
 from __future__ import annotations
 
@@ -17,5 +17,5 @@ def knobs_table() -> str:
     return "\n".join(rows)
 
 
-PARTS: dict[str, tuple[str, Callable[[], str]]] = {"autoscaling-knobs": ("docs/autoscaling.md", knobs_table)}
+PARTS: dict[str, tuple[str, Callable[[], str]]] = {"autoscaling-knobs": ("docs/reference/autoscaling.md", knobs_table)}
 """Name of the part -> document and the function that makes it."""

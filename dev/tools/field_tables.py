@@ -193,13 +193,13 @@ def _default(field: FieldInfo) -> str:
 
 
 PARTS = {
-    "endpoint-fields": ("docs/model-endpoint.md", lambda: fields(ModelEndpointSpec, where=True)),
-    "endpoint-status": ("docs/model-endpoint.md", lambda: facts(EndpointStatus)),
-    "conditions": ("docs/model-endpoint.md", conditions),
-    "hardware-classes": ("docs/hardware-classes.md", hardware_classes),
-    "hardware-labels": ("docs/hardware-classes.md", hardware_labels),
-    "hardware-class-fields": ("docs/hardware-classes.md", lambda: fields(HardwareClassSpec)),
-    "optimized-model-fields": ("docs/optimized-model.md", lambda: fields(OptimizedModelSpec)),
-    "optimized-model-status": ("docs/optimized-model.md", lambda: facts(OptimizedModelStatus)),
+    "endpoint-fields": ("docs/reference/model-endpoint.md", lambda: fields(ModelEndpointSpec, where=True)),
+    "endpoint-status": ("docs/reference/model-endpoint.md", lambda: facts(EndpointStatus)),
+    "conditions": ("docs/reference/model-endpoint.md", conditions),
+    "hardware-classes": ("docs/reference/hardware-classes.md", hardware_classes),
+    "hardware-labels": ("docs/reference/hardware-classes.md", hardware_labels),
+    "hardware-class-fields": ("docs/reference/hardware-classes.md", lambda: fields(HardwareClassSpec)),
+    "optimized-model-fields": ("docs/reference/optimized-model.md", lambda: fields(OptimizedModelSpec)),
+    "optimized-model-status": ("docs/reference/optimized-model.md", lambda: facts(OptimizedModelStatus)),
 }
 """Name of the part -> document and the function that makes it."""

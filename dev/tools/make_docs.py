@@ -49,12 +49,12 @@ def adapter_rule() -> str:
 
 PARTS: dict[str, tuple[str, Callable[[], str]]] = {
     **field_tables.PARTS,
-    "commands": ("docs/cli.md", command_help),
+    "commands": ("docs/reference/cli.md", command_help),
     **manual.PARTS,
-    "job-variables": ("docs/settings.md", partial(manual.variables_table, JobVariables)),
+    "job-variables": ("docs/reference/settings.md", partial(manual.variables_table, JobVariables)),
     **operator_manual.PARTS,
     **autoscaler_manual.PARTS,
-    "adapter-rule": ("docs/autoscaling.md", adapter_rule),
+    "adapter-rule": ("docs/how-to/scale-with-hpa-or-keda.md", adapter_rule),
 }
 """Name of the part -> document and the function that makes it."""
 

@@ -1,4 +1,4 @@
-"""The parts of docs/operator.md that come from the code: settings, metrics, rights. `make docs` writes them."""
+"""Generates the tables of docs/reference/operator.md (settings, metrics, rights) for `make docs`."""
 
 from __future__ import annotations
 

@@ -117,12 +117,12 @@ def timings_table() -> str:
 
 
 PARTS: dict[str, tuple[str, Callable[[], str]]] = {
-    "settings": ("docs/settings.md", settings_table),
-    "pod-variables": ("docs/settings.md", partial(variables_table, PodVariables)),
-    "metrics": ("docs/metrics.md", metrics_table),
-    "routes": ("docs/http.md", routes_table),
-    "timings": ("docs/http.md", timings_table),
-    "errors": ("docs/http.md", errors_table),
+    "settings": ("docs/reference/settings.md", settings_table),
+    "pod-variables": ("docs/reference/settings.md", partial(variables_table, PodVariables)),
+    "metrics": ("docs/reference/metrics.md", metrics_table),
+    "routes": ("docs/reference/http.md", routes_table),
+    "timings": ("docs/reference/http.md", timings_table),
+    "errors": ("docs/reference/http.md", errors_table),
     **tasks_manual.PARTS,
 }
 """Name of the part -> document and the function that makes it."""

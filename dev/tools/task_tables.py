@@ -1,4 +1,4 @@
-"""Tables of docs/tasks.md that come from the schemas of the tasks; `tools.runtime_tables` gathers them."""
+"""Generates the tables of docs/reference/tasks.md from the schemas of the tasks."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from penstock.tasks import TaskName
 from penstock_runtime.tasks.factory import request_schema
 from penstock_runtime.tasks.fields import JsonSchema
 
-DOCUMENT = "docs/tasks.md"
+DOCUMENT = "docs/reference/tasks.md"
 
 
 def parameters_table(name: TaskName) -> str:

@@ -1,4 +1,4 @@
-"""The operator's own metrics. docs/operator.md lists them from here."""
+"""The operator's own metrics. docs/reference/operator.md lists them from here."""
 
 from __future__ import annotations
 

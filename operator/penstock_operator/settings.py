@@ -22,7 +22,7 @@ from penstock.settings import Group, Setting, described, load, setting
 from penstock_operator.plan.settings import PlanSettings, StoreVolume
 
 PREFIX = "PENSTOCK_OPERATOR_"
-DOCUMENT = "docs/operator.md"
+DOCUMENT = "docs/reference/operator.md"
 NAMESPACE_FILE = Path("/var/run/secrets/kubernetes.io/serviceaccount/namespace")
 
 

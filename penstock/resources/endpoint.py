@@ -147,7 +147,10 @@ class NoCandidate(StrEnum):
 
 
 class AccuracyBudget(Spec):
-    """How far answers may move from those of the fp32 model. Each has a default by task (docs/guard.md)."""
+    """How far answers may move from those of the fp32 model.
+
+    Each has a default by task (docs/reference/accuracy-budgets.md).
+    """
 
     min_cosine: float | None = Field(default=None, gt=0, le=1, description="Embeddings: lowest cosine of any text.")
     min_agreement: float | None = Field(
@@ -266,7 +269,7 @@ class EndpointCore(Spec):
 
     model: ModelUrl = Field(
         description="Where the model comes from: `hf://organisation/name@revision`, `s3://bucket/path`, `gs://`, "
-        "`az://`, `pvc://claim/path`, `file:///path`, `pkg://import_name/folder` (docs/models.md)."
+        "`az://`, `pvc://claim/path`, `file:///path`, `pkg://import_name/folder` (docs/reference/models.md)."
     )
     task: TaskName = Field(description="What the endpoint does with a text (the words of the Hugging Face tasks).")
     hardware_class: DnsLabel = Field(

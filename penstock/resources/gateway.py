@@ -18,7 +18,7 @@ class GatewayMode(StrEnum):
 
 
 class Gateway(Spec):
-    """What stands between the endpoint's address and its replicas (docs/gateway.md)."""
+    """What stands between the endpoint's address and its replicas (docs/reference/gateway.md)."""
 
     mode: GatewayMode = Field(
         default=GatewayMode.AUTO,

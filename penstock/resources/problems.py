@@ -47,7 +47,7 @@ SYNONYMS = {
     "none": "Disabled",
 }
 """What people call our values elsewhere."""
-REFERENCE = "docs/model-endpoint.md lists the fields"
+REFERENCE = "docs/reference/model-endpoint.md lists the fields"
 _WORDS = {
     "string_type": "must be text",
     "string_too_short": "must not be empty",

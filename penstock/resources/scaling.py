@@ -81,7 +81,7 @@ class Scaling(Spec):
         default=1,
         ge=0,
         le=MOST_REPLICAS,
-        description="Never fewer; 0 lets an idle endpoint end all its pods (docs/gateway.md).",
+        description="Never fewer; 0 lets an idle endpoint end all its pods (docs/reference/gateway.md).",
     )
     max_replicas: int = Field(default=4, ge=1, le=MOST_REPLICAS, description="Never more.")
     headroom: float = Field(
@@ -93,7 +93,8 @@ class Scaling(Spec):
         le=3600,
         description="Fewer replicas only when every number that was wanted within this time was lower, as with an "
         "HPA's stabilizationWindowSeconds. None: a window of the autoscaler's own, 120 s, 60 s while the load is "
-        "falling, and up to 16 minutes where shrinking has turned out to be too soon (docs/autoscaling.md).",
+        "falling, and up to 16 minutes where shrinking has turned out to be too soon "
+        "(docs/explanation/autoscaling.md).",
     )
     metrics: ScalingMetrics = ScalingMetrics()
     when_metrics_missing: WhenMetricsMissing = Field(

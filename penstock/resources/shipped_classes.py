@@ -1,4 +1,4 @@
-"""The hardware classes that the chart installs, as values. docs/hardware-classes.md says where each label comes from.
+"""The hardware classes that the chart installs. docs/reference/hardware-classes.md has the source of each label.
 
 A node is chosen by what the cloud or Node Feature Discovery says of it. That is not trusted: clouds mix generations
 under one name, so the pods check instruction set and processor for themselves.

@@ -1,4 +1,4 @@
-"""What the process counts and times, for Prometheus. docs/metrics.md is made from this file.
+"""What the process counts and times, for Prometheus. docs/reference/metrics.md is made from this file.
 
 A registry of its own for each server, so that two servers in one process (tests, a swap) do not mix. What every request
 touches is counted with plain integers by the event loop's thread (`Tally`, a fifth of the cost of the client library's
@@ -162,7 +162,9 @@ class Metrics:
             requests.add_metric([route, str(code)], count)
         yield requests
         rejected = CounterMetricFamily(
-            "penstock_rejected", "Requests answered with an error, by error_type (docs/http.md).", labels=["reason"]
+            "penstock_rejected",
+            "Requests answered with an error, by error_type (docs/reference/http.md).",
+            labels=["reason"],
         )
         for reason, count in sorted(self.rejected.items()):
             rejected.add_metric([reason], count)

@@ -1,9 +1,9 @@
 """Everything about a serving process that can be set, and the one source of its flags, variables and documentation.
 
 A setting is a field of one of the groups below. Its name gives the flag (`--drain-limit-seconds`) and the environment
-variable (`PENSTOCK_DRAIN_LIMIT_SECONDS`); its description gives unit and reason. The command line, docs/settings.md and
-the tests are made from `SETTINGS`. What belongs to the model (plan, batching, limits of the endpoint) is not here: it
-comes with the artefact and the ModelEndpoint.
+variable (`PENSTOCK_DRAIN_LIMIT_SECONDS`); its description gives unit and reason. The command line,
+docs/reference/settings.md and the tests are made from `SETTINGS`. What belongs to the model (plan, batching, limits of
+the endpoint) is not here: it comes with the artefact and the ModelEndpoint.
 """
 
 from __future__ import annotations
@@ -312,7 +312,7 @@ class Settings(Group):
         """
         found = [(one, one.variable, environment[one.variable]) for one in SETTINGS if one.variable in environment]
         refuse_near_misses(environment, [*(one.variable for one in SETTINGS), *others])
-        loaded = load(cls, SETTINGS, found, flags or {}, document="docs/settings.md")
+        loaded = load(cls, SETTINGS, found, flags or {}, document="docs/reference/settings.md")
         if (flags or {}).get("auth_token_file") is not None:
             # Read here, where it is known that a flag named the file, so that an error names the flag.
             try:

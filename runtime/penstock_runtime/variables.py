@@ -1,6 +1,6 @@
 """What a process in a pod is told: environment variables that are no settings of the server, documented as these are.
 
-Each field of a `Variables` is one: `cores` is PENSTOCK_CORES. docs/settings.md is made from them.
+Each field of a `Variables` is one: `cores` is PENSTOCK_CORES. docs/reference/settings.md is made from them.
 """
 
 from __future__ import annotations
@@ -52,5 +52,5 @@ class Variables(Group):
             raise SettingError(
                 f"{name} is {str(first['input'])[:100]!r}: {message[0].lower()}{message[1:]}",
                 field=name,
-                remedy="docs/settings.md says what it takes",
+                remedy="docs/reference/settings.md says what it takes",
             ) from error

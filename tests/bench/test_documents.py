@@ -1,4 +1,4 @@
-"""docs/benchmarks.md names commands that exist, and all of them."""
+"""docs/reference/benchmarks.md names commands that exist, and all of them."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from penstock_bench.published import published_table
 from penstock_bench.turns import FOREIGN_SHARE
 
 ROOT = Path(__file__).parents[2]
-TEXT = (ROOT / "docs" / "benchmarks.md").read_text(encoding="utf-8")
+TEXT = (ROOT / "docs" / "reference" / "benchmarks.md").read_text(encoding="utf-8")
 COMMANDS = sorted(set(re.findall(r"python -m (benchmarks[\w.]*)", TEXT)))
 PROGRAMS = sorted(
     path.relative_to(ROOT).with_suffix("").as_posix().replace("/", ".").removesuffix(".__main__")

@@ -77,7 +77,7 @@ WRONG: dict[str, tuple[Prepare, str, str]] = {
     "empty": (text(""), "holds nothing", "Start it with `apiVersion: penstock.dev/v1alpha1`"),
     "another kind": (text("kind: Pod\napiVersion: v1\n"), "Pod", "ModelEndpoint"),
     "unknown field": (spec(taks="feature-extraction"), "spec.taks: there is no such field", "Did you mean task?"),
-    "missing field": (spec(task=None), "spec.task is missing", "docs/model-endpoint.md lists the fields"),
+    "missing field": (spec(task=None), "spec.task is missing", "docs/reference/model-endpoint.md lists the fields"),
     "unknown task": (
         spec(task="feature-extracton"),
         "spec.task: 'feature-extracton' is not one of",
@@ -100,14 +100,18 @@ WRONG: dict[str, tuple[Prepare, str, str]] = {
     "pickled weights": (
         damaged(pickle_only),
         "holds pytorch_model.bin, which is a pickle",
-        "Convert it to safetensors (docs/models.md#safetensors)",
+        "Convert it to safetensors (docs/how-to/convert-a-model.md#safetensors)",
     ),
     "truncated weights": (
         damaged(truncate),
         "is not a whole safetensors file: it is truncated",
         "Fetch the model again",
     ),
-    "a model with code of its own": (damaged(want_code), "wants code of the model's own", "docs/models.md#remote-code"),
+    "a model with code of its own": (
+        damaged(want_code),
+        "wants code of the model's own",
+        "docs/how-to/convert-a-model.md#remote-code",
+    ),
     "no configuration": (damaged(lambda model: (model / "config.json").unlink()), "config.json", ". "),
     "no tokenizer": (damaged(lambda model: (model / "tokenizer.json").unlink()), "tokenizer.json", ". "),
 }

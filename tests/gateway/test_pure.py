@@ -265,7 +265,7 @@ def test_variables_are_named_like_their_fields() -> None:
 
 
 def test_the_document_names_every_variable_metric_and_default() -> None:
-    page = (Path(__file__).parents[2] / "docs/gateway.md").read_text()
+    page = (Path(__file__).parents[2] / "docs/reference/gateway.md").read_text()
     script = SCRIPT.read_text()
     metrics = set(re.findall(r"penstock_gateway_\w+", script))
 

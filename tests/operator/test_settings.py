@@ -50,7 +50,7 @@ def test_lists_are_split_at_commas() -> None:
     ("environment", "field", "remedy"),
     [
         ({"PENSTOCK_OPERATOR_WORKRES": "3"}, "PENSTOCK_OPERATOR_WORKRES", "Did you mean PENSTOCK_OPERATOR_WORKERS?"),
-        ({"PENSTOCK_OPERATOR_XYZZY": "3"}, "PENSTOCK_OPERATOR_XYZZY", "docs/operator.md lists the settings"),
+        ({"PENSTOCK_OPERATOR_XYZZY": "3"}, "PENSTOCK_OPERATOR_XYZZY", "docs/reference/operator.md lists the settings"),
         ({"PENSTOCK_OPERATOR_WORKERS": "many"}, "PENSTOCK_OPERATOR_WORKERS", "the default is 8"),
         ({"PENSTOCK_OPERATOR_PORT": "70000"}, "PENSTOCK_OPERATOR_PORT", "the default is 9090"),
         ({"PENSTOCK_OPERATOR_LOG_FORMAT": "xml"}, "PENSTOCK_OPERATOR_LOG_FORMAT", "the default is 'json'"),

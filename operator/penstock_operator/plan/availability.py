@@ -136,7 +136,7 @@ def available(
         return no(
             "PodsRefused",
             f"No pod can be made: {stopped(deployment.failure)} Raise the quota, or allow what the policy refuses "
-            "(docs/conditions.md#available).",
+            "(docs/reference/conditions.md#available).",
         )
     if wrong:
         return no(wrong[0].reason, _together(wrong))

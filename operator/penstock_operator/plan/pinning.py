@@ -19,7 +19,7 @@ from penstock_operator.plan.observed import HostReport, Neighbour, RuntimePod
 
 REMEDY = (
     "run the nodes of this class with cpuManagerPolicy: static and the full-pcpus-only option, then delete the pod "
-    "(docs/conditions.md#corespinned)"
+    "(docs/reference/conditions.md#corespinned)"
 )
 
 

@@ -129,7 +129,11 @@ def _instead(detail: str, needs: Needs) -> str:
 def _wanted(terms: Sequence[NodeTerm]) -> str:
     ways = [" and ".join(map(_requirement, term.match_expressions)) for term in terms[:_SHOWN_TERMS]]
     more = len(terms) - _SHOWN_TERMS
-    others = f" or in {more} other way{'s' if more > 1 else ''} that docs/hardware-classes.md lists" if more > 0 else ""
+    others = (
+        f" or in {more} other way{'s' if more > 1 else ''} that docs/reference/hardware-classes.md lists"
+        if more > 0
+        else ""
+    )
     return f"nodes labelled {', or '.join(ways)}{others}"
 
 

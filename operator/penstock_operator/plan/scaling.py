@@ -69,7 +69,8 @@ def _cannot_scale(scaler: ScalerFacts) -> Finding:
     where = (
         "its triggers"
         if SCALED_OBJECT in {scaler.kind, scaler.owner}
-        else f"external.metrics.k8s.io, which has to have {METRIC}: docs/autoscaling.md has the rule for an adapter"
+        else f"external.metrics.k8s.io, which has to have {METRIC}: docs/how-to/scale-with-hpa-or-keda.md has the rule "
+        "for an adapter"
     )
     said = stopped(f"{scaler.reason}: {scaler.message}" if scaler.message else scaler.reason)
     return no(

@@ -1,6 +1,7 @@
 """The verdict: answers of a candidate against those of the fp32 teacher, by task. Pure.
 
-No labels are needed: the teacher is right by definition. docs/guard.md gives the reason for each metric and budget.
+No labels are needed: the teacher is right by definition. docs/reference/accuracy-budgets.md gives the reason for each
+metric and budget.
 """
 
 from __future__ import annotations

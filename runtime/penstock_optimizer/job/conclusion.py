@@ -175,7 +175,10 @@ def findings(
     if first is not None and not first.fused_nodes:
         found.append("Nothing was fused in the fp32 graph: this architecture runs node by node, slower than it could.")
     if plan.recipe == teacher and any(one.outcome is Outcome.REJECTED for one in candidates):
-        found.append("Faster candidates were rejected for their answers: see the accuracy budget (docs/guard.md).")
+        found.append(
+            "Faster candidates were rejected for their answers: see the accuracy budget "
+            "(docs/reference/accuracy-budgets.md)."
+        )
     if plan.short is not None:
         size = next((one.size_bytes for one in candidates if one.recipe == plan.short.recipe), 0)
         memory = f"{second_graph_bytes / 1e6:.0f} MB of memory" if second_graph_bytes else "its memory was not measured"

@@ -79,7 +79,7 @@ class PodJob:
             raise SettingError(
                 "PENSTOCK_STORE_URI is not set: the result would have nowhere to go",
                 field="PENSTOCK_STORE_URI",
-                remedy="Set it to file:///path or s3://bucket/prefix (docs/artefact-store.md)",
+                remedy="Set it to file:///path or s3://bucket/prefix (docs/reference/artefact-store.md)",
             )
         retries = Retries(
             ATTEMPTS, told=lambda error, wait: self._lines.stage("publish", f"{error.message} (again in {wait:.0f} s)")

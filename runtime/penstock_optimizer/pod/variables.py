@@ -18,7 +18,8 @@ class JobVariables(Variables):
     store_uri: str = setting(
         "",
         "The artefact store to publish into: `file:///path`, `s3://bucket/prefix`, `gs://`, `az://` "
-        "(docs/artefact-store.md). Credentials come by the variables of the store's own library. Must be given.",
+        "(docs/reference/artefact-store.md). Credentials come by the variables of the store's own library. "
+        "Must be given.",
     )
     work: Path = setting(
         Path("/var/lib/penstock/work"),

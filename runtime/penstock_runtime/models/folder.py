@@ -217,7 +217,8 @@ class ModelFolder:
             f"{self.path} has no tokenizer.json ({found})",
             remedy=(
                 'Write one with python -c "from transformers import AutoTokenizer as T; '
-                f"T.from_pretrained('{self.path}').save_pretrained('{self.path}')\" (docs/models.md#tokenizer)"
+                f"T.from_pretrained('{self.path}').save_pretrained('{self.path}')\" "
+                "(docs/how-to/convert-a-model.md#tokenizer)"
             ),
         )
 
@@ -262,7 +263,8 @@ def _read_config(path: Path) -> dict[str, Any]:
     if nested and (path / "modules.json").is_file():
         raise UnsupportedModel(
             f"{path} keeps its transformer in the folder {nested[0]}, as old sentence-transformers did",
-            remedy="Load and save it once with sentence-transformers 5, which puts it at the top (docs/models.md)",
+            remedy="Load and save it once with sentence-transformers 5, which puts it at the top "
+            "(docs/how-to/convert-a-model.md#safetensors)",
         )
     if (path / "adapter_config.json").is_file():
         raise safety.no_weights(path, _names(path))

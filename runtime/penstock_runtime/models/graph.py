@@ -89,7 +89,7 @@ def check_data(path: Path) -> None:
         raise CorruptModel(
             f"{path} keeps weights in {missing.relative_to(path.parent)}, which is not beside it",
             remedy=f"Put that file there; of a remote model, which is fetched by known names, save it anew with all "
-            f"weights in {path.name}_data (docs/models.md#onnx-weights)",
+            f"weights in {path.name}_data (docs/how-to/convert-a-model.md#onnx-weights)",
         )
 
 

@@ -221,7 +221,7 @@ def object_error(error: Exception, source: ModelSource) -> PenstockError | None:
         case Trouble.DENIED:
             return ModelAccessDenied(
                 f"{source}: the store refuses access ({first_line(error)})",
-                remedy="Give credentials that may list and read it (docs/models.md#object-stores)",
+                remedy="Give credentials that may list and read it (docs/reference/models.md#object-stores)",
             )
         case Trouble.FULL_DISK:
             return OutOfDisk(
@@ -230,7 +230,7 @@ def object_error(error: Exception, source: ModelSource) -> PenstockError | None:
         case Trouble.REFUSED:
             return ModelError(
                 f"{source}: the store cannot answer ({first_line(error)})",
-                remedy="Check its address, its settings and the credentials (docs/models.md#object-stores)",
+                remedy="Check its address, its settings and the credentials (docs/reference/models.md#object-stores)",
             )
         case Trouble.ALTERED:
             return CorruptModel(

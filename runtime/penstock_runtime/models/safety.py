@@ -42,7 +42,7 @@ def no_weights(origin: Path | str, names: Iterable[str]) -> CorruptModel | Unsaf
         why = "which is not read here, because such files can carry code"
     return UnsafeModel(
         f"{origin} holds {unread[0]}, {why}",
-        remedy="Convert it to safetensors (docs/models.md#safetensors) and try again",
+        remedy="Convert it to safetensors (docs/how-to/convert-a-model.md#safetensors) and try again",
     )
 
 
@@ -65,7 +65,7 @@ def check_code(origin: Path | str, config: Mapping[str, Any], *, has_graph: bool
         raise UnsafeModel(
             f"{origin}/config.json wants code of the model's own (auto_map: {wanted[0]})",
             remedy="Code that comes with a model is never run here: export it to ONNX where you trust it and put "
-            "model.onnx into the folder (docs/models.md#remote-code)",
+            "model.onnx into the folder (docs/how-to/convert-a-model.md#remote-code)",
         )
 
 

@@ -134,7 +134,7 @@ class SentenceModules:
             raise UnsupportedModel(
                 f"{self.path}/modules.json starts with a {first.kind}{where}, not with a Transformer at the top",
                 remedy="Serve a model whose first module is a Transformer; save an old one again with "
-                "sentence-transformers 5 (docs/models.md)",
+                "sentence-transformers 5 (docs/how-to/convert-a-model.md#safetensors)",
             )
         steps = [module for module in rest if module.kind != _IDLE_WHEN_SERVING]
         for module in steps:

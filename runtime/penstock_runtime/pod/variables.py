@@ -22,7 +22,7 @@ class PodVariables(Variables):
     store_uri: str = setting(
         "",
         "The artefact store, for a digest: `file:///path`, `s3://bucket/prefix`, `gs://`, `az://` "
-        "(docs/artefact-store.md). Credentials come by the variables of the store's own library.",
+        "(docs/reference/artefact-store.md). Credentials come by the variables of the store's own library.",
     )
     cache: Path = setting(
         Path("/var/lib/penstock/cache"),

@@ -6,7 +6,7 @@ the runtime, which fetches.
     folder = store.fetch(published.digest, cache)          # verified byte by byte, or an error
     store.collect(keep={...}, older_than_seconds=86400)    # what nobody refers to any more
 
-The layout is that of `penstock.artefact_store`; docs/artefact-store.md says what each kind of store needs.
+The layout is that of `penstock.artefact_store`; docs/reference/artefact-store.md says what each kind of store needs.
 """
 
 from penstock_runtime.store.backend import Stored

@@ -35,7 +35,7 @@ from penstock_runtime.store.retries import Retries
 
 T = TypeVar("T")
 
-DOCUMENTED = "docs/artefact-store.md#object-stores"
+DOCUMENTED = "docs/reference/artefact-store.md#object-stores"
 PART_BYTES = 16 * 2**20
 _UPLOAD: Mapping[StoreScheme, Mapping[str, Any]] = {
     # Parts under way are held in memory: s3fs' own default is ten of 50 MB.

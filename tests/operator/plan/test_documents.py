@@ -1,4 +1,4 @@
-"""docs/conditions.md knows every reason that the code can give, and messages point only at documents that are there."""
+"""docs/reference/conditions.md has every reason that the code can give; messages name only documents that exist."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from penstock.resources.status import ConditionType
 
 ROOT = Path(__file__).parents[3]
 PLAN = ROOT / "operator" / "penstock_operator" / "plan"
-PAGE = (ROOT / "docs" / "conditions.md").read_text(encoding="utf-8")
+PAGE = (ROOT / "docs" / "reference" / "conditions.md").read_text(encoding="utf-8")
 MAKERS = {"no", "yes", "unknown", "shared", "Trouble", "PinVerdict", "_failed", "_timed_out"}
 """The functions whose argument is a reason."""
 

@@ -203,7 +203,7 @@ BAD: list[tuple[str, object, str]] = [
     ("spec.scaling", {"minReplicas": 4, "maxReplicas": 2},
      "spec.scaling: minReplicas 4 is over maxReplicas 2: raise maxReplicas or lower minReplicas"),
     ("extra", 1, "extra: there is no such field. Fields here: apiVersion, kind, metadata, spec, status"),
-    ("spec", None, "spec is missing. Add it (docs/model-endpoint.md lists the fields)"),
+    ("spec", None, "spec is missing. Add it (docs/reference/model-endpoint.md lists the fields)"),
     ("metadata", None, "metadata is missing"),
 ]  # fmt: skip
 
@@ -236,7 +236,7 @@ def test_all_mistakes_are_told_at_once() -> None:
 def test_a_short_form_of_a_field_is_recognised() -> None:
     error = problem(changed("spec.objective.latency.p95", 2))
     assert [one.remedy for one in error.problems] == [
-        "Add it (docs/model-endpoint.md lists the fields)",
+        "Add it (docs/reference/model-endpoint.md lists the fields)",
         "Did you mean p95Milliseconds?",
     ]
 

@@ -1,4 +1,4 @@
-"""docs/models.md: its commands do what they say, and every remedy that points into it finds its section."""
+"""The commands of docs/how-to/convert-a-model.md work, and every section that a remedy names exists."""
 
 from __future__ import annotations
 
@@ -16,11 +16,15 @@ from tests.runtime.models.folders import bare_folder, write_json, write_onnx_wit
 
 ROOT = Path(__file__).parents[3]
 VOCABULARY = "[PAD]\n[UNK]\n[CLS]\n[SEP]\n[MASK]\nhello\n"
-PAGE = (ROOT / "docs" / "models.md").read_text(encoding="utf-8")
+PAGES = {
+    name: (ROOT / "docs" / name).read_text(encoding="utf-8")
+    for name in ("reference/models.md", "how-to/convert-a-model.md")
+}
+PAGE = PAGES["how-to/convert-a-model.md"]
 
 
 def section(title: str) -> str:
-    return PAGE.split(f"### {title}\n")[1].split("\n##")[0]
+    return PAGE.split(f"## {title}\n")[1].split("\n## ")[0]
 
 
 def programs(title: str) -> list[str]:
@@ -40,9 +44,14 @@ def run(monkeypatch: pytest.MonkeyPatch) -> Callable[..., None]:
 
 def test_every_section_that_a_remedy_names_is_there() -> None:
     sources = [*(ROOT / "runtime").rglob("*.py"), *(ROOT / "penstock").rglob("*.py")]
-    named = {anchor for path in sources for anchor in re.findall(r"docs/models\.md#([\w-]+)", path.read_text())}
-    titles = {title.lower().replace(" ", "-") for title in re.findall(r"^##+ (.+)$", PAGE, flags=re.MULTILINE)}
-    assert {"safetensors", "remote-code", "tokenizer", "object-stores", "onnx-weights"} <= named
+    link = re.compile(r"docs/(reference/models\.md|how-to/convert-a-model\.md)#([\w-]+)")
+    named = {(page, anchor) for path in sources for page, anchor in link.findall(path.read_text())}
+    titles = {
+        (name, title.lower().replace(" ", "-"))
+        for name, text in PAGES.items()
+        for title in re.findall(r"^##+ (.+)$", text, flags=re.MULTILINE)
+    }
+    assert {"safetensors", "remote-code", "tokenizer", "object-stores", "onnx-weights"} <= {one for _, one in named}
     assert named <= titles
 
 

@@ -381,7 +381,7 @@ class TestWeights:
         (tmp_path / "onnx__MatMul_7").unlink()
         with pytest.raises(CorruptModel, match=r"model.onnx keeps weights in onnx__MatMul_7, which is not") as caught:
             ModelFolder.open(tmp_path)
-        assert "all weights in model.onnx_data (docs/models.md#onnx-weights)" in caught.value.remedy
+        assert "all weights in model.onnx_data (docs/how-to/convert-a-model.md#onnx-weights)" in caught.value.remedy
 
     def test_which_is_no_matter_beside_safetensors(self, tmp_path: Path) -> None:
         """A fetch of the graph that broke off left it in the hub's cache."""
@@ -443,7 +443,7 @@ class TestSafety:
         with pytest.raises(UnsafeModel) as caught:
             ModelFolder.open(tmp_path)
         assert f"{tmp_path} holds {name}, which {why}" in str(caught.value)
-        assert "Convert it to safetensors (docs/models.md#safetensors)" in str(caught.value)
+        assert "Convert it to safetensors (docs/how-to/convert-a-model.md#safetensors)" in str(caught.value)
         assert not Path(f"{trap}.opened").exists()
 
     def test_a_pickle_beside_safetensors_is_left_alone(self, tmp_path: Path) -> None:

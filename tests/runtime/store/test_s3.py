@@ -243,7 +243,7 @@ def test_a_wrong_secret_is_access_denied(
     for error in errors_of_both(tmp_path, artefact):
         assert type(error) is StoreAccessDenied
         assert not error.temporary
-        assert "docs/artefact-store.md#object-stores" in error.remedy
+        assert "docs/reference/artefact-store.md#object-stores" in error.remedy
         assert "not-the-right-one" not in str(error)
 
 

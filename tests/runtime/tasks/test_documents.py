@@ -1,4 +1,4 @@
-"""docs/tasks.md says what is so. That its tables are fresh is tested with those of the other documents."""
+"""docs/reference/tasks.md says what is so. That its tables are fresh is tested with those of the other documents."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from tests.runtime.tasks.answers import assert_alike
 from tests.runtime.tasks.families import Built
 from tools.task_tables import PARTS, parameters_table
 
-TEXT = (Path(__file__).parents[3] / "docs" / "tasks.md").read_text(encoding="utf-8")
+TEXT = (Path(__file__).parents[3] / "docs" / "reference" / "tasks.md").read_text(encoding="utf-8")
 
 
 def section(name: TaskName) -> str:
@@ -37,7 +37,7 @@ def exchange(name: TaskName) -> tuple[dict[str, Any], Any]:
 @pytest.mark.parametrize("name", TaskName)
 def test_the_tables_are_those_of_the_code(name: TaskName) -> None:
     document, make = PARTS[f"parameters of {name.value}"]
-    assert document == "docs/tasks.md"
+    assert document == "docs/reference/tasks.md"
     assert make() == parameters_table(name)
     assert parameters_table(name) in section(name), "run `make docs`"
 

@@ -360,7 +360,7 @@ DOCUMENTED = (
     "in this model's vocabulary",
     "tokens; this model takes",
 )
-"""What a request may be refused for although it fits the schema. docs/tasks.md lists these reasons."""
+"""What a request may be refused for although it fits the schema. docs/reference/tasks.md lists these reasons."""
 
 
 def bodies(schema: dict[str, Any]) -> Any:

@@ -2,7 +2,7 @@
 
 Zero is a statement ("no requests came"), and must be proven: an outage, an empty vector, a NaN and a series that went
 stale look like zero to whoever maps them to a number, and have scaled services to nothing at their peak
-(docs/autoscaling.md).
+(docs/explanation/autoscaling.md).
 """
 
 from __future__ import annotations

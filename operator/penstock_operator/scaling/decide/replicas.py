@@ -1,4 +1,6 @@
-"""The decision: demand over measured capacity, what the past forbids, p95 as the guard (docs/autoscaling.md).
+"""Decides the number of replicas from demand, measured capacity, past decisions and p95.
+
+docs/explanation/autoscaling.md describes the rules.
 
 Pure: no clock, no IO. `decide` maps settings, capacity, what is seen and what is remembered to a number and a sentence.
 """

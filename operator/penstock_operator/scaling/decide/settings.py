@@ -1,4 +1,4 @@
-"""The knobs of the autoscaler. Each says its unit, its default and why; docs/autoscaling.md is made from them."""
+"""Settings of the autoscaler, with unit, default and reason. docs/reference/autoscaling.md is generated from them."""
 
 from __future__ import annotations
 

@@ -50,7 +50,7 @@ ERROR: JsonSchema = {
     "type": "object",
     "properties": {
         "error": {"type": "string", "description": "What is wrong, and where."},
-        "error_type": {"type": "string", "description": "For programs; see docs/http.md."},
+        "error_type": {"type": "string", "description": "For programs; see docs/reference/http.md."},
         "field": {"type": "string", "description": "The field, such as inputs[3]."},
         "remedy": {"type": "string", "description": "What to do next."},
     },

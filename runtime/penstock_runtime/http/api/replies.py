@@ -33,7 +33,7 @@ def json_response(value: Any, *, status: int = 200, headers: bytes = b"") -> Res
 
 
 def timing_headers(answer: Answer) -> bytes:
-    """Milliseconds with three decimals; docs/http.md says what each holds."""
+    """Milliseconds with three decimals; docs/reference/http.md says what each holds."""
     timings = answer.timings
     lines = (
         b"x-compute-time: %.3f\r\nx-queue-time: %.3f\r\nx-tokenization-time: %.3f\r\nx-inference-time: %.3f\r\n"

@@ -146,7 +146,7 @@ class Connection(asyncio.Protocol):
                 self._refuse_and_close(self.request, not_http(data, error))
 
     def eof_received(self) -> bool:
-        """The client has closed its side. One that cancels looks just like this, so the request ends (docs/http.md)."""
+        """The client has closed its side. A cancellation looks the same, the request ends (docs/reference/http.md)."""
         self._cancel()
         if self.transport is not None:
             self._close(self.transport)
