@@ -7,10 +7,9 @@ their fixtures and markers.
 
 from __future__ import annotations
 
-import ast
 import inspect
-import textwrap
-from collections.abc import Callable, Iterable
+import re
+from collections.abc import Callable
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -32,14 +31,18 @@ FIXTURES_OF = "testbed.fixtures"
 """The module of the fixtures that give a test a cluster."""
 
 
+IMPORT = re.compile(r"^( *)(?:from +([\w.]+) +import +(\([^)]*\)|[^\n]+)|import +([^\n]+))", re.MULTILINE)
+"""An import statement: its indentation, and what it names. Programs that a test keeps as text count as well."""
+
+
 @cache
 def is_unit_file(path: Path) -> bool:
     """Whether a test file and the helpers that it imports import nothing of the above, in functions as well, and look
     for no program of the system; and whether the conftest.py files above it can be imported."""
     folders = [folder for folder in path.parents if folder.is_relative_to(TESTS) and folder != TESTS]
     conftests = [file for folder in folders if (file := folder / "conftest.py").is_file()]
-    return all(_is_light(file) for file in _with_helpers([path])) and all(
-        not _top_level(_imports(_tree(file).body)) & MISSING_PACKAGES for file in _with_helpers(conftests)
+    return not any(_needs_more(_text(file)) for file in _with_helpers([path])) and not any(
+        _packages(_text(file), in_functions=False) & MISSING_PACKAGES for file in _with_helpers(conftests)
     )
 
 
@@ -61,58 +64,47 @@ def is_unit_test(item: pytest.Item) -> bool:
 @cache
 def _is_heavy_fixture(function: Callable[..., Any]) -> bool:
     module = function.__module__
-    if module.endswith(FIXTURES_OF):
-        return True
-    source = textwrap.dedent(inspect.getsource(function)) if module.startswith("tests.") else ""
-    return "shutil.which" in source or bool(
-        _top_level(_imports(ast.walk(ast.parse(source)))) & (MISSING_PACKAGES | MACHINERY)
-    )
+    return module.endswith(FIXTURES_OF) or (module.startswith("tests.") and _needs_more(inspect.getsource(function)))
+
+
+@cache
+def _text(file: Path) -> str:
+    return file.read_text(encoding="utf-8")
+
+
+@cache
+def _needs_more(text: str) -> bool:
+    return "shutil.which" in text or bool(_packages(text) & (MISSING_PACKAGES | MACHINERY))
+
+
+def _packages(text: str, *, in_functions: bool = True) -> set[str]:
+    """Packages that a text imports, and their parts one level below: `dev` in `dev.testbed` decides nothing."""
+    return {part for name in _imports(text, in_functions=in_functions) for part in name.split(".")[:2]}
+
+
+@cache
+def _imports(text: str, *, in_functions: bool = True) -> frozenset[str]:
+    """Dotted names of all that a text imports; `from a import b` gives `a` and `a.b`."""
+    names: set[str] = set()
+    for indentation, source, members, modules in IMPORT.findall(text):
+        if in_functions or not indentation:
+            found = [part.split()[0] for part in (members or modules).strip("()").split(",") if part.strip()]
+            names |= {source, *(f"{source}.{name}" for name in found)} if source else {*found}
+    return frozenset(names)
 
 
 def _with_helpers(files: list[Path]) -> set[Path]:
+    """These files, and those of the tests and of the repository's other folders that they import."""
     found: set[Path] = set()
     while files:
         file = files.pop()
         if file not in found:
             found.add(file)
-            files += [helper for name in _imports_of(file) if (helper := _helper(name))]
+            files += [helper for name in _imports(_text(file)) if (helper := _helper(name))]
     return found
 
 
 @cache
-def _is_light(file: Path) -> bool:
-    heavy = _top_level(_imports_of(file)) & (MISSING_PACKAGES | MACHINERY)
-    return not heavy and "shutil.which" not in file.read_text(encoding="utf-8")
-
-
-@cache
-def _tree(file: Path) -> ast.Module:
-    return ast.parse(file.read_text(encoding="utf-8"))
-
-
-def _imports(nodes: Iterable[ast.AST]) -> set[str]:
-    """Dotted names of all that these statements import; `from a import b` gives `a` and `a.b`."""
-    names = set()
-    for node in nodes:
-        if isinstance(node, ast.Import):
-            names |= {alias.name for alias in node.names}
-        elif isinstance(node, ast.ImportFrom) and node.module:
-            names |= {node.module, *(f"{node.module}.{alias.name}" for alias in node.names)}
-    return names
-
-
-@cache
-def _imports_of(file: Path) -> frozenset[str]:
-    """All that a file imports, in functions as well."""
-    return frozenset(_imports(ast.walk(_tree(file))))
-
-
-def _top_level(names: Iterable[str]) -> set[str]:
-    """Their packages at the top, and one level below: `dev` in `dev.testbed` decides nothing."""
-    return {part for name in names for part in name.split(".")[:2]}
-
-
 def _helper(name: str) -> Path | None:
-    """The file of an imported module of the tests, or of what else lies in the repository beside the packages."""
     path = ROOT.joinpath(*name.split(".")).with_suffix(".py")
     return path if not name.startswith("penstock") and path.is_file() else None
