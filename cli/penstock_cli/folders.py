@@ -39,6 +39,15 @@ def models_option(function: click.decorators.FC) -> click.decorators.FC:
     )(function)
 
 
+def verbose_option(function: click.decorators.FC) -> click.decorators.FC:
+    """Whether tables show the options of recipes; the same for every command."""
+    return click.option(
+        "--verbose",
+        is_flag=True,
+        help="Show the precision and options of each recipe, which its short name leaves out.",
+    )(function)
+
+
 def read_artefact(folder: Path, *, otherwise: str) -> Manifest:
     """The manifest of the artefact that the command line gave; ArtefactError as `Manifest.load`.
 

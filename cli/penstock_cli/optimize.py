@@ -17,7 +17,7 @@ from penstock.manifest import Manifest
 from penstock.process import sigterm_interrupts
 from penstock.resources.endpoint import LONGEST_BUDGET_SECONDS, ModelEndpoint
 from penstock_cli.finite import FiniteRange
-from penstock_cli.folders import DEFAULT_MODELS, DEFAULT_STORE, models_option, store_option
+from penstock_cli.folders import DEFAULT_MODELS, DEFAULT_STORE, models_option, store_option, verbose_option
 from penstock_cli.host import describe_cpu
 from penstock_cli.packages import require_optimizer
 from penstock_cli.progress import OptimizationView, show_result
@@ -40,8 +40,16 @@ from penstock_runtime.host import read_host
 @click.option(
     "--json", "as_json", is_flag=True, help="Print progress as JSON lines; ends when its input does, if that is a pipe."
 )
+@verbose_option
 def command(
-    file: Path, store: Path, models: Path, cores: int | None, budget_seconds: float | None, *, as_json: bool
+    file: Path,
+    store: Path,
+    models: Path,
+    cores: int | None,
+    budget_seconds: float | None,
+    *,
+    as_json: bool,
+    verbose: bool,
 ) -> None:
     """Optimise the model of a ModelEndpoint FILE for this machine.
 
@@ -75,7 +83,11 @@ def command(
         fact("ended", "interrupted: the same command goes on from there")
         raise click.exceptions.Exit(INTERRUPTED) from None
     latency = endpoint.spec.objective.latency
-    show_result(Manifest.load(artefact), p95_objective_milliseconds=latency.p95_milliseconds if latency else None)
+    show_result(
+        Manifest.load(artefact),
+        p95_objective_milliseconds=latency.p95_milliseconds if latency else None,
+        verbose=verbose,
+    )
     fact("report", str(artefact / "report.html"))
     # No fact: that would be broken between words, and is to be copied.
     console.print(f"serve it   {_serve_command(file, store=store, models=models, cores=cores)}", markup=False)

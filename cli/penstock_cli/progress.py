@@ -121,8 +121,8 @@ def event_from_json(value: Mapping[str, Any]) -> Event:
     )
 
 
-def candidates_table(candidates: Sequence[CandidateFacts]) -> Table:
-    """One row a candidate: agreement, time by length, verdict."""
+def candidates_table(candidates: Sequence[CandidateFacts], *, verbose: bool = False) -> Table:
+    """One row a candidate: agreement, time by length, verdict; `verbose`: the options of its recipe too."""
     table = Table(box=None, padding=(0, 0, 0, 2), header_style="dim")
     measured = {point.tokens for candidate in candidates for point in candidate.latency}
     lengths = [tokens for tokens in TABLE_TOKENS if tokens in measured] or sorted(measured)[:4]
@@ -131,6 +131,8 @@ def candidates_table(candidates: Sequence[CandidateFacts]) -> Table:
     for tokens in lengths:
         table.add_column(f"ms at {tokens}", justify="right", no_wrap=True)
     table.add_column("verdict", overflow="fold")
+    if verbose:
+        table.add_column("precision and options", overflow="fold")
     for candidate in sorted(candidates, key=_rank):
         times = {point.tokens: point.p50_milliseconds for point in candidate.latency}
         table.add_row(
@@ -138,6 +140,7 @@ def candidates_table(candidates: Sequence[CandidateFacts]) -> Table:
             _agreement(candidate),
             *(f"{times[tokens]:.3g}" if tokens in times else "-" for tokens in lengths),
             f"{candidate.outcome.value}: {candidate.reason}",
+            *((" ".join((candidate.recipe.precision.value, *candidate.recipe.options)),) if verbose else ()),
             style=_STYLE.get(candidate.outcome, ""),
         )
     return table
@@ -155,12 +158,20 @@ def _agreement(candidate: CandidateFacts) -> str:
     return next((f"{metric.value:.3f}" for metric in metrics if metric.higher_is_better), "")
 
 
-def show_result(manifest: Manifest, *, p95_objective_milliseconds: float | None, table: bool = True) -> None:
-    """The chosen plan with its evidence, in a few lines, after the `table` of all candidates."""
+def show_result(
+    manifest: Manifest, *, p95_objective_milliseconds: float | None, table: bool = True, verbose: bool = False
+) -> None:
+    """Print the chosen plan with its evidence, in a few lines, after the `table` of all candidates.
+
+    `verbose`: the options of the recipes too, which their short names leave out.
+    """
     if table:
-        console.print(candidates_table(manifest.candidates), soft_wrap=False)
+        console.print(candidates_table(manifest.candidates, verbose=verbose), soft_wrap=False)
     chosen = next((c for c in manifest.candidates if c.outcome is Outcome.CHOSEN), None)
     fact("plan", manifest.chosen.plan.summary, style="bold green")
+    if verbose:
+        for recipe in manifest.chosen.plan.recipes:
+            fact("recipe", f"{recipe.name}: {recipe.full_name}")
     is_fp32 = manifest.chosen.plan.recipe == manifest.baseline.plan.recipe
     if manifest.speed_up and not is_fp32:
         gains = ", ".join(f"{gain:.1f}x at {tokens}" for tokens, gain in sorted(manifest.speed_up.items()))

@@ -11,7 +11,7 @@ from typing import Any
 
 import click
 
-from penstock_cli.folders import models_option, store_option
+from penstock_cli.folders import models_option, store_option, verbose_option
 from penstock_cli.screen import screen_log
 from penstock_cli.serving import ServeOptions, Serving
 from penstock_cli.settings import setting_options, settings_from
@@ -32,8 +32,11 @@ logger = logging.getLogger("penstock.serve")
     help="Search for a better plan while the fp32 plan serves. --no-optimize serves what there is: a finished "
     "artefact, or fp32.",
 )
+@verbose_option
 @setting_options
-def command(target: Path, store: Path, models: Path, cores: int | None, *, optimize: bool, **flags: Any) -> None:
+def command(
+    target: Path, store: Path, models: Path, cores: int | None, *, optimize: bool, verbose: bool, **flags: Any
+) -> None:
     """Serve a ModelEndpoint FILE, or an ARTEFACT folder that penstock optimize has made.
 
     A finished artefact for this file and machine is served as it is. Otherwise the fp32 model answers within seconds,
@@ -49,6 +52,7 @@ def command(target: Path, store: Path, models: Path, cores: int | None, *, optim
         models=models.expanduser(),
         cores=cores,
         optimize=optimize,
+        verbose=verbose,
         token=os.environ.get("HF_TOKEN"),
     )
     # The tokenizers' own thread pool would compete with the engine for its cores.

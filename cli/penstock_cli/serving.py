@@ -76,6 +76,7 @@ class ServeOptions:
     models: Path
     cores: int | None = None
     optimize: bool = True
+    verbose: bool = False
     token: str | None = None
 
 
@@ -291,7 +292,7 @@ class Serving:
         if self._endpoint is not None:
             latency = self._endpoint.spec.objective.latency
             limit = latency.p95_milliseconds if latency is not None else None
-        show_result(manifest, p95_objective_milliseconds=limit, table=table)
+        show_result(manifest, p95_objective_milliseconds=limit, table=table, verbose=self._options.verbose)
 
     def _show_serving(self, server: Server, note: str = "") -> None:
         fact("serving", f"{server.url}{note}", style="bold")

@@ -32,7 +32,7 @@ class ArtefactReference(Facts):
 class PlanFacts(Facts):
     """The plan that was chosen."""
 
-    summary: ShortText = Field(description="In one line, such as `openvino int8-static, 2x1 threads`.")
+    summary: ShortText = Field(description="In one line, such as `openvino-int8, 2x1 threads`.")
     engine: EngineName
     precision: Precision
     options: tuple[Annotated[str, Field(max_length=64)], ...] = Field(

@@ -270,8 +270,7 @@ class TryOut:
             ours, theirs = entrant.fastest, best.fastest
             factor = min(ours[tokens] / theirs[tokens] for tokens in ours.keys() & theirs.keys())
             entrant.facts = entrant.facts.model_copy(update={"latency": points(entrant.milliseconds)})
-            fastest = f"{best.recipe.engine.value} {best.recipe.precision.value}"
-            entrant.settle(Outcome.SLOWER, f"at first sight at least {factor:.1f} times as slow as {fastest}")
+            entrant.settle(Outcome.SLOWER, f"at first sight at least {factor:.1f} times as slow as {best.recipe.name}")
             entrant.close()
         else:
             entrant.settle(Outcome.SLOWER, WITHIN_BUDGET)

@@ -1,6 +1,6 @@
 """What a job says on standard output: one JSON object a line, for whoever reads the pod's log.
 
-    {"event": "progress", "done": 7, "of": 23, "stage": "candidates", "message": "onnxruntime int8-dynamic"}
+    {"event": "progress", "done": 7, "of": 23, "stage": "candidates", "message": "onnxruntime-int8-dynamic"}
     {"event": "baseline", "digest": "sha256:...", "uri": "...", "bytes": 90000000}
     {"event": "artefact", "digest": "sha256:...", "uri": "...", "bytes": 110000000}
     {"event": "summary", "summary": {...}}

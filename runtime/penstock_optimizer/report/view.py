@@ -256,7 +256,7 @@ def plan_rows(manifest: Manifest) -> list[PlanRow]:
 
 
 def plan_text(plan: Plan) -> str:
-    """A plan in full, such as `openvino int8-static, 2x1 threads, padded up to 8 rows / 512 tokens / 15 % padding,
+    """A plan in full, such as `openvino-int8, 2x1 threads, padded up to 8 rows / 512 tokens / 15 % padding,
     all cores from 64 tokens`."""
     parts = [plan.summary]
     if plan.max_batch_rows > 1:
@@ -289,7 +289,7 @@ def _bound(metric: Metric) -> str:
 
 
 def _facts(candidate: CandidateFacts) -> str:
-    parts = []
+    parts = [", ".join((candidate.recipe.precision.value, *candidate.recipe.options))]
     if candidate.verdict is not None and candidate.verdict.batching:
         parts.append(f"batching {candidate.verdict.batching}")
     if candidate.verdict is not None and candidate.verdict.texts:

@@ -27,7 +27,7 @@ from penstock_runtime.serving.loaded_model import load_artefact
 from tests.optimizer.end_to_end.optimising import QUICK, Made, endpoint
 from tests.optimizer.end_to_end.small_model import HIDDEN
 
-BROKEN = "onnxruntime int8-dynamic"
+BROKEN = "onnxruntime-int8-dynamic-plain"
 
 pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("short_points")]
 

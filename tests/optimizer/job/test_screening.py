@@ -45,7 +45,7 @@ def run(tryout: TryOut, scripts: dict[Recipe, Script]) -> dict[Recipe, Entrant]:
     ("script", "outcome", "reason"),
     [
         (Script(speed=2), Outcome.SLOWER, "within the accuracy budget"),
-        (Script(speed=0.5), Outcome.SLOWER, "at first sight at least 2.0 times as slow as onnxruntime fp32"),
+        (Script(speed=0.5), Outcome.SLOWER, "at first sight at least 2.0 times as slow as onnxruntime-fp32"),
         (Script(cosine=0.944), Outcome.REJECTED, "min_cosine 0.944 is under the budget of 0.985"),
         (Script(fails={"build": crash()}), Outcome.FAILED, "killed by signal 11"),
         (Script(fails={"time": crash(9)}), Outcome.FAILED, "killed by signal 9"),
