@@ -17,7 +17,7 @@ from collections.abc import Callable
 from typing import Any
 
 from penstock.resources.job_summary import Summary
-from penstock_optimizer.job.fetching import said
+from penstock_optimizer.job.fetching import transfer_text
 from penstock_optimizer.job.progress import Progress
 from penstock_runtime.models.progress import Progress as Transfer
 from penstock_runtime.store import Published
@@ -58,7 +58,7 @@ class Lines:
             if not event.note and not last and now - self._moved < QUIET_SECONDS:
                 return
             self._moved = now
-            self.stage(stage, said(event, verb))
+            self.stage(stage, transfer_text(event, verb))
 
         return moved
 
