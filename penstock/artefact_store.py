@@ -13,9 +13,14 @@ import hashlib
 import re
 from dataclasses import dataclass
 from enum import StrEnum
+from pathlib import Path
 
 from penstock.errors import ArtefactError, SettingError
 
+DEFAULT_STORE = Path("artefacts")
+"""Folder of artefacts of the command line."""
+DEFAULT_MODELS = Path("~/.cache/penstock/models")
+"""Folder of downloaded models of the command line."""
 ALGORITHM = "sha256"
 DIGITS_KEPT = 16
 """Of a digest, in a list of what is to be kept: ten thousand whole ones would not fit into a ConfigMap. That two begin

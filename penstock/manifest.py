@@ -114,6 +114,9 @@ class LatencyPoint(Frozen):
     """Interquartile range over median: the noise of the measurement."""
 
 
+_REFERENCE_IN_0_1 = "teacher"
+
+
 class Outcome(StrEnum):
     """What became of a candidate."""
 
@@ -126,8 +129,12 @@ class Outcome(StrEnum):
     """Could not be built or run: crashed, refused, or ran out of time."""
     SKIPPED = "skipped"
     """Not tried; the reason says why."""
-    TEACHER = "teacher"
-    """The fp32 graph that the others are judged by."""
+    REFERENCE = "reference"
+    """The fp32 graph that the others are compared with. Version 0.1 wrote it as `teacher`."""
+
+    @classmethod
+    def _missing_(cls, value: object) -> Outcome | None:
+        return cls.REFERENCE if value == _REFERENCE_IN_0_1 else None
 
 
 class Metric(Frozen):

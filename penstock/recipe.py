@@ -29,8 +29,37 @@ class Precision(StrEnum):
     """Weights int8 ahead of time, activations scaled per row (token) or group at run time: independent of the batch."""
 
 
+PER_CHANNEL = "per-channel"
+"""Option: a scale for each output channel of a weight instead of one for the whole matrix."""
+SMOOTH = "smooth"
+"""Option: SmoothQuant. Outlier channels of the activations are scaled down and the weights up: the same product, with
+smaller rounding errors. Calibration texts decide the strength."""
+COMPENSATED = "compensated"
+"""Option: GPTQ. Weights that are rounded later compensate the rounding errors of earlier ones; the bias compensates the
+mean error."""
+REDUCED_RANGE = "reduced-range"
+"""Option: neighbouring weights are limited, so that without VNNI the sum of two 8-bit products cannot saturate at
+16 bits."""
+SIX_BITS = "6-bit-weights"
+"""Option of the native engine: weights are stored in 6 bits and expanded to 8 bits in registers. Reading weights is
+most of the time of a short row, and this saves a quarter of it."""
+NNCF = "nncf"
+"""Option of OpenVINO: NNCF quantises instead of our quantiser, the products inside the attention as well."""
+GROUP_32 = "group-32"
+"""Option of OpenVINO: a scale for every 32 activations of a token, computed at run time."""
 BF16_REST = "bf16-rest"
-"""The recipe option that the engine, too, must know: what is not int8 (attention, GELU, sums) runs in bf16."""
+"""Option that the engine obeys too: all that is not int8 (attention, GELU, sums) runs in bf16."""
+
+_TUNED = frozenset({COMPENSATED, PER_CHANNEL, SMOOTH})
+_SHORT_NAMES: dict[tuple[EngineName, Precision], tuple[str, frozenset[str]]] = {
+    (EngineName.ONNXRUNTIME, Precision.INT8_STATIC): ("int8", _TUNED),
+    (EngineName.ONNXRUNTIME, Precision.INT8_DYNAMIC): ("int8-dynamic", _TUNED),
+    (EngineName.OPENVINO, Precision.INT8_STATIC): ("int8", _TUNED),
+    (EngineName.OPENVINO, Precision.INT8_ROWWISE): ("int8-rowwise", frozenset({GROUP_32})),
+    (EngineName.NATIVE, Precision.INT8_ROWWISE): ("int8", _TUNED),
+}
+"""Engine and precision -> precision in the name, and the usual options, which the name leaves out."""
+_SHORT_OPTIONS = {BF16_REST: "bf16"}
 
 
 class Batching(StrEnum):
@@ -56,7 +85,22 @@ class Recipe(BaseModel):
 
     @property
     def name(self) -> str:
-        """The name in tables and reports, such as `onnxruntime int8-dynamic per-channel reduced-range`."""
+        """The short name, such as `native-int8` or `openvino-int8-bf16` (docs/decisions/recipe-names.md).
+
+        Two recipes of one optimisation never share a name. `reduced-range` is left out: the processor decides it.
+        """
+        precision, usual = _SHORT_NAMES.get((self.engine, self.precision), (self.precision.value, frozenset()))
+        if SIX_BITS in self.options:
+            precision = precision.replace("int8", "int6")
+        named = [option for option in self.options if option not in {*usual, SIX_BITS, REDUCED_RANGE}]
+        present = usual.intersection(self.options)
+        if NNCF not in named and present != usual:
+            named = [*(sorted(present) or ["plain"]), *named]
+        return "-".join((self.engine.value, precision, *(_SHORT_OPTIONS.get(option, option) for option in named)))
+
+    @property
+    def full_name(self) -> str:
+        """Engine, precision and every option, such as `onnxruntime-int8-dynamic-per-channel`."""
         return " ".join((self.engine.value, self.precision.value, *self.options))
 
     @property
@@ -72,8 +116,8 @@ class Recipe(BaseModel):
 
     @property
     def slug(self) -> str:
-        """The name as a folder name."""
-        return self.name.replace(" ", "-")
+        """The full name as a folder name."""
+        return self.full_name.replace(" ", "-")
 
 
 class ShortRoute(BaseModel):
@@ -120,8 +164,8 @@ class Plan(BaseModel):
 
     @property
     def summary(self) -> str:
-        """The plan in a table cell, such as `openvino int8-static, 2x1 threads` or
-        `openvino int8-static, 2x1 threads; up to 16 tokens onnxruntime int8-static`."""
+        """The plan in a table cell, such as `openvino-int8, 2x1 threads` or
+        `openvino-int8, 2x1 threads; up to 16 tokens native-int8`."""
         own = f"{self.recipe.name}, {self.streams}x{self.threads_per_stream} threads"
         return (
             own if self.short is None else f"{own}; up to {self.short.longest_tokens} tokens {self.short.recipe.name}"

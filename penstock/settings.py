@@ -94,6 +94,11 @@ class Setting:
         return text
 
 
+def hugging_face_token(environment: Mapping[str, str]) -> str | None:
+    """The token in HF_TOKEN; None when it is unset or empty, so that a stored login is used."""
+    return environment.get("HF_TOKEN", "").strip() or None
+
+
 def described(settings: type[Group], prefix: str) -> tuple[Setting, ...]:
     """Every setting of a model of groups, in their order."""
     found: list[Setting] = []

@@ -17,14 +17,14 @@ import pytest
 @contextmanager
 def shortened() -> Iterator[None]:
     """While the block runs."""
-    from penstock_cli import serving
+    from penstock_cli import serve
     from penstock_optimizer.capacity import curve as capacity
     from penstock_optimizer.capacity import steps as capacity_steps
     from penstock_optimizer.job import budget, planning
 
     with pytest.MonkeyPatch.context() as patch:
         # What `penstock serve` starts is shortened as well.
-        patch.setattr(serving, "PROGRAM", ("tests.shortened", *serving.PROGRAM))
+        patch.setattr(serve, "PROGRAM", ("tests.shortened", *serve.PROGRAM))
         for module in (budget, planning):
             patch.setattr(module, "MOST_PLANS_SECONDS", 1.0)
         # An idle point, a good one and, most often, one beyond saturation.

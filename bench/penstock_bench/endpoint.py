@@ -9,6 +9,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from penstock.resources.endpoint import ModelEndpoint
+from penstock.settings import hugging_face_token
 from penstock_bench.results import OURS
 from penstock_bench.server import Server, free_port
 from penstock_optimizer.job.fetching import Fetching
@@ -20,8 +21,6 @@ READY_PATH = "/readyz"
 READY_SECONDS = 120.0
 TRANSFER_SECONDS = 10.0
 """Between two lines about a download."""
-DEFAULT_STORE = Path("artefacts")
-DEFAULT_MODELS = Path("~/.cache/penstock/models")
 
 
 def find_or_make(
@@ -40,7 +39,7 @@ def find_or_make(
         store=store,
         models=models,
         cores=cores,
-        token=os.environ.get("HF_TOKEN"),
+        token=hugging_face_token(os.environ),
         on_progress=tell,
         on_transfer=Fetching(tell, every_seconds=TRANSFER_SECONDS),
     )

@@ -60,7 +60,7 @@ class Served(Frozen):
 
     cores: int
     plan: str
-    """Such as `openvino int8-static, 2x1 threads`; empty where the server does not tell."""
+    """Such as `openvino-int8, 2x1 threads`; empty where the server does not tell."""
     made: str = ""
     """When the artefact was made; empty where that is not known."""
     verdict: str = ""

@@ -18,6 +18,7 @@ from penstock import __version__
 from penstock.process import sigterm_interrupts
 from penstock.resources.endpoint import ModelEndpoint
 from penstock.errors import SpecError
+from penstock.artefact_store import DEFAULT_MODELS, DEFAULT_STORE
 from penstock.manifest import Manifest
 from penstock_bench import baseline
 from penstock_bench import endpoint as endpoints
@@ -92,7 +93,7 @@ def run_bench(options: BenchOptions, on_progress: OnProgress = lambda _: None) -
     folder = ResultsFolder(options.output)
     folder.prepare()
     host = read_host()
-    models = (options.models or endpoints.DEFAULT_MODELS).expanduser()
+    models = (options.models or DEFAULT_MODELS).expanduser()
     subject = read_subject(
         options, models=models, on_transfer=Fetching(fetching, every_seconds=endpoints.TRANSFER_SECONDS)
     )
@@ -109,7 +110,7 @@ def run_bench(options: BenchOptions, on_progress: OnProgress = lambda _: None) -
             f"nothing of this can be measured ({'; '.join(grid.left_out)})",
             remedy="Give --cores and --lengths that this machine and this model have",
         )
-    store = options.store or endpoints.DEFAULT_STORE
+    store = options.store or DEFAULT_STORE
     run = _Run(options, host, subject, grid, folder, on_progress=on_progress, store=store, models=models)
     with sigterm_interrupts():
         return run.everything()

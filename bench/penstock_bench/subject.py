@@ -13,6 +13,7 @@ from tokenizers.models import WordLevel
 from tokenizers.pre_tokenizers import Whitespace
 from tokenizers.processors import TemplateProcessing
 
+from penstock.settings import hugging_face_token
 from penstock.resources.endpoint import ModelEndpoint
 from penstock.errors import SpecError
 from penstock.hardware import CpuIdentity
@@ -62,7 +63,7 @@ def read_subject(options: BenchOptions, *, models: Path, on_transfer: OnTransfer
             remedy=f"Give http://{options.target} for the server that answers there",
         )
     endpoint = ModelEndpoint.from_file(Path(options.target))
-    folder = fetch_model(endpoint.spec.source, cache=models, token=os.environ.get("HF_TOKEN"), on_progress=on_transfer)
+    folder = fetch_model(endpoint.spec.source, cache=models, token=hugging_face_token(os.environ), on_progress=on_transfer)
     limit = endpoint.spec.serving.max_input_tokens
     return Subject(
         name=endpoint.metadata.name,

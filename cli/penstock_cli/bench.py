@@ -1,4 +1,4 @@
-"""`penstock bench`: the published experiment on any endpoint."""
+"""`penstock bench`: measures throughput and latency of an endpoint by cores, sequence length and batch size."""
 
 from __future__ import annotations
 
@@ -10,29 +10,10 @@ import click
 from penstock_bench.client import MeasurementFailed
 from penstock_bench.options import BenchOptions
 from penstock_bench.run import BenchProgress, run_bench
-from penstock_cli.finite import FiniteRange
-from penstock_cli.folders import models_option
+from penstock_cli.options import FiniteRange, PositiveIntegers, models_option
 from penstock_cli.screen import INTERRUPTED, console, fact
 
 FIELDS = BenchOptions.model_fields
-
-
-class Numbers(click.ParamType[tuple[int, ...]]):
-    """`1,2,4`: whole numbers from 1, separated by commas."""
-
-    name = "numbers"
-
-    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> tuple[int, ...]:
-        """The numbers as a tuple."""
-        if isinstance(value, tuple):
-            return value
-        try:
-            numbers = tuple(int(part) for part in str(value).split(","))
-        except ValueError:
-            self.fail(f"{value!r} is not a list of whole numbers: write it like 1,2,4", param, ctx)
-        if not numbers or min(numbers) < 1:
-            self.fail(f"{value!r} holds a number under 1", param, ctx)
-        return numbers
 
 
 def _help(name: str) -> str:
@@ -52,9 +33,9 @@ def _show(progress: BenchProgress) -> None:
 
 @click.command
 @click.argument("target", metavar="FILE|URL")
-@click.option("--cores", type=Numbers(), default=FIELDS["cores"].default, help=_help("cores"))
-@click.option("--lengths", type=Numbers(), default=FIELDS["lengths"].default, help=_help("lengths"))
-@click.option("--batches", type=Numbers(), default=FIELDS["batches"].default, help=_help("batches"))
+@click.option("--cores", type=PositiveIntegers(), default=FIELDS["cores"].default, help=_help("cores"))
+@click.option("--lengths", type=PositiveIntegers(), default=FIELDS["lengths"].default, help=_help("lengths"))
+@click.option("--batches", type=PositiveIntegers(), default=FIELDS["batches"].default, help=_help("batches"))
 @click.option("--seconds", type=FiniteRange(min=0.1), default=FIELDS["seconds"].default, help=_help("seconds"))
 @click.option("--rounds", type=click.IntRange(1, 50), default=FIELDS["rounds"].default, help=_help("rounds"))
 @click.option(
@@ -83,9 +64,9 @@ def _show(progress: BenchProgress) -> None:
 def command(**options: Any) -> None:
     """Measure an endpoint: throughput and latency for cores x lengths x batches.
 
-    FILE is a ModelEndpoint, which is optimised and served for each number of cores; URL a running server. Settings that
-    this machine cannot do are named. Writes results.csv, results.json and report.html. Interrupted, it goes on where it
-    was.
+    FILE is a ModelEndpoint, which is optimised and served for each number of cores; URL is a running server. Settings
+    that this machine cannot run are listed. Writes results.csv, results.json and report.html. An interrupted run is
+    resumed by the same command.
     """
     output = options["output"]
     try:
@@ -99,5 +80,5 @@ def command(**options: Any) -> None:
     if not results.answered:
         raise MeasurementFailed(
             f"no request to {results.target} was answered in any setting",
-            remedy="See what the answers were in the report, or above",
+            remedy="The report and the lines above show the answers",
         )

@@ -1,6 +1,6 @@
-"""The `penstock` console script: Ctrl-C during its imports exits without a traceback.
+"""The `penstock` console script: installs signal handlers first, then imports the command line.
 
-It imports nothing that takes time before the handler is installed.
+Ctrl-C during the imports exits without a traceback, so nothing slow is imported before the handler is installed.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ def main() -> None:
     """Entry point."""
     open_closed_streams()
     before = signal.getsignal(signal.SIGINT)
-    if before is signal.default_int_handler:  # else it is ignored, as in the background of a shell's script
+    if before is signal.default_int_handler:  # otherwise it is ignored, as for background jobs of a shell script
         exit_on_signal(signal.SIGINT)
     try:
         from penstock_cli.main import main as run
@@ -30,7 +30,7 @@ def main() -> None:
         )
         sys.exit(1)
 
-    # The commands have handlers of their own: some print how to resume.
+    # The commands install their own handlers: some print how to resume.
     signal.signal(signal.SIGINT, before)
     run()
 

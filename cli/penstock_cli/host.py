@@ -1,4 +1,4 @@
-"""`penstock host`: what this machine is to Penstock."""
+"""`penstock host`: shows the processor, the cores that Penstock would use, and the memory of this machine."""
 
 from __future__ import annotations
 
@@ -12,13 +12,13 @@ from penstock_runtime.host import Host, read_host
 
 
 def describe_cpu(host: Host) -> str:
-    """The processor in a line: name, instruction set class, what that means for int8."""
+    """The processor in one line: name, instruction set class, and whether it has int8 products."""
     int8 = "native int8 products" if host.cpu.isa.has_int8_dot else "no native int8 products"
     return f"{host.cpu.model_name} (family {host.cpu.family} model {host.cpu.model}, {host.cpu.isa.value}: {int8})"
 
 
 def describe_memory(host: Host) -> str:
-    """The machine's memory, and how much of it this container may take where that is less."""
+    """The machine's memory, and the container's limit where that is lower."""
     limit = host.memory.limit
     return bytes_text(host.memory.total) + (f", limit {bytes_text(limit)}" if limit is not None else "")
 
@@ -27,9 +27,9 @@ def describe_memory(host: Host) -> str:
 @click.option("--cores", type=click.IntRange(min=1), help="Physical cores to ask for. Default: all.")
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object instead.")
 def command(cores: int | None, *, as_json: bool) -> None:
-    """Show what this machine is: processor, cores that would be used, and whether they are ours alone.
+    """Show this machine: processor, cores that would be used, and whether they can be pinned.
 
-    A plan is measured for one instruction set class and refused on another; `penstock host` tells which this is.
+    A plan is measured for one instruction set class and refused on another; `penstock host` shows this machine's.
     """
     host = read_host()
     grant = host.usable_cores(cores)

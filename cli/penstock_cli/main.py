@@ -1,7 +1,7 @@
-"""`penstock`: the group of commands, and how errors reach a person.
+"""The `penstock` command group, which imports each command on use and prints errors.
 
-A PenstockError is printed as `error: what and where. What to do next` with exit status 1; a wrong flag is click's
-business (status 2); anything else is a defect and shows its traceback.
+A PenstockError is printed as `error: what and where. What to do next` with exit status 1. Click reports wrong flags
+(status 2). Any other exception is a defect and shows its traceback.
 """
 
 from __future__ import annotations
@@ -19,9 +19,8 @@ from click.core import ParameterSource
 from penstock import __version__
 from penstock.errors import PenstockError
 from penstock.process import exit_on_signal, print_error
-from penstock_cli.huge_pages import start_again_with_huge_pages
-from penstock_cli.output import checked_output
 from penstock_cli.packages import missing_package
+from penstock_cli.process import checked_stdout, restart_with_huge_pages
 
 COMMANDS = {
     "serve": "Serve a model: fp32 at once, the optimised plan when it is found.",
@@ -30,17 +29,17 @@ COMMANDS = {
     "simulate": "Replay load against autoscalers: ours, HPA, KEDA, Knative's.",
     "host": "Show what this machine is: processor, cores, pinning.",
 }
-"""Command -> what it does. Each is `command` of the module of its name, imported on use: `penstock --help`, which click
-would make from the commands' own words, loads no engine."""
+"""Command -> description. Each is `command` of the module of the same name. The descriptions are here so that
+`penstock --help` imports none of these modules, and no engine."""
 HEAVY = frozenset({"serve", "optimize", "bench"})
-"""Those that run models."""
+"""Commands that run models."""
 
 
 class LazyGroup(click.Group):
-    """Loads a command's module when it is asked for."""
+    """Imports a command's module when the command is used."""
 
     def list_commands(self, ctx: click.Context) -> list[str]:  # noqa: ARG002 - click's signature
-        """All commands, in the order of a user's work."""
+        """All commands, in the order in which users need them."""
         return list(COMMANDS)
 
     def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:  # noqa: ARG002 - click's signature
@@ -48,16 +47,16 @@ class LazyGroup(click.Group):
         if cmd_name not in COMMANDS:
             return None
         command = importlib.import_module(f"penstock_cli.{cmd_name}").command
-        assert isinstance(command, click.Command)  # noqa: S101 - a defect of ours, seen by the first test
+        assert isinstance(command, click.Command)  # noqa: S101 - true for every module in COMMANDS
         return command
 
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:  # noqa: ARG002 - click's
-        """List the commands without importing them."""
+        """Write the list of commands without importing them."""
         with formatter.section("Commands"):
             formatter.write_dl(list(COMMANDS.items()))
 
     def invoke(self, ctx: click.Context) -> Any:
-        """Run the command; errors that a user can put right become one sentence."""
+        """Run the command; print a PenstockError and a missing package as one sentence."""
         try:
             return super().invoke(ctx)
         except click.BadParameter as error:
@@ -75,13 +74,13 @@ class LazyGroup(click.Group):
 
 
 def _variable(error: click.BadParameter) -> str:
-    """The environment variable that brought a wrong value; empty when it came from the command line."""
+    """The environment variable with the wrong value; empty when the value is from the command line."""
     context, parameter = error.ctx, error.param
     if context is None or parameter is None or parameter.name is None:
         return ""
     if context.get_parameter_source(parameter.name) is not ParameterSource.ENVIRONMENT:
         return ""
-    # As click itself looks it up: the one that the option names, or else made of the command and the flag.
+    # The same lookup as click: the variable of the option, or else one made of the command and the flag.
     return str(parameter.envvar or f"{context.auto_envvar_prefix}_{parameter.name.upper()}")
 
 
@@ -107,11 +106,11 @@ def main(arguments: Sequence[str] | None = None) -> None:
     if os.getpid() == 1:
         exit_on_signal(signal.SIGTERM)
     if arguments is None and HEAVY.intersection(sys.argv[1:2]):
-        start_again_with_huge_pages()
+        restart_with_huge_pages()
     try:
-        with checked_output():
+        with checked_stdout():
             cli(args=arguments)
-    except PenstockError as error:  # of the output, when there was no command yet or no longer
+    except PenstockError as error:  # a write error before or after the command ran
         print_error(error)
         sys.exit(1)
 

@@ -1,4 +1,4 @@
-"""`penstock optimize`: make the artefact, or find it."""
+"""`penstock optimize`: makes the optimised artefact of an endpoint, or finds the one made before."""
 
 from __future__ import annotations
 
@@ -13,12 +13,13 @@ from pathlib import Path
 
 import click
 
+from penstock.artefact_store import DEFAULT_MODELS, DEFAULT_STORE
 from penstock.manifest import Manifest
 from penstock.process import sigterm_interrupts
 from penstock.resources.endpoint import LONGEST_BUDGET_SECONDS, ModelEndpoint
-from penstock_cli.finite import FiniteRange
-from penstock_cli.folders import DEFAULT_MODELS, DEFAULT_STORE, models_option, store_option
+from penstock.settings import hugging_face_token
 from penstock_cli.host import describe_cpu
+from penstock_cli.options import FiniteRange, models_option, store_option, verbose_option
 from penstock_cli.packages import require_optimizer
 from penstock_cli.progress import OptimizationView, show_result
 from penstock_cli.screen import INTERRUPTED, TRANSFER_SECONDS, console, fact
@@ -40,22 +41,31 @@ from penstock_runtime.host import read_host
 @click.option(
     "--json", "as_json", is_flag=True, help="Print progress as JSON lines; ends when its input does, if that is a pipe."
 )
+@verbose_option
 def command(
-    file: Path, store: Path, models: Path, cores: int | None, budget_seconds: float | None, *, as_json: bool
+    file: Path,
+    store: Path,
+    models: Path,
+    cores: int | None,
+    budget_seconds: float | None,
+    *,
+    as_json: bool,
+    verbose: bool,
 ) -> None:
     """Optimise the model of a ModelEndpoint FILE for this machine.
 
     Tries recipes (engine and precision), rejects those whose answers differ from fp32 by more than the accuracy budget,
-    measures the rest, and writes the artefact: model, manifest.json, report.html. Interrupted, it goes on where it was.
+    measures the rest, and writes the artefact: model, manifest.json, report.html. The same command resumes an
+    interrupted run.
     """
     require_optimizer()
-    # Not with the module: `penstock --help` and the documents read this command, and need none of it.
+    # Imported here, because `penstock optimize --help` needs none of it.
     from penstock_optimizer.job.fetching import Fetching
     from penstock_optimizer.job.optimise import optimise
 
     endpoint = ModelEndpoint.from_file(file)
     models = models.expanduser()
-    token = os.environ.get("HF_TOKEN")
+    token = hugging_face_token(os.environ)
     if as_json:
         _end_with_input()
         optimise(
@@ -75,14 +85,18 @@ def command(
         fact("ended", "interrupted: the same command goes on from there")
         raise click.exceptions.Exit(INTERRUPTED) from None
     latency = endpoint.spec.objective.latency
-    show_result(Manifest.load(artefact), p95_objective_milliseconds=latency.p95_milliseconds if latency else None)
+    show_result(
+        Manifest.load(artefact),
+        p95_objective_milliseconds=latency.p95_milliseconds if latency else None,
+        verbose=verbose,
+    )
     fact("report", str(artefact / "report.html"))
-    # No fact: that would be broken between words, and is to be copied.
+    # Printed without line breaks, to be copied.
     console.print(f"serve it   {_serve_command(file, store=store, models=models, cores=cores)}", markup=False)
 
 
 def _serve_command(file: Path, *, store: Path, models: Path, cores: int | None) -> str:
-    """What finds the artefact that was made with these: what is no default has to be said again."""
+    """The command that finds this artefact again, with every option that is not a default."""
     words = ["penstock", "serve", str(file)]
     if store != DEFAULT_STORE:
         words += ["--store", str(store)]
@@ -99,9 +113,9 @@ def _print_json(progress: Progress) -> None:
 
 
 def _end_with_input() -> None:
-    """End when standard input does, if somebody holds the other end: they are gone, and nobody wants the result.
+    """Exit when standard input ends, if it is a pipe or a socket: the process that started this one is gone.
 
-    A file or /dev/null (cron, systemd, CI) has nobody at its end, and ends at once.
+    Not for a file or /dev/null (cron, systemd, CI), which end at once.
     """
     try:
         mode = os.fstat(0).st_mode
@@ -114,7 +128,7 @@ def _end_with_input() -> None:
         while os.read(0, 4096):
             pass
         with contextlib.suppress(OSError):
-            os.write(2, b"ended: standard input is a pipe that has ended, so nobody waits for the result\n")
+            os.write(2, b"ended: standard input is a pipe and was closed, so the result is not needed\n")
         os.kill(os.getpid(), signal.SIGTERM)
 
     threading.Thread(target=watch, daemon=True).start()

@@ -7,13 +7,13 @@ from importlib.util import find_spec
 from penstock.errors import MissingPackage
 
 _OPTIMIZER = ("onnx",)
-"""Needed by every optimisation. Looked up, not imported: a process that only serves does not load it."""
+"""Packages that every optimisation needs. Looked up, not imported: a process that only serves does not load them."""
 _EXTRAS = {"serve": "optimizer", "optimize": "optimizer", "bench": "optimizer", "simulate": "simulator"}
-"""Command -> the extra with the packages that it imports. `runtime`, a part of `optimizer`, serves artefacts."""
+"""Command -> the extra with the packages that it imports. `runtime`, which `optimizer` includes, serves artefacts."""
 
 
 def require_optimizer() -> None:
-    """Raise MissingPackage where only the runtime is installed, as in the runtime's image: it cannot optimise."""
+    """Raise MissingPackage where only the runtime is installed, as in the runtime's image."""
     absent = [name for name in _OPTIMIZER if find_spec(name) is None]
     if absent:
         raise MissingPackage(

@@ -1,6 +1,6 @@
-"""How a running optimisation looks: a bar while it works, the table of candidates when they are judged.
+"""Shows an optimisation in the terminal: a progress bar while it runs, then the table of candidates and the result.
 
-Takes the events of `penstock_optimizer.job.progress`, whether from this process or as JSON lines from another one.
+Takes the events of `penstock_optimizer.job.progress`, from this process or as JSON lines of another one.
 """
 
 from __future__ import annotations
@@ -23,11 +23,11 @@ TABLE_TOKENS = (8, 32, 128, 512)
 _STYLE = {Outcome.CHOSEN: "bold green", Outcome.REJECTED: "red", Outcome.FAILED: "red", Outcome.SKIPPED: "dim"}
 MB = 1e6
 WIDE = 100
-"""Columns of a terminal from which the bar says, too, how long the search may take."""
+"""From this terminal width on, the bar also shows the time limit of the search."""
 
 
 class OptimizationView:
-    """Shows events. Use as a context manager: it owns the bottom lines of the terminal meanwhile."""
+    """Shows events. A context manager, because the bar uses the bottom lines of the terminal."""
 
     def __init__(self) -> None:
         self._bar = Progress(
@@ -36,7 +36,7 @@ class OptimizationView:
             MofNCompleteColumn(),
             TimeElapsedColumn(),
             TextColumn("{task.fields[limit]}", style="dim"),
-            # What is left of the line: a long message would squeeze the bar.
+            # Takes the rest of the line; otherwise a long message would narrow the bar.
             TextColumn(
                 "{task.fields[message]}",
                 markup=False,
@@ -57,7 +57,7 @@ class OptimizationView:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        if console.is_terminal:  # otherwise it was never begun, and stopping would print an empty line
+        if console.is_terminal:  # otherwise it was not started, and stopping it would print an empty line
             self._bar.stop()
 
     def __call__(self, event: Event) -> None:
@@ -68,7 +68,7 @@ class OptimizationView:
         if event.stage is Stage.EXPORT and event.done == event.total:
             fact("export", event.message)
         if "budget_seconds" in event.facts:
-            self._say_limit(timedelta(seconds=round(event.facts["budget_seconds"])))
+            self._show_limit(timedelta(seconds=round(event.facts["budget_seconds"])))
         settled = event.stage is Stage.CANDIDATES and "candidate" in event.facts
         if settled and console.is_terminal:
             fact(f"{event.done}/{event.total}", event.message)
@@ -86,7 +86,7 @@ class OptimizationView:
             fact(event.stage.value, f"{event.step}/{event.steps}  {event.message}")
 
     def _show_download(self, event: Event) -> None:
-        """As often as it is told, which is `penstock_optimizer.job.fetching`'s affair."""
+        """Every event: `penstock_optimizer.job.fetching` limits how often one comes."""
         if "note" in event.facts:
             fact("note", event.message, style="yellow")
         elif not console.is_terminal:
@@ -97,10 +97,10 @@ class OptimizationView:
         )
 
     def refresh(self) -> None:
-        """Draw the bar now; it draws itself ten times a second."""
+        """Draw the bar now; it is drawn ten times a second anyway."""
         self._bar.refresh()
 
-    def _say_limit(self, budget: timedelta) -> None:
+    def _show_limit(self, budget: timedelta) -> None:
         fact(
             "search",
             f"takes {budget} at most (spec.optimization.budgetSeconds); interrupted, it goes on from there next time",
@@ -109,7 +109,7 @@ class OptimizationView:
 
 
 def event_from_json(value: Mapping[str, Any]) -> Event:
-    """An event from its JSON line; unknown fields of a newer optimiser are left out."""
+    """An event from its JSON line; fields that only a newer optimiser writes are ignored."""
     return Event(
         stage=Stage(value["stage"]),
         done=value["done"],
@@ -121,8 +121,8 @@ def event_from_json(value: Mapping[str, Any]) -> Event:
     )
 
 
-def candidates_table(candidates: Sequence[CandidateFacts]) -> Table:
-    """One row a candidate: agreement, time by length, verdict."""
+def candidates_table(candidates: Sequence[CandidateFacts], *, verbose: bool = False) -> Table:
+    """One row a candidate: agreement, time by length, verdict; `verbose`: the options of its recipe too."""
     table = Table(box=None, padding=(0, 0, 0, 2), header_style="dim")
     measured = {point.tokens for candidate in candidates for point in candidate.latency}
     lengths = [tokens for tokens in TABLE_TOKENS if tokens in measured] or sorted(measured)[:4]
@@ -131,6 +131,8 @@ def candidates_table(candidates: Sequence[CandidateFacts]) -> Table:
     for tokens in lengths:
         table.add_column(f"ms at {tokens}", justify="right", no_wrap=True)
     table.add_column("verdict", overflow="fold")
+    if verbose:
+        table.add_column("precision and options", overflow="fold")
     for candidate in sorted(candidates, key=_rank):
         times = {point.tokens: point.p50_milliseconds for point in candidate.latency}
         table.add_row(
@@ -138,29 +140,38 @@ def candidates_table(candidates: Sequence[CandidateFacts]) -> Table:
             _agreement(candidate),
             *(f"{times[tokens]:.3g}" if tokens in times else "-" for tokens in lengths),
             f"{candidate.outcome.value}: {candidate.reason}",
+            *((" ".join((candidate.recipe.precision.value, *candidate.recipe.options)),) if verbose else ()),
             style=_STYLE.get(candidate.outcome, ""),
         )
     return table
 
 
 def _rank(candidate: CandidateFacts) -> tuple[int, float]:
-    order = [Outcome.CHOSEN, Outcome.SLOWER, Outcome.TEACHER, Outcome.REJECTED, Outcome.FAILED, Outcome.SKIPPED]
+    order = [Outcome.CHOSEN, Outcome.SLOWER, Outcome.REFERENCE, Outcome.REJECTED, Outcome.FAILED, Outcome.SKIPPED]
     middle = candidate.latency[len(candidate.latency) // 2].p50_milliseconds if candidate.latency else 0.0
     return order.index(candidate.outcome), middle
 
 
 def _agreement(candidate: CandidateFacts) -> str:
-    """The first metric of agreement with the teacher, such as the lowest cosine."""
+    """The first metric of agreement with the fp32 reference, such as the lowest cosine."""
     metrics = candidate.verdict.metrics if candidate.verdict is not None else ()
     return next((f"{metric.value:.3f}" for metric in metrics if metric.higher_is_better), "")
 
 
-def show_result(manifest: Manifest, *, p95_objective_milliseconds: float | None, table: bool = True) -> None:
-    """The chosen plan with its evidence, in a few lines, after the `table` of all candidates."""
+def show_result(
+    manifest: Manifest, *, p95_objective_milliseconds: float | None, table: bool = True, verbose: bool = False
+) -> None:
+    """Print the chosen plan with its evidence, in a few lines, after the `table` of all candidates.
+
+    `verbose`: the options of the recipes too, which their short names leave out.
+    """
     if table:
-        console.print(candidates_table(manifest.candidates), soft_wrap=False)
+        console.print(candidates_table(manifest.candidates, verbose=verbose), soft_wrap=False)
     chosen = next((c for c in manifest.candidates if c.outcome is Outcome.CHOSEN), None)
     fact("plan", manifest.chosen.plan.summary, style="bold green")
+    if verbose:
+        for recipe in manifest.chosen.plan.recipes:
+            fact("recipe", f"{recipe.name}: {recipe.full_name}")
     is_fp32 = manifest.chosen.plan.recipe == manifest.baseline.plan.recipe
     if manifest.speed_up and not is_fp32:
         gains = ", ".join(f"{gain:.1f}x at {tokens}" for tokens, gain in sorted(manifest.speed_up.items()))

@@ -1,4 +1,4 @@
-"""How facts look in a terminal: one column of names, one of values; the same words without colours when piped."""
+"""Terminal output: lines of a name and a value, the log between them, and sizes for people. Plain text when piped."""
 
 from __future__ import annotations
 
@@ -14,23 +14,23 @@ from rich.text import Text
 
 console = Console(highlighter=NullHighlighter(), soft_wrap=True)
 if not console.is_terminal:
-    # Into a file or a pipe: nothing is cut to the width of a screen that is not there.
+    # A file or a pipe has no width to cut lines to.
     console.width = 200
 PLAIN_SECONDS = 10.0
-"""Without a terminal, a line of progress at most this often: logs stay readable, and show that something goes on."""
+"""Without a terminal, seconds between two lines of progress: logs stay short and still show that work goes on."""
 TRANSFER_SECONDS = 0.5 if console.is_terminal else PLAIN_SECONDS
-"""Between two words about a download."""
+"""Seconds between two updates about a download."""
 NAME_WIDTH = 11
 INTERRUPTED = 130
-"""Status of a command that Ctrl-C has ended, as shells have it."""
+"""Exit status of a command that Ctrl-C ended, as shells use it."""
 NARROWEST_VALUE = 40
-"""Columns of a value, however narrow the terminal."""
+"""Least columns of a value, also in a narrower terminal."""
 
 
 def fact(name: str, value: str, *, style: str = "") -> None:
-    """One fact: the name, padded, then the value; further lines of the value stand under its first."""
+    """Print a name, padded, and its value; further lines of the value are indented to its first one."""
     first, *rest = _lines(value)
-    # In one piece: a bar that is under way would be drawn over a line that was only begun.
+    # Printed at once: a running progress bar would overwrite a partial line.
     text = Text.assemble((f"{name:<{NAME_WIDTH - 1}} ", "dim"), (first, style))
     for line in rest:
         text.append(f"\n{'':{NAME_WIDTH}}").append(line, style)
@@ -51,16 +51,16 @@ def _lines(value: str) -> list[str]:
 
 
 def facts(pairs: Iterable[tuple[str, str]]) -> None:
-    """Several facts."""
+    """Print several names and values."""
     for name, value in pairs:
         fact(name, value)
 
 
 class ScreenLog(logging.Handler):
-    """Events of the log between the facts, with the time of day for a name; a bar that is under way stays whole."""
+    """A log handler that prints records as facts named by the time of day, above a running progress bar."""
 
     def emit(self, record: logging.LogRecord) -> None:
-        """Show one."""
+        """Print one record."""
         style = "red" if record.levelno >= logging.ERROR else "yellow" if record.levelno >= logging.WARNING else ""
         try:
             fact(time.strftime("%H:%M:%S", time.localtime(record.created)), self.format(record), style=style)
@@ -69,7 +69,7 @@ class ScreenLog(logging.Handler):
 
 
 def screen_log() -> tuple[logging.Handler, ...]:
-    """What shows the log to a person in front of a terminal; nothing where standard error goes elsewhere."""
+    """The handler that shows the log in a terminal; empty where standard error goes elsewhere."""
     return (ScreenLog(),) if console.is_terminal and sys.stderr.isatty() else ()
 
 
@@ -80,4 +80,4 @@ def bytes_text(count: int) -> str:
         if size < 1024 or unit == "GiB":
             return f"{size:.0f} {unit}" if unit == "bytes" or size >= 100 else f"{size:.1f} {unit}"
         size /= 1024
-    raise AssertionError  # the loop ends at GiB
+    raise AssertionError  # the loop returns at GiB

@@ -1,24 +1,305 @@
-"""`penstock serve`: answer at once with the fp32 plan, optimise meanwhile, change over in the running server."""
+"""`penstock serve`: loads a model, serves it over HTTP, and changes to the optimised plan in the running server.
+
+    artefact given                       -> serve it
+    finished artefact of the same key    -> serve it
+    otherwise                            -> serve fp32, optimise in another process, then serve its result
+
+When the optimisation fails, the server continues with the plan it has and shows the reason.
+"""
 
 from __future__ import annotations
 
 import asyncio
+import contextlib
+import json
 import logging
 import os
+import signal
 import sys
+from asyncio.subprocess import PIPE, Process
+from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import click
 
-from penstock_cli.folders import models_option, store_option
-from penstock_cli.screen import screen_log
-from penstock_cli.serving import ServeCommand, ServeOptions
-from penstock_cli.settings import setting_options, settings_from
+from penstock.errors import PenstockError
+from penstock.manifest import Manifest
+from penstock.resources.endpoint import ModelEndpoint, OptimizationMode
+from penstock.settings import hugging_face_token
+from penstock.tasks import TaskName
+from penstock_cli.host import describe_cpu, describe_memory
+from penstock_cli.options import (
+    models_option,
+    read_artefact,
+    setting_options,
+    settings_from,
+    store_option,
+    verbose_option,
+)
+from penstock_cli.packages import require_optimizer
+from penstock_cli.progress import OptimizationView, event_from_json, show_result
+from penstock_cli.screen import TRANSFER_SECONDS, console, fact, screen_log
+from penstock_runtime.host import CoreGrant, Host, pin_process, read_host
 from penstock_runtime.logs import configure_logs
-from penstock_runtime.store.daemon_thread import any_left
+from penstock_runtime.models.progress import Progress as Transfer
+from penstock_runtime.serving.lifecycle import replace_model, serve_while, start_model
+from penstock_runtime.serving.loaded_model import LoadedModel, Which, load_artefact
+from penstock_runtime.serving.predictor import Predictor
+from penstock_runtime.serving.server import Server, request_limits
+from penstock_runtime.serving.status import OptimizationProgress, ServerStatus
+from penstock_runtime.settings import Settings
+from penstock_runtime.store.daemon_thread import any_left, in_daemon_thread
 
 logger = logging.getLogger("penstock.serve")
+
+SAMPLE = {
+    TaskName.FEATURE_EXTRACTION: '{"inputs": "I like you. I love you."}',
+    TaskName.TEXT_CLASSIFICATION: '{"inputs": "I like you. I love you."}',
+    TaskName.TOKEN_CLASSIFICATION: '{"inputs": "Ada Lovelace was born in London."}',
+    TaskName.FILL_MASK: '{"inputs": "Paris is the [MASK] of France."}',
+    TaskName.SENTENCE_SIMILARITY: '{"inputs": {"source_sentence": "I like you.", "sentences": ["I love you."]}}',
+    TaskName.TEXT_RANKING: '{"inputs": {"query": "capital of France", "texts": ["Paris is.", "I like you."]}}',
+    TaskName.QUESTION_ANSWERING: '{"inputs": {"question": "Where do I live?", "context": "I live in Berlin."}}',
+    TaskName.ZERO_SHOT_CLASSIFICATION: (
+        '{"inputs": "I like you.", "parameters": {"candidate_labels": ["love", "politics"]}}'
+    ),
+}
+"""A request body of each task, for the curl line."""
+
+NO_ARTEFACT = "Give a ModelEndpoint file, or the folder of an artefact that penstock optimize has made"
+PROGRAM = ("penstock_cli.main",)
+"""Module and first arguments of the process that optimises while this one serves."""
+OPTIMIZER_NICENESS = 10
+"""Where the optimisation shares cores with requests, these have priority. Higher than `host.pin.STREAM_NICENESS`, by
+which compute threads give priority to the event loop."""
+_LINE_LIMIT = 8 * 2**20
+"""Bytes of one progress line: the last ones hold all candidates."""
+
+
+@dataclass(frozen=True)
+class ServeOptions:
+    """The arguments of the command."""
+
+    target: Path
+    store: Path
+    models: Path
+    cores: int | None = None
+    optimize: bool = True
+    verbose: bool = False
+    token: str | None = None
+
+
+class ServeSession:
+    """One run of `penstock serve`: start the server, load a model, optimise, change plans, drain."""
+
+    def __init__(self, options: ServeOptions, settings: Settings) -> None:
+        self._options = options
+        self._settings = settings
+        self._endpoint: ModelEndpoint | None = None
+        self._host: Host = read_host()
+
+    async def run(self) -> int:
+        """Serve until a signal ends it. Returns the number of connections that were cut off."""
+        if self._options.target.is_dir():
+            manifest = read_artefact(self._options.target, otherwise=NO_ARTEFACT)
+            name, task, cores = (
+                self._options.target.resolve().name,
+                manifest.task,
+                self._options.cores or manifest.cores,
+            )
+        else:
+            self._endpoint = ModelEndpoint.from_file(self._options.target)
+            spec = self._endpoint.spec
+            name, task, cores = self._endpoint.metadata.name, spec.task, self._options.cores or spec.cores
+            self._add_objective_bucket(self._endpoint)
+        grant = self._host.usable_cores(cores)
+        if grant.keep:
+            pin_process(grant.cpus)
+        fact("cpu", describe_cpu(self._host))
+        fact("cores", f"{grant.cores} of {len(self._host.cores)}, memory {describe_memory(self._host)}")
+        for finding in grant.findings:
+            logger.info("%s", finding)
+        status = ServerStatus(name, task, host=self._host, grant=grant)
+        server = Server(status, self._settings)
+        await server.start()
+        return await serve_while(server, self._work(server, grant), partial(self._report_failure, server))
+
+    def _add_objective_bucket(self, endpoint: ModelEndpoint) -> None:
+        """Add a boundary at the endpoint's objective to the duration histogram, unless the settings have one."""
+        latency = endpoint.spec.objective.latency
+        if latency is not None and self._settings.observation.objective_p95_milliseconds is None:
+            observation = self._settings.observation.model_copy(
+                update={"objective_p95_milliseconds": latency.p95_milliseconds}
+            )
+            self._settings = self._settings.model_copy(update={"observation": observation})
+
+    def _report_failure(self, server: Server, error: BaseException) -> None:
+        """Note that the optimisation has failed; the server continues with the fp32 plan."""
+        server.status.optimization = None
+        server.status.optimization_error = str(error)
+        fact("note", f"the optimisation failed, and the fp32 plan goes on serving: {error}", style="yellow")
+        if not isinstance(error, PenstockError):
+            logger.error("the optimisation failed", exc_info=error)
+
+    async def _work(self, server: Server, grant: CoreGrant) -> None:
+        if self._endpoint is None:
+            manifest = Manifest.load(self._options.target)
+            self._show_model(manifest.model.source, manifest.task)
+            await start_model(server, await self._load(self._options.target, "chosen", grant))
+            self._show_manifest(manifest, table=False)
+            self._show_serving(server)
+            return
+        require_optimizer()
+        # These import libraries that serving an artefact does not need.
+        from penstock_optimizer.job.fetching import Fetching, transfer_text
+        from penstock_optimizer.job.optimise import prepare
+
+        self._show_model(self._endpoint.spec.model, self._endpoint.spec.task)
+        loop = asyncio.get_running_loop()
+        waiting = server.status.message
+        with OptimizationView() as view:
+            shown = Fetching(view, every_seconds=TRANSFER_SECONDS)
+
+            def show(step: Transfer) -> None:
+                is_over = step.bytes_done == step.bytes_total and not step.note
+                server.status.message = waiting if is_over else transfer_text(step)
+                shown(step)
+
+            def show_later(step: Transfer) -> None:
+                with contextlib.suppress(RuntimeError):  # the event loop is closed
+                    loop.call_soon_threadsafe(show, step)
+
+            prepared = await in_daemon_thread(
+                partial(
+                    prepare,
+                    self._endpoint,
+                    store=self._options.store,
+                    models=self._options.models,
+                    cores=grant.cores,
+                    token=self._options.token,
+                    on_transfer=show_later,
+                )
+            )
+        server.status.message = waiting
+        if prepared.finished or self._endpoint.spec.optimization.mode is OptimizationMode.OFF:
+            await start_model(server, await self._load(prepared.artefact, "chosen", grant))
+            if prepared.finished:
+                fact("artefact", f"{prepared.artefact} (made before, for this model and machine)")
+            self._show_manifest(Manifest.load(prepared.artefact), table=False)
+            fact("report", str(prepared.artefact / "report.html"))
+            self._show_serving(server)
+            return
+        predictor = await start_model(server, await self._load(prepared.artefact, "baseline", grant))
+        self._show_serving(server, note="  (fp32 until the optimisation is through)" if self._options.optimize else "")
+        if self._options.optimize:
+            artefact = await self._optimize(server, self._options.target, grant)
+            await self._take_over(server, predictor, artefact, grant)
+
+    async def _load(self, artefact: Path, which: Which, grant: CoreGrant) -> LoadedModel:
+        serving = self._endpoint.spec.serving if self._endpoint is not None else None
+        model = await in_daemon_thread(
+            partial(
+                load_artefact,
+                artefact,
+                which,
+                host=self._host.with_present_memory(),
+                cores=grant.cores,
+                max_tokens=serving.max_input_tokens if serving is not None else None,
+                truncate=serving.truncate if serving is not None else True,
+                limits=request_limits(self._settings),
+            )
+        )
+        for finding in model.findings:
+            fact("note", finding)
+        return model
+
+    async def _optimize(self, server: Server, file: Path, grant: CoreGrant) -> Path:
+        """Run `penstock optimize` in another process, show its progress, and return its artefact."""
+        words = ["optimize", str(file), "--json", "--store", str(self._options.store)]
+        words += ["--models", str(self._options.models), "--cores", str(grant.cores)]
+        command = ["nice", "-n", str(OPTIMIZER_NICENESS), sys.executable, "-m", *PROGRAM, *words]
+        # A child inherits the CPU affinity of the thread that starts it. This process is pinned; the search chooses its
+        # own cores, and its load generator uses other ones where there are some.
+        pinned = os.sched_getaffinity(0)
+        os.sched_setaffinity(0, self._host.allowed)
+        try:
+            process = await asyncio.create_subprocess_exec(
+                *command, stdin=PIPE, stdout=PIPE, stderr=PIPE, limit=_LINE_LIMIT
+            )
+        finally:
+            os.sched_setaffinity(0, pinned)
+        try:
+            return await self._follow(server, process)
+        finally:
+            if process.returncode is None:
+                process.terminate()
+                fact("note", "the optimisation was interrupted: the next start goes on from there")
+                await process.wait()
+
+    async def _follow(self, server: Server, process: Process) -> Path:
+        """Show the events of `penstock optimize` until it ends; return its artefact."""
+        assert process.stdout is not None  # noqa: S101 - a pipe
+        assert process.stderr is not None  # noqa: S101 - a pipe
+        errors = asyncio.create_task(process.stderr.read())
+        artefact: Path | None = None
+        with OptimizationView() as view:
+            async for line in process.stdout:
+                event = event_from_json(json.loads(line))
+                server.status.optimization = OptimizationProgress(
+                    event.stage.value, event.step, event.steps, event.message
+                )
+                view(event)
+                artefact = Path(event.facts["artefact"]) if "artefact" in event.facts else artefact
+        status = await process.wait()
+        printed = (await errors).decode(errors="replace").strip()
+        if status != 0 or artefact is None:
+            logger.debug("output of penstock optimize: %s", printed)
+            raise _optimizer_error(status, printed)
+        server.status.optimization = None
+        return artefact
+
+    async def _take_over(self, server: Server, predictor: Predictor, artefact: Path, grant: CoreGrant) -> None:
+        """Change to the chosen plan. The old one finishes the requests that it is processing."""
+        model = await self._load(artefact, "chosen", grant)
+        if await replace_model(server, predictor, model):
+            self._show_manifest(Manifest.load(artefact))
+            fact("report", str(artefact / "report.html"))
+            self._show_serving(server, note="  (took over in the running server)")
+
+    def _show_model(self, model: str, task: TaskName) -> None:
+        fact("model", f"{model}  {task.value}")
+
+    def _show_manifest(self, manifest: Manifest, *, table: bool = True) -> None:
+        if not manifest.candidates:
+            return
+        limit = manifest.capacity.p95_objective_milliseconds
+        if self._endpoint is not None:
+            latency = self._endpoint.spec.objective.latency
+            limit = latency.p95_milliseconds if latency is not None else None
+        show_result(manifest, p95_objective_milliseconds=limit, table=table, verbose=self._options.verbose)
+
+    def _show_serving(self, server: Server, note: str = "") -> None:
+        fact("serving", f"{server.url}{note}", style="bold")
+        fact("", f"a playground for the browser at {server.url}/, metrics at /metrics, what is served at /info")
+        body = SAMPLE[server.status.task].replace("'", "'\\''")
+        command = f"curl -i {server.url}/predict -H 'content-type: application/json' -d '{body}'"
+        console.print(f"\n  {command}\n", markup=False)
+
+
+def _optimizer_error(status: int, printed: str) -> PenstockError:
+    """Why `penstock optimize` failed: its error line, or how the process ended when it printed none."""
+    # Imports the search's libraries, which serving an artefact does not need.
+    from penstock_optimizer.candidate.isolation import death_reason
+
+    if printed and status >= 0:
+        return PenstockError(printed.splitlines()[-1].removeprefix("error: "))
+    remedy = "The next start goes on from there"
+    if status == -signal.SIGKILL:
+        remedy = "Leave it more memory, or take a smaller model: the next start goes on from there"
+    was = "was " if status < 0 else ""
+    return PenstockError(f"it {was}{death_reason(status, printed)}", remedy=remedy)
 
 
 @click.command
@@ -32,14 +313,17 @@ logger = logging.getLogger("penstock.serve")
     help="Search for a better plan while the fp32 plan serves. --no-optimize serves what there is: a finished "
     "artefact, or fp32.",
 )
+@verbose_option
 @setting_options
-def command(target: Path, store: Path, models: Path, cores: int | None, *, optimize: bool, **flags: Any) -> None:
+def command(
+    target: Path, store: Path, models: Path, cores: int | None, *, optimize: bool, verbose: bool, **flags: Any
+) -> None:
     """Serve a ModelEndpoint FILE, or an ARTEFACT folder that penstock optimize has made.
 
     A finished artefact for this file and machine is served as it is. Otherwise the fp32 model answers within seconds,
-    the optimisation runs beside it, and the chosen plan takes over without a failed request.
+    the optimisation runs at the same time, and the server changes to the chosen plan without a failed request.
 
-    Ends in order on SIGTERM or Ctrl-C: what was accepted is answered.
+    On SIGTERM or Ctrl-C it answers the accepted requests and then exits.
     """
     settings = settings_from(dict(os.environ), flags)
     configure_logs(settings.log.log_level, *screen_log())
@@ -49,17 +333,18 @@ def command(target: Path, store: Path, models: Path, cores: int | None, *, optim
         models=models.expanduser(),
         cores=cores,
         optimize=optimize,
-        token=os.environ.get("HF_TOKEN"),
+        verbose=verbose,
+        token=hugging_face_token(os.environ),
     )
-    # The tokenizers' own thread pool would compete with the engine for its cores.
+    # The thread pool of the tokenizers library would compete with the engine for its cores.
     os.environ["TOKENIZERS_PARALLELISM"] = "false"
-    import uvloop  # 20 ms that other commands need not pay
+    import uvloop  # takes 20 ms
 
     with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
-        cut = runner.run(ServeCommand(options, settings).run())
+        cut = runner.run(ServeSession(options, settings).run())
     for stream in (sys.stdout, sys.stderr):
         stream.flush()
-    if any_left():  # such as a download, of a model that nobody waits for any more
+    if any_left():  # such as the download of a model that is no longer needed
         os._exit(1 if cut else 0)
     if cut:
         sys.exit(1)

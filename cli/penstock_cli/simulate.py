@@ -1,4 +1,4 @@
-"""`penstock simulate`: what autoscalers would do with a trace, before anybody runs it."""
+"""`penstock simulate`: compares autoscaling policies on recorded or built-in load traces."""
 
 from __future__ import annotations
 
@@ -13,22 +13,19 @@ from rich.table import Table
 
 from penstock.capacity import CapacityCurve
 from penstock.errors import MissingPackage, SettingError
-from penstock_cli.finite import FiniteRange
-from penstock_cli.folders import read_artefact
+from penstock_cli.options import FiniteRange, read_artefact
 from penstock_cli.screen import NAME_WIDTH, PLAIN_SECONDS, console, fact
-from penstock_runtime.host.disk import prepare_folder, unwritable_said
+from penstock_runtime.host.disk import prepare_folder, translate_write_errors
+from penstock_simulator.choices import BUILT_IN_TRACES, Dispatch, PolicyKind
 
 if TYPE_CHECKING:
     from penstock_simulator.compare import Experiment, TraceResult, Verdict
 
-TRACES = ("step", "ramp", "spike", "diurnal", "flash-crowd", "noisy", "on-off")
-POLICIES = ("penstock", "penstock-prometheus", "hpa-p95", "hpa-in-flight", "keda", "kpa")
-DISPATCHES = ("least-outstanding", "random", "gateway-queue")
-NO_ARTEFACT = "Give the folder of an artefact that penstock optimize has made, or none for an invented endpoint"
+NO_ARTEFACT = "Give the folder of an artefact that penstock optimize has made, or none for an example endpoint"
 MANY_REQUESTS = 20e6
-"""Simulated, more of which take minutes."""
+"""Simulated requests from which on a run takes minutes."""
 OUTPUT = "the folder"
-"""In errors about it."""
+"""Name of the output folder in errors."""
 
 
 @click.command
@@ -38,20 +35,26 @@ OUTPUT = "the folder"
     "traces",
     multiple=True,
     metavar="NAME|CSV",
-    help=f"A built-in trace ({', '.join(TRACES)}) or a CSV file with seconds,requests_per_second; may be repeated.  "
-    "[default: all built-in ones]",
+    help=f"A built-in trace ({', '.join(BUILT_IN_TRACES)}) or a CSV file with seconds,requests_per_second; "
+    "may be repeated.  [default: all built-in ones]",
 )
 @click.option(
     "--policy",
     "policies",
     multiple=True,
-    type=click.Choice(POLICIES),
-    help="Who scales; may be repeated.  [default: all]",
+    type=click.Choice([kind.value for kind in PolicyKind]),
+    help="An autoscaling policy; may be repeated.  [default: all]",
 )
 @click.option(
     "--p95-milliseconds", type=FiniteRange(min=0, min_open=True), help="The objective, instead of the artefact's."
 )
-@click.option("--headroom", type=FiniteRange(0, 1, min_open=True), default=0.75, show_default=True, help="Ours.")
+@click.option(
+    "--headroom",
+    type=FiniteRange(0, 1, min_open=True),
+    default=0.75,
+    show_default=True,
+    help="Headroom of Penstock's policy.",
+)
 @click.option("--min-replicas", type=click.IntRange(min=1), default=1, show_default=True, help="Never fewer.")
 @click.option("--max-replicas", type=click.IntRange(min=1), default=24, show_default=True, help="Never more.")
 @click.option(
@@ -70,14 +73,14 @@ OUTPUT = "the folder"
 )
 @click.option(
     "--dispatch",
-    type=click.Choice(DISPATCHES),
-    default=DISPATCHES[0],
+    type=click.Choice([dispatch.value for dispatch in Dispatch]),
+    default=Dispatch.LEAST_OUTSTANDING.value,
     show_default=True,
-    help="Who decides which replica answers: a gateway by outstanding requests, kube-proxy by lot, or a gateway that "
-    "keeps the queue.",
+    help="What chooses the replica for a request: a gateway by outstanding requests, kube-proxy at random, or a "
+    "gateway that keeps the queue.",
 )
 @click.option("--seeds", type=click.IntRange(min=1), default=3, show_default=True, help="Runs of each, averaged.")
-@click.option("--price", type=FiniteRange(min=0), help="Of a replica for an hour, for the cost column.")
+@click.option("--price", type=FiniteRange(min=0), help="Price of a replica for an hour, for the cost column.")
 @click.option(
     "--workers",
     type=click.IntRange(min=1),
@@ -96,12 +99,12 @@ def command(artefact: Path | None, **options: Any) -> None:
     """Replay load against autoscalers: late requests, replica-hours, flips, cost.
 
     ARTEFACT is a folder that penstock optimize has made: its capacity curve becomes the simulated replica. Without it,
-    an invented endpoint is taken. Ours is compared with HPA on p95, HPA on requests in flight, KEDA on the request rate
-    and Knative's KPA, each with its own knob swept, at equal replica-hours.
+    an example endpoint is used. Penstock's policy is compared with HPA on p95, HPA on requests in flight, KEDA on the
+    request rate and Knative's KPA, each over a range of its knob, at equal replica-hours.
     """
     try:
         from penstock_simulator.compare import compare
-        from penstock_simulator.report import figures_csv, flips_told, headline, overall, page
+        from penstock_simulator.report import figures_csv, flips_text, headline, overall, page
     except ModuleNotFoundError as error:
         raise MissingPackage(
             f"penstock simulate needs {error.name}", remedy="Install it: pip install 'penstock[runtime]'"
@@ -125,25 +128,25 @@ def command(artefact: Path | None, **options: Any) -> None:
         disable=not console.is_terminal,
     ) as bar:
         task = bar.add_task("simulate", total=None, message="")
-        said = time.monotonic()
+        printed = time.monotonic()
 
         def on_progress(done: int, total: int, what: str) -> None:
-            nonlocal said
+            nonlocal printed
             bar.update(task, completed=done, total=total, message=what)
-            if not console.is_terminal and time.monotonic() - said > PLAIN_SECONDS:
-                said = time.monotonic()
+            if not console.is_terminal and time.monotonic() - printed > PLAIN_SECONDS:
+                printed = time.monotonic()
                 fact("simulate", f"{done}/{total}  {what}")
 
         for result in compare(experiment, workers=options["workers"], on_progress=on_progress):
             results.append(result)
-            fact(result.trace.name, f"{result.trace.description}; {result.trace.changes_told}")
+            fact(result.trace.name, f"{result.trace.description}; {result.trace.changes_text}")
             bar.console.print(_table(experiment, result, options["price"]))
     fact("outcome", headline(results))
-    if told := flips_told(experiment, results):
-        fact("flips", told)
+    if flips := flips_text(experiment, results):
+        fact("flips", flips)
     for line in overall(experiment, results):
         fact("all traces", line)
-    with unwritable_said(output, what=OUTPUT, option="--output"):
+    with translate_write_errors(output, what=OUTPUT, option="--output"):
         (output / "figures.csv").write_text(figures_csv(results, options["price"]), encoding="utf-8")
         (output / "report.html").write_text(page(experiment, results, options["price"]), encoding="utf-8")
     fact("report", str(output / "report.html"))
@@ -154,11 +157,11 @@ def command(artefact: Path | None, **options: Any) -> None:
 def _experiment(artefact: Path | None, options: dict[str, Any]) -> Experiment:
     from penstock_operator.scaling.decide import Service
     from penstock_simulator.compare import Experiment, pooled
-    from penstock_simulator.fleet import Dispatch, FleetSettings
-    from penstock_simulator.policies import Limits, PolicyKind
+    from penstock_simulator.fleet import FleetSettings
+    from penstock_simulator.policies import Limits
     from penstock_simulator.reference import MODEL, reference_curve
     from penstock_simulator.replica import ReplicaModel
-    from penstock_simulator.traces import BUILT_IN, from_csv
+    from penstock_simulator.traces import from_csv
 
     if options["min_replicas"] > options["max_replicas"]:
         raise SettingError(
@@ -180,7 +183,9 @@ def _experiment(artefact: Path | None, options: dict[str, Any]) -> Experiment:
     return Experiment(
         service=service,
         model=MODEL if artefact is None else ReplicaModel.from_curve(curve),
-        traces=tuple(name if name in BUILT_IN else from_csv(Path(name)) for name in options["traces"] or BUILT_IN),
+        traces=tuple(
+            name if name in BUILT_IN_TRACES else from_csv(Path(name)) for name in options["traces"] or BUILT_IN_TRACES
+        ),
         policies=tuple(map(PolicyKind, options["policies"])) or tuple(PolicyKind),
         limits=Limits(options["min_replicas"], options["max_replicas"]),
         fleet=FleetSettings(dispatch=dispatch, start_up_seconds=float(options["start_up_seconds"])),
@@ -192,12 +197,12 @@ def _experiment(artefact: Path | None, options: dict[str, Any]) -> Experiment:
 
 def _work(experiment: Experiment) -> str:
     requests = experiment.requests
-    told = (
+    work = (
         f"{experiment.runs} runs, {requests / 1e6:,.0f} million requests"
         if requests >= 1e6
         else f"{experiment.runs} runs"
     )
-    return f"{told}; --trace, --policy and --seeds make it less" if requests >= MANY_REQUESTS else told
+    return f"{work}; --trace, --policy and --seeds make it less" if requests >= MANY_REQUESTS else work
 
 
 def _replica(experiment: Experiment) -> str:
@@ -210,7 +215,7 @@ def _replica(experiment: Experiment) -> str:
 
 
 def _table(experiment: Experiment, result: TraceResult, price: float | None) -> Table:
-    """One row a policy, at about our replica-hours."""
+    """One row for each policy, at about the replica-hours of Penstock's."""
     from penstock_simulator.policies import POLICIES as ALL
     from penstock_simulator.report import equal_hours, flips_of, shown
 
@@ -234,7 +239,7 @@ def _table(experiment: Experiment, result: TraceResult, price: float | None) -> 
 
 
 def _over(verdict: Verdict | None, requests: float) -> str:
-    """The means over all replica-hours that both can take."""
+    """The mean shares of late requests over the replica-hours that both can reach."""
     if verdict is None or verdict.over is None:
         return ""
     return f"{verdict.over.rival_late / requests:.2%}, ours {verdict.over.our_late / requests:.2%}"

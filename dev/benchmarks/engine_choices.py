@@ -28,13 +28,12 @@ import numpy as np
 
 from benchmarks.models import minilm
 from penstock.manifest import GraphIO
-from penstock.recipe import EngineName, Precision, Recipe
+from penstock.recipe import COMPENSATED, PER_CHANNEL, SMOOTH, EngineName, Precision, Recipe
 from penstock.tasks import Head, TaskName
 from penstock_optimizer.export import Flavour, export
 from penstock_optimizer.guard.calibration import calibration_rows, own_corpus, samples, split
 from penstock_optimizer.load.summary import median
 from penstock_optimizer.quantise import build
-from penstock_optimizer.search.recipes import COMPENSATED, PER_CHANNEL, SMOOTH
 from penstock_runtime.batching.collate import collate
 from penstock_runtime.engines.base import Threads
 from penstock_runtime.engines.grid import ShapeGrid

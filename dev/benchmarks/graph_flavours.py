@@ -19,11 +19,10 @@ from pathlib import Path
 import numpy as np
 
 from benchmarks import models
-from penstock.recipe import EngineName, Precision, Recipe
+from penstock.recipe import PER_CHANNEL, EngineName, Precision, Recipe
 from penstock.tasks import Head
 from penstock_optimizer.export import Flavour, export
 from penstock_optimizer.quantise import build
-from penstock_optimizer.search.recipes import PER_CHANNEL
 from penstock_runtime.engines.base import Engine, Threads
 from penstock_runtime.engines.load import load_engine
 from penstock_runtime.models.folder import ModelFolder

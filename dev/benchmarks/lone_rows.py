@@ -19,13 +19,12 @@ from pathlib import Path
 import click
 
 from benchmarks.models import distilbert_with_masks, distilbert_with_spans, minilm, mpnet
-from penstock.recipe import BF16_REST, EngineName, Precision, Recipe
+from penstock.recipe import BF16_REST, COMPENSATED, PER_CHANNEL, SMOOTH, EngineName, Precision, Recipe
 from penstock.tasks import HEAD_OF_TASK, TaskName
 from penstock_optimizer.export import Flavour, export
 from penstock_optimizer.guard.calibration import CALIBRATION_ROWS, calibration_rows, own_corpus, samples, split
 from penstock_optimizer.load.summary import median
 from penstock_optimizer.quantise import Built, build
-from penstock_optimizer.search.recipes import COMPENSATED, PER_CHANNEL, SMOOTH
 from penstock_runtime.batching.collate import collate
 from penstock_runtime.engines.base import Engine, Threads
 from penstock_runtime.engines.load import load_engine

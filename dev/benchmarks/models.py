@@ -15,12 +15,12 @@ from pathlib import Path
 from typing import Any
 
 from penstock.hardware import Isa
-from penstock.recipe import EngineName, Precision, Recipe
+from penstock.recipe import COMPENSATED, EngineName, Precision, Recipe
 from penstock.tasks import Head, TaskName
 from penstock_optimizer.export import export
 from penstock_optimizer.guard.calibration import calibration_rows, own_corpus, samples, split
 from penstock_optimizer.quantise import build
-from penstock_optimizer.search.recipes import COMPENSATED, candidate_recipes
+from penstock_optimizer.search.recipes import candidate_recipes
 from penstock_runtime.models.folder import ModelFolder
 from penstock_runtime.tasks import make_task
 

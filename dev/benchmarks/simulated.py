@@ -34,9 +34,10 @@ from penstock_optimizer.load.arrivals import poisson_arrivals
 from penstock_optimizer.load.bodies import predict_bodies
 from penstock_optimizer.load.spec import RequestBody
 from penstock_runtime.host import read_host
+from penstock_simulator.choices import PolicyKind
 from penstock_simulator.fleet import FleetSettings
 from penstock_simulator.policies.base import Limits
-from penstock_simulator.policies.catalogue import OWN_SCRAPE_SECONDS, Endpoint, PolicyKind, make_policy
+from penstock_simulator.policies.catalogue import OWN_SCRAPE_SECONDS, Endpoint, make_policy
 from penstock_simulator.replica import ReplicaModel
 from penstock_simulator.run import Traffic, simulate
 from penstock_simulator.traces import WARM_UP_SECONDS, Trace

@@ -37,7 +37,7 @@ from penstock_bench.client import Client
 from penstock_bench.figures import Figures
 from penstock_bench.places import place
 from penstock_bench.turns import Turn, measure_in_turn
-from penstock_cli.finite import FiniteRange
+from penstock_cli.options import FiniteRange
 from penstock_optimizer.load.summary import LatencySummary, median
 from penstock_runtime.host import read_host
 

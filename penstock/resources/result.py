@@ -32,7 +32,7 @@ class ArtefactReference(Facts):
 class PlanFacts(Facts):
     """The plan that was chosen."""
 
-    summary: ShortText = Field(description="In one line, such as `openvino int8-static, 2x1 threads`.")
+    summary: ShortText = Field(description="In one line, such as `openvino-int8, 2x1 threads`.")
     engine: EngineName
     precision: Precision
     options: tuple[Annotated[str, Field(max_length=64)], ...] = Field(
@@ -197,7 +197,7 @@ class Result(Facts):
     def of(cls, manifest: Manifest) -> Self:
         """The result that a manifest has in full."""
         speeds = [speed for speed in manifest.speed_up.values() if speed > 0]
-        chosen = _candidate(manifest, Outcome.CHOSEN) or _candidate(manifest, Outcome.TEACHER)
+        chosen = _candidate(manifest, Outcome.CHOSEN) or _candidate(manifest, Outcome.REFERENCE)
         short = manifest.chosen.plan.short
         beside = short.recipe if short is not None else None
         return cls(
@@ -220,7 +220,7 @@ class Result(Facts):
             rejected=tuple(
                 RejectedFacts(recipe=cut(one.recipe.name, 128), outcome=one.outcome, reason=cut(one.reason, 256))
                 for one in manifest.candidates
-                if one.outcome not in {Outcome.CHOSEN, Outcome.TEACHER} and one.recipe != beside
+                if one.outcome not in {Outcome.CHOSEN, Outcome.REFERENCE} and one.recipe != beside
             )[:32],
             findings=tuple(cut(finding, 256) for finding in manifest.findings[:16]),
         )

@@ -113,9 +113,7 @@ class PodReport(Facts):
 class PlanStatus(Facts):
     """What is served."""
 
-    summary: ShortText = Field(
-        default="", description="Recipe and threads, such as `openvino int8-static, 2x1 threads`."
-    )
+    summary: ShortText = Field(default="", description="Recipe and threads, such as `openvino-int8, 2x1 threads`.")
     digest: str = Field(default="", max_length=71, description="The artefact.")
     optimized_model: str = Field(default="", max_length=253, description="The OptimizedModel that it is the result of.")
     baseline: bool = Field(default=False, description="true while the fp32 graph is served.")

@@ -25,9 +25,10 @@ from functools import lru_cache
 from itertools import pairwise
 
 from penstock_operator.scaling.decide import Service
-from penstock_simulator.fleet import Dispatch, FleetSettings
+from penstock_simulator.choices import Dispatch, PolicyKind
+from penstock_simulator.fleet import FleetSettings
 from penstock_simulator.policies.base import Limits
-from penstock_simulator.policies.catalogue import POLICIES, Endpoint, PolicyKind, make_policy
+from penstock_simulator.policies.catalogue import POLICIES, Endpoint, make_policy
 from penstock_simulator.replica import ReplicaModel
 from penstock_simulator.run import Outcome, Traffic, simulate
 from penstock_simulator.traces import Trace, built_in

@@ -10,27 +10,16 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from enum import StrEnum
 from heapq import heapify, heappop, heappush, heapreplace
 from random import Random
 
+from penstock_simulator.choices import Dispatch
 from penstock_simulator.replica import ReplicaModel
 
 LOST = float("inf")
 """The latency of a request that was refused or given up."""
 GATEWAY = -1
 """In a pod's place: the request never got to one."""
-
-
-class Dispatch(StrEnum):
-    """Who decides which replica answers."""
-
-    RANDOM = "random"
-    """A Service without a gateway: kube-proxy draws lots."""
-    LEAST_OUTSTANDING = "least-outstanding"
-    """A gateway sends each request to the replica with the fewest unanswered ones."""
-    GATEWAY_QUEUE = "gateway-queue"
-    """A gateway keeps the queue and hands out a request when a server is free."""
 
 
 @dataclass(frozen=True)

@@ -9,8 +9,9 @@ import math
 from collections.abc import Sequence
 from html import escape
 
+from penstock_simulator.choices import PolicyKind
 from penstock_simulator.compare import Point, TraceResult
-from penstock_simulator.policies.catalogue import POLICIES, PolicyKind
+from penstock_simulator.policies.catalogue import POLICIES
 
 WIDTH, HEIGHT = 460.0, 280.0
 LEFT, RIGHT, TOP, BOTTOM = 46.0, 10.0, 12.0, 36.0

@@ -73,7 +73,7 @@ def page(experiment: Experiment, results: Sequence[TraceResult], price_per_hour:
         '<meta name="viewport" content="width=device-width, initial-scale=1">'
         f"<title>Penstock: autoscaling simulated</title><style>{_STYLE}</style></head><body><main>"
         f"<header><h1>Autoscaling, simulated</h1><p>{escape(headline(results))}</p>"
-        f"<p>{escape(flips_told(experiment, results))}</p>"
+        f"<p>{escape(flips_text(experiment, results))}</p>"
         f'<p class="soft">One replica takes {service.rate:.3g} requests/s within p95 '
         f"{service.p95_objective_milliseconds:g} ms and saturates at {model.saturation:.3g}: {model.servers} servers "
         f"of {model.mean_service_seconds * 1000:.3g} ms each. Start-up {experiment.fleet.start_up_seconds:g} s, "
@@ -129,7 +129,7 @@ def overall(experiment: Experiment, results: Sequence[TraceResult]) -> list[str]
     return lines
 
 
-def flips_told(experiment: Experiment, results: Sequence[TraceResult]) -> str:
+def flips_text(experiment: Experiment, results: Sequence[TraceResult]) -> str:
     """Where ours turned more often in a run than its load changes, in a sentence; empty when ours is not among them."""
     own = [
         (result.trace, point)
@@ -140,7 +140,7 @@ def flips_told(experiment: Experiment, results: Sequence[TraceResult]) -> str:
     if not own:
         return ""
     more = [
-        f"{trace.name}, {POLICIES[point.kind].title} {point.most_flips} times ({trace.changes_told})"
+        f"{trace.name}, {POLICIES[point.kind].title} {point.most_flips} times ({trace.changes_text})"
         for trace, point in own
         if point.most_flips > trace.changes
     ]
@@ -171,7 +171,7 @@ def _section(experiment: Experiment, result: TraceResult, price_per_hour: float 
         heads.insert(5, "cost")
     rows = "".join(_row(result, point, price_per_hour) for point in shown(experiment, result))
     return (
-        f'<section><h2>{escape(trace.name)}</h2><p class="soft">{escape(trace.description)}; {trace.changes_told}</p>'
+        f'<section><h2>{escape(trace.name)}</h2><p class="soft">{escape(trace.description)}; {trace.changes_text}</p>'
         f'<div class="charts">{frontier(result, experiment.headroom)}'
         f'{timeline(result, experiment.service.rate)}</div><div class="scroll"><table><thead><tr>'
         f"{''.join(f'<th>{head}</th>' for head in heads)}</tr></thead><tbody>{rows}</tbody></table></div></section>"

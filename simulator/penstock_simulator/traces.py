@@ -16,6 +16,7 @@ from pathlib import Path
 import numpy as np
 
 from penstock.errors import SettingError
+from penstock_simulator.choices import BUILT_IN_TRACES
 
 WARM_UP_SECONDS = 600
 """Before each trace its first load lasts for this long, uncounted: every policy starts where it would stand."""
@@ -46,7 +47,7 @@ class Trace:
         return len(self.rates)
 
     @property
-    def changes_told(self) -> str:
+    def changes_text(self) -> str:
         """For people."""
         return f"{self.changes} change{'' if self.changes == 1 else 's'} of load"
 
@@ -126,9 +127,6 @@ _BUILT_IN: dict[str, tuple[str, int, Shape]] = {
     "on-off": ("1 and 4.5 in turns of 8 minutes", 8, _on_off),
 }
 """Name -> description, changes of load, shape."""
-
-BUILT_IN = tuple(_BUILT_IN)
-"""The names of the built-in traces."""
 
 
 def built_in(name: str, requests_per_second: float, seed: int) -> Trace:
@@ -214,7 +212,7 @@ def _lines(path: Path) -> list[tuple[int, list[str]]]:
         with path.open(encoding="utf-8-sig", newline="") as file:
             return [(number, line) for number, line in enumerate(csv.reader(file), 1) if line]
     except OSError as error:
-        remedy = f"Give a readable CSV file, or one of the built-in traces: {', '.join(BUILT_IN)}"
+        remedy = f"Give a readable CSV file, or one of the built-in traces: {', '.join(BUILT_IN_TRACES)}"
         raise SettingError(f"{path}: {error.strerror}", field="--trace", remedy=remedy) from error
     except UnicodeDecodeError as error:
         raise SettingError(f"{path} is not UTF-8 text", field="--trace", remedy="Give a CSV file") from error

@@ -62,7 +62,7 @@ def sample_results(
         seconds_per_setting=3.0,
         rounds=3,
         libraries={"torch": "2.15.0", "openvino": "2026.4.1"},
-        served=(Served(cores=2, plan="openvino int8-static, 2x1 threads", cpus=(0, 1), client_cpus=(2, 3)),),
+        served=(Served(cores=2, plan="openvino-int8, 2x1 threads", cpus=(0, 1), client_cpus=(2, 3)),),
         settings=tuple(settings),
         left_out=("8 cores: this machine has 4",),
         notes=("with 4 cores the client ran on the server's CPUs",),

@@ -273,7 +273,7 @@ def test_an_endpoint_is_measured_beside_plain_transformers(tiny_endpoint: Path, 
         f"{cores + 1} cores: this machine has {cores}",
         "512 tokens: this model takes 64",
     )
-    assert results.served[0].plan.startswith("onnxruntime fp32")
+    assert results.served[0].plan.startswith("onnxruntime-fp32")
     assert (results.target, results.task.value) == ("tiny", "text-classification")
     assert any(line.startswith("optimising tiny for 1 core") for line in lines)
     assert len(json.loads((tmp_path / "out" / "results.json").read_text())["settings"]) == 2

@@ -9,8 +9,8 @@ from typing import Any
 import pytest
 
 import penstock_cli.bench
+from penstock.artefact_store import DEFAULT_MODELS
 from penstock_bench.options import BenchOptions
-from penstock_cli.folders import DEFAULT_MODELS
 from tests.cli.endpoints import invoke, write_endpoint
 from tests.runtime.models.hub_server import running_hub
 

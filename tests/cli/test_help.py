@@ -9,8 +9,8 @@ import click
 import pytest
 
 from penstock import __version__
-from penstock_cli.finite import FiniteRange
 from penstock_cli.main import COMMANDS, cli
+from penstock_cli.options import FiniteRange
 from tests.cli.endpoints import invoke, run
 
 HEAVY = {

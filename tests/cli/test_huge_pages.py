@@ -8,7 +8,7 @@ import sys
 
 import pytest
 
-from penstock_cli.huge_pages import POLICY, TUNABLE, VARIABLE, wanted
+from penstock_cli.process import POLICY, TUNABLE, VARIABLE, environment_with_huge_pages
 
 MADVISE = "always [madvise] never"
 
@@ -27,7 +27,7 @@ MADVISE = "always [madvise] never"
 def test_the_tunable_is_added_only_where_it_is_of_use(
     environment: dict[str, str], policy: str, tunables: str | None
 ) -> None:
-    found = wanted(environment, policy)
+    found = environment_with_huge_pages(environment, policy)
 
     assert (None if found is None else found[VARIABLE]) == tunables
 
@@ -36,8 +36,8 @@ def test_starting_again_keeps_process_and_arguments() -> None:
     if not POLICY.exists() or "[madvise]" not in POLICY.read_text(encoding="ascii"):
         pytest.skip("this kernel's large pages are not by request")
     program = (
-        "import os, sys; from penstock_cli.huge_pages import start_again_with_huge_pages; "
-        "print(os.getpid(), sys.argv[1:], flush=True); start_again_with_huge_pages(); print(os.environ[sys.argv[2]])"
+        "import os, sys; from penstock_cli.process import restart_with_huge_pages; "
+        "print(os.getpid(), sys.argv[1:], flush=True); restart_with_huge_pages(); print(os.environ[sys.argv[2]])"
     )
     environment = {name: value for name, value in os.environ.items() if name != VARIABLE}
     done = subprocess.run(

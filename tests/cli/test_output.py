@@ -68,8 +68,8 @@ def test_a_reader_that_is_gone_ends_the_command_in_silence(words: list[str], unb
 def test_what_is_still_to_be_written_at_the_end_is_written_or_told(tmp_path: Path) -> None:
     """`sys.stdout.write` keeps it back."""
     program = (
-        "import sys\nfrom penstock_cli.output import checked_output\n"
-        "with checked_output():\n    sys.stdout.write('äöü')\nprint(' done')"
+        "import sys\nfrom penstock_cli.process import checked_stdout\n"
+        "with checked_stdout():\n    sys.stdout.write('äöü')\nprint(' done')"
     )
     environment = {**clean_environment(), "PYTHONUNBUFFERED": "", "PYTHONIOENCODING": "utf-8"}
     for path in (tmp_path / "out", Path("/dev/full")):

@@ -102,11 +102,11 @@ def test_a_log_gets_a_line_now_and_then_and_the_last_one_always(shown: io.String
     with OptimizationView() as view:
         for step in range(50):
             view(Progress(Stage.MEASURE, step, 50, f"round {step}", {}, step, 50))
-        view(Progress(Stage.DONE, 1, 1, "onnxruntime fp32", {}, 50, 50))
+        view(Progress(Stage.DONE, 1, 1, "onnxruntime-fp32", {}, 50, 50))
     lines = shown.getvalue().splitlines()
 
     assert len(lines) < 10
-    assert lines[-1].split() == ["done", "50/50", "onnxruntime", "fp32"]
+    assert lines[-1].split() == ["done", "50/50", "onnxruntime-fp32"]
 
 
 def test_a_log_has_what_is_told_of_a_download_and_notes_by_their_name(shown: io.StringIO) -> None:
@@ -146,11 +146,11 @@ def test_a_bar_leaves_the_facts_above_it_whole(terminal: io.StringIO) -> None:
     with OptimizationView() as view:
         view(Progress(Stage.EXPORT, 0, 1, "writing", {"budget_seconds": 600}, 0, 30))
         view(Progress(Stage.EXPORT, 1, 1, "fused ONNX graph", {}, 1, 30))
-        view(settled("openvino bf16: passed"))
+        view(settled("openvino-bf16: passed"))
     lines = plain(terminal.getvalue()).splitlines()
 
     assert "export     fused ONNX graph" in lines
-    assert "2/9        openvino bf16: passed" in lines
+    assert "2/9        openvino-bf16: passed" in lines
     assert any(line.startswith("search     takes 0:10:00 at most") for line in lines)
 
 

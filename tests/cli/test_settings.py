@@ -9,7 +9,7 @@ import click
 import pytest
 
 import penstock_cli.serve
-from penstock_cli.serving import ServeOptions
+from penstock_cli.serve import ServeOptions
 from penstock_runtime.settings import SETTINGS, Settings
 from tests.cli.endpoints import invoke
 
@@ -28,7 +28,7 @@ def started(monkeypatch: pytest.MonkeyPatch) -> Started:
         async def run(self) -> int:
             return 0
 
-    monkeypatch.setattr(penstock_cli.serve, "Serving", Recorder)
+    monkeypatch.setattr(penstock_cli.serve, "ServeSession", Recorder)
     monkeypatch.setattr(penstock_cli.serve, "configure_logs", lambda level, *_: None)
     monkeypatch.setenv("TOKENIZERS_PARALLELISM", "false")
     return found
@@ -145,6 +145,6 @@ def test_connections_that_were_cut_off_show_in_the_exit_status(
         async def run(self) -> int:
             return 2
 
-    monkeypatch.setattr(penstock_cli.serve, "Serving", Cut)
+    monkeypatch.setattr(penstock_cli.serve, "ServeSession", Cut)
 
     assert invoke("serve", "x.yaml").exit_code == 1

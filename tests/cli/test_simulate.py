@@ -7,10 +7,9 @@ from pathlib import Path
 
 import pytest
 
-from penstock_cli import simulate
-from penstock_simulator.fleet import Dispatch
-from penstock_simulator.policies import POLICIES, PolicyKind
-from penstock_simulator.traces import BUILT_IN
+from penstock_simulator.choices import BUILT_IN_TRACES, Dispatch, PolicyKind
+from penstock_simulator.policies import POLICIES
+from penstock_simulator.traces import built_in
 from tests.cli.endpoints import invoke
 from tests.cli.test_errors import assert_one_sentence
 
@@ -22,12 +21,15 @@ def trace(tmp_path: Path) -> Path:
     return path
 
 
-def test_the_help_names_what_there_is() -> None:
-    """Written out in the command, which loads no simulator for its help."""
-    assert simulate.TRACES == BUILT_IN
-    assert tuple(kind.value for kind in PolicyKind) == simulate.POLICIES
-    assert simulate.DISPATCHES[0] == Dispatch.LEAST_OUTSTANDING.value
-    assert set(simulate.DISPATCHES) == {dispatch.value for dispatch in Dispatch}
+def test_the_help_lists_all_traces_policies_and_dispatch_modes() -> None:
+    shown = invoke("simulate", "--help").output
+
+    assert all(name in shown for name in (*BUILT_IN_TRACES, *PolicyKind, *Dispatch))
+
+
+@pytest.mark.parametrize("name", BUILT_IN_TRACES)
+def test_every_listed_trace_is_built_in(name: str) -> None:
+    assert built_in(name, 1.0, seed=1).name == name
 
 
 def test_a_trace_becomes_a_table_figures_and_a_page(trace: Path, tmp_path: Path) -> None:

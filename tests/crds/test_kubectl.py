@@ -34,7 +34,7 @@ STATUS: dict[str, Any] = {
     "selector": "penstock.dev/endpoint=emotion",
     "p95": "14 ms",
     "speedUp": "4.7x",
-    "plan": {"summary": "openvino int8-static, 1x2 threads"},
+    "plan": {"summary": "openvino-int8, 1x2 threads"},
     "conditions": [
         {"type": "Ready", "status": "True", "reason": "Serving", "message": "All is well.", "observedGeneration": 1,
          "lastTransitionTime": "2026-11-21T10:00:00Z"},
@@ -144,7 +144,7 @@ def test_kubectl_get_shows_how_an_endpoint_is(kube: Kubectl) -> None:
         "NAME", "MODEL", "CLASS", "CORES", "PLAN", "READY", "REASON", "REPLICAS", "P95", "SPEED-UP", "AGE",
     ]  # fmt: skip
     assert row[:-1] == [
-        "emotion", "hf://org/emotion", "icelake", "2", "openvino int8-static, 1x2 threads", "True", "Serving", "3",
+        "emotion", "hf://org/emotion", "icelake", "2", "openvino-int8, 1x2 threads", "True", "Serving", "3",
         "14 ms", "4.7x",
     ]  # fmt: skip
     assert "All is well." in kube("get", "mep", "-o", "wide")

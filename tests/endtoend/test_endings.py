@@ -82,7 +82,7 @@ def test_what_a_killed_server_had_found_is_not_done_again(tiny: Path, tmp_path: 
 
     assert done.returncode == 0, done.stderr
     (artefact,) = [path.parent for path in store.glob(f"*/{MANIFEST_NAME}") if "." not in path.parent.name]
-    teacher = next(one for one in Manifest.load(artefact).candidates if one.recipe.name == "onnxruntime fp32")
+    teacher = next(one for one in Manifest.load(artefact).candidates if one.recipe.name == "onnxruntime-fp32")
     # To the last digit: it was read, not measured again.
     assert teacher.build_seconds == known["build_seconds"]
 
@@ -185,7 +185,7 @@ def test_a_model_whose_answers_are_no_numbers_is_never_ready(tiny: Path, tmp_pat
     done = run("serve", file, "--port", "0", "--store", tmp_path / "store", "--no-optimize")
 
     assert done.returncode == 1
-    assert f"error: file://{model}: the onnxruntime fp32 graph gives NaN" in done.stderr
+    assert f"error: file://{model}: the onnxruntime-fp32 graph gives NaN" in done.stderr
     assert "Traceback" not in done.stderr
 
 

@@ -16,7 +16,7 @@ ARTEFACT = ArtefactReference(digest=DIGEST, uri="file:///var/lib/penstock/artefa
 
 RESULT: dict[str, Any] = {
     "plan": {
-        "summary": "onnxruntime int8, 1x1 threads",
+        "summary": "onnxruntime-int8, 1x1 threads",
         "engine": "onnxruntime",
         "precision": "int8-dynamic",
         "streams": 1,

@@ -12,6 +12,7 @@ import numpy as np
 import pytest
 
 from penstock_operator.scaling.decide import Service
+from penstock_simulator.choices import PolicyKind
 from penstock_simulator.compare import (
     Experiment,
     Point,
@@ -25,9 +26,9 @@ from penstock_simulator.compare import (
 )
 from penstock_simulator.fleet import FleetSettings
 from penstock_simulator.plot import ticks
-from penstock_simulator.policies import Limits, PolicyKind
+from penstock_simulator.policies import Limits
 from penstock_simulator.reference import MODEL, reference_curve
-from penstock_simulator.report import COLUMNS, figures_csv, flips_told, headline, overall, page
+from penstock_simulator.report import COLUMNS, figures_csv, flips_text, headline, overall, page
 from penstock_simulator.run import flips
 from penstock_simulator.traces import Trace
 
@@ -169,11 +170,11 @@ def test_the_outcome_says_where_ours_turned_more_often_than_the_load(
     chosen = [p for p in result.of(PolicyKind.PENSTOCK) if p.knob == experiment.headroom]
     restless = replace(result, points=(replace(chosen[0], flips=1.5, most_flips=3),))
 
-    assert flips_told(experiment, [result]) == "Ours turns no more often than the load changes, in any run."
-    assert flips_told(experiment, [restless]) == (
+    assert flips_text(experiment, [result]) == "Ours turns no more often than the load changes, in any run."
+    assert flips_text(experiment, [restless]) == (
         "Ours turns more often than the load changes, in its worst run: small, Penstock 3 times (1 change of load)."
     )
-    assert flips_told(experiment, [replace(result, points=tuple(result.of(PolicyKind.KPA)))]) == ""
+    assert flips_text(experiment, [replace(result, points=tuple(result.of(PolicyKind.KPA)))]) == ""
 
 
 def test_as_many_is_neither_fewer_nor_more(everything: tuple[Experiment, list[TraceResult]]) -> None:

@@ -10,7 +10,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from penstock_simulator.fleet import LOST, Dispatch, Fleet, FleetSettings
+from penstock_simulator.choices import Dispatch
+from penstock_simulator.fleet import LOST, Fleet, FleetSettings
 from penstock_simulator.replica import ReplicaModel
 from tests.examples import examples
 

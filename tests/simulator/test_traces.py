@@ -8,8 +8,8 @@ import numpy as np
 import pytest
 
 from penstock.errors import SettingError
+from penstock_simulator.choices import BUILT_IN_TRACES
 from penstock_simulator.traces import (
-    BUILT_IN,
     LONGEST_SECONDS,
     MOST_REQUESTS,
     WARM_UP_SECONDS,
@@ -19,7 +19,7 @@ from penstock_simulator.traces import (
 )
 
 
-@pytest.mark.parametrize("name", BUILT_IN)
+@pytest.mark.parametrize("name", BUILT_IN_TRACES)
 def test_a_built_in_trace_scales_with_the_replica(name: str) -> None:
     small, large = built_in(name, 10, 1), built_in(name, 100, 1)
 

@@ -10,10 +10,9 @@ import os
 import pytest
 
 from penstock_operator.scaling.decide import Service
+from penstock_simulator.choices import BUILT_IN_TRACES, PolicyKind
 from penstock_simulator.compare import Experiment, TraceResult, compare, judge, together
-from penstock_simulator.policies import PolicyKind
 from penstock_simulator.reference import MODEL, reference_curve
-from penstock_simulator.traces import BUILT_IN
 
 
 def experiment(trace: str, **changes: object) -> Experiment:
@@ -40,7 +39,7 @@ def test_a_spike_is_met_better_than_by_a_threshold_on_the_rate() -> None:
     assert result.of(PolicyKind.PENSTOCK)[0].most_flips <= result.trace.changes
 
 
-@pytest.mark.parametrize("trace", BUILT_IN)
+@pytest.mark.parametrize("trace", BUILT_IN_TRACES)
 def test_the_number_turns_no_oftener_than_the_load(trace: str) -> None:
     knobs: dict[PolicyKind, tuple[float, ...]] = {PolicyKind.PENSTOCK: ()}
 
@@ -61,7 +60,9 @@ def test_with_one_setting_for_all_traces_fewer_are_late_whatever_is_paid() -> No
         PolicyKind.KEDA: (0.4, 0.55, 0.7, 0.85),
         PolicyKind.KPA: (0.4, 0.5, 0.6, 0.75, 0.9),
     }
-    chosen = Experiment(service=service, model=MODEL, traces=BUILT_IN, policies=tuple(knobs), knobs=knobs, seeds=(1,))
+    chosen = Experiment(
+        service=service, model=MODEL, traces=BUILT_IN_TRACES, policies=tuple(knobs), knobs=knobs, seeds=(1,)
+    )
 
     points = together(list(compare(chosen, workers=min(4, os.cpu_count() or 1))))
 
@@ -74,7 +75,7 @@ def test_with_one_setting_for_all_traces_fewer_are_late_whatever_is_paid() -> No
 
 
 @pytest.mark.extended
-@pytest.mark.parametrize("trace", BUILT_IN)
+@pytest.mark.parametrize("trace", BUILT_IN_TRACES)
 def test_fewer_are_late_at_equal_replica_hours(trace: str) -> None:
     policies = tuple(kind for kind in PolicyKind if kind is not PolicyKind.PENSTOCK_PROMETHEUS)
     (result,) = compare(experiment(trace, policies=policies), workers=min(4, os.cpu_count() or 1))

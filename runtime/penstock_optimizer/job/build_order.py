@@ -10,8 +10,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from penstock.hardware import Isa
-from penstock.recipe import BF16_REST, EngineName, Precision, Recipe
-from penstock_optimizer.search.recipes import NATIVE_WIDE_ISAS, NNCF, PER_CHANNEL, REDUCED_RANGE, SIX_BITS, is_tuned
+from penstock.recipe import BF16_REST, NNCF, PER_CHANNEL, REDUCED_RANGE, SIX_BITS, EngineName, Precision, Recipe
+from penstock_optimizer.search.recipes import NATIVE_WIDE_ISAS, is_tuned
 
 JUDGING_SECONDS = 4.0
 """Starting a process, a first look and the guard: what every candidate costs, whatever its graph."""

@@ -41,10 +41,10 @@ class Fetching:
             self._due = now + self._every_seconds
             self._is_told = not is_end
         facts = {"note": step.note} if step.note else {}
-        self._on_progress(Progress(Stage.DOWNLOAD, step.bytes_done, step.bytes_total, said(step), facts))
+        self._on_progress(Progress(Stage.DOWNLOAD, step.bytes_done, step.bytes_total, transfer_text(step), facts))
 
 
-def said(step: Transfer, verb: str = "fetching") -> str:
+def transfer_text(step: Transfer, verb: str = "fetching") -> str:
     """One line for people."""
     amount = f": {step.bytes_done / _MB:.0f} of {step.bytes_total / _MB:.0f} MB" if step.bytes_total else ""
     return step.note or f"{verb} {step.file}{amount}"

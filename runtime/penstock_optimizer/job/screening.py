@@ -71,7 +71,7 @@ class Entrant:
     @property
     def accepted(self) -> bool:
         """True when the guard lets it serve and it can run."""
-        return self.facts.outcome in {Outcome.TEACHER, Outcome.SLOWER, Outcome.CHOSEN}
+        return self.facts.outcome in {Outcome.REFERENCE, Outcome.SLOWER, Outcome.CHOSEN}
 
     @property
     def batching(self) -> Batching:
@@ -262,7 +262,7 @@ class TryOut:
     def _decide(self, entrant: Entrant, verdict: Verdict, *, teacher: bool) -> None:
         entrant.facts = entrant.facts.model_copy(update={"verdict": verdict})
         if teacher:
-            entrant.settle(Outcome.TEACHER, "the fp32 graph that the others are judged by")
+            entrant.settle(Outcome.REFERENCE, "the fp32 graph that the others are judged by")
         elif not verdict.passed:
             entrant.settle(Outcome.REJECTED, verdict.reason)
             entrant.close()
@@ -270,8 +270,7 @@ class TryOut:
             ours, theirs = entrant.fastest, best.fastest
             factor = min(ours[tokens] / theirs[tokens] for tokens in ours.keys() & theirs.keys())
             entrant.facts = entrant.facts.model_copy(update={"latency": points(entrant.milliseconds)})
-            fastest = f"{best.recipe.engine.value} {best.recipe.precision.value}"
-            entrant.settle(Outcome.SLOWER, f"at first sight at least {factor:.1f} times as slow as {fastest}")
+            entrant.settle(Outcome.SLOWER, f"at first sight at least {factor:.1f} times as slow as {best.recipe.name}")
             entrant.close()
         else:
             entrant.settle(Outcome.SLOWER, WITHIN_BUDGET)

@@ -23,6 +23,7 @@ from penstock.resources.job_summary import Summary, summary_of
 from penstock.resources.optimized_model import OptimizedModelSpec
 from penstock.resources.problems import spec_error
 from penstock.resources.result import ArtefactReference
+from penstock.settings import hugging_face_token
 from penstock_optimizer.job.optimise import optimise, prepare
 from penstock_optimizer.pod.lines import Lines
 from penstock_optimizer.pod.variables import JobVariables
@@ -53,7 +54,7 @@ class PodJob:
         lines.stage("start", f"{pinned} CPUs {', '.join(map(str, grant.cpus))}")
         _require_writable(variables.work)
         models = variables.work / "models"
-        token = os.environ.get("HF_TOKEN") or None
+        token = hugging_face_token(os.environ)
         source = endpoint.spec.source
         lines.stage("download", f"looking for {source}")
         fetch_model(source, cache=models, token=token, on_progress=lines.transfer("download", "fetching"))

@@ -1,6 +1,6 @@
 """What a job says on standard output: one JSON object a line, for whoever reads the pod's log.
 
-    {"event": "progress", "done": 7, "of": 23, "stage": "candidates", "message": "onnxruntime int8-dynamic"}
+    {"event": "progress", "done": 7, "of": 23, "stage": "candidates", "message": "onnxruntime-int8-dynamic"}
     {"event": "baseline", "digest": "sha256:...", "uri": "...", "bytes": 90000000}
     {"event": "artefact", "digest": "sha256:...", "uri": "...", "bytes": 110000000}
     {"event": "summary", "summary": {...}}
@@ -17,7 +17,7 @@ from collections.abc import Callable
 from typing import Any
 
 from penstock.resources.job_summary import Summary
-from penstock_optimizer.job.fetching import said
+from penstock_optimizer.job.fetching import transfer_text
 from penstock_optimizer.job.progress import Progress
 from penstock_runtime.models.progress import Progress as Transfer
 from penstock_runtime.store import Published
@@ -58,7 +58,7 @@ class Lines:
             if not event.note and not last and now - self._moved < QUIET_SECONDS:
                 return
             self._moved = now
-            self.stage(stage, said(event, verb))
+            self.stage(stage, transfer_text(event, verb))
 
         return moved
 

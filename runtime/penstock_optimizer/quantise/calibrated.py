@@ -12,7 +12,7 @@ from onnx import version_converter
 
 from penstock.errors import OptimizationError
 from penstock.manifest import GraphIO
-from penstock.recipe import Precision, Recipe
+from penstock.recipe import COMPENSATED, PER_CHANNEL, REDUCED_RANGE, SMOOTH, Precision, Recipe
 from penstock_optimizer.quantise.linear import LinearGraph
 from penstock_optimizer.quantise.observe import difference, observe, outputs, save
 from penstock_optimizer.quantise.quantiser import Style, Writer, quantise
@@ -44,10 +44,10 @@ def quantise_graph(
     options = set(recipe.options)
     style = Style(
         static=recipe.precision is Precision.INT8_STATIC,
-        per_channel=recipes.PER_CHANNEL in options,
-        limit_pairs=recipes.REDUCED_RANGE in options,
+        per_channel=PER_CHANNEL in options,
+        limit_pairs=REDUCED_RANGE in options,
         weight_bits=recipes.weight_bits(recipe),
-        compensated=recipes.COMPENSATED in options,
+        compensated=COMPENSATED in options,
     )
     linear = LinearGraph(_load(graph, writer().opset))
     if not linear.groups:
@@ -56,14 +56,14 @@ def quantise_graph(
             remedy="Allow fp32 in spec.optimization.precisions, or give the model as safetensors",
         )
     seen: Mapping[str, Seen] = {}
-    if style.calibrated or recipes.SMOOTH in options:
+    if style.calibrated or SMOOTH in options:
         if not calibration:
             raise OptimizationError(
                 f"{recipe.name} wants calibration texts", remedy="Give some, or leave the recipe out"
             )
         scratch = path.with_name("observed.onnx")
         seen = observe(linear.model, linear.values, io.inputs, calibration, threads=threads, scratch=scratch)
-    if recipes.SMOOTH in options:
+    if SMOOTH in options:
         probes = [row for row in calibration if row.length <= PROBE_TOKENS] or list(calibration)
         step = max(1, len(probes) // PROBES)
         style = _smoothest(style, graph, seen, _Probe(io, probes[::step][:PROBES], path, writer, threads))

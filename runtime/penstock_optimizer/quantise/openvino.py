@@ -18,18 +18,17 @@ import openvino as ov
 
 from penstock.errors import OptimizationError
 from penstock.manifest import GraphIO
-from penstock.recipe import Precision, Recipe
+from penstock.recipe import GROUP_32, NNCF, REDUCED_RANGE, SMOOTH, Precision, Recipe
 from penstock_optimizer.quantise.built import Built
 from penstock_optimizer.quantise.calibrated import quantise_graph
 from penstock_optimizer.quantise.observe import beside, feed
 from penstock_optimizer.quantise.qdq import QdqWriter
-from penstock_optimizer.search import recipes
 from penstock_runtime.rows import Row
 
 SMOOTHING = 0.7
 """SmoothQuant's alpha in NNCF. Its own default, 0.95, is worse for MiniLM (minimum cosine 0.92, not 0.96)."""
 GROUP_OPTION = "DYNAMIC_QUANTIZATION_GROUP_SIZE"
-GROUPS = {recipes.GROUP_32: 32}
+GROUPS = {GROUP_32: 32}
 """Activations that share a scale. The plugin takes only what divides every layer's inputs, and says nothing else."""
 
 
@@ -44,7 +43,7 @@ def build(
     match recipe.precision:
         case Precision.FP32 | Precision.BF16:
             model = _read(graph, threads)  # the engine is told the precision when it loads the graph
-        case Precision.INT8_STATIC if recipes.NNCF in recipe.options:
+        case Precision.INT8_STATIC if NNCF in recipe.options:
             model = _by_nncf(_read(graph, threads), recipe, [feed(row, io.inputs) for row in calibration])
             _check_quantised(model, graph)
         case Precision.INT8_STATIC:
@@ -88,8 +87,8 @@ def _by_nncf(model: Any, recipe: Recipe, samples: list[dict[str, Any]]) -> Any:
     if not samples:
         raise OptimizationError(f"{recipe.name} wants calibration texts", remedy="Give some, or leave the recipe out")
     with _quiet_nncf() as nncf:
-        reduced = recipes.REDUCED_RANGE in recipe.options
-        alpha = SMOOTHING if recipes.SMOOTH in recipe.options else -1
+        reduced = REDUCED_RANGE in recipe.options
+        alpha = SMOOTHING if SMOOTH in recipe.options else -1
         return nncf.quantize(
             model,
             nncf.Dataset(samples),

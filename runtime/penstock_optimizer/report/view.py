@@ -16,7 +16,7 @@ HEADLINE_LENGTHS = (32, 128)
 TABLE_LENGTHS = (8, 32, 128, 512)
 OUTCOME_WORDS = {
     Outcome.CHOSEN: "chosen",
-    Outcome.TEACHER: "fp32, the judge",
+    Outcome.REFERENCE: "fp32, the judge",
     Outcome.SLOWER: "slower",
     Outcome.REJECTED: "rejected",
     Outcome.FAILED: "failed",
@@ -87,7 +87,7 @@ def of_outcome(manifest: Manifest, outcome: Outcome) -> CandidateFacts | None:
 
 def chosen_candidate(manifest: Manifest) -> CandidateFacts | None:
     """The candidate that is served; the teacher when nothing beat it."""
-    return of_outcome(manifest, Outcome.CHOSEN) or of_outcome(manifest, Outcome.TEACHER)
+    return of_outcome(manifest, Outcome.CHOSEN) or of_outcome(manifest, Outcome.REFERENCE)
 
 
 def teacher_candidate(manifest: Manifest) -> CandidateFacts | None:
@@ -144,7 +144,7 @@ def series(manifest: Manifest) -> list[Series]:
     """The candidates as the charts draw them, in the order of the table."""
     teacher = teacher_candidate(manifest)
     metric = main_metric(manifest)
-    emphasis = {Outcome.CHOSEN: "chosen", Outcome.TEACHER: "teacher", Outcome.SLOWER: "other"}
+    emphasis = {Outcome.CHOSEN: "chosen", Outcome.REFERENCE: "teacher", Outcome.SLOWER: "other"}
     return [
         Series(
             name=one.recipe.name,
@@ -256,7 +256,7 @@ def plan_rows(manifest: Manifest) -> list[PlanRow]:
 
 
 def plan_text(plan: Plan) -> str:
-    """A plan in full, such as `openvino int8-static, 2x1 threads, padded up to 8 rows / 512 tokens / 15 % padding,
+    """A plan in full, such as `openvino-int8, 2x1 threads, padded up to 8 rows / 512 tokens / 15 % padding,
     all cores from 64 tokens`."""
     parts = [plan.summary]
     if plan.max_batch_rows > 1:
@@ -289,7 +289,7 @@ def _bound(metric: Metric) -> str:
 
 
 def _facts(candidate: CandidateFacts) -> str:
-    parts = []
+    parts = [", ".join((candidate.recipe.precision.value, *candidate.recipe.options))]
     if candidate.verdict is not None and candidate.verdict.batching:
         parts.append(f"batching {candidate.verdict.batching}")
     if candidate.verdict is not None and candidate.verdict.texts:

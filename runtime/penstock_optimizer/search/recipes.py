@@ -10,24 +10,19 @@ from collections.abc import Collection, Iterator
 from dataclasses import dataclass
 
 from penstock.hardware import Isa
-from penstock.recipe import BF16_REST, EngineName, Precision, Recipe
-
-PER_CHANNEL = "per-channel"
-"""A scale for each output channel of a weight instead of one for the whole matrix."""
-SMOOTH = "smooth"
-"""Outlier channels of the activations are scaled down and the weights up (SmoothQuant): the same product, a better
-grid. The strength is chosen on calibration texts."""
-COMPENSATED = "compensated"
-"""Rounding errors of weights are made good by the weights rounded after them (GPTQ), and their mean by the bias."""
-REDUCED_RANGE = "reduced-range"
-"""Neighbouring weights are limited, so that without VNNI the sum of two 8-bit products cannot saturate at 16 bits."""
-SIX_BITS = "6-bit-weights"
-"""Native: weights are kept in 6 bits and made 8-bit again in the registers. The reading of weights is most of a short
-row's time, and a quarter of it goes. With 5 bits MiniLM's mean cosine is under the budget (0.982; 0.995 with 6)."""
-NNCF = "nncf"
-"""OpenVINO: made by NNCF, the products within the attention int8 as well, instead of by our own quantiser."""
-GROUP_32 = "group-32"
-"""OpenVINO: a scale for every 32 activations of a token, found at run time."""
+from penstock.recipe import (
+    BF16_REST,
+    COMPENSATED,
+    GROUP_32,
+    NNCF,
+    PER_CHANNEL,
+    REDUCED_RANGE,
+    SIX_BITS,
+    SMOOTH,
+    EngineName,
+    Precision,
+    Recipe,
+)
 
 OPTIONS: dict[tuple[EngineName, Precision], frozenset[str]] = {
     (EngineName.ONNXRUNTIME, Precision.INT8_DYNAMIC): frozenset({PER_CHANNEL, SMOOTH, COMPENSATED, REDUCED_RANGE}),

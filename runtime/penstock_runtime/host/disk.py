@@ -41,7 +41,7 @@ def full_disk_said(folder: Path, *, what: str) -> Iterator[None]:
 
 
 @contextlib.contextmanager
-def unwritable_said(folder: Path, *, what: str, option: str) -> Iterator[None]:
+def translate_write_errors(folder: Path, *, what: str, option: str) -> Iterator[None]:
     """Within, as `full_disk_said`; and any other error of the operating system becomes HostError about `folder`,
     instead of which the flag `option` gives another one."""
     try:
@@ -57,8 +57,8 @@ def unwritable_said(folder: Path, *, what: str, option: str) -> Iterator[None]:
 
 
 def prepare_folder(folder: Path, *, what: str, option: str) -> None:
-    """Make the folder; errors as in `unwritable_said`, before any work, when nothing can be written there."""
-    with unwritable_said(folder, what=what, option=option):
+    """Make the folder; errors as in `translate_write_errors`, before any work, when nothing can be written there."""
+    with translate_write_errors(folder, what=what, option=option):
         folder.mkdir(parents=True, exist_ok=True)
         with tempfile.TemporaryFile(dir=folder):
             pass

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-from penstock_runtime.host.disk import unwritable_said
+from penstock_runtime.host.disk import translate_write_errors
 
 OPTION = "--models or PENSTOCK_MODELS"
 """What gives another one."""
@@ -15,5 +15,5 @@ OPTION = "--models or PENSTOCK_MODELS"
 @contextmanager
 def models_folder_said(folder: Path, *, option: str = OPTION) -> Iterator[None]:
     """Within, an error of the operating system becomes HostError (OutOfDisk when it is full) about the folder."""
-    with unwritable_said(folder, what="the models folder", option=option):
+    with translate_write_errors(folder, what="the models folder", option=option):
         yield

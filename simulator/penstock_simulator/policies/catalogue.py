@@ -5,9 +5,9 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 from dataclasses import dataclass
-from enum import StrEnum
 
 from penstock_operator.scaling.decide import ScalingSettings, Service
+from penstock_simulator.choices import PolicyKind
 from penstock_simulator.policies.base import Limits, Policy
 from penstock_simulator.policies.hpa import HpaOnInFlight, HpaOnP95
 from penstock_simulator.policies.keda import Keda
@@ -24,19 +24,6 @@ class Endpoint:
     model: ReplicaModel
     limits: Limits
     scrape_interval: int = 5
-
-
-class PolicyKind(StrEnum):
-    """The policies."""
-
-    PENSTOCK = "penstock"
-    """Fed by the operator's own scrapes, its default."""
-    PENSTOCK_PROMETHEUS = "penstock-prometheus"
-    """Fed by Prometheus, at the interval of the others."""
-    HPA_P95 = "hpa-p95"
-    HPA_IN_FLIGHT = "hpa-in-flight"
-    KEDA = "keda"
-    KPA = "kpa"
 
 
 @dataclass(frozen=True)

@@ -105,7 +105,7 @@ def test_openvino_and_its_quantiser_work_with_what_was_left_of_them(
     artefacts = volume(tmp_path / "artefacts")
     # It was quantised, run and judged, whatever came of that, or was on its way for as long as a busy machine had.
     late = r"failed, \w+ did not end within|skipped, .* while it was tried"
-    fine = re.compile(rf"openvino int8-static nncf.*: (passed|slower|rejected|{late})")
+    fine = re.compile(rf"openvino-int8-nncf: (passed|slower|rejected|{late})")
 
     with optimizer.run(
         "optimize", "/models/openvino.yaml", mounts={"/models": models, "/var/lib/penstock/artefacts": artefacts}

@@ -80,7 +80,7 @@ def reference(artefact: str, size: int | None = 250_000_000) -> ArtefactReferenc
 def result(**update: Any) -> Result:
     value: Json = {
         "plan": {
-            "summary": "openvino int8-static, 2x1 threads",
+            "summary": "openvino-int8, 2x1 threads",
             "engine": "openvino",
             "precision": "int8-static",
             "streams": 2,
@@ -477,7 +477,7 @@ def info(
     """What a runtime says at /info."""
     numbers = list(cpus)
     return {
-        "plan": {"summary": "openvino int8-static, 2x1 threads"},
+        "plan": {"summary": "openvino-int8, 2x1 threads"},
         "artefact": {"key": "k", "cpu": ICE_LAKE},
         "host": {
             "cpu": cpu or ICE_LAKE,

@@ -84,7 +84,7 @@ def test_the_result_takes_over_from_the_fp32_graph_by_a_rolling_update() -> None
 def test_a_ready_endpoint_shows_plan_p95_and_speed() -> None:
     status = Kube().optimised().endpoint["status"]
     assert (status["plan"]["summary"], status["p95"], status["speedUp"]) == (
-        "openvino int8-static, 2x1 threads",
+        "openvino-int8, 2x1 threads",
         "14 ms",
         "4.7x",
     )

@@ -26,7 +26,9 @@ TEXTS = samples(TaskName.FEATURE_EXTRACTION, split(own_corpus())[1])
 CALIBRATION = samples(TaskName.FEATURE_EXTRACTION, split(own_corpus())[0])
 EVERYTHING = (tuple(EngineName), tuple(Precision))
 CANDIDATES = {
-    recipe.name: recipe for isa in (Isa.AVX2, Isa.AVX512_VNNI) for recipe in candidate_recipes(isa, *EVERYTHING).recipes
+    recipe.full_name: recipe
+    for isa in (Isa.AVX2, Isa.AVX512_VNNI)
+    for recipe in candidate_recipes(isa, *EVERYTHING).recipes
 }
 TUNED = [name for name in CANDIDATES if name.startswith("onnxruntime") and "compensated" in name]
 SAMPLED = [

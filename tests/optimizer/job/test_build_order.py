@@ -13,8 +13,6 @@ from penstock_optimizer.search.recipes import candidate_recipes
 
 ALL = (tuple(EngineName), tuple(Precision))
 RECIPES = {isa: candidate_recipes(isa, *ALL).recipes[1:] for isa in Isa}
-TUNED = "compensated per-channel smooth"
-LIMITED = "compensated per-channel reduced-range smooth"
 
 
 def names(isa: Isa) -> list[str]:
@@ -27,25 +25,25 @@ def names(isa: Isa) -> list[str]:
         (
             Isa.AMX,
             [
-                "openvino bf16",
-                f"native int8-rowwise {TUNED}",
-                f"openvino int8-static bf16-rest {TUNED}",
-                f"openvino int8-static {TUNED}",
-                f"onnxruntime int8-static {TUNED}",
-                f"onnxruntime int8-dynamic {TUNED}",
-                f"native int8-rowwise 6-bit-weights {TUNED}",
+                "openvino-bf16",
+                "native-int8",
+                "openvino-int8-bf16",
+                "openvino-int8",
+                "onnxruntime-int8",
+                "onnxruntime-int8-dynamic",
+                "native-int6",
             ],
         ),
         (
             Isa.AVX512_VNNI,
-            [f"native int8-rowwise {TUNED}", f"openvino int8-static {TUNED}", f"onnxruntime int8-static {TUNED}"],
+            ["native-int8", "openvino-int8", "onnxruntime-int8"],
         ),
         (
             Isa.AVX2,
             [
-                "onnxruntime int8-dynamic per-channel reduced-range",
-                f"native int8-rowwise {TUNED}",
-                f"onnxruntime int8-static {LIMITED}",
+                "onnxruntime-int8-dynamic-per-channel",
+                "native-int8",
+                "onnxruntime-int8",
             ],
         ),
     ],
@@ -56,7 +54,7 @@ def test_what_is_made_in_a_second_does_not_wait_for_what_takes_twenty(isa: Isa, 
 
 @pytest.mark.parametrize("isa", Isa)
 def test_the_yardstick_that_is_hardly_ever_served_comes_last(isa: Isa) -> None:
-    assert names(isa)[-1] == "onnxruntime int8-dynamic"
+    assert names(isa)[-1] == "onnxruntime-int8-dynamic-plain"
 
 
 @pytest.mark.parametrize("isa", [isa for isa in Isa if isa.has_bf16])

@@ -22,7 +22,7 @@ class Watched:
         self._fetching(Transfer("hf://a/b@main", "model.safetensors", done * MB, 0 if note else 90 * MB, note))
 
     @property
-    def said(self) -> list[str]:
+    def transfer_text(self) -> list[str]:
         return [event.message for event in self.events]
 
 

@@ -210,7 +210,7 @@ def test_a_recipe_that_came_in_for_the_long_rows_and_dies_is_to_blame_though_it_
 
     assert climbed.plan.recipe == INT8
     assert outcome(tryout, STATIC) == (Outcome.FAILED, "killed by signal 9 while its plans were measured")
-    assert outcome(tryout, FP32)[0] is Outcome.TEACHER
+    assert outcome(tryout, FP32)[0] is Outcome.REFERENCE
 
 
 def test_a_wide_run_that_crashes_does_not_end_a_finalist(tmp_path: Path) -> None:
@@ -352,13 +352,13 @@ def concluded(candidates: list[CandidateFacts], chosen: Recipe) -> dict[Recipe, 
 
 def test_the_chosen_one_says_how_much_faster_and_the_others_how_much_slower() -> None:
     candidates = [
-        facts(FP32, Outcome.TEACHER, "the judge"),
+        facts(FP32, Outcome.REFERENCE, "the judge"),
         facts(INT8, Outcome.SLOWER, factor=0.5),
         facts(STATIC, Outcome.SLOWER, factor=0.6),
     ]
 
     assert concluded(candidates, INT8) == {
-        FP32: (Outcome.TEACHER, "the judge"),
+        FP32: (Outcome.REFERENCE, "the judge"),
         INT8: (
             Outcome.CHOSEN,
             "best for the objective within the accuracy budget: 2.0 times as fast as fp32 over the workload",
@@ -381,7 +381,7 @@ def test_the_chosen_one_says_how_much_faster_and_the_others_how_much_slower() ->
 )
 def test_fp32_itself_may_be_chosen_and_says_why(others: tuple[Outcome, ...], reason: str) -> None:
     candidates = [facts(one, outcome, "cosine", None) for one, outcome in zip((INT8, STATIC), others, strict=False)]
-    found = concluded([facts(FP32, Outcome.TEACHER), *candidates], FP32)
+    found = concluded([facts(FP32, Outcome.REFERENCE), *candidates], FP32)
 
     assert found[FP32] == (Outcome.CHOSEN, reason)
     assert {recipe: found[recipe][0] for recipe in found if recipe != FP32} == dict(
@@ -392,7 +392,7 @@ def test_fp32_itself_may_be_chosen_and_says_why(others: tuple[Outcome, ...], rea
 @pytest.mark.parametrize("reason", OUT_OF_TIME)
 def test_fp32_is_called_the_best_so_far_where_time_ran_out(reason: str) -> None:
     candidates = [
-        facts(FP32, Outcome.TEACHER),
+        facts(FP32, Outcome.REFERENCE),
         facts(INT8, Outcome.SKIPPED, reason, factor=0.5),
         facts(STATIC, Outcome.SLOWER, factor=1.2),
     ]
@@ -407,7 +407,7 @@ def test_fp32_is_called_the_best_so_far_where_time_ran_out(reason: str) -> None:
 @pytest.mark.parametrize(("factor", "gain"), [(1.0, ""), (0.99, ""), (0.5, "2.00 times ")])
 def test_a_recipe_that_no_plan_was_tried_of_is_not_called_beaten(factor: float, gain: str) -> None:
     candidates = [
-        facts(FP32, Outcome.TEACHER), facts(INT8, Outcome.SLOWER), facts(STATIC, Outcome.SLOWER, factor=factor)
+        facts(FP32, Outcome.REFERENCE), facts(INT8, Outcome.SLOWER), facts(STATIC, Outcome.SLOWER, factor=factor)
     ]  # fmt: skip
 
     reason = concluded(candidates, INT8)[STATIC][1]
@@ -416,7 +416,7 @@ def test_a_recipe_that_no_plan_was_tried_of_is_not_called_beaten(factor: float, 
 
 
 def test_a_recipe_whose_place_another_took_says_by_what() -> None:
-    candidates = [facts(FP32, Outcome.TEACHER), facts(INT8, Outcome.SLOWER), facts(STATIC, Outcome.SLOWER)]
+    candidates = [facts(FP32, Outcome.REFERENCE), facts(INT8, Outcome.SLOWER), facts(STATIC, Outcome.SLOWER)]
     chosen, beaten = (FP32_PLAN.model_copy(update={"recipe": recipe}) for recipe in (INT8, STATIC))
     step = Step(chosen, beaten, None, promoted=True, reason="12% better by requests/s (noise 3%)")
 
@@ -441,7 +441,7 @@ def test_speed_up_is_given_where_both_were_measured() -> None:
     fast = fast.model_copy(update={"latency": fast.latency[:2]})
 
     plan = FP32_PLAN.model_copy(update={"recipe": INT8})
-    assert speed_up(facts(FP32, Outcome.TEACHER), plan, {INT8: fast}) == pytest.approx({8: 2.0, 16: 2.0})
+    assert speed_up(facts(FP32, Outcome.REFERENCE), plan, {INT8: fast}) == pytest.approx({8: 2.0, 16: 2.0})
 
 
 def test_the_second_graph_states_its_memory() -> None:

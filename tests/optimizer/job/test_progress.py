@@ -85,4 +85,4 @@ def test_nothing_is_called_slower_before_it_was_held_against_another(
     recipe = Recipe(engine=EngineName.OPENVINO, precision=Precision.BF16)
     facts = CandidateFacts(recipe=recipe, outcome=outcome, reason=reason, verdict=verdict)
 
-    assert settled_message(facts) == f"openvino bf16: {expected}"
+    assert settled_message(facts) == f"openvino-bf16: {expected}"

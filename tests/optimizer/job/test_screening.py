@@ -45,7 +45,7 @@ def run(tryout: TryOut, scripts: dict[Recipe, Script]) -> dict[Recipe, Entrant]:
     ("script", "outcome", "reason"),
     [
         (Script(speed=2), Outcome.SLOWER, "within the accuracy budget"),
-        (Script(speed=0.5), Outcome.SLOWER, "at first sight at least 2.0 times as slow as onnxruntime fp32"),
+        (Script(speed=0.5), Outcome.SLOWER, "at first sight at least 2.0 times as slow as onnxruntime-fp32"),
         (Script(cosine=0.944), Outcome.REJECTED, "min_cosine 0.944 is under the budget of 0.985"),
         (Script(fails={"build": crash()}), Outcome.FAILED, "killed by signal 11"),
         (Script(fails={"time": crash(9)}), Outcome.FAILED, "killed by signal 9"),
@@ -63,7 +63,7 @@ def test_each_outcome_has_its_reason(tmp_path: Path, script: Script, outcome: Ou
     found = run(tryout, {INT8: script})
 
     assert (found[INT8].facts.outcome, found[INT8].facts.reason) == (outcome, reason)
-    assert found[FP32].facts.outcome is Outcome.TEACHER
+    assert found[FP32].facts.outcome is Outcome.REFERENCE
     assert lab.open_now == 0
     assert found[INT8] in settled
 
@@ -196,7 +196,7 @@ def test_the_teacher_is_measured_in_the_time_of_later_stages_where_the_machine_i
     tryout, lab, _ = stage(tmp_path, scripts, seconds=60)
     found = run(tryout, {INT8: scripts[INT8]})
 
-    assert found[FP32].facts.outcome is Outcome.TEACHER
+    assert found[FP32].facts.outcome is Outcome.REFERENCE
     assert len(found[FP32].milliseconds[LENGTHS[0]]) == 2 * 3  # two turns of three rounds, three runs each
     assert lab.clock.now < 60
 
@@ -314,7 +314,7 @@ def test_a_teacher_whose_outcomes_are_not_those_that_it_gave_is_asked_again(tmp_
 
     assert lab.count("judge", FP32) == 1
     assert work.teacher.read_text() == "outcomes"
-    assert found[FP32].facts.outcome is Outcome.TEACHER
+    assert found[FP32].facts.outcome is Outcome.REFERENCE
     assert found[INT8].facts.reason == WITHIN_BUDGET
     third, again, _ = stage(tmp_path, scripts)
     run(third, scripts)

@@ -96,7 +96,7 @@ class TestSuccess:
         assert told.artefact.uri == f"file://{work / 'store'}/{told.artefact.digest.removeprefix('sha256:')}"
         assert told.result.plan.summary == manifest.chosen.plan.summary
         assert manifest.chosen.path in manifest.files
-        assert "onnxruntime int8-dynamic" in {one.recipe.name for one in manifest.candidates}
+        assert "onnxruntime-int8-dynamic-plain" in {one.recipe.name for one in manifest.candidates}
         assert told.result.cpu.isa is read_host().cpu.isa
         assert told.result.pinned is read_host().usable_cores(1).pinned
 
@@ -124,7 +124,7 @@ class TestSuccess:
         told = summary(pod)
         assert told.baseline is not None
         assert told.baseline.digest == baseline["digest"]
-        for digest, plan in ((baseline["digest"], "onnxruntime fp32"), (told.artefact.digest, "onnxruntime")):  # type: ignore[union-attr]
+        for digest, plan in ((baseline["digest"], "onnxruntime-fp32"), (told.artefact.digest, "onnxruntime")):  # type: ignore[union-attr]
             with Pod(
                 tmp_path / digest[-8:],
                 artefact=digest,
@@ -151,7 +151,7 @@ def test_an_interrupted_job_says_so_at_once_and_the_next_one_goes_on(model: Path
     given = spec(model, QUICK)
     with job(tmp_path, given) as pod:
         pod.wait_for('"event": "baseline"')
-        pod.wait_for('"stage": "candidates", "message": "onnxruntime fp32: teacher')
+        pod.wait_for('"stage": "candidates", "message": "onnxruntime-fp32: teacher')
         assert pod.end() == TRY_AGAIN
         told = summary(pod)
 
@@ -168,7 +168,7 @@ def test_an_interrupted_job_says_so_at_once_and_the_next_one_goes_on(model: Path
     assert told.artefact is not None
     store = open_store(StoreUri.parse(f"file://{tmp_path / 'store'}"))
     manifest = Manifest.load(store.fetch(Digest.parse(told.artefact.digest), tmp_path / "cache"))
-    teacher = next(one for one in manifest.candidates if one.recipe.name == "onnxruntime fp32")
+    teacher = next(one for one in manifest.candidates if one.recipe.name == "onnxruntime-fp32")
 
     assert teacher.build_seconds == known, "read, not built again"
 
@@ -257,7 +257,7 @@ class TestMachineAndStore:
         pod = job(tmp_path, spec(model, strict))
         reason, message = failure(pod)
         assert reason == "NoCandidateWithinBudget"
-        assert "onnxruntime int8-dynamic" in message
+        assert "onnxruntime-int8-dynamic-plain" in message
         assert summary(pod).baseline is not None, "the fp32 artefact can be served all the same"
 
     def test_more_cores_than_there_are(self, model: Path, tmp_path: Path) -> None:

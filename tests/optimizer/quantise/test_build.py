@@ -33,7 +33,7 @@ from tests.golden.models import BERT, DISTILBERT, KINDS, MPNET, Kind, Sizes, wri
 SIZES = Sizes(width=128, layers=2, heads=4, inner=256, positions=64)
 EVERYTHING = (tuple(EngineName), tuple(Precision))
 MADE = {
-    recipe.name: recipe
+    recipe.full_name: recipe
     for isa in (Isa.AMX, Isa.AVX512)
     for recipe in candidate_recipes(isa, *EVERYTHING).recipes
     if recipe != TEACHER
@@ -190,7 +190,7 @@ def test_an_option_that_nobody_obeys_is_refused(engine: EngineName, model_of: Mo
         Recipe(engine=EngineName.ONNXRUNTIME, precision=Precision.BF16),
         Recipe(engine=EngineName.OPENVINO, precision=Precision.INT8_DYNAMIC),
     ],
-    ids=lambda recipe: recipe.name,
+    ids=lambda recipe: recipe.full_name,
 )
 def test_a_precision_that_an_engine_lacks_is_an_error_that_names_both(
     recipe: Recipe, model_of: ModelOf, tmp_path: Path

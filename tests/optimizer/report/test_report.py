@@ -98,8 +98,7 @@ def test_the_first_lines_say_what_was_chosen_and_why() -> None:
     manifest = sample_manifest()
 
     assert headline(manifest) == (
-        "onnxruntime int8-dynamic per-channel reduced-range is served on 2 cores of "
-        "AMD EPYC 7763 64-Core Processor (avx2)."
+        "onnxruntime-int8-dynamic-per-channel is served on 2 cores of AMD EPYC 7763 64-Core Processor (avx2)."
     )
     assert why(manifest) == (
         "Fastest within the accuracy budget: lone latency 1.8 times that of fp32. "
@@ -150,7 +149,7 @@ def test_fp32_that_is_served_for_want_of_time_is_not_said_to_have_won(reason: st
     assert found.endswith(": the best so far, as the time budget ended before all others were measured.")
 
 
-ONE_ROW = "onnxruntime int8-dynamic per-channel reduced-range, 2x1 threads, one row a run"
+ONE_ROW = "onnxruntime-int8-dynamic-per-channel, 2x1 threads, one row a run"
 
 
 @pytest.mark.parametrize(
@@ -167,7 +166,7 @@ ONE_ROW = "onnxruntime int8-dynamic per-channel reduced-range, 2x1 threads, one 
             f"{ONE_ROW}, all cores from 8 tokens for a client alone",
         ),
         (PLAN.model_copy(update={"wide_from_tokens": None}), ONE_ROW),
-        (FP32_PLAN, "onnxruntime fp32, 2x1 threads, padded up to 8 rows / 512 tokens / 15% padding"),
+        (FP32_PLAN, "onnxruntime-fp32, 2x1 threads, padded up to 8 rows / 512 tokens / 15% padding"),
     ],
 )
 def test_a_plan_in_words(plan: object, expected: str) -> None:

@@ -73,7 +73,7 @@ def manifest(**changes: Any) -> Manifest:
         "chosen": served(INT8),
         "baseline": served(FP32),
         "candidates": (
-            CandidateFacts(recipe=FP32, outcome=Outcome.TEACHER, reason="the teacher"),
+            CandidateFacts(recipe=FP32, outcome=Outcome.REFERENCE, reason="the teacher"),
             CandidateFacts(
                 recipe=INT8,
                 outcome=Outcome.CHOSEN,
@@ -108,7 +108,7 @@ def test_a_report_holds_what_was_found() -> None:
     result = report.result
     assert result is not None
     assert report.artefact == ArtefactReference(digest=DIGEST, uri=URI, bytes=70_000_000)
-    assert result.plan.summary == "openvino int8-static smooth-quant, 1x2 threads"
+    assert result.plan.summary == "openvino-int8-plain-smooth-quant, 1x2 threads"
     assert (result.accuracy.within_budget, result.accuracy.metrics[0].value) == (True, 0.9923)
     assert [(one.tokens, one.p50_milliseconds, one.speed_up) for one in result.latency] == [
         (8, 1.235, 2.0),
@@ -118,7 +118,7 @@ def test_a_report_holds_what_was_found() -> None:
     assert result.capacity.requests_per_second == pytest.approx(114.3, abs=0.05)
     assert result.capacity.curve.rate_within(12) == 100
     assert result.cpu.identity == CPU
-    assert [(one.recipe, one.outcome) for one in result.rejected] == [("openvino int8-static", Outcome.REJECTED)]
+    assert [(one.recipe, one.outcome) for one in result.rejected] == [("openvino-int8-plain", Outcome.REJECTED)]
     assert result.left_out is False
 
 
@@ -128,7 +128,7 @@ def test_where_the_fp32_graph_itself_is_served_its_own_figures_are_told() -> Non
         candidates=(
             CandidateFacts(
                 recipe=FP32,
-                outcome=Outcome.TEACHER,
+                outcome=Outcome.REFERENCE,
                 reason="the teacher",
                 latency=(LatencyPoint(tokens=8, p50_milliseconds=3, minimum_milliseconds=3),),
             ),

@@ -15,7 +15,7 @@ from penstock_runtime.host.disk import (
     full_disk_said,
     is_full,
     prepare_folder,
-    unwritable_said,
+    translate_write_errors,
 )
 
 
@@ -67,7 +67,7 @@ def test_a_file_in_the_way_within_the_folder_is_named(tmp_path: Path) -> None:
 def test_other_errors_of_a_folder_name_it_and_the_flag(place: tuple[str, ...], tmp_path: Path) -> None:
     error = PermissionError(errno.EACCES, "Permission denied", *(one.format(tmp_path) for one in place))
 
-    with pytest.raises(HostError) as caught, unwritable_said(tmp_path, what="the folder", option="--output"):
+    with pytest.raises(HostError) as caught, translate_write_errors(tmp_path, what="the folder", option="--output"):
         raise error
 
     assert caught.value.message == f"the folder {tmp_path} cannot be written (Permission denied)"
@@ -75,7 +75,7 @@ def test_other_errors_of_a_folder_name_it_and_the_flag(place: tuple[str, ...], t
 
 
 def test_a_full_disk_is_said_as_one_wherever_a_folder_is_written(tmp_path: Path) -> None:
-    with pytest.raises(OutOfDisk), unwritable_said(tmp_path, what="the folder", option="--output"):
+    with pytest.raises(OutOfDisk), translate_write_errors(tmp_path, what="the folder", option="--output"):
         raise OSError(errno.ENOSPC, "whatever")
 
 

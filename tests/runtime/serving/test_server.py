@@ -71,7 +71,7 @@ def test_info_tells_what_is_served_with_its_evidence() -> None:
         info = httpx.get(f"{endpoint.url}/info").json()
         metrics = httpx.get(f"{endpoint.url}/metrics").text
 
-    assert info["plan"]["summary"] == "onnxruntime int8-rowwise, 2x1 threads"
+    assert info["plan"]["summary"] == "onnxruntime-int8-rowwise, 2x1 threads"
     assert info["verdict"]["outcome"] == "chosen"
     assert info["verdict"]["metrics"][0]["name"] == "min_cosine"
     assert info["artefact"]["speed_up"] == {"8": 2.5}
@@ -80,13 +80,13 @@ def test_info_tells_what_is_served_with_its_evidence() -> None:
     assert info["host"]["cores"]["granted"] == 1
     assert info["host"]["cpu"]["isa"]
     assert re.search(
-        r'penstock_served_info\{.*key="abc123",recipe="onnxruntime int8-rowwise".*verdict="chosen"', metrics
+        r'penstock_served_info\{.*key="abc123",recipe="onnxruntime-int8-rowwise".*verdict="chosen"', metrics
     )
 
 
 def test_info_shows_a_running_optimisation_and_its_failure() -> None:
     with serving(Gate()) as endpoint:
-        endpoint.server.status.optimization = OptimizationProgress("candidates", 7, 23, "openvino int8-static")
+        endpoint.server.status.optimization = OptimizationProgress("candidates", 7, 23, "openvino-int8")
         running = httpx.get(f"{endpoint.url}/info").json()
         endpoint.server.status.optimization = None
         endpoint.server.status.optimization_error = "no candidate may be served"
@@ -94,7 +94,7 @@ def test_info_shows_a_running_optimisation_and_its_failure() -> None:
 
     assert running["optimization"].pop("seconds") >= 0
     assert running["optimization"] == {
-        "stage": "candidates", "done": 7, "total": 23, "message": "openvino int8-static",
+        "stage": "candidates", "done": 7, "total": 23, "message": "openvino-int8",
     }  # fmt: skip
     assert failed["optimization"] is None
     assert failed["optimization_error"] == "no candidate may be served"

@@ -1,0 +1,32 @@
+"""What a user can choose by name: policies, dispatch modes, built-in traces. Imports nothing, for the command line."""
+
+from __future__ import annotations
+
+from enum import StrEnum
+
+
+class PolicyKind(StrEnum):
+    """The autoscaling policies."""
+
+    PENSTOCK = "penstock"
+    """With the operator's own scrapes, its default."""
+    PENSTOCK_PROMETHEUS = "penstock-prometheus"
+    """With the metrics of Prometheus, at the same interval as the others."""
+    HPA_P95 = "hpa-p95"
+    HPA_IN_FLIGHT = "hpa-in-flight"
+    KEDA = "keda"
+    KPA = "kpa"
+
+
+class Dispatch(StrEnum):
+    """How a replica is chosen for a request."""
+
+    LEAST_OUTSTANDING = "least-outstanding"
+    """A gateway sends each request to the replica with the fewest unanswered ones."""
+    RANDOM = "random"
+    """A Service without a gateway: kube-proxy chooses at random."""
+    GATEWAY_QUEUE = "gateway-queue"
+    """A gateway keeps the queue and hands out a request when a server is free."""
+
+
+BUILT_IN_TRACES = ("step", "ramp", "spike", "diurnal", "flash-crowd", "noisy", "on-off")

@@ -1,0 +1,78 @@
+"""Source, tests and documents use plain technical English: the words listed here do not occur in them."""
+
+import re
+import subprocess
+from pathlib import Path
+
+ROOT = Path(__file__).parents[2]
+FILES = (
+    "*.py", "*.md", "*.yaml", "*.yml", "*.toml", "*.sh", "*.c", "*.h", "*.inc", "*.html", "*.j2", "*.lua", "*.go",
+    "*.tpl", "*.cfg", "Makefile", "**/Makefile", "Dockerfile", "**/Dockerfile", ".ci/run",
+)  # fmt: skip
+
+WORDS = (
+    # Pronouns and idioms that hide who does what.
+    "nobody", "somebody", "anybody", "whoever", "whomever", "so many", "so long as", "whose turn", "thrice",
+    # Verbs of people, used of programs, files and code.
+    "told", "says", "said", "stands", "heard", "deaf", "beside",
+    # Names that were invented here; docs/glossary.md has the usual ones.
+    "familiar", "glance", "hopeless", "rectangle", "rectangles", "entrant", "entrants", "bequeathed", "unrest",
+    "teacher", "teachers",
+)  # fmt: skip
+"""In any case, as words or as parts of identifiers between underscores (`unwritable_said`)."""
+NAMES = ("Company", "Climbed", "Entrant", "World", "Lane")
+"""Identifiers, also as the first part of a longer one (`LaneState`)."""
+
+ALLOWED = (
+    ("tests/contracts/test_words.py", r".*"),
+    ("docs/glossary.md", r".*"),
+    ("LICENSE", r".*"),
+    ("runtime/penstock_optimizer/guard/texts", r".*"),
+    ("tests/golden/answers", r".*"),
+)
+"""Path prefix and a pattern of lines: texts of other authors, inputs of models, the lists of words themselves."""
+PENDING = (
+    "CHANGELOG.md", "CONTRIBUTING.md", "Dockerfile", "Makefile", "README.md", "bench/", "charts/", "cli/", "crds/",
+    "dev/", "docs/", "examples/", "operator/", "penstock/", "pyproject.toml", "runtime/", "simulator/", "tests/",
+)  # fmt: skip
+"""Path prefixes of files that are not clean yet."""
+
+
+def _across_lines(words: str) -> str:
+    return words.replace(" ", r"\s+")
+
+
+def pattern() -> re.Pattern[str]:
+    words = (rf"(?i:(?<![A-Za-z]){word}(?![A-Za-z]))" for word in map(_across_lines, WORDS))
+    names = (rf"(?<![A-Za-z]){name}(?![a-z])" for name in NAMES)
+    return re.compile("|".join([*words, *names]))
+
+
+def test_the_pattern_finds_words_and_parts_of_identifiers() -> None:
+    found = pattern()
+
+    hits = ("is told so", "def _told(", "unwritable_said", "SAYS", "so\nmany", "Lane", "LaneId")
+    misses = ("besides", "essays", "SIMD lanes", "a company", "Lanes", "worldwide")
+
+    assert all(found.search(text) for text in hits)
+    assert not any(found.search(text) for text in misses)
+
+
+def test_the_listed_words_do_not_occur() -> None:
+    names = subprocess.run(
+        ["git", "ls-files", "--", *FILES], cwd=ROOT, capture_output=True, text=True, check=True
+    ).stdout.splitlines()
+    checked = [name for name in names if (ROOT / name).is_file() and not name.startswith(PENDING)]
+    forbidden = pattern()
+
+    found = []
+    for name in checked:
+        allowed = [re.compile(lines) for prefix, lines in ALLOWED if name.startswith(prefix)]
+        text = (ROOT / name).read_text(encoding="utf-8", errors="replace")
+        lines = text.splitlines()
+        for match in forbidden.finditer(text):
+            number = text.count("\n", 0, match.start())
+            if not any(one.search(lines[number]) for one in allowed):
+                found.append(f"{name}:{number + 1}: {match[0]!r}: {lines[number].strip()[:100]}")
+
+    assert found == []
