@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import resource
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -26,14 +27,20 @@ pytest_plugins = ["testbed.fixtures"]
 
 FEWEST_CPUS = 2
 """Some tests ask for two cores."""
+OPEN_FILES = 16_384
+"""More than a server needs by default: one that runs in a test process would raise the limit for the tests after it."""
 
 
 def pytest_configure() -> None:
-    """Leave each of several test processes another lowest CPU.
+    """Allow as many open files as servers need, and leave each of several test processes another lowest CPU.
 
     What asks for one core of a machine takes its first: candidates, replicas and servers of all test processes would
     queue for that one, with the others idle.
     """
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    if resource.RLIM_INFINITY != soft < OPEN_FILES:
+        allowed = OPEN_FILES if hard == resource.RLIM_INFINITY else min(hard, OPEN_FILES)
+        resource.setrlimit(resource.RLIMIT_NOFILE, (allowed, hard))
     worker = os.environ.get("PYTEST_XDIST_WORKER", "")
     cpus = sorted(os.sched_getaffinity(0))
     firsts = len(cpus) - FEWEST_CPUS + 1

@@ -14,17 +14,21 @@ from tests import unit
 ROOT = Path(__file__).parents[2]
 
 WITHOUT = """
-import sys
+import os, sys
 
 # None in place of a module: an import of it fails as if it were not installed.
 sys.modules.update(dict.fromkeys(sys.argv[1].split(",")))
 import pytest
 
-sys.exit(pytest.main(["--unit", "--collect-only", "-q", "-p", "no:cacheprovider"]))
+status = pytest.main(["--unit", "--collect-only", "-q", "-p", "no:cacheprovider"])
+sys.stdout.flush()
+# At once: to take all these modules apart takes longer than to import them.
+os._exit(status)
 """
 
 
 @pytest.mark.slow
+@pytest.mark.timeout(1800)  # some 30 s of CPU, on a machine that others use
 def test_unit_tests_can_be_collected_without_torch() -> None:
     done = subprocess.run(
         [sys.executable, "-c", WITHOUT, ",".join(unit.MISSING_PACKAGES)],
