@@ -50,8 +50,8 @@ def command(
     """
     require_optimizer()
     # Not with the module: `penstock --help` and the documents read this command, and need none of it.
-    from penstock_optimizer.job.fetching import Fetching
     from penstock_optimizer.job.optimise import optimise
+    from penstock_optimizer.job.progress import Fetching
 
     endpoint = ModelEndpoint.from_file(file)
     models = models.expanduser()

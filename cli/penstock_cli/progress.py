@@ -86,7 +86,7 @@ class OptimizationView:
             fact(event.stage.value, f"{event.step}/{event.steps}  {event.message}")
 
     def _show_download(self, event: Event) -> None:
-        """As often as it is told, which is `penstock_optimizer.job.fetching`'s affair."""
+        """As often as it is told, which is `penstock_optimizer.job.progress`'s affair."""
         if "note" in event.facts:
             fact("note", event.message, style="yellow")
         elif not console.is_terminal:

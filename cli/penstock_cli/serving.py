@@ -169,8 +169,8 @@ class Serving:
             return
         require_optimizer()
         # Building and searching bring libraries that serving an artefact does without.
-        from penstock_optimizer.job.fetching import Fetching, said
         from penstock_optimizer.job.optimise import prepare
+        from penstock_optimizer.job.progress import Fetching, said
 
         self._show_model(self._endpoint.spec.model, self._endpoint.spec.task)
         loop = asyncio.get_running_loop()

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from penstock_optimizer.job.fetching import FIRST_SECONDS, Fetching
-from penstock_optimizer.job.progress import Progress, Stage
+from penstock_optimizer.job.progress import FIRST_SECONDS, Fetching, Progress, Stage
 from penstock_runtime.models.progress import Progress as Transfer
 
 MB = 10**6
