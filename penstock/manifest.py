@@ -13,7 +13,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from enum import StrEnum
 from pathlib import Path, PurePosixPath
-from typing import Self
+from typing import Any, Self
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
 
@@ -137,6 +137,42 @@ class Outcome(StrEnum):
         return cls.REFERENCE if value == _REFERENCE_IN_0_1 else None
 
 
+class ReasonCode(StrEnum):
+    """Why a candidate has its outcome, for code to compare. `CandidateFacts.reason` has the words."""
+
+    OTHER = "other"
+    """Only the words tell."""
+    WITHIN_BUDGET = "within-budget"
+    """It goes on to the next stage."""
+    NO_TURN = "no-turn"
+    NOT_MEASURED = "not-measured"
+    CUT_OFF = "cut-off"
+    NO_PLAN_TRIED = "no-plan-tried"
+    TIMED_OUT = "timed-out"
+    """A call did not end; the words have which one."""
+
+    @property
+    def words(self) -> str:
+        """The reason in manifest and report; empty where it has details that the code does not."""
+        return _REASONS.get(self, "")
+
+    @property
+    def is_out_of_time(self) -> bool:
+        """A larger time budget would try the candidate."""
+        return self in {self.NO_TURN, self.NOT_MEASURED, self.CUT_OFF, self.NO_PLAN_TRIED}
+
+
+_REASONS = {
+    ReasonCode.WITHIN_BUDGET: "within the accuracy budget",
+    ReasonCode.NO_TURN: "the time budget was spent before its turn",
+    ReasonCode.NOT_MEASURED: (
+        "the answers are right; the time budget was spent before it was measured beside the others"
+    ),
+    ReasonCode.CUT_OFF: "the time budget was spent while it was tried",
+    ReasonCode.NO_PLAN_TRIED: "faster at first measurement; the plan search ended before its turn",
+}
+
+
 class Metric(Frozen):
     """One measured agreement with the teacher and the budget it was held against."""
 
@@ -168,11 +204,27 @@ class CandidateFacts(Frozen):
     recipe: Recipe
     outcome: Outcome
     reason: str
+    reason_code: ReasonCode = Field(default=ReasonCode.OTHER, exclude=True)
+    """Not in the file, which has the words alone."""
     verdict: Verdict | None = None
     latency: tuple[LatencyPoint, ...] = ()
     fused_nodes: dict[str, int] = Field(default_factory=dict)
     build_seconds: float = 0.0
     size_bytes: int = 0
+
+    @model_validator(mode="before")
+    @classmethod
+    def _read_reason_code(cls, data: Any) -> Any:
+        if isinstance(data, dict) and "reason_code" not in data:
+            code = next((code for code, words in _REASONS.items() if words == data.get("reason")), ReasonCode.OTHER)
+            return {**data, "reason_code": code}
+        return data
+
+    def settled(self, outcome: Outcome, reason: str | ReasonCode, code: ReasonCode = ReasonCode.OTHER) -> Self:
+        """A copy with this outcome. `reason`: the words, or a code that has words."""
+        if isinstance(reason, ReasonCode):
+            return self.settled(outcome, reason.words, reason)
+        return self.model_copy(update={"outcome": outcome, "reason": reason, "reason_code": code})
 
 
 def served_latency(plan: Plan, candidates: Iterable[CandidateFacts]) -> tuple[LatencyPoint, ...]:

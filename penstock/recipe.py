@@ -29,6 +29,10 @@ class Precision(StrEnum):
     """Weights int8 ahead of time, activations scaled per row (token) or group at run time: independent of the batch."""
 
 
+LARGEST_BATCH_TOKENS = 2048
+"""Padded tokens of the largest batch that a plan may form."""
+LARGEST_PADDING_SHARE = 0.25
+"""The largest share of padding tokens in a batch that a plan may allow."""
 PER_CHANNEL = "per-channel"
 """Option: a scale for each output channel of a weight instead of one for the whole matrix."""
 SMOOTH = "smooth"

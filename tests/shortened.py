@@ -19,18 +19,17 @@ def shortened() -> Iterator[None]:
     """While the block runs."""
     from penstock_cli import serve
     from penstock_optimizer.capacity import curve as capacity
-    from penstock_optimizer.capacity import steps as capacity_steps
-    from penstock_optimizer.job import budget, planning
+    from penstock_optimizer.job import plan_search, screening
 
     with pytest.MonkeyPatch.context() as patch:
         # What `penstock serve` starts is shortened as well.
         patch.setattr(serve, "PROGRAM", ("tests.shortened", *serve.PROGRAM))
-        for module in (budget, planning):
+        for module in (screening, plan_search):
             patch.setattr(module, "MOST_PLANS_SECONDS", 1.0)
         # An idle point, a good one and, most often, one beyond saturation.
-        patch.setattr(capacity_steps, "GROWTH", 4.0)
-        patch.setattr(capacity_steps, "REFINEMENTS", 0)
-        patch.setattr(capacity_steps, "VOTES", 1)
+        patch.setattr(capacity, "GROWTH", 4.0)
+        patch.setattr(capacity, "REFINEMENTS", 0)
+        patch.setattr(capacity, "VOTES", 1)
         patch.setattr(capacity, "SATURATION_SECONDS", 0.5)
         patch.setattr(capacity, "LEAST_SECONDS", 0.5)
         patch.setattr(capacity, "MOST_SECONDS", 0.8)

@@ -8,9 +8,8 @@ from typing import Any
 from tokenizers import Tokenizer
 
 from penstock.tasks import TaskName
-from penstock_optimizer.load.bodies import predict_bodies
-from penstock_optimizer.load.spec import RequestBody
-from penstock_optimizer.load.texts import TextMaker
+from penstock_optimizer.load.client import RequestBody
+from penstock_optimizer.load.workload import TextMaker, predict_bodies
 
 QUERY_TOKENS = 10
 

@@ -9,7 +9,7 @@ from typing import Self
 
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 
-from penstock_optimizer.load.spec import RequestBody
+from penstock_optimizer.load.client import RequestBody
 
 
 class Frozen(BaseModel):

@@ -12,9 +12,8 @@ from penstock.resources.endpoint import ModelEndpoint
 from penstock.settings import hugging_face_token
 from penstock_bench.results import OURS
 from penstock_bench.server import Server, free_port
-from penstock_optimizer.job.fetching import Fetching
 from penstock_optimizer.job.optimise import optimise
-from penstock_optimizer.job.progress import Progress, Stage
+from penstock_optimizer.job.progress import Fetching, Progress, Stage
 
 COMMAND = (sys.executable, "-m", "penstock_cli.main")
 READY_PATH = "/readyz"

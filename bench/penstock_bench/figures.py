@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from statistics import median
 
 from pydantic import Field
 
 from penstock_bench.cell import CellResult, Frozen
-from penstock_optimizer.load.summary import LatencySummary, median, relative_spread
+from penstock_optimizer.load.summary import LatencySummary, relative_spread
 
 
 class Figures(Frozen):

@@ -22,8 +22,8 @@ from penstock_bench.cell import CellResult, CellSpec, Frozen
 from penstock_bench.client import Client, MeasurementFailed
 from penstock_bench.parent import end_with_parent
 from penstock_optimizer.candidate.isolation import Worker, WorkerFailed
-from penstock_optimizer.load.texts import TextMaker
 from penstock_optimizer.candidate.measure import LEAST_RUNS, no_collection
+from penstock_optimizer.load.workload import TextMaker
 
 if TYPE_CHECKING:
     from penstock_runtime.engines.base import Engine

@@ -15,11 +15,11 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from penstock import __version__
-from penstock.process import sigterm_interrupts
-from penstock.resources.endpoint import ModelEndpoint
 from penstock.errors import SpecError
 from penstock.artefact_store import DEFAULT_MODELS, DEFAULT_STORE
 from penstock.manifest import Manifest
+from penstock.process import sigterm_interrupts
+from penstock.resources.endpoint import ModelEndpoint
 from penstock_bench import baseline
 from penstock_bench import endpoint as endpoints
 from penstock_bench.bodies import batch_bodies, fewest_tokens
@@ -37,8 +37,7 @@ from penstock_bench.results import BASELINE, OURS, BenchResults, Served, Setting
 from penstock_bench.server import Server, free_port
 from penstock_bench.subject import Subject, read_subject
 from penstock_bench.turns import Turn, measure_in_turn
-from penstock_optimizer.job.fetching import Fetching
-from penstock_optimizer.job.progress import Progress
+from penstock_optimizer.job.progress import Fetching, Progress
 from penstock_runtime.host import Host, read_host
 
 READY_SECONDS = 300.0

@@ -19,11 +19,9 @@ from typing import Any
 import psutil
 
 from penstock_bench.cell import CellResult, CellSpec
-from penstock_optimizer.load.exchanges import SWEEP_SECONDS, Exchanges, is_good, status_name
+from penstock_optimizer.load.client import SWEEP_SECONDS, Exchanges, is_good, status_name
 from penstock_optimizer.load.summary import quantile
-from penstock_optimizer.load.time_slice import SHORTEST_NANOSECONDS, USUAL_NANOSECONDS, set_time_slice
-from penstock_optimizer.load.timer import PreciseTimer
-from penstock_optimizer.load.usage import Usage
+from penstock_optimizer.load.timing import SHORTEST_NANOSECONDS, USUAL_NANOSECONDS, PreciseTimer, Usage, set_time_slice
 
 HOPELESS = 100
 """So many requests in a row without a 2xx answer end a cell: nothing is measured any more."""

@@ -13,15 +13,15 @@ from tokenizers.models import WordLevel
 from tokenizers.pre_tokenizers import Whitespace
 from tokenizers.processors import TemplateProcessing
 
-from penstock.settings import hugging_face_token
-from penstock.resources.endpoint import ModelEndpoint
 from penstock.errors import SpecError
 from penstock.hardware import CpuIdentity
+from penstock.resources.endpoint import ModelEndpoint
 from penstock.resources.source import ModelSource
+from penstock.settings import hugging_face_token
 from penstock.tasks import TaskName
 from penstock_bench.info import read_info
 from penstock_bench.options import BenchOptions
-from penstock_optimizer.load.texts import EVERYDAY_WORDS
+from penstock_optimizer.load.workload import EVERYDAY_WORDS
 from penstock_runtime.models.folder import ModelFolder
 from penstock_runtime.models.progress import OnProgress as OnTransfer
 from penstock_runtime.models.progress import ignore

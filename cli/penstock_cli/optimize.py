@@ -60,8 +60,8 @@ def command(
     """
     require_optimizer()
     # Imported here, because `penstock optimize --help` needs none of it.
-    from penstock_optimizer.job.fetching import Fetching
     from penstock_optimizer.job.optimise import optimise
+    from penstock_optimizer.job.progress import Fetching
 
     endpoint = ModelEndpoint.from_file(file)
     models = models.expanduser()

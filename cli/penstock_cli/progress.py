@@ -86,7 +86,7 @@ class OptimizationView:
             fact(event.stage.value, f"{event.step}/{event.steps}  {event.message}")
 
     def _show_download(self, event: Event) -> None:
-        """Every event: `penstock_optimizer.job.fetching` limits how often one comes."""
+        """Every event: `penstock_optimizer.job.progress` limits how often one comes."""
         if "note" in event.facts:
             fact("note", event.message, style="yellow")
         elif not console.is_terminal:

@@ -153,7 +153,7 @@ class ServeSession:
             return
         require_optimizer()
         # These import libraries that serving an artefact does not need.
-        from penstock_optimizer.job.fetching import Fetching, transfer_text
+        from penstock_optimizer.job.progress import Fetching, transfer_text
         from penstock_optimizer.job.optimise import prepare
 
         self._show_model(self._endpoint.spec.model, self._endpoint.spec.task)

@@ -21,6 +21,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from statistics import median
 from typing import Any
 
 import click
@@ -32,7 +33,6 @@ from penstock.recipe import COMPENSATED, PER_CHANNEL, SMOOTH, EngineName, Precis
 from penstock.tasks import Head, TaskName
 from penstock_optimizer.export import Flavour, export
 from penstock_optimizer.guard.calibration import calibration_rows, own_corpus, samples, split
-from penstock_optimizer.load.summary import median
 from penstock_optimizer.quantise import build
 from penstock_runtime.batching.collate import collate
 from penstock_runtime.engines.base import Threads

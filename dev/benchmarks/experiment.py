@@ -11,7 +11,7 @@ from benchmarks.ours import endpoint, store, write
 from penstock.tasks import TaskName
 from penstock_bench import BenchOptions, BenchProgress, run_bench
 from penstock_bench.tables import against_published
-from penstock_optimizer.load.lengths import STANDARD_LENGTHS
+from penstock_optimizer.load.workload import STANDARD_LENGTHS
 
 
 def experiment(

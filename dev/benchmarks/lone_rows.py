@@ -15,6 +15,7 @@ import tempfile
 import time
 from collections import defaultdict
 from pathlib import Path
+from statistics import median
 
 import click
 
@@ -23,7 +24,6 @@ from penstock.recipe import BF16_REST, COMPENSATED, PER_CHANNEL, SMOOTH, EngineN
 from penstock.tasks import HEAD_OF_TASK, TaskName
 from penstock_optimizer.export import Flavour, export
 from penstock_optimizer.guard.calibration import CALIBRATION_ROWS, calibration_rows, own_corpus, samples, split
-from penstock_optimizer.load.summary import median
 from penstock_optimizer.quantise import Built, build
 from penstock_runtime.batching.collate import collate
 from penstock_runtime.engines.base import Engine, Threads

@@ -12,6 +12,7 @@ server itself says (x-compute-time less x-inference-time: wall time of its own p
 from __future__ import annotations
 
 from contextlib import ExitStack
+from statistics import median
 
 import click
 from tokenizers import Tokenizer
@@ -26,7 +27,7 @@ from penstock_bench.client import Client
 from penstock_bench.floor import Floor, measured_by
 from penstock_bench.places import place
 from penstock_bench.turns import Turn, measure_in_turn
-from penstock_optimizer.load.summary import median, relative_spread
+from penstock_optimizer.load.summary import relative_spread
 from penstock_runtime.host import read_host
 
 AIM_MILLISECONDS = 0.5

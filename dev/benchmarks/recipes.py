@@ -14,6 +14,7 @@ import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from statistics import median
 
 import click
 
@@ -27,7 +28,6 @@ from penstock.tasks import HEAD_OF_TASK, TaskName
 from penstock_optimizer.export import Exported, Flavour, export
 from penstock_optimizer.guard import Teacher, arithmetic_of, forward_of, guard_candidate, teach
 from penstock_optimizer.guard.calibration import calibration_rows, judging_samples, own_corpus, samples, split
-from penstock_optimizer.load.summary import median
 from penstock_optimizer.quantise import build
 from penstock_optimizer.search.recipes import TEACHER, candidate_recipes
 from penstock_runtime.batching.collate import collate

@@ -20,7 +20,7 @@ from penstock_operator.scaling.decide import Observation, ScalingSettings, Servi
 from penstock_operator.scaling.read.exposition import read
 from penstock_operator.scaling.read.history import History
 from penstock_optimizer.capacity.curve import Replica, replica
-from penstock_optimizer.load.usage import Usage, family
+from penstock_optimizer.load.timing import Usage, family
 from penstock_simulator.policies.catalogue import OWN_SCRAPE_SECONDS
 
 START_SECONDS = 60.0

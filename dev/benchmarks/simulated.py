@@ -30,9 +30,9 @@ from penstock_bench.places import place
 from penstock_operator.scaling.decide import ScalingSettings, Service
 from penstock_optimizer.capacity.curve import measure_capacity, replica
 from penstock_optimizer.job.optimise import prepare
-from penstock_optimizer.load.arrivals import poisson_arrivals
-from penstock_optimizer.load.bodies import predict_bodies
-from penstock_optimizer.load.spec import RequestBody
+from penstock_optimizer.load.client import RequestBody
+from penstock_optimizer.load.generator import poisson_arrivals
+from penstock_optimizer.load.workload import predict_bodies
 from penstock_runtime.host import read_host
 from penstock_simulator.choices import PolicyKind
 from penstock_simulator.fleet import FleetSettings

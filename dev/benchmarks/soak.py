@@ -32,8 +32,7 @@ from penstock_bench.client import Client
 from penstock_bench.places import Placement, place
 from penstock_bench.server import Server
 from penstock_cli.options import FiniteRange
-from penstock_optimizer.load.bodies import predict_bodies
-from penstock_optimizer.load.lengths import LengthMix
+from penstock_optimizer.load.workload import LengthMix, predict_bodies
 from penstock_runtime.host import read_host
 
 SAMPLE_SECONDS = 5.0

@@ -17,7 +17,7 @@ import numpy as np
 from tokenizers import Tokenizer as Backend
 
 from benchmarks.models import minilm
-from penstock_optimizer.load.texts import TextMaker
+from penstock_optimizer.load.workload import TextMaker
 from penstock_runtime.host import read_host
 from penstock_runtime.tokens.words import Words
 

@@ -20,6 +20,7 @@ from __future__ import annotations
 import os
 from collections.abc import Sequence
 from contextlib import ExitStack, nullcontext
+from statistics import median
 
 import click
 import psutil
@@ -38,7 +39,7 @@ from penstock_bench.figures import Figures
 from penstock_bench.places import place
 from penstock_bench.turns import Turn, measure_in_turn
 from penstock_cli.options import FiniteRange
-from penstock_optimizer.load.summary import LatencySummary, median
+from penstock_optimizer.load.summary import LatencySummary
 from penstock_runtime.host import read_host
 
 AIM = 1.5

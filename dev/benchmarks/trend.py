@@ -5,8 +5,7 @@ from __future__ import annotations
 import itertools
 from collections.abc import Sequence
 from dataclasses import dataclass
-
-from penstock_optimizer.load.summary import median
+from statistics import median
 
 ALLOWED_SHARE = 0.02
 """Of the memory in use, in an hour."""

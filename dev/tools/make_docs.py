@@ -15,7 +15,7 @@ from typing import Any
 import click
 
 from penstock_cli.main import COMMANDS, cli
-from penstock_optimizer.pod.variables import JobVariables
+from penstock_optimizer.pod.pod_job import JobVariables
 from tools import autoscaler_tables as autoscaler_manual
 from tools import field_tables
 from tools import operator_tables as operator_manual

@@ -3,7 +3,8 @@
 A setting is a field of one of the groups below. Its name gives the flag (`--drain-limit-seconds`) and the environment
 variable (`PENSTOCK_DRAIN_LIMIT_SECONDS`); its description gives unit and reason. The command line,
 docs/reference/settings.md and the tests are made from `SETTINGS`. What belongs to the model (plan, batching, limits of
-the endpoint) comes with the artefact and the ModelEndpoint instead. Other environment variables of a process are fields of a `Variables`.
+the endpoint) comes with the artefact and the ModelEndpoint instead. Other environment variables of a process are fields
+of a `Variables`.
 """
 
 from __future__ import annotations

@@ -16,7 +16,7 @@ from penstock_bench.client import MeasurementFailed
 from penstock_bench.floor import Floor, fastest_ratio
 from penstock_bench.subject import everyday_tokenizer
 from penstock_optimizer.candidate.isolation import Worker
-from penstock_optimizer.load.spec import RequestBody
+from penstock_optimizer.load.client import RequestBody
 from tests.optimizer.report.sample import FP32, INT8, sample_manifest
 
 from .conftest import ends

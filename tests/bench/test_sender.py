@@ -13,8 +13,8 @@ from penstock_bench.cell import CellResult, CellSpec
 from penstock_bench.client import Client, MeasurementFailed
 from penstock_bench.sender import HOPELESS, send_cell
 from penstock_bench.server import free_port
-from penstock_optimizer.load.spec import RequestBody
-from penstock_optimizer.load.time_slice import time_slice_nanoseconds
+from penstock_optimizer.load.client import RequestBody
+from penstock_optimizer.load.timing import time_slice_nanoseconds
 
 from .conftest import StartStub
 

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 from penstock_bench.cell import CellResult, CellSpec
 from penstock_bench.turns import Turn, measure_in_turn
-from penstock_optimizer.load.spec import RequestBody
+from penstock_optimizer.load.client import RequestBody
 
 NUMBERS = {"a": 1, "b": 2, "c": 3}
 

@@ -36,9 +36,8 @@ from penstock_bench.places import Placement, place
 from penstock_bench.results import OURS
 from penstock_bench.server import Server, free_port
 from penstock_bench.turns import Turn, measure_in_turn
-from penstock_optimizer.load.lengths import LengthMix
-from penstock_optimizer.load.spec import RequestBody
-from penstock_optimizer.load.texts import TextMaker
+from penstock_optimizer.load.client import RequestBody
+from penstock_optimizer.load.workload import LengthMix, TextMaker
 from penstock_runtime.host import read_host
 
 READY_SECONDS = 240.0

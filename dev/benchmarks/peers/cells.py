@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from benchmarks.models import MOST_TOKENS
 from penstock_bench.figures import Figures, paired_ratio
 from penstock_bench.judge import QUIET_ENOUGH
-from penstock_optimizer.load.lengths import STANDARD_LENGTHS, LengthMix
+from penstock_optimizer.load.workload import STANDARD_LENGTHS, LengthMix
 
 MIXED = 0
 """In place of a length: log-normal, median 44, p95 187, at most 512 tokens."""

@@ -12,24 +12,24 @@ import time
 from collections.abc import Sequence
 from functools import cached_property
 from pathlib import Path
+from statistics import median
 from typing import TYPE_CHECKING, Any
 
 from penstock.errors import UnsupportedModel
 from penstock.manifest import Verdict
 from penstock.recipe import Plan, Precision, Recipe
-from penstock.resources.endpoint import AccuracyBudget, Workload
-from penstock.tasks import HEAD_OF_TASK, Head, TaskName
+from penstock.tasks import HEAD_OF_TASK, Head
 from penstock_optimizer.candidate import measure
-from penstock_optimizer.candidate.lab import BuiltFacts, ExportedFacts, GraphFile, Value
-from penstock_optimizer.load.summary import median
+from penstock_optimizer.candidate.runner import Subject
+from penstock_optimizer.candidate.work_folder import BuiltFacts, ExportedFacts, GraphFile
 from penstock_optimizer.search.goal import Sample
-from penstock_optimizer.search.space import NEVER_WIDE, WideFrom
+from penstock_optimizer.search.space import NEVER_WIDE, WideFrom, wide_from
 from penstock_runtime.engines.base import Engine, Threads
 from penstock_runtime.rows import Batch, Row
 
 if TYPE_CHECKING:
-    from penstock_optimizer.candidate.kept_engines import KeptEngines
-    from penstock_optimizer.load.spec import RequestBody
+    from penstock_optimizer.candidate.measure import KeptEngines
+    from penstock_optimizer.load.client import RequestBody
 
 MIX_REQUESTS = 48
 """Requests of one round over the workload's mix: a median and a 95th percentile of lengths, and short enough to be
@@ -38,21 +38,6 @@ SHORT_REQUESTS = 8
 """Of each of the shortest lengths."""
 WIDE_SECONDS = 0.08
 WIDE_TURNS = 3
-
-
-class Subject(Value):
-    """What all candidates have in common."""
-
-    model: str
-    """The model's folder."""
-    task: TaskName
-    max_tokens: int
-    """The longest row: the model's limit, or the endpoint's."""
-    workload: Workload = Workload()
-    accuracy: AccuracyBudget = AccuracyBudget()
-    cores: int
-    requests_per_second: float | None = None
-    """The rate at which p95 is wanted, where the objective has both."""
 
 
 class Candidate:
@@ -117,7 +102,7 @@ class Candidate:
 
     def teach(self, file: str) -> Verdict:
         """As the teacher: run the judging requests, keep the outcomes in `file`, and prove how it may be batched."""
-        from penstock_optimizer.candidate.reference_file import save_observed
+        from penstock_optimizer.candidate.work_folder import save_observed
         from penstock_optimizer.guard import Alone, forward_of, measure_invariance, teach
 
         forward = forward_of(self._latency_engine(), self._its_graph.io)
@@ -136,7 +121,7 @@ class Candidate:
 
     def judge(self, file: str) -> Verdict:
         """Hold it against the teacher's outcomes in `file`."""
-        from penstock_optimizer.candidate.reference_file import load_observed
+        from penstock_optimizer.candidate.work_folder import load_observed
         from penstock_optimizer.guard import Teacher, arithmetic_of, forward_of, guard_candidate, prepare
 
         teacher = Teacher(prepare(self._task, self._judging), load_observed(Path(file)))
@@ -169,7 +154,7 @@ class Candidate:
             for wide, times in found.items():
                 for tokens in lengths:
                     times[tokens].append(self._lone(tokens, wide=wide))
-        return measure.wide_from(lengths, lambda n: min(found[False][n]), lambda n: min(found[True][n]))
+        return wide_from(lengths, lambda n: min(found[False][n]), lambda n: min(found[True][n]))
 
     def lone(self, lengths: list[int], wide: bool) -> dict[str, float]:
         """See `Session` (lengths as text: JSON has no other keys)."""
@@ -181,7 +166,7 @@ class Candidate:
 
     def judge_plan(self, file: str, plan: dict[str, Any], short: dict[str, Any] | None = None) -> Verdict:
         """Hold the answers of a plan against the teacher's outcomes in `file`."""
-        from penstock_optimizer.candidate.reference_file import load_observed
+        from penstock_optimizer.candidate.work_folder import load_observed
         from penstock_optimizer.guard import Teacher, forward_of, guard_answers, prepare
 
         threads = {"streams": 1, "threads_per_stream": self._about.cores, **NEVER_WIDE.fields}
@@ -208,7 +193,7 @@ class Candidate:
     # what the calls need
 
     async def _sample(self, plan: Plan) -> Sample:
-        from penstock_optimizer.candidate.kept_engines import Kept, resident_bytes, shapes
+        from penstock_optimizer.candidate.measure import Kept, resident_bytes, shapes
         from penstock_runtime.serving.loaded_model import LoadedModel
         from penstock_runtime.serving.predictor import Predictor
         from penstock_runtime.settings import QueueSettings
@@ -324,8 +309,7 @@ class Candidate:
     @cached_property
     def _bodies(self) -> tuple[RequestBody, ...]:
         """Requests of the workload's mix, grouped by their tokens."""
-        from penstock_optimizer.load.bodies import workload_bodies
-        from penstock_optimizer.load.lengths import LengthMix
+        from penstock_optimizer.load.workload import LengthMix, workload_bodies
 
         about = self._about
         mix = LengthMix.of(about.workload, maximum=about.max_tokens)
@@ -346,8 +330,8 @@ class Candidate:
     @cached_property
     def _short_requests(self) -> dict[int, list[measure.Request]]:
         """Requests of the shortest lengths, by tokens; none where the workload has hardly any so short."""
-        from penstock_optimizer.load.bodies import predict_bodies
-        from penstock_optimizer.search.route import short_lengths
+        from penstock_optimizer.load.workload import predict_bodies
+        from penstock_optimizer.search.space import short_lengths
 
         return {
             tokens: _requests(
@@ -376,7 +360,7 @@ class Candidate:
 
     @property
     def _engines(self) -> KeptEngines:
-        from penstock_optimizer.candidate.kept_engines import KeptEngines
+        from penstock_optimizer.candidate.measure import KeptEngines
 
         if self._kept is None:
             self._kept = KeptEngines(self._its_recipe, self._its_graph)

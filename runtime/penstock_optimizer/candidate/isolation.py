@@ -1,27 +1,36 @@
-"""Work in a process of its own: a crash, a hang or running out of memory there is a result here.
+"""Calls an object in a separate process: a crash, a hang or running out of memory there is a result here.
 
-Candidates are built, judged and measured so. One worker holds one object; calls are methods by name with JSON
-arguments, one at a time.
+Candidates are built, judged and measured this way. A worker holds one object; calls are its methods by name with JSON
+arguments, one at a time. `Worker` is the parent's end. `python -m penstock_optimizer.candidate.isolation
+package.module:Class --cpus 0,1` is the child's: it makes one object and serves calls, one JSON line each, until its
+input ends. Its standard output belongs to the protocol; what libraries print goes to the log.
 """
 
 from __future__ import annotations
 
+import argparse
 import contextlib
+import importlib
 import json
 import os
+import queue
 import select
 import signal
 import subprocess
 import sys
+import threading
 import time
+import traceback
 from collections.abc import Sequence
 from enum import StrEnum
 from pathlib import Path
-from typing import Any, Self
+from typing import Any, BinaryIO, Self
+
+from pydantic import BaseModel
 
 from penstock import errors
-from penstock.errors import OptimizationError, OutOfMemory, PenstockError
-from penstock_optimizer.candidate.worker import to_json
+from penstock.errors import OptimizationError, OutOfDisk, OutOfMemory, PenstockError
+from penstock_runtime.host.disk import FULL
 
 CLOSE_SECONDS = 3.0
 """How long a worker may take to end by itself before it is killed."""
@@ -87,7 +96,7 @@ class Worker:
 
     def __init__(self, target: str, *, log: Path, cpus: Sequence[int] = ()) -> None:
         """`target`: `package.module:Class`, made without arguments in the worker. `log`: takes all that it prints."""
-        command = [sys.executable, "-m", "penstock_optimizer.candidate.worker", target]
+        command = [sys.executable, "-m", "penstock_optimizer.candidate.isolation", target]
         if cpus:
             command += ["--cpus", ",".join(map(str, cpus))]
         self._log = log
@@ -181,3 +190,84 @@ def death_reason(return_code: int, log_tail: str) -> str:
         return f"killed by signal {number}"
     last = log_tail.splitlines()[-1].strip() if log_tail else "it said nothing"
     return f"ended with exit code {return_code}: {last}"
+
+
+PARENT_GONE = 3
+"""Exit code when the parent died in the middle of a call."""
+
+
+def to_json(value: Any) -> Any:
+    """Values of calls as JSON: pydantic models as objects; the rest must be JSON already."""
+    if isinstance(value, BaseModel):
+        return value.model_dump(mode="json")
+    raise TypeError(f"{type(value).__name__} does not go through JSON")
+
+
+def failed(error: Exception) -> dict[str, str]:
+    """What a call that raised is answered with: `kind` is the class of a PenstockError, else empty."""
+    if isinstance(error, PenstockError):
+        return {"error": error.message, "remedy": error.remedy, "kind": type(error).__name__}
+    if isinstance(error, OSError) and error.errno in FULL:
+        return {"error": os.strerror(error.errno), "remedy": "", "kind": OutOfDisk.__name__}
+    text = " ".join(str(error).split()) or "no message"
+    return {"error": f"{type(error).__name__}: {text}", "remedy": "", "kind": ""}
+
+
+def serve(target: object, calls: queue.SimpleQueue[bytes | None], busy: threading.Event, output: BinaryIO) -> None:
+    """Answer calls until None comes; `busy` is cleared after each."""
+    while (line := calls.get()) is not None:
+        call = json.loads(line)
+        answer: dict[str, Any]
+        try:
+            answer = {"value": getattr(target, call["method"])(**call["arguments"])}
+            encoded = json.dumps(answer, default=to_json)
+        except Exception as error:  # whatever a candidate does is its outcome, not our end
+            # The log may be on the very disk that is full.
+            with contextlib.suppress(OSError):
+                traceback.print_exc()
+            encoded = json.dumps(failed(error))
+        busy.clear()
+        output.write(encoded.encode() + b"\n")
+        output.flush()
+
+
+def _read(calls: queue.SimpleQueue[bytes | None], busy: threading.Event) -> None:
+    """Queue what comes in. When the input ends during a call, nobody wants its result: end at once.
+
+    Reads the descriptor: `sys.stdin` holds a lock while it waits, on which the interpreter aborts when it ends.
+    """
+    pending = b""
+    while piece := os.read(0, 1 << 16):
+        *lines, pending = (pending + piece).split(b"\n")
+        for line in lines:
+            # Here and not where it is answered: the input may end before that has begun.
+            busy.set()
+            calls.put(line)
+    if busy.is_set():
+        os._exit(PARENT_GONE)
+    calls.put(None)
+
+
+def main() -> None:
+    """Serve one object."""
+    parser = argparse.ArgumentParser()
+    parser.add_argument("target")
+    parser.add_argument("--cpus", default="")
+    options = parser.parse_args()
+    # The first to go when memory runs out is this process, not the one that keeps the results.
+    with contextlib.suppress(OSError):
+        Path("/proc/self/oom_score_adj").write_text("1000", encoding="ascii")
+    if options.cpus:
+        # Before the imports: thread pools size and place themselves by the affinity that they find.
+        os.sched_setaffinity(0, [int(cpu) for cpu in options.cpus.split(",")])
+    output = os.fdopen(os.dup(1), "wb")
+    os.dup2(2, 1)
+    module, _, name = options.target.partition(":")
+    calls: queue.SimpleQueue[bytes | None] = queue.SimpleQueue()
+    busy = threading.Event()
+    threading.Thread(target=_read, args=(calls, busy), daemon=True).start()
+    serve(getattr(importlib.import_module(module), name)(), calls, busy, output)
+
+
+if __name__ == "__main__":
+    main()

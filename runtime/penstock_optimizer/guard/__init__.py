@@ -4,17 +4,20 @@ The fp32 graph is the teacher. `teach` runs the judging requests through it once
 a candidate, by the very tasks and engines that serve, and returns the verdict with its evidence.
 """
 
-from penstock_optimizer.guard.invariance import (
+from penstock_optimizer.guard.gate import (
     Alone,
     Forward,
     Invariance,
+    Teacher,
     arithmetic_of,
     forward_of,
+    guard_answers,
+    guard_candidate,
     measure_invariance,
+    prepare,
+    teach,
 )
-from penstock_optimizer.guard.judge import judge, unread
-from penstock_optimizer.guard.runner import Teacher, guard_answers, guard_candidate, prepare, teach
-from penstock_optimizer.guard.sample import Observed, Sample
+from penstock_optimizer.guard.judge import Observed, Sample, judge, unread
 
 __all__ = [
     "Alone",

@@ -17,8 +17,8 @@ from itertools import cycle, islice
 from typing import TypeVar
 
 from penstock.tasks import TaskName
-from penstock_optimizer.guard.runner import prepare
-from penstock_optimizer.guard.sample import Sample
+from penstock_optimizer.guard.gate import prepare
+from penstock_optimizer.guard.judge import Sample
 from penstock_runtime.rows import Row
 from penstock_runtime.tasks.base import Task
 

@@ -1,4 +1,6 @@
-"""The verdict: answers of a candidate against those of the fp32 teacher, by task. Pure.
+"""A request of the calibration or judging set, and what was observed when it ran.
+
+The verdict: answers of a candidate against those of the fp32 teacher, by task. Pure.
 
 No labels are needed: the teacher is right by definition. docs/reference/accuracy-budgets.md gives the reason for each
 metric and budget.
@@ -7,8 +9,8 @@ metric and budget.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
@@ -17,8 +19,26 @@ from penstock.manifest import Metric, Verdict
 from penstock.resources.endpoint import AccuracyBudget
 from penstock.tasks import TaskName
 from penstock_optimizer.guard import agreement
-from penstock_optimizer.guard.sample import Observed
-from penstock_optimizer.guard.statistics import bootstrap_lower, wilson_lower
+from penstock_optimizer.guard.agreement import bootstrap_lower, wilson_lower
+
+
+@dataclass(frozen=True)
+class Sample:
+    """A request in the HF shape."""
+
+    inputs: Any
+    parameters: Mapping[str, Any] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, eq=False)
+class Observed:
+    """One sample's outcome."""
+
+    answer: Any
+    """In the HF shape, as `Task.assemble` gives it."""
+    reduced: tuple[Any, ...] = ()
+    """What `Task.reduce` made of each row."""
+
 
 MEAN_COSINE = 0.985
 """Embeddings: the mean over the texts must surely be this high: the lower end of its interval counts."""

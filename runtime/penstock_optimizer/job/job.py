@@ -1,28 +1,38 @@
-"""What an optimisation is about, resolved: the model on disk, the cores, the key, the folders."""
+"""The optimisation key: the same key means the same result, so that it is looked up rather than made again.
+
+What an optimisation is about, resolved: the model on disk, the cores, the key, the folders.
+"""
 
 from __future__ import annotations
 
 import contextlib
+import hashlib
+import importlib.metadata
+import json
 import logging
 import shutil
 from collections.abc import Sequence
 from dataclasses import dataclass
+from datetime import UTC, datetime
 from functools import cache, cached_property
 from pathlib import Path
+from typing import Any
 
+from penstock import __version__
 from penstock.errors import ArtefactError, SpecError
-from penstock.manifest import Manifest, ModelFacts
+from penstock.hardware import Isa
+from penstock.manifest import SCHEMA_VERSION, CandidateFacts, Manifest, ModelFacts, ServedModel
 from penstock.resources.endpoint import ModelEndpoint, ModelEndpointSpec, OptimizationMode
 from penstock.resources.source import Scheme
 from penstock.tasks import HEAD_OF_TASK
-from penstock_optimizer.candidate.candidate import Subject
+from penstock_optimizer.candidate.runner import Subject
+from penstock_optimizer.candidate.work_folder import WorkFolder
 from penstock_optimizer.guard import unread
 from penstock_optimizer.job.artefact import has_drafts, remove_drafts
-from penstock_optimizer.job.key import SHORT, optimization_key, toolchain
-from penstock_optimizer.job.work_folder import WorkFolder, locked_at_once
-from penstock_optimizer.load.bodies import mix_of_texts, sends_texts
-from penstock_optimizer.load.lengths import LengthMix
+from penstock_optimizer.load.workload import LengthMix, mix_of_texts, sends_texts
+from penstock_runtime.engines.native.library import ABI, library_path
 from penstock_runtime.host import CoreGrant, Host, read_host
+from penstock_runtime.host.disk import lock_file
 from penstock_runtime.models.folder import ModelFolder
 from penstock_runtime.models.progress import OnProgress as OnTransfer
 from penstock_runtime.models.progress import ignore
@@ -30,6 +40,52 @@ from penstock_runtime.models.sources import fetch_model
 from penstock_runtime.serving.verification import verify_files
 from penstock_runtime.tasks.factory import make_task
 from penstock_runtime.tokens import Tokenizer
+
+SHORT = 16
+"""Hexadecimal digits of the key in folder names."""
+TOOLS = ("onnxruntime", "openvino", "nncf", "onnx", "tokenizers", "numpy")
+"""Libraries whose version may change what is made, how fast it is, or what it answers."""
+
+
+def toolchain() -> dict[str, str]:
+    """Versions of ourselves and of the libraries that are installed, without importing them; and whether our own engine
+    was compiled, since it can be added later."""
+    versions = {"penstock": __version__}
+    if library_path().is_file():
+        versions["native"] = str(ABI)
+    for name in TOOLS:
+        try:
+            versions[name] = importlib.metadata.version(name)
+        except importlib.metadata.PackageNotFoundError:
+            continue
+    return versions
+
+
+def optimization_key(spec: ModelEndpointSpec, *, model_digest: str, isa: Isa, cores: int, tools: dict[str, str]) -> str:
+    """sha256, hexadecimal, over all that decides the result.
+
+    The time budget is not in it: more time refines the same result. Nor are scaling and the class's name: pods of two
+    classes with one instruction set share what was made.
+    """
+    optimization = spec.optimization
+    parts = {
+        "schema": SCHEMA_VERSION,
+        "model": model_digest,
+        "task": spec.task.value,
+        "isa": isa.value,
+        "cores": cores,
+        "mode": optimization.mode.value,
+        "engines": sorted(engine.value for engine in optimization.engines),
+        "precisions": sorted(precision.value for precision in optimization.precisions),
+        "accuracy": optimization.accuracy.model_dump(mode="json"),
+        "when_no_candidate": optimization.when_no_candidate.value,
+        "objective": spec.objective.model_dump(mode="json"),
+        "workload": spec.workload.model_dump(mode="json"),
+        "max_input_tokens": spec.serving.max_input_tokens,
+        "toolchain": tools,
+    }
+    return hashlib.sha256(json.dumps(parts, sort_keys=True, separators=(",", ":")).encode()).hexdigest()
+
 
 logger = logging.getLogger("penstock.optimize")
 
@@ -161,15 +217,41 @@ class Job:
             requests_per_second=throughput.requests_per_second if latency and throughput else None,
         )
 
-    def model_facts(self, parameters: int) -> ModelFacts:
-        """For the manifest."""
-        return ModelFacts(
-            source=self.spec.model,
-            digest=self.digest,
-            architecture=self.folder.architecture or self.folder.model_type,
-            head=HEAD_OF_TASK[self.spec.task],
-            parameters=parameters,
-            max_tokens=self.max_tokens,
+    def manifest(
+        self,
+        parameters: int,
+        *,
+        chosen: ServedModel,
+        baseline: ServedModel,
+        candidates: Sequence[CandidateFacts],
+        findings: Sequence[str],
+        **measured: Any,
+    ) -> Manifest:
+        """A manifest of this job, without its files. `measured`: further fields of Manifest, by name."""
+        return Manifest(
+            key=self.key,
+            created=datetime.now(UTC).isoformat(timespec="seconds"),
+            toolchain=self.tools,
+            model=ModelFacts(
+                source=self.spec.model,
+                digest=self.digest,
+                architecture=self.folder.architecture or self.folder.model_type,
+                head=HEAD_OF_TASK[self.spec.task],
+                parameters=parameters,
+                max_tokens=self.max_tokens,
+            ),
+            task=self.spec.task,
+            cpu=self.host.cpu,
+            cores=self.grant.cores,
+            pinned=self.grant.pinned,
+            objective=self.spec.objective.summary,
+            chosen=chosen,
+            baseline=baseline,
+            candidates=tuple(candidates),
+            workload=self.mix.summary,
+            findings=tuple(findings),
+            files={},
+            **measured,
         )
 
     def finished(self, *, more_than_seconds: float | None = None, whole: bool = True) -> Manifest | None:
@@ -199,7 +281,7 @@ class Job:
         with contextlib.suppress(OSError):
             if not self.work.path.exists() and not has_drafts(self.artefact):
                 return
-            with locked_at_once(self.lock("")), locked_at_once(self.lock("baseline.")):
+            with lock_file(self.lock(""), blocking=False), lock_file(self.lock("baseline."), blocking=False):
                 remove_drafts(self.artefact)
                 self.work.remove()
 

@@ -10,42 +10,41 @@ then finds the first one's result.
 from __future__ import annotations
 
 import time
-from collections.abc import Sequence
-from dataclasses import replace
-from datetime import UTC, datetime
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from penstock.capacity import CapacityCurve
+from penstock.capacity import CapacityCurve, CapacityPoint
 from penstock.errors import NoCandidateWithinBudget, OptimizationError
-from penstock.manifest import CandidateFacts, Manifest, Outcome, ServedGraph, ServedModel
-from penstock.recipe import Plan, Recipe
+from penstock.manifest import CandidateFacts, Manifest, Outcome, ReasonCode, ServedGraph, ServedModel
+from penstock.recipe import Batching, Plan, Recipe
 from penstock.resources.endpoint import ModelEndpoint, NoCandidate, OptimizationMode
 from penstock.tasks import HEAD_OF_TASK
-from penstock_optimizer.candidate.gemm import gemm_shares
+from penstock_optimizer.candidate.gemm import EncoderShape, gemm_shares
 from penstock_optimizer.candidate.isolation import Failure, WorkerFailed
-from penstock_optimizer.candidate.lab import ExportedFacts
-from penstock_optimizer.candidate.operations import EncoderShape
-from penstock_optimizer.candidate.processes import ProcessLab
-from penstock_optimizer.capacity.curve import CapacityFailed, Measured, ReplicaBroken
-from penstock_optimizer.capacity.endpoint import endpoint_capacity
-from penstock_optimizer.job import conclusion
-from penstock_optimizer.job.artefact import graph_path, write_artefact
-from penstock_optimizer.job.baseline import Prepared, baseline_plan, prepare_baseline
-from penstock_optimizer.job.budget import RAISE_BUDGET, Budget
-from penstock_optimizer.job.build_order import by_gain
-from penstock_optimizer.job.events import Events
+from penstock_optimizer.candidate.runner import ProcessLab
+from penstock_optimizer.candidate.work_folder import ExportedFacts, locked
+from penstock_optimizer.capacity.curve import CapacityFailed, Measured, ReplicaBroken, measure_capacity, replica
+from penstock_optimizer.job.artefact import (
+    conclude,
+    findings,
+    graph_path,
+    measured_noise,
+    milliseconds,
+    plan_trials,
+    speed_up,
+    write_artefact,
+)
 from penstock_optimizer.job.job import Job
-from penstock_optimizer.job.planning import Planner, had_its_time
-from penstock_optimizer.job.progress import OnProgress, Progress, Stage, ignore
-from penstock_optimizer.job.screening import LEAST_SECONDS, Entrant, TryOut, most_open
-from penstock_optimizer.job.work_folder import locked
-from penstock_optimizer.load.lengths import measured_lengths
-from penstock_optimizer.search.climb import Climbed
+from penstock_optimizer.job.plan_search import Planner, had_its_time
+from penstock_optimizer.job.progress import Events, OnProgress, Progress, Stage, ignore
+from penstock_optimizer.job.screening import LEAST_SECONDS, RAISE_BUDGET, ROUNDS, Budget, Entrant, TryOut, most_open
+from penstock_optimizer.load.workload import measured_lengths, workload_bodies
+from penstock_optimizer.search.climb import Climbed, Trials
 from penstock_optimizer.search.goal import Goal
-from penstock_optimizer.search.recipes import TEACHER, candidate_recipes
-from penstock_optimizer.search.survivors import NO_PLAN_TRIED, OUT_OF_TIME
-from penstock_optimizer.search.trials import Trials
+from penstock_optimizer.search.recipes import TEACHER, by_gain, candidate_recipes
+from penstock_optimizer.search.space import Limits, WideFrom, first_plan
 from penstock_runtime.host.disk import full_disk_said
 from penstock_runtime.models.progress import OnProgress as OnTransfer
 from penstock_runtime.models.progress import ignore as no_transfer
@@ -57,6 +56,21 @@ STORE = "the store"
 CEILING_SECONDS = 30.0
 WRITING_SECONDS = 1.5
 """Kept for copying the artefact and making the report."""
+WIDE_FROM = WideFrom(64, 64)
+"""Unmeasured: from about this length on, a lone row gains from all cores with every engine and model that was tried."""
+EXPORT_SECONDS = 600.0
+"""A large model through torch takes minutes; more is a hang."""
+CAPACITY_BODIES = 400
+"""Different requests: none comes often enough for a cache to matter."""
+
+
+@dataclass(frozen=True)
+class Prepared:
+    """What can be served at once."""
+
+    artefact: Path
+    finished: bool
+    """True: the optimised artefact was there already. False: the fp32 one."""
 
 
 def prepare(
@@ -129,6 +143,89 @@ def _tidy(job: Job, found: Manifest) -> None:
         job.remove_leftovers()
 
 
+def baseline_plan(cores: int, batching: Batching = Batching.EQUAL_LENGTH) -> Plan:
+    """The fp32 plan, unmeasured. Equal lengths only, until the guard has proved that padding changes nothing."""
+    return first_plan(TEACHER, Limits(cores, batching, ()), wide_from=WIDE_FROM)
+
+
+def prepare_baseline(
+    job: Job, *, seconds_left: Callable[[], float] = lambda: EXPORT_SECONDS
+) -> tuple[Manifest, ExportedFacts]:
+    """Export the fp32 graph and write its artefact, unless that is there. Errors of the model as `export` has them.
+
+    `seconds_left`: of a time budget, when the export begins; OptimizationError where it does not end within them.
+    """
+    with locked(job.lock("baseline."), waiting=lambda: None):
+        lab = ProcessLab(job.subject, job.work, job.cpus)
+        limit = max(seconds_left(), 0.0)
+        try:
+            exported = lab.exported("fused", timeout_seconds=min(limit, EXPORT_SECONDS))
+        except WorkerFailed as failure:
+            if failure.failure is Failure.TIMED_OUT and limit < EXPORT_SECONDS:
+                raise OptimizationError(
+                    f"the time budget ended before the fp32 graph was written: {failure.reason}", remedy=RAISE_BUDGET
+                ) from failure
+            raise failure.as_error("the model could not be exported") from failure
+        manifest = job.prepared()
+        if manifest is None:
+            manifest = _write_baseline(job, exported)
+    return manifest, exported
+
+
+def _write_baseline(job: Job, exported: ExportedFacts) -> Manifest:
+    graph = Path(exported.graph)
+    served = ServedModel(path=graph_path(TEACHER, graph), io=exported.io, plan=baseline_plan(job.grant.cores))
+    facts = CandidateFacts(
+        recipe=TEACHER,
+        outcome=Outcome.CHOSEN,
+        reason="the fp32 graph as it was exported",
+        fused_nodes=exported.fused_nodes,
+        build_seconds=exported.seconds,
+        size_bytes=graph.stat().st_size,
+    )
+    manifest = job.manifest(
+        exported.parameters,
+        chosen=served,
+        baseline=served,
+        candidates=[facts],
+        findings=["Nothing was measured yet: this is the fp32 graph as it was exported."],
+    )
+    return write_artefact(job.baseline, manifest, folder=job.folder, graphs={TEACHER: graph})
+
+
+def endpoint_capacity(
+    job: Job, artefact: Path, *, seconds_left: Callable[[], float], on_point: Callable[[CapacityPoint], None]
+) -> Measured:
+    """Serve `artefact` with the real server and measure its curve with the endpoint's own workload. CapacityFailed and
+    ReplicaBroken as `capacity.curve` has them."""
+    spec, tokenizer = job.spec, job.tokenizer
+    bodies = workload_bodies(
+        spec.task,
+        tokenizer.backend,
+        spec.workload,
+        job.mix,
+        count=CAPACITY_BODIES,
+        mask_token=tokenizer.mask_token,
+        side=tokenizer.side,
+    )
+    with replica(
+        artefact,
+        cores=job.grant.cores,
+        cpus=job.cpus,
+        log=job.work.log("capacity"),
+        max_tokens=spec.serving.max_input_tokens,
+        start_seconds=seconds_left(),
+    ) as server:
+        return measure_capacity(
+            server,
+            bodies,
+            p95_objective=spec.objective.latency.p95_milliseconds if spec.objective.latency else None,
+            load_cpus=job.load_cpus or job.host.allowed,
+            seconds_left=seconds_left,
+            on_point=on_point,
+        )
+
+
 class Optimisation:
     """One run."""
 
@@ -143,7 +240,7 @@ class Optimisation:
         optimization = job.spec.optimization
         self._candidates = candidate_recipes(job.host.cpu.isa, optimization.engines, optimization.precisions)
         count = len(self._candidates.recipes) + len(self._candidates.skipped) if self._searches else 1
-        self._events = Events(on_progress, candidates=count, searches=self._searches)
+        self._events = Events(on_progress, candidates=count, rounds=ROUNDS, searches=self._searches)
         self._tryout = TryOut(
             self._lab,
             job.work,
@@ -259,7 +356,7 @@ class Optimisation:
         except WorkerFailed:
             # A figure for the report, and no reason to lose the rest of it.
             return ()
-        own = {tokens: ms for tokens, ms in conclusion.milliseconds(chosen).items() if plan.serves(tokens)}
+        own = {tokens: ms for tokens, ms in milliseconds(chosen).items() if plan.serves(tokens)}
         return gemm_shares(shape, own, ceiling)
 
     # what the stages need
@@ -282,14 +379,14 @@ class Optimisation:
         others = [
             one
             for one in candidates
-            if one.recipe != TEACHER and (one.outcome is not Outcome.SKIPPED or one.reason in OUT_OF_TIME)
+            if one.recipe != TEACHER and (one.outcome is not Outcome.SKIPPED or one.reason_code.is_out_of_time)
         ]
         if optimization.when_no_candidate is not NoCandidate.FAIL or not self._searches or not others:
             return
         if any(one.outcome in {Outcome.CHOSEN, Outcome.SLOWER} for one in others):
             return
         listed = "; ".join(f"{one.recipe.name}: {one.reason}" for one in others)
-        longer = any(one.reason in OUT_OF_TIME for one in others)
+        longer = any(one.reason_code.is_out_of_time for one in others)
         raise NoCandidateWithinBudget(
             f"no candidate is within the accuracy budget, and whenNoCandidate is Fail ({listed})",
             remedy=("Raise spec.optimization.budgetSeconds, widen" if longer else "Widen")
@@ -304,7 +401,7 @@ class Optimisation:
         doubts: Sequence[str] = (),
     ) -> Manifest:
         job = self._job
-        candidates = conclusion.conclude(
+        candidates = conclude(
             [entrant.facts for entrant in self._tryout.entrants],
             chosen=climbed.plan,
             teacher=TEACHER,
@@ -315,33 +412,25 @@ class Optimisation:
         entrants = {entrant.recipe: entrant for entrant in self._tryout.entrants}
         by_recipe = {one.recipe: one for one in candidates}
         # What the plan search did not come to is another question: a larger budget need not give it more time.
-        before_plans = set(OUT_OF_TIME) - {NO_PLAN_TRIED}
-        skipped = sum(one.outcome is Outcome.SKIPPED and one.reason in before_plans for one in candidates)
-        late = sum(one.outcome is Outcome.FAILED and "did not end within" in one.reason for one in candidates)
-        noise = conclusion.measured_noise(climbed.noise, candidates)
+        skipped = sum(
+            one.reason_code.is_out_of_time and one.reason_code is not ReasonCode.NO_PLAN_TRIED for one in candidates
+        )
+        late = sum(one.reason_code is ReasonCode.TIMED_OUT for one in candidates)
+        noise = measured_noise(climbed.noise, candidates)
         teacher_plan = baseline_plan(job.grant.cores, entrants[TEACHER].batching)
         capacity = measured.curve if measured else CapacityCurve()
         # Of a curve that time cut short nobody knows how far it would have gone.
         asked = job.subject.requests_per_second if measured and measured.finished else None
-        return Manifest(
-            key=job.key,
-            created=datetime.now(UTC).isoformat(timespec="seconds"),
-            toolchain=job.tools,
-            model=job.model_facts(exported.parameters),
-            task=job.spec.task,
-            cpu=job.host.cpu,
-            cores=job.grant.cores,
-            pinned=job.grant.pinned,
-            objective=job.spec.objective.summary,
+        return job.manifest(
+            exported.parameters,
             chosen=self._served(entrants[climbed.plan.recipe], climbed.plan),
             baseline=self._served(entrants[TEACHER], teacher_plan),
             candidates=candidates,
             capacity=capacity,
-            speed_up=conclusion.speed_up(by_recipe[TEACHER], climbed.plan, by_recipe),
+            speed_up=speed_up(by_recipe[TEACHER], climbed.plan, by_recipe),
             noise=noise,
-            workload=job.mix.summary,
-            trials=conclusion.plan_trials(climbed.steps),
-            findings=conclusion.findings(
+            trials=plan_trials(climbed.steps),
+            findings=findings(
                 candidates=candidates,
                 teacher=TEACHER,
                 plan=climbed.plan,
@@ -358,7 +447,6 @@ class Optimisation:
             seconds=self._budget.spent,
             budget_seconds=self._budget.seconds,
             cut_short=bool(skipped or late or not had_its_time(climbed, self._budget)),
-            files={},
         )
 
     def _served(self, entrant: Entrant, plan: Plan) -> ServedModel:
@@ -380,9 +468,4 @@ class Optimisation:
             for recipe, graph in zip(served.plan.recipes, served.graphs, strict=True)
         }
         graphs = {recipe: self._job.work.candidate(recipe) / Path(graph.path).name for recipe, graph in recipes.items()}
-        write_artefact(
-            target,
-            folder=self._job.folder,
-            graphs=graphs,
-            describe=lambda files: manifest.model_copy(update={"files": files}),
-        )
+        write_artefact(target, manifest, folder=self._job.folder, graphs=graphs)

@@ -1,31 +1,92 @@
-"""Stage 1, with processes: builds each candidate, has a first look, asks the guard, and measures the promising ones in
-turns. What becomes of a candidate is a record; nothing that a candidate does ends the stage."""
+"""The time budget of an optimisation, divided so that the last stages always get their turn.
+
+Stage 1, with processes: builds each candidate, has a first look, asks the guard, and measures the promising ones in
+turns. What becomes of a candidate is a record; nothing that a candidate does ends the stage.
+"""
 
 from __future__ import annotations
 
 import contextlib
+import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from statistics import median
 
 from penstock.errors import OutOfDisk
-from penstock.manifest import CandidateFacts, LatencyPoint, Outcome, Verdict
+from penstock.manifest import CandidateFacts, LatencyPoint, Outcome, ReasonCode, Verdict
 from penstock.recipe import Batching, Recipe
 from penstock_optimizer.candidate.isolation import Failure, WorkerFailed
-from penstock_optimizer.candidate.lab import BuiltFacts, Lab, Session
-from penstock_optimizer.job.artefact import digests
-from penstock_optimizer.job.budget import KILL_SECONDS, Budget
-from penstock_optimizer.job.work_folder import CandidateRecord, WorkFolder
-from penstock_optimizer.load.summary import median, relative_spread
-from penstock_optimizer.search.survivors import (
-    CUT_OFF,
-    NO_TURN,
-    NOT_MEASURED,
-    WITHIN_BUDGET,
-    Timed,
-    expected_milliseconds,
-    hopeless,
-)
+from penstock_optimizer.candidate.runner import Lab, Session
+from penstock_optimizer.candidate.work_folder import BuiltFacts, CandidateRecord, WorkFolder, digests
+from penstock_optimizer.load.summary import relative_spread
+from penstock_optimizer.search.space import Timed, expected_milliseconds, hopeless
 from penstock_runtime.host.disk import full, is_full
+
+CAPACITY_SHARE = 0.18
+MOST_CAPACITY_SECONDS = 75.0
+PLANS_SHARE = 0.25
+MOST_PLANS_SECONDS = 90.0
+FINISH_SHARE = 0.05
+"""For the GEMM ceiling, the report and writing the artefact."""
+MOST_FINISH_SECONDS = 20.0
+RAISE_BUDGET = "Raise spec.optimization.budgetSeconds, or --budget"
+"""What to do where too little of it was left."""
+KILL_SECONDS = 1.0
+"""A call to a worker is cut this much before its stage ends: killing and cleaning take time too."""
+
+
+@dataclass
+class Budget:
+    """Counts down from `seconds`."""
+
+    seconds: float
+    clock: Callable[[], float] = time.monotonic
+    _start: float = field(init=False)
+
+    def __post_init__(self) -> None:
+        self._start = self.clock()
+
+    @property
+    def spent(self) -> float:
+        """Seconds since the start."""
+        return self.clock() - self._start
+
+    @property
+    def finish_seconds(self) -> float:
+        """Reserved for what comes after measuring."""
+        return min(self.seconds * FINISH_SHARE, MOST_FINISH_SECONDS)
+
+    @property
+    def capacity_seconds(self) -> float:
+        """Reserved for the capacity curve."""
+        return min(self.seconds * CAPACITY_SHARE, MOST_CAPACITY_SECONDS)
+
+    @property
+    def plans_seconds(self) -> float:
+        """Reserved for the plan search."""
+        return min(self.seconds * PLANS_SHARE, MOST_PLANS_SECONDS)
+
+    def left_for_candidates(self) -> float:
+        """Seconds until building and judging must end; may be negative."""
+        return self.left_for_plans() - self.plans_seconds
+
+    def left_for_plans(self) -> float:
+        """Seconds until the plan search must end; may be negative."""
+        return self.left_for_capacity() - self.capacity_seconds
+
+    def left_for_capacity(self) -> float:
+        """Seconds until the capacity curve must end; may be negative."""
+        return self.seconds - self.finish_seconds - self.spent
+
+    def left(self) -> float:
+        """Seconds until the whole must end; may be negative."""
+        return self.seconds - self.spent
+
+    def plans_deadline(self) -> Callable[[], bool]:
+        """True while the plan search, which begins now, may go on: to its own limit, or to what is left."""
+        end = self.spent + min(self.plans_seconds, self.left_for_plans())
+        return lambda: self.spent < end
+
 
 ROUNDS = 3
 """Interleaved rounds of measuring at length."""
@@ -58,6 +119,13 @@ class Entrant:
     session: Session | None = None
     milliseconds: dict[int, list[float]] = field(default_factory=dict)
 
+    @classmethod
+    def skipped(cls, recipe: Recipe, reason: str | ReasonCode) -> Entrant:
+        """One that was not tried."""
+        return cls(
+            recipe, CandidateFacts(recipe=recipe, outcome=Outcome.SKIPPED, reason="").settled(Outcome.SKIPPED, reason)
+        )
+
     @property
     def medians(self) -> dict[int, float]:
         """Median milliseconds by tokens."""
@@ -79,17 +147,20 @@ class Entrant:
         verdict = self.facts.verdict
         return Batching(verdict.batching) if verdict is not None and verdict.batching else Batching.SINGLE
 
-    def settle(self, outcome: Outcome, reason: str) -> None:
-        """Say what became of it."""
-        self.facts = self.facts.model_copy(update={"outcome": outcome, "reason": reason})
+    def settle(self, outcome: Outcome, reason: str | ReasonCode, code: ReasonCode = ReasonCode.OTHER) -> None:
+        """Set the outcome and its reason."""
+        self.facts = self.facts.settled(outcome, reason, code)
 
     def settle_failed(self, failure: WorkerFailed, when: str = "") -> None:
         """Say how it failed; or, where it had too little time for that to be said, that the budget cut it off."""
-        if failure.failure is not Failure.TIMED_OUT or failure.seconds >= HANGS_SECONDS:
-            self.settle(Outcome.FAILED, f"{failure.reason}{when}")
+        reason = f"{failure.reason}{when}"
+        if failure.failure is not Failure.TIMED_OUT:
+            self.settle(Outcome.FAILED, reason)
+        elif failure.seconds >= HANGS_SECONDS:
+            self.settle(Outcome.FAILED, reason, ReasonCode.TIMED_OUT)
         else:
-            verdict = self.facts.verdict
-            self.settle(Outcome.SKIPPED, NOT_MEASURED if verdict is not None and verdict.passed else CUT_OFF)
+            passed = self.facts.verdict is not None and self.facts.verdict.passed
+            self.settle(Outcome.SKIPPED, ReasonCode.NOT_MEASURED if passed else ReasonCode.CUT_OFF)
 
     def close(self) -> None:
         """End its process."""
@@ -137,7 +208,7 @@ class TryOut:
 
         The teacher comes first, and its failure is the caller's: WorkerFailed. OutOfDisk where nothing can be written.
         """
-        entrant = Entrant(recipe, CandidateFacts(recipe=recipe, outcome=Outcome.SKIPPED, reason=NO_TURN))
+        entrant = Entrant.skipped(recipe, ReasonCode.NO_TURN)
         self.entrants.append(entrant)
         known = self._work.load(recipe)
         if teacher and known is not None and not (known.taught and known.taught == self._work.taught()):
@@ -166,7 +237,7 @@ class TryOut:
 
     def skip(self, recipe: Recipe, reason: str) -> None:
         """Put a candidate on record that is not tried."""
-        self.entrants.append(Entrant(recipe, CandidateFacts(recipe=recipe, outcome=Outcome.SKIPPED, reason=reason)))
+        self.entrants.append(Entrant.skipped(recipe, reason))
         self._on_settled(self.entrants[-1])
 
     def measure(self, *, on_round: Callable[[int], None] = lambda _: None) -> None:
@@ -185,7 +256,7 @@ class TryOut:
             if entrant is not self.teacher and entrant.session is not None and not self._is_timed(entrant):
                 # A glance is not held against the others: nothing may be said to have been beaten by it.
                 entrant.close()
-                entrant.settle(Outcome.SKIPPED, NOT_MEASURED)
+                entrant.settle(Outcome.SKIPPED, ReasonCode.NOT_MEASURED)
                 self._on_settled(entrant)
 
     def timed(self) -> list[Timed]:
@@ -250,7 +321,7 @@ class TryOut:
                 size_bytes=known.facts.size_bytes,
                 seconds=known.facts.build_seconds,
             )
-        goes_on = entrant is self.teacher or entrant.facts.reason == WITHIN_BUDGET
+        goes_on = entrant is self.teacher or entrant.facts.reason_code is ReasonCode.WITHIN_BUDGET
         if goes_on and entrant.accepted and entrant.built is not None:
             entrant.session = self._lab.open(entrant.recipe, built=entrant.built)
             if self._left() > LEAST_SECONDS:
@@ -273,7 +344,7 @@ class TryOut:
             entrant.settle(Outcome.SLOWER, f"at first sight at least {factor:.1f} times as slow as {best.recipe.name}")
             entrant.close()
         else:
-            entrant.settle(Outcome.SLOWER, WITHIN_BUDGET)
+            entrant.settle(Outcome.SLOWER, ReasonCode.WITHIN_BUDGET)
 
     def _is_hopeless(self, entrant: Entrant, best: Entrant) -> bool:
         """Far behind at first sight, and still so when both are looked at again in turns: a disturbed first look must

@@ -1,18 +1,148 @@
-"""Sends a load and records what came back. Runs in its own process, on uvloop, with the collector off."""
+"""Sends one load over HTTP from a separate process, and records the answers.
+
+`run_load` starts `python -m penstock_optimizer.load.generator`: a LoadSpec as JSON on its standard input, a LoadResult
+as JSON on its standard output. The process runs on uvloop with the garbage collector off, on CPUs that the measured
+server does not use, so that measuring costs the server nothing.
+"""
 
 from __future__ import annotations
 
 import asyncio
+import gc
 import os
+import random
+import subprocess
+import sys
 import time
 from collections.abc import Mapping
+from typing import Annotated, Literal
 
-from penstock_optimizer.load.arrivals import poisson_arrivals
-from penstock_optimizer.load.exchanges import SWEEP_SECONDS, UNREACHABLE, Exchanges, is_good, status_name
-from penstock_optimizer.load.spec import ClosedLoop, LoadResult, LoadSpec, OpenLoop
+from pydantic import Field
+
+from penstock.errors import PenstockError
+from penstock.manifest import Frozen
+from penstock_optimizer.load.client import SWEEP_SECONDS, UNREACHABLE, Exchanges, RequestBody, is_good, status_name
 from penstock_optimizer.load.summary import LatencySummary, quantile
-from penstock_optimizer.load.timer import PreciseTimer
-from penstock_optimizer.load.usage import Usage, family
+from penstock_optimizer.load.timing import PreciseTimer, Usage, family
+
+
+class OpenLoop(Frozen):
+    """Requests arrive at random at a fixed mean rate, whether or not earlier ones were answered.
+
+    Latency counts from the scheduled arrival: a server that stalls cannot make the load wait with it.
+    """
+
+    kind: Literal["open"] = "open"
+    arrivals_per_second: float = Field(gt=0)
+
+
+class ClosedLoop(Frozen):
+    """Each client sends its next request when its last one was answered. Latency counts from sending."""
+
+    kind: Literal["closed"] = "closed"
+    clients: int = Field(ge=1)
+    requests: int | None = Field(default=None, ge=1)
+    """Stop after this many recorded requests, even if the time is not up."""
+
+
+class LoadSpec(Frozen):
+    """One measurement."""
+
+    url: str = Field(pattern=r"^http://")
+    """Plain HTTP: measurements go to a server on this machine or in this network."""
+    bodies: tuple[RequestBody, ...] = Field(min_length=1)
+    """Sent in this order, over and over."""
+    pattern: Annotated[OpenLoop | ClosedLoop, Field(discriminator="kind")]
+    headers: dict[str, str] = Field(default_factory=lambda: {"content-type": "application/json"})
+    warm_up_seconds: float = Field(default=0.5, ge=0)
+    """Requests of this time are sent and not recorded."""
+    seconds: float = Field(default=3.0, gt=0)
+    timeout_seconds: float = Field(default=10.0, gt=0)
+    max_connections: int = Field(default=512, ge=1)
+    """An open loop's request that finds all of them busy waits here, and its latency counts that."""
+    seed: int = 0
+    cpus: tuple[int, ...] = ()
+    """Logical CPUs of the load process; empty: wherever the system puts it."""
+    target_pid: int | None = None
+    """Process whose CPU time and memory are reported, children included."""
+    response_headers: tuple[str, ...] = ()
+    """Names of numeric response headers whose means are reported, such as `x-compute-time`."""
+
+
+class LoadResult(Frozen):
+    """What was seen in the recorded time."""
+
+    seconds: float
+    offered_per_second: float
+    """Open loop: scheduled arrivals; closed loop: sent requests."""
+    completed_per_second: float
+    """Answers with a 2xx status that came within the recorded time."""
+    scheduled: int
+    statuses: dict[str, int]
+    """By HTTP status; `timeout`, `disconnected` and `unreachable` where no answer came."""
+    latency: LatencySummary | None
+    """Of 2xx answers."""
+    by_group: dict[int, LatencySummary] = Field(default_factory=dict)
+    send_lag_p99_milliseconds: float = 0.0
+    """Open loop: how late this client itself was. Large values mean that it, not the server, was measured."""
+    target_cores: float | None = None
+    """CPU seconds of the target per second."""
+    target_rss_bytes: int | None = None
+    generator_cores: float = 0.0
+    header_means: dict[str, float] = Field(default_factory=dict)
+    first_failure: str = ""
+    """Status and start of the body of the first answer that was not 2xx."""
+
+    @property
+    def failed(self) -> int:
+        """Requests without a 2xx answer."""
+        return sum(count for status, count in self.statuses.items() if not status.startswith("2"))
+
+    @property
+    def refused_share(self) -> float:
+        """The share of requests without a 2xx answer."""
+        total = sum(self.statuses.values())
+        return self.failed / total if total else 0.0
+
+
+def poisson_arrivals(rate: float, seconds: float, *, seed: int) -> list[float]:
+    """Arrival times in seconds from 0 to below `seconds`, at a mean of `rate` a second; the same for the same seed.
+
+    Given their number, the arrivals of a Poisson process are independent and uniform over the interval; we fix the
+    number at its mean, so that an offered rate is exactly what it says and only the spacing is random.
+    """
+    if rate <= 0 or seconds <= 0:
+        raise ValueError(f"rate ({rate}) and seconds ({seconds}) must be positive")
+    generator = random.Random(seed)  # noqa: S311 - reproducible, not secret
+    return sorted(generator.random() * seconds for _ in range(max(1, round(rate * seconds))))
+
+
+START_UP_SECONDS = 30.0
+"""Importing and connecting, with much to spare on a busy machine."""
+
+
+class LoadFailed(PenstockError):
+    """The load process itself failed: nothing was measured."""
+
+
+def run_load(spec: LoadSpec) -> LoadResult:
+    """Run one load in a process of its own, and wait for it; LoadFailed with its last words when it fails."""
+    limit = START_UP_SECONDS + spec.warm_up_seconds + spec.seconds + 2 * spec.timeout_seconds
+    try:
+        done = subprocess.run(
+            [sys.executable, "-m", "penstock_optimizer.load.generator"],
+            input=spec.model_dump_json().encode(),
+            capture_output=True,
+            timeout=limit,
+            check=False,
+        )
+    except subprocess.TimeoutExpired as error:
+        raise LoadFailed(f"the load process did not end within {limit:.0f} s", remedy="Is the machine idle?") from error
+    if done.returncode != 0:
+        lines = done.stderr.decode(errors="replace").strip().splitlines()[-3:]
+        raise LoadFailed(f"the load process failed ({done.returncode}): {' | '.join(lines)}")
+    return LoadResult.model_validate_json(done.stdout)
+
 
 IDLE_SECONDS = 2.0
 """Connections idle for longer are not used again (uvicorn closes them after 5 s): a request must not be lost to a
@@ -202,3 +332,16 @@ def generate(spec: LoadSpec) -> LoadResult:
 
 async def _generate(spec: LoadSpec) -> LoadResult:
     return await Generator(spec).run()
+
+
+def main() -> None:
+    """Read, run, write."""
+    spec = LoadSpec.model_validate_json(sys.stdin.buffer.read())
+    # A collection pauses for milliseconds, and the recording grows for seconds only.
+    gc.disable()
+    result = generate(spec)
+    sys.stdout.write(result.model_dump_json())
+
+
+if __name__ == "__main__":
+    main()

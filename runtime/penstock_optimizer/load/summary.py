@@ -71,11 +71,6 @@ def quantile_interval(ordered: Sequence[float], share: float) -> tuple[float, fl
     return ordered[lower], ordered[upper]
 
 
-def median(values: Sequence[float]) -> float:
-    """The median of unsorted, non-empty values."""
-    return quantile(sorted(values), 0.5)
-
-
 def relative_spread(values: Sequence[float]) -> float:
     """Interquartile range over median: the noise of repeated measurements; 0 for fewer than two."""
     if len(values) < 2:

@@ -11,9 +11,7 @@ from typing import NoReturn
 
 from penstock.errors import Interrupted, PenstockError
 from penstock.resources.job_summary import Summary
-from penstock_optimizer.pod.job import PodJob
-from penstock_optimizer.pod.lines import Lines
-from penstock_optimizer.pod.variables import JobVariables
+from penstock_optimizer.pod.pod_job import JobVariables, Lines, PodJob
 from penstock_runtime.logs import configure_logs
 from penstock_runtime.pod.termination import DEFAULT_LOG, exit_code, write_termination_message
 from penstock_runtime.settings import SETTINGS

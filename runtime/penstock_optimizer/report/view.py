@@ -7,7 +7,6 @@ from dataclasses import dataclass
 
 from penstock.manifest import CandidateFacts, Manifest, Metric, Outcome, served_latency
 from penstock.recipe import Plan
-from penstock_optimizer.job.conclusion import why_fp32
 from penstock_optimizer.report.charts import Series
 from penstock_optimizer.report.scales import short
 
@@ -301,3 +300,19 @@ def _facts(candidate: CandidateFacts) -> str:
     if candidate.build_seconds:
         parts.append(f"built in {candidate.build_seconds:.1f} s")
     return " · ".join(parts)
+
+
+def why_fp32(others: Sequence[CandidateFacts]) -> str:
+    """Why none of the others is served."""
+    outcomes = {one.outcome for one in others} - {Outcome.SKIPPED}
+    if any(one.reason_code.is_out_of_time for one in others):
+        return "the best so far, as the time budget ended before all others were measured"
+    if Outcome.SLOWER in outcomes:
+        return "no candidate within the accuracy budget beats fp32 beyond the noise"
+    if outcomes == {Outcome.REJECTED}:
+        return "no other candidate is within the accuracy budget"
+    if outcomes == {Outcome.FAILED}:
+        return "every other candidate failed"
+    if outcomes:
+        return "every other candidate failed or is outside the accuracy budget"
+    return "no other candidate was tried"

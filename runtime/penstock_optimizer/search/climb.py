@@ -5,20 +5,25 @@ more than the pairs scatter. One pair is enough to drop a challenger that is cle
 Promotions on a later criterion (more requests, equal latency) may not add up to a loss on the first one: each is held
 against the last plan that won by the first criterion. Before the climb the best of the first plans may get a route by
 length (`route`), which its neighbours then keep.
+
+What was measured so far, one JSON line each: an interrupted search reads it and goes on. A torn last line is
+dropped; everything else that does not fit is an error, since a wrong memory is worse than none.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
+from pathlib import Path
+from statistics import median
 from typing import Protocol
 
+from pydantic import BaseModel, ConfigDict, ValidationError
+
+from penstock.errors import ArtefactError
 from penstock.recipe import Plan
-from penstock_optimizer.load.summary import median
-from penstock_optimizer.search.goal import Comparison, Goal, Pair, Ranking, Sample
-from penstock_optimizer.search.route import RouteGoal
+from penstock_optimizer.search.goal import Comparison, Goal, Pair, Ranking, RouteGoal, Sample
 from penstock_optimizer.search.space import Limits, neighbours
-from penstock_optimizer.search.trials import Match, Trials
 
 CLEARLY_WORSE = 0.10
 """A loss above this on the first criterion drops a challenger after one pair."""
@@ -29,20 +34,13 @@ MOST_PAIRS = 5
 """For a challenger whose gain is near its noise."""
 
 
-class Judge(Protocol):
-    """Says which of two plans is better: a `Goal`, or a `RouteGoal`."""
-
-    def compare(self, pairs: Sequence[Pair]) -> Comparison:
-        """Compare challenger with incumbent over at least one pair."""
-        ...
-
-
 class MeasurementFailed(Exception):
     """A plan could not be measured: crashed, timed out, or gave an error."""
 
-    def __init__(self, reason: str, plan: Plan) -> None:
+    def __init__(self, reason: str, plan: Plan, *, timed_out: bool = False) -> None:
         super().__init__(reason)
         self.plan = plan
+        self.timed_out = timed_out
 
 
 class Measure(Protocol):
@@ -102,7 +100,7 @@ class Climber:
         self._failed: set[Plan] = set()
 
     def challenge(
-        self, challenger: Plan, incumbent: Plan, *, least_pairs: int = 1, judge: Judge | None = None
+        self, challenger: Plan, incumbent: Plan, *, least_pairs: int = 1, judge: Goal | RouteGoal | None = None
     ) -> Comparison | None:
         """Measure pairs until it is clear who is better, or that it does not matter; None when the challenger fails.
 
@@ -126,7 +124,7 @@ class Climber:
             pairs.append(match.pair)
         return judge.compare(pairs)
 
-    def _settled(self, pairs: Sequence[Pair], least_pairs: int, judge: Judge) -> bool:
+    def _settled(self, pairs: Sequence[Pair], least_pairs: int, judge: Goal | RouteGoal) -> bool:
         if not pairs or (len(pairs) < least_pairs and self._time_left()):
             return False
         found = judge.compare(pairs)
@@ -198,7 +196,7 @@ class Climber:
         while self._time_left() and (challenger := next(offered, None)) is not None:
             if challenger.short is None or challenger == plan:
                 continue
-            judge: Judge = self._goal
+            judge: Goal | RouteGoal = self._goal
             if challenger.recipe == plan.recipe:
                 # Short rows, which hardly weigh in the goal, have one of their own. Long rows weigh.
                 judge = RouteGoal(self._goal, challenger.short.longest_tokens)
@@ -247,7 +245,13 @@ class Climber:
         return median(scatter) if scatter else 0.0
 
     def _promote(
-        self, challenger: Plan, incumbent: Plan, *, anchor: Plan, least_pairs: int = 1, judge: Judge | None = None
+        self,
+        challenger: Plan,
+        incumbent: Plan,
+        *,
+        anchor: Plan,
+        least_pairs: int = 1,
+        judge: Goal | RouteGoal | None = None,
     ) -> Comparison | None:
         """The comparison when the challenger takes over, else None; either way a step is recorded."""
         comparison = self.challenge(challenger, incumbent, least_pairs=least_pairs, judge=judge)
@@ -291,3 +295,73 @@ def _reason(comparison: Comparison) -> str:
     word = "better" if comparison.ranking is Ranking.BETTER else "worse"
     seen = f"noise {comparison.noise:.0%}" if comparison.pairs > 1 else "seen once"
     return f"{abs(comparison.gain):.0%} {word} by {comparison.criterion} ({seen})"
+
+
+class Match(BaseModel):
+    """One pair of measurements of two plans."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    challenger: Plan
+    incumbent: Plan
+    challenger_sample: Sample
+    incumbent_sample: Sample
+
+    @property
+    def pair(self) -> Pair:
+        """The samples alone."""
+        return Pair(self.challenger_sample, self.incumbent_sample)
+
+
+class Trials:
+    """Matches in memory, and in a file when one is given."""
+
+    def __init__(self, path: Path | None = None) -> None:
+        self._path = path
+        self._matches: list[Match] = []
+        if path is not None and path.exists():
+            self._matches = _read(path)
+
+    def __len__(self) -> int:
+        return len(self._matches)
+
+    def all(self) -> Sequence[Match]:
+        """All matches, oldest first."""
+        return tuple(self._matches)
+
+    def between(self, challenger: Plan, incumbent: Plan) -> Sequence[Match]:
+        """The matches of these two, oldest first."""
+        return [m for m in self._matches if m.challenger == challenger and m.incumbent == incumbent]
+
+    def samples(self, plan: Plan) -> Sequence[Sample]:
+        """All samples of a plan, on either side."""
+        found = []
+        for match in self._matches:
+            if match.challenger == plan:
+                found.append(match.challenger_sample)
+            if match.incumbent == plan:
+                found.append(match.incumbent_sample)
+        return found
+
+    def add(self, match: Match) -> None:
+        """Remember, on disk before in memory."""
+        if self._path is not None:
+            with self._path.open("a", encoding="utf-8") as file:
+                file.write(match.model_dump_json() + "\n")
+        self._matches.append(match)
+
+
+def _read(path: Path) -> list[Match]:
+    # Bytes: what was torn or is no trial need not be text either.
+    complete, _, torn = path.read_bytes().rpartition(b"\n")
+    if torn:
+        path.write_bytes(complete + b"\n" if complete else b"")
+    matches = []
+    for number, line in enumerate(complete.splitlines(), start=1):
+        try:
+            matches.append(Match.model_validate_json(line))
+        except ValidationError as error:
+            raise ArtefactError(
+                f"{path}, line {number} is not a trial of this version", remedy=f"Delete {path.parent} and start again"
+            ) from error
+    return matches

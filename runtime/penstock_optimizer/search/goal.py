@@ -16,11 +16,12 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from enum import StrEnum
+from statistics import median
 
 from pydantic import BaseModel, ConfigDict, Field
 
 from penstock.resources.endpoint import Objective
-from penstock_optimizer.load.summary import median, relative_spread
+from penstock_optimizer.load.summary import relative_spread
 
 NEAR_LATENCY = 0.05
 """Latencies this close are equal, so that throughput decides: 5 % of a few milliseconds is nobody's reason."""
@@ -85,25 +86,31 @@ class Comparison:
     """How many it rests on: one alone has no scatter, and so nothing to say about noise."""
 
 
+class Quantity(StrEnum):
+    """What a criterion compares; the value is its name in reports."""
+
+    LONE_LATENCY = "lone latency"
+    REQUEST_RATE = "requests/s"
+    P95_OVER_LIMIT = "p95 over the limit"
+
+
 @dataclass(frozen=True)
 class Criterion:
     """One number to lower (rates are inverted)."""
 
-    name: str
+    quantity: Quantity
     tolerance: float
 
     def cost(self, sample: Sample, goal: Goal) -> float:
         """The number: positive, lower is better."""
-        match self.name:
-            case "lone latency":
+        match self.quantity:
+            case Quantity.LONE_LATENCY:
                 return sample.lone_milliseconds
-            case "requests/s":
+            case Quantity.REQUEST_RATE:
                 return 1.0 / sample.requests_per_second
-            case "p95 over the limit":
+            case Quantity.P95_OVER_LIMIT:
                 loaded = sample.loaded_p95_milliseconds or sample.p95_milliseconds
                 return max(1.0, loaded / goal.p95_milliseconds) if goal.p95_milliseconds else 1.0
-            case _:
-                raise ValueError(f"no criterion {self.name!r}")
 
 
 @dataclass(frozen=True)
@@ -117,33 +124,78 @@ class Goal:
     @classmethod
     def of(cls, objective: Objective) -> Goal:
         """The criteria of an endpoint's objective."""
-        latency = Criterion("lone latency", NEAR_LATENCY)
-        rate = Criterion("requests/s", NOISE_FLOOR)
+        latency = Criterion(Quantity.LONE_LATENCY, NEAR_LATENCY)
+        rate = Criterion(Quantity.REQUEST_RATE, NOISE_FLOOR)
         p95 = objective.latency.p95_milliseconds if objective.latency else None
         asked = objective.throughput.requests_per_second if objective.throughput else None
         if p95 is not None and asked is not None:
-            return cls((Criterion("p95 over the limit", NOISE_FLOOR), rate, latency), p95, asked)
+            return cls((Criterion(Quantity.P95_OVER_LIMIT, NOISE_FLOOR), rate, latency), p95, asked)
         if asked is not None:
             return cls((rate, latency), None, asked)
         return cls((latency, rate), p95, None)
-
-    @property
-    def needs_loaded_p95(self) -> bool:
-        """Samples must carry p95 at the asked rate."""
-        return self.p95_milliseconds is not None and self.requests_per_second is not None
 
     def compare(self, pairs: Sequence[Pair]) -> Comparison:
         """Compare challenger with incumbent over at least one pair, criterion by criterion."""
         first: Comparison | None = None
         for position, criterion in enumerate(self.criteria):
             ratios = [criterion.cost(pair.challenger, self) / criterion.cost(pair.incumbent, self) for pair in pairs]
-            gain = 1.0 - median(ratios)
-            noise = max(NOISE_FLOOR, relative_spread(ratios))
-            bar = max(noise, criterion.tolerance)
-            ranking = Ranking.BETTER if gain > bar else Ranking.WORSE if gain < -bar else Ranking.SAME
-            found = Comparison(ranking, criterion.name, gain, noise, by_first=position == 0, pairs=len(pairs))
-            if ranking is not Ranking.SAME:
+            found = _compared(criterion.quantity.value, ratios, criterion.tolerance, by_first=position == 0)
+            if found.ranking is not Ranking.SAME:
                 return found
             first = first or found
         assert first is not None  # noqa: S101 - a goal has criteria
         return first
+
+
+@dataclass(frozen=True)
+class RouteGoal:
+    """Holds a plan with a route against the same plan without it.
+
+    For pure throughput more requests/s decide. Else the lone latency at the shortest lengths does, and nothing that the
+    objective is about may get worse beyond the noise.
+    """
+
+    goal: Goal
+    longest_tokens: int
+    """Of the route: lengths beyond it are not its doing."""
+
+    def compare(self, pairs: Sequence[Pair]) -> Comparison:
+        """Like `Goal.compare`."""
+        short = self._of_short_rows(pairs)
+        first = self.goal.criteria[0]
+        if first.quantity is Quantity.REQUEST_RATE:
+            rate = self._by(first, pairs, NOISE_FLOOR)
+            worse = next((one for one in self._others(pairs) if one.ranking is Ranking.WORSE), None)
+            return worse if rate.ranking is Ranking.BETTER and worse is not None else rate
+        if short.ranking is not Ranking.BETTER:
+            return short
+        return next((one for one in self._others(pairs) if one.ranking is Ranking.WORSE), short)
+
+    def _others(self, pairs: Sequence[Pair]) -> list[Comparison]:
+        return [self._by(criterion, pairs, NEAR_LATENCY) for criterion in self.goal.criteria]
+
+    def _by(self, criterion: Criterion, pairs: Sequence[Pair], tolerance: float) -> Comparison:
+        ratios = [
+            criterion.cost(pair.challenger, self.goal) / criterion.cost(pair.incumbent, self.goal) for pair in pairs
+        ]
+        return _compared(criterion.quantity.value, ratios, max(tolerance, criterion.tolerance))
+
+    def _of_short_rows(self, pairs: Sequence[Pair]) -> Comparison:
+        name = f"lone latency up to {self.longest_tokens} tokens"
+        return _compared(name, [self._short_ratio(pair.challenger, pair.incumbent) for pair in pairs], NEAR_LATENCY)
+
+    def _short_ratio(self, challenger: Sample, incumbent: Sample) -> float:
+        """Median over the short lengths; 1 where none was measured."""
+        ours, theirs = challenger.short_milliseconds, incumbent.short_milliseconds
+        ratios = [
+            ours[tokens] / theirs[tokens] for tokens in ours.keys() & theirs.keys() if tokens <= self.longest_tokens
+        ]
+        return median(ratios) if ratios else 1.0
+
+
+def _compared(name: str, ratios: Sequence[float], tolerance: float, *, by_first: bool = True) -> Comparison:
+    """Compare by the ratios of one criterion's cost, challenger over incumbent, one for each pair."""
+    gain, noise = 1 - median(ratios), max(NOISE_FLOOR, relative_spread(ratios))
+    bar = max(noise, tolerance)
+    ranking = Ranking.BETTER if gain > bar else Ranking.WORSE if gain < -bar else Ranking.SAME
+    return Comparison(ranking, name, gain, noise, by_first=by_first, pairs=len(ratios))

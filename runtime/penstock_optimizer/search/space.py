@@ -1,18 +1,37 @@
-"""The plans of a recipe on some cores: where the climb starts, and what lies one step away. Pure."""
+"""What the search covers: which recipes go on after screening, and which plans of a recipe are tried. Pure.
+
+Of the recipes that the guard accepts, those near the best expected latency go on to the plan search. The plans of a
+recipe start from the one that experience suggests (`first_plan`); `neighbours` differ from a plan by one step on one
+axis.
+
+A plan may also route short rows to a second recipe: at a few tokens the work around the matrix products decides, at
+many the products themselves, so that the recipe that is best over a workload need not be the best for its shortest or
+its longest rows. Short rows hardly weigh in the lone latency over the workload (p50 and p95 are those of longer rows),
+so a plan with a route is compared with the plan without it by a separate goal (`goal.RouteGoal`).
+"""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+import math
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from statistics import median
 from typing import NamedTuple, TypeVar
 
-from penstock.recipe import Batching, Plan, Recipe
+from penstock.recipe import LARGEST_BATCH_TOKENS, LARGEST_PADDING_SHARE, Batching, Plan, Precision, Recipe, ShortRoute
+from penstock_optimizer.load.summary import relative_spread
+from penstock_optimizer.search.recipes import is_tuned
 
 T = TypeVar("T")
 
 BATCH_ROWS = (1, 2, 4, 8, 16, 32)
-BATCH_TOKENS = (128, 256, 512, 1024, 2048)
-PADDING_SHARES = (0.05, 0.15, 0.25)
+BATCH_TOKENS = (128, 256, 512, 1024, LARGEST_BATCH_TOKENS)
+PADDING_SHARES = (0.05, 0.15, LARGEST_PADDING_SHARE)
+CLEARLY_FASTER = 0.85
+"""All cores must beat one by this much before a lone row is run on all of them: it takes the time of all of them, which
+under load the next rows wait for. MiniLM at 32 tokens gained nothing and was overloaded at half of its capacity."""
+ANY_FASTER = 0.97
+"""The same for a row of a client that is alone: nobody waits, so that any gain will do. Less than this is noise."""
 _ORDER = tuple(Batching)
 
 
@@ -54,6 +73,25 @@ class WideFrom(NamedTuple):
 
 
 NEVER_WIDE = WideFrom(None, None)
+
+
+def wide_from(lengths: Sequence[int], narrow: Callable[[int], float], wide: Callable[[int], float]) -> WideFrom:
+    """The shortest lengths from which on `wide` (milliseconds on all cores) is clearly faster than `narrow` (on one),
+    and faster at all; None when that is never so. One length where it is not, among longer ones where it is, counts as
+    noise only if it is not the longest. Who is alone never begins later: what is clearly faster is faster."""
+
+    def faster(bar: float) -> int | None:
+        return _gains_from(lengths, [wide(tokens) < bar * narrow(tokens) for tokens in lengths])
+
+    return WideFrom(among_others=faster(CLEARLY_FASTER), alone=faster(ANY_FASTER))
+
+
+def _gains_from(lengths: Sequence[int], gains: Sequence[bool]) -> int | None:
+    if not gains or not gains[-1]:
+        return None
+    # Split where most of the shorter ones do not gain and most of the longer ones do.
+    best = min(range(len(gains)), key=lambda cut: sum(gains[:cut]) + gains[cut:].count(False))
+    return lengths[best]
 
 
 def splits(cores: int) -> tuple[tuple[int, int], ...]:
@@ -149,3 +187,155 @@ def _beside(steps: Sequence[T], value: T) -> Iterator[T]:
         yield steps[position + 1]
     if position > 0:
         yield steps[position - 1]
+
+
+HOPELESS = 1.3
+"""A candidate slower than the best accepted one by this factor at every length seen is not measured at length."""
+FINALIST_WITHIN = 1.25
+"""Recipes whose expected latency is within this factor of the best go on to the plan search: threads, streams and
+batching may still turn the order."""
+MOST_FINALISTS = 3
+
+
+@dataclass(frozen=True)
+class Timed:
+    """A candidate that the guard accepted, with medians of batch-1 latency in milliseconds by tokens."""
+
+    recipe: Recipe
+    milliseconds: Mapping[int, float]
+
+
+def hopeless(look: Mapping[int, float], best: Mapping[int, float]) -> bool:
+    """True when a first look (fastest runs, milliseconds by tokens) shows a candidate far behind the best accepted one
+    at every length that both were seen at. Without a length in common nothing is known: not hopeless."""
+    common = look.keys() & best.keys()
+    return bool(common) and all(look[tokens] > HOPELESS * best[tokens] for tokens in common)
+
+
+def expected_milliseconds(milliseconds: Mapping[int, float], lengths: Sequence[int]) -> float:
+    """The geometric mean of the latency over a sample of lengths, interpolated between the measured ones.
+
+    Geometric, so that a gain of a tenth counts the same for short requests as for long ones.
+    """
+    if not lengths:
+        raise ValueError("no lengths to expect a latency for")
+    return math.exp(math.fsum(math.log(interpolate(milliseconds, length)) for length in lengths) / len(lengths))
+
+
+def interpolate(milliseconds: Mapping[int, float], tokens: int) -> float:
+    """Latency at a length between measured ones: linear; outside of them by the slope of the nearest two, never below
+    the smallest share of the nearest one that a proportional cost would give."""
+    measured = sorted(milliseconds)
+    if tokens in milliseconds or len(measured) == 1:
+        nearest = tokens if tokens in milliseconds else measured[0]
+        return milliseconds[nearest]
+    above = next((position for position, length in enumerate(measured) if length > tokens), len(measured) - 1)
+    left, right = measured[max(above - 1, 0)], measured[max(above, 1)]
+    slope = (milliseconds[right] - milliseconds[left]) / (right - left)
+    nearest = min((left, right), key=lambda length: abs(length - tokens))
+    value = milliseconds[left] + slope * (tokens - left)
+    return max(value, milliseconds[nearest] * min(1.0, tokens / nearest))
+
+
+def finalists(accepted: Sequence[Timed], teacher: Timed, lengths: Sequence[int]) -> list[Recipe]:
+    """The recipes for the plan search, the one that wins a draw first.
+
+    The teacher comes first: whatever is not faster than fp32 beyond the noise is not worth any loss of accuracy.
+    Then the other fp32 engines, then the rest by expected latency, int8 that was not tuned for accuracy last.
+    """
+    expected = {
+        timed.recipe: expected_milliseconds(timed.milliseconds, lengths) for timed in accepted if timed.milliseconds
+    }
+    expected.pop(teacher.recipe, None)
+    if not expected:
+        return [teacher.recipe]
+    best = min([*expected.values(), expected_milliseconds(teacher.milliseconds, lengths)])
+    near = sorted(
+        (recipe for recipe, value in expected.items() if value <= FINALIST_WITHIN * best), key=expected.__getitem__
+    )[:MOST_FINALISTS]
+    near.sort(key=lambda recipe: (recipe.precision is not Precision.FP32, not is_tuned(recipe)))
+    return [teacher.recipe, *near]
+
+
+SHORT_LENGTHS = (8, 16)
+"""Tokens: the lengths that a route must gain at."""
+LEAST_GAIN = 0.10
+"""Of a lone row's time at the shortest length: less is not worth a second graph in memory."""
+LEAST_STEP = 0.03
+"""The gain that each longer length must still show to be routed as well."""
+PROMISING = 0.05
+"""A recipe this much faster at the shortest or the longest length, as it was measured among all, is looked at again."""
+LEAST_SHARE = 0.02
+"""Of the workload's rows that each side must have."""
+MOST_RIVALS = 2
+
+
+def short_lengths(workload: Sequence[int]) -> tuple[int, ...]:
+    """Those of `SHORT_LENGTHS` that enough of the workload's rows (a sample of lengths) do not exceed."""
+    return tuple(tokens for tokens in SHORT_LENGTHS if share_within(workload, tokens) >= LEAST_SHARE)
+
+
+def share_within(workload: Sequence[int], tokens: int) -> float:
+    """The share of the workload's rows that have at most so many tokens."""
+    return sum(length <= tokens for length in workload) / len(workload) if workload else 0.0
+
+
+def looked_at(lengths: Sequence[int], short: Timed, long: Timed) -> tuple[int, ...]:
+    """Of the measured lengths, those that `short` might serve beside `long`: up to the first at which it looked slower,
+    that one included, and never the longest, so that some are left."""
+    found = []
+    for tokens in sorted(lengths)[:-1]:
+        found.append(tokens)
+        if interpolate(short.milliseconds, tokens) >= interpolate(long.milliseconds, tokens):
+            break
+    return tuple(found)
+
+
+def rivals(chosen: Timed, others: Sequence[Timed], tokens: int, *, alone: Collection[Recipe] = ()) -> list[Recipe]:
+    """Recipes that look faster than the chosen one at a length, the most promising first.
+
+    `others`: all that the guard lets serve. Those whose rows must run `alone` come last: short rows gain from company.
+    """
+    bar = (1 - PROMISING) * chosen.milliseconds[tokens]
+    faster = {
+        other.recipe: time
+        for other in others
+        if other.recipe != chosen.recipe
+        and other.milliseconds
+        and (time := interpolate(other.milliseconds, tokens)) < bar
+    }
+    return sorted(faster, key=lambda recipe: (recipe in alone, faster[recipe]))[:MOST_RIVALS]
+
+
+def boundary(long: Mapping[int, Sequence[float]], short: Mapping[int, Sequence[float]]) -> int | None:
+    """The longest row that is better off with the recipe of the short rows; None: none is, or not by enough.
+
+    Gains must be beyond what the median over the turns is uncertain by; the trial that follows has the last word.
+    Milliseconds of lone rows by tokens, one for each of several turns, in the order of the turns.
+    """
+    found = None
+    for tokens in sorted(long.keys() & short.keys()):
+        ratios = [theirs / ours for ours, theirs in zip(long[tokens], short[tokens], strict=True)]
+        gain = 1 - median(ratios)
+        least = LEAST_GAIN if found is None else LEAST_STEP
+        if gain <= max(least, relative_spread(ratios) / math.sqrt(len(ratios))):
+            break
+        found = tokens
+    return found
+
+
+def routed(
+    plan: Plan, recipe: Recipe, limits: Limits, *, longest_tokens: int, wide_from: WideFrom = NEVER_WIDE
+) -> Plan:
+    """The plan with another recipe for its short rows; `limits` and `wide_from` are that recipe's."""
+    short = first_plan(recipe, limits)
+    reached = (None if tokens is None or tokens > longest_tokens else tokens for tokens in wide_from)
+    route = ShortRoute(
+        longest_tokens=longest_tokens,
+        recipe=recipe,
+        batching=short.batching,
+        max_batch_rows=short.max_batch_rows,
+        max_padding_share=short.max_padding_share,
+        **(WideFrom(*reached) if plan.streams > 1 else NEVER_WIDE).fields,
+    )
+    return Plan.model_validate({**dict(plan), "short": route})

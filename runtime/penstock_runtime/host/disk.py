@@ -5,9 +5,10 @@ from __future__ import annotations
 
 import contextlib
 import errno
+import fcntl
 import os
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 from penstock.errors import HostError, OutOfDisk
@@ -94,3 +95,21 @@ def sync_folders(folder: Path, *, below: bool = True) -> None:
             os.fsync(descriptor)
         finally:
             os.close(descriptor)
+
+
+@contextlib.contextmanager
+def lock_file(path: Path, *, on_wait: Callable[[], None] = lambda: None, blocking: bool = True) -> Iterator[None]:
+    """Hold the lock file `path`, one process at a time; the kernel releases it when its holder ends, however it ends.
+
+    `on_wait` is called once when another process holds it. With `blocking` False that is a BlockingIOError instead.
+    OSError when the file cannot be opened for writing.
+    """
+    with path.open("a") as file:
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            if not blocking:
+                raise
+            on_wait()
+            fcntl.flock(file, fcntl.LOCK_EX)
+        yield

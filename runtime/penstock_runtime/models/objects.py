@@ -29,13 +29,13 @@ from penstock.errors import (
     PenstockError,
 )
 from penstock.resources.source import ModelSource
-from penstock_runtime.host.disk import sync_folders
+from penstock_runtime.host.disk import lock_file, sync_folders
 from penstock_runtime.models import safety
 from penstock_runtime.models.models_folder import models_folder_said
 from penstock_runtime.models.progress import OnProgress, Progress
 from penstock_runtime.models.selection import FOLDER, GRAPHS, choose_files
 from penstock_runtime.store import object_storage
-from penstock_runtime.store.object_storage import FileSystem, Trouble, alone, first_line, relative, trouble
+from penstock_runtime.store.object_storage import FileSystem, Trouble, first_line, relative, trouble
 from penstock_runtime.store.retries import Retries
 
 CHUNK_BYTES = 16 * 2**20
@@ -95,7 +95,7 @@ class ObjectFetch:
         if _is_whole(folder, wanted):
             return folder
         folder.parent.mkdir(parents=True, exist_ok=True)
-        with alone(folder.with_suffix(".lock")):
+        with lock_file(folder.with_suffix(".lock")):
             if _is_whole(folder, wanted):  # another process was faster
                 return folder
             if folder.is_dir():

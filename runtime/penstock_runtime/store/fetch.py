@@ -18,10 +18,9 @@ from pathlib import Path
 from penstock.artefact_store import Digest
 from penstock.errors import ArtefactError, ArtefactNotFound, HostError, OutOfDisk, PenstockError, StoreUnavailable
 from penstock.manifest import MANIFEST_NAME, Manifest
-from penstock_runtime.host.disk import FULL
+from penstock_runtime.host.disk import FULL, lock_file
 from penstock_runtime.models.progress import OnProgress, Progress
 from penstock_runtime.store.backend import Place
-from penstock_runtime.store.object_storage import alone
 from penstock_runtime.store.verify import fault, file_digest
 
 CHUNK_BYTES = 16 * 2**20
@@ -48,7 +47,7 @@ class Fetch:
         folder = self.cache / self.digest.hexadecimal
         with self._cache_errors():
             self.cache.mkdir(parents=True, exist_ok=True)
-            with alone(folder.with_suffix(".lock"), waiting=self._wait):
+            with lock_file(folder.with_suffix(".lock"), on_wait=self._wait):
                 if folder.is_dir():
                     wrong = fault(folder, self.digest)
                     if not wrong:

@@ -7,12 +7,9 @@ and the stores' packages are optional and imported here only.
 from __future__ import annotations
 
 import errno
-import fcntl
 import re
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Mapping
 from enum import StrEnum
-from pathlib import Path
 from typing import Any, Protocol
 
 from penstock.errors import MissingPackage
@@ -151,16 +148,3 @@ def _status(error: BaseException) -> int | None:
     else:
         value = getattr(error, "status_code", None) or getattr(error, "status", None) or getattr(error, "code", None)
     return value if isinstance(value, int) else None
-
-
-@contextmanager
-def alone(path: Path, *, waiting: Callable[[], None] = lambda: None) -> Iterator[None]:
-    """Hold a lock file: one fetch at a time on this machine; the kernel lets go when a process dies. `waiting` is
-    called once when somebody else holds it."""
-    with path.open("a") as file:
-        try:
-            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            waiting()
-            fcntl.flock(file, fcntl.LOCK_EX)
-        yield

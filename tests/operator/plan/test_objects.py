@@ -137,7 +137,7 @@ def test_the_runtime_is_told_everything_by_its_environment() -> None:
 
 
 def test_the_variables_are_such_as_the_runtime_and_the_job_read() -> None:
-    from penstock_optimizer.pod.variables import JobVariables
+    from penstock_optimizer.pod.pod_job import JobVariables
     from penstock_runtime.pod.variables import PodVariables
     from penstock_runtime.settings import SETTINGS as RUNTIME_SETTINGS
     from penstock_runtime.settings import Settings

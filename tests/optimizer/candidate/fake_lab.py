@@ -8,8 +8,7 @@ from dataclasses import dataclass, field
 from penstock.manifest import Metric, Verdict
 from penstock.recipe import Batching, Plan, Precision, Recipe
 from penstock_optimizer.candidate.isolation import Failure, WorkerFailed
-from penstock_optimizer.candidate.lab import BuiltFacts
-from penstock_optimizer.job.work_folder import WorkFolder
+from penstock_optimizer.candidate.work_folder import BuiltFacts, WorkFolder
 from penstock_optimizer.search.goal import Sample
 from penstock_optimizer.search.space import WideFrom
 from tests.optimizer.report.sample import IO

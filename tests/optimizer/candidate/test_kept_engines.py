@@ -17,10 +17,11 @@ from penstock.manifest import Axes
 from penstock.recipe import Batching, Plan, Recipe, ShortRoute
 from penstock.resources.endpoint import Workload
 from penstock.tasks import TaskName
-from penstock_optimizer.candidate import kept_engines
-from penstock_optimizer.candidate.candidate import Candidate, Subject
-from penstock_optimizer.candidate.kept_engines import KeptEngines, shapes
-from penstock_optimizer.candidate.lab import GraphFile
+from penstock_optimizer.candidate import measure
+from penstock_optimizer.candidate.candidate import Candidate
+from penstock_optimizer.candidate.measure import KeptEngines, shapes
+from penstock_optimizer.candidate.runner import Subject
+from penstock_optimizer.candidate.work_folder import GraphFile
 from penstock_optimizer.guard.calibration import judging_samples
 from penstock_runtime.batching.collate import collate
 from tests.optimizer.end_to_end.small_model import write_small_bert
@@ -42,7 +43,7 @@ def test_a_routed_plan_and_the_plan_itself_take_turns_on_engines_that_stay(
     large: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     if large:
-        monkeypatch.setattr(kept_engines, "LARGE_BYTES", 0)
+        monkeypatch.setattr(measure, "LARGE_BYTES", 0)
     engines = KeptEngines(ORT_FP32, file(ORT_FP32))
     engines.know(ORT_DYNAMIC, file(ORT_DYNAMIC))
     own, short = shapes(ROUTED)
@@ -94,7 +95,7 @@ def test_a_graph_with_other_outputs_may_not_serve_short_rows() -> None:
 def test_memory_is_what_this_process_has() -> None:
     """In a process of its own: here, engines of earlier tests may give memory back at any moment."""
     program = (
-        "from penstock_optimizer.candidate.kept_engines import resident_bytes\n"
+        "from penstock_optimizer.candidate.measure import resident_bytes\n"
         "before = resident_bytes()\n"
         "block = b'1' * 50_000_000\n"
         "print(resident_bytes() - before)\n"

@@ -21,14 +21,15 @@ from penstock_optimizer.candidate.gemm import (
     IO,
     OPERATIONS,
     ROWS,
+    EncoderShape,
     chain_recipes,
     chain_threads,
     gemm_shares,
     measure_chain,
     write_chain,
 )
-from penstock_optimizer.candidate.measure import Request, sample_plan, time_runs, wide_from
-from penstock_optimizer.candidate.operations import EncoderShape
+from penstock_optimizer.candidate.measure import Request, sample_plan, time_runs
+from penstock_optimizer.search.space import wide_from
 from penstock_runtime.engines.load import load_engine
 from penstock_runtime.errors import InferenceFailed, Overloaded
 from tests.operator.virtual_time import run

@@ -13,11 +13,8 @@ import pytest
 from penstock.manifest import CandidateFacts, Outcome
 from penstock.recipe import EngineName, Precision, Recipe
 from penstock.tasks import TaskName
-from penstock_optimizer.candidate.candidate import Subject
-from penstock_optimizer.candidate.lab import ExportedFacts
-from penstock_optimizer.candidate.processes import ProcessLab
-from penstock_optimizer.job.artefact import digests
-from penstock_optimizer.job.work_folder import CandidateRecord, WorkFolder
+from penstock_optimizer.candidate.runner import ProcessLab, Subject
+from penstock_optimizer.candidate.work_folder import CandidateRecord, ExportedFacts, WorkFolder, digests
 from tests.optimizer.report.sample import IO
 
 STATIC = Recipe(engine=EngineName.OPENVINO, precision=Precision.INT8_STATIC, options=("per-channel", "smooth"))

@@ -7,9 +7,8 @@ import os
 import pytest
 
 from penstock_optimizer.capacity import curve as capacity
-from penstock_optimizer.capacity import steps as capacity_steps
 from penstock_optimizer.capacity.curve import CapacityFailed, Measured, Replica, ReplicaBroken, measure_capacity
-from penstock_optimizer.load.spec import RequestBody
+from penstock_optimizer.load.client import RequestBody
 from tests.optimizer.load.known_server import Answer, ok, serving
 
 FAILS = b"HTTP/1.1 500 Internal Server Error\r\ncontent-length: 4\r\n\r\noops"
@@ -25,7 +24,7 @@ def _short_tries(monkeypatch: pytest.MonkeyPatch) -> None:
         "WARM_UP_SECONDS": 0.1,
     }.items():
         monkeypatch.setattr(capacity, name, seconds)
-    monkeypatch.setattr(capacity_steps, "VOTES", 1)
+    monkeypatch.setattr(capacity, "VOTES", 1)
 
 
 def measured(answer: Answer, *, seconds_left: float = 600.0) -> Measured:

@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from penstock.capacity import CapacityPoint
-from penstock_optimizer.capacity.steps import CapacitySteps
+from penstock_optimizer.capacity.curve import CapacitySteps
 
 
 def replica(rate: float, *, capacity: float, service: float = 5.0) -> CapacityPoint:

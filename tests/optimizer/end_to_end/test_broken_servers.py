@@ -8,13 +8,12 @@ import pytest
 
 from penstock.manifest import Manifest, Outcome
 from penstock.recipe import Batching, EngineName, Precision, Recipe
+from penstock_optimizer.candidate.work_folder import digests
 from penstock_optimizer.capacity.curve import CapacityFailed, ReplicaBroken
-from penstock_optimizer.job.artefact import digests
-from penstock_optimizer.job.planning import Planner
+from penstock_optimizer.job.plan_search import Planner
 from penstock_optimizer.search.climb import Climbed
 from penstock_optimizer.search.recipes import TEACHER
-from penstock_optimizer.search.route import routed
-from penstock_optimizer.search.space import Limits, first_plan
+from penstock_optimizer.search.space import Limits, first_plan, routed
 from penstock_runtime.batching.collate import run_rows
 from penstock_runtime.host import read_host
 from penstock_runtime.rows import Row

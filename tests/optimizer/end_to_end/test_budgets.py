@@ -15,12 +15,11 @@ from penstock.errors import OptimizationError
 from penstock.manifest import Manifest, Outcome
 from penstock.resources.endpoint import ModelEndpoint
 from penstock_optimizer.candidate.isolation import Failure, WorkerFailed
-from penstock_optimizer.candidate.lab import ExportedFacts
-from penstock_optimizer.candidate.processes import ProcessLab, ProcessSession
-from penstock_optimizer.job.baseline import EXPORT_SECONDS
-from penstock_optimizer.job.budget import Budget
-from penstock_optimizer.job.optimise import optimise, prepare
+from penstock_optimizer.candidate.runner import ProcessLab, ProcessSession
+from penstock_optimizer.candidate.work_folder import ExportedFacts
+from penstock_optimizer.job.optimise import EXPORT_SECONDS, optimise, prepare
 from penstock_optimizer.job.progress import Progress, Stage
+from penstock_optimizer.job.screening import Budget
 from penstock_optimizer.search.recipes import TEACHER
 from tests.optimizer.end_to_end.optimising import ENOUGH_SECONDS, QUICK, Made, endpoint
 

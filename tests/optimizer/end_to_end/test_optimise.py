@@ -15,11 +15,10 @@ import pytest
 from penstock.errors import CorruptModel, HostError, ModelNotFound, SpecError, UnsupportedModel
 from penstock.manifest import Manifest, Outcome
 from penstock.recipe import Batching
+from penstock_optimizer.candidate.work_folder import digests, locked
 from penstock_optimizer.capacity.curve import CapacityFailed, ReplicaBroken, replica
-from penstock_optimizer.job.artefact import digests
 from penstock_optimizer.job.optimise import optimise, prepare
 from penstock_optimizer.job.progress import Stage
-from penstock_optimizer.job.work_folder import locked
 from penstock_optimizer.search.recipes import TEACHER
 from penstock_runtime.batching.collate import run_rows
 from penstock_runtime.host import read_host

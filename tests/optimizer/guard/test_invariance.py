@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from penstock.hardware import Isa
 from penstock.recipe import BF16_REST, Batching, EngineName, Precision, Recipe
 from penstock_optimizer.guard import arithmetic_of, measure_invariance
-from penstock_optimizer.guard.invariance import (
+from penstock_optimizer.guard.gate import (
     BF16_TOLERANCE,
     LONG_ROWS,
     LONG_TOKENS,

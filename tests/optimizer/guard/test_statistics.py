@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from penstock_optimizer.guard.statistics import bootstrap_lower, wilson_lower
+from penstock_optimizer.guard.agreement import bootstrap_lower, wilson_lower
 
 
 @pytest.mark.parametrize(

@@ -13,8 +13,8 @@ from pathlib import Path
 import pytest
 
 from penstock.manifest import CandidateFacts, Manifest, Outcome
-from penstock_optimizer.job.artefact import digests, graph_path, write_artefact
-from penstock_optimizer.job.work_folder import CandidateRecord, WorkFolder, locked
+from penstock_optimizer.candidate.work_folder import CandidateRecord, WorkFolder, digests, locked
+from penstock_optimizer.job.artefact import graph_path, write_artefact
 from penstock_runtime.models.folder import ModelFolder
 from tests.optimizer.report.sample import FP32, INT8, IO, sample_manifest
 
@@ -44,12 +44,8 @@ def graphs(tmp_path: Path) -> dict[object, Path]:
     return made  # type: ignore[return-value]
 
 
-def describe(files: dict[str, str]) -> Manifest:
-    return sample_manifest().model_copy(update={"files": files})
-
-
 def write(target: Path, folder: ModelFolder, graphs: dict[object, Path]) -> Manifest:
-    return write_artefact(target, folder=folder, graphs=graphs, describe=describe)  # type: ignore[arg-type]
+    return write_artefact(target, sample_manifest(), folder=folder, graphs=graphs)  # type: ignore[arg-type]
 
 
 def test_an_artefact_holds_settings_graphs_manifest_and_report(
@@ -87,17 +83,18 @@ def test_an_older_artefact_is_replaced_as_a_whole(
 
 
 def test_a_failure_leaves_nothing_behind_and_the_old_one_in_place(
-    tmp_path: Path, folder: ModelFolder, graphs: dict[object, Path]
+    tmp_path: Path, folder: ModelFolder, graphs: dict[object, Path], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     target = tmp_path / "store" / "3f9c"
     write(target, folder, graphs)
     before = digests(target)
 
-    def fail(_: dict[str, str]) -> Manifest:
+    def fail(_: Manifest) -> str:
         raise OSError("No space left on device")
 
+    monkeypatch.setattr("penstock_optimizer.job.artefact.render_report", fail)
     with pytest.raises(OSError, match="No space"):
-        write_artefact(target, folder=folder, graphs=graphs, describe=fail)  # type: ignore[arg-type]
+        write(target, folder, graphs)
 
     assert digests(target) == before
     assert [path.name for path in target.parent.iterdir()] == ["3f9c"]
@@ -108,11 +105,12 @@ def test_what_a_killed_writer_left_is_deleted_by_the_next_one(
 ) -> None:
     target = tmp_path / "store" / "3f9c"
     code = (
-        "import os, pathlib; from penstock_optimizer.job.artefact import write_artefact\n"
+        "import os, pathlib; from penstock_optimizer.job import artefact\n"
         "from penstock_runtime.models.folder import ModelFolder\n"
         f"folder = ModelFolder.open(pathlib.Path({str(folder.path)!r}), weights=False)\n"
-        f"write_artefact(pathlib.Path({str(target)!r}), folder=folder, graphs={{}},"
-        " describe=lambda _: os.kill(os.getpid(), 9))"
+        "artefact.render_report = lambda _: os.kill(os.getpid(), 9)\n"
+        "from tests.optimizer.report.sample import sample_manifest\n"
+        f"artefact.write_artefact(pathlib.Path({str(target)!r}), sample_manifest(), folder=folder, graphs={{}})"
     )
     assert subprocess.run([sys.executable, "-c", code], check=False).returncode == -9
     (target.parent / ".3f9c-abcd-old").mkdir()
@@ -196,7 +194,7 @@ def test_a_failed_candidate_needs_no_files(work: WorkFolder) -> None:
 def test_two_optimisations_of_one_key_take_turns(tmp_path: Path) -> None:
     path = tmp_path / "store" / "3f9c.lock"
     script = (
-        "import pathlib, sys; from penstock_optimizer.job.work_folder import locked\n"
+        "import pathlib, sys; from penstock_optimizer.candidate.work_folder import locked\n"
         f"with locked(pathlib.Path({str(path)!r}), waiting=lambda: None):\n"
         "    print('held', flush=True); sys.stdin.read()"
     )

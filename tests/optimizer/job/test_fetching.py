@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from penstock_optimizer.job.fetching import FIRST_SECONDS, Fetching
-from penstock_optimizer.job.progress import Progress, Stage
+from penstock_optimizer.job.progress import FIRST_SECONDS, Fetching, Progress, Stage
 from penstock_runtime.models.progress import Progress as Transfer
 
 MB = 10**6
@@ -31,7 +30,7 @@ def test_what_is_there_at_once_needs_no_words() -> None:
     watched.step(0, 0)
     watched.step(FIRST_SECONDS / 2, 90)
 
-    assert watched.said == []
+    assert watched.texts == []
 
 
 def test_a_download_is_told_now_and_then_and_to_its_end() -> None:
@@ -40,7 +39,7 @@ def test_a_download_is_told_now_and_then_and_to_its_end() -> None:
         watched.step(second, 3 * second)
     watched.step(30, 90)
 
-    assert watched.said == [f"fetching model.safetensors: {done} of 90 MB" for done in (6, 36, 66, 90)]
+    assert watched.texts == [f"fetching model.safetensors: {done} of 90 MB" for done in (6, 36, 66, 90)]
     assert {event.stage for event in watched.events} == {Stage.DOWNLOAD}
     assert [(event.done, event.total) for event in watched.events][-1] == (90 * MB, 90 * MB)
 
@@ -58,5 +57,5 @@ def test_notes_are_told_each_at_once() -> None:
     watched.step(0, 0, "the hub does not deliver: trying again in 2 s")
     watched.step(0.1, 0, "the hub does not deliver: using the cached revision")
 
-    assert watched.said == [event.facts["note"] for event in watched.events]
-    assert len(watched.said) == 2
+    assert watched.texts == [event.facts["note"] for event in watched.events]
+    assert len(watched.texts) == 2

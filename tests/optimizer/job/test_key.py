@@ -9,7 +9,7 @@ import pytest
 
 from penstock.hardware import Isa
 from penstock.resources.endpoint import ModelEndpointSpec
-from penstock_optimizer.job.key import optimization_key, toolchain
+from penstock_optimizer.job.job import optimization_key, toolchain
 from penstock_runtime.engines.native.library import VARIABLE
 
 SPEC: dict[str, Any] = {"model": "file:///m", "task": "feature-extraction", "cores": 2}

@@ -10,19 +10,16 @@ import pytest
 
 from penstock.capacity import CapacityCurve
 from penstock.errors import OptimizationError
-from penstock.manifest import CandidateFacts, Outcome
+from penstock.manifest import CandidateFacts, Outcome, ReasonCode
 from penstock.recipe import Batching, Recipe, ShortRoute
 from penstock.resources.endpoint import Latency, Objective
 from penstock_optimizer.candidate.isolation import Failure, WorkerFailed
-from penstock_optimizer.job.budget import Budget
-from penstock_optimizer.job.conclusion import conclude, findings, plan_trials, speed_up
-from penstock_optimizer.job.planning import Planner, had_its_time
-from penstock_optimizer.job.screening import TryOut
-from penstock_optimizer.job.work_folder import WorkFolder
-from penstock_optimizer.search.climb import Climbed, Step
+from penstock_optimizer.candidate.work_folder import WorkFolder
+from penstock_optimizer.job.artefact import conclude, findings, plan_trials, speed_up
+from penstock_optimizer.job.plan_search import Planner, had_its_time
+from penstock_optimizer.job.screening import Budget, TryOut
+from penstock_optimizer.search.climb import Climbed, Step, Trials
 from penstock_optimizer.search.goal import Goal
-from penstock_optimizer.search.survivors import OUT_OF_TIME, WITHIN_BUDGET
-from penstock_optimizer.search.trials import Trials
 from tests.optimizer.candidate.fake_lab import FakeLab, Script, crash
 from tests.optimizer.report.sample import FP32_PLAN, latency, sample_manifest
 from tests.optimizer.search.cost_model import FP32, INT8, STATIC
@@ -200,7 +197,7 @@ def test_an_incumbent_that_dies_is_to_blame_and_not_a_challenger_that_died_befor
     assert order.index(INT8) < order.index(STATIC)
     assert climbed.plan.recipe == FP32
     assert outcome(tryout, STATIC) == (Outcome.FAILED, "killed by signal 9 while its plans were measured")
-    assert outcome(tryout, INT8) == (Outcome.SLOWER, WITHIN_BUDGET)
+    assert outcome(tryout, INT8) == (Outcome.SLOWER, ReasonCode.WITHIN_BUDGET.words)
 
 
 def test_a_recipe_that_came_in_for_the_long_rows_and_dies_is_to_blame_though_it_is_no_finalist(tmp_path: Path) -> None:
@@ -338,7 +335,9 @@ def test_what_breaks_on_the_way_to_a_route_ends_the_route_only(tmp_path: Path, b
 # The conclusion
 
 
-def facts(recipe: Recipe, outcome: Outcome, reason: str = WITHIN_BUDGET, factor: float | None = 1.0) -> CandidateFacts:
+def facts(
+    recipe: Recipe, outcome: Outcome, reason: str = ReasonCode.WITHIN_BUDGET.words, factor: float | None = 1.0
+) -> CandidateFacts:
     return CandidateFacts(
         recipe=recipe, outcome=outcome, reason=reason, latency=latency(factor) if factor is not None else ()
     )
@@ -389,7 +388,7 @@ def test_fp32_itself_may_be_chosen_and_says_why(others: tuple[Outcome, ...], rea
     )
 
 
-@pytest.mark.parametrize("reason", OUT_OF_TIME)
+@pytest.mark.parametrize("reason", [code.words for code in ReasonCode if code.is_out_of_time])
 def test_fp32_is_called_the_best_so_far_where_time_ran_out(reason: str) -> None:
     candidates = [
         facts(FP32, Outcome.REFERENCE),

@@ -6,11 +6,9 @@ import json
 
 import pytest
 
-from penstock.manifest import CandidateFacts, Outcome, Verdict
+from penstock.manifest import CandidateFacts, Outcome, ReasonCode, Verdict
 from penstock.recipe import EngineName, Precision, Recipe
-from penstock_optimizer.job.events import settled_message
-from penstock_optimizer.job.progress import Progress, Reporter, Stage
-from penstock_optimizer.search.survivors import WITHIN_BUDGET
+from penstock_optimizer.job.progress import Progress, Reporter, Stage, settled_message
 
 
 def test_events_count_the_stage_and_the_whole() -> None:
@@ -45,7 +43,6 @@ def test_more_steps_than_promised_raise_the_promise() -> None:
     reporter = Reporter(events.append, {Stage.CAPACITY: 1})
     reporter.advance(Stage.CAPACITY, "first")
     reporter.advance(Stage.CAPACITY, "second")
-    reporter.expect(Stage.CAPACITY, 1)
     reporter.advance(Stage.CAPACITY, "third")
 
     assert [(event.done, event.total) for event in events] == [(1, 1), (2, 2), (3, 3)]
@@ -74,7 +71,12 @@ PASSED = Verdict(passed=True, reason="mean_cosine 0.999")
 @pytest.mark.parametrize(
     ("outcome", "reason", "verdict", "expected"),
     [
-        (Outcome.SLOWER, WITHIN_BUDGET, PASSED, "passed (mean_cosine 0.999), to be measured with the others that pass"),
+        (
+            Outcome.SLOWER,
+            ReasonCode.WITHIN_BUDGET.words,
+            PASSED,
+            "passed (mean_cosine 0.999), to be measured with the others that pass",
+        ),
         (Outcome.SLOWER, "at first sight 3 times as slow", PASSED, "slower, at first sight 3 times as slow"),
         (Outcome.REJECTED, "mean_cosine 0.9", None, "rejected, mean_cosine 0.9"),
     ],

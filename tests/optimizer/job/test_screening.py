@@ -7,13 +7,11 @@ from pathlib import Path
 import pytest
 
 from penstock.errors import OutOfDisk
-from penstock.manifest import Outcome
+from penstock.manifest import Outcome, ReasonCode
 from penstock.recipe import Batching, EngineName, Precision, Recipe
 from penstock_optimizer.candidate.isolation import Failure, WorkerFailed, death_reason
-from penstock_optimizer.job.budget import Budget
-from penstock_optimizer.job.screening import MOST_OPEN, ROUNDS, Entrant, TryOut, most_open
-from penstock_optimizer.job.work_folder import WorkFolder
-from penstock_optimizer.search.survivors import CUT_OFF, NO_TURN, NOT_MEASURED, WITHIN_BUDGET
+from penstock_optimizer.candidate.work_folder import WorkFolder
+from penstock_optimizer.job.screening import MOST_OPEN, ROUNDS, Budget, Entrant, TryOut, most_open
 from tests.optimizer.candidate.fake_lab import FakeLab, Script, crash
 from tests.optimizer.search.cost_model import FP32, INT8, STATIC
 
@@ -101,7 +99,7 @@ def test_a_disturbed_first_look_does_not_cost_a_candidate_its_place(tmp_path: Pa
     tryout, _, _ = stage(tmp_path, scripts)
     found = run(tryout, scripts)
 
-    assert found[INT8].facts.reason == WITHIN_BUDGET
+    assert found[INT8].facts.reason_code is ReasonCode.WITHIN_BUDGET
     assert len(found[INT8].facts.latency) == len(LENGTHS)
 
 
@@ -111,7 +109,7 @@ def test_the_best_one_failing_under_a_second_look_does_not_fail_the_other(tmp_pa
     found = run(tryout, scripts)
 
     assert found[INT8].facts.outcome is Outcome.FAILED
-    assert found[STATIC].facts.reason == WITHIN_BUDGET
+    assert found[STATIC].facts.reason_code is ReasonCode.WITHIN_BUDGET
 
 
 def test_a_candidate_that_is_slow_at_first_sight_is_not_measured_at_length(tmp_path: Path) -> None:
@@ -152,10 +150,10 @@ def test_a_candidate_that_the_budget_cut_off_did_not_fail(tmp_path: Path) -> Non
     tryout, _, _ = stage(tmp_path, scripts, seconds=20)
     found = run(tryout, scripts)
 
-    assert (found[INT8].facts.outcome, found[INT8].facts.reason) == (Outcome.SKIPPED, CUT_OFF)
+    assert (found[INT8].facts.outcome, found[INT8].facts.reason_code) == (Outcome.SKIPPED, ReasonCode.CUT_OFF)
     # With more time it goes on.
     again, _, _ = stage(tmp_path, scripts)
-    assert run(again, scripts)[INT8].facts.reason == WITHIN_BUDGET
+    assert run(again, scripts)[INT8].facts.reason_code is ReasonCode.WITHIN_BUDGET
 
 
 def test_candidates_without_a_turn_are_skipped_and_say_so(tmp_path: Path) -> None:
@@ -163,7 +161,7 @@ def test_candidates_without_a_turn_are_skipped_and_say_so(tmp_path: Path) -> Non
     tryout, _, _ = stage(tmp_path, scripts, seconds=20)
     found = run(tryout, scripts)
 
-    assert (found[STATIC].facts.outcome, found[STATIC].facts.reason) == (Outcome.SKIPPED, NO_TURN)
+    assert (found[STATIC].facts.outcome, found[STATIC].facts.reason_code) == (Outcome.SKIPPED, ReasonCode.NO_TURN)
     assert found[FP32].facts.latency
 
 
@@ -173,13 +171,13 @@ def test_a_candidate_that_there_was_only_time_to_look_at_is_not_called_slower(tm
     tryout, lab, settled = stage(tmp_path, scripts, seconds=60)
     found = run(tryout, {INT8: scripts[INT8]})
 
-    assert (found[INT8].facts.outcome, found[INT8].facts.reason) == (Outcome.SKIPPED, NOT_MEASURED)
+    assert (found[INT8].facts.outcome, found[INT8].facts.reason_code) == (Outcome.SKIPPED, ReasonCode.NOT_MEASURED)
     assert found[INT8].facts.verdict is not None
     assert settled[-1] is found[INT8]
     assert lab.open_now == 0
     # With more time it goes on.
     again, _, _ = stage(tmp_path, scripts)
-    assert run(again, {INT8: scripts[INT8]})[INT8].facts.reason == WITHIN_BUDGET
+    assert run(again, {INT8: scripts[INT8]})[INT8].facts.reason_code is ReasonCode.WITHIN_BUDGET
 
 
 @pytest.mark.parametrize(
@@ -237,7 +235,7 @@ def test_who_leads_at_most_lengths_keeps_its_process_though_it_is_slow_at_the_lo
     tryout, _, _ = stage(tmp_path, scripts, expected=(8, 8, 16, 32, 128))
     found = run(tryout, scripts)
 
-    assert found[INT8].facts.reason == WITHIN_BUDGET
+    assert found[INT8].facts.reason_code is ReasonCode.WITHIN_BUDGET
     assert len(found[INT8].facts.latency) == len(LENGTHS)
 
 
@@ -274,7 +272,7 @@ def test_a_glance_of_an_interrupted_run_does_not_cost_a_candidate_its_place(tmp_
     second.most_open = 2
     found = run(second, quiet)
 
-    assert found[INT8].facts.reason == WITHIN_BUDGET
+    assert found[INT8].facts.reason_code is ReasonCode.WITHIN_BUDGET
     assert "at first sight" in found[STATIC].facts.reason
 
 
@@ -315,7 +313,7 @@ def test_a_teacher_whose_outcomes_are_not_those_that_it_gave_is_asked_again(tmp_
     assert lab.count("judge", FP32) == 1
     assert work.teacher.read_text() == "outcomes"
     assert found[FP32].facts.outcome is Outcome.REFERENCE
-    assert found[INT8].facts.reason == WITHIN_BUDGET
+    assert found[INT8].facts.reason_code is ReasonCode.WITHIN_BUDGET
     third, again, _ = stage(tmp_path, scripts)
     run(third, scripts)
     assert again.count("judge") == 0
@@ -346,5 +344,5 @@ def test_a_candidate_that_memory_ran_out_for_is_tried_again_when_the_search_goes
     second, lab, _ = stage(tmp_path, {INT8: Script(speed=2)})
 
     assert (facts.outcome, facts.reason) == (Outcome.FAILED, failure.reason)
-    assert run(second, {INT8: Script()})[INT8].facts.reason == WITHIN_BUDGET
+    assert run(second, {INT8: Script()})[INT8].facts.reason_code is ReasonCode.WITHIN_BUDGET
     assert lab.count("judge", INT8) == 1

@@ -6,8 +6,8 @@ import socket
 
 import pytest
 
-from penstock_optimizer.load.process import LoadFailed, run_load
-from penstock_optimizer.load.spec import ClosedLoop, LoadResult, LoadSpec, OpenLoop, RequestBody
+from penstock_optimizer.load.client import RequestBody
+from penstock_optimizer.load.generator import ClosedLoop, LoadFailed, LoadResult, LoadSpec, OpenLoop, run_load
 from tests.optimizer.load.known_server import ok, serving
 
 DELAY = 0.02

@@ -10,9 +10,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from penstock.resources.endpoint import Workload
-from penstock_optimizer.load.arrivals import poisson_arrivals
-from penstock_optimizer.load.lengths import LengthMix, measured_lengths
+from penstock_optimizer.load.generator import poisson_arrivals
 from penstock_optimizer.load.summary import LatencySummary, quantile, quantile_interval, relative_spread
+from penstock_optimizer.load.workload import LengthMix, measured_lengths
 
 
 def test_the_default_mix_is_the_documented_one() -> None:

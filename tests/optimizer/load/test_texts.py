@@ -10,9 +10,14 @@ from tokenizers import Tokenizer, models, normalizers, pre_tokenizers, processor
 from penstock.errors import UnsupportedModel
 from penstock.resources.endpoint import Workload
 from penstock.tasks import TaskName
-from penstock_optimizer.load.bodies import mix_of_texts, predict_bodies, workload_bodies
-from penstock_optimizer.load.lengths import LengthMix
-from penstock_optimizer.load.texts import EVERYDAY_WORDS, TextMaker
+from penstock_optimizer.load.workload import (
+    EVERYDAY_WORDS,
+    LengthMix,
+    TextMaker,
+    mix_of_texts,
+    predict_bodies,
+    workload_bodies,
+)
 from penstock_runtime.tokens.pieces import Side
 
 

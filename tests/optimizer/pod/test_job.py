@@ -20,9 +20,7 @@ from penstock.errors import SettingError, SpecError
 from penstock.manifest import Manifest
 from penstock.resources.job_summary import LIMIT_BYTES, Summary
 from penstock_optimizer.job.progress import Progress, Stage
-from penstock_optimizer.pod.job import read_endpoint
-from penstock_optimizer.pod.lines import Lines
-from penstock_optimizer.pod.variables import JobVariables
+from penstock_optimizer.pod.pod_job import JobVariables, Lines, read_endpoint
 from penstock_runtime.host import read_host
 from penstock_runtime.models.progress import Progress as Transfer
 from penstock_runtime.store import open_store

@@ -16,14 +16,13 @@ from pathlib import Path
 import pytest
 
 from penstock.capacity import CapacityCurve
-from penstock.manifest import CandidateFacts, Manifest, Outcome, ServedGraph, ServedModel
+from penstock.manifest import CandidateFacts, Manifest, Outcome, ReasonCode, ServedGraph, ServedModel
 from penstock.recipe import Batching, ShortRoute
 from penstock.resources.result import Result
 from penstock_bench.report import render as render_bench
 from penstock_optimizer.report import render_report
 from penstock_optimizer.report.charts import agreement_chart, capacity_chart, gemm_chart, latency_chart
 from penstock_optimizer.report.view import headline, length_rows, plan_text, series, tiles, why
-from penstock_optimizer.search.survivors import OUT_OF_TIME
 from tests.bench.results_sample import sample_results
 from tests.optimizer.report.sample import FP32, FP32_PLAN, IO, PLAN, latency, sample_manifest
 from tests.runtime.http.browser import browser
@@ -138,10 +137,10 @@ def test_fp32_as_the_winner_is_said_plainly_with_what_became_of_the_others(
     )
 
 
-@pytest.mark.parametrize("reason", OUT_OF_TIME)
-def test_fp32_that_is_served_for_want_of_time_is_not_said_to_have_won(reason: str) -> None:
+@pytest.mark.parametrize("reason", [code for code in ReasonCode if code.is_out_of_time])
+def test_fp32_that_is_served_for_want_of_time_is_not_said_to_have_won(reason: ReasonCode) -> None:
     first, slower, late, *_ = sample_manifest().candidates
-    late = late.model_copy(update={"outcome": SKIPPED, "reason": reason})
+    late = late.settled(SKIPPED, reason)
     slower = slower.model_copy(update={"outcome": SLOWER})
 
     found = headline(changed(chosen=sample_manifest().baseline, candidates=(first, slower, late)))

@@ -10,10 +10,9 @@ from hypothesis import strategies as st
 
 from penstock.recipe import Batching, Plan
 from penstock.resources.endpoint import Latency, Objective, Throughput
-from penstock_optimizer.search.climb import Climber, MeasurementFailed
+from penstock_optimizer.search.climb import Climber, MeasurementFailed, Trials
 from penstock_optimizer.search.goal import Goal, Sample
 from penstock_optimizer.search.space import Limits, WideFrom, first_plan
-from penstock_optimizer.search.trials import Trials
 from tests.examples import examples
 from tests.optimizer.search.cost_model import FP32, INT8, STATIC, CostModel
 

@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from penstock.resources.endpoint import Latency, Objective, Throughput
-from penstock_optimizer.search.goal import Goal, Pair, Ranking, Sample
+from penstock_optimizer.search.goal import Goal, Pair, Quantity, Ranking, Sample
 
 LATENCY = Objective(latency=Latency(p95_milliseconds=20))
 THROUGHPUT = Objective(throughput=Throughput(requests_per_second=100))
@@ -56,7 +56,8 @@ def test_a_gain_within_the_scatter_of_the_pairs_is_no_gain() -> None:
 
 
 def test_only_an_objective_of_both_asks_for_a_loaded_measurement() -> None:
-    asks = [Goal.of(objective).needs_loaded_p95 for objective in (Objective(), LATENCY, THROUGHPUT, BOTH)]
+    objectives = (Objective(), LATENCY, THROUGHPUT, BOTH)
+    asks = [Goal.of(objective).criteria[0].quantity is Quantity.P95_OVER_LIMIT for objective in objectives]
 
     assert asks == [False, False, False, True]
 

@@ -11,17 +11,18 @@ from hypothesis import strategies as st
 from penstock.recipe import Batching, Plan
 from penstock.resources.endpoint import Latency, Objective, Throughput
 from penstock_optimizer.search.climb import Climber
-from penstock_optimizer.search.goal import Goal, Pair, Ranking, Sample
-from penstock_optimizer.search.route import (
-    RouteGoal,
+from penstock_optimizer.search.goal import Goal, Pair, Ranking, RouteGoal, Sample
+from penstock_optimizer.search.space import (
+    Limits,
+    Timed,
+    WideFrom,
     boundary,
+    first_plan,
     looked_at,
     rivals,
     routed,
     short_lengths,
 )
-from penstock_optimizer.search.space import Limits, WideFrom, first_plan
-from penstock_optimizer.search.survivors import Timed
 from tests.optimizer.search.cost_model import FP32, INT8, STATIC, CostModel
 
 LATENCY = Goal.of(Objective(latency=Latency(p95_milliseconds=20)))

@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from penstock.recipe import EngineName, Precision, Recipe
-from penstock_optimizer.search.survivors import (
+from penstock_optimizer.search.space import (
     FINALIST_WITHIN,
     Timed,
     expected_milliseconds,

@@ -8,8 +8,7 @@ from hypothesis import strategies as st
 
 from penstock.hardware import Isa
 from penstock.recipe import BF16_REST, EngineName, Precision, Recipe
-from penstock_optimizer.job.build_order import by_gain, expectation
-from penstock_optimizer.search.recipes import candidate_recipes
+from penstock_optimizer.search.recipes import by_gain, candidate_recipes, expectation
 
 ALL = (tuple(EngineName), tuple(Precision))
 RECIPES = {isa: candidate_recipes(isa, *ALL).recipes[1:] for isa in Isa}

@@ -1,21 +1,90 @@
-"""The lab in earnest: each candidate in a worker process (`candidate`), kept on the cores that will serve."""
+"""What the optimisation does with candidates, as an interface: processes in earnest (`processes`), cost models in
+tests. Every call may raise WorkerFailed.
+
+The lab in earnest: each candidate in a worker process (`candidate`), kept on the cores that will serve.
+"""
 
 from __future__ import annotations
 
 import shutil
 import time
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, Protocol
 
-from penstock.manifest import Verdict
+from penstock.manifest import Frozen, Verdict
 from penstock.recipe import EngineName, Plan, Precision, Recipe
-from penstock_optimizer.candidate.candidate import Subject
+from penstock.resources.endpoint import AccuracyBudget, Workload
+from penstock.tasks import TaskName
 from penstock_optimizer.candidate.isolation import Failure, Worker, WorkerFailed
-from penstock_optimizer.candidate.lab import BuiltFacts, ExportedFacts, GraphFile
-from penstock_optimizer.job.work_folder import WorkFolder
+from penstock_optimizer.candidate.work_folder import BuiltFacts, ExportedFacts, GraphFile, WorkFolder
 from penstock_optimizer.search.goal import Sample
 from penstock_optimizer.search.recipes import TEACHER
 from penstock_optimizer.search.space import WideFrom
+
+
+class Subject(Frozen):
+    """What all candidates have in common."""
+
+    model: str
+    """The model's folder."""
+    task: TaskName
+    max_tokens: int
+    """The longest row: the model's limit, or the endpoint's."""
+    workload: Workload = Workload()
+    accuracy: AccuracyBudget = AccuracyBudget()
+    cores: int
+    requests_per_second: float | None = None
+    """The rate at which p95 is wanted, where the objective has both."""
+
+
+class Session(Protocol):
+    """One candidate in a process of its own. Times are hard limits: beyond them the process is killed."""
+
+    def build(self, *, timeout_seconds: float) -> BuiltFacts:
+        """Make the graph in the candidate's folder."""
+        ...
+
+    def judge(self, *, timeout_seconds: float) -> Verdict:
+        """Ask the guard."""
+        ...
+
+    def time(self, lengths: Sequence[int], *, seconds: float, timeout_seconds: float) -> dict[int, list[float]]:
+        """Milliseconds of single runs at batch 1 on all cores, by tokens; about `seconds` for each length."""
+        ...
+
+    def wide_from(self, lengths: Sequence[int], *, timeout_seconds: float) -> WideFrom:
+        """The shortest of these lengths from which all cores answer a lone row sooner than one core, by so much that
+        it pays among others, and for a client that is alone; None: none."""
+        ...
+
+    def lone(self, lengths: Sequence[int], *, wide: bool, timeout_seconds: float) -> dict[int, float]:
+        """Median milliseconds of a lone row by tokens, on one core or on all, of an engine with a stream for each."""
+        ...
+
+    def sample(self, plan: Plan, *, timeout_seconds: float) -> Sample:
+        """Measure a plan over the workload's length mix. The graph of its short rows, if it has one, is on disk."""
+        ...
+
+    def judge_plan(self, plan: Plan, *, timeout_seconds: float) -> Verdict:
+        """Ask the guard about the answers of a plan with two graphs, each of which it let pass already."""
+        ...
+
+    def close(self) -> None:
+        """End the process."""
+        ...
+
+
+class Lab(Protocol):
+    """Where candidates are made and measured."""
+
+    def open(self, recipe: Recipe, *, built: BuiltFacts | None = None) -> Session:
+        """A process for a candidate; `built` when its graph is there already."""
+        ...
+
+    def ceiling(self, precision: Precision, *, timeout_seconds: float) -> float:
+        """The machine's matrix-product ceiling, 10^9 operations a second."""
+        ...
+
 
 TARGET = "penstock_optimizer.candidate.candidate:Candidate"
 FLAVOURS = {EngineName.ONNXRUNTIME: "fused", EngineName.OPENVINO: "plain", EngineName.NATIVE: "fused"}

@@ -1,4 +1,15 @@
-"""The course of an optimisation job.
+"""What an optimisation job's pod is told.
+
+What a job says on standard output: one JSON object a line, for whoever reads the pod's log.
+
+    {"event": "progress", "done": 7, "of": 23, "stage": "candidates", "message": "onnxruntime int8-dynamic"}
+    {"event": "baseline", "digest": "sha256:...", "uri": "...", "bytes": 90000000}
+    {"event": "artefact", "digest": "sha256:...", "uri": "...", "bytes": 110000000}
+    {"event": "summary", "summary": {...}}
+
+`done` and `of` are steps of the whole; both 0 until it is known how many there are.
+
+The course of an optimisation job.
 
 spec, machine, store     wrong ones are told before anything is fetched
 download                 with time-outs and retries
@@ -9,8 +20,12 @@ publish                  the result; then the summary
 
 from __future__ import annotations
 
+import json
 import os
+import time
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 from pydantic import ValidationError
 
@@ -23,14 +38,95 @@ from penstock.resources.job_summary import Summary, summary_of
 from penstock.resources.optimized_model import OptimizedModelSpec
 from penstock.resources.problems import spec_error
 from penstock.resources.result import ArtefactReference
-from penstock.settings import hugging_face_token
+from penstock.settings import hugging_face_token, setting
 from penstock_optimizer.job.optimise import optimise, prepare
-from penstock_optimizer.pod.lines import Lines
-from penstock_optimizer.pod.variables import JobVariables
+from penstock_optimizer.job.progress import Progress, transfer_text
 from penstock_runtime.host import read_host
+from penstock_runtime.models.progress import Progress as Transfer
 from penstock_runtime.models.sources import fetch_model
+from penstock_runtime.pod.termination import DEFAULT_LOG
+from penstock_runtime.settings import Variables
 from penstock_runtime.store import ArtefactStore, Published, open_store
 from penstock_runtime.store.retries import Retries
+
+
+class JobVariables(Variables):
+    """An optimisation job."""
+
+    spec: str = setting(
+        "", "The spec of the OptimizedModel: JSON itself, or the path of a file that holds it. Must be given."
+    )
+    store_uri: str = setting(
+        "",
+        "The artefact store to publish into: `file:///path`, `s3://bucket/prefix`, `gs://`, `az://` "
+        "(docs/reference/artefact-store.md). Credentials come by the variables of the store's own library. "
+        "Must be given.",
+    )
+    work: Path = setting(
+        Path("/var/lib/penstock/work"),
+        "Folder for the model and for what is made of it. A job that finds it as an interrupted one left it goes on "
+        "from there.",
+    )
+    texts: Path | None = setting(
+        None,
+        "File with the texts of spec.workload.textsFrom, one a line: the value of the ConfigMap's key, mounted.",
+    )
+    termination_log: Path = setting(
+        DEFAULT_LOG, "File that the result or the failure is written to as JSON of at most 4,096 bytes."
+    )
+
+
+Write = Callable[[bytes], object]
+QUIET_SECONDS = 2.0
+"""Bytes that were moved are told at most this often."""
+
+
+def to_standard_output(line: bytes) -> None:
+    """At once and in one piece, as a signal handler needs it."""
+    os.write(1, line)
+
+
+class Lines:
+    """Says it."""
+
+    def __init__(self, write: Write = to_standard_output) -> None:
+        self._write = write
+        self._step, self._steps = 0, 0
+        self._moved = 0.0
+
+    def progress(self, event: Progress) -> None:
+        """A step of the optimisation."""
+        self._step, self._steps = event.step, event.steps
+        self.stage(event.stage.value, event.message)
+
+    def stage(self, stage: str, message: str) -> None:
+        """What it is at, between steps."""
+        self._say("progress", done=self._step, of=self._steps, stage=stage, message=message)
+
+    def transfer(self, stage: str, verb: str) -> Callable[[Transfer], None]:
+        """For downloads and uploads, such as `download` and `fetching`."""
+
+        def moved(event: Transfer) -> None:
+            now = time.monotonic()
+            last = event.bytes_total > 0 and event.bytes_done == event.bytes_total
+            if not event.note and not last and now - self._moved < QUIET_SECONDS:
+                return
+            self._moved = now
+            self.stage(stage, transfer_text(event, verb))
+
+        return moved
+
+    def published(self, event: str, published: Published) -> None:
+        """An artefact is in the store; `event` is `baseline` or `artefact`."""
+        self._say(event, digest=str(published.digest), uri=published.uri, bytes=published.bytes)
+
+    def summary(self, summary: Summary) -> None:
+        """How it ended."""
+        self._say("summary", summary=json.loads(summary.to_message()))
+
+    def _say(self, event: str, **fields: Any) -> None:
+        self._write(json.dumps({"event": event, **fields}, ensure_ascii=False).encode() + b"\n")
+
 
 ATTEMPTS = 8
 """A minute and a half of waiting for the store: what was found in ten minutes is worth it."""

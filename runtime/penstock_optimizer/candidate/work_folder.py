@@ -11,46 +11,98 @@
         logs/<slug>.log           what libraries printed
 
 An interrupted optimisation reads it and goes on; a finished one deletes it.
+
+The teacher's outcomes on disk, so that each candidate's process need not run fp32 again: JSON, with arrays beside it
+in NumPy's own format. No pickles: stores may be shared volumes.
 """
 
 from __future__ import annotations
 
-import fcntl
+import hashlib
+import io
+import json
 import os
 import shutil
-from collections.abc import Callable, Iterator
+import zipfile
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
-from pydantic import BaseModel, ConfigDict, ValidationError
+import numpy as np
+from pydantic import BaseModel, Field, ValidationError
 
-from penstock.manifest import CandidateFacts, GraphIO
+from penstock.manifest import MANIFEST_NAME, CandidateFacts, Frozen, GraphIO
 from penstock.recipe import Recipe
-from penstock_optimizer.candidate.lab import ExportedFacts
-from penstock_optimizer.job.artefact import digests, sha256
-from penstock_runtime.host.disk import translate_write_errors
+from penstock_optimizer.guard import Observed
+from penstock_runtime.host.disk import lock_file, translate_write_errors
+
+REPORT_NAME = "report.html"
+"""In an artefact folder, next to the manifest."""
 
 
-class CandidateRecord(BaseModel):
+def sha256(path: Path) -> str:
+    """Of a file's contents, hexadecimal."""
+    with path.open("rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()
+
+
+def digests(folder: Path) -> dict[str, str]:
+    """sha256 of every file below a folder, by relative path; the manifest and the report are not among them."""
+    return {
+        name: sha256(path)
+        for path in sorted(folder.rglob("*"))
+        if path.is_file() and (name := path.relative_to(folder).as_posix()) not in {MANIFEST_NAME, REPORT_NAME}
+    }
+
+
+class ExportedFacts(Frozen):
+    """The fp32 graph on disk."""
+
+    graph: str
+    """Path."""
+    io: GraphIO
+    fused_nodes: dict[str, int]
+    how: str
+    parameters: int
+    seconds: float
+
+
+class BuiltFacts(Frozen):
+    """A candidate's graph on disk, in its folder."""
+
+    graph: str
+    """File name."""
+    io: GraphIO
+    fused_nodes: dict[str, int]
+    notes: tuple[str, ...] = ()
+    size_bytes: int
+    seconds: float
+
+
+class GraphFile(Frozen):
+    """A graph that can be loaded."""
+
+    path: str
+    io: GraphIO
+
+
+class CandidateRecord(Frozen):
     """One candidate on disk."""
-
-    model_config = ConfigDict(frozen=True, extra="forbid")
 
     facts: CandidateFacts
     graph: str = ""
     """File name of the graph within the candidate's folder; empty when none was built."""
     io: GraphIO | None = None
-    files: dict[str, str] = {}
+    files: dict[str, str] = Field(default_factory=dict)
     """sha256 of the built files, by relative path."""
     taught: str = ""
     """sha256 of the teacher's outcomes, in the teacher's record; empty in those of others and of earlier versions."""
 
 
-class ExportRecord(BaseModel):
+class ExportRecord(Frozen):
     """An exported fp32 graph on disk."""
-
-    model_config = ConfigDict(frozen=True, extra="forbid")
 
     facts: ExportedFacts
     """With the graph's name for its path: the next run may reach the same store by another path."""
@@ -155,27 +207,89 @@ def _are_whole(folder: Path, files: dict[str, str]) -> bool:
 
 
 @contextmanager
-def locked(path: Path, *, waiting: Callable[[], None]) -> Iterator[None]:
-    """Hold the lock file `path` alone; calls `waiting` once when another process has it, and then waits.
+def locked(path: Path, *, waiting: Callable[[], None] = lambda: None) -> Iterator[None]:
+    """Hold a lock file of the store; `waiting` is called once when another process holds it.
 
-    The kernel lets go of it when its holder ends, however it ends. HostError when the folder cannot be written.
+    HostError when the folder cannot be written.
     """
     with translate_write_errors(path.parent, what="the store", option="--store"):
         path.parent.mkdir(parents=True, exist_ok=True)
-        file = path.open("a")
-    with file:
-        try:
-            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            waiting()
-            fcntl.flock(file, fcntl.LOCK_EX)
+        path.touch()
+    with lock_file(path, on_wait=waiting):
         yield
 
 
-@contextmanager
-def locked_at_once(path: Path) -> Iterator[None]:
-    """Hold the lock file `path` alone; BlockingIOError when another process has it, another OSError when it cannot be
-    written."""
-    with path.open("a") as file:
-        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        yield
+_ARRAY = "$array"
+_INDEX = "observed.json"
+
+
+def save_observed(observed: Sequence[Observed], path: Path) -> None:
+    """Write the outcomes, atomically. What rows were boiled down to is kept where it is arrays (the embeddings, which
+    the guard compares); answers are always kept."""
+    arrays: list[np.ndarray[Any, Any]] = []
+    entries = [
+        {
+            "answer": _freeze(one.answer, arrays),
+            "reduced": [_freeze(value, arrays) for value in one.reduced if isinstance(value, np.ndarray)],
+        }
+        for one in observed
+    ]
+    path.parent.mkdir(parents=True, exist_ok=True)
+    draft = path.with_suffix(".tmp")
+    with draft.open("wb") as file:
+        with zipfile.ZipFile(file, "w") as archive:
+            archive.writestr(_INDEX, json.dumps(entries))
+            for index, array in enumerate(arrays):
+                buffer = io.BytesIO()
+                np.save(buffer, array, allow_pickle=False)
+                archive.writestr(f"{index}.npy", buffer.getvalue())
+        # On the disk before the teacher's record is, which says that it is there.
+        file.flush()
+        os.fsync(file.fileno())
+    draft.replace(path)
+
+
+def load_observed(path: Path) -> tuple[Observed, ...]:
+    """Read them back."""
+    with zipfile.ZipFile(path) as archive:
+        entries = json.loads(archive.read(_INDEX))
+
+        def array(index: int) -> np.ndarray[Any, Any]:
+            found: np.ndarray[Any, Any] = np.load(io.BytesIO(archive.read(f"{index}.npy")), allow_pickle=False)
+            return found
+
+        return tuple(
+            Observed(_thaw(entry["answer"], array), tuple(_thaw(value, array) for value in entry["reduced"]))
+            for entry in entries
+        )
+
+
+def _freeze(value: Any, arrays: list[np.ndarray[Any, Any]]) -> Any:
+    match value:
+        case np.ndarray():
+            arrays.append(value)
+            return {_ARRAY: len(arrays) - 1}
+        case np.floating():
+            return float(value)
+        case np.integer():
+            return int(value)
+        case dict():
+            return {str(key): _freeze(entry, arrays) for key, entry in value.items()}
+        case list() | tuple():
+            return [_freeze(entry, arrays) for entry in value]
+        case None | bool() | int() | float() | str():
+            return value
+        case _:
+            raise TypeError(f"{type(value).__name__} is not part of an answer")
+
+
+def _thaw(value: Any, array: Any) -> Any:
+    match value:
+        case {"$array": int(index)}:
+            return array(index)
+        case dict():
+            return {key: _thaw(entry, array) for key, entry in value.items()}
+        case list():
+            return [_thaw(entry, array) for entry in value]
+        case _:
+            return value

@@ -5,7 +5,9 @@ this: the scale of its activations comes from the whole batch. Static and fp32 g
 numbers are summed in the same order whatever stands beside it; where they are not, the last bits of floating point
 move, and rounding to int8 turns that, now and then, into a step of its grid that every later layer makes larger.
 
-The groups are those that the batcher itself makes of the judging rows, since it is what decides on company.
+The groups are those that the batcher itself makes of the judging rows, since it is what decides on policy.
+
+Runs the judging requests through the tasks and the engine that serve, and asks for a verdict.
 """
 
 from __future__ import annotations
@@ -18,14 +20,17 @@ from functools import partial
 
 import numpy as np
 
-from penstock.manifest import GraphIO, Metric
-from penstock.recipe import BF16_REST, Batching, Precision, Recipe
-from penstock_optimizer.search.space import BATCH_TOKENS, PADDING_SHARES
+from penstock.manifest import GraphIO, Metric, Verdict
+from penstock.recipe import BF16_REST, LARGEST_BATCH_TOKENS, LARGEST_PADDING_SHARE, Batching, Precision, Recipe
+from penstock.resources.endpoint import AccuracyBudget
+from penstock_optimizer.guard.judge import Observed, Sample, judge
 from penstock_runtime.batching.collate import run_rows
 from penstock_runtime.batching.queue import BatchPolicy, RowQueue
 from penstock_runtime.engines.base import Engine
 from penstock_runtime.engines.grid import ShapeGrid
+from penstock_runtime.errors import InferenceFailed, InvalidInput
 from penstock_runtime.rows import Outputs, Row
+from penstock_runtime.tasks.base import Prepared, Task
 
 Forward = Callable[[Sequence[Row]], Sequence[Outputs]]
 """Runs rows in one batch, padded to the longest, and returns each row's own outputs, padding cut off."""
@@ -47,7 +52,7 @@ SEED = 20261121
 
 @dataclass(frozen=True)
 class Arithmetic:
-    """What a recipe computes in, as far as company is concerned."""
+    """What a recipe computes in, as far as policy is concerned."""
 
     tolerance: float = TOLERANCE
     rounds: bool = False
@@ -95,19 +100,19 @@ class Alone:
 def equal_groups(rows: Sequence[Row], grid: ShapeGrid | None = None) -> list[list[Row]]:
     """Batches that the batcher makes of rows of the same length (to an engine that pads to a grid: the same point of
     it)."""
-    company = BatchPolicy(Batching.EQUAL_LENGTH, ROWS_PER_BATCH, BATCH_TOKENS[-1], 0.0, grid)
-    return _batches(_looked_at(rows), company)
+    policy = BatchPolicy(Batching.EQUAL_LENGTH, ROWS_PER_BATCH, LARGEST_BATCH_TOKENS, 0.0, grid)
+    return _batches(_looked_at(rows), policy)
 
 
 def padded_groups(rows: Sequence[Row], grid: ShapeGrid | None = None) -> list[list[Row]]:
     """Batches of rows of different lengths that the batcher makes with the widest padding that a plan may allow."""
-    company = BatchPolicy(Batching.PADDED, ROWS_PER_BATCH, BATCH_TOKENS[-1], PADDING_SHARES[-1], grid)
+    policy = BatchPolicy(Batching.PADDED, ROWS_PER_BATCH, LARGEST_BATCH_TOKENS, LARGEST_PADDING_SHARE, grid)
     some = _looked_at(rows)
     order = random.Random(SEED).sample(some, len(some))  # noqa: S311 - reproducible, not secret
     groups = []
     for start in range(0, len(order), WAITING):
-        groups += _batches(order[start : start + WAITING], company)
-    return [group for group in groups if len({company.length(row) for row in group}) > 1]
+        groups += _batches(order[start : start + WAITING], policy)
+    return [group for group in groups if len({policy.length(row) for row in group}) > 1]
 
 
 def _looked_at(rows: Sequence[Row]) -> list[Row]:
@@ -116,9 +121,9 @@ def _looked_at(rows: Sequence[Row]) -> list[Row]:
     return [*short, *long[:LONG_ROWS]]
 
 
-def _batches(rows: Sequence[Row], company: BatchPolicy) -> list[list[Row]]:
+def _batches(rows: Sequence[Row], policy: BatchPolicy) -> list[list[Row]]:
     """What one worker takes out of a queue of these rows, without those that run alone."""
-    queue = RowQueue(company)
+    queue = RowQueue(policy)
     queue.push(rows, None, arrived=0.0, deadline=math.inf, tokens_per_second=1.0)
     groups = []
     while taken := queue.take(streams=1, now=0.0).rows:
@@ -191,3 +196,79 @@ def measure_invariance(
 
 def _worst(forward: Forward, alone: Forward, group: Sequence[Row]) -> float:
     return max(map(relative_difference, alone(group), forward(group)))
+
+
+@dataclass(frozen=True, eq=False)
+class Teacher:
+    """The judging requests, tokenised once, with the fp32 graph's outcomes."""
+
+    prepared: tuple[Prepared, ...]
+    observed: tuple[Observed, ...]
+
+    @property
+    def rows(self) -> list[Row]:
+        """All rows of all requests."""
+        return [row for prepared in self.prepared for row in prepared.rows]
+
+
+def prepare(task: Task, samples: Sequence[Sample]) -> tuple[Prepared, ...]:
+    """Tokenise requests; those that the task refuses (too long where nothing may be cut), and those of which nothing is
+    left to run, are left out."""
+    result = []
+    for sample in samples:
+        try:
+            prepared = task.prepare(task.parse(sample.inputs, sample.parameters))
+        except InvalidInput:
+            continue
+        if prepared.rows:
+            result.append(prepared)
+    return tuple(result)
+
+
+def observe(task: Task, forward: Forward, prepared: Prepared) -> Observed:
+    """One request's outcome, each of its rows run alone. InferenceFailed for NaN, as when serving."""
+    reduced = tuple(task.reduce(row, forward([row])[0]) for row in prepared.rows)
+    return Observed(task.assemble(prepared, reduced), reduced)
+
+
+def teach(task: Task, forward: Forward, samples: Sequence[Sample]) -> Teacher:
+    """The teacher's side, once for all candidates."""
+    prepared = prepare(task, samples)
+    return Teacher(prepared, tuple(observe(task, forward, one) for one in prepared))
+
+
+def guard_candidate(
+    task: Task,
+    forward: Forward,
+    teacher: Teacher,
+    budget: AccuracyBudget,
+    *,
+    arithmetic: Arithmetic = FP32,
+    grid: ShapeGrid | None = None,
+) -> Verdict:
+    """Judge a candidate: its answers one row at a time, and whether they stay the same in policy, as far as its
+    arithmetic (`arithmetic_of`) can, in the shapes that its engine rounds to (`grid`).
+
+    A candidate whose engine fails or whose outputs hold NaN is not accepted; other errors are the caller's.
+    """
+    try:
+        alone = Alone(forward)
+        observed = [observe(task, alone, prepared) for prepared in teacher.prepared]
+    except InferenceFailed as error:
+        return Verdict(passed=False, reason=f"a judging request failed: {error.message}", texts=len(teacher.prepared))
+    verdict = judge(task.name, teacher.observed, observed, budget)
+    if not verdict.passed:
+        return verdict
+    invariance = measure_invariance(forward, teacher.rows, alone=alone, arithmetic=arithmetic, grid=grid)
+    return verdict.model_copy(
+        update={"metrics": (*verdict.metrics, *invariance.metrics), "batching": invariance.batching.value}
+    )
+
+
+def guard_answers(task: Task, forward: Forward, teacher: Teacher, budget: AccuracyBudget) -> Verdict:
+    """Judge the answers alone, row by row: for two graphs that were each proved in policy, and now serve together."""
+    try:
+        observed = [observe(task, forward, prepared) for prepared in teacher.prepared]
+    except InferenceFailed as error:
+        return Verdict(passed=False, reason=f"a judging request failed: {error.message}", texts=len(teacher.prepared))
+    return judge(task.name, teacher.observed, observed, budget)

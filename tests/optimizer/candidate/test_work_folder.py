@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from penstock_optimizer.candidate.reference_file import load_observed, save_observed
+from penstock_optimizer.candidate.work_folder import load_observed, save_observed
 from penstock_optimizer.guard import Observed
 
 
