@@ -8,7 +8,7 @@ from collections.abc import Generator
 import pytest
 from hypothesis import settings
 
-from penstock_runtime.host.pin import pin_process
+from penstock_runtime.host.cores import pin_process
 from tests.examples import THOROUGH, examples
 
 # Machines differ and are shared: a slow example is no failure. The pytest timeout ends what hangs.

@@ -16,7 +16,7 @@ from penstock_cli.screen import screen_log
 from penstock_cli.serving import ServeOptions, Serving
 from penstock_cli.settings import setting_options, settings_from
 from penstock_runtime.logs import configure_logs
-from penstock_runtime.store.daemon_thread import any_left
+from penstock_runtime.store.daemon_thread import any_daemon_running
 
 logger = logging.getLogger("penstock.serve")
 
@@ -59,7 +59,7 @@ def command(target: Path, store: Path, models: Path, cores: int | None, *, optim
         cut = runner.run(Serving(options, settings).run())
     for stream in (sys.stdout, sys.stderr):
         stream.flush()
-    if any_left():  # such as a download, of a model that nobody waits for any more
+    if any_daemon_running():  # such as an abandoned download
         os._exit(1 if cut else 0)
     if cut:
         sys.exit(1)

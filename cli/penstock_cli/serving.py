@@ -32,7 +32,7 @@ from penstock_cli.progress import OptimizationView, event_from_json, show_result
 from penstock_cli.screen import TRANSFER_SECONDS, console, fact
 from penstock_runtime.errors import NotReady
 from penstock_runtime.host import CoreGrant, Host, pin_process, read_host
-from penstock_runtime.models.progress import Progress as Transfer
+from penstock_runtime.models.fetching import FetchProgress as Transfer
 from penstock_runtime.serving.launch import launch, spare_the_collector
 from penstock_runtime.serving.loaded_model import LoadedModel, Which, load_artefact
 from penstock_runtime.serving.predictor import Predictor

@@ -16,7 +16,7 @@ from penstock.errors import MissingPackage, SettingError
 from penstock_cli.finite import FiniteRange
 from penstock_cli.folders import read_artefact
 from penstock_cli.screen import NAME_WIDTH, PLAIN_SECONDS, console, fact
-from penstock_runtime.host.disk import prepare_folder, unwritable_said
+from penstock_runtime.host.disk import prepare_folder, translate_write_errors
 
 if TYPE_CHECKING:
     from penstock_simulator.compare import Experiment, TraceResult, Verdict
@@ -143,7 +143,7 @@ def command(artefact: Path | None, **options: Any) -> None:
         fact("flips", told)
     for line in overall(experiment, results):
         fact("all traces", line)
-    with unwritable_said(output, what=OUTPUT, option="--output"):
+    with translate_write_errors(output, what=OUTPUT, option="--output"):
         (output / "figures.csv").write_text(figures_csv(results, options["price"]), encoding="utf-8")
         (output / "report.html").write_text(page(experiment, results, options["price"]), encoding="utf-8")
     fact("report", str(output / "report.html"))

@@ -6,7 +6,7 @@ import time
 from collections.abc import Callable
 
 from penstock_optimizer.job.progress import OnProgress, Progress, Stage
-from penstock_runtime.models.progress import Progress as Transfer
+from penstock_runtime.models.fetching import FetchProgress as Transfer
 
 FIRST_SECONDS = 2.0
 """What takes less needs no words: a model that is there already, mostly."""

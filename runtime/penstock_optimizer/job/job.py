@@ -23,9 +23,9 @@ from penstock_optimizer.job.work_folder import WorkFolder, locked_at_once
 from penstock_optimizer.load.bodies import mix_of_texts, sends_texts
 from penstock_optimizer.load.lengths import LengthMix
 from penstock_runtime.host import CoreGrant, Host, read_host
+from penstock_runtime.models.fetching import OnProgress as OnTransfer
+from penstock_runtime.models.fetching import ignore_progress
 from penstock_runtime.models.folder import ModelFolder
-from penstock_runtime.models.progress import OnProgress as OnTransfer
-from penstock_runtime.models.progress import ignore
 from penstock_runtime.models.sources import fetch_model
 from penstock_runtime.serving.verification import verify_files
 from penstock_runtime.tasks.factory import make_task
@@ -60,7 +60,7 @@ class Job:
         cores: int | None = None,
         token: str | None = None,
         host: Host | None = None,
-        on_transfer: OnTransfer = ignore,
+        on_transfer: OnTransfer = ignore_progress,
     ) -> Job:
         """Fetch the model and look at the machine. Errors as `fetch_model` and `Host.usable_cores`; SpecError for a
         longer input than the model takes, and for an endpoint that pins an artefact of the cluster's store."""

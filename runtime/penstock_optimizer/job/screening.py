@@ -25,7 +25,7 @@ from penstock_optimizer.search.survivors import (
     expected_milliseconds,
     hopeless,
 )
-from penstock_runtime.host.disk import full, is_full
+from penstock_runtime.host.disk import full_disk_error, is_full
 
 ROUNDS = 3
 """Interleaved rounds of measuring at length."""
@@ -154,7 +154,7 @@ class TryOut:
                 raise
             if failure.kind == OutOfDisk.__name__ or (failure.failure is not Failure.TIMED_OUT and self._is_full()):
                 # None of its doing: with room on the disk it may be the best of all.
-                raise full(self._work.path, what=WORK) from failure
+                raise full_disk_error(self._work.path, what=WORK) from failure
             entrant.settle_failed(failure)
             # What ran out of time or memory may succeed with more of it, which an hour later may be there: only what
             # really failed is remembered.

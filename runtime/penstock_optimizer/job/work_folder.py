@@ -29,7 +29,7 @@ from penstock.manifest import CandidateFacts, GraphIO
 from penstock.recipe import Recipe
 from penstock_optimizer.candidate.lab import ExportedFacts
 from penstock_optimizer.job.artefact import digests, sha256
-from penstock_runtime.host.disk import unwritable_said
+from penstock_runtime.host.disk import translate_write_errors
 
 
 class CandidateRecord(BaseModel):
@@ -160,7 +160,7 @@ def locked(path: Path, *, waiting: Callable[[], None]) -> Iterator[None]:
 
     The kernel lets go of it when its holder ends, however it ends. HostError when the folder cannot be written.
     """
-    with unwritable_said(path.parent, what="the store", option="--store"):
+    with translate_write_errors(path.parent, what="the store", option="--store"):
         path.parent.mkdir(parents=True, exist_ok=True)
         file = path.open("a")
     with file:

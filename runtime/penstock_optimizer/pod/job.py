@@ -29,7 +29,7 @@ from penstock_optimizer.pod.variables import JobVariables
 from penstock_runtime.host import read_host
 from penstock_runtime.models.sources import fetch_model
 from penstock_runtime.store import ArtefactStore, Published, open_store
-from penstock_runtime.store.retries import Retries
+from penstock_runtime.store.remote import Retries
 
 ATTEMPTS = 8
 """A minute and a half of waiting for the store: what was found in ten minutes is worth it."""
@@ -82,7 +82,8 @@ class PodJob:
                 remedy="Set it to file:///path or s3://bucket/prefix (docs/artefact-store.md)",
             )
         retries = Retries(
-            ATTEMPTS, told=lambda error, wait: self._lines.stage("publish", f"{error.message} (again in {wait:.0f} s)")
+            ATTEMPTS,
+            on_failure=lambda error, wait: self._lines.stage("publish", f"{error.message} (again in {wait:.0f} s)"),
         )
         return open_store(StoreUri.parse(self._variables.store_uri), retries=retries)
 

@@ -19,7 +19,7 @@ from typing import Any
 from penstock.resources.job_summary import Summary
 from penstock_optimizer.job.fetching import said
 from penstock_optimizer.job.progress import Progress
-from penstock_runtime.models.progress import Progress as Transfer
+from penstock_runtime.models.fetching import FetchProgress as Transfer
 from penstock_runtime.store import Published
 
 Write = Callable[[bytes], object]

@@ -27,7 +27,7 @@ from penstock.errors import ArtefactError, PenstockError, SettingError
 from penstock.manifest import Manifest
 from penstock.tasks import TaskName
 from penstock_runtime.host import CoreGrant, Host, pin_process, read_host
-from penstock_runtime.models.progress import OnProgress, Progress
+from penstock_runtime.models.fetching import FetchProgress, OnProgress
 from penstock_runtime.pod.checks import isa_finding, with_count
 from penstock_runtime.pod.variables import PodVariables
 from penstock_runtime.serving.launch import launch
@@ -37,8 +37,8 @@ from penstock_runtime.serving.status import Status
 from penstock_runtime.settings import Settings
 from penstock_runtime.store import open_store
 from penstock_runtime.store.daemon_thread import in_daemon_thread
-from penstock_runtime.store.retries import Retries
-from penstock_runtime.store.verify import digest_of
+from penstock_runtime.store.fetch import digest_of
+from penstock_runtime.store.remote import Retries
 
 logger = logging.getLogger("penstock.resources.pod")
 
@@ -140,13 +140,13 @@ class PodServing:
             logger.warning("%s (again in %.0f s)", error.message, seconds)
             self._check_ended()
 
-        retries = Retries(ATTEMPTS, told=told, sleep=self._sleep)
+        retries = Retries(ATTEMPTS, on_failure=told, sleep=self._sleep)
         return open_store(uri, retries=retries).fetch(digest, variables.cache, self._progress(tell))
 
     def _progress(self, tell: Callable[[str], None]) -> OnProgress:
         last = 0.0
 
-        def progress(event: Progress) -> None:
+        def progress(event: FetchProgress) -> None:
             nonlocal last
             self._check_ended()
             done, total = event.bytes_done / 1e6, event.bytes_total / 1e6

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from penstock_optimizer.job.fetching import FIRST_SECONDS, Fetching
 from penstock_optimizer.job.progress import Progress, Stage
-from penstock_runtime.models.progress import Progress as Transfer
+from penstock_runtime.models.fetching import FetchProgress as Transfer
 
 MB = 10**6
 

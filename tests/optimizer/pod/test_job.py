@@ -24,7 +24,7 @@ from penstock_optimizer.pod.job import read_endpoint
 from penstock_optimizer.pod.lines import Lines
 from penstock_optimizer.pod.variables import JobVariables
 from penstock_runtime.host import read_host
-from penstock_runtime.models.progress import Progress as Transfer
+from penstock_runtime.models.fetching import FetchProgress as Transfer
 from penstock_runtime.store import open_store
 from tests.optimizer.end_to_end.small_model import HIDDEN, write_small_bert
 from tests.runtime.models.folders import write_pickle
