@@ -115,22 +115,23 @@ def load(
 ) -> All:
     """Settings from flags (by name; None is "not given") over environment variables over defaults.
 
-    `variables`: setting, the variable's name, its text. `document` lists the settings, for those who look for one.
+    `settings`: a model of groups, or a single group, whose settings have an empty group name. `variables`: setting, the
+    variable's name, its text. `document`: the page that lists the settings.
     SettingError names the variable or flag, the value and what to write instead.
     """
     by_name = {one.name: one for one in known}
-    given: dict[str, dict[str, Any]] = {group: {} for group in settings.model_fields}
+    values: dict[str, dict[str, Any]] = {one.group: {} for one in by_name.values()}
     origin: dict[str, str] = {}
     for one, variable, text in variables:
-        given[one.group][one.name] = one.parse(text)
+        values[one.group][one.name] = one.parse(text)
         origin[one.name] = variable
     for name, value in flags.items():
         if value is not None:
             one = by_name[name]
-            given[one.group][name] = one.parse(value) if isinstance(value, str) else value
+            values[one.group][name] = one.parse(value) if isinstance(value, str) else value
             origin[name] = one.flag
     try:
-        return settings.model_validate(given)
+        return settings.model_validate({**values.pop("", {}), **values})
     except ValidationError as error:
         raise _error(error, origin, by_name, document) from error
 
@@ -139,7 +140,8 @@ def _error(
     error: ValidationError, origin: Mapping[str, str], by_name: Mapping[str, Setting], document: str
 ) -> SettingError:
     first = error.errors()[0]
-    name = str(first["loc"][1]) if len(first["loc"]) > 1 else ""
+    location = first["loc"] if any(one.group for one in by_name.values()) else ("", *first["loc"])
+    name = str(location[1]) if len(location) > 1 else ""
     message = first["msg"].removeprefix("Value error, ")
     if name not in by_name:
         return SettingError(_as_given(message, origin, by_name.values()), remedy=f"{document} lists the settings")

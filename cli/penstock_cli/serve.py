@@ -13,7 +13,7 @@ import click
 
 from penstock_cli.folders import models_option, store_option
 from penstock_cli.screen import screen_log
-from penstock_cli.serving import ServeOptions, Serving
+from penstock_cli.serving import ServeCommand, ServeOptions
 from penstock_cli.settings import setting_options, settings_from
 from penstock_runtime.logs import configure_logs
 from penstock_runtime.store.daemon_thread import any_daemon_running
@@ -56,7 +56,7 @@ def command(target: Path, store: Path, models: Path, cores: int | None, *, optim
     import uvloop  # 20 ms that other commands need not pay
 
     with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
-        cut = runner.run(Serving(options, settings).run())
+        cut = runner.run(ServeCommand(options, settings).run())
     for stream in (sys.stdout, sys.stderr):
         stream.flush()
     if any_daemon_running():  # such as an abandoned download

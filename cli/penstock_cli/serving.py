@@ -30,14 +30,13 @@ from penstock_cli.host import describe_cpu, describe_memory
 from penstock_cli.packages import require_optimizer
 from penstock_cli.progress import OptimizationView, event_from_json, show_result
 from penstock_cli.screen import TRANSFER_SECONDS, console, fact
-from penstock_runtime.errors import NotReady
 from penstock_runtime.host import CoreGrant, Host, pin_process, read_host
 from penstock_runtime.models.fetching import FetchProgress as Transfer
-from penstock_runtime.serving.launch import launch, spare_the_collector
+from penstock_runtime.serving.lifecycle import replace_model, serve_while, start_model
 from penstock_runtime.serving.loaded_model import LoadedModel, Which, load_artefact
 from penstock_runtime.serving.predictor import Predictor
-from penstock_runtime.serving.server import Server, task_limits
-from penstock_runtime.serving.status import Progress, Status
+from penstock_runtime.serving.server import Server, request_limits
+from penstock_runtime.serving.status import OptimizationProgress, ServerStatus
 from penstock_runtime.settings import Settings
 from penstock_runtime.store.daemon_thread import in_daemon_thread
 
@@ -62,7 +61,7 @@ PROGRAM = ("penstock_cli.main",)
 """The module, and its first words, that optimises beside us."""
 OPTIMIZER_NICENESS = 10
 """The optimisation gives way to requests where they share cores: more than the threads that compute these do to the
-event loop (`host.pin.STREAM_NICENESS`)."""
+event loop (`host.cores.STREAM_NICENESS`)."""
 _LINE_LIMIT = 8 * 2**20
 """Of one progress line: the last ones carry all candidates."""
 
@@ -79,7 +78,7 @@ class ServeOptions:
     token: str | None = None
 
 
-class Serving:
+class ServeCommand:
     """One `penstock serve`, from its first line to its last."""
 
     def __init__(self, options: ServeOptions, settings: Settings) -> None:
@@ -87,7 +86,6 @@ class Serving:
         self._settings = settings
         self._endpoint: ModelEndpoint | None = None
         self._host: Host = read_host()
-        self._optimizer: Process | None = None
 
     async def run(self) -> int:
         """Serve until told to end. Returns how many connections had to be cut off."""
@@ -110,21 +108,10 @@ class Serving:
         fact("cores", f"{grant.cores} of {len(self._host.cores)}, memory {describe_memory(self._host)}")
         for finding in grant.findings:
             logger.info("%s", finding)
-        status = Status(name, task, host=self._host, grant=grant)
+        status = ServerStatus(name, task, host=self._host, grant=grant)
         server = Server(status, self._settings)
         await server.start()
-        working = asyncio.create_task(self._work(server, grant))
-        working.add_done_callback(lambda task: self._settle(task, server))
-        try:
-            cut = await server.serve()
-        finally:
-            await self._end(working)
-        # What the model could not do is this command's outcome; a fault of the search after that is not.
-        if working.done() and not working.cancelled() and server.service.predictor is None:
-            error = working.exception()
-            if error is not None:
-                raise error
-        return cut
+        return await serve_while(server, self._work(server, grant), partial(self._report_failure, server))
 
     def _aim_metrics(self, endpoint: ModelEndpoint) -> None:
         """Give the duration histogram a boundary at the endpoint's objective, unless the settings say otherwise."""
@@ -135,35 +122,19 @@ class Serving:
             )
             self._settings = self._settings.model_copy(update={"observation": observation})
 
-    def _settle(self, task: asyncio.Task[None], server: Server) -> None:
-        """Without a model there is nothing to serve: end. With one, a failed search is a note."""
-        if task.cancelled() or task.exception() is None:
-            return
-        error = task.exception()
-        if server.service.predictor is None:
-            server.stop()
-            return
+    def _report_failure(self, server: Server, error: BaseException) -> None:
+        """The optimisation has failed; the server goes on with the fp32 plan."""
         server.status.optimization = None
         server.status.optimization_error = str(error)
         fact("note", f"the optimisation failed, and the fp32 plan goes on serving: {error}", style="yellow")
         if not isinstance(error, PenstockError):
             logger.error("the optimisation failed", exc_info=error)
 
-    async def _end(self, working: asyncio.Task[None]) -> None:
-        if self._optimizer is not None and self._optimizer.returncode is None:
-            self._optimizer.terminate()
-            fact("note", "the optimisation was interrupted: the next start goes on from there")
-        working.cancel()
-        with contextlib.suppress(asyncio.CancelledError, Exception):  # reported by then
-            await working
-        if self._optimizer is not None:
-            await self._optimizer.wait()
-
     async def _work(self, server: Server, grant: CoreGrant) -> None:
         if self._endpoint is None:
             manifest = Manifest.load(self._options.target)
             self._show_model(manifest.model.source, manifest.task)
-            await self._first(server, self._options.target, "chosen", grant)
+            await start_model(server, await self._load(self._options.target, "chosen", grant))
             self._show_manifest(manifest, table=False)
             self._show_serving(server)
             return
@@ -200,22 +171,18 @@ class Serving:
             )
         server.status.message = waiting
         if prepared.finished or self._endpoint.spec.optimization.mode is OptimizationMode.OFF:
-            await self._first(server, prepared.artefact, "chosen", grant)
+            await start_model(server, await self._load(prepared.artefact, "chosen", grant))
             if prepared.finished:
                 fact("artefact", f"{prepared.artefact} (made before, for this model and machine)")
             self._show_manifest(Manifest.load(prepared.artefact), table=False)
             fact("report", str(prepared.artefact / "report.html"))
             self._show_serving(server)
             return
-        predictor = await self._first(server, prepared.artefact, "baseline", grant)
+        predictor = await start_model(server, await self._load(prepared.artefact, "baseline", grant))
         self._show_serving(server, note="  (fp32 until the optimisation is through)" if self._options.optimize else "")
         if self._options.optimize:
             artefact = await self._optimize(server, self._options.target, grant)
             await self._take_over(server, predictor, artefact, grant)
-
-    async def _first(self, server: Server, artefact: Path, which: Which, grant: CoreGrant) -> Predictor:
-        """Load a model and begin to answer with it."""
-        return await launch(server, await self._load(artefact, which, grant))
 
     async def _load(self, artefact: Path, which: Which, grant: CoreGrant) -> LoadedModel:
         serving = self._endpoint.spec.serving if self._endpoint is not None else None
@@ -228,7 +195,7 @@ class Serving:
                 cores=grant.cores,
                 max_tokens=serving.max_input_tokens if serving is not None else None,
                 truncate=serving.truncate if serving is not None else True,
-                limits=task_limits(self._settings),
+                limits=request_limits(self._settings),
             )
         )
         for finding in model.findings:
@@ -250,7 +217,16 @@ class Serving:
             )
         finally:
             os.sched_setaffinity(0, ours)
-        self._optimizer = process
+        try:
+            return await self._follow(server, process)
+        finally:
+            if process.returncode is None:
+                process.terminate()
+                fact("note", "the optimisation was interrupted: the next start goes on from there")
+                await process.wait()
+
+    async def _follow(self, server: Server, process: Process) -> Path:
+        """Show the events of `penstock optimize` until it ends; return its artefact."""
         assert process.stdout is not None  # noqa: S101 - a pipe
         assert process.stderr is not None  # noqa: S101 - a pipe
         errors = asyncio.create_task(process.stderr.read())
@@ -258,25 +234,23 @@ class Serving:
         with OptimizationView() as view:
             async for line in process.stdout:
                 event = event_from_json(json.loads(line))
-                server.status.optimization = Progress(event.stage.value, event.step, event.steps, event.message)
+                server.status.optimization = OptimizationProgress(
+                    event.stage.value, event.step, event.steps, event.message
+                )
                 view(event)
                 artefact = Path(event.facts["artefact"]) if "artefact" in event.facts else artefact
         status = await process.wait()
-        said = (await errors).decode(errors="replace").strip()
+        stderr = (await errors).decode(errors="replace").strip()
         if status != 0 or artefact is None:
-            logger.debug("penstock optimize said: %s", said)
-            raise _failure(status, said)
+            logger.debug("standard error of penstock optimize: %s", stderr)
+            raise _failure(status, stderr)
         server.status.optimization = None
         return artefact
 
     async def _take_over(self, server: Server, predictor: Predictor, artefact: Path, grant: CoreGrant) -> None:
         """Change to the chosen plan. Requests under way are finished by the old one."""
         model = await self._load(artefact, "chosen", grant)
-        # A shutdown in this moment: nothing to take over.
-        with contextlib.suppress(NotReady):
-            await predictor.replace(model)
-            server.serve_with(predictor, model.plan, model.manifest)
-            spare_the_collector()
+        if await replace_model(server, predictor, model):
             self._show_manifest(Manifest.load(artefact))
             fact("report", str(artefact / "report.html"))
             self._show_serving(server, note="  (took over in the running server)")

@@ -35,7 +35,7 @@ from penstock_optimizer.guard.calibration import calibration_rows, own_corpus, s
 from penstock_optimizer.load.summary import median
 from penstock_optimizer.quantise import build
 from penstock_optimizer.search.recipes import COMPENSATED, PER_CHANNEL, SMOOTH
-from penstock_runtime.batching.collate import stack
+from penstock_runtime.batching.collate import collate
 from penstock_runtime.engines.base import Threads
 from penstock_runtime.engines.grid import ShapeGrid
 from penstock_runtime.engines.load import load_engine
@@ -77,7 +77,7 @@ def graphs(folder: Path) -> dict[str, tuple[Path, GraphIO]]:
 def rectangle(rows: int, tokens: int) -> Batch:
     """Some text of exactly this size."""
     words = [[1000 + 37 * (index + row) % 28000 for index in range(tokens - 2)] for row in range(rows)]
-    return stack([Row([101, *some, 102]) for some in words])
+    return collate([Row([101, *some, 102]) for some in words])
 
 
 def once(run: Run, batch: Batch) -> float:

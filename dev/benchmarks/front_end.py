@@ -40,7 +40,7 @@ from penstock_runtime.rows import Batch, Outputs
 from penstock_runtime.serving.loaded_model import LoadedModel
 from penstock_runtime.serving.predictor import Answer, Predictor, Timings
 from penstock_runtime.serving.server import Server
-from penstock_runtime.serving.status import Status
+from penstock_runtime.serving.status import ServerStatus
 from penstock_runtime.settings import Settings
 from penstock_runtime.tasks import make_task
 
@@ -117,7 +117,7 @@ def real_predictor() -> Predictor:
 def _server(port: int, *, whole: bool = False) -> Server:
     settings = Settings.load({}, {"port": port, "drain_idle_seconds": 0.0})
     model = real_predictor() if whole else TrivialModel()
-    return Server(Status("trivial", TaskName.FEATURE_EXTRACTION), settings, model)
+    return Server(ServerStatus("trivial", TaskName.FEATURE_EXTRACTION), settings, model)
 
 
 Receive = Callable[[], Awaitable[dict[str, Any]]]

@@ -26,7 +26,7 @@ from penstock_optimizer.guard.calibration import CALIBRATION_ROWS, calibration_r
 from penstock_optimizer.load.summary import median
 from penstock_optimizer.quantise import Built, build
 from penstock_optimizer.search.recipes import COMPENSATED, PER_CHANNEL, SMOOTH
-from penstock_runtime.batching.collate import stack
+from penstock_runtime.batching.collate import collate
 from penstock_runtime.engines.base import Engine, Threads
 from penstock_runtime.engines.load import load_engine
 from penstock_runtime.host import read_host
@@ -90,7 +90,7 @@ def graphs(name: str, folder: Path, threads: int) -> dict[Recipe, Built]:
 
 def row(tokens: int, turn: int) -> Batch:
     """Some text of exactly this length with a mask in it, another one at each turn."""
-    return stack([Row([101, MASK, *(1000 + (37 * index + 911 * turn) % 28000 for index in range(tokens - 3)), 102])])
+    return collate([Row([101, MASK, *(1000 + (37 * index + 911 * turn) % 28000 for index in range(tokens - 3)), 102])])
 
 
 def stolen() -> int:

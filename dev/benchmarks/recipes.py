@@ -30,7 +30,7 @@ from penstock_optimizer.guard.calibration import calibration_rows, judging_sampl
 from penstock_optimizer.load.summary import median
 from penstock_optimizer.quantise import build
 from penstock_optimizer.search.recipes import TEACHER, candidate_recipes
-from penstock_runtime.batching.collate import stack
+from penstock_runtime.batching.collate import collate
 from penstock_runtime.engines.base import Engine, Threads
 from penstock_runtime.engines.load import load_engine
 from penstock_runtime.host import read_host
@@ -108,7 +108,7 @@ class Workshop:
 
 def timings(entries: Sequence[Entry], tokens: int, rounds: int, clock: Clock) -> list[tuple[float, float]]:
     """For each entry the median of its turns' medians and the fastest run, milliseconds."""
-    batch = stack([Row([101, *(1000 + index * 37 % 28000 for index in range(tokens - 2)), 102])])
+    batch = collate([Row([101, *(1000 + index * 37 % 28000 for index in range(tokens - 2)), 102])])
     medians: list[list[float]] = [[] for _ in entries]
     best = [float("inf")] * len(entries)
     for entry in entries:

@@ -1,9 +1,9 @@
-"""Everything about a serving process that can be set, and the one source of its flags, variables and documentation.
+"""Settings of a serving process: the one source of its flags, environment variables and documentation.
 
 A setting is a field of one of the groups below. Its name gives the flag (`--drain-limit-seconds`) and the environment
 variable (`PENSTOCK_DRAIN_LIMIT_SECONDS`); its description gives unit and reason. The command line, docs/settings.md and
-the tests are made from `SETTINGS`. What belongs to the model (plan, batching, limits of the endpoint) is not here: it
-comes with the artefact and the ModelEndpoint.
+the tests are made from `SETTINGS`. What belongs to the model (plan, batching, limits of the endpoint) comes with the
+artefact and the ModelEndpoint instead. Other environment variables of a process are fields of a `Variables`.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from penstock.settings import Group, Setting, described, load, setting
 
 PREFIX = "PENSTOCK_"
 COMMANDS = ("SERVE_", "OPTIMIZE_", "BENCH_", "HOST_")
-"""Prefixes of the variables of flags that are no settings of the server."""
+"""Prefixes of variables of command-line flags that are not settings of the server."""
 
 
 class HttpSettings(Group):
@@ -28,8 +28,7 @@ class HttpSettings(Group):
 
     host: str = setting(
         "127.0.0.1",
-        "Address to listen on. Loopback unless told otherwise, so that trying it out exposes nothing; the container "
-        "image sets 0.0.0.0.",
+        "Address to listen on. Loopback by default, so that a trial exposes nothing; the container image sets 0.0.0.0.",
         min_length=1,
     )
     port: int = setting(8080, "Port to listen on; 0 takes a free one and logs it.", ge=0, le=65535)
@@ -39,8 +38,8 @@ class HttpSettings(Group):
     max_connections: int = setting(
         4096,
         "Open connections; one more is answered with 503. Each costs some 10 KB and an open file: the process raises "
-        "its limit of these (ulimit -n) as far as it may, and where that is too little takes fewer connections, as its "
-        "log says.",
+        "its limit of these (ulimit -n) as far as allowed; if that is too low, it accepts fewer connections and logs a "
+        "warning.",
         unit="connections",
         ge=1,
     )
@@ -81,7 +80,7 @@ class HttpSettings(Group):
 
 
 class LimitSettings(Group):
-    """What one request may be. Limits in tokens belong to the model."""
+    """Limits of one request. Limits in tokens belong to the model."""
 
     max_body_bytes: int = setting(
         2_000_000,
@@ -113,7 +112,7 @@ class LimitSettings(Group):
 
 
 class QueueSettings(Group):
-    """What waits for a core."""
+    """The queue of rows that wait for a stream."""
 
     max_queue_rows: int = setting(
         1024,
@@ -129,15 +128,15 @@ class QueueSettings(Group):
     )
     deadline_seconds: float = setting(
         30.0,
-        "A request that has not started by then, all of it, is answered with 504: nobody waits for it any more. A "
-        "client sets a shorter one with the header x-deadline-ms.",
+        "A request that has not completely started by then is answered with 504. A client sets a shorter deadline with "
+        "the header x-deadline-ms.",
         unit="s",
         gt=0,
     )
 
 
 class CacheSettings(Group):
-    """What is remembered between requests."""
+    """Caches between requests."""
 
     answer_cache_bytes: int = setting(
         0,
@@ -163,7 +162,7 @@ class DrainSettings(Group):
     drain_delay_seconds: float = setting(
         0.0,
         "Go on accepting for this long after the signal, with readiness already false: the time that endpoints and "
-        "load balancers need to notice. The operator sets 5.",
+        "load balancers need to notice. The operator sets rollout.drainSeconds of the ModelEndpoint (default 20).",
         unit="s",
         ge=0,
     )
@@ -192,7 +191,7 @@ class DrainSettings(Group):
 
 
 class AccessSettings(Group):
-    """Who may ask."""
+    """Authentication and cross-origin access."""
 
     auth_token: SecretStr | None = setting(
         None,
@@ -226,7 +225,7 @@ class AccessSettings(Group):
     def tokens(self, *, given_as: str = f"{PREFIX}AUTH_TOKEN_FILE") -> tuple[bytes, ...]:
         """All accepted tokens; SettingError about the file, `given_as` this, when it cannot be read or holds none.
 
-        The file is read once: a pipe has nothing more to say, and a secret may be gone when it is next asked for.
+        The file is read once: a pipe can be read only once, and a secret may have been removed later.
         """
         if self._read is None:
             self._read = self._read_tokens(given_as)
@@ -255,7 +254,7 @@ class AccessSettings(Group):
 
 
 class LogSettings(Group):
-    """What is written to standard error."""
+    """Logging to standard error."""
 
     log_level: Literal["debug", "info", "warning", "error"] = setting(
         "info", "Least severity of the messages that are logged."
@@ -268,7 +267,7 @@ class LogSettings(Group):
 
 
 class ObservationSettings(Group):
-    """What the metrics are measured against."""
+    """The objective of the metrics."""
 
     objective_p95_milliseconds: float | None = setting(
         None,
@@ -280,7 +279,7 @@ class ObservationSettings(Group):
 
 
 class Settings(Group):
-    """All of them, by concern."""
+    """All settings, by group."""
 
     http: HttpSettings = HttpSettings()
     limits: LimitSettings = LimitSettings()
@@ -307,7 +306,7 @@ class Settings(Group):
     ) -> Settings:
         """Settings from flags (by name, such as `port`; None is "not given") over environment over defaults.
 
-        `others`: variables of the process that are no settings of the server, and so no mistyped ones.
+        `others`: known variables of the process that are not settings of the server.
 
         SettingError names the variable or flag, the value and what to write instead; also for `PENSTOCK_` variables
         that look like a mistyped setting.
@@ -316,31 +315,64 @@ class Settings(Group):
         refuse_near_misses(environment, [*(one.variable for one in SETTINGS), *others])
         loaded = load(cls, SETTINGS, found, flags or {}, document="docs/settings.md")
         if (flags or {}).get("auth_token_file") is not None:
-            # Read here: what asks for the tokens later does not know that a flag has named the file.
+            # Read here, where it is known that a flag has named the file.
             loaded.access.tokens(given_as="--auth-token-file")
         return loaded
 
+
+OF_THE_COMMAND = (f"{PREFIX}STORE", f"{PREFIX}MODELS", f"{PREFIX}PVC_ROOT", f"{PREFIX}STATE")
+"""Variables of the `penstock` command that a container image may set."""
 
 SETTINGS: tuple[Setting, ...] = described(Settings, PREFIX)
 """Every setting, in the order of the groups."""
 
 
 def refuse_near_misses(environment: Mapping[str, str], known: Iterable[str]) -> None:
-    """A variable one or two letters off a setting is a typo whose default would surprise, and so is one with the
-    command in its name, as flags that are no settings have it; others are none of ours."""
+    """SettingError for a variable that is probably a mistyped setting, or has the command in its name.
+
+    Other unknown variables are ignored.
+    """
     names = [variable.removeprefix(PREFIX) for variable in known]
     for variable in environment:
         name = variable.removeprefix(PREFIX)
         if variable.startswith(PREFIX) and (meant := name.removeprefix("SERVE_")) != name and meant in names:
             raise SettingError(
-                f"{variable} is not a setting: what a server is set to has no command in its name",
+                f"{variable} is not a setting: settings of the server have no command in their names",
                 field=variable,
                 remedy=f"Set {PREFIX}{meant} instead",
             )
-        # PENSTOCK_SERVE_CORES and the like are flags of the command line.
+        # PENSTOCK_SERVE_CORES and similar variables are flags of the command line.
         if variable.startswith(PREFIX) and name not in names and not name.startswith(COMMANDS):
             close = difflib.get_close_matches(name, names, n=1, cutoff=0.74)
             if close:
                 raise SettingError(
                     f"{variable} is not a setting", field=variable, remedy=f"Did you mean {PREFIX}{close[0]}?"
                 )
+
+
+class Variables(Group):
+    """Environment variables of a process that are not settings of the server: the field `cores` is PENSTOCK_CORES.
+
+    Frozen: read once, at start. An empty variable counts as not set, as templates of manifests leave it.
+    """
+
+    @classmethod
+    def described(cls) -> tuple[Setting, ...]:
+        """All variables, in order."""
+        return tuple(Setting.of(name, field, group="", prefix=PREFIX) for name, field in cls.model_fields.items())
+
+    @classmethod
+    def names(cls) -> tuple[str, ...]:
+        """Names of the variables, including those of the command."""
+        return (*(setting.variable for setting in cls.described()), *OF_THE_COMMAND)
+
+    @classmethod
+    def read(cls, environment: Mapping[str, str], *, others: Iterable[str] = ()) -> Self:
+        """Read the environment. `others`: known variables of the process that are read elsewhere.
+
+        SettingError names the variable, its value and what to write instead.
+        """
+        refuse_near_misses(environment, [*cls.names(), *others])
+        known = cls.described()
+        found = [(one, one.variable, text) for one in known if (text := environment.get(one.variable, "")).strip()]
+        return load(cls, known, found, {}, document="docs/settings.md")

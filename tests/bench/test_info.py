@@ -20,7 +20,7 @@ from penstock_bench.server import Server
 from penstock_runtime.host import read_host
 from penstock_runtime.http.api.health import info
 from penstock_runtime.serving.server import Server as Penstock
-from penstock_runtime.serving.status import Status
+from penstock_runtime.serving.status import ServerStatus
 from penstock_runtime.settings import Settings
 from tests.optimizer.report.sample import sample_manifest
 
@@ -65,7 +65,7 @@ def answering(said: object, *, token: str = "") -> Iterator[str]:
 
 def ours() -> dict[str, object]:
     """What one of ours says."""
-    status = Status("emotion", TaskName.FEATURE_EXTRACTION, manifest=sample_manifest(), host=read_host())
+    status = ServerStatus("emotion", TaskName.FEATURE_EXTRACTION, manifest=sample_manifest(), host=read_host())
     return info(Penstock(status, Settings()).service)
 
 
@@ -98,7 +98,7 @@ def test_a_task_that_is_not_that_of_the_server_is_refused(tmp_path: Path) -> Non
 
 
 def test_one_that_still_loads_is_known_as_well() -> None:
-    with answering(info(Penstock(Status("emotion", TaskName.FILL_MASK), Settings()).service)) as url:
+    with answering(info(Penstock(ServerStatus("emotion", TaskName.FILL_MASK), Settings()).service)) as url:
         found = read_info(url)
 
     assert found is not None

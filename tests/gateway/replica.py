@@ -12,7 +12,7 @@ import uvloop
 from penstock.tasks import TaskName
 from penstock_runtime.serving.predictor import Answer, Timings
 from penstock_runtime.serving.server import Server
-from penstock_runtime.serving.status import Status
+from penstock_runtime.serving.status import ServerStatus
 from penstock_runtime.settings import Settings
 
 
@@ -46,7 +46,7 @@ class Slow:
 
 async def serve(seconds: float, flags: dict[str, Any], told: Connection) -> None:
     settings = Settings.load({}, {"port": 0, "drain_idle_seconds": 0.1, "drain_limit_seconds": 10.0, **flags})
-    server = Server(Status("emotion", TaskName.FEATURE_EXTRACTION), settings, Slow(seconds))
+    server = Server(ServerStatus("emotion", TaskName.FEATURE_EXTRACTION), settings, Slow(seconds))
     await server.start()
     told.send(server.port)
     await server.serve()

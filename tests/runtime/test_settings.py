@@ -10,9 +10,9 @@ import pytest
 from pydantic import ValidationError
 
 from penstock.errors import SettingError
-from penstock_runtime.serving.server import task_limits
+from penstock_runtime.serving.server import request_limits
 from penstock_runtime.settings import SETTINGS, Settings
-from penstock_runtime.tasks.limits import DEFAULT_LIMITS
+from penstock_runtime.tasks.base import DEFAULT_LIMITS
 
 DEFAULTS = {
     "host": "127.0.0.1",
@@ -99,7 +99,7 @@ def test_the_largest_request_fits_into_the_queue() -> None:
 
     assert settings.limits.max_rows == settings.queue.max_queue_rows == 100
     assert Settings().limits.max_inputs <= Settings().limits.max_rows <= Settings().queue.max_queue_rows
-    assert task_limits(Settings()) == DEFAULT_LIMITS
+    assert request_limits(Settings()) == DEFAULT_LIMITS
 
 
 def test_a_variable_with_the_command_in_its_name_says_which_one_is_meant() -> None:

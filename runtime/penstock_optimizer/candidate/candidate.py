@@ -210,7 +210,8 @@ class Candidate:
     async def _sample(self, plan: Plan) -> Sample:
         from penstock_optimizer.candidate.kept_engines import Kept, resident_bytes, shapes
         from penstock_runtime.serving.loaded_model import LoadedModel
-        from penstock_runtime.serving.predictor import Limits, Predictor
+        from penstock_runtime.serving.predictor import Predictor
+        from penstock_runtime.settings import QueueSettings
 
         used = shapes(plan)
         engines = self._engines
@@ -223,7 +224,7 @@ class Candidate:
         before = resident_bytes()
         engine = Kept(engines.of(plan))
         model = LoadedModel(self._task, engine, plan, self._its_graph.io, max_tokens=self._about.max_tokens)
-        predictor = Predictor(model, Limits(deadline_seconds=600.0))
+        predictor = Predictor(model, queue=QueueSettings(deadline_seconds=600.0))
         try:
             if not engines.is_warm(used):
                 # As the server does before it is ready; then the very lengths, since kernels may be compiled for each.
@@ -359,10 +360,10 @@ class Candidate:
         }
 
     def _batch(self, tokens: int) -> Batch:
-        from penstock_runtime.batching.collate import stack
+        from penstock_runtime.batching.collate import collate
 
         pool = self._token_pool
-        return stack([Row((pool * (tokens // len(pool) + 1))[:tokens])])
+        return collate([Row((pool * (tokens // len(pool) + 1))[:tokens])])
 
     def _lone(self, tokens: int, *, wide: bool) -> float:
         """Median milliseconds of a lone row with one thread for each stream, on one of them or on all."""

@@ -15,10 +15,10 @@ from pathlib import Path
 import uvloop
 
 from penstock_runtime.host import pin_process, read_host
-from penstock_runtime.serving.launch import launch
+from penstock_runtime.serving.lifecycle import start_model
 from penstock_runtime.serving.loaded_model import load_artefact
-from penstock_runtime.serving.server import Server, task_limits
-from penstock_runtime.serving.status import Status
+from penstock_runtime.serving.server import Server, request_limits
+from penstock_runtime.serving.status import ServerStatus
 from penstock_runtime.settings import Settings
 
 
@@ -31,11 +31,11 @@ async def serve(artefact: Path, *, cores: int, max_tokens: int | None) -> None:
         read_host(),
         cores=cores,
         max_tokens=max_tokens,
-        limits=task_limits(settings),
+        limits=request_limits(settings),
     )
-    server = Server(Status("capacity", model.task.name), settings)
+    server = Server(ServerStatus("capacity", model.task.name), settings)
     await server.start()
-    await launch(server, model)
+    await start_model(server, model)
     sys.stdout.write(json.dumps({"port": server.port}) + "\n")
     sys.stdout.flush()
     reader = asyncio.StreamReader()

@@ -22,7 +22,7 @@ from penstock.manifest import GraphIO, Metric
 from penstock.recipe import BF16_REST, Batching, Precision, Recipe
 from penstock_optimizer.search.space import BATCH_TOKENS, PADDING_SHARES
 from penstock_runtime.batching.collate import run_rows
-from penstock_runtime.batching.queue import Company, WaitingRows
+from penstock_runtime.batching.queue import BatchPolicy, RowQueue
 from penstock_runtime.engines.base import Engine
 from penstock_runtime.engines.grid import ShapeGrid
 from penstock_runtime.rows import Outputs, Row
@@ -95,13 +95,13 @@ class Alone:
 def equal_groups(rows: Sequence[Row], grid: ShapeGrid | None = None) -> list[list[Row]]:
     """Batches that the batcher makes of rows of the same length (to an engine that pads to a grid: the same point of
     it)."""
-    company = Company(Batching.EQUAL_LENGTH, ROWS_PER_BATCH, BATCH_TOKENS[-1], 0.0, grid)
+    company = BatchPolicy(Batching.EQUAL_LENGTH, ROWS_PER_BATCH, BATCH_TOKENS[-1], 0.0, grid)
     return _batches(_looked_at(rows), company)
 
 
 def padded_groups(rows: Sequence[Row], grid: ShapeGrid | None = None) -> list[list[Row]]:
     """Batches of rows of different lengths that the batcher makes with the widest padding that a plan may allow."""
-    company = Company(Batching.PADDED, ROWS_PER_BATCH, BATCH_TOKENS[-1], PADDING_SHARES[-1], grid)
+    company = BatchPolicy(Batching.PADDED, ROWS_PER_BATCH, BATCH_TOKENS[-1], PADDING_SHARES[-1], grid)
     some = _looked_at(rows)
     order = random.Random(SEED).sample(some, len(some))  # noqa: S311 - reproducible, not secret
     groups = []
@@ -116,12 +116,12 @@ def _looked_at(rows: Sequence[Row]) -> list[Row]:
     return [*short, *long[:LONG_ROWS]]
 
 
-def _batches(rows: Sequence[Row], company: Company) -> list[list[Row]]:
+def _batches(rows: Sequence[Row], company: BatchPolicy) -> list[list[Row]]:
     """What one worker takes out of a queue of these rows, without those that run alone."""
-    queue = WaitingRows(company)
+    queue = RowQueue(company)
     queue.push(rows, None, arrived=0.0, deadline=math.inf, tokens_per_second=1.0)
     groups = []
-    while taken := queue.take(workers=1, now=0.0).rows:
+    while taken := queue.take(streams=1, now=0.0).rows:
         if len(taken) > 1:
             groups.append([entry.row for entry in taken])
     return groups

@@ -15,7 +15,7 @@ from penstock_optimizer.pod.job import PodJob
 from penstock_optimizer.pod.lines import Lines
 from penstock_optimizer.pod.variables import JobVariables
 from penstock_runtime.logs import configure_logs
-from penstock_runtime.pod.termination import DEFAULT_LOG, exit_code, leave_word
+from penstock_runtime.pod.termination import DEFAULT_LOG, exit_code, write_termination_message
 from penstock_runtime.settings import SETTINGS
 
 logger = logging.getLogger("penstock.resources.pod")
@@ -31,7 +31,7 @@ def main() -> None:
 
     def end(summary: Summary, code: int) -> NoReturn:
         """Say how it ended, and end. Processes that still work for this one end when their input does."""
-        leave_word(log, summary.to_message())
+        write_termination_message(log, summary.to_message())
         lines.summary(summary)
         for stream in (sys.stdout, sys.stderr):
             stream.flush()

@@ -6,7 +6,7 @@ from pathlib import Path
 
 from penstock.settings import setting
 from penstock_runtime.pod.termination import DEFAULT_LOG
-from penstock_runtime.variables import Variables
+from penstock_runtime.settings import Variables
 
 
 class JobVariables(Variables):

@@ -11,7 +11,7 @@ import onnx
 import onnxruntime as ort
 
 from penstock_optimizer.quantise.seen import Seen, Watch
-from penstock_runtime.batching.collate import stack
+from penstock_runtime.batching.collate import collate
 from penstock_runtime.engines.grid import feed as graph_feed
 from penstock_runtime.rows import Float, Row
 
@@ -24,7 +24,7 @@ PASS_BYTES = 400_000_000
 
 def feed(row: Row, inputs: Sequence[str]) -> dict[str, Any]:
     """One row as a batch of one: int64 [1, tokens] for each of the graph's inputs."""
-    return dict(graph_feed(stack([row]), inputs))
+    return dict(graph_feed(collate([row]), inputs))
 
 
 def session(path: Path, threads: int) -> Any:

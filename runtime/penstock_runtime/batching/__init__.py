@@ -1,4 +1,7 @@
-"""From requests' rows to runs of the engine and back: a queue, a policy, and a thread for each stream.
+"""Batching: the queue of rows, the batch policy, and the dispatcher that runs batches on the engine's streams.
 
-Knows nothing of HTTP, and of tasks only that they boil a row's outputs down.
+dispatcher   connects requests of an event loop with the batcher
+batcher      makes batches of waiting rows, gives them to streams, collects results
+queue        order of waiting rows, which rows share a batch, limits, measured throughput
+collate      rows to a padded batch, outputs of a batch to rows
 """

@@ -1,8 +1,9 @@
-"""Makes batches of the rows that wait, and gives them to the engine's streams. Used from one thread; never blocks.
+"""Makes batches of the waiting rows and gives them to the engine's streams. Used from one thread; never blocks.
 
-Nothing is made before it is needed, but for one batch: a stream that gets free takes it at once, instead of waiting
-until the event loop has read that it is free. `run_here` and brief rows spare a lone row the way to a stream and back:
-12 us where the core is awake, and up to 0.4 ms on virtual machines whose idle cores the host has to wake.
+A batch is made when a stream is free, except for one that is prepared ahead: a stream that finishes takes it at once,
+before the event loop has noticed. Short rows can run in the calling thread (`run_inline`). That avoids waking a stream
+and being woken by it: 12 us where the core is awake, and up to 0.4 ms on virtual machines where the host has to wake
+idle cores.
 """
 
 from __future__ import annotations
@@ -12,48 +13,74 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from itertools import islice
 from time import perf_counter
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, Protocol
 
 from penstock.manifest import GraphIO
 from penstock.recipe import Plan
-from penstock_runtime.batching.bounds import QueueBounds
-from penstock_runtime.batching.collate import run_rows, stack, unstack
-from penstock_runtime.batching.observer import Observer
-from penstock_runtime.batching.queue import Company, Taken, Waiting, WaitingRows
-from penstock_runtime.batching.rate import DrainRate
-from penstock_runtime.engines.base import Breadth, Engine, RunsRows
-from penstock_runtime.engines.thread_streams import run_of
-from penstock_runtime.errors import DeadlineExceeded, InferenceFailed, RequestError
+from penstock_runtime.batching.collate import collate, run_rows, split
+from penstock_runtime.batching.queue import (
+    BatchPolicy,
+    QueueBounds,
+    QueuedRow,
+    RowQueue,
+    TakenBatch,
+    Throughput,
+    deadline_exceeded,
+)
+from penstock_runtime.engines.base import Engine, Parallelism, RunsRows, run_of
+from penstock_runtime.errors import InferenceFailed, RequestError
 from penstock_runtime.rows import Outputs, Row
 
 logger = logging.getLogger("penstock.batching")
 
-LONGEST_HERE_SECONDS = 0.01
-"""Rows that are expected to take longer are left to a stream: so long their caller would be deaf."""
+MAX_INLINE_SECONDS = 0.01
+"""Rows that are expected to take longer run on a stream: the event loop is blocked while a row runs in its thread."""
 
 BRIEF_SECONDS = 0.001
-"""A row that nobody is beside runs in the caller's thread, whoever may come, if it is expected to take no longer."""
+"""A single waiting row that is expected to take no longer runs in the loop's thread, whichever client it is from."""
 
 ONE_CORE_SECONDS = 0.004
-"""What waits runs there as well, on a process's only core, if all of it is expected to take no longer: a stream would
-take the core from the caller, and have a batch of one row ahead where two have come."""
+"""On a process's only core all waiting rows run in the loop's thread if they are expected to take no longer in total: a
+stream would take the core from the loop, and would run a batch of one row where two have arrived."""
 
-AHEAD = 1
+PREPARED_BATCHES = 1
 """Batches that are made while all streams are busy."""
 
-LEAST_SHARED_TOKENS = 32
-LEAST_SHARED_SECONDS = 0.002
-"""So few tokens, which one stream is expected to run in so short a time, are left to it: to wake another takes a good
-part of that, and each batch reads all weights."""
+MIN_SHARED_TOKENS = 32
+MIN_SHARED_SECONDS = 0.002
+"""Waiting rows of no more tokens than this, or than one stream is expected to run in this time, are not shared among
+streams: waking another stream takes a good part of that, and each batch reads all weights."""
 
 Reduce = Callable[[Row, Outputs], Any]
 """`Task.reduce`."""
 
 
-class Outcome(NamedTuple):
-    """What became of some rows. A value that is a RequestError is the row's failure."""
+class BatchObserver(Protocol):
+    """Receives events from batching and caches. Called in the event loop: must be fast."""
 
-    rows: list[Waiting]
+    def batch(self, rows: int, real_tokens: int, padded_tokens: int) -> None:
+        """A batch has run: `real_tokens` of its rows, padded to `padded_tokens`."""
+        ...
+
+    def cache(self, name: str, *, hit: bool) -> None:
+        """A cache was queried; `name` is `answers` or `tokens`."""
+        ...
+
+
+class NullObserver:
+    """Ignores all events."""
+
+    def batch(self, rows: int, real_tokens: int, padded_tokens: int) -> None:
+        """See `BatchObserver`."""
+
+    def cache(self, name: str, *, hit: bool) -> None:
+        """See `BatchObserver`."""
+
+
+class BatchResult(NamedTuple):
+    """The results of rows. A value that is a RequestError is the row's failure."""
+
+    rows: list[QueuedRow]
     values: list[Any]
     started: float
     """Clock of `perf_counter`, seconds."""
@@ -61,13 +88,13 @@ class Outcome(NamedTuple):
 
 
 @dataclass(slots=True, eq=False)
-class _Run:
-    """A batch that a stream has, or will have."""
+class _Batch:
+    """A batch that was submitted to the streams."""
 
-    entries: list[Waiting]
-    breadth: Breadth = Breadth.NARROW
+    entries: list[QueuedRow]
+    parallelism: Parallelism = Parallelism.NARROW
     may_wait: bool = True
-    """Not known to have begun."""
+    """Not known to have started."""
 
     @property
     def rows(self) -> list[Row]:
@@ -79,7 +106,7 @@ class _Run:
 
 
 class Batcher:
-    """The queue, and the batches under way."""
+    """The queue, and the batches in progress. Used from one thread."""
 
     def __init__(
         self,
@@ -89,228 +116,230 @@ class Batcher:
         reduce: Reduce,
         *,
         bounds: QueueBounds,
-        observer: Observer,
+        observer: BatchObserver,
         one_core: bool = False,
     ) -> None:
-        """`one_core`: the caller and the streams have one core together."""
+        """`one_core`: the calling thread and the streams share one core."""
         self._engine = engine
         self._run_row = engine.run_row if isinstance(engine, RunsRows) else None
         self._io = io
         self._reduce = reduce
-        self._company = Company.of(plan, engine.facts)
+        self._policy = BatchPolicy.of(plan, engine.facts)
         self._plan = plan.unrouted
         self._short_plan = plan.of_short_rows
         self._bounds = bounds
         self._observer = observer
-        self._queue = WaitingRows(self._company)
-        self._rate = DrainRate(plan.streams)
-        self._count = plan.streams
+        self._queue = RowQueue(self._policy)
+        self._rate = Throughput(plan.streams)
+        self._stream_count = plan.streams
         self._one_core = one_core and plan.streams == 1
-        self._runs: dict[int, _Run] = {}
-        """By their tickets, in the order in which they begin."""
-        self._outcomes: list[Outcome] = []
-        """Not handed over yet."""
+        self._batches: dict[int, _Batch] = {}
+        """By ticket, in the order in which they start."""
+        self._results: list[BatchResult] = []
+        """Not yet returned to the caller."""
         self.streams = engine.start_streams()
-        """To be attended: `collect` is for when batches have ended. To be stopped once nothing waits any more."""
+        """The caller attends to them (`collect` when batches have ended), and stops them once no row waits."""
 
     @property
     def depth(self) -> tuple[int, int]:
-        """Rows and tokens that wait."""
+        """Waiting rows and tokens, those of prepared batches included."""
         rows, tokens = self._queue.rows, self._queue.tokens
-        if len(self._runs) > self._count:
-            ahead = list(islice(self._runs.values(), self._count, None))
-            rows += sum(len(run.entries) for run in ahead)
-            tokens += sum(run.tokens for run in ahead)
+        if len(self._batches) > self._stream_count:
+            ahead = list(islice(self._batches.values(), self._stream_count, None))
+            rows += sum(len(batch.entries) for batch in ahead)
+            tokens += sum(batch.tokens for batch in ahead)
         return rows, tokens
 
     @property
     def tokens_per_second(self) -> float:
-        """What all the streams serve together while busy, as measured lately."""
+        """Throughput of all streams while busy, as measured recently."""
         return self._rate.tokens_per_second
 
     def check_room(self, rows: int, tokens: int) -> None:
-        """Overloaded or InvalidInput when a request of this size would be refused."""
+        """Overloaded or InvalidInput if a request of this size would be refused."""
         self._bounds.check(rows, tokens, *self.depth, self._rate)
 
-    def push(self, rows: Sequence[Row], owner: Any, *, arrived: float, deadline: float) -> list[Waiting]:
-        """Let rows wait until `turn`. Each is in one outcome, once, unless discarded. Errors as `check_room`."""
+    def push(self, rows: Sequence[Row], owner: Any, *, arrived: float, deadline: float) -> list[QueuedRow]:
+        """Queue rows until `dispatch`. Each is in exactly one result, unless discarded. Errors as `check_room`."""
         self.check_room(len(rows), sum(row.length for row in rows))
         return self._queue.push(
             rows, owner, arrived=arrived, deadline=deadline, tokens_per_second=self._rate.tokens_per_second
         )
 
-    def turn(self) -> list[Outcome]:
-        """Give streams what waits, when all that has come together was pushed. What has ended with that already."""
-        if not self._runs and self._is_brief():
+    def dispatch(self) -> list[BatchResult]:
+        """Give waiting rows to the streams, after all rows that arrived together were pushed. Results so far."""
+        if not self._batches and self._is_brief():
             while self._queue.rows:
-                run = _Run(self._take(least=0).rows)
-                if run.entries:
-                    values, started, ended = self._here(run.rows)
-                    self._ended(run, values, started, ended)
+                batch = _Batch(self._take(least=0).rows)
+                if batch.entries:
+                    values, started, ended = self._run_inline(batch.rows)
+                    self._finish(batch, values, started, ended)
         self._dispatch()
-        return self._handed_over()
+        return self._take_results()
 
-    def collect(self) -> list[Outcome]:
-        """What streams have ended. They have the next before that is looked at."""
-        ended = [(self._runs.pop(one.ticket), one) for one in self.streams.collect()]
-        for run, one in ended:
-            self._ran(run.rows, run.breadth, one.ended - one.started)
+    def collect(self) -> list[BatchResult]:
+        """Results of the batches that have ended. The streams get the next batches before these are processed."""
+        ended = [(self._batches.pop(one.ticket), one) for one in self.streams.collect()]
+        for batch, one in ended:
+            self._measure(batch.rows, batch.parallelism, one.ended - one.started)
         self._dispatch()
-        for run, one in ended:
-            self._ended(run, self._values(run.rows, one.result), one.started, one.ended)
-        return self._handed_over()
+        for batch, one in ended:
+            self._finish(batch, self._values(batch.rows, one.result), one.started, one.ended)
+        return self._take_results()
 
-    def run_here(self, row: Row) -> Outcome | None:
-        """Run a row in the caller's thread; None when anything else runs or waits, or when it would take too long.
+    def run_inline(self, row: Row) -> BatchResult | None:
+        """Run a row in the calling thread; None if anything else runs or waits, or if it would take too long.
 
-        Nobody else should want the caller's thread meanwhile. Its outcome names no row.
+        For callers whose thread has nothing else to do meanwhile. `rows` of the result is empty.
         """
-        is_idle = not self._runs and not self._queue.rows
-        if not is_idle or row.length > LONGEST_HERE_SECONDS * self._rate.tokens_per_second:
+        is_idle = not self._batches and not self._queue.rows
+        if not is_idle or row.length > MAX_INLINE_SECONDS * self._rate.tokens_per_second:
             return None
-        values, started, ended = self._here([row])
+        values, started, ended = self._run_inline([row])
         if isinstance(values, Exception):
             values = [_failure("the model failed on this input", values)]
-        return Outcome([], values, started, ended)
+        return BatchResult([], values, started, ended)
 
-    def discard(self, entries: Sequence[Waiting]) -> None:
-        """Forget rows that do not run yet. Those that run go on, and have an outcome."""
+    def discard(self, entries: Sequence[QueuedRow]) -> None:
+        """Drop rows that have not started. Rows that run continue, and have a result."""
         taken = {id(entry) for entry in entries if not self._queue.discard(entry)}
         if taken:
-            self._take_back(lambda entry: id(entry) in taken)
+            self._retract(lambda entry: id(entry) in taken)
 
-    def expire(self, now: float) -> tuple[list[Waiting], float]:
-        """Take out the rows whose deadline has passed; also the next deadline (infinite: none)."""
-        late = self._queue.expire(now) + self._take_back(lambda entry: entry.deadline < now)
-        ahead = [entry.deadline for run in self._runs.values() if run.may_wait for entry in run.entries]
+    def expire(self, now: float) -> tuple[list[QueuedRow], float]:
+        """Remove the rows whose deadline has passed; also the next deadline (infinite: none)."""
+        late = self._queue.expire(now) + self._retract(lambda entry: entry.deadline < now)
+        ahead = [entry.deadline for batch in self._batches.values() if batch.may_wait for entry in batch.entries]
         return late, min([self._queue.next_deadline(), *ahead])
 
-    def warmed(self, tokens: int, seconds: float) -> None:
-        """A run outside the queue tells how fast the engine is."""
-        self._rate.ran(tokens, seconds)
+    def add_measurement(self, tokens: int, seconds: float) -> None:
+        """Count a run outside the queue, such as a warm-up, towards the throughput."""
+        self._rate.add(tokens, seconds)
 
     def _is_brief(self) -> bool:
-        """Whether all that waits is run here."""
+        """True if all waiting rows are run in the calling thread."""
         tokens_per_second = self._rate.tokens_per_second if self._rate.is_measured else 0.0
         if self._one_core:
             return self._queue.tokens <= ONE_CORE_SECONDS * tokens_per_second
         return self._queue.rows == 1 and self._queue.tokens <= BRIEF_SECONDS * tokens_per_second
 
-    def _handed_over(self) -> list[Outcome]:
-        outcomes, self._outcomes = self._outcomes, []
-        return outcomes
+    def _take_results(self) -> list[BatchResult]:
+        results, self._results = self._results, []
+        return results
 
-    def _take(self, least: int) -> Taken:
-        """The next batch; what has expired before it has its outcome."""
+    def _take(self, least: int) -> TakenBatch:
+        """The next batch. Rows that expired before it get their results."""
         now = perf_counter()
-        taken = self._queue.take(workers=self._count, now=now, least=least, idle=not self._runs)
+        taken = self._queue.take(streams=self._stream_count, now=now, least=least, idle=not self._batches)
         if taken.expired:
-            self._outcomes.append(Outcome(taken.expired, [deadline_exceeded() for _ in taken.expired], now, now))
+            self._results.append(BatchResult(taken.expired, [deadline_exceeded() for _ in taken.expired], now, now))
         return taken
 
     def _dispatch(self) -> None:
-        while self._queue.rows and len(self._runs) < self._count + AHEAD:
-            taken = self._take(self._least_tokens)
+        while self._queue.rows and len(self._batches) < self._stream_count + PREPARED_BATCHES:
+            taken = self._take(self._min_shared_tokens)
             if taken.rows:
-                is_lone = not self._runs and not self._queue.rows
-                run = _Run(taken.rows)
-                run.breadth = Breadth.WIDE if taken.divided else self._breadth(run.rows, is_lone=is_lone)
-                self._submit(run)
+                is_alone = not self._batches and not self._queue.rows
+                batch = _Batch(taken.rows)
+                batch.parallelism = (
+                    Parallelism.WIDE if taken.divided else self._parallelism(batch.rows, is_alone=is_alone)
+                )
+                self._submit(batch)
 
-    def _submit(self, run: _Run) -> None:
+    def _submit(self, batch: _Batch) -> None:
         try:
-            ticket = self.streams.submit(stack(run.rows), run.breadth)
+            ticket = self.streams.submit(collate(batch.rows), batch.parallelism)
         except Exception as error:  # such as no memory for its arrays
             now = perf_counter()
-            self._fail(run, error, now, now)
+            self._fail(batch, error, now, now)
         else:
-            self._runs[ticket] = run
+            self._batches[ticket] = batch
 
-    def _fail(self, run: _Run, error: Exception, started: float, ended: float) -> None:
-        """What an engine throws must not reach strangers: the rows of a batch have another run each."""
-        if len(run.entries) == 1:
+    def _fail(self, batch: _Batch, error: Exception, started: float, ended: float) -> None:
+        """Run each row of a failed batch again separately, so that one request cannot fail another."""
+        if len(batch.entries) == 1:
             failure = _failure("the model failed on this input", error)
-            self._outcomes.append(Outcome(run.entries, [failure], started, ended))
+            self._results.append(BatchResult(batch.entries, [failure], started, ended))
             return
-        logger.warning("a batch of %d rows failed (%s): running each alone", len(run.entries), error)
-        for entry in run.entries:
-            self._submit(_Run([entry]))
+        logger.warning("a batch of %d rows failed (%s): running each row separately", len(batch.entries), error)
+        for entry in batch.entries:
+            self._submit(_Batch([entry]))
 
-    def _take_back(self, is_unwanted: Callable[[Waiting], bool]) -> list[Waiting]:
-        """Rows that are unwanted, out of batches that have not begun. Others of the same batch stay in one."""
-        found: list[Waiting] = []
-        for ticket, run in list(self._runs.items()):
-            gone = [entry for entry in run.entries if run.may_wait and is_unwanted(entry)]
+    def _retract(self, is_unwanted: Callable[[QueuedRow], bool]) -> list[QueuedRow]:
+        """Remove rows from batches that have not started. The other rows of such a batch are submitted again."""
+        found: list[QueuedRow] = []
+        for ticket, batch in list(self._batches.items()):
+            gone = [entry for entry in batch.entries if batch.may_wait and is_unwanted(entry)]
             if not gone:
                 continue
             if not self.streams.retract(ticket):
-                run.may_wait = False
+                batch.may_wait = False
                 continue
-            del self._runs[ticket]
+            del self._batches[ticket]
             found += gone
-            if kept := [entry for entry in run.entries if entry not in gone]:
-                self._submit(_Run(kept))
+            if kept := [entry for entry in batch.entries if entry not in gone]:
+                self._submit(_Batch(kept))
         return found
 
     @property
-    def _least_tokens(self) -> int:
-        expected = self._rate.tokens_per_second / self._count * LEAST_SHARED_SECONDS
-        return max(1, min(LEAST_SHARED_TOKENS, int(expected)))
+    def _min_shared_tokens(self) -> int:
+        expected = self._rate.tokens_per_second / self._stream_count * MIN_SHARED_SECONDS
+        return max(1, min(MIN_SHARED_TOKENS, int(expected)))
 
-    def _breadth(self, rows: Sequence[Row], *, is_lone: bool, is_only_caller: bool = False) -> Breadth:
-        """`is_lone`: nothing else runs or waits; `is_only_caller`: nor is there another, who might come meanwhile."""
+    def _parallelism(self, rows: Sequence[Row], *, is_alone: bool, is_only_caller: bool = False) -> Parallelism:
+        """`is_alone`: nothing else runs or waits; `is_only_caller`: and no other request can arrive meanwhile."""
         if len(rows) > 1:
-            return Breadth.NARROW
+            return Parallelism.NARROW
         tokens = rows[0].length
-        is_own_side = self._company.side(tokens) is self._company
-        plan = self._plan if is_own_side or self._short_plan is None else self._short_plan
+        is_own_policy = self._policy.for_tokens(tokens) is self._policy
+        plan = self._plan if is_own_policy or self._short_plan is None else self._short_plan
         if not plan.is_wide(tokens, alone=is_only_caller):
-            return Breadth.NARROW
-        if is_lone:
-            return Breadth.WIDE
-        # Beside a graph of short rows the engine might not know of runs on the other one.
-        return Breadth.WIDENING if self._short_plan is None else Breadth.NARROW
+            return Parallelism.NARROW
+        if is_alone:
+            return Parallelism.WIDE
+        # With a second graph for short rows, the engine does not see the runs on the other graph.
+        return Parallelism.WIDENING if self._short_plan is None else Parallelism.NARROW
 
-    def _here(self, rows: list[Row]) -> tuple[list[Any] | Exception, float, float]:
-        breadth = self._breadth(rows, is_lone=True, is_only_caller=True)
+    def _run_inline(self, rows: list[Row]) -> tuple[list[Any] | Exception, float, float]:
+        parallelism = self._parallelism(rows, is_alone=True, is_only_caller=True)
         result: list[Outputs] | Exception
         started = perf_counter()
         try:
-            result = self._run_here(rows, breadth)
-        except Exception as error:  # it fails its rows, and nothing else
+            result = self._run_rows_inline(rows, parallelism)
+        except Exception as error:  # fails these rows only
             result = error
         ended = perf_counter()
-        self._ran(rows, breadth, ended - started)
+        self._measure(rows, parallelism, ended - started)
         return result if isinstance(result, Exception) else self._all_reduced(rows, result), started, ended
 
-    def _run_here(self, rows: list[Row], breadth: Breadth) -> list[Outputs]:
+    def _run_rows_inline(self, rows: list[Row], parallelism: Parallelism) -> list[Outputs]:
         if self._run_row is not None and len(rows) == 1:
-            outputs = self._run_row(rows[0], breadth)
+            outputs = self._run_row(rows[0], parallelism)
             if outputs is not None:
                 return [outputs]
-        return run_rows(run_of(self._engine, breadth), self._io, rows)
+        return run_rows(run_of(self._engine, parallelism), self._io, rows)
 
-    def _ended(self, run: _Run, values: list[Any] | Exception, started: float, ended: float) -> None:
+    def _finish(self, batch: _Batch, values: list[Any] | Exception, started: float, ended: float) -> None:
         if isinstance(values, Exception):
-            self._fail(run, values, started, ended)
+            self._fail(batch, values, started, ended)
         else:
-            self._outcomes.append(Outcome(run.entries, values, started, ended))
+            self._results.append(BatchResult(batch.entries, values, started, ended))
 
-    def _ran(self, rows: Sequence[Row], breadth: Breadth, seconds: float) -> None:
+    def _measure(self, rows: Sequence[Row], parallelism: Parallelism, seconds: float) -> None:
         if len(rows) == 1:
             longest, tokens = rows[0], rows[0].length
         else:
             longest, tokens = max(rows, key=_length), sum(map(_length, rows))
-        # A wide run has all the cores, as long as it lasts.
-        self._rate.ran(tokens, seconds * (self._count if breadth is Breadth.WIDE else 1))
-        self._observer.batch(len(rows), tokens, self._company.side(longest.length).length(longest) * len(rows))
+        # A wide run uses all streams.
+        self._rate.add(tokens, seconds * (self._stream_count if parallelism is Parallelism.WIDE else 1))
+        self._observer.batch(len(rows), tokens, self._policy.for_tokens(longest.length).length(longest) * len(rows))
 
     def _values(self, rows: Sequence[Row], result: Outputs | Exception) -> list[Any] | Exception:
         if isinstance(result, Exception):
             return result
         try:
-            parts = unstack(result, rows, self._io)
-        except Exception as error:  # whatever is wrong with it
+            parts = split(result, rows, self._io)
+        except Exception as error:  # such as unexpected shapes
             return error
         return self._all_reduced(rows, parts)
 
@@ -320,20 +349,12 @@ class Batcher:
     def _reduced(self, row: Row, outputs: Outputs) -> Any:
         try:
             return self._reduce(row, outputs)
-        except Exception as error:  # it fails its row, and nothing else
+        except Exception as error:  # fails this row only
             return _failure("the model's output cannot be used", error)
 
 
 def _length(row: Row) -> int:
     return row.length
-
-
-def deadline_exceeded() -> DeadlineExceeded:
-    """For a row that was not run in time."""
-    return DeadlineExceeded(
-        "the request waited longer than its deadline and was not run",
-        remedy="Try again later, allow more time, or add replicas",
-    )
 
 
 def _failure(what: str, error: Exception) -> RequestError:

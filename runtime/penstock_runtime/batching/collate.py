@@ -1,4 +1,4 @@
-"""Rows into one rectangle of tokens, and the engine's outputs back into rows. Pure."""
+"""Collates rows into a padded batch, and splits the outputs of a batch into those of its rows. Pure."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from penstock.manifest import Axes, GraphIO
 from penstock_runtime.errors import InferenceFailed
 from penstock_runtime.rows import POOLED, Batch, Float, Int, Masked, Outputs, Row
 
-# Making arrays of ones and zeros costs more than all else of a short row's way through here.
+# Shared, since making arrays of ones and zeros costs more than the rest of collating a short row.
 _LONGEST_SHARED = 4096
 _ONES = np.ones((1, _LONGEST_SHARED), dtype=np.int64)
 _ZEROS = np.zeros((1, _LONGEST_SHARED), dtype=np.int64)
@@ -18,10 +18,10 @@ for _shared in (_ONES, _ZEROS):
     _shared.setflags(write=False)
 
 
-def stack(rows: Sequence[Row]) -> Batch:
-    """Rows side by side, the shorter ones padded on the right with zeros (masked, so the number does not matter).
+def collate(rows: Sequence[Row]) -> Batch:
+    """A batch of rows, the shorter ones padded on the right with zeros (masked, so the value does not matter).
 
-    Mask and types may be views of shared memory: to be read only.
+    Mask and types may be views of shared read-only memory.
     """
     if len(rows) == 1:
         row = rows[0]
@@ -42,10 +42,10 @@ def stack(rows: Sequence[Row]) -> Batch:
     return Batch(ids, mask, types, pooling=None if others else pooling)
 
 
-def unstack(outputs: Outputs, rows: Sequence[Row], io: GraphIO) -> list[Outputs]:
-    """Each row's own part of every output, without padding: views of the batch's arrays. `POOLED` where there is that.
+def split(outputs: Outputs, rows: Sequence[Row], io: GraphIO) -> list[Outputs]:
+    """Each row's part of every output, without padding: views of the batch's arrays. Only `POOLED` if that is present.
 
-    InferenceFailed when the shapes are not what `io` promises.
+    InferenceFailed if the shapes are not those of `io`.
     """
     if POOLED in outputs:
         vectors = outputs[POOLED]
@@ -58,8 +58,8 @@ def unstack(outputs: Outputs, rows: Sequence[Row], io: GraphIO) -> list[Outputs]
 
 
 def run_rows(run: Callable[[Batch], Outputs], io: GraphIO, rows: Sequence[Row]) -> list[Outputs]:
-    """One run of an engine over `rows`, padded to the longest; each row's own outputs. `run`: such as `Engine.run`."""
-    return unstack(run(stack(rows)), rows, io)
+    """Run `rows` as one batch, padded to the longest; each row's outputs. `run`: such as `Engine.run`."""
+    return split(run(collate(rows)), rows, io)
 
 
 def _part(shared: Int, width: int) -> Int:

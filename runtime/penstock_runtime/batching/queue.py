@@ -1,21 +1,21 @@
-"""The rows that wait for a core, and which of them to run next. A data structure: no threads, no clock, no IO.
+"""The queue of rows that wait for a stream, and the choice of the rows that run next. Pure: no threads, no clock.
 
-Order. Every row has a rank, in seconds on the clock of arrivals: the first row of a request ranks at its arrival, each
-further row of the same request a little later, as long as it would take to serve the rows before it at a share of the
-measured rate (`PACE`). The lowest rank runs next. So a client's batch of a thousand rows does not shut single requests
-out, and because arrivals only ever rank later, nothing waits for ever.
+Order. Every row has a rank, in seconds on the clock of arrivals. The first row of a request has its arrival time as its
+rank; each further row of the request has a later one, by the time it would take to process the rows before it at a
+share of the measured throughput (`RANK_SLOWDOWN`). The lowest rank runs next. So a request of a thousand rows does not
+block single requests, and because later arrivals always have later ranks, every row is run eventually.
 
-Company. The row whose turn it is is joined by others that the plan allows: of the same length, or near enough to stay
-within the padding limit, nearest first. (Where the engine pads to a grid by itself, rows with the same point on the
-grid are of the same length. Rows that run on another graph because they are short are nobody's company but their own.)
-A batch takes at most its worker's fair share of the tokens that wait, or of those of the request whose turn it is: the
-other workers will be free soon, and a core that idles beside a full one loses more than a larger batch gains. (Without
-the second, a request's rows would be halved and halved again by workers that come for them one after the other.) What
-is done in a moment is not shared at all. Nor are a few long rows, if nothing else runs or waits and the engine divides
-a batch among the cores: of as many as half the workers each would have one core, and others idle beside it.
+Batches. The row with the lowest rank is joined by other rows that the plan allows: of the same length, or of similar
+length within the padding limit, nearest first. (Where the engine pads lengths to a grid, rows with the same padded
+length count as equally long. Rows that run on a separate graph because they are short are batched only with each
+other.) A batch takes at most its stream's fair share of all waiting tokens, or of the tokens of the first row's
+request: the other streams will be free soon, and an idle core costs more than a larger batch gains. (Without the second
+share, streams that ask one after the other would split a request's rows into ever smaller batches.) Very small amounts
+of work are not shared at all. Nor are a few long rows, if nothing else runs or waits and the engine divides a batch
+among the cores: with at most half as many rows as streams, the other cores would be idle.
 
-There is no timer that waits for company: a batch is whatever waits when a worker gets free. An idle server answers at
-once, and a loaded one finds company in its queue.
+No timer delays a batch: it consists of the rows that wait when a stream becomes free. An idle server answers at once,
+and a loaded one finds rows to batch in its queue.
 """
 
 from __future__ import annotations
@@ -29,17 +29,23 @@ from typing import Any, NamedTuple
 from penstock.recipe import Batching, Plan
 from penstock_runtime.engines.base import EngineFacts
 from penstock_runtime.engines.grid import ShapeGrid
+from penstock_runtime.errors import DeadlineExceeded, InvalidInput, Overloaded
 from penstock_runtime.rows import Row
 
-PACE = 2.0
-"""A large request is ranked as if it were served at 1/PACE of the measured rate: the rest is for others."""
+RANK_SLOWDOWN = 2.0
+"""A large request is ranked as if it had 1/RANK_SLOWDOWN of the measured throughput: the rest is for others."""
 
-_DUST = 64
-"""Cancelled rows stay in the heaps until their turn, or until there are this many more of them than rows that wait."""
+DEFAULT_TOKENS_PER_SECOND = 2000.0
+"""Tokens a second and stream, before anything is measured: a small encoder on one core without VNNI."""
+_MEMORY_SECONDS = 5.0
+"""Half-life of a measurement, in seconds of running."""
+
+_MAX_REMOVED = 64
+"""Removed rows stay in the heaps until their turn, or until there are this many more of them than waiting rows."""
 
 
 @dataclass(slots=True, eq=False)
-class Waiting:
+class QueuedRow:
     """One row in the queue."""
 
     row: Row
@@ -47,51 +53,51 @@ class Waiting:
     deadline: float
     """Dropped instead of run after this, seconds on the clock of arrivals; infinite: never."""
     owner: Any
-    """Whose it is; nothing here looks at it."""
+    """The caller's own object for the request; not used here."""
     index: int
-    """Which row of its owner's."""
-    together: int
-    """Tokens of all the rows that came with it, its own among them."""
-    gone: bool = False
+    """Position in the request."""
+    request_tokens: int
+    """Tokens of all rows of the request."""
+    removed: bool = False
     """Taken or discarded."""
 
 
-Place = tuple[bool, int]
-"""Where a row waits: whether it runs on the graph of the short rows, and the tokens that it takes when alone."""
+Bucket = tuple[bool, int]
+"""Rows of one bucket run on the same graph and have the same padded length: (on the graph of short rows, tokens)."""
 
 
-class Taken(NamedTuple):
-    """What a worker takes out of the queue."""
+class TakenBatch(NamedTuple):
+    """What a stream takes from the queue."""
 
-    rows: list[Waiting]
+    rows: list[QueuedRow]
     """One batch; empty when nothing waits."""
-    expired: list[Waiting]
-    """Rows whose deadline passed before their turn: not to be run."""
+    expired: list[QueuedRow]
+    """Rows whose deadline passed before they were taken: not to be run."""
     divided: bool = False
-    """The batch is meant for all the cores at once."""
+    """The batch is to be run by all cores together."""
 
 
 @dataclass(frozen=True, slots=True)
-class Company:
-    """Who may share a run."""
+class BatchPolicy:
+    """Which rows may share a batch."""
 
     batching: Batching
     max_rows: int
     max_tokens: int
-    """Padded tokens of one batch; a single longer row still runs, alone."""
+    """Padded tokens of one batch. A single longer row runs alone."""
     max_padding_share: float
     grid: ShapeGrid | None = None
-    """Of the engine, if it has one: lengths count as what they are padded to anyway."""
+    """The engine's padding grid, if it has one."""
     divided_from_tokens: int | None = None
-    """Rows at least this long are worth dividing among the cores together; None: none are, or the engine cannot."""
-    short: Company | None = None
-    """Of the rows that run on a graph of their own: they never join the others."""
+    """Batches of rows at least this long are divided among all cores; None: never."""
+    short: BatchPolicy | None = None
+    """Policy of the short rows that run on a separate graph; they are never batched with others."""
     short_tokens: int = 0
-    """The longest of those."""
+    """Length of the longest of them."""
 
     @classmethod
-    def of(cls, plan: Plan, facts: EngineFacts | None = None) -> Company:
-        """As the plan and the engine say."""
+    def of(cls, plan: Plan, facts: EngineFacts | None = None) -> BatchPolicy:
+        """The policy of a plan and an engine."""
         own = _as_planned(plan, facts)
         short_plan = plan.of_short_rows
         if plan.short is None or short_plan is None:
@@ -100,33 +106,33 @@ class Company:
         short = _as_planned(short_plan, short_facts)
         return replace(own, short=short, short_tokens=plan.short.longest_tokens)
 
-    def side(self, tokens: int) -> Company:
-        """The company of rows of this length: decided by their own length alone."""
+    def for_tokens(self, tokens: int) -> BatchPolicy:
+        """The policy of rows of this length: that of short rows or this one."""
         return self.short if self.short is not None and tokens <= self.short_tokens else self
 
-    def place(self, row: Row) -> Place:
-        """Where the row waits. Two places are never the same across the sides."""
-        side = self.side(row.length)
-        return side is not self, side.length(row)
+    def bucket(self, row: Row) -> Bucket:
+        """The row's bucket."""
+        policy = self.for_tokens(row.length)
+        return policy is not self, policy.length(row)
 
     def length(self, row: Row) -> int:
-        """Tokens that a row of this side takes when it runs alone."""
+        """Tokens of the row after padding by the engine, when it runs alone."""
         return row.length if self.grid is None else self.grid.length(row.length)
 
-    def divides(self, row: Row, rows: int, workers: int) -> bool:
-        """Whether so many rows, about as long as this one, are for all the cores together while nothing else runs."""
-        side = self.side(row.length)
-        least = side.divided_from_tokens
-        fitting = rows <= side.max_rows and rows * row.length <= side.max_tokens
-        return least is not None and row.length >= least and 1 < rows <= workers // 2 and fitting
+    def divides(self, row: Row, rows: int, streams: int) -> bool:
+        """True if a batch of `rows` rows like this one is to be divided among all cores while nothing else runs."""
+        policy = self.for_tokens(row.length)
+        least = policy.divided_from_tokens
+        fitting = rows <= policy.max_rows and rows * row.length <= policy.max_tokens
+        return least is not None and row.length >= least and 1 < rows <= streams // 2 and fitting
 
     def rows(self, count: int) -> int:
-        """How many of `count` rows that could run together do."""
+        """How many of `count` rows that may be batched are, given the engine's grid."""
         return count if self.grid is None else self.grid.rows(count)
 
 
-def _as_planned(plan: Plan, facts: EngineFacts | None) -> Company:
-    return Company(
+def _as_planned(plan: Plan, facts: EngineFacts | None) -> BatchPolicy:
+    return BatchPolicy(
         plan.batching,
         plan.max_batch_rows,
         plan.max_batch_tokens,
@@ -136,177 +142,259 @@ def _as_planned(plan: Plan, facts: EngineFacts | None) -> Company:
     )
 
 
-_Entry = tuple[float, int, Waiting]
+_HeapEntry = tuple[float, int, QueuedRow]
 
 
 @dataclass(slots=True)
-class WaitingRows:
+class RowQueue:
     """The queue."""
 
-    company: Company
+    policy: BatchPolicy
     rows: int = 0
-    """How many wait."""
+    """Number of waiting rows."""
     tokens: int = 0
-    """Of all that wait."""
+    """Tokens of the waiting rows."""
     _serial: int = 0
-    _gone: int = 0
-    """Entries in `_all` that are."""
-    _all: list[_Entry] = field(default_factory=list)
-    _by_place: dict[Place, list[_Entry]] = field(default_factory=dict)
+    _removed_count: int = 0
+    """Removed entries that are still in `_all`."""
+    _all: list[_HeapEntry] = field(default_factory=list)
+    _by_bucket: dict[Bucket, list[_HeapEntry]] = field(default_factory=dict)
 
     def push(
         self, rows: Sequence[Row], owner: Any, *, arrived: float, deadline: float, tokens_per_second: float
-    ) -> list[Waiting]:
-        """Let a request's rows wait; the entries come back in the order of `rows`."""
+    ) -> list[QueuedRow]:
+        """Add a request's rows; the entries are in the order of `rows`."""
         entries = []
-        together = sum(row.length for row in rows)
+        request_tokens = sum(row.length for row in rows)
         before = 0
         for index, row in enumerate(rows):
-            rank = arrived + PACE * before / tokens_per_second
-            entry = Waiting(row, rank, deadline, owner, index, together)
+            rank = arrived + RANK_SLOWDOWN * before / tokens_per_second
+            entry = QueuedRow(row, rank, deadline, owner, index, request_tokens)
             self._serial += 1
             key = (rank, self._serial, entry)
             heappush(self._all, key)
-            heappush(self._by_place.setdefault(self.company.place(row), []), key)
+            heappush(self._by_bucket.setdefault(self.policy.bucket(row), []), key)
             before += row.length
             entries.append(entry)
         self.rows += len(entries)
-        self.tokens += together
+        self.tokens += request_tokens
         return entries
 
-    def discard(self, entry: Waiting) -> bool:
-        """Its client is gone: it will not be taken. False when it has been taken (or discarded) already."""
-        if entry.gone:
+    def discard(self, entry: QueuedRow) -> bool:
+        """Remove a row before it is taken. False if it was taken or discarded already."""
+        if entry.removed:
             return False
-        self._leave(entry)
-        self._left_standing()
+        self._remove(entry)
+        self._count_removed()
         return True
 
-    def expire(self, now: float) -> list[Waiting]:
+    def expire(self, now: float) -> list[QueuedRow]:
         """Discard all rows whose deadline has passed, and return them."""
-        late = [entry for _, _, entry in self._all if not entry.gone and entry.deadline < now]
+        late = [entry for _, _, entry in self._all if not entry.removed and entry.deadline < now]
         for entry in late:
             self.discard(entry)
         return late
 
     def next_deadline(self) -> float:
-        """The earliest deadline of all that wait; infinite when there is none."""
-        return min((entry.deadline for _, _, entry in self._all if not entry.gone), default=math.inf)
+        """The earliest deadline of the waiting rows; infinite if there is none."""
+        return min((entry.deadline for _, _, entry in self._all if not entry.removed), default=math.inf)
 
-    def take(self, *, workers: int, now: float, least: int = 0, idle: bool = False) -> Taken:
-        """The next batch for one of `workers` workers. `least`: tokens that are not worth sharing. `idle`: none of the
-        others runs anything."""
-        expired: list[Waiting] = []
+    def take(self, *, streams: int, now: float, least: int = 0, idle: bool = False) -> TakenBatch:
+        """The next batch for one of `streams` streams. `least`: a number of tokens that is not shared. `idle`: no other
+        stream is busy."""
+        expired: list[QueuedRow] = []
         first = self._first(expired, now)
         if first is None:
-            return Taken([], expired)
-        share = max(least, -(-max(self.tokens + first.row.length, first.together) // workers))
-        company = self.company.side(first.row.length)
-        if company.batching is Batching.SINGLE or company.max_rows == 1:
-            return Taken([first], expired)
-        divided = idle and self.company.divides(first.row, 1 + self.rows, workers)
+            return TakenBatch([], expired)
+        share = max(least, -(-max(self.tokens + first.row.length, first.request_tokens) // streams))
+        policy = self.policy.for_tokens(first.row.length)
+        if policy.batching is Batching.SINGLE or policy.max_rows == 1:
+            return TakenBatch([first], expired)
+        divided = idle and self.policy.divides(first.row, 1 + self.rows, streams)
         joining = self._joining(first, self.tokens + first.row.length if divided else share, now)
-        if divided and company.rows(1 + len(joining)) <= self.rows:  # the others would run meanwhile
+        if divided and policy.rows(1 + len(joining)) <= self.rows:  # other streams would run the rest meanwhile
             divided = False
-            self._put_back(joining)
+            self._return_to_buckets(joining)
             joining = self._joining(first, share, now)
-        keep = company.rows(1 + len(joining)) - 1
-        self._put_back(joining[keep:])
+        keep = policy.rows(1 + len(joining)) - 1
+        self._return_to_buckets(joining[keep:])
         batch = [first]
         for _, _, entry in joining[:keep]:
-            self._leave(entry)
+            self._remove(entry)
             batch.append(entry)
-            self._left_standing()
-        return Taken(batch, expired, divided)
+            self._count_removed()
+        return TakenBatch(batch, expired, divided)
 
-    def _put_back(self, keys: list[_Entry]) -> None:
+    def _return_to_buckets(self, keys: list[_HeapEntry]) -> None:
         for key in keys:
-            heappush(self._by_place.setdefault(self.company.place(key[2].row), []), key)
+            heappush(self._by_bucket.setdefault(self.policy.bucket(key[2].row), []), key)
 
-    def _first(self, expired: list[Waiting], now: float) -> Waiting | None:
+    def _first(self, expired: list[QueuedRow], now: float) -> QueuedRow | None:
         while self._all:
             entry = heappop(self._all)[2]
-            if entry.gone:
-                self._gone -= 1
+            if entry.removed:
+                self._removed_count -= 1
                 continue
-            self._leave(entry)
-            # The lowest rank of all is the lowest of its length: only gone entries can stand before it there.
-            self._clear_top(self.company.place(entry.row))
+            self._remove(entry)
+            # The lowest rank of all is the lowest of its bucket: only removed entries can be before it there.
+            self._first_waiting(self.policy.bucket(entry.row))
             if entry.deadline >= now:
                 return entry
             expired.append(entry)
-        self._by_place.clear()
+        self._by_bucket.clear()
         return None
 
-    def _joining(self, first: Waiting, share: int, now: float) -> list[_Entry]:
-        """Rows near in length to the first one, oldest first within a length; out of the heaps by length."""
-        company = self.company.side(first.row.length)
-        short = company is not self.company
-        longest = real = company.length(first.row)
+    def _joining(self, first: QueuedRow, share: int, now: float) -> list[_HeapEntry]:
+        """Take rows of similar length as the first one out of the buckets, oldest first within a length."""
+        policy = self.policy.for_tokens(first.row.length)
+        short = policy is not self.policy
+        longest = real = policy.length(first.row)
         tokens = first.row.length
-        found: list[_Entry] = []
-        for length in _nearest(longest, company):
-            place = (short, length)
-            while (key := self._clear_top(place)) is not None:
+        found: list[_HeapEntry] = []
+        for length in _nearest(longest, policy):
+            bucket = (short, length)
+            while (key := self._first_waiting(bucket)) is not None:
                 count = len(found) + 2
                 padded = max(longest, length) * count
-                # One whose deadline has passed is told so at its own turn.
+                # An expired row is removed when it becomes the first one.
                 if (
-                    count > company.max_rows
-                    or padded > company.max_tokens
+                    count > policy.max_rows
+                    or padded > policy.max_tokens
                     or tokens + key[2].row.length > share
-                    or padded - real - length > company.max_padding_share * padded
+                    or padded - real - length > policy.max_padding_share * padded
                     or key[2].deadline < now
                 ):
                     break
-                found.append(heappop(self._by_place[place]))
+                found.append(heappop(self._by_bucket[bucket]))
                 longest, real = max(longest, length), real + length
                 tokens += key[2].row.length
         return found
 
-    def _clear_top(self, place: Place) -> _Entry | None:
-        """The lowest rank that waits there; gone entries above it are thrown away."""
-        heap = self._by_place.get(place)
+    def _first_waiting(self, bucket: Bucket) -> _HeapEntry | None:
+        """The lowest rank of the bucket, after dropping removed entries."""
+        heap = self._by_bucket.get(bucket)
         if heap is None:
             return None
         while heap:
-            if not heap[0][2].gone:
+            if not heap[0][2].removed:
                 return heap[0]
             heappop(heap)
-        del self._by_place[place]
+        del self._by_bucket[bucket]
         return None
 
-    def _left_standing(self) -> None:
-        """An entry is gone and still stands in the heap of all."""
-        self._gone += 1
-        if self._gone > self.rows + _DUST:
+    def _count_removed(self) -> None:
+        """Count an entry that was removed but is still in the heap of all rows."""
+        self._removed_count += 1
+        if self._removed_count > self.rows + _MAX_REMOVED:
             self._sweep()
 
-    def _leave(self, entry: Waiting) -> None:
-        entry.gone = True
+    def _remove(self, entry: QueuedRow) -> None:
+        entry.removed = True
         self.rows -= 1
         self.tokens -= entry.row.length
 
     def _sweep(self) -> None:
-        self._all = [key for key in self._all if not key[2].gone]
+        self._all = [key for key in self._all if not key[2].removed]
         heapify(self._all)
-        self._by_place = {}
+        self._by_bucket = {}
         for key in self._all:
-            self._by_place.setdefault(self.company.place(key[2].row), []).append(key)
-        for heap in self._by_place.values():
+            self._by_bucket.setdefault(self.policy.bucket(key[2].row), []).append(key)
+        for heap in self._by_bucket.values():
             heapify(heap)
-        self._gone = 0
+        self._removed_count = 0
 
 
-def _nearest(length: int, company: Company) -> Iterator[int]:
-    """Lengths that may join a row of `length`, the nearest first: none so far off that the two alone pad too much."""
+def _nearest(length: int, policy: BatchPolicy) -> Iterator[int]:
+    """Lengths that may join a row of `length`, the nearest first: two such rows are within the padding limit."""
     yield length
-    if company.batching is not Batching.PADDED:
+    if policy.batching is not Batching.PADDED:
         return
     # Of two rows, the shorter one's padding is a share of twice the longer one.
-    share = min(2 * company.max_padding_share, 0.999)
-    furthest = min(int(length * share / (1 - share)), company.max_tokens)
+    share = min(2 * policy.max_padding_share, 0.999)
+    furthest = min(int(length * share / (1 - share)), policy.max_tokens)
     for distance in range(1, furthest + 1):
         if distance <= length * share and distance < length:
             yield length - distance
         yield length + distance
+
+
+@dataclass(slots=True)
+class Throughput:
+    """Throughput of all streams together while they are busy, tokens a second, measured from the batches."""
+
+    streams: int
+    _tokens: float = 0.0
+    _seconds: float = 0.0
+
+    def add(self, tokens: int, seconds: float) -> None:
+        """Count a batch of `tokens` real tokens that one stream has run in `seconds`."""
+        decay = 0.5 ** (seconds / _MEMORY_SECONDS)
+        self._tokens = self._tokens * decay + tokens
+        self._seconds = self._seconds * decay + seconds
+
+    @property
+    def is_measured(self) -> bool:
+        """False before the first batch."""
+        return self._seconds > 0 and self._tokens > 0
+
+    @property
+    def tokens_per_second(self) -> float:
+        """The throughput; a default before the first batch."""
+        if not self.is_measured:
+            return DEFAULT_TOKENS_PER_SECOND * self.streams
+        return self.streams * self._tokens / self._seconds
+
+    def retry_after_seconds(self, waiting_tokens: int) -> int:
+        """Until the waiting tokens will have been processed: whole seconds from 1 to 60."""
+        return max(1, min(60, math.ceil(waiting_tokens / self.tokens_per_second)))
+
+
+@dataclass(frozen=True, slots=True)
+class QueueBounds:
+    """Rows and tokens of all requests that may wait. Running rows are not counted."""
+
+    rows: int
+    tokens: int
+
+    def check(self, rows: int, tokens: int, waiting_rows: int, waiting_tokens: int, rate: Throughput) -> None:
+        """Check that a request of `rows` and `tokens` fits.
+
+        Overloaded if it does not fit now. InvalidInput if it would not fit into an empty queue: if such a request were
+        accepted whenever the queue is empty, it would be answered or refused by chance, and never under steady load.
+        """
+        if rows > self.rows:
+            raise self._too_large(rows, self.rows, "sequences")
+        if tokens > self.tokens and rows > 1:
+            raise self._too_large(tokens, self.tokens, "tokens")
+        # A single row with more tokens than the bound is accepted if no row waits.
+        over_tokens = waiting_tokens + tokens > self.tokens and (tokens <= self.tokens or waiting_rows > 0)
+        if waiting_rows + rows > self.rows or over_tokens:
+            raise Overloaded(
+                f"{waiting_rows} sequences of {waiting_tokens} tokens wait already, and at most {self.rows} of "
+                f"{self.tokens} may",
+                retry_after_seconds=rate.retry_after_seconds(waiting_tokens),
+            )
+
+    @staticmethod
+    def _too_large(found: int, limit: int, what: str) -> InvalidInput:
+        return InvalidInput(
+            f"this request has {found} {what}, and at most {limit} may wait at once",
+            field="inputs",
+            remedy="Split it into smaller requests, sent one after the other or a few at a time",
+        )
+
+
+def deadline_exceeded() -> DeadlineExceeded:
+    """The error of a row that was not run in time."""
+    return DeadlineExceeded(
+        "the request waited longer than its deadline and was not run",
+        remedy="Try again later, allow more time, or add replicas",
+    )
+
+
+def partly_run() -> DeadlineExceeded:
+    """The error of a request of which some rows were run in time."""
+    return DeadlineExceeded(
+        "not all of the request had started to run by its deadline",
+        remedy="Send fewer texts in one request, or allow more time",
+    )

@@ -1,4 +1,4 @@
-"""What an engine is. Knows nothing of tasks, HTTP or queues."""
+"""The interface of engines: loaded graphs, and streams that run batches. Independent of tasks, HTTP and queues."""
 
 from __future__ import annotations
 
@@ -6,18 +6,15 @@ import asyncio
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from enum import Enum
-from pathlib import Path
 from typing import NamedTuple, Protocol, runtime_checkable
 
-from penstock.manifest import GraphIO
-from penstock.recipe import Recipe
 from penstock_runtime.engines.grid import ShapeGrid
 from penstock_runtime.rows import Batch, Outputs, Row
 
 
 @dataclass(frozen=True)
 class Threads:
-    """How many runs may be under way at once, and how many threads each has. Set explicitly in every engine."""
+    """Concurrent runs, and the threads of each. Set explicitly in every engine."""
 
     streams: int
     per_stream: int
@@ -25,7 +22,7 @@ class Threads:
 
 @dataclass(frozen=True)
 class EngineFacts:
-    """What the engine really does, read back from it where it tells."""
+    """Properties of a loaded engine, read back from the library where it reports them."""
 
     engine: str
     version: str
@@ -33,34 +30,34 @@ class EngineFacts:
     precision: str
     """The arithmetic in use, such as `f32`, `bf16`, `i8`."""
     fused_nodes: dict[str, int] = field(default_factory=dict)
-    """Counts by operator type of fused nodes in the optimised graph; empty where the engine does not tell."""
+    """Fused nodes in the optimised graph by operator type; empty if the engine does not report them."""
     divides_batches: bool = False
-    """`run_wide` gives each core its part of a batch of any shape, of which it need not have seen one before."""
+    """`run_wide` divides a batch of any shape among the cores, also of a shape that it has not run before."""
     weight_copies: int = 1
-    """How many times the weights are in memory: 2 where `run_wide` needs a compiled model of its own."""
+    """Copies of the weights in memory: 2 if `run_wide` needs a separate compiled model."""
     grid: ShapeGrid | None = None
-    """The lengths that `run` pads its batches to by itself; None: none. Rows that are padded to the same length keep
-    each other company for nothing."""
+    """The lengths that the engine itself pads batches to; None: none. Batching rows with the same padded length costs
+    nothing."""
     short: EngineFacts | None = None
-    """Of the engine that runs the short rows, where there is one beside this (`engines.routed`)."""
+    """Properties of the separate engine for short rows, if there is one (`engines.routed`)."""
 
 
-class Breadth(Enum):
-    """Which threads a batch has."""
+class Parallelism(Enum):
+    """Which threads run a batch."""
 
     NARROW = "narrow"
-    """`Engine.run`: those of one stream."""
+    """`Engine.run`: the threads of one stream."""
     WIDE = "wide"
-    """`Engine.run_wide`: all of them."""
+    """`Engine.run_wide`: all threads."""
     WIDENING = "widening"
-    """`Engine.run_widening`: all of them once nothing else runs."""
+    """`Engine.run_widening`: all threads as soon as nothing else runs."""
 
 
 class Ended(NamedTuple):
     """A batch that a stream has run."""
 
     ticket: int
-    """What `Streams.submit` gave for it."""
+    """As returned by `Streams.submit`."""
     result: Outputs | Exception
     """As `Engine.run` returns or raises it."""
     started: float
@@ -69,34 +66,34 @@ class Ended(NamedTuple):
 
 
 class Streams(Protocol):
-    """Threads that run batches, each one after the other; first come, first served. Used from one thread."""
+    """Threads that run batches in the order of `submit`. Used from one thread."""
 
     def attend(self, loop: asyncio.AbstractEventLoop, ended: Callable[[], object]) -> None:
-        """From now on `ended` is called in the loop when batches have ended that were not collected. Called once, in
-        the loop's thread and before the first `submit`."""
+        """Call `ended` in the loop whenever batches have ended that were not collected. To be called once, in the
+        loop's thread and before the first `submit`."""
         ...
 
     def leave(self) -> None:
-        """No more calls of `ended`. In the loop's thread, whether anybody attended or not."""
+        """Stop calling `ended`. To be called in the loop's thread, also without `attend`."""
         ...
 
-    def submit(self, batch: Batch, breadth: Breadth) -> int:
-        """Let the next free stream run a batch; a ticket, by which it is known from now on.
+    def submit(self, batch: Batch, parallelism: Parallelism) -> int:
+        """Queue a batch for the next free stream; returns its ticket.
 
-        Raises what an engine does with a batch that cannot even be begun.
+        Raises what the engine raises for a batch that cannot be started.
         """
         ...
 
     def retract(self, ticket: int) -> bool:
-        """Take back a batch that has not begun: it never will. False when it has."""
+        """Withdraw a batch that has not started. False if it has."""
         ...
 
     def collect(self) -> list[Ended]:
-        """Those that have ended since, in that order."""
+        """The batches that have ended since the last call, in that order."""
         ...
 
     def stop(self) -> None:
-        """Run what was submitted, then end the threads. Blocks until they have; from any thread, after `leave`."""
+        """Run all submitted batches, then end the threads. Blocks until then; from any thread, after `leave`."""
         ...
 
 
@@ -105,7 +102,7 @@ class Engine(Protocol):
 
     @property
     def facts(self) -> EngineFacts:
-        """What it does."""
+        """Its properties."""
         ...
 
     def run(self, batch: Batch) -> Outputs:
@@ -113,52 +110,53 @@ class Engine(Protocol):
 
         Returns the graph's outputs for the whole padded batch, float32, each its own memory
         (not reused by the next run).
-        Raises InferenceFailed when the library does.
+        InferenceFailed if the library fails.
         """
         ...
 
     def run_wide(self, batch: Batch) -> Outputs:
-        """Like `run`, with all of streams x per_stream threads for this one batch; only one caller at a time."""
+        """Like `run`, with all streams x per_stream threads for this batch; only one caller at a time."""
         ...
 
     def run_widening(self, batch: Batch) -> Outputs:
-        """Like `run`, beside other runs; like `run_wide` from when they are over, where the engine can do that."""
+        """Like `run` while others are in progress; like `run_wide` once they have ended, if the engine can do that."""
         ...
 
     def start_streams(self) -> Streams:
-        """Start as many streams as `threads` says. MemoryError when no thread can be had. Stopped before `close`."""
+        """Start `threads.streams` streams. MemoryError if no thread can be started. To be stopped before `close`."""
         ...
 
     def close(self) -> None:
-        """Free the graph. No run may be under way."""
+        """Free the graph. No run may be in progress."""
         ...
 
 
 @runtime_checkable
 class RunsRows(Protocol):
-    """An engine that has a shorter way for a row which runs alone."""
+    """An engine with a faster method for a single row."""
 
-    def run_row(self, row: Row, breadth: Breadth) -> Outputs | None:
-        """What `run` or its like gives for a batch of this row, to the bit, without the batch's axis. One thread at a
-        time. None for a row that has no shorter way."""
+    def run_row(self, row: Row, parallelism: Parallelism) -> Outputs | None:
+        """The same outputs, bit for bit, as for a batch of this row, without the batch axis. One thread at a time. None
+        for a row that must run as a batch."""
         ...
 
 
-class EngineLoader(Protocol):
-    """`penstock_runtime.engines.load.load_engine` has this signature."""
+@runtime_checkable
+class SharesStreams(Protocol):
+    """An engine whose streams can also run batches on a second engine of the same kind."""
 
-    def __call__(
-        self,
-        path: Path,
-        io: GraphIO,
-        recipe: Recipe,
-        threads: Threads,
-        *,
-        wide: bool = False,
-        max_tokens: int | None = None,
-    ) -> Engine:
-        """Load the graph at `path` (`.onnx` or `.xml`); `wide` prepares `run_wide`; no row is longer than `max_tokens`.
-
-        ArtefactError when it does not load.
-        """
+    def start_shared_streams(self, short: Engine, is_short: Callable[[Batch], bool]) -> Streams | None:
+        """As `Engine.start_streams`; batches for which `is_short` is true run on `short`. None if `short` is of another
+        kind."""
         ...
+
+
+def run_of(engine: Engine, parallelism: Parallelism) -> Callable[[Batch], Outputs]:
+    """The engine's method for this parallelism."""
+    match parallelism:
+        case Parallelism.NARROW:
+            return engine.run
+        case Parallelism.WIDE:
+            return engine.run_wide
+        case Parallelism.WIDENING:
+            return engine.run_widening

@@ -1,4 +1,4 @@
-"""The engine that a recipe names. Each library is imported only when a recipe wants it."""
+"""Loads a graph into the engine that its recipe names. Each engine's library is imported only when it is needed."""
 
 from __future__ import annotations
 

@@ -74,7 +74,7 @@ class OnnxRuntimeEngine:
 
 
 def load(path: Path, io: GraphIO, recipe: Recipe, threads: Threads, *, wide: bool = False) -> OnnxRuntimeEngine:
-    """See `EngineLoader`."""
+    """See `load_engine`."""
     pool = threads.streams * threads.per_stream if wide else threads.per_stream
     session = _open(path, _options(pool))
     _check(path, io, session)

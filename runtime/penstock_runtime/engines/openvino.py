@@ -170,7 +170,7 @@ def load(
     wide: bool = False,
     max_tokens: int | None = None,
 ) -> OpenVinoEngine:
-    """See `EngineLoader`."""
+    """See `load_engine`."""
     if not path.is_file():
         raise ArtefactError(f"{path} is missing", remedy="Run penstock optimize again")
     core = ov.Core()

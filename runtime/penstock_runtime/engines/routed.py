@@ -1,33 +1,30 @@
-"""Two engines behind one face: short rows run on the one, all others on the other.
+"""Routes batches by length to one of two engines: short rows to one, all others to the other.
 
-Which one is a matter of a row's own length only. The batcher never puts rows of the two sides together
-(`batching.Company`), so that the length of a batch's longest row says it for each of them.
+The length of a row alone decides. The batcher never mixes rows of the two engines in a batch (`batching.BatchPolicy`),
+so the length of a batch's longest row decides for the whole batch.
 """
 
 from __future__ import annotations
 
 from dataclasses import replace
 
-from penstock_runtime.engines.base import Breadth, Engine, EngineFacts, RunsRows, Streams
-from penstock_runtime.engines.native import NativeEngine
-from penstock_runtime.engines.native.job import NativeJob
-from penstock_runtime.engines.native.streams import NativeStreams
+from penstock_runtime.engines.base import Engine, EngineFacts, Parallelism, RunsRows, SharesStreams, Streams
 from penstock_runtime.engines.thread_streams import ThreadStreams
 from penstock_runtime.rows import Batch, Outputs, Row
 
 
 class RoutedEngine:
-    """See `Engine`. Closes both."""
+    """See `Engine`. Owns both engines."""
 
     def __init__(self, engine: Engine, short: Engine, longest_tokens: int) -> None:
-        """`short` runs batches whose rows have up to `longest_tokens` tokens; both give the same outputs."""
+        """`short` runs batches of rows of up to `longest_tokens` tokens; both have the same outputs."""
         self._long = engine
         self._short = short
         self._longest_tokens = longest_tokens
 
     @property
     def facts(self) -> EngineFacts:
-        """Those of the engine of the long rows, with those of the other one; the weights of both count."""
+        """Those of the engine for long rows, with those of the other one in `short`; weight copies are added up."""
         long, short = self._long.facts, self._short.facts
         return replace(
             long,
@@ -40,28 +37,24 @@ class RoutedEngine:
         return self._for(batch).run(batch)
 
     def run_wide(self, batch: Batch) -> Outputs:
-        """See `Engine`: with the threads that each of the two was loaded with."""
+        """See `Engine`: with the threads of the engine that runs the batch."""
         return self._for(batch).run_wide(batch)
 
     def run_widening(self, batch: Batch) -> Outputs:
         """See `Engine`."""
         return self._for(batch).run_widening(batch)
 
-    def run_row(self, row: Row, breadth: Breadth) -> Outputs | None:
+    def run_row(self, row: Row, parallelism: Parallelism) -> Outputs | None:
         """See `RunsRows`."""
         engine = self._short if row.length <= self._longest_tokens else self._long
-        return engine.run_row(row, breadth) if isinstance(engine, RunsRows) else None
+        return engine.run_row(row, parallelism) if isinstance(engine, RunsRows) else None
 
     def start_streams(self) -> Streams:
-        """See `Engine`: the same threads for both."""
-        long, short = self._long, self._short
-        if not (isinstance(long, NativeEngine) and isinstance(short, NativeEngine)):
-            return ThreadStreams(self)
-
-        def job(batch: Batch, breadth: Breadth) -> NativeJob:
-            return (short if self._is_short(batch) else long).job(batch, breadth)
-
-        return NativeStreams(job, long.facts.threads)
+        """See `Engine`: the same threads for both engines."""
+        streams = None
+        if isinstance(self._long, SharesStreams):
+            streams = self._long.start_shared_streams(self._short, self._is_short)
+        return ThreadStreams(self) if streams is None else streams
 
     def close(self) -> None:
         """See `Engine`."""

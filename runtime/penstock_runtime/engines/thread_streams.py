@@ -1,4 +1,4 @@
-"""Streams for engines of libraries: Python's threads, which call the engine and wait for it."""
+"""Streams for library engines: Python threads that call the engine."""
 
 from __future__ import annotations
 
@@ -10,19 +10,8 @@ from collections.abc import Callable
 from queue import SimpleQueue
 from time import perf_counter
 
-from penstock_runtime.engines.base import Breadth, Ended, Engine
+from penstock_runtime.engines.base import Ended, Engine, Parallelism, run_of
 from penstock_runtime.rows import Batch, Outputs
-
-
-def run_of(engine: Engine, breadth: Breadth) -> Callable[[Batch], Outputs]:
-    """The way into the engine."""
-    match breadth:
-        case Breadth.NARROW:
-            return engine.run
-        case Breadth.WIDE:
-            return engine.run_wide
-        case Breadth.WIDENING:
-            return engine.run_widening
 
 
 class ThreadStreams:
@@ -35,10 +24,10 @@ class ThreadStreams:
         self._last_ticket = 0
         self._order: SimpleQueue[int | None] = SimpleQueue()
         """Tickets; None ends a thread."""
-        self._waiting: dict[int, tuple[Batch, Breadth]] = {}
-        """Whoever takes a batch out of it has it: a thread, or `retract`."""
+        self._waiting: dict[int, tuple[Batch, Parallelism]] = {}
+        """Batches that have not started; removed by a thread or by `retract`."""
         self._ended: deque[Ended] = deque()
-        self._rung = False
+        self._notified = False
         self._threads = [
             threading.Thread(target=self._work, name=f"penstock-stream-{stream}", daemon=True)
             for stream in range(engine.facts.threads.streams)
@@ -54,10 +43,10 @@ class ThreadStreams:
         """See `Streams`."""
         self._on_ended = None
 
-    def submit(self, batch: Batch, breadth: Breadth) -> int:
+    def submit(self, batch: Batch, parallelism: Parallelism) -> int:
         """See `Streams`."""
         self._last_ticket += 1
-        self._waiting[self._last_ticket] = batch, breadth
+        self._waiting[self._last_ticket] = batch, parallelism
         self._order.put(self._last_ticket)
         return self._last_ticket
 
@@ -67,8 +56,8 @@ class ThreadStreams:
 
     def collect(self) -> list[Ended]:
         """See `Streams`."""
-        # Before the box is emptied: what comes in between rings again, for nothing at worst.
-        self._rung = False
+        # Before the queue is emptied: a batch that ends in between notifies again, at worst without need.
+        self._notified = False
         ended = []
         while self._ended:
             ended.append(self._ended.popleft())
@@ -86,23 +75,23 @@ class ThreadStreams:
             taken = self._waiting.pop(ticket, None)
             if taken is None:
                 continue
-            batch, breadth = taken
+            batch, parallelism = taken
             result: Outputs | Exception
             started = perf_counter()
             try:
-                result = run_of(self._engine, breadth)(batch)
-            except Exception as error:  # whatever the engine throws must not end the thread
+                result = run_of(self._engine, parallelism)(batch)
+            except Exception as error:  # an error of the engine must not end the thread
                 result = error
-            self._tell(Ended(ticket, result, started, perf_counter()))
+            self._add(Ended(ticket, result, started, perf_counter()))
 
-    def _tell(self, ended: Ended) -> None:
-        """Into the box; the loop is woken once for all that come until it looks."""
+    def _add(self, ended: Ended) -> None:
+        """Store a result; the loop is woken once for all results until the next `collect`."""
         self._ended.append(ended)
-        if not self._rung and self._loop is not None:
-            self._rung = True
-            with contextlib.suppress(RuntimeError):  # the loop is closed: nobody waits for an answer any more
-                self._loop.call_soon_threadsafe(self._ring)
+        if not self._notified and self._loop is not None:
+            self._notified = True
+            with contextlib.suppress(RuntimeError):  # the loop is closed: no caller is left
+                self._loop.call_soon_threadsafe(self._notify)
 
-    def _ring(self) -> None:
+    def _notify(self) -> None:
         if self._on_ended is not None:
             self._on_ended()

@@ -3,19 +3,21 @@
 from __future__ import annotations
 
 import asyncio
+import difflib
 import hmac
 import logging
 import re
 import time
-from collections.abc import Awaitable, Coroutine
+from collections.abc import Awaitable, Coroutine, Iterable, Mapping
 from typing import Any
+from urllib.parse import unquote
 
-from penstock_runtime.errors import ClientGone, RequestError, Unauthorized
-from penstock_runtime.http.api.replies import error_response
-from penstock_runtime.http.api.routes import Router, allowed
-from penstock_runtime.http.transport.head_checks import too_large
-from penstock_runtime.http.transport.message import Dialect, Request, Response
-from penstock_runtime.metrics import Metrics
+from penstock.tasks import TaskName
+from penstock_runtime.errors import ClientGone, MethodNotAllowed, RequestError, Unauthorized, UnsupportedRoute
+from penstock_runtime.http.api.bodies import error_response
+from penstock_runtime.http.transport.head import body_too_large
+from penstock_runtime.http.transport.message import ErrorFormat, Request, Response, Route
+from penstock_runtime.serving.metrics import Metrics
 from penstock_runtime.settings import Settings
 
 logger = logging.getLogger("penstock.http")
@@ -25,6 +27,78 @@ UNKNOWN = "(unknown)"
 OWN_HEADERS = b"authorization, content-type, x-deadline-ms, x-request-id"
 """Of requests from pages, unless their browser names others."""
 HEADER_NAMES = re.compile(rb"[A-Za-z0-9_-]+( *, *[A-Za-z0-9_-]+)*")
+
+
+class Router:
+    """All routes of one endpoint. Those of other tasks are known by name, so that a 404 can say why."""
+
+    def __init__(self, routes: Iterable[Route], task: TaskName) -> None:
+        self.task = task
+        every = tuple(routes)
+        self.routes = tuple(route for route in every if route.tasks is None or task in route.tasks)
+        self._elsewhere = {
+            route.path: route.tasks for route in every if route.tasks is not None and task not in route.tasks
+        }
+        self._exact: dict[str, dict[str, Route]] = {}
+        self._patterns: list[tuple[re.Pattern[str], dict[str, Route]]] = []
+        by_path: dict[str, dict[str, Route]] = {}
+        for route in self.routes:
+            by_path.setdefault(route.path, {})[route.method] = route
+        for path, methods in by_path.items():
+            if "{" in path:
+                pattern = re.sub(r"\\{(\w+)\\}", r"(?P<\1>[^/]+)", re.escape(path))
+                self._patterns.append((re.compile(pattern), methods))
+            else:
+                self._exact[path] = methods
+
+    def methods(self, path: str) -> tuple[dict[str, Route], dict[str, str]]:
+        """Routes by method for this path, with the path's parameters; both empty when there is none."""
+        found = self._exact.get(path)
+        if found is not None:
+            return found, {}
+        for pattern, methods in self._patterns:
+            match = pattern.fullmatch(path)
+            if match is not None:
+                return methods, {name: unquote(value) for name, value in match.groupdict().items()}
+        if len(path) > 1 and path.endswith("/"):
+            return self.methods(path.rstrip("/") or "/")
+        return {}, {}
+
+    def resolve(self, request: Request) -> None:
+        """Set the request's route and parameters.
+
+        UnsupportedRoute (404) names what this endpoint has; MethodNotAllowed (405) names the methods.
+        """
+        methods, request.parameters = self.methods(request.path)
+        if not methods:
+            raise self._missing(request.path)
+        route = methods.get(request.method)
+        if route is None and request.method == "HEAD":
+            route = methods.get("GET")
+        if route is None:
+            allow = allowed(methods)
+            raise MethodNotAllowed(f"{request.path} does not take {request.method}", allow=allow)
+        request.route = route
+
+    def _missing(self, path: str) -> UnsupportedRoute:
+        posts = sorted({route.path for route in self.routes if route.method == "POST" and "{" not in route.path})
+        remedy = f"POST to {', '.join(posts)}; /docs describes them"
+        tasks = self._elsewhere.get(path)
+        if tasks is not None:
+            wanted = " or ".join(sorted(tasks))
+            return UnsupportedRoute(f"{path} is for {wanted}, and this endpoint does {self.task.value}", remedy=remedy)
+        close = difflib.get_close_matches(path, [route.path for route in self.routes], n=1, cutoff=0.75)
+        hint = f"; did you mean {close[0]}?" if close else ""
+        shown = path if len(path) <= 100 else path[:100] + "…"
+        return UnsupportedRoute(f"there is no {shown}{hint}", remedy=remedy)
+
+
+def allowed(methods: Mapping[str, Route]) -> tuple[str, ...]:
+    """The value of an Allow header."""
+    names = {*methods, "OPTIONS"}
+    if "GET" in names:
+        names.add("HEAD")
+    return tuple(sorted(names))
 
 
 class Application:
@@ -49,7 +123,7 @@ class Application:
         if self._tokens:
             self._check_token(request)
         if body_bytes is not None and body_bytes > self.body_limit:
-            raise too_large(self.body_limit)
+            raise body_too_large(self.body_limit)
 
     def _check_token(self, request: Request) -> None:
         if request.route is not None and request.route.public:
@@ -130,12 +204,12 @@ class Application:
     def _error(self, request: Request, error: RequestError) -> Response:
         self.metrics.refused(error.error_type)
         route = request.route
-        return error_response(error, self._dialect(request.path) if route is None else route.dialect)
+        return error_response(error, self._error_format(request.path) if route is None else route.error_format)
 
     @staticmethod
-    def _dialect(path: str) -> Dialect:
+    def _error_format(path: str) -> ErrorFormat:
         """For paths that have no route: OpenAI's clients ask below /v1."""
-        return Dialect.OPENAI if path.startswith("/v1/") and path != "/v1/rerank" else Dialect.PENSTOCK
+        return ErrorFormat.OPENAI if path.startswith("/v1/") and path != "/v1/rerank" else ErrorFormat.PENSTOCK
 
     def _options(self, request: Request) -> Response:
         methods, _ = self.router.methods(request.path)

@@ -4,16 +4,16 @@ from __future__ import annotations
 
 from penstock_runtime.http.api import cohere, openai, predict, tei, v2
 from penstock_runtime.http.api.health import Health
-from penstock_runtime.http.api.service import Service
+from penstock_runtime.http.api.service import ModelService
 from penstock_runtime.http.pages.documents import Documents
 from penstock_runtime.http.transport.message import Route
-from penstock_runtime.tasks.limits import Limits
+from penstock_runtime.tasks.base import RequestLimits
 
 OPERATION = "Operation"
 PAGES = "Pages"
 
 
-def routes(service: Service, limits: Limits) -> tuple[Route, ...]:
+def routes(service: ModelService, limits: RequestLimits) -> tuple[Route, ...]:
     """All routes, those of other tasks included; the OpenAPI document describes those of this one."""
     health = Health(service)
     documents = Documents(service)

@@ -67,8 +67,11 @@ class SentenceModules:
 
     @classmethod
     def read(cls, path: Path) -> SentenceModules:
-        """Read the files. CorruptModel for an invalid file, UnsafeModel for a module with own code, UnsupportedModel
-        a setting that would produce other tokens than here."""
+        """Read the files.
+
+        CorruptModel for an invalid file, UnsafeModel for a module with its own code, UnsupportedModel for a setting
+        that would produce other tokens than here.
+        """
         modules = tuple(_module(path, entry) for entry in read_list(path, "modules.json"))
         limit_file = next((name for name in LIMIT_FILES if (path / name).is_file()), None)
         limits = read_object(path, limit_file) if limit_file else {}

@@ -1,5 +1,5 @@
 """`python -m penstock_runtime.pod`: the process of a serving pod.
 
-Told everything by its environment (docs/settings.md): listens at once, fetches its artefact by digest, checks it and
-the machine, warms up, gets ready. Needs neither the optimiser nor its libraries.
+Configured by environment variables (docs/settings.md): listens at once, fetches its artefact by digest, checks it and
+the machine, warms up, becomes ready. Needs neither the optimiser nor its libraries.
 """

@@ -1,4 +1,4 @@
-"""Entry point of a serving pod: listens to signals at once, and only then imports what takes seconds."""
+"""Entry point of a serving pod: installs the signal handlers before the imports, which take seconds."""
 
 from __future__ import annotations
 

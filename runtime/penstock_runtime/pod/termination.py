@@ -1,4 +1,4 @@
-"""The last words of a pod's process: what the kubelet keeps of it, and its exit code."""
+"""The termination message of a pod's container, which the kubelet keeps, and its exit code."""
 
 from __future__ import annotations
 
@@ -10,23 +10,23 @@ from penstock.failures import Failure
 from penstock.resources.result import cut
 
 DEFAULT_LOG = Path("/dev/termination-log")
-"""Where a kubelet looks, unless the pod says otherwise. Outside of Kubernetes it is not there."""
+"""Kubernetes' default path. It does not exist outside of Kubernetes."""
 LIMIT_BYTES = 4096
-"""What a kubelet reads."""
+"""The kubelet reads no more."""
 FAILED = 1
-"""Somebody has to put something right first."""
+"""The error must be corrected first."""
 TRY_AGAIN = 75
 """The same may succeed later; EX_TEMPFAIL of sysexits.h."""
 
 
 def exit_code(error: BaseException) -> int:
-    """Of a process that ends with this error. One that is not ours may pass by itself, for all that is known."""
+    """The exit code of a process that ends with this error. Unknown errors count as temporary."""
     temporary = error.temporary if isinstance(error, PenstockError) else True
     return TRY_AGAIN if temporary else FAILED
 
 
 def failure_message(error: BaseException) -> str:
-    """An error as JSON (`reason`, `message`, `remedy`, `retryable`) that fits."""
+    """An error as JSON (`reason`, `message`, `remedy`, `retryable`), shortened to `LIMIT_BYTES`."""
     whole = Failure.of(error)
     text = whole.model_dump_json(by_alias=True)
     for characters in (1200, 500, 200):
@@ -37,9 +37,9 @@ def failure_message(error: BaseException) -> str:
     return text
 
 
-def leave_word(log: Path, text: str) -> None:
-    """Write the last words. Where they cannot be written (not in a pod), the process's own log has to do."""
-    # Opened as it is, never created: outside of a pod nothing is to appear in /dev.
+def write_termination_message(log: Path, text: str) -> None:
+    """Write the termination message; does nothing where the file does not exist, outside of a pod."""
+    # Opened but never created: outside of a pod no file must appear in /dev.
     with contextlib.suppress(OSError), log.open("r+b") as file:
         file.truncate()
         file.write(text.encode()[:LIMIT_BYTES])

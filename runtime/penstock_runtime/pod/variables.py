@@ -1,4 +1,4 @@
-"""What a serving pod is told about itself; settings of the server are in `penstock_runtime.settings`."""
+"""Environment variables of a serving pod, besides the settings of the server (`penstock_runtime.settings`)."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from pydantic import model_validator
 from penstock.settings import setting
 from penstock.tasks import TaskName
 from penstock_runtime.pod.termination import DEFAULT_LOG
-from penstock_runtime.variables import Variables
+from penstock_runtime.settings import Variables
 
 
 class PodVariables(Variables):

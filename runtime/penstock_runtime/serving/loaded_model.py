@@ -17,9 +17,8 @@ from penstock_runtime.engines.routed import RoutedEngine
 from penstock_runtime.host import Host, require_memory
 from penstock_runtime.models.folder import ModelFolder
 from penstock_runtime.serving.verification import verify_files
-from penstock_runtime.tasks.base import Task
+from penstock_runtime.tasks.base import DEFAULT_LIMITS, RequestLimits, Task
 from penstock_runtime.tasks.factory import make_task
-from penstock_runtime.tasks.limits import DEFAULT_LIMITS, Limits
 
 Which = Literal["chosen", "baseline"]
 
@@ -105,7 +104,7 @@ def load_artefact(
     cores: int | None = None,
     max_tokens: int | None = None,
     truncate: bool = True,
-    limits: Limits = DEFAULT_LIMITS,
+    limits: RequestLimits = DEFAULT_LIMITS,
     any_isa: bool = False,
 ) -> LoadedModel:
     """Load one of an artefact's two models for this machine.

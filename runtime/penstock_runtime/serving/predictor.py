@@ -1,4 +1,4 @@
-"""From a request's inputs to its answer: tokenise, wait, run, assemble. The face of the runtime to HTTP and search."""
+"""Answers requests: tokenises inputs, runs their rows in batches, assembles answers. Used by HTTP and the search."""
 
 from __future__ import annotations
 
@@ -9,177 +9,173 @@ from dataclasses import dataclass
 from time import perf_counter
 from typing import Any, NamedTuple
 
-from penstock_runtime.batching.batcher import Batcher
-from penstock_runtime.batching.bounds import QueueBounds
-from penstock_runtime.batching.dispatcher import Lane
-from penstock_runtime.batching.observer import Observer, Unobserved
+from penstock_runtime.batching.batcher import BatchObserver, NullObserver
+from penstock_runtime.batching.dispatcher import Dispatcher
+from penstock_runtime.batching.queue import QueueBounds
 from penstock_runtime.engines.base import EngineFacts
 from penstock_runtime.errors import NotReady, Overloaded
 from penstock_runtime.host import is_on_one_core
 from penstock_runtime.serving.cache import BoundedCache, content_key, memory_size
 from penstock_runtime.serving.loaded_model import LoadedModel
 from penstock_runtime.serving.warmup import warm_up
+from penstock_runtime.settings import CacheSettings, QueueSettings
 from penstock_runtime.tasks.base import Prepared
 
-__all__ = ["Answer", "Limits", "LoadedModel", "Predictor", "Timings"]
-
 LONG_CHARACTERS = 4000
-"""Requests of more text than this are tokenised in another thread: 2 ms and more where the library does it, in which
-the loop reads and answers others. Shorter ones would pay 0.05 ms for the way there and back."""
+"""Requests with more text are tokenised in another thread: it takes 2 ms and more where the library does it, and the
+event loop serves other requests meanwhile. For shorter ones the switch of threads (0.05 ms) would cost too much."""
 
 MANY_ROWS = 64
 LARGE_BYTES = 64 * 2**10
-"""Answers of more rows than this, or longer than this as JSON, are assembled in another thread, for the same reason: of
-so many bytes it takes 2 ms (labels), and up to 8 (words for masks). Where they are remembered, they are measured in one
-as well."""
+"""Answers with more rows, or longer as JSON, are assembled in another thread, for the same reason: `LARGE_BYTES` take
+2 ms (labels) to 8 ms (words for masks). If they are cached, their size is also computed in a thread."""
+
+DEFAULT_QUEUE = QueueSettings()
+DEFAULT_CACHES = CacheSettings()
 
 
 class Timings(NamedTuple):
-    """Where a request's time went, milliseconds of wall time."""
+    """Durations of a request's steps, milliseconds of wall time."""
 
     queue_milliseconds: float = 0.0
-    """Waiting for a core."""
+    """Waiting for a stream."""
     tokenization_milliseconds: float = 0.0
     inference_milliseconds: float = 0.0
-    """While at least one of its rows ran, alone or in company."""
+    """While at least one of its rows ran."""
     compute_milliseconds: float = 0.0
-    """Checking, tokenising, running and assembling: all but the queue."""
+    """Checking, tokenising, running and assembling: everything but the queue."""
 
 
 class Answer(NamedTuple):
-    """What a request gets."""
+    """The answer to a request."""
 
     value: Any
-    """As `Task.assemble` gives it. May be shared between answers: not to be changed."""
+    """As returned by `Task.assemble`. May be shared between answers: not to be changed."""
     timings: Timings
     tokens: int
-    """Of its texts, special ones included."""
+    """Tokens of its texts, special tokens included."""
     truncated: int
     """Rows that were cut to the model's maximum."""
     remembered: bool = False
-    """It was computed for an earlier request."""
+    """True for an answer from the cache."""
 
     @property
     def computed_tokens(self) -> int:
-        """Tokens that went through the model for it."""
+        """Tokens that the model ran for it."""
         return 0 if self.remembered else self.tokens
 
 
-@dataclass(frozen=True, slots=True)
-class Limits:
-    """What may wait and be remembered."""
-
-    max_queue_rows: int = 1024
-    max_queue_tokens: int = 131_072
-    deadline_seconds: float = 30.0
-    """For requests that bring none of their own."""
-    answer_cache_bytes: int = 0
-    """0: off."""
-    token_cache_bytes: int = 0
-    """For tokenised requests; 0: off."""
-
-
 @dataclass(slots=True, eq=False)
-class _Serving:
-    """A model, its lane, and who is inside."""
+class _ServedModel:
+    """A model, its dispatcher, and the number of its requests in progress."""
 
     model: LoadedModel
-    lane: Lane
+    dispatcher: Dispatcher
     number: int
-    """Counts swaps: answers of one model must not be remembered for another."""
-    visitors: int = 0
-    emptied: asyncio.Event | None = None
-    """Set when the last visitor leaves; where somebody waits for that."""
+    """Counts replacements: part of the cache keys, since answers of one model are not those of another."""
+    requests: int = 0
+    idle: asyncio.Event | None = None
+    """Set when the last request ends, if `_close` waits for it."""
 
 
 class Predictor:
-    """Answers requests with one model at a time. Use it from one event loop."""
+    """Answers requests with one model at a time. To be used from one event loop."""
 
-    def __init__(self, model: LoadedModel, limits: Limits | None = None, observer: Observer | None = None) -> None:
-        self.limits = limits or Limits()
-        self._observer = observer or Unobserved()
+    def __init__(
+        self,
+        model: LoadedModel,
+        observer: BatchObserver | None = None,
+        *,
+        queue: QueueSettings = DEFAULT_QUEUE,
+        caches: CacheSettings = DEFAULT_CACHES,
+    ) -> None:
+        self._queue = queue
+        self._observer = observer or NullObserver()
         self._swapping = asyncio.Lock()
         self._draining = False
-        self._tokenizers = ThreadPoolExecutor(max_workers=1, thread_name_prefix="penstock-tokens")
+        self._tokenizer_thread = ThreadPoolExecutor(max_workers=1, thread_name_prefix="penstock-tokens")
         self._preparing_characters = 0
-        self._answers = _cache(self.limits.answer_cache_bytes)
-        self._prepared = _cache(self.limits.token_cache_bytes)
-        self._serving = self._start(model, 0)
+        self._answers = _cache(caches.answer_cache_bytes)
+        self._prepared = _cache(caches.token_cache_bytes)
+        self._served = self._start(model, 0)
 
     async def predict(
         self, inputs: Any, parameters: Mapping[str, Any], *, deadline_seconds: float | None = None, caller: int = 0
     ) -> Answer:
-        """Answer one request of the HF shape.
+        """Answer one request in the format of Hugging Face.
 
-        `deadline_seconds`: it is dropped unless all of it has started to run by then; None: the limit's. `caller`: who
-        asks, a number of any kind: nobody asks anew before the answer.
+        `deadline_seconds`: the request is dropped unless all of it has started to run by then; None: the setting's.
+        `caller`: number of the client, which has one request at a time.
         Any RequestError: InvalidInput, Overloaded, DeadlineExceeded, InferenceFailed, NotReady (draining).
         """
         if self._draining:
             raise NotReady("the server is shutting down", remedy="Try again: another replica will answer")
         arrived = perf_counter()
         key = None
-        serving = self._serving
+        served = self._served
         if self._answers is not None:
-            key = content_key(serving.number, inputs, parameters)
-            remembered: Answer | None = self._remembered("answers", self._answers, key)
+            key = content_key(served.number, inputs, parameters)
+            remembered: Answer | None = self._look_up("answers", self._answers, key)
             if remembered is not None:
                 timings = Timings(compute_milliseconds=(perf_counter() - arrived) * 1e3)
                 return remembered._replace(timings=timings, remembered=True)
-        deadline = arrived + (self.limits.deadline_seconds if deadline_seconds is None else deadline_seconds)
-        serving.visitors += 1
+        deadline = arrived + (self._queue.deadline_seconds if deadline_seconds is None else deadline_seconds)
+        served.requests += 1
         try:
             answer, is_large = await self._answer(
-                serving, inputs, parameters, arrived=arrived, deadline=deadline, caller=caller
+                served, inputs, parameters, arrived=arrived, deadline=deadline, caller=caller
             )
         finally:
-            serving.visitors -= 1
-            if not serving.visitors and serving.emptied is not None:
-                serving.emptied.set()
+            served.requests -= 1
+            if not served.requests and served.idle is not None:
+                served.idle.set()
         if key is not None and self._answers is not None:
             size = await asyncio.to_thread(memory_size, answer) if is_large else memory_size(answer)
             self._answers.put(key, answer, size)
         return answer
 
     async def warm_up(self) -> None:
-        """Run the shapes that will come, on every stream, before the first request."""
-        await _warm_up(self._serving)
+        """Run the expected batch shapes on every stream before the first request."""
+        await _warm_up(self._served)
 
     async def replace(self, model: LoadedModel) -> None:
-        """Serve with another model, warmed up first. New requests go to it at once; the old one finishes what it has
-        accepted and is closed before this returns. Nobody's request fails. NotReady when draining; InferenceFailed of a
-        model that does not run, CorruptModel of one that gives no numbers: the old one goes on."""
+        """Warm up another model and answer new requests with it. The old one finishes its requests and is closed before
+        this returns; no request fails.
+
+        NotReady when draining; InferenceFailed if the model does not run, CorruptModel if its outputs are not finite
+        numbers: the old one stays.
+        """
         async with self._swapping:
             if self._draining:
                 await asyncio.to_thread(model.engine.close)
                 raise NotReady("the server is shutting down", remedy="Start it again with the other model")
-            fresh = self._start(model, self._serving.number + 1)
+            fresh = self._start(model, self._served.number + 1)
             try:
                 await _warm_up(fresh)
-            except Exception:  # not a cancellation: its thread would go on with what is closed here
+            except Exception:  # not a cancellation: the thread of the warm-up would still use the model
                 await _close(fresh)
                 raise
-            old, self._serving = self._serving, fresh
+            old, self._served = self._served, fresh
             for cache in (self._answers, self._prepared):
                 if cache is not None:
                     cache.clear()
             await _close(old)
 
     async def drain(self) -> None:
-        """Refuse new requests, answer those that were accepted, and free everything. A second call waits as well."""
+        """Refuse new requests, finish the accepted ones, and free the model. A second call waits as well."""
         self._draining = True
         async with self._swapping:
-            if not self._serving.model.closed:
-                await _close(self._serving)
-                self._tokenizers.shutdown()
+            if not self._served.model.closed:
+                await _close(self._served)
+                self._tokenizer_thread.shutdown()
 
     def queue_depth(self) -> tuple[int, int]:
-        """Rows and tokens that wait."""
-        return self._serving.lane.batcher.depth
+        """Waiting rows and tokens."""
+        return self._served.dispatcher.depth
 
     def facts(self) -> dict[str, Any]:
-        """What is served and how, as JSON values."""
-        model = self._serving.model
+        """Model, plan, engine, queue and caches as JSON values, for `/info`."""
+        model = self._served.model
         engine = model.engine.facts
         rows, tokens = self.queue_depth()
         return {
@@ -188,7 +184,7 @@ class Predictor:
             "plan": model.plan.model_dump(mode="json"),
             "engine": {
                 **_engine_facts(engine),
-                # Of both, where short rows have an engine of their own.
+                # Of both, if short rows have a separate engine.
                 "weight_copies": engine.weight_copies,
                 **({"short": _engine_facts(engine.short)} if engine.short is not None else {}),
             },
@@ -196,9 +192,9 @@ class Predictor:
             "queue": {
                 "rows": rows,
                 "tokens": tokens,
-                "max_rows": self.limits.max_queue_rows,
-                "max_tokens": self.limits.max_queue_tokens,
-                "tokens_per_second": round(self._serving.lane.batcher.tokens_per_second),
+                "max_rows": self._queue.max_queue_rows,
+                "max_tokens": self._queue.max_queue_tokens,
+                "tokens_per_second": round(self._served.dispatcher.tokens_per_second),
             },
             "caches": {
                 name: {"entries": len(cache), "bytes": cache.bytes, "hits": cache.hits, "misses": cache.misses}
@@ -207,17 +203,17 @@ class Predictor:
             },
         }
 
-    def _start(self, model: LoadedModel, number: int) -> _Serving:
-        bounds = QueueBounds(self.limits.max_queue_rows, self.limits.max_queue_tokens)
-        batcher = Batcher(
+    def _start(self, model: LoadedModel, number: int) -> _ServedModel:
+        bounds = QueueBounds(self._queue.max_queue_rows, self._queue.max_queue_tokens)
+        dispatcher = Dispatcher(
             model.engine, model.io, model.plan, model.task.reduce,
             bounds=bounds, observer=self._observer, one_core=is_on_one_core(),
         )  # fmt: skip
-        return _Serving(model, Lane(batcher), number)
+        return _ServedModel(model, dispatcher, number)
 
     async def _answer(
         self,
-        serving: _Serving,
+        served: _ServedModel,
         inputs: Any,
         parameters: Mapping[str, Any],
         *,
@@ -225,15 +221,15 @@ class Predictor:
         deadline: float,
         caller: int,
     ) -> tuple[Answer, bool]:
-        """The answer, and whether it is a large one."""
-        task = serving.model.task
-        # A full queue refuses before the text costs anything.
-        serving.lane.batcher.check_room(1, 1)
+        """The answer, and whether it is large."""
+        task = served.model.task
+        # Refuse before tokenising if the queue is full.
+        served.dispatcher.check_room(1, 1)
         request = task.parse(inputs, parameters)
         parsed = perf_counter()
-        prepared = await self._prepare(serving, request, inputs, parameters)
+        prepared = await self._prepare(served, request, inputs, parameters)
         tokenised = perf_counter()
-        ran = await serving.lane.run(prepared.rows, arrived=tokenised, deadline=deadline, caller=caller)
+        ran = await served.dispatcher.run(prepared.rows, arrived=tokenised, deadline=deadline, caller=caller)
         resumed = perf_counter()
         is_large = len(prepared.rows) > MANY_ROWS or prepared.answer_bytes > LARGE_BYTES
         if is_large:
@@ -249,46 +245,48 @@ class Predictor:
         )
         return Answer(value, timings, prepared.tokens, prepared.truncated), is_large
 
-    async def _prepare(self, serving: _Serving, request: Any, inputs: Any, parameters: Mapping[str, Any]) -> Prepared:
+    async def _prepare(
+        self, served: _ServedModel, request: Any, inputs: Any, parameters: Mapping[str, Any]
+    ) -> Prepared:
         key = None
         if self._prepared is not None:
-            key = content_key(serving.number, inputs, parameters)
-            remembered: Prepared | None = self._remembered("tokens", self._prepared, key)
+            key = content_key(served.number, inputs, parameters)
+            remembered: Prepared | None = self._look_up("tokens", self._prepared, key)
             if remembered is not None:
                 return remembered
         size = characters(inputs) + characters(parameters)
         if size <= LONG_CHARACTERS:
-            prepared = serving.model.task.prepare(request)
+            prepared = served.model.task.prepare(request)
         else:
-            prepared = await self._prepare_elsewhere(serving, request, size)
+            prepared = await self._prepare_in_thread(served, request, size)
         if key is not None and self._prepared is not None:
-            # Tasks keep what they make of parameters beside them: a hypothesis of each label, the token of each target.
+            # Tasks also keep what they derive from parameters: a hypothesis for each label, the token of each target.
             held = prepared.rows_bytes + memory_size(inputs) + 2 * memory_size(parameters)
             self._prepared.put(key, prepared, held)
         return prepared
 
-    async def _prepare_elsewhere(self, serving: _Serving, request: Any, size: int) -> Prepared:
-        # What waits for its tokens is bounded like what waits for a core; four characters are about a token.
-        if self._preparing_characters and self._preparing_characters + size > 4 * self.limits.max_queue_tokens:
+    async def _prepare_in_thread(self, served: _ServedModel, request: Any, size: int) -> Prepared:
+        # Texts waiting to be tokenised are limited like rows waiting for a stream; a token is about four characters.
+        if self._preparing_characters and self._preparing_characters + size > 4 * self._queue.max_queue_tokens:
             raise Overloaded(f"texts of {self._preparing_characters} characters wait to be tokenised already")
         self._preparing_characters += size
         try:
             loop = asyncio.get_running_loop()
-            return await loop.run_in_executor(self._tokenizers, serving.model.task.prepare, request)
+            return await loop.run_in_executor(self._tokenizer_thread, served.model.task.prepare, request)
         finally:
             self._preparing_characters -= size
 
-    def _remembered(self, name: str, cache: BoundedCache[Any], key: bytes | None) -> Any:
+    def _look_up(self, name: str, cache: BoundedCache[Any], key: bytes | None) -> Any:
         found = None if key is None else cache.get(key)
         self._observer.cache(name, hit=found is not None)
         return found
 
 
 def characters(value: Any) -> int:
-    """How much text a JSON value holds."""
+    """Characters of all texts in a JSON value."""
     if isinstance(value, str):
         return len(value)
-    if not value:  # as most parameters are: not asked whether they are a mapping, which is slow
+    if not value:  # most parameters are empty, and the check for a mapping is slow
         return 0
     if isinstance(value, Mapping):
         return sum(map(characters, value.values()))
@@ -313,15 +311,15 @@ def _cache(max_bytes: int) -> BoundedCache[Any] | None:
     return BoundedCache(max_bytes) if max_bytes else None
 
 
-async def _warm_up(serving: _Serving) -> None:
-    for tokens, seconds in await asyncio.to_thread(warm_up, serving.model):
-        serving.lane.batcher.warmed(tokens, seconds)
+async def _warm_up(served: _ServedModel) -> None:
+    for tokens, seconds in await asyncio.to_thread(warm_up, served.model):
+        served.dispatcher.add_measurement(tokens, seconds)
 
 
-async def _close(serving: _Serving) -> None:
-    """Let everybody out who is inside, then end the threads and free the model."""
-    while serving.visitors:
-        serving.emptied = asyncio.Event()
-        await serving.emptied.wait()
-    await serving.lane.close()
-    await asyncio.to_thread(serving.model.close)
+async def _close(served: _ServedModel) -> None:
+    """Wait for the requests in progress, then stop the streams and free the model."""
+    while served.requests:
+        served.idle = asyncio.Event()
+        await served.idle.wait()
+    await served.dispatcher.close()
+    await asyncio.to_thread(served.model.close)

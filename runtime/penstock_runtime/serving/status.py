@@ -14,7 +14,7 @@ from penstock.tasks import TaskName
 from penstock_runtime.host import CoreGrant, Host
 
 
-class Phase(StrEnum):
+class ServerPhase(StrEnum):
     """Where the process is in its life."""
 
     LOADING = "loading"
@@ -23,7 +23,7 @@ class Phase(StrEnum):
 
 
 @dataclass(slots=True)
-class Progress:
+class OptimizationProgress:
     """A running optimisation."""
 
     stage: str
@@ -47,13 +47,13 @@ class Progress:
 
 
 @dataclass(slots=True)
-class Status:
+class ServerStatus:
     """Mutable; only ever touched from the event loop's thread."""
 
     name: str
     """The endpoint's name: `model` in the APIs that have one."""
     task: TaskName
-    phase: Phase = Phase.LOADING
+    phase: ServerPhase = ServerPhase.LOADING
     message: str = "the model is loading"
     """Why it is not ready."""
     plan: Plan | None = None
@@ -62,7 +62,7 @@ class Status:
     """Of the artefact, once there is one."""
     digest: str = ""
     """Of the artefact, such as `sha256:...`, where it is served by digest."""
-    optimization: Progress | None = None
+    optimization: OptimizationProgress | None = None
     """While one runs."""
     optimization_error: str = ""
     """Why the last one gave nothing."""

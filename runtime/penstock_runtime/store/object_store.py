@@ -196,8 +196,10 @@ class ObjectStore:
         return sorted(name for name in named if re.fullmatch(r"[0-9a-f]{64}", name.rpartition("/")[2]))
 
     def _walk(self, folder: str) -> Iterator[dict[str, Any]]:
-        """The files below a folder. Not fsspec's `find`: s3fs ignores errors there, so that denied access would look like
-        an empty folder."""
+        """The files below a folder.
+
+        Not fsspec's `find`: s3fs ignores errors there, and denied access would look like an empty folder.
+        """
         for facts in self._list(folder):
             if facts.get("type") != "directory":
                 if relative(facts["name"], folder):  # some stores list a folder as a separate entry

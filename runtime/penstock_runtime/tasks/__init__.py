@@ -4,8 +4,7 @@
 task; what they share stands in fields (checks and schemas), fitting (truncation), scores, pooling, entities, spans.
 """
 
-from penstock_runtime.tasks.base import Prepared, Task
+from penstock_runtime.tasks.base import DEFAULT_LIMITS, Prepared, RequestLimits, Task
 from penstock_runtime.tasks.factory import make_task, request_schema, response_schema
-from penstock_runtime.tasks.limits import DEFAULT_LIMITS, Limits
 
-__all__ = ["DEFAULT_LIMITS", "Limits", "Prepared", "Task", "make_task", "request_schema", "response_schema"]
+__all__ = ["DEFAULT_LIMITS", "Prepared", "RequestLimits", "Task", "make_task", "request_schema", "response_schema"]

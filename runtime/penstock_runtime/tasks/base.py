@@ -1,4 +1,4 @@
-"""What a task is. Knows tokenizer and shapes of answers; knows nothing of engines, queues or HTTP."""
+"""The interface of tasks, and the limits of one request. Independent of engines, queues and HTTP."""
 
 from __future__ import annotations
 
@@ -7,38 +7,73 @@ from dataclasses import dataclass
 from typing import Any, Protocol
 
 from penstock.tasks import TaskName
+from penstock_runtime.errors import InvalidInput
 from penstock_runtime.rows import Outputs, Row
 
 PLAIN_TOKEN_BYTES = 48
-"""Memory of a token in a row: an integer and its places in two lists. Less where rows share integers."""
+"""Memory of a token in a row: an integer and its entries in two lists. Less where rows share integers."""
 SPAN_TOKEN_BYTES = 208
-"""The same with its `Pieces`: a tuple of two offsets, the number of a word, and their places in three more lists."""
+"""The same with its `Pieces`: a tuple of two offsets, the number of a word, and their entries in three more lists."""
 ROW_BYTES = 128
-"""Memory of a row beside its tokens: the object, its lists, what `memo` has for each."""
+"""Memory of a row besides its tokens: the object, its lists, its part of `memo`."""
+_UNITS = ((1e6, "MB"), (1e3, "kB"))
+NUMBER_BYTES = 12
+"""Length of a float32 in JSON, including the comma: 9 to 13."""
+
+
+@dataclass(frozen=True)
+class RequestLimits:
+    """Counts and sizes that no request may exceed."""
+
+    items: int = 1024
+    """Entries of any list in a request: texts, pairs, labels, targets. Clients send a page of documents at a time."""
+
+    rows: int = 1024
+    """Token sequences that one request may turn into: windows of long texts, labels times texts."""
+
+    answer_bytes: int = 67_108_864
+    """Size of the answer as JSON, as far as it follows from the request: a short one may ask for gigabytes."""
+
+    def check_answer(self, size_bytes: int, field: str, remedy: str) -> None:
+        """InvalidInput about `field` if an answer of about `size_bytes` exceeds the limit."""
+        if size_bytes > self.answer_bytes:
+            raise InvalidInput(
+                f"{field} asks for an answer of some {_size(size_bytes)}; the limit is {_size(self.answer_bytes)}",
+                field=field,
+                remedy=remedy,
+            )
+
+
+def _size(count: int) -> str:
+    """A readable size, in the unit that leaves at least two digits."""
+    return next((f"{count / unit:,.0f} {name}" for unit, name in _UNITS if count >= 10 * unit), f"{count} bytes")
+
+
+DEFAULT_LIMITS = RequestLimits()
 
 
 @dataclass(slots=True)
 class Prepared:
-    """A request after tokenising: its rows, and whatever the task wants to remember until `assemble`."""
+    """A tokenised request: its rows, and what the task needs again in `assemble`."""
 
     rows: Sequence[Row]
     memo: Any
-    """The task's own: parsed inputs, parameters, offsets."""
+    """Private to the task: parsed inputs, parameters, offsets."""
     truncated: int = 0
     """How many rows were cut to the model's maximum."""
     token_bytes: int = PLAIN_TOKEN_BYTES
     """Memory of each of its tokens."""
     answer_bytes: int = 0
-    """Of its answer as JSON, as far as the request tells; 0 where that is quickly put together, however large."""
+    """Size of the answer as JSON, as far as known; 0 if it is assembled quickly whatever its size."""
 
     @property
     def rows_bytes(self) -> int:
-        """Memory of its rows, by how many tokens they have: nothing is looked at. The request's texts are not in it."""
+        """Memory of the rows, estimated from the number of tokens; without the request's texts."""
         return self.tokens * self.token_bytes + len(self.rows) * ROW_BYTES
 
     @property
     def tokens(self) -> int:
-        """Tokens that will be computed, special ones included."""
+        """Tokens of all rows, special tokens included."""
         return sum([row.length for row in self.rows])
 
 
@@ -47,7 +82,7 @@ class Task(Protocol):
 
     @property
     def name(self) -> TaskName:
-        """Which task."""
+        """The task's name."""
         ...
 
     def parse(self, inputs: Any, parameters: Mapping[str, Any]) -> Any:
@@ -63,14 +98,14 @@ class Task(Protocol):
         ...
 
     def reduce(self, row: Row, outputs: Outputs) -> Any:
-        """Boil one row's outputs down to what `assemble` needs (pooling, softmax). Runs in the event loop: be quick.
+        """Reduce one row's outputs to what `assemble` needs (pooling, softmax). Runs in the event loop: must be fast.
 
-        `row` is the very object that `prepare` made: tasks keep in it what they need here. What comes back shares no
-        memory with `outputs`, which may be views of a whole batch.
+        `row` is the object that `prepare` made: tasks keep in it what they need here. The result shares no memory with
+        `outputs`, which may be views of a batch.
         """
         ...
 
     def assemble(self, prepared: Prepared, reduced: Sequence[Any]) -> Any:
         """The answer in the HF shape: dicts, lists, strings, floats and float32 arrays (orjson writes those). Runs in
-        another thread where the rows are many or `answer_bytes` large."""
+        another thread if there are many rows or `answer_bytes` is large."""
         ...

@@ -1,20 +1,19 @@
-"""What feature-extraction and sentence-similarity share: prompts, rows, pooling."""
+"""Text embeddings: prompts, pooling, normalisation. Shared by feature-extraction and sentence-similarity."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+import math
+from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any, cast
+from typing import Any
 
 import numpy as np
 
 from penstock_runtime.errors import InvalidInput
 from penstock_runtime.rows import POOLED, Float, Outputs, Pooling, Row
 from penstock_runtime.tasks.fields import Kind, Text, near
-from penstock_runtime.tasks.fitting import Fitter, Truncation
-from penstock_runtime.tasks.pooling import pool
+from penstock_runtime.tasks.fitting import Fitter
 from penstock_runtime.tasks.scores import finite
-from penstock_runtime.tokens import Pieces
 
 PROMPT: dict[str, tuple[Kind, Any]] = {"prompt_name": (Text("the name of a prompt"), None)}
 PROMPT_NOTES = {
@@ -25,14 +24,14 @@ PROMPT_NOTES = {
 
 @dataclass(frozen=True)
 class Embedding:
-    """Texts to rows with the model's prompts, and the outputs of rows to vectors."""
+    """The model's prompts, and the outputs of rows to vectors."""
 
     fitter: Fitter
     prompts: Mapping[str, str]
     default_prompt: str
 
     def prompt(self, name: str | None) -> str:
-        """The prefix of this name; InvalidInput when the model has none such."""
+        """The prompt of this name; InvalidInput if the model has none."""
         if name is None:
             return self.default_prompt
         if name not in self.prompts:
@@ -43,22 +42,51 @@ class Embedding:
             )
         return self.prompts[name]
 
-    def rows(
-        self, texts: Sequence[str] | Sequence[Pieces], where: Sequence[str], rule: Truncation, pooling: Pooling | None
-    ) -> tuple[list[Row], int]:
-        """One row for each text and how many were cut; InvalidInput for over-long texts that may not be."""
-        if texts and isinstance(texts[0], Pieces):
-            return self.fitter.rows(cast("Sequence[Pieces]", texts), where, rule, pooling)
-        return self.fitter.singles(cast("Sequence[str]", texts), where, rule, pooling)
-
     @staticmethod
     def reduce(row: Row, outputs: Outputs) -> Float:
-        """[width] when the row is to be pooled, whose values `shorten` looks at; else [tokens, width]. Its own memory.
+        """[width] if the row is to be pooled, else [tokens, width]; in separate memory.
 
-        InferenceFailed when one of the latter is not a number.
+        InferenceFailed if a value of the latter is not finite (`shorten` checks the former).
         """
         pooled = outputs.get(POOLED)
         if pooled is not None:
             return pooled.copy()
         vectors = outputs["last_hidden_state"]
         return finite(np.array(vectors)) if row.pooling is None else pool(vectors, row.pooling)
+
+
+def pool(vectors: Float, pooling: Pooling) -> Float:
+    """[tokens, width] -> [width], in separate memory. The row has no padding: every token counts."""
+    match pooling:
+        case Pooling.CLS:
+            first: Float = vectors[0].copy()
+            return first
+        case Pooling.LAST:
+            last: Float = vectors[-1].copy()
+            return last
+        case Pooling.MAX:
+            highest: Float = np.maximum.reduce(vectors, axis=0)
+            return highest
+        case Pooling.MEAN:
+            # Not the array's method, which is Python code: slower for short rows, and bitwise equal.
+            mean: Float = np.add.reduce(vectors, axis=0) / len(vectors)
+            return mean
+
+
+def normalise(vector: Float) -> Float:
+    """Scale to length 1; a zero vector stays as it is. InferenceFailed if a value is not finite."""
+    square = float(vector.dot(vector))
+    if not math.isfinite(square):  # a value is not finite, or its square is not
+        square = float(np.square(finite(vector), dtype=np.float64).sum())
+    length = math.sqrt(square)
+    scaled: Float = vector / length if length > 0 else vector
+    return scaled
+
+
+def shorten(vector: Float, dimensions: int | None, *, normalised: bool) -> Float:
+    """The first `dimensions` values (Matryoshka), scaled to length 1 if `normalised`.
+
+    InferenceFailed if one of them is not finite.
+    """
+    head = vector if dimensions is None else vector[:dimensions]
+    return normalise(head) if normalised else np.ascontiguousarray(finite(head))

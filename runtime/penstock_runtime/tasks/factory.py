@@ -18,12 +18,11 @@ from penstock_runtime.tasks import (
     token_classification,
     zero_shot_classification,
 )
-from penstock_runtime.tasks.base import Task
+from penstock_runtime.tasks.base import DEFAULT_LIMITS, RequestLimits, Task
 from penstock_runtime.tasks.feature_extraction import FeatureExtraction
 from penstock_runtime.tasks.fields import JsonSchema
 from penstock_runtime.tasks.fill_mask import FillMask
 from penstock_runtime.tasks.fitting import Fitter
-from penstock_runtime.tasks.limits import DEFAULT_LIMITS, Limits
 from penstock_runtime.tasks.question_answering import QuestionAnswering
 from penstock_runtime.tasks.sentence_similarity import SentenceSimilarity
 from penstock_runtime.tasks.text_classification import TextClassification
@@ -43,7 +42,7 @@ MODULES: dict[TaskName, ModuleType] = {
     TaskName.ZERO_SHOT_CLASSIFICATION: zero_shot_classification,
 }
 
-_CLASSES: dict[TaskName, Callable[[Fitter, ModelFolder, Limits], Task]] = {
+_CLASSES: dict[TaskName, Callable[[Fitter, ModelFolder, RequestLimits], Task]] = {
     TaskName.FEATURE_EXTRACTION: FeatureExtraction,
     TaskName.SENTENCE_SIMILARITY: SentenceSimilarity,
     TaskName.TEXT_RANKING: TextRanking,
@@ -77,7 +76,7 @@ def make_task(
     *,
     max_tokens: int | None = None,
     truncate: bool = True,
-    limits: Limits = DEFAULT_LIMITS,
+    limits: RequestLimits = DEFAULT_LIMITS,
 ) -> Task:
     """The task `name` of the model in `folder`.
 
@@ -99,7 +98,7 @@ def make_task(
     return _CLASSES[name](fitter, folder, limits)
 
 
-def request_schema(name: TaskName, limits: Limits = DEFAULT_LIMITS) -> JsonSchema:
+def request_schema(name: TaskName, limits: RequestLimits = DEFAULT_LIMITS) -> JsonSchema:
     """JSON Schema of the task's request body, with examples."""
     schema: JsonSchema = MODULES[name].request_schema(limits)
     return schema

@@ -16,8 +16,8 @@ from penstock.tasks import TaskName
 from penstock_runtime.errors import InvalidInput
 from penstock_runtime.models.folder import ModelFolder
 from penstock_runtime.rows import Float, Outputs, Pooling, Row
-from penstock_runtime.tasks.base import Prepared
-from penstock_runtime.tasks.embedding import PROMPT, PROMPT_NOTES, Embedding
+from penstock_runtime.tasks.base import DEFAULT_LIMITS, NUMBER_BYTES, Prepared, RequestLimits
+from penstock_runtime.tasks.embedding import PROMPT, PROMPT_NOTES, Embedding, normalise, shorten
 from penstock_runtime.tasks.fields import (
     Boolean,
     Choice,
@@ -32,8 +32,6 @@ from penstock_runtime.tasks.fields import (
     parse_parameters,
 )
 from penstock_runtime.tasks.fitting import TRUNCATION, TRUNCATION_NOTES, Fitter, Truncation
-from penstock_runtime.tasks.limits import DEFAULT_LIMITS, NUMBER_BYTES, Limits
-from penstock_runtime.tasks.pooling import normalise, shorten
 from penstock_runtime.tokens import Pieces
 
 WIDEST = 65_536
@@ -69,12 +67,12 @@ EXAMPLES = (
 )
 
 
-def inputs(limits: Limits) -> Kind:
+def inputs(limits: RequestLimits) -> Kind:
     """A text or a list of texts."""
     return Either((Text(), ListOf(Text(), limits.items)))
 
 
-def request_schema(limits: Limits = DEFAULT_LIMITS) -> JsonSchema:
+def request_schema(limits: RequestLimits = DEFAULT_LIMITS) -> JsonSchema:
     """The request body. Refused beyond it: unknown prompts, too many dimensions, too long without truncate, vectors of
     so many tokens that they make a very large answer."""
     return body_schema(inputs(limits), PARAMETERS, examples=EXAMPLES, about="Texts to vectors")
@@ -122,7 +120,7 @@ class Wanted:
 
 
 @dataclass(frozen=True, slots=True)
-class Request:
+class EmbeddingRequest:
     """A checked request."""
 
     texts: list[str] | list[Pieces]
@@ -136,7 +134,7 @@ class FeatureExtraction:
 
     name = TaskName.FEATURE_EXTRACTION
 
-    def __init__(self, fitter: Fitter, folder: ModelFolder, limits: Limits = DEFAULT_LIMITS) -> None:
+    def __init__(self, fitter: Fitter, folder: ModelFolder, limits: RequestLimits = DEFAULT_LIMITS) -> None:
         self._embedding = Embedding(fitter, folder.prompts, folder.default_prompt)
         self._pooling = folder.pooling
         self._normalize = folder.normalize
@@ -147,13 +145,13 @@ class FeatureExtraction:
         self._inputs = inputs(limits)
         self._by_default = self._wanted({})
 
-    def parse(self, inputs: Any, parameters: Mapping[str, Any]) -> Request:
+    def parse(self, inputs: Any, parameters: Mapping[str, Any]) -> EmbeddingRequest:
         """See `Task`."""
         wanted = self._by_default if parameters == {} else self._wanted(parameters)
         given = inputs if isinstance(inputs, TokenIds) else self._inputs.parse(inputs, "inputs")
         if isinstance(given, TokenIds):
-            return Request(self._pieces(given, wanted.prefix), given.single, wanted)
-        return Request(_prefixed(given, wanted.prefix), isinstance(given, str), wanted)
+            return EmbeddingRequest(self._pieces(given, wanted.prefix), given.single, wanted)
+        return EmbeddingRequest(_prefixed(given, wanted.prefix), isinstance(given, str), wanted)
 
     def _wanted(self, parameters: Mapping[str, Any]) -> Wanted:
         values = parse_parameters(parameters, PARAMETERS)
@@ -214,15 +212,15 @@ class FeatureExtraction:
             )
         return [Pieces(ids) for ids in given.texts]
 
-    def prepare(self, request: Request) -> Prepared:
+    def prepare(self, request: EmbeddingRequest) -> Prepared:
         """See `Task`."""
         where = ["inputs"] if request.single else [f"inputs[{index}]" for index in range(len(request.texts))]
-        rows, cut = self._embedding.rows(request.texts, where, request.wanted.rule, request.wanted.pooling)
+        rows, cut = self._embedding.fitter.singles(request.texts, where, request.wanted.rule, request.wanted.pooling)
         if self._width is not None:
             self._check_answer(request, rows, self._width)
         return Prepared(rows=rows, memo=request, truncated=cut)
 
-    def _check_answer(self, request: Request, rows: Sequence[Row], width: int) -> None:
+    def _check_answer(self, request: EmbeddingRequest, rows: Sequence[Row], width: int) -> None:
         if request.wanted.pooling is None:
             numbers = sum(row.length for row in rows) * width
             remedy = "Send fewer texts at a time, or set parameters.pooling, for instance to mean"
@@ -237,7 +235,7 @@ class FeatureExtraction:
 
     def assemble(self, prepared: Prepared, reduced: Sequence[Float]) -> Any:
         """float32 [texts, dimensions] when pooled; else [1, tokens, width], in a list for a list of texts."""
-        request: Request = prepared.memo
+        request: EmbeddingRequest = prepared.memo
         wanted = request.wanted
         if wanted.pooling is not None:
             whole = [normalise(one) for one in reduced] if wanted.normalize_whole else reduced

@@ -11,7 +11,7 @@ from penstock.tasks import TaskName
 from penstock_runtime.errors import InvalidInput
 from penstock_runtime.models.folder import ModelFolder
 from penstock_runtime.rows import Outputs, Row
-from penstock_runtime.tasks.base import Prepared
+from penstock_runtime.tasks.base import DEFAULT_LIMITS, Prepared, RequestLimits
 from penstock_runtime.tasks.fields import (
     Boolean,
     Either,
@@ -25,7 +25,6 @@ from penstock_runtime.tasks.fields import (
     parse_parameters,
 )
 from penstock_runtime.tasks.fitting import Fitter, Truncation
-from penstock_runtime.tasks.limits import DEFAULT_LIMITS, Limits
 from penstock_runtime.tasks.scores import finite, highest, softmax
 
 CHOICE_BYTES = 80
@@ -39,7 +38,7 @@ EXAMPLES = (
 )
 
 
-def parameter_kinds(limits: Limits) -> Object:
+def parameter_kinds(limits: RequestLimits) -> Object:
     """The parameters."""
     return Object(
         required={},
@@ -57,12 +56,12 @@ def parameter_kinds(limits: Limits) -> Object:
     )
 
 
-def inputs(limits: Limits) -> Kind:
+def inputs(limits: RequestLimits) -> Kind:
     """A text or a list of texts."""
     return Either((Text(), ListOf(Text(), limits.items)))
 
 
-def request_schema(limits: Limits = DEFAULT_LIMITS) -> JsonSchema:
+def request_schema(limits: RequestLimits = DEFAULT_LIMITS) -> JsonSchema:
     """The request body. Refused beyond it: texts without the model's mask token, targets without any token, too long
     without truncate, masks times top_k that make a very large answer."""
     return body_schema(
@@ -95,7 +94,7 @@ def response_schema() -> JsonSchema:
 
 
 @dataclass(frozen=True, slots=True)
-class Request:
+class FillMaskRequest:
     """A checked request."""
 
     texts: list[str]
@@ -125,7 +124,7 @@ class FillMask:
 
     name = TaskName.FILL_MASK
 
-    def __init__(self, fitter: Fitter, folder: ModelFolder, limits: Limits = DEFAULT_LIMITS) -> None:
+    def __init__(self, fitter: Fitter, folder: ModelFolder, limits: RequestLimits = DEFAULT_LIMITS) -> None:
         if fitter.tokenizer.mask_id is None:
             raise UnsupportedModel(
                 f"{folder.tokenizer} has no mask token", remedy="State it as mask_token in tokenizer_config.json"
@@ -135,12 +134,12 @@ class FillMask:
         self._inputs = inputs(limits)
         self._parameters = parameter_kinds(limits)
 
-    def parse(self, inputs: Any, parameters: Mapping[str, Any]) -> Request:
+    def parse(self, inputs: Any, parameters: Mapping[str, Any]) -> FillMaskRequest:
         """See `Task`."""
         values = parse_parameters(parameters, self._parameters)
         texts = self._inputs.parse(inputs, "inputs")
         targets = values["targets"]
-        return Request(
+        return FillMaskRequest(
             texts=[texts] if isinstance(texts, str) else texts,
             single=isinstance(texts, str),
             top_k=values["top_k"],
@@ -148,7 +147,7 @@ class FillMask:
             rule=self._fitter.rule.asked(values["truncate"], None),
         )
 
-    def prepare(self, request: Request) -> Prepared:
+    def prepare(self, request: FillMaskRequest) -> Prepared:
         """See `Task`."""
         where = ["inputs"] if request.single else [f"inputs[{index}]" for index in range(len(request.texts))]
         plain, cut = self._fitter.singles(request.texts, where, request.rule)
@@ -186,7 +185,7 @@ class FillMask:
 
     def assemble(self, prepared: Prepared, reduced: Sequence[Choices]) -> Any:
         """See `Task`."""
-        wanted: Request = prepared.memo
+        wanted: FillMaskRequest = prepared.memo
         answers: list[Any] = []
         for row, choices in zip(prepared.rows, reduced, strict=True):
             assert isinstance(row, MaskRow)  # noqa: S101 - prepare made it

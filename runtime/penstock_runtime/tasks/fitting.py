@@ -1,11 +1,11 @@
-"""Texts into rows that the model can take: cut, or refused, where they are too long."""
+"""Texts to rows within the model's length limit: longer texts are truncated or refused."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import chain
-from typing import Any
+from typing import Any, cast
 
 from penstock.errors import UnsupportedModel
 from penstock_runtime.errors import InvalidInput
@@ -25,13 +25,13 @@ TRUNCATION_NOTES = {
 
 @dataclass(frozen=True, slots=True)
 class Truncation:
-    """What to do with over-long texts: the endpoint's rule, or what one request asks for."""
+    """What to do with texts that are too long: the endpoint's rule, or that of one request."""
 
     cut: bool
     side: Side
 
     def asked(self, cut: bool | None, side: str | None) -> Truncation:
-        """This rule with what a request says otherwise."""
+        """This rule with the parameters of a request."""
         if cut is None and side is None:
             return self
         return Truncation(
@@ -44,7 +44,7 @@ class Fitter:
     """The tokenizer with the model's limit. Immutable."""
 
     def __init__(self, tokenizer: Tokenizer, max_tokens: int, *, truncate: bool, pairs: bool) -> None:
-        """`pairs`: the task puts two texts in a row. UnsupportedModel when such a row has no room for text."""
+        """`pairs`: rows of the task hold two texts. UnsupportedModel if a row has no room for text."""
         for template in (tokenizer.single, tokenizer.pair) if pairs else (tokenizer.single,):
             if max_tokens <= template.specials:
                 raise UnsupportedModel(
@@ -56,31 +56,33 @@ class Fitter:
         self.rule = Truncation(cut=truncate, side=tokenizer.side)
 
     def room(self, template: Template) -> int:
-        """Tokens of text that a row can hold."""
+        """Tokens of text that fit into a row."""
         return self.max_tokens - template.specials
 
     def split(self, texts: Sequence[str], template: Template, side: Side, *, offsets: bool = False) -> list[Pieces]:
-        """The tokens of each text, as many as can matter for a row of this template."""
+        """The tokens of each text, as many as are needed for a row of this template."""
         return self.tokenizer.split(texts, limit=self.room(template), side=side, offsets=offsets)
 
     def singles(
-        self, texts: Sequence[str], where: Sequence[str], rule: Truncation, pooling: Pooling | None = None
+        self,
+        texts: Sequence[str] | Sequence[Pieces],
+        where: Sequence[str],
+        rule: Truncation,
+        pooling: Pooling | None = None,
     ) -> tuple[list[Row], int]:
-        """One row for each text, to be pooled so, and how many of them were cut. `where` names the texts in errors.
+        """One row for each text (or tokenised text), to be pooled by `pooling`, and how many of them were cut.
 
-        InvalidInput for the first over-long text when `rule` does not cut, the first with a token that the model does
-        not know, or the first without any token (`require_tokens`).
+        `where` names the texts in errors. InvalidInput for the first text that is too long if `rule` does not cut, the
+        first with a token that the model does not have, or the first without any token (`require_tokens`).
         """
-        return self.rows(self.split(texts, self.tokenizer.single, rule.side), where, rule, pooling)
-
-    def rows(
-        self, texts: Sequence[Pieces], where: Sequence[str], rule: Truncation, pooling: Pooling | None = None
-    ) -> tuple[list[Row], int]:
-        """As `singles`, of texts that are split already."""
         template = self.tokenizer.single
         room = self.room(template)
+        if texts and isinstance(texts[0], Pieces):
+            tokenised = cast("Sequence[Pieces]", texts)
+        else:
+            tokenised = self.split(cast("Sequence[str]", texts), template, rule.side)
         rows, cut = [], 0
-        for pieces, field in zip(texts, where, strict=True):
+        for pieces, field in zip(tokenised, where, strict=True):
             if len(pieces) > room:
                 self.refuse_unless(rule, pieces, template, field)
                 cut += 1
@@ -90,7 +92,7 @@ class Fitter:
         return rows, cut
 
     def pair(self, first: Pieces, second: Pieces, where: str, rule: Truncation) -> tuple[Row, bool]:
-        """One row of two texts, and whether it was cut: the longer text gives up first. InvalidInput as `singles`."""
+        """One row of two texts, and whether it was cut: the longer text is cut first. InvalidInput as `singles`."""
         template = self.tokenizer.pair
         room = self.room(template)
         cut = len(first) + len(second) > room
@@ -103,9 +105,9 @@ class Fitter:
 
     @staticmethod
     def require_tokens(row: Row, where: str, *, said: str = "") -> Row:
-        """The row; InvalidInput, as `Tokenizer.require_embedded` has it, when it has no token for a model to take.
+        """The row; InvalidInput (arguments as for `Tokenizer.require_embedded`) if it has no tokens.
 
-        Of white space, and of signs that a tokenizer drops, nothing is left where it puts no special tokens around.
+        White space, or characters that the tokenizer drops, give no tokens where the template has no special tokens.
         """
         if not row.ids:
             raise InvalidInput(f"{said or where} has no tokens", field=where, remedy="Send a text with something in it")
@@ -114,7 +116,7 @@ class Fitter:
     def refuse_unless(
         self, rule: Truncation, first: Pieces, template: Template, where: str, second: Pieces | None = None
     ) -> None:
-        """InvalidInput that says how long the text is, unless `rule` allows to cut it."""
+        """InvalidInput with the length of the text, unless `rule` allows to cut it."""
         if rule.cut:
             return
         count = len(first) + template.specials + (0 if second is None else len(second))

@@ -16,7 +16,7 @@ from penstock.tasks import TaskName
 from penstock_runtime.errors import InvalidInput
 from penstock_runtime.models.folder import ModelFolder
 from penstock_runtime.rows import Outputs, Row
-from penstock_runtime.tasks.base import SPAN_TOKEN_BYTES, Prepared
+from penstock_runtime.tasks.base import DEFAULT_LIMITS, SPAN_TOKEN_BYTES, Prepared, RequestLimits
 from penstock_runtime.tasks.fields import (
     Boolean,
     Either,
@@ -30,11 +30,10 @@ from penstock_runtime.tasks.fields import (
     parse_parameters,
 )
 from penstock_runtime.tasks.fitting import Fitter
-from penstock_runtime.tasks.limits import DEFAULT_LIMITS, Limits
 from penstock_runtime.tasks.scores import finite
-from penstock_runtime.tasks.spans import Answer, best_spans, merge
+from penstock_runtime.tasks.spans import AnswerSpan, best_spans, merge
 from penstock_runtime.tokens import Pieces, Side, windows
-from penstock_runtime.tokens.truncation import count_windows
+from penstock_runtime.tokens.pieces import count_windows
 
 MAX_SEQUENCE = 384
 """Tokens of a window, where the model takes as many: what such models were trained with."""
@@ -76,13 +75,13 @@ EXAMPLES = (
 )
 
 
-def inputs(limits: Limits) -> Kind:
+def inputs(limits: RequestLimits) -> Kind:
     """A question with its context, or a list of these."""
     one = Object(required={"question": Text(), "context": Text()}, words="an object with question and context")
     return Either((one, ListOf(one, limits.items, words="a list of these")))
 
 
-def request_schema(limits: Limits = DEFAULT_LIMITS) -> JsonSchema:
+def request_schema(limits: RequestLimits = DEFAULT_LIMITS) -> JsonSchema:
     """The request body. Refused beyond it: a question or a stride that leaves no room for
     context, too many windows, a max_seq_len over the model's limit, so many answers that they make a very large one."""
     return body_schema(
@@ -111,7 +110,7 @@ def response_schema() -> JsonSchema:
 
 
 @dataclass(frozen=True, slots=True)
-class Request:
+class QuestionRequest:
     """A checked request."""
 
     questions: list[tuple[str, str]]
@@ -147,7 +146,7 @@ class WindowRow(Row):
 class WindowAnswers:
     """What `reduce` makes of a window."""
 
-    answers: list[Answer]
+    answers: list[AnswerSpan]
     null_score: float
 
 
@@ -156,7 +155,7 @@ class QuestionAnswering:
 
     name = TaskName.QUESTION_ANSWERING
 
-    def __init__(self, fitter: Fitter, folder: ModelFolder, limits: Limits = DEFAULT_LIMITS) -> None:
+    def __init__(self, fitter: Fitter, folder: ModelFolder, limits: RequestLimits = DEFAULT_LIMITS) -> None:
         if fitter.tokenizer.pads_left:
             raise UnsupportedModel(
                 f"{folder.path} reads the context before the question (padding_side is left)",
@@ -166,7 +165,7 @@ class QuestionAnswering:
         self._limits = limits
         self._inputs = inputs(limits)
 
-    def parse(self, inputs: Any, parameters: Mapping[str, Any]) -> Request:
+    def parse(self, inputs: Any, parameters: Mapping[str, Any]) -> QuestionRequest:
         """See `Task`."""
         values = parse_parameters(parameters, PARAMETERS)
         given = self._inputs.parse(inputs, "inputs")
@@ -178,7 +177,7 @@ class QuestionAnswering:
                 field="parameters.max_seq_len",
                 remedy=f"Ask for {self._fitter.max_tokens} or fewer",
             )
-        return Request(
+        return QuestionRequest(
             questions=[(one["question"], one["context"]) for one in ([given] if single else given)],
             single=single,
             top_k=values["top_k"],
@@ -190,7 +189,7 @@ class QuestionAnswering:
             align=values["align_to_words"],
         )
 
-    def prepare(self, request: Request) -> Prepared:
+    def prepare(self, request: QuestionRequest) -> Prepared:
         """See `Task`."""
         tokenizer = self._fitter.tokenizer
         questions = tokenizer.split([question for question, _ in request.questions], limit=request.max_seq_len)
@@ -232,7 +231,7 @@ class QuestionAnswering:
         self._limits.check_answer(size, "parameters.top_k", "Ask for fewer answers, or send fewer questions at a time")
         return Prepared(rows=rows, memo=request, truncated=cut, token_bytes=SPAN_TOKEN_BYTES, answer_bytes=size)
 
-    def _answer_bytes(self, request: Request, rows: Sequence[WindowRow]) -> int:
+    def _answer_bytes(self, request: QuestionRequest, rows: Sequence[WindowRow]) -> int:
         """The longest answer is all of a window: two words may have any amount of white space between them."""
         longest = [0] * len(request.questions)
         for row in rows:
@@ -248,15 +247,15 @@ class QuestionAnswering:
         # The first token stands for no answer; transformers lets every token of that kind share in the scores.
         others = None if row.cls_id is None else np.asarray(row.ids) == row.cls_id
         found = best_spans(start, end, context, others, count=row.candidates, longest=row.longest)
-        answers = [Answer(score, *_characters(row, first, last)) for score, first, last in found.spans]
+        answers = [AnswerSpan(score, *_characters(row, first, last)) for score, first, last in found.spans]
         if not row.context.ids:
             # Nothing but white space to look at: the empty answer, in which nobody believes.
-            answers = [Answer(0.0, 0, 0)]
+            answers = [AnswerSpan(0.0, 0, 0)]
         return WindowAnswers(answers, found.null_score)
 
     def assemble(self, prepared: Prepared, reduced: Sequence[WindowAnswers]) -> Any:
         """See `Task`."""
-        wanted: Request = prepared.memo
+        wanted: QuestionRequest = prepared.memo
         by_question: list[list[WindowAnswers]] = [[] for _ in wanted.questions]
         for row, window in zip(prepared.rows, reduced, strict=True):
             assert isinstance(row, WindowRow)  # noqa: S101 - prepare made it
@@ -268,7 +267,7 @@ class QuestionAnswering:
             answers.append(best[0] if len(best) == 1 else best)
         return answers[0] if wanted.single else answers
 
-    def _question(self, question: Pieces, request: Request) -> Pieces:
+    def _question(self, question: Pieces, request: QuestionRequest) -> Pieces:
         """The question, cut where asked for, or where it would leave no room for the context."""
         limit, room = request.max_question_len, request.max_seq_len - self._fitter.tokenizer.pair.specials
         if limit is None and len(question) >= room and self._fitter.rule.cut:
@@ -276,7 +275,7 @@ class QuestionAnswering:
         return question if limit is None else question.keep(limit, Side.RIGHT)
 
     def _windows(
-        self, question: int, context: int, request: Request, prefix: str, *, taken: int
+        self, question: int, context: int, request: QuestionRequest, prefix: str, *, taken: int
     ) -> list[tuple[int, int]]:
         """Token ranges of the context; InvalidInput when there is no room, or there would be too many."""
         room = request.max_seq_len - self._fitter.tokenizer.pair.specials - question

@@ -11,12 +11,10 @@ import numpy as np
 from penstock.tasks import TaskName
 from penstock_runtime.models.folder import ModelFolder
 from penstock_runtime.rows import Float, Outputs, Pooling, Row
-from penstock_runtime.tasks.base import Prepared
-from penstock_runtime.tasks.embedding import PROMPT, PROMPT_NOTES, Embedding
+from penstock_runtime.tasks.base import DEFAULT_LIMITS, Prepared, RequestLimits
+from penstock_runtime.tasks.embedding import PROMPT, PROMPT_NOTES, Embedding, shorten
 from penstock_runtime.tasks.fields import JsonSchema, Kind, ListOf, Object, Text, body_schema, parse_parameters
 from penstock_runtime.tasks.fitting import TRUNCATION, TRUNCATION_NOTES, Fitter, Truncation
-from penstock_runtime.tasks.limits import DEFAULT_LIMITS, Limits
-from penstock_runtime.tasks.pooling import shorten
 
 PARAMETERS = Object(required={}, optional={**PROMPT, **TRUNCATION}, notes={**PROMPT_NOTES, **TRUNCATION_NOTES})
 EXAMPLES = (
@@ -29,7 +27,7 @@ EXAMPLES = (
 )
 
 
-def inputs(limits: Limits) -> Kind:
+def inputs(limits: RequestLimits) -> Kind:
     """A sentence and those to compare it with."""
     return Object(
         required={"source_sentence": Text(), "sentences": ListOf(Text(), limits.items)},
@@ -37,7 +35,7 @@ def inputs(limits: Limits) -> Kind:
     )
 
 
-def request_schema(limits: Limits = DEFAULT_LIMITS) -> JsonSchema:
+def request_schema(limits: RequestLimits = DEFAULT_LIMITS) -> JsonSchema:
     """The request body. Refused beyond it: unknown prompts, too long without truncate."""
     return body_schema(inputs(limits), PARAMETERS, examples=EXAMPLES, about="How alike a sentence is to others")
 
@@ -53,7 +51,7 @@ def response_schema() -> JsonSchema:
 
 
 @dataclass(frozen=True, slots=True)
-class Request:
+class SimilarityRequest:
     """A checked request: the source sentence first."""
 
     texts: list[str]
@@ -65,28 +63,28 @@ class SentenceSimilarity:
 
     name = TaskName.SENTENCE_SIMILARITY
 
-    def __init__(self, fitter: Fitter, folder: ModelFolder, limits: Limits = DEFAULT_LIMITS) -> None:
+    def __init__(self, fitter: Fitter, folder: ModelFolder, limits: RequestLimits = DEFAULT_LIMITS) -> None:
         self._embedding = Embedding(fitter, folder.prompts, folder.default_prompt)
         self._pooling = folder.pooling or Pooling.MEAN
         self._dimensions = folder.dimensions
         self._rule = fitter.rule
         self._inputs = inputs(limits)
 
-    def parse(self, inputs: Any, parameters: Mapping[str, Any]) -> Request:
+    def parse(self, inputs: Any, parameters: Mapping[str, Any]) -> SimilarityRequest:
         """See `Task`."""
         values = parse_parameters(parameters, PARAMETERS)
         given = self._inputs.parse(inputs, "inputs")
         prefix = self._embedding.prompt(values["prompt_name"])
         texts = [given["source_sentence"], *given["sentences"]]
-        return Request(
+        return SimilarityRequest(
             texts=[prefix + text for text in texts] if prefix else texts,
             rule=self._rule.asked(values["truncate"], values["truncation_direction"]),
         )
 
-    def prepare(self, request: Request) -> Prepared:
+    def prepare(self, request: SimilarityRequest) -> Prepared:
         """See `Task`."""
         others = [f"inputs.sentences[{index}]" for index in range(len(request.texts) - 1)]
-        rows, cut = self._embedding.rows(
+        rows, cut = self._embedding.fitter.singles(
             request.texts, ["inputs.source_sentence", *others], request.rule, self._pooling
         )
         return Prepared(rows=rows, memo=None, truncated=cut)

@@ -67,7 +67,7 @@ def _share(logits: NDArray[np.float64], allowed: NDArray[np.bool_]) -> NDArray[n
 
 
 @dataclass(frozen=True, slots=True)
-class Answer:
+class AnswerSpan:
     """A span in characters."""
 
     score: float
@@ -76,7 +76,7 @@ class Answer:
 
 
 def merge(
-    windows: Iterable[Sequence[Answer]], text: str, *, null_score: float | None, count: int
+    windows: Iterable[Sequence[AnswerSpan]], text: str, *, null_score: float | None, count: int
 ) -> list[dict[str, Any]]:
     """The `count` best answers of all windows, the same words (whatever their case) counted once with the sum of
     their scores. `null_score` offers the empty answer as well."""

@@ -15,7 +15,7 @@ import numpy as np
 from penstock.tasks import TaskName
 from penstock_runtime.models.folder import ModelFolder
 from penstock_runtime.rows import Float, Outputs, Row
-from penstock_runtime.tasks.base import Prepared
+from penstock_runtime.tasks.base import DEFAULT_LIMITS, Prepared, RequestLimits
 from penstock_runtime.tasks.fields import (
     Choice,
     Either,
@@ -29,7 +29,6 @@ from penstock_runtime.tasks.fields import (
     parse_parameters,
 )
 from penstock_runtime.tasks.fitting import TRUNCATION, TRUNCATION_NOTES, Fitter, Truncation
-from penstock_runtime.tasks.limits import DEFAULT_LIMITS, Limits
 from penstock_runtime.tasks.scores import descending, finite, sigmoid, softmax
 
 
@@ -86,7 +85,7 @@ EXAMPLES = (
 )
 
 
-def inputs(limits: Limits) -> Kind:
+def inputs(limits: RequestLimits) -> Kind:
     """A text, a pair, or a list of these."""
     pair = Object(
         required={"text": Text()}, optional={"text_pair": (Text(), None)}, words="an object with text and text_pair"
@@ -95,7 +94,7 @@ def inputs(limits: Limits) -> Kind:
     return Either((*one.kinds, ListOf(one, limits.items, words="a list of these")))
 
 
-def request_schema(limits: Limits = DEFAULT_LIMITS) -> JsonSchema:
+def request_schema(limits: RequestLimits = DEFAULT_LIMITS) -> JsonSchema:
     """The request body. Refused beyond it: too long without truncate, labels of so many texts that they make a very
     large answer."""
     return body_schema(inputs(limits), PARAMETERS, examples=EXAMPLES, about="Labels for texts or pairs of texts")
@@ -117,7 +116,7 @@ def response_schema() -> JsonSchema:
 
 
 @dataclass(frozen=True, slots=True)
-class Request:
+class TextClassificationRequest:
     """A checked request."""
 
     texts: list[tuple[str, str | None]]
@@ -134,7 +133,7 @@ class TextClassification:
 
     name = TaskName.TEXT_CLASSIFICATION
 
-    def __init__(self, fitter: Fitter, folder: ModelFolder, limits: Limits = DEFAULT_LIMITS) -> None:
+    def __init__(self, fitter: Fitter, folder: ModelFolder, limits: RequestLimits = DEFAULT_LIMITS) -> None:
         self._fitter = fitter
         self._labels = folder.labels
         self._longest_label = max(map(len, folder.labels))
@@ -142,7 +141,7 @@ class TextClassification:
         self._function = Function.of(folder)
         self._inputs = inputs(limits)
 
-    def parse(self, inputs: Any, parameters: Mapping[str, Any]) -> Request:
+    def parse(self, inputs: Any, parameters: Mapping[str, Any]) -> TextClassificationRequest:
         """See `Task`."""
         values = parse_parameters(parameters, PARAMETERS)
         given = self._inputs.parse(inputs, "inputs")
@@ -151,7 +150,7 @@ class TextClassification:
         labels = min(values["top_k"] or len(self._labels), len(self._labels))
         answer_bytes = len(items) * labels * (LABEL_BYTES + self._longest_label)
         self._limits.check_answer(answer_bytes, "inputs", "Send fewer texts at a time, or a smaller parameters.top_k")
-        return Request(
+        return TextClassificationRequest(
             texts=[(item, None) if isinstance(item, str) else (item["text"], item["text_pair"]) for item in items],
             where=[f"inputs[{index}]" for index in range(len(items))] if isinstance(given, list) else ["inputs"],
             top_k=values["top_k"],
@@ -160,7 +159,7 @@ class TextClassification:
             answer_bytes=answer_bytes,
         )
 
-    def prepare(self, request: Request) -> Prepared:
+    def prepare(self, request: TextClassificationRequest) -> Prepared:
         """See `Task`."""
         fitter, rule = self._fitter, request.rule
         paired = [index for index, (_, second) in enumerate(request.texts) if second is not None]
@@ -188,7 +187,7 @@ class TextClassification:
 
     def assemble(self, prepared: Prepared, reduced: Sequence[Float]) -> list[list[dict[str, Any]]]:
         """See `Task`."""
-        wanted: Request = prepared.memo
+        wanted: TextClassificationRequest = prepared.memo
         answer = []
         for scores in map(wanted.function.apply, reduced):
             values = scores.tolist()

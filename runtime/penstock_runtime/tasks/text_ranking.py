@@ -16,7 +16,7 @@ from penstock.errors import UnsupportedModel
 from penstock.tasks import TaskName
 from penstock_runtime.models.folder import ModelFolder
 from penstock_runtime.rows import Float, Outputs, Row
-from penstock_runtime.tasks.base import Prepared
+from penstock_runtime.tasks.base import DEFAULT_LIMITS, Prepared, RequestLimits
 from penstock_runtime.tasks.fields import (
     Boolean,
     Either,
@@ -30,7 +30,6 @@ from penstock_runtime.tasks.fields import (
     parse_parameters,
 )
 from penstock_runtime.tasks.fitting import TRUNCATION, TRUNCATION_NOTES, Fitter, Truncation
-from penstock_runtime.tasks.limits import DEFAULT_LIMITS, Limits
 from penstock_runtime.tasks.scores import descending, finite, sigmoid
 
 PARAMETERS = Object(
@@ -61,7 +60,7 @@ EXAMPLES = (
 )
 
 
-def inputs(limits: Limits) -> Kind:
+def inputs(limits: RequestLimits) -> Kind:
     """A query with texts, or a list of pairs."""
     ranking = Object(
         required={"query": Text(), "texts": ListOf(Text(), limits.items)}, words="an object with query and texts"
@@ -70,7 +69,7 @@ def inputs(limits: Limits) -> Kind:
     return Either((ranking, ListOf(pair, limits.items, words="a list of pairs")))
 
 
-def request_schema(limits: Limits = DEFAULT_LIMITS) -> JsonSchema:
+def request_schema(limits: RequestLimits = DEFAULT_LIMITS) -> JsonSchema:
     """The request body. Refused beyond it: too long without truncate."""
     return body_schema(inputs(limits), PARAMETERS, examples=EXAMPLES, about="How well texts answer a query")
 
@@ -94,7 +93,7 @@ def response_schema() -> JsonSchema:
 
 
 @dataclass(frozen=True, slots=True)
-class Request:
+class RankingRequest:
     """A checked request."""
 
     pairs: list[tuple[str, str]]
@@ -112,7 +111,7 @@ class TextRanking:
 
     name = TaskName.TEXT_RANKING
 
-    def __init__(self, fitter: Fitter, folder: ModelFolder, limits: Limits = DEFAULT_LIMITS) -> None:
+    def __init__(self, fitter: Fitter, folder: ModelFolder, limits: RequestLimits = DEFAULT_LIMITS) -> None:
         if folder.num_labels != 1:
             raise UnsupportedModel(
                 f"{folder.path} has {folder.num_labels} labels; a ranking model has one, the score",
@@ -124,7 +123,7 @@ class TextRanking:
         # Where another function is named, the sigmoid stays: scores from 0 to 1.
         self._raw_pairs = (folder.activation or "").rpartition(".")[2] == "Identity"
 
-    def parse(self, inputs: Any, parameters: Mapping[str, Any]) -> Request:
+    def parse(self, inputs: Any, parameters: Mapping[str, Any]) -> RankingRequest:
         """See `Task`."""
         values = parse_parameters(parameters, PARAMETERS)
         given = self._inputs.parse(inputs, "inputs")
@@ -137,7 +136,7 @@ class TextRanking:
             pairs = [(self._prompt + first, second) for first, second in given]
             where = [f"inputs[{index}]" for index in range(len(pairs))]
         raw = values["raw_scores"]
-        return Request(
+        return RankingRequest(
             pairs=pairs,
             where=where,
             ranked=ranked,
@@ -147,7 +146,7 @@ class TextRanking:
             rule=self._fitter.rule.asked(values["truncate"], values["truncation_direction"]),
         )
 
-    def prepare(self, request: Request) -> Prepared:
+    def prepare(self, request: RankingRequest) -> Prepared:
         """See `Task`."""
         fitter, rule = self._fitter, request.rule
         # Each text once, however many pairs it is in: the query of a ranking is in all of them.
@@ -166,7 +165,7 @@ class TextRanking:
 
     def assemble(self, prepared: Prepared, reduced: Sequence[Float]) -> list[float] | list[dict[str, Any]]:
         """See `Task`."""
-        wanted: Request = prepared.memo
+        wanted: RankingRequest = prepared.memo
         logits = np.concatenate(reduced)
         scores = logits if wanted.raw else sigmoid(logits)
         values: list[float] = scores.tolist()

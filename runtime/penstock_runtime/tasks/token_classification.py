@@ -13,7 +13,7 @@ from penstock.tasks import TaskName
 from penstock_runtime.errors import InvalidInput
 from penstock_runtime.models.folder import ModelFolder
 from penstock_runtime.rows import Float, Outputs, Row
-from penstock_runtime.tasks.base import SPAN_TOKEN_BYTES, Prepared
+from penstock_runtime.tasks.base import DEFAULT_LIMITS, SPAN_TOKEN_BYTES, Prepared, RequestLimits
 from penstock_runtime.tasks.entities import Aggregation, Window, entities, merge_windows
 from penstock_runtime.tasks.fields import (
     Boolean,
@@ -29,10 +29,9 @@ from penstock_runtime.tasks.fields import (
     parse_parameters,
 )
 from penstock_runtime.tasks.fitting import Fitter
-from penstock_runtime.tasks.limits import DEFAULT_LIMITS, Limits
 from penstock_runtime.tasks.scores import finite, softmax
 from penstock_runtime.tokens import Pieces, Tokenizer, windows
-from penstock_runtime.tokens.truncation import count_windows
+from penstock_runtime.tokens.pieces import count_windows
 
 IGNORED = ("O",)
 ENTITY_BYTES = 85
@@ -61,7 +60,7 @@ class Label(Text):
         return {"type": "string"}
 
 
-def parameter_kinds(limits: Limits) -> Object:
+def parameter_kinds(limits: RequestLimits) -> Object:
     """The parameters."""
     labels = ListOf(Label(), limits.items, at_least=0, words="a list of labels")
     return Object(
@@ -84,12 +83,12 @@ def parameter_kinds(limits: Limits) -> Object:
     )
 
 
-def inputs(limits: Limits) -> Kind:
+def inputs(limits: RequestLimits) -> Kind:
     """A text or a list of texts."""
     return Either((Text(), ListOf(Text(), limits.items)))
 
 
-def request_schema(limits: Limits = DEFAULT_LIMITS) -> JsonSchema:
+def request_schema(limits: RequestLimits = DEFAULT_LIMITS) -> JsonSchema:
     """The request body. Refused beyond it: stride without aggregation or too large for the model, too many windows,
     too long without truncate."""
     return body_schema(inputs(limits), parameter_kinds(limits), examples=EXAMPLES, about="Entities with their places")
@@ -119,7 +118,7 @@ def response_schema() -> JsonSchema:
 
 
 @dataclass(frozen=True, slots=True)
-class Request:
+class TokenClassificationRequest:
     """A checked request."""
 
     texts: list[str]
@@ -146,14 +145,14 @@ class TokenClassification:
 
     name = TaskName.TOKEN_CLASSIFICATION
 
-    def __init__(self, fitter: Fitter, folder: ModelFolder, limits: Limits = DEFAULT_LIMITS) -> None:
+    def __init__(self, fitter: Fitter, folder: ModelFolder, limits: RequestLimits = DEFAULT_LIMITS) -> None:
         self._fitter = fitter
         self._labels = folder.labels
         self._limits = limits
         self._inputs = inputs(limits)
         self._parameters = parameter_kinds(limits)
 
-    def parse(self, inputs: Any, parameters: Mapping[str, Any]) -> Request:
+    def parse(self, inputs: Any, parameters: Mapping[str, Any]) -> TokenClassificationRequest:
         """See `Task`."""
         values = parse_parameters(parameters, self._parameters)
         texts = self._inputs.parse(inputs, "inputs")
@@ -172,7 +171,7 @@ class TokenClassification:
                 remedy=f"Send less than {room}",
             )
         cut = values["truncate"]
-        return Request(
+        return TokenClassificationRequest(
             texts=[texts] if isinstance(texts, str) else texts,
             single=isinstance(texts, str),
             aggregation=aggregation,
@@ -181,7 +180,7 @@ class TokenClassification:
             cut=self._fitter.rule.cut if cut is None else cut,
         )
 
-    def prepare(self, request: Request) -> Prepared:
+    def prepare(self, request: TokenClassificationRequest) -> Prepared:
         """See `Task`."""
         fitter, template = self._fitter, self._fitter.tokenizer.single
         rule, room = fitter.rule.asked(request.cut, None), fitter.room(template)
@@ -223,7 +222,7 @@ class TokenClassification:
 
     def assemble(self, prepared: Prepared, reduced: Sequence[Float]) -> Any:
         """See `Task`."""
-        wanted: Request = prepared.memo
+        wanted: TokenClassificationRequest = prepared.memo
         tokenizer = self._fitter.tokenizer
         found: list[list[dict[str, Any]]] = [[] for _ in wanted.texts]
         count = [0] * len(wanted.texts)

@@ -19,7 +19,7 @@ from penstock.tasks import TaskName
 from penstock_runtime.errors import InvalidInput
 from penstock_runtime.models.folder import ModelFolder
 from penstock_runtime.rows import Float, Outputs, Row
-from penstock_runtime.tasks.base import Prepared
+from penstock_runtime.tasks.base import DEFAULT_LIMITS, Prepared, RequestLimits
 from penstock_runtime.tasks.fields import (
     Boolean,
     Choice,
@@ -33,7 +33,6 @@ from penstock_runtime.tasks.fields import (
     parse_parameters,
 )
 from penstock_runtime.tasks.fitting import Fitter
-from penstock_runtime.tasks.limits import DEFAULT_LIMITS, Limits
 from penstock_runtime.tasks.scores import finite, softmax
 
 TEMPLATE = "This example is {}."
@@ -95,7 +94,7 @@ class Labels(Text):
         return {"type": "string", "pattern": r"[^,\s]", "maxLength": 100_000}
 
 
-def parameter_kinds(limits: Limits) -> Object:
+def parameter_kinds(limits: RequestLimits) -> Object:
     """The parameters."""
     return Object(
         required={"candidate_labels": Either((ListOf(Text("a label"), limits.items), Labels()))},
@@ -116,12 +115,12 @@ def parameter_kinds(limits: Limits) -> Object:
     )
 
 
-def inputs(limits: Limits) -> Kind:
+def inputs(limits: RequestLimits) -> Kind:
     """A text or a list of texts."""
     return Either((Text(), ListOf(Text(), limits.items)))
 
 
-def request_schema(limits: Limits = DEFAULT_LIMITS) -> JsonSchema:
+def request_schema(limits: RequestLimits = DEFAULT_LIMITS) -> JsonSchema:
     """The request body. Refused beyond it: texts times labels over the limit of rows, too long without truncate."""
     return body_schema(
         inputs(limits), parameter_kinds(limits), examples=EXAMPLES, about="Which of your labels fit a text"
@@ -159,7 +158,7 @@ def response_schema() -> JsonSchema:
 
 
 @dataclass(frozen=True, slots=True)
-class Request:
+class ZeroShotRequest:
     """A checked request."""
 
     texts: list[str]
@@ -176,7 +175,7 @@ class ZeroShotClassification:
 
     name = TaskName.ZERO_SHOT_CLASSIFICATION
 
-    def __init__(self, fitter: Fitter, folder: ModelFolder, limits: Limits = DEFAULT_LIMITS) -> None:
+    def __init__(self, fitter: Fitter, folder: ModelFolder, limits: RequestLimits = DEFAULT_LIMITS) -> None:
         self._fitter = fitter
         self._entailment = entailment_label(folder)
         # As transformers has it: the first label, or the last when the first is entailment.
@@ -185,7 +184,7 @@ class ZeroShotClassification:
         self._inputs = inputs(limits)
         self._parameters = parameter_kinds(limits)
 
-    def parse(self, inputs: Any, parameters: Mapping[str, Any]) -> Request:
+    def parse(self, inputs: Any, parameters: Mapping[str, Any]) -> ZeroShotRequest:
         """See `Task`."""
         values = parse_parameters(parameters, self._parameters)
         texts = self._inputs.parse(inputs, "inputs")
@@ -199,7 +198,7 @@ class ZeroShotClassification:
                 remedy="Split the request",
             )
         cut = values["truncate"]
-        return Request(
+        return ZeroShotRequest(
             texts=texts,
             single=single,
             labels=labels,
@@ -209,7 +208,7 @@ class ZeroShotClassification:
             cut=self._fitter.rule.cut if cut is None else cut,
         )
 
-    def prepare(self, request: Request) -> Prepared:
+    def prepare(self, request: ZeroShotRequest) -> Prepared:
         """See `Task`. Only the text gives way to the limit, never a hypothesis."""
         fitter = self._fitter
         template, rule = fitter.tokenizer.pair, fitter.rule.asked(request.cut, None)
@@ -246,14 +245,14 @@ class ZeroShotClassification:
 
     def assemble(self, prepared: Prepared, reduced: Sequence[Float]) -> Any:
         """See `Task`."""
-        wanted: Request = prepared.memo
+        wanted: ZeroShotRequest = prepared.memo
         logits = np.stack(reduced).reshape(len(wanted.texts), len(wanted.labels), 2)
         scores = softmax(logits)[..., 1] if wanted.multi_label else softmax(logits[..., 1])
         answers = [self._answer(wanted, text, row) for text, row in zip(wanted.texts, scores, strict=True)]
         return answers[0] if wanted.single else answers
 
     @staticmethod
-    def _answer(wanted: Request, text: str, scores: Float) -> Any:
+    def _answer(wanted: ZeroShotRequest, text: str, scores: Float) -> Any:
         # Equal scores in transformers' order: the reverse of a rising sort.
         order = scores.argsort()[::-1].tolist()
         values = scores[order].tolist()

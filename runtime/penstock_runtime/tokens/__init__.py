@@ -6,9 +6,7 @@ with no special tokens and no limit; cutting, windows and special tokens are add
 Knows nothing of tasks, engines or HTTP.
 """
 
-from penstock_runtime.tokens.pieces import Pieces, Side
-from penstock_runtime.tokens.template import Template
+from penstock_runtime.tokens.pieces import Pieces, Side, Template, longest_first, windows
 from penstock_runtime.tokens.tokenizer import Tokenizer
-from penstock_runtime.tokens.truncation import longest_first, windows
 
 __all__ = ["Pieces", "Side", "Template", "Tokenizer", "longest_first", "windows"]

@@ -10,9 +10,8 @@ from penstock_runtime.errors import InvalidInput
 from penstock_runtime.models.folder import ModelFolder
 from penstock_runtime.tokens.backend import check_vocabulary, open_backend, own_size, uses_type_ids
 from penstock_runtime.tokens.classes import class_of
-from penstock_runtime.tokens.pieces import Pieces, Side
+from penstock_runtime.tokens.pieces import Pieces, Side, Template, probe
 from penstock_runtime.tokens.specials import TokenFiles
-from penstock_runtime.tokens.template import Template, probe
 from penstock_runtime.tokens.words import LONGEST_TEXTS, Words
 
 CHARACTERS_PER_TOKEN = 12

@@ -8,8 +8,8 @@ from contextlib import asynccontextmanager
 from aiohttp import web
 
 from penstock.tasks import TaskName
-from penstock_runtime.metrics import Metrics
-from penstock_runtime.serving.status import Phase, Status
+from penstock_runtime.serving.metrics import Metrics
+from penstock_runtime.serving.status import ServerPhase, ServerStatus
 from testbed.ports import some_free_ports
 
 ROUTE = "/predict"
@@ -19,7 +19,7 @@ class ServingPod:
     """Counts what tests say that it has answered."""
 
     def __init__(self, *, objective_milliseconds: float | None = 20.0) -> None:
-        status = Status("emotion", TaskName.TEXT_CLASSIFICATION, phase=Phase.READY)
+        status = ServerStatus("emotion", TaskName.TEXT_CLASSIFICATION, phase=ServerPhase.READY)
         self.metrics = Metrics(status, objective_p95_milliseconds=objective_milliseconds)
         self.status = 200
         self.scrapes = 0

@@ -22,7 +22,7 @@ from penstock_optimizer.candidate.candidate import Candidate, Subject
 from penstock_optimizer.candidate.kept_engines import KeptEngines, shapes
 from penstock_optimizer.candidate.lab import GraphFile
 from penstock_optimizer.guard.calibration import judging_samples
-from penstock_runtime.batching.collate import stack
+from penstock_runtime.batching.collate import collate
 from tests.optimizer.end_to_end.small_model import write_small_bert
 from tests.runtime.batching.echo import rows
 from tests.runtime.minilm import OPENVINO_FP32, ORT_DYNAMIC, ORT_FP32, folder, graph
@@ -49,8 +49,8 @@ def test_a_routed_plan_and_the_plan_itself_take_turns_on_engines_that_stay(
     first = engines.get(own), engines.get(short)
 
     for plan in (PLAN, ROUTED, PLAN, ROUTED):
-        outputs = engines.of(plan).run(stack(rows([5])))["last_hidden_state"]
-        expected = (first[1] if plan.short else first[0]).run(stack(rows([5])))["last_hidden_state"]
+        outputs = engines.of(plan).run(collate(rows([5])))["last_hidden_state"]
+        expected = (first[1] if plan.short else first[0]).run(collate(rows([5])))["last_hidden_state"]
         assert np.array_equal(outputs, expected)
     assert (engines.get(own), engines.get(short)) == first
     engines.close()

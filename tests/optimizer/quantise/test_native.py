@@ -23,7 +23,7 @@ from penstock_optimizer.quantise.calibrated import quantise_graph
 from penstock_optimizer.quantise.native_steps import native_graph
 from penstock_optimizer.quantise.rowwise import RowwiseWriter
 from penstock_optimizer.search.recipes import TEACHER
-from penstock_runtime.batching.collate import stack
+from penstock_runtime.batching.collate import collate
 from penstock_runtime.engines.base import Engine, Threads
 from penstock_runtime.engines.load import load_engine
 from penstock_runtime.models.folder import ModelFolder
@@ -89,7 +89,7 @@ def test_the_engine_computes_what_the_graph_says(kind: Kind, task: TaskName, tmp
     engine = engine_of(built.path, graph)
     off: list[tuple[float, ...]] = []
     for row in rows:
-        batch = stack([row])
+        batch = collate([row])
         feed = {name: getattr(batch, name) for name in graph.io.inputs}
         answers = engine.run(batch)
         found = np.stack([answers[name] for name in graph.io.outputs])
@@ -113,7 +113,7 @@ def test_a_head_of_one_label_answers_as_fp32(kind: Kind, tmp_path: Path) -> None
 
     true, found = [], []
     for row in rows:
-        batch = stack([row])
+        batch = collate([row])
         true.append(teacher.run(None, {name: getattr(batch, name) for name in graph.io.inputs})[0])
         found.append(engine.run(batch)["logits"])
     engine.close()
@@ -233,7 +233,7 @@ def test_as_many_labels_as_make_an_8_bit_product_are_filled_up_and_cut_off(
     built = build(TUNED, graph.path, graph.io, rows, tmp_path / "native", threads=2)
 
     engine = engine_of(built.path, graph)
-    batch = stack(rows[:5])
+    batch = collate(rows[:5])
     (true,), found = teacher.run(None, {name: getattr(batch, name) for name in graph.io.inputs}), engine.run(batch)
     engine.close()
     assert "linear32" not in built.fused_nodes

@@ -18,7 +18,7 @@ from penstock.tasks import Head
 from penstock_optimizer.export import Flavour, export
 from penstock_optimizer.export.exported import Exported
 from penstock_optimizer.quantise import build
-from penstock_runtime.batching.collate import stack, unstack
+from penstock_runtime.batching.collate import collate, split
 from penstock_runtime.engines.base import Engine, Threads
 from penstock_runtime.engines.grid import feed
 from penstock_runtime.engines.load import load_engine
@@ -82,10 +82,10 @@ def answers(folder: Path, config_class: str, head: Head, seed: int, **changes: A
     some = rows(5, 17, 2, 33, 9)
     apart: list[tuple[Float, Float]] = []
     with served(graph, folder / "native") as engine:
-        together = unstack(engine.run(stack(some)), some, graph.io)
+        together = split(engine.run(collate(some)), some, graph.io)
         for row, among_others in zip(some, together, strict=True):
-            batch = stack([row])
-            alone = unstack(engine.run(batch), [row], graph.io)[0]
+            batch = collate([row])
+            alone = split(engine.run(batch), [row], graph.io)[0]
             true = teacher.run(list(graph.io.outputs), feed(batch, graph.io.inputs))
             for (name, axes), expected in zip(graph.io.outputs.items(), true, strict=True):
                 np.testing.assert_array_equal(among_others[name], alone[name])
@@ -154,14 +154,14 @@ def test_a_batch_without_masks_has_no_logits(config_class: str, tmp_path: Path) 
     made = make(tmp_path / "model", config_class, Head.MASKED_LM, **fields(config_class))
     graph = export(made.folder, Head.MASKED_LM, tmp_path / "graph", flavour=Flavour.FUSED)
     with served(graph, tmp_path / "native") as engine:
-        assert engine.run(stack([Row([7, 8, 9])]))["logits"].shape == (0, VOCABULARY)
-        assert engine.run(stack([Row([7, MASK_ID, MASK_ID])]))["logits"].shape == (2, VOCABULARY)
+        assert engine.run(collate([Row([7, 8, 9])]))["logits"].shape == (0, VOCABULARY)
+        assert engine.run(collate([Row([7, MASK_ID, MASK_ID])]))["logits"].shape == (2, VOCABULARY)
 
 
 def test_a_padding_token_within_a_text_takes_no_position(tmp_path: Path) -> None:
     made = make(tmp_path / "model", "MPNetConfig", Head.ENCODER, **fields("MPNetConfig"))
     graph = export(made.folder, Head.ENCODER, tmp_path / "graph", flavour=Flavour.FUSED)
-    batch = stack([Row([7, 8, PAD_ID, 9, 10])])
+    batch = collate([Row([7, 8, PAD_ID, 9, 10])])
     teacher = ort.InferenceSession(str(graph.path), providers=["CPUExecutionProvider"])
     (true,) = teacher.run(None, feed(batch, graph.io.inputs))
     with served(graph, tmp_path / "native") as engine:

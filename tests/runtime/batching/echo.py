@@ -10,7 +10,7 @@ import numpy as np
 
 from penstock.manifest import Axes, GraphIO
 from penstock.recipe import Batching, EngineName, Plan, Precision, Recipe, ShortRoute
-from penstock_runtime.engines.base import Breadth, EngineFacts, Streams, Threads
+from penstock_runtime.engines.base import EngineFacts, Parallelism, Streams, Threads
 from penstock_runtime.engines.grid import ShapeGrid
 from penstock_runtime.engines.thread_streams import ThreadStreams
 from penstock_runtime.errors import InferenceFailed
@@ -102,13 +102,13 @@ class RowEchoEngine(EchoEngine):
 
     longest_alone: int = 100
     """Of the rows that have it, tokens."""
-    alone: list[tuple[int, Breadth]] = field(default_factory=list)
+    alone: list[tuple[int, Parallelism]] = field(default_factory=list)
     """Lengths of the rows that went it."""
 
-    def run_row(self, row: Row, breadth: Breadth) -> Outputs | None:
+    def run_row(self, row: Row, parallelism: Parallelism) -> Outputs | None:
         if row.length > self.longest_alone:
             return None
-        self.alone.append((row.length, breadth))
+        self.alone.append((row.length, parallelism))
         if self.poison and POISON in row.ids:
             raise InferenceFailed("poison")
         ids = np.array(row.ids, np.float32)

@@ -13,10 +13,9 @@ from typing import Any, cast
 import pytest
 
 from penstock.recipe import Batching, Plan
-from penstock_runtime.batching.batcher import Batcher, Outcome
-from penstock_runtime.batching.bounds import QueueBounds
-from penstock_runtime.batching.queue import Waiting
-from penstock_runtime.engines.base import Breadth
+from penstock_runtime.batching.batcher import Batcher, BatchResult
+from penstock_runtime.batching.queue import QueueBounds, QueuedRow
+from penstock_runtime.engines.base import Parallelism
 from penstock_runtime.engines.grid import ShapeGrid
 from penstock_runtime.engines.routed import RoutedEngine
 from penstock_runtime.errors import DeadlineExceeded, InferenceFailed, Overloaded
@@ -42,7 +41,7 @@ class Bench:
 
     def __init__(self, batcher: Batcher) -> None:
         self.batcher = batcher
-        self.ready: deque[Outcome] = deque()
+        self.ready: deque[BatchResult] = deque()
         self._calls: queue.SimpleQueue[Callable[[], object]] = queue.SimpleQueue()
         batcher.streams.attend(cast("asyncio.AbstractEventLoop", self), self._collect)
 
@@ -50,18 +49,18 @@ class Bench:
         """As a loop has it."""
         self._calls.put(callback)
 
-    def push(self, *lengths: int, owner: Any = None, deadline: float = math.inf) -> list[Waiting]:
+    def push(self, *lengths: int, owner: Any = None, deadline: float = math.inf) -> list[QueuedRow]:
         return self.push_rows(rows(lengths), owner=owner, deadline=deadline)
 
-    def push_rows(self, wanted: list[Row], *, owner: Any = None, deadline: float = math.inf) -> list[Waiting]:
+    def push_rows(self, wanted: list[Row], *, owner: Any = None, deadline: float = math.inf) -> list[QueuedRow]:
         entries = self.batcher.push(wanted, owner, arrived=perf_counter(), deadline=deadline)
-        self.turn()
+        self.dispatch()
         return entries
 
-    def turn(self) -> None:
-        self.ready += self.batcher.turn()
+    def dispatch(self) -> None:
+        self.ready += self.batcher.dispatch()
 
-    def get(self) -> Outcome:
+    def get(self) -> BatchResult:
         while not self.ready:
             self._calls.get(timeout=60)()
         return self.ready.popleft()
@@ -83,9 +82,15 @@ def working(
 ) -> Iterator[Bench]:
     """`tokens_per_second`: of each stream, as the warm-up has measured; so slow that no row is brief."""
     batcher = Batcher(
-        engine, IO, served, reduce, bounds=bounds or QueueBounds(), observer=observer or Seen(), one_core=one_core
+        engine,
+        IO,
+        served,
+        reduce,
+        bounds=bounds or QueueBounds(1024, 131_072),
+        observer=observer or Seen(),
+        one_core=one_core,
     )
-    batcher.warmed(int(tokens_per_second), 1.0)
+    batcher.add_measurement(int(tokens_per_second), 1.0)
     try:
         yield Bench(batcher)
     finally:
@@ -114,7 +119,7 @@ def test_a_busy_stream_takes_what_has_gathered_meanwhile_as_one_batch() -> None:
         assert engine.began.acquire(timeout=60)
         for length in (8, 8, 9, 8):
             bench.batcher.push(rows([length]), None, arrived=perf_counter(), deadline=math.inf)
-        bench.turn()
+        bench.dispatch()
         engine.gate.set()
         for _ in range(3):
             bench.get()
@@ -219,7 +224,7 @@ def test_a_row_of_a_client_that_is_alone_gets_all_cores_from_a_length_of_its_own
     served = plan(streams=2, wide_from=wide_from, wide_alone=wide_alone)
     with working(engine, served, tokens_per_second=5_000) as bench:  # of each: 1.5 to 6.4 ms
         for length in (15, 16, 64):
-            assert bench.batcher.run_here(row(length)) is not None
+            assert bench.batcher.run_inline(row(length)) is not None
         assert engine.wide == here
         engine.wide.clear()
         for length in (15, 16, 64):
@@ -256,7 +261,7 @@ def test_a_failed_batch_is_run_again_row_by_row_and_only_the_culprit_fails() -> 
         assert engine.began.acquire(timeout=60)
         for token in (7, POISON, 9):
             bench.batcher.push([row(4, token)], token, arrived=perf_counter(), deadline=math.inf)
-        bench.turn()
+        bench.dispatch()
         engine.gate.set()
         bench.get()
         found = {one.rows[0].owner: one.values[0] for one in (bench.get() for _ in range(3))}
@@ -500,7 +505,7 @@ def test_what_expires_leaves_a_batch_that_has_not_begun_and_the_next_deadline_is
         assert engine.began.acquire(timeout=60)
         for deadline in (200, 300):
             bench.batcher.push(rows([4]), deadline, arrived=now, deadline=now + deadline)
-        bench.turn()
+        bench.dispatch()
         bench.push(9, owner=400, deadline=now + 400)
         assert bench.batcher.expire(now) == ([], now + 100)  # nobody knows yet that it has begun
         late, next_deadline = bench.batcher.expire(now + 250)
@@ -517,10 +522,10 @@ def test_a_batch_that_cannot_even_be_begun_is_tried_row_by_row(monkeypatch: pyte
     with working(EchoEngine(), plan(Batching.EQUAL_LENGTH)) as bench:
         submit = bench.batcher.streams.submit
 
-        def refuse(batch: Batch, breadth: Breadth) -> int:
+        def refuse(batch: Batch, parallelism: Parallelism) -> int:
             if len(batch.input_ids) > 1 or 9 in batch.input_ids:
                 raise MemoryError
-            return submit(batch, breadth)
+            return submit(batch, parallelism)
 
         monkeypatch.setattr(bench.batcher.streams, "submit", refuse)
         bench.push_rows([row(4, 7), row(4, 9)])

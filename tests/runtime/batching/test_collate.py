@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from penstock.manifest import Axes, GraphIO
-from penstock_runtime.batching.collate import run_rows, stack, unstack
+from penstock_runtime.batching.collate import collate, run_rows, split
 from penstock_runtime.errors import InferenceFailed
 from penstock_runtime.rows import POOLED, Pooling, Row
 from tests.runtime.batching.echo import IO, EchoEngine
@@ -22,7 +22,7 @@ class RowWithMasks(Row):
 
 
 def test_rows_are_padded_on_the_right_and_masked() -> None:
-    batch = stack([Row([5, 6, 7], [0, 1, 1]), Row([8])])
+    batch = collate([Row([5, 6, 7], [0, 1, 1]), Row([8])])
 
     assert batch.input_ids.tolist() == [[5, 6, 7], [8, 0, 0]]
     assert batch.attention_mask.tolist() == [[1, 1, 1], [1, 0, 0]]
@@ -31,7 +31,7 @@ def test_rows_are_padded_on_the_right_and_masked() -> None:
 
 
 def test_one_row_has_no_padding() -> None:
-    batch = stack([Row([5, 6], [0, 1])])
+    batch = collate([Row([5, 6], [0, 1])])
 
     assert batch.input_ids.tolist() == [[5, 6]]
     assert batch.attention_mask.tolist() == [[1, 1]]
@@ -52,17 +52,17 @@ def test_one_row_has_no_padding() -> None:
 def test_a_batch_is_pooled_where_all_its_rows_want_the_same(
     of_rows: list[Pooling | None], of_batch: Pooling | None
 ) -> None:
-    assert stack([Row([5, 6], pooling=pooling) for pooling in of_rows]).pooling is of_batch
+    assert collate([Row([5, 6], pooling=pooling) for pooling in of_rows]).pooling is of_batch
 
 
 def test_every_row_gets_its_own_vector_where_the_engine_has_pooled() -> None:
     vectors = np.arange(6, dtype=np.float32).reshape(2, 3)
 
-    parts = unstack({POOLED: vectors}, [Row([1]), Row([1, 2])], IO)
+    parts = split({POOLED: vectors}, [Row([1]), Row([1, 2])], IO)
 
     assert [part[POOLED].tolist() for part in parts] == vectors.tolist()
     with pytest.raises(InferenceFailed, match="output pooled has shape"):
-        unstack({POOLED: vectors}, [Row([1])], IO)
+        split({POOLED: vectors}, [Row([1])], IO)
 
 
 @given(rows=st.lists(tokens, min_size=1, max_size=6))
@@ -79,7 +79,7 @@ def test_outputs_of_masks_are_divided_by_their_numbers(counts: list[int]) -> Non
     logits = np.arange(sum(counts) * 2, dtype=np.float32).reshape(-1, 2)
     io = GraphIO(inputs=("input_ids",), outputs={"logits": Axes.MASKS})
 
-    parts = [own["logits"] for own in unstack({"logits": logits}, rows, io)]
+    parts = [own["logits"] for own in split({"logits": logits}, rows, io)]
 
     assert [len(part) for part in parts] == counts
     assert np.array_equal(np.concatenate(parts), logits)
@@ -93,4 +93,4 @@ def test_outputs_of_another_shape_than_promised_are_an_error(axes: Axes, shape: 
     io = GraphIO(inputs=("input_ids",), outputs={"logits": axes})
 
     with pytest.raises(InferenceFailed, match="output logits has shape"):
-        unstack({"logits": np.zeros(shape, dtype=np.float32)}, [Row([1, 2, 3]), Row([1])], io)
+        split({"logits": np.zeros(shape, dtype=np.float32)}, [Row([1, 2, 3]), Row([1])], io)

@@ -9,36 +9,36 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from penstock.recipe import Batching
-from penstock_runtime.batching.queue import PACE, Company, Waiting, WaitingRows
+from penstock_runtime.batching.queue import RANK_SLOWDOWN, BatchPolicy, QueuedRow, RowQueue
 from penstock_runtime.engines.grid import ShapeGrid
 from penstock_runtime.rows import Row
 from tests.examples import examples
 from tests.runtime.batching.echo import EchoEngine, plan, row, rows
 
-SINGLE = Company(Batching.SINGLE, 1, 512, 0.0)
-EQUAL = Company(Batching.EQUAL_LENGTH, 8, 512, 0.0)
-NEAR = Company(Batching.PADDED, 8, 512, 0.15)
-GRID = Company(Batching.EQUAL_LENGTH, 8, 512, 0.0, ShapeGrid())
+SINGLE = BatchPolicy(Batching.SINGLE, 1, 512, 0.0)
+EQUAL = BatchPolicy(Batching.EQUAL_LENGTH, 8, 512, 0.0)
+NEAR = BatchPolicy(Batching.PADDED, 8, 512, 0.15)
+GRID = BatchPolicy(Batching.EQUAL_LENGTH, 8, 512, 0.0, ShapeGrid())
 ROUTED = replace(NEAR, short=EQUAL, short_tokens=16)
 DIVIDED = replace(NEAR, divided_from_tokens=64)
 ALONE_WHEN_SHORT = replace(EQUAL, short=SINGLE, short_tokens=8)
 BOTH_ON_GRIDS = replace(GRID, short=GRID, short_tokens=12)
 
 
-def queue_of(company: Company, lengths: list[int]) -> WaitingRows:
+def queue_of(policy: BatchPolicy, lengths: list[int]) -> RowQueue:
     """Single requests that came one after the other."""
-    queue = WaitingRows(company)
+    queue = RowQueue(policy)
     for at, length in enumerate(lengths):
         queue.push([row(length)], at, arrived=float(at), deadline=math.inf, tokens_per_second=1000.0)
     return queue
 
 
-def owners(entries: list[Waiting]) -> list[Any]:
+def owners(entries: list[QueuedRow]) -> list[Any]:
     return [entry.owner for entry in entries]
 
 
 @pytest.mark.parametrize(
-    ("company", "lengths", "workers", "taken"),
+    ("policy", "lengths", "workers", "taken"),
     [
         pytest.param(SINGLE, [8, 8, 8], 1, [0], id="single rows run alone"),
         pytest.param(EQUAL, [8, 9, 8, 7, 8], 1, [0, 2, 4], id="only the same length joins"),
@@ -65,10 +65,10 @@ def owners(entries: list[Waiting]) -> list[Any]:
         pytest.param(BOTH_ON_GRIDS, [12, 13, 11, 14], 1, [0, 2], id="one point of the grid on two sides is two places"),
     ],
 )
-def test_the_next_batch(company: Company, lengths: list[int], workers: int, taken: list[int]) -> None:
-    queue = queue_of(company, lengths)
+def test_the_next_batch(policy: BatchPolicy, lengths: list[int], workers: int, taken: list[int]) -> None:
+    queue = queue_of(policy, lengths)
 
-    found = queue.take(workers=workers, now=100.0)
+    found = queue.take(streams=workers, now=100.0)
 
     assert owners(found.rows) == taken
     assert found.expired == []
@@ -87,10 +87,10 @@ def test_the_next_batch(company: Company, lengths: list[int], workers: int, take
     ],
 )
 def test_the_rows_of_one_request_are_shared_evenly(lengths: list[int], workers: int, batches: list[int]) -> None:
-    queue = WaitingRows(EQUAL)
+    queue = RowQueue(EQUAL)
     queue.push(rows(lengths), "one", arrived=0.0, deadline=math.inf, tokens_per_second=100.0)
 
-    taken = [len(queue.take(workers=workers, now=0.0).rows) for _ in batches]
+    taken = [len(queue.take(streams=workers, now=0.0).rows) for _ in batches]
 
     assert taken == batches
     assert queue.rows == 0
@@ -116,11 +116,11 @@ def test_a_few_long_rows_get_all_cores_together_when_nothing_else_runs(
 ) -> None:
     queue = queue_of(DIVIDED, lengths)
 
-    taken = queue.take(workers=workers, now=100.0, idle=idle)
+    taken = queue.take(streams=workers, now=100.0, idle=idle)
 
     assert owners(taken.rows) == batch
     assert taken.divided is divided
-    rest = [owners(queue.take(workers=workers, now=100.0).rows) for _ in range(queue.rows)]
+    rest = [owners(queue.take(streams=workers, now=100.0).rows) for _ in range(queue.rows)]
     assert sum(rest, batch) == list(range(len(lengths))), "what was not taken keeps its turn"
 
 
@@ -131,22 +131,22 @@ def test_rows_are_divided_where_the_engine_does_it_and_from_where_one_row_gains(
     engine_divides: bool, wide_from: int | None, divides: bool
 ) -> None:
     facts = EchoEngine(streams=4, divides_batches=engine_divides).facts
-    company = Company.of(plan(Batching.PADDED, streams=4, wide_from=wide_from), facts)
+    policy = BatchPolicy.of(plan(Batching.PADDED, streams=4, wide_from=wide_from), facts)
 
-    assert company.divides(row(64), 2, 4) is divides
-    assert company.divides(row(256), 2, 4) is divides
-    assert not company.divides(row(63), 2, 4)
-    assert not company.divides(row(257), 2, 4), "more tokens than the plan allows"
-    assert not company.divides(row(64), 9, 18), "more rows than the plan allows"
+    assert policy.divides(row(64), 2, 4) is divides
+    assert policy.divides(row(256), 2, 4) is divides
+    assert not policy.divides(row(63), 2, 4)
+    assert not policy.divides(row(257), 2, 4), "more tokens than the plan allows"
+    assert not policy.divides(row(64), 9, 18), "more rows than the plan allows"
 
 
 def test_singles_behind_a_large_request_are_shared_as_ever() -> None:
-    queue = WaitingRows(EQUAL)
+    queue = RowQueue(EQUAL)
     queue.push(rows([8] * 8), "large", arrived=0.0, deadline=math.inf, tokens_per_second=math.inf)
     for arrived in (1.0, 2.0, 3.0):
         queue.push([row(8)], arrived, arrived=arrived, deadline=math.inf, tokens_per_second=math.inf)
 
-    taken = [owners(queue.take(workers=2, now=3.0).rows) for _ in range(4)]
+    taken = [owners(queue.take(streams=2, now=3.0).rows) for _ in range(4)]
 
     assert taken == [["large"] * 5, ["large"] * 3 + [1.0], [2.0], [3.0]]
 
@@ -154,7 +154,7 @@ def test_singles_behind_a_large_request_are_shared_as_ever() -> None:
 def test_what_did_not_fit_comes_in_the_next_batches_in_order() -> None:
     queue = queue_of(EQUAL, [200] * 5)
 
-    batches = [owners(queue.take(workers=1, now=0.0).rows) for _ in range(4)]
+    batches = [owners(queue.take(streams=1, now=0.0).rows) for _ in range(4)]
 
     assert batches == [[0, 1], [2, 3], [4], []]
 
@@ -162,44 +162,44 @@ def test_what_did_not_fit_comes_in_the_next_batches_in_order() -> None:
 def test_rows_left_out_by_a_power_of_two_keep_their_turn() -> None:
     queue = queue_of(GRID, [8] * 7)
 
-    batches = [owners(queue.take(workers=1, now=0.0).rows) for _ in range(4)]
+    batches = [owners(queue.take(streams=1, now=0.0).rows) for _ in range(4)]
 
     assert batches == [[0, 1, 2, 3], [4, 5], [6], []]
 
 
 def test_a_large_request_lets_a_later_single_one_in_between() -> None:
-    queue = WaitingRows(SINGLE)
+    queue = RowQueue(SINGLE)
     queue.push(rows([10] * 100), "large", arrived=0.0, deadline=math.inf, tokens_per_second=100.0)
     queue.push([row(10)], "single", arrived=1.0, deadline=math.inf, tokens_per_second=100.0)
 
-    order = [queue.take(workers=1, now=1.0).rows[0].owner for _ in range(101)]
+    order = [queue.take(streams=1, now=1.0).rows[0].owner for _ in range(101)]
 
     # At 100 tokens a second and paced at half of that, five rows of ten tokens rank before one second.
-    assert order.index("single") == 1.0 * 100 / 10 / PACE + 1
+    assert order.index("single") == 1.0 * 100 / 10 / RANK_SLOWDOWN + 1
     assert order.count("large") == 100
 
 
 def test_single_requests_do_not_starve_a_large_one() -> None:
-    queue = WaitingRows(SINGLE)
+    queue = RowQueue(SINGLE)
     queue.push(rows([10] * 10), "large", arrived=0.0, deadline=math.inf, tokens_per_second=100.0)
     order = []
     # Singles alone would keep the server busy: each turn takes 0.1 s, and one more comes in that time.
     for turn in range(40):
         now = turn / 10
         queue.push([row(10)], "single", arrived=now, deadline=math.inf, tokens_per_second=100.0)
-        order.append(queue.take(workers=1, now=now).rows[0].owner)
+        order.append(queue.take(streams=1, now=now).rows[0].owner)
 
     assert order.count("large") == 10
 
 
 def test_expired_rows_are_handed_back_and_not_run() -> None:
-    queue = WaitingRows(EQUAL)
+    queue = RowQueue(EQUAL)
     queue.push([row(8)], "late", arrived=0.0, deadline=1.0, tokens_per_second=100.0)
     queue.push([row(8)], "early", arrived=0.5, deadline=3.0, tokens_per_second=100.0)
     queue.push([row(8)], "late as well", arrived=0.6, deadline=1.5, tokens_per_second=100.0)
 
-    first = queue.take(workers=1, now=2.0)
-    second = queue.take(workers=1, now=2.0)
+    first = queue.take(streams=1, now=2.0)
+    second = queue.take(streams=1, now=2.0)
 
     assert (owners(first.rows), owners(first.expired)) == (["early"], ["late"])
     assert (owners(second.rows), owners(second.expired)) == ([], ["late as well"])
@@ -207,7 +207,7 @@ def test_expired_rows_are_handed_back_and_not_run() -> None:
 
 
 def test_the_deadlines_of_all_that_wait_are_known() -> None:
-    queue = WaitingRows(EQUAL)
+    queue = RowQueue(EQUAL)
     assert queue.next_deadline() == math.inf
     queue.push(rows([8, 9]), "a", arrived=0.0, deadline=5.0, tokens_per_second=100.0)
     queue.push([row(8)], "b", arrived=0.0, deadline=2.0, tokens_per_second=100.0)
@@ -220,7 +220,7 @@ def test_the_deadlines_of_all_that_wait_are_known() -> None:
 
 
 def test_cancelled_rows_cost_nothing_and_leave_nothing_behind() -> None:
-    queue = WaitingRows(EQUAL)
+    queue = RowQueue(EQUAL)
     for _ in range(1000):
         for entry in queue.push(rows([8, 9]), "gone", arrived=0.0, deadline=math.inf, tokens_per_second=100.0):
             assert queue.discard(entry)
@@ -228,35 +228,35 @@ def test_cancelled_rows_cost_nothing_and_leave_nothing_behind() -> None:
 
     assert (queue.rows, queue.tokens) == (0, 0)
     assert len(queue._all) < 100
-    assert sum(len(heap) for heap in queue._by_place.values()) < 100
-    assert queue.take(workers=1, now=0.0).rows == []
+    assert sum(len(heap) for heap in queue._by_bucket.values()) < 100
+    assert queue.take(streams=1, now=0.0).rows == []
 
 
 def test_a_busy_queue_does_not_grow() -> None:
-    for company in (SINGLE, EQUAL, NEAR):
-        queue = queue_of(company, [8] * 20)
+    for policy in (SINGLE, EQUAL, NEAR):
+        queue = queue_of(policy, [8] * 20)
         for at in range(5000):
             queue.push([row(5 + at % 9)], at, arrived=100.0 + at, deadline=math.inf, tokens_per_second=1.0)
             while queue.rows > 20:
-                queue.take(workers=1, now=0.0)
-        assert len(queue._all) < 200, company
-        assert sum(len(heap) for heap in queue._by_place.values()) < 200, company
+                queue.take(streams=1, now=0.0)
+        assert len(queue._all) < 200, policy
+        assert sum(len(heap) for heap in queue._by_bucket.values()) < 200, policy
 
 
 @dataclass
 class _Model:
     """What must hold, kept in the plainest way."""
 
-    waiting: list[Waiting] = field(default_factory=list)
-    seen: list[Waiting] = field(default_factory=list)
+    waiting: list[QueuedRow] = field(default_factory=list)
+    seen: list[QueuedRow] = field(default_factory=list)
 
-    def leave(self, entry: Waiting) -> None:
+    def leave(self, entry: QueuedRow) -> None:
         self.waiting.remove(entry)
         self.seen.append(entry)
 
 
 one_side = st.builds(
-    Company,
+    BatchPolicy,
     st.sampled_from(Batching),
     st.integers(1, 9),
     st.integers(1, 300),
@@ -284,11 +284,11 @@ steps = st.lists(
 
 
 @settings(max_examples=examples(400), deadline=None)
-@given(company=companies, steps=steps)
+@given(policy=companies, steps=steps)
 def test_every_row_leaves_once_in_turn_and_in_fitting_company(
-    company: Company, steps: list[tuple[object, ...]]
+    policy: BatchPolicy, steps: list[tuple[object, ...]]
 ) -> None:
-    queue = WaitingRows(company)
+    queue = RowQueue(policy)
     model = _Model()
     now = 0.0
     for step in steps:
@@ -312,11 +312,11 @@ def test_every_row_leaves_once_in_turn_and_in_fitting_company(
     assert len(set(map(id, model.seen))) == len(model.seen)
 
 
-def _check_take(queue: WaitingRows, model: _Model, workers: int, least: int, now: float, *, idle: bool = False) -> None:
-    company = queue.company
+def _check_take(queue: RowQueue, model: _Model, workers: int, least: int, now: float, *, idle: bool = False) -> None:
+    policy = queue.policy
     waiting = queue.tokens
     lowest = min((e.rank for e in model.waiting if e.deadline >= now), default=None)
-    taken = queue.take(workers=workers, now=now, least=least, idle=idle)
+    taken = queue.take(streams=workers, now=now, least=least, idle=idle)
     assert all(entry.deadline < now for entry in taken.expired)
     for entry in (*taken.expired, *taken.rows):
         model.leave(entry)
@@ -325,28 +325,28 @@ def _check_take(queue: WaitingRows, model: _Model, workers: int, least: int, now
         return
     assert taken.rows[0].rank == lowest, "the row that has waited longest goes first"
     assert all(entry.deadline >= now for entry in taken.rows)
-    assert len({queue.company.place(entry.row)[0] for entry in taken.rows}) == 1, "never across the sides"
-    company = company.side(taken.rows[0].row.length)
-    lengths = [company.length(entry.row) for entry in taken.rows]
+    assert len({queue.policy.bucket(entry.row)[0] for entry in taken.rows}) == 1, "never across the sides"
+    policy = policy.for_tokens(taken.rows[0].row.length)
+    lengths = [policy.length(entry.row) for entry in taken.rows]
     padded = max(lengths) * len(lengths)
-    assert len(lengths) <= max(1, company.max_rows)
+    assert len(lengths) <= max(1, policy.max_rows)
     if len(lengths) > 1:
-        assert company.batching is not Batching.SINGLE
-        assert padded <= company.max_tokens
-        share = max(least, -(-max(waiting, taken.rows[0].together) // workers))
+        assert policy.batching is not Batching.SINGLE
+        assert padded <= policy.max_tokens
+        share = max(least, -(-max(waiting, taken.rows[0].request_tokens) // workers))
         assert taken.divided or sum(entry.row.length for entry in taken.rows) <= share
-        assert padded - sum(lengths) <= company.max_padding_share * padded
-        assert company.batching is Batching.PADDED or len(set(lengths)) == 1
-        assert company.grid is None or len(lengths) in {1, 2, 4, 8}
+        assert padded - sum(lengths) <= policy.max_padding_share * padded
+        assert policy.batching is Batching.PADDED or len(set(lengths)) == 1
+        assert policy.grid is None or len(lengths) in {1, 2, 4, 8}
     if taken.divided:
         assert idle
-        assert company.divided_from_tokens is not None
-        assert company.divided_from_tokens <= taken.rows[0].row.length
+        assert policy.divided_from_tokens is not None
+        assert policy.divided_from_tokens <= taken.rows[0].row.length
         assert 2 <= len(taken.rows) <= workers // 2
         assert queue.rows == 0, "nobody runs beside it"
     for length in set(lengths):
-        place = (queue.company.place(taken.rows[0].row)[0], length)
-        ranks = [entry.rank for entry in taken.rows if queue.company.place(entry.row) == place]
-        left = [e.rank for e in model.waiting if queue.company.place(e.row) == place and e.deadline >= now]
+        place = (queue.policy.bucket(taken.rows[0].row)[0], length)
+        ranks = [entry.rank for entry in taken.rows if queue.policy.bucket(entry.row) == place]
+        left = [e.rank for e in model.waiting if queue.policy.bucket(e.row) == place and e.deadline >= now]
         assert ranks == sorted(ranks)
         assert not left or max(ranks) <= min(left), "the oldest of a length go first"

@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 
 from penstock.recipe import Batching
-from penstock_runtime.batching.batcher import Outcome
-from penstock_runtime.engines.base import Breadth
+from penstock_runtime.batching.batcher import BatchResult
+from penstock_runtime.engines.base import Parallelism
 from penstock_runtime.errors import InferenceFailed
 from penstock_runtime.rows import Outputs, Row
 from tests.runtime.batching.echo import POISON, EchoEngine, RowEchoEngine, plan, row
@@ -16,9 +16,9 @@ FAST = 5_000
 """Tokens a second of each stream: 16 tokens take 3.2 ms."""
 
 
-def run_here(engine: EchoEngine, wanted: Row) -> Outcome:
+def run_inline(engine: EchoEngine, wanted: Row) -> BatchResult:
     with working(engine, plan(), tokens_per_second=FAST) as bench:
-        outcome = bench.batcher.run_here(wanted)
+        outcome = bench.batcher.run_inline(wanted)
     assert outcome is not None
     return outcome
 
@@ -26,10 +26,10 @@ def run_here(engine: EchoEngine, wanted: Row) -> Outcome:
 def test_a_row_goes_the_shorter_way_as_wide_as_a_batch_of_it_would_be() -> None:
     engine, observer = RowEchoEngine(streams=2), Seen()
     with working(engine, plan(streams=2, wide_alone=16), tokens_per_second=FAST, observer=observer) as bench:
-        outcomes = [bench.batcher.run_here(row(length)) for length in (15, 16)]
+        outcomes = [bench.batcher.run_inline(row(length)) for length in (15, 16)]
 
     assert [outcome.values for outcome in outcomes if outcome is not None] == [[7.0 * 15], [7.0 * 16]]
-    assert engine.alone == [(15, Breadth.NARROW), (16, Breadth.WIDE)]
+    assert engine.alone == [(15, Parallelism.NARROW), (16, Parallelism.WIDE)]
     assert engine.batches == []
     assert [observer.batches.get(timeout=60) for _ in range(2)] == [(1, 15, 15), (1, 16, 16)]
 
@@ -37,7 +37,7 @@ def test_a_row_goes_the_shorter_way_as_wide_as_a_batch_of_it_would_be() -> None:
 def test_a_row_that_has_none_runs_as_a_batch() -> None:
     engine = RowEchoEngine(longest_alone=2)
 
-    assert run_here(engine, row(3)).values == [21.0]
+    assert run_inline(engine, row(3)).values == [21.0]
     assert (engine.alone, engine.batches) == ([], [[3]])
 
 
@@ -49,7 +49,7 @@ def test_brief_rows_go_it_too_if_they_are_alone() -> None:
         values = [value for outcome in bench.ready for value in outcome.values]
 
     assert values == [21.0, 21.0, 28.0, 35.0, 42.0]
-    assert engine.alone == [(length, Breadth.NARROW) for length in (4, 5, 6)]
+    assert engine.alone == [(length, Parallelism.NARROW) for length in (4, 5, 6)]
     assert engine.batches == [[3, 3]]
 
 
@@ -64,11 +64,11 @@ def test_rows_of_the_streams_do_not() -> None:
 
 def test_a_row_that_fails_on_it_fails_as_on_the_other_and_is_not_tried_again() -> None:
     engine = RowEchoEngine()
-    ((error,), (expected,)) = (run_here(one, row(4, POISON)).values for one in (engine, EchoEngine()))
+    ((error,), (expected,)) = (run_inline(one, row(4, POISON)).values for one in (engine, EchoEngine()))
 
     assert isinstance(error, InferenceFailed)
     assert (error.message, error.remedy) == (expected.message, expected.remedy)
-    assert engine.alone == [(4, Breadth.NARROW)]
+    assert engine.alone == [(4, Parallelism.NARROW)]
     assert engine.batches == []
 
 
@@ -86,13 +86,13 @@ def test_a_brief_row_that_fails_on_it_fails_alone() -> None:
 
 
 def test_a_crash_on_it_fails_the_row_and_names_what_it_was(monkeypatch: pytest.MonkeyPatch) -> None:
-    def crash(row: Row, breadth: Breadth) -> Outputs | None:
+    def crash(row: Row, parallelism: Parallelism) -> Outputs | None:
         raise ZeroDivisionError
 
     engine = RowEchoEngine()
     monkeypatch.setattr(engine, "run_row", crash)
 
-    (error,) = run_here(engine, row(4)).values
+    (error,) = run_inline(engine, row(4)).values
 
     assert isinstance(error, InferenceFailed)
     assert "ZeroDivisionError" in error.message

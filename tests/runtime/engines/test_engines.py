@@ -11,7 +11,7 @@ import pytest
 from penstock.errors import ArtefactError
 from penstock.manifest import Axes, GraphIO
 from penstock.recipe import Recipe
-from penstock_runtime.batching.collate import run_rows, stack
+from penstock_runtime.batching.collate import collate, run_rows
 from penstock_runtime.engines.base import Engine, Threads
 from penstock_runtime.engines.load import load_engine
 from penstock_runtime.engines.onnxruntime import fused_nodes
@@ -74,10 +74,10 @@ def test_threads_that_run_at_once_do_not_disturb_each_other(recipe: Recipe) -> N
 def test_outputs_are_memory_of_their_own(recipe: Recipe) -> None:
     engine = load(recipe, Threads(1, 1))
     one, other = some_rows(2)
-    first = engine.run(stack([one]))["last_hidden_state"]
+    first = engine.run(collate([one]))["last_hidden_state"]
     kept = first.copy()
-    engine.run(stack([other]))
-    engine.run(stack([other, one]))
+    engine.run(collate([other]))
+    engine.run(collate([other, one]))
 
     assert np.array_equal(first, kept)
     engine.close()
@@ -87,7 +87,7 @@ def test_outputs_are_memory_of_their_own(recipe: Recipe) -> None:
 @pytest.mark.parametrize("streams", [1, 2])
 def test_a_wide_run_gives_the_same(recipe: Recipe, streams: int) -> None:
     engine = load(recipe, Threads(streams, 1), wide=True)
-    batch = stack(some_rows(1))
+    batch = collate(some_rows(1))
 
     assert np.array_equal(engine.run(batch)["last_hidden_state"], engine.run_wide(batch)["last_hidden_state"])
     engine.close()
@@ -148,16 +148,16 @@ def test_a_row_that_the_graph_cannot_take_is_an_inference_failure(recipe: Recipe
     engine = load_engine(path, io, recipe, Threads(1, 1), max_tokens=512)
 
     with pytest.raises(InferenceFailed, match=recipe.engine.value):
-        engine.run(stack([Row([1] * 600)]))  # its position table ends at 512
+        engine.run(collate([Row([1] * 600)]))  # its position table ends at 512
 
-    assert engine.run(stack([Row([1] * 512)]))["last_hidden_state"].shape == (1, 512, 384)
+    assert engine.run(collate([Row([1] * 512)]))["last_hidden_state"].shape == (1, 512, 384)
     engine.close()
 
 
 @ALL
 def test_what_the_library_throws_is_an_inference_failure_and_the_next_run_is_well(recipe: Recipe) -> None:
     engine = load(recipe, Threads(1, 1))
-    good = stack(some_rows(1))
+    good = collate(some_rows(1))
     crooked = Batch(good.input_ids, np.ones((1, 3), dtype=np.int64), good.token_type_ids)
     before = engine.run(good)["last_hidden_state"]
 

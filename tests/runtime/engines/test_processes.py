@@ -17,7 +17,7 @@ import json, random, sys, threading, time
 from pathlib import Path
 from penstock.manifest import GraphIO
 from penstock.recipe import Recipe
-from penstock_runtime.batching.collate import stack
+from penstock_runtime.batching.collate import collate
 from penstock_runtime.engines.base import Threads
 from penstock_runtime.engines.load import load_engine
 from penstock_runtime.rows import Row
@@ -33,7 +33,7 @@ def anonymous():
     return next(int(line.split()[1]) for line in lines if line.startswith("RssAnon")) / 1024
 
 def batch(rows, length):
-    return stack([Row([5] * length)] * rows)
+    return collate([Row([5] * length)] * rows)
 
 def together(count, work):
     threads = [threading.Thread(target=work, args=(number,)) for number in range(count)]

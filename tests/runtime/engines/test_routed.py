@@ -6,8 +6,8 @@ from typing import Any
 import numpy as np
 
 from penstock.recipe import Recipe
-from penstock_runtime.batching.collate import run_rows, stack
-from penstock_runtime.engines.base import Breadth, Threads
+from penstock_runtime.batching.collate import collate, run_rows
+from penstock_runtime.engines.base import Parallelism, Threads
 from penstock_runtime.engines.load import load_engine
 from penstock_runtime.engines.routed import RoutedEngine
 from tests.runtime.batching.echo import EchoEngine, RowEchoEngine, rows
@@ -21,11 +21,11 @@ def test_a_batch_goes_where_its_longest_row_belongs() -> None:
     engine = RoutedEngine(long, short, LONGEST)
 
     for lengths in ([16, 3], [17], [1], [17, 40]):
-        engine.run(stack(rows(lengths)))
-    engine.run_wide(stack(rows([16])))
-    engine.run_wide(stack(rows([64])))
-    engine.run_widening(stack(rows([15])))
-    engine.run_widening(stack(rows([63])))
+        engine.run(collate(rows(lengths)))
+    engine.run_wide(collate(rows([16])))
+    engine.run_wide(collate(rows([64])))
+    engine.run_widening(collate(rows([15])))
+    engine.run_widening(collate(rows([63])))
 
     assert short.batches == [[16, 3], [1], [16], [15]]
     assert long.batches == [[17], [17, 40], [64], [63]]
@@ -37,21 +37,21 @@ def test_a_row_alone_goes_where_it_belongs() -> None:
     long, short = RowEchoEngine(), RowEchoEngine()
     engine = RoutedEngine(long, short, LONGEST)
 
-    breadths = (Breadth.NARROW, Breadth.WIDE, Breadth.WIDENING, Breadth.WIDE)
-    for one, breadth in zip(rows([1, 16, 17, 64]), breadths, strict=True):
-        outputs = engine.run_row(one, breadth)
+    breadths = (Parallelism.NARROW, Parallelism.WIDE, Parallelism.WIDENING, Parallelism.WIDE)
+    for one, parallelism in zip(rows([1, 16, 17, 64]), breadths, strict=True):
+        outputs = engine.run_row(one, parallelism)
         assert outputs is not None
         assert outputs["sum"] == 7 * one.length
 
-    assert short.alone == [(1, Breadth.NARROW), (16, Breadth.WIDE)]
-    assert long.alone == [(17, Breadth.WIDENING), (64, Breadth.WIDE)]
+    assert short.alone == [(1, Parallelism.NARROW), (16, Parallelism.WIDE)]
+    assert long.alone == [(17, Parallelism.WIDENING), (64, Parallelism.WIDE)]
 
 
 def test_a_row_alone_has_a_shorter_way_if_its_own_engine_has_one() -> None:
     for long, short in ((RowEchoEngine(), EchoEngine()), (EchoEngine(), RowEchoEngine())):
         engine = RoutedEngine(long, short, LONGEST)
 
-        ways = [engine.run_row(one, Breadth.NARROW) is not None for one in rows([16, 17])]
+        ways = [engine.run_row(one, Parallelism.NARROW) is not None for one in rows([16, 17])]
 
         assert ways == [isinstance(short, RowEchoEngine), isinstance(long, RowEchoEngine)]
         assert (long.batches, short.batches) == ([], [])

@@ -10,11 +10,11 @@ from typing import Any
 from penstock.tasks import TaskName
 from penstock_runtime.errors import RequestError
 from penstock_runtime.http.transport.connection import Connection
-from penstock_runtime.http.transport.head_checks import Answers
-from penstock_runtime.http.transport.listener import Acceptor
+from penstock_runtime.http.transport.listener import Listener
 from penstock_runtime.http.transport.message import Request, Response
+from penstock_runtime.http.transport.pool import RequestHandler
 from penstock_runtime.serving.server import Server
-from penstock_runtime.serving.status import Status
+from penstock_runtime.serving.status import ServerStatus
 from penstock_runtime.settings import Settings
 from tests.runtime.http.serving import Gate
 
@@ -50,7 +50,7 @@ class Sink:
 class Noted:
     """An application that notes what is to be answered or refused, as it was read."""
 
-    inner: Answers
+    inner: RequestHandler
     requests: list[dict[str, Any]] = field(default_factory=list)
 
     @property
@@ -94,11 +94,11 @@ async def feed(pieces: list[bytes], *, opens_at: int = 0, **flags: Any) -> Fed:
     The model answers from the piece of that index on. The same pieces have the same answers, to the byte.
     """
     gate = Gate()
-    server = Server(Status("emotion", TaskName.FEATURE_EXTRACTION), Settings.load({}, flags), gate)
+    server = Server(ServerStatus("emotion", TaskName.FEATURE_EXTRACTION), Settings.load({}, flags), gate)
     application = Noted(server.application)
-    acceptor = Acceptor(application, server.settings.http)
-    acceptor._prefix = b"fed"
-    connection = Connection(acceptor)
+    listener = Listener(application, server.settings.http)
+    listener._identifier_prefix = b"fed"
+    connection = Connection(listener)
     connection.number = 7
     sink: Any = Sink()
     connection.connection_made(sink)
@@ -110,6 +110,6 @@ async def feed(pieces: list[bytes], *, opens_at: int = 0, **flags: Any) -> Fed:
     gate.open()
     while connection.active is not None:  # noqa: ASYNC110 - nobody tells when
         await asyncio.sleep(0)
-    held_bytes = acceptor.memory.bytes
+    held_bytes = listener.held_bytes
     connection.connection_lost(None)
     return Fed(connection, sink.written, application.requests, held_bytes)

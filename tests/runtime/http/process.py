@@ -15,7 +15,7 @@ ROOT = Path(__file__).parents[3]
 PROCESS = """
 import asyncio, os, sys
 import uvloop
-from penstock_runtime.serving.status import Status
+from penstock_runtime.serving.status import ServerStatus
 from penstock_runtime.serving.server import Server
 from penstock_runtime.settings import Settings
 from penstock.tasks import TaskName
@@ -33,7 +33,7 @@ class Slow:
         return {}
 
 async def main():
-    server = Server(Status("emotion", TaskName.FEATURE_EXTRACTION), Settings.load(os.environ), Slow())
+    server = Server(ServerStatus("emotion", TaskName.FEATURE_EXTRACTION), Settings.load(os.environ), Slow())
     await server.start()
     print(server.port, flush=True)
     return await server.serve()

@@ -23,11 +23,12 @@ import uvloop
 from tokenizers import Tokenizer, models, normalizers, pre_tokenizers, processors
 
 from penstock.tasks import HEAD_OF_TASK, Head, TaskName
+from penstock_runtime.http.transport.connection import Connection
 from penstock_runtime.models.folder import ModelFolder
 from penstock_runtime.rows import Outputs, Row
 from penstock_runtime.serving.predictor import Answer, Timings
-from penstock_runtime.serving.server import Server, task_limits
-from penstock_runtime.serving.status import Status
+from penstock_runtime.serving.server import Server, request_limits
+from penstock_runtime.serving.status import ServerStatus
 from penstock_runtime.settings import Settings
 from penstock_runtime.tasks import Task, make_task
 
@@ -176,7 +177,7 @@ def make_model(path: Path, task: TaskName, settings: Settings | None = None) -> 
 def model_of(path: Path, task: TaskName, settings: Settings | None = None) -> Model:
     """A model for the task, of files that are there."""
     folder = ModelFolder.open(path, weights=False)
-    made = make_task(task, folder, limits=task_limits(settings or Settings()))
+    made = make_task(task, folder, limits=request_limits(settings or Settings()))
     return Model(made, labels=len(LABELS.get(task, (0, 0))), vocabulary=folder.config["vocab_size"])
 
 
@@ -276,7 +277,7 @@ def serving(model: Any, task: TaskName = TaskName.FEATURE_EXTRACTION, **flags: A
     cut: list[int] = []
 
     async def main() -> None:
-        server = Server(Status("emotion", task), settings, model)
+        server = Server(ServerStatus("emotion", task), settings, model)
         await server.start()
         made.extend((server, asyncio.get_running_loop()))
         started.set()
@@ -355,3 +356,10 @@ def post(path: str, body: bytes, *headers: str) -> bytes:
     """The bytes of a POST."""
     lines = [f"POST {path} HTTP/1.1", "host: x", f"content-length: {len(body)}", *headers]
     return ("\r\n".join(lines) + "\r\n\r\n").encode() + body
+
+
+def open_connections(endpoint: Endpoint) -> list[Connection]:
+    """The connections of a server."""
+    listener = endpoint.server._listener
+    assert listener is not None
+    return [one for one in listener.connections if isinstance(one, Connection)]

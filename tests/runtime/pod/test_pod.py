@@ -19,8 +19,7 @@ from penstock.errors import OtherInstructionSet, SettingError
 from penstock.hardware import CpuIdentity
 from penstock.manifest import MANIFEST_NAME, Manifest
 from penstock_runtime.host import read_host
-from penstock_runtime.pod.checks import isa_finding, with_count
-from penstock_runtime.pod.course import require_artefact
+from penstock_runtime.pod.main import check_cpu_count, check_instruction_set, require_artefact
 from penstock_runtime.pod.variables import PodVariables
 from penstock_runtime.store import open_store
 from tests.runtime.minilm import ORT_FP32
@@ -280,10 +279,10 @@ class TestChecks:
         write_artefact(tmp_path / "unmeasured", recipe=ORT_FP32, measured=False)
         write_artefact(tmp_path / "measured", recipe=ORT_FP32)
 
-        assert "runs on" in isa_finding(Manifest.load(tmp_path / "unmeasured"), self.HOST, allowed=False)
+        assert "runs on" in check_instruction_set(Manifest.load(tmp_path / "unmeasured"), self.HOST, allowed=False)
         with pytest.raises(OtherInstructionSet):
-            isa_finding(Manifest.load(tmp_path / "measured"), self.HOST, allowed=False)
-        assert isa_finding(Manifest.load(tmp_path / "measured"), read_host(), allowed=False) == ""
+            check_instruction_set(Manifest.load(tmp_path / "measured"), self.HOST, allowed=False)
+        assert check_instruction_set(Manifest.load(tmp_path / "measured"), read_host(), allowed=False) == ""
 
     def test_more_cpus_than_asked_for_are_not_pinned(self) -> None:
         host = read_host()
@@ -291,8 +290,8 @@ class TestChecks:
         threads = len(host.cores[0].cpus)
         own = replace(host, affinity=host.cores[0].cpus, cpuset=host.cores[0].cpus)
 
-        assert with_count(grant, own, threads) == grant
-        told = with_count(grant, own, threads + 1)
+        assert check_cpu_count(grant, own, threads) == grant
+        told = check_cpu_count(grant, own, threads + 1)
         assert not told.pinned
         assert f"1 cores x {threads + 1} threads are {threads + 1}" in told.findings[0]
 

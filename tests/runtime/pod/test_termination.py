@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from penstock.errors import ArtefactError, Interrupted, ModelAccessDenied, OutOfDisk, StoreUnavailable
-from penstock_runtime.pod.termination import LIMIT_BYTES, exit_code, failure_message, leave_word
+from penstock_runtime.pod.termination import LIMIT_BYTES, exit_code, failure_message, write_termination_message
 
 
 @given(st.text(max_size=5000), st.text(max_size=5000))
@@ -50,12 +50,12 @@ def test_the_exit_code_says_whether_to_try_again(error: Exception, code: int) ->
 def test_words_replace_what_was_there(tmp_path: Path) -> None:
     log = tmp_path / "termination-log"
     log.write_text("x" * 9000)
-    leave_word(log, "done")
+    write_termination_message(log, "done")
 
     assert log.read_text() == "done"
 
 
 def test_outside_of_a_pod_no_file_appears(tmp_path: Path) -> None:
-    leave_word(tmp_path / "termination-log", "done")
+    write_termination_message(tmp_path / "termination-log", "done")
 
     assert list(tmp_path.iterdir()) == []

@@ -25,7 +25,8 @@ from penstock_runtime.models.folder import ModelFolder
 from penstock_runtime.rows import Batch, Outputs
 from penstock_runtime.serving.cache import memory_size
 from penstock_runtime.serving.loaded_model import LoadedModel
-from penstock_runtime.serving.predictor import MANY_ROWS, Limits, Predictor
+from penstock_runtime.serving.predictor import MANY_ROWS, Predictor
+from penstock_runtime.settings import CacheSettings
 from penstock_runtime.tasks import make_task
 from penstock_runtime.tasks.feature_extraction import TokenIds
 from tests.runtime import minilm
@@ -127,14 +128,14 @@ async def share_held(predictor: Predictor, cache: str, asked: Sequence[bytes], p
         tracemalloc.stop()
 
 
-def judged(loaded: LoadedModel, limits: Limits, ask: Ask, parameters: Mapping[str, Any], *, count: int) -> float:
+def judged(loaded: LoadedModel, caches: CacheSettings, ask: Ask, parameters: Mapping[str, Any], *, count: int) -> float:
     """As `share_held`, of distinct requests."""
     chance = random.Random(5)
     asked = [orjson.dumps(ask(chance)) for _ in range(count)]
 
     async def main() -> float:
-        predictor = Predictor(loaded, limits)
-        cache = "answers" if limits.answer_cache_bytes else "tokens"
+        predictor = Predictor(loaded, caches=caches)
+        cache = "answers" if caches.answer_cache_bytes else "tokens"
         return await share_held(predictor, cache, asked, parameters)
 
     return asyncio.run(main())
@@ -170,7 +171,7 @@ def judged(loaded: LoadedModel, limits: Limits, ask: Ask, parameters: Mapping[st
 def test_answers_take_what_is_counted(
     name: TaskName, labels: Sequence[str], ask: Ask, parameters: Mapping[str, Any], tmp_path: Path
 ) -> None:
-    share = judged(model(name, labels, tmp_path), Limits(answer_cache_bytes=LIMIT), ask, parameters, count=900)
+    share = judged(model(name, labels, tmp_path), CacheSettings(answer_cache_bytes=LIMIT), ask, parameters, count=900)
 
     assert ENOUGH < share < TOO_MUCH
 
@@ -189,7 +190,7 @@ def test_answers_take_what_is_counted(
 def test_tokens_of_spans_take_what_is_counted(
     name: TaskName, labels: Sequence[str], ask: Ask, parameters: Mapping[str, Any], tmp_path: Path
 ) -> None:
-    share = judged(model(name, labels, tmp_path), Limits(token_cache_bytes=LIMIT), ask, parameters, count=150)
+    share = judged(model(name, labels, tmp_path), CacheSettings(token_cache_bytes=LIMIT), ask, parameters, count=150)
 
     assert ENOUGH < share < TOO_MUCH
 
@@ -207,7 +208,7 @@ def test_tokens_of_spans_take_what_is_counted(
 def test_other_tokens_take_no_more_than_is_counted(
     name: TaskName, ask: Ask, parameters: Mapping[str, Any], tmp_path: Path
 ) -> None:
-    share = judged(model(name, SENTIMENTS, tmp_path), Limits(token_cache_bytes=LIMIT), ask, parameters, count=60)
+    share = judged(model(name, SENTIMENTS, tmp_path), CacheSettings(token_cache_bytes=LIMIT), ask, parameters, count=60)
 
     # A table of words has one integer of each kind for all texts.
     assert 0.3 < share < TOO_MUCH
@@ -215,7 +216,7 @@ def test_other_tokens_take_no_more_than_is_counted(
 
 def test_token_ids_beyond_the_models_limit_are_counted(tmp_path: Path) -> None:
     async def main() -> int:
-        predictor = Predictor(model(FEATURES, SENTIMENTS, tmp_path), Limits(token_cache_bytes=LIMIT))
+        predictor = Predictor(model(FEATURES, SENTIMENTS, tmp_path), caches=CacheSettings(token_cache_bytes=LIMIT))
         await predictor.predict(TokenIds([[5000] * 10_000], single=True), {})
         await predictor.drain()
         counted: int = predictor.facts()["caches"]["tokens"]["bytes"]
@@ -243,7 +244,7 @@ def test_answers_of_many_rows_are_measured_in_another_thread() -> None:
             return Watched(reduced)
 
     async def main() -> list[Any]:
-        predictor = Predictor(small_model(task=Lists()), Limits(answer_cache_bytes=LIMIT))
+        predictor = Predictor(small_model(task=Lists()), caches=CacheSettings(answer_cache_bytes=LIMIT))
         answers = [await predictor.predict([1] * count, {}) for count in (MANY_ROWS, MANY_ROWS + 1)]
         assert predictor.facts()["caches"]["answers"]["entries"] == 2
         await predictor.drain()

@@ -19,10 +19,10 @@ from penstock_runtime.serving.predictor import (
     LONG_CHARACTERS,
     MANY_ROWS,
     Answer,
-    Limits,
     Predictor,
     characters,
 )
+from penstock_runtime.settings import CacheSettings, QueueSettings
 from tests.runtime.batching.echo import POISON, EchoEngine
 from tests.runtime.serving.small import SumTask, small_model
 
@@ -111,7 +111,7 @@ def test_a_poisoned_request_fails_alone_among_many() -> None:
 def test_a_full_queue_answers_single_and_batch_alike(lengths: list[int]) -> None:
     async def main() -> None:
         engine = EchoEngine()
-        predictor = Predictor(small_model(engine), Limits(max_queue_rows=3))
+        predictor = Predictor(small_model(engine), queue=QueueSettings(max_queue_rows=3))
         engine.gate.clear()
         running = asyncio.create_task(predictor.predict([1], {}))
         await begun(engine)
@@ -132,7 +132,7 @@ def test_a_full_queue_answers_single_and_batch_alike(lengths: list[int]) -> None
 def test_a_full_queue_refuses_before_the_text_is_tokenised() -> None:
     async def main() -> None:
         engine, task = EchoEngine(), SumTask()
-        predictor = Predictor(small_model(engine, task), Limits(max_queue_rows=1))
+        predictor = Predictor(small_model(engine, task), queue=QueueSettings(max_queue_rows=1))
         engine.gate.clear()
         running = asyncio.create_task(predictor.predict([1], {}))
         await begun(engine)
@@ -151,7 +151,7 @@ def test_a_full_queue_refuses_before_the_text_is_tokenised() -> None:
 
 def test_a_request_over_the_whole_queue_is_refused_for_good() -> None:
     async def main() -> None:
-        predictor = Predictor(small_model(), Limits(max_queue_rows=3))
+        predictor = Predictor(small_model(), queue=QueueSettings(max_queue_rows=3))
         with pytest.raises(InvalidInput, match="at most 3 may wait"):
             await predictor.predict([1, 2, 3, 4], {})
         await predictor.drain()
@@ -163,7 +163,7 @@ def test_a_request_over_the_whole_queue_is_refused_for_good() -> None:
 def test_a_request_is_dropped_at_its_own_or_the_default_deadline(own: float | None, default: float) -> None:
     async def main() -> None:
         engine = EchoEngine()
-        predictor = Predictor(small_model(engine), Limits(deadline_seconds=default))
+        predictor = Predictor(small_model(engine), queue=QueueSettings(deadline_seconds=default))
         engine.gate.clear()
         running = asyncio.create_task(predictor.predict([1], {}, deadline_seconds=20))
         await begun(engine)
@@ -307,7 +307,7 @@ def test_texts_that_wait_to_be_tokenised_are_bounded() -> None:
 
     async def main() -> None:
         task = Slow()
-        predictor = Predictor(small_model(task=task), Limits(max_queue_tokens=2 * LONG_CHARACTERS // 4))
+        predictor = Predictor(small_model(task=task), queue=QueueSettings(max_queue_tokens=2 * LONG_CHARACTERS // 4))
         first = asyncio.create_task(predictor.predict("x" * (LONG_CHARACTERS + 1), {}))
         await asyncio.sleep(0)
         with pytest.raises(Overloaded, match="wait to be tokenised"):
@@ -352,7 +352,7 @@ def test_long_answers_are_assembled_and_measured_beside_the_loop(monkeypatch: py
             return threading.current_thread() is threading.main_thread()
 
     async def main() -> list[Any]:
-        predictor = Predictor(small_model(task=Where()), Limits(answer_cache_bytes=2**20))
+        predictor = Predictor(small_model(task=Where()), caches=CacheSettings(answer_cache_bytes=2**20))
         answers = [await soon(predictor.predict([1], {"bytes": size})) for size in (LARGE_BYTES, LARGE_BYTES + 1)]
         await predictor.drain()
         return [answer.value for answer in answers]
@@ -383,7 +383,7 @@ def test_caches_are_off_unless_asked_for() -> None:
 def test_remembered_answers_cost_no_run_and_tell_parameters_apart() -> None:
     async def main() -> None:
         engine, seen = EchoEngine(), Seen()
-        predictor = Predictor(small_model(engine), Limits(answer_cache_bytes=10_000), seen)
+        predictor = Predictor(small_model(engine), seen, caches=CacheSettings(answer_cache_bytes=10_000))
         asked = [([4], {}), ([4], {}), ([4], {"a": 1}), ([5], {}), ([4], {"a": 1})]
         answers = [await predictor.predict(inputs, parameters) for inputs, parameters in asked]
         assert [answer.value["sums"] for answer in answers] == [[4.0], [4.0], [4.0], [5.0], [4.0]]
@@ -406,7 +406,7 @@ def test_remembered_answers_cost_no_run_and_tell_parameters_apart() -> None:
 def test_remembered_tokens_save_the_tokenizer() -> None:
     async def main() -> None:
         task, seen = SumTask(), Seen()
-        predictor = Predictor(small_model(task=task), Limits(token_cache_bytes=10_000), seen)
+        predictor = Predictor(small_model(task=task), seen, caches=CacheSettings(token_cache_bytes=10_000))
         answers = [await predictor.predict([4, 6], {}) for _ in range(3)]
         assert [answer.value["sums"] for answer in answers] == [[4.0, 6.0]] * 3
         assert len(task.prepared_in) == 1

@@ -22,7 +22,8 @@ from penstock_runtime.engines.thread_streams import ThreadStreams
 from penstock_runtime.models.folder import ModelFolder
 from penstock_runtime.rows import Batch, Outputs
 from penstock_runtime.serving.loaded_model import LoadedModel
-from penstock_runtime.serving.predictor import Limits, Predictor
+from penstock_runtime.serving.predictor import Predictor
+from penstock_runtime.settings import QueueSettings
 from penstock_runtime.tasks import Task, make_task
 from tests.runtime.http.serving import WIDTH, Endpoint, ask, post, serving, wait_for_sample, write_folder
 
@@ -72,7 +73,9 @@ def task(tmp_path_factory: pytest.TempPathFactory) -> Task:
 
 
 @contextmanager
-def serving_engine(task: Task, engine: Arithmetic, limits: Limits | None = None, **flags: Any) -> Iterator[Endpoint]:
+def serving_engine(
+    task: Task, engine: Arithmetic, queue: QueueSettings | None = None, **flags: Any
+) -> Iterator[Endpoint]:
     """A server whose predictor was made in its loop, as `penstock serve` does."""
 
     async def change(endpoint: Endpoint, predictor: Predictor, plan: Plan) -> None:
@@ -80,7 +83,8 @@ def serving_engine(task: Task, engine: Arithmetic, limits: Limits | None = None,
 
     plan = plan_of(Precision.FP32)
     with serving(None, **flags) as endpoint:
-        predictor = Predictor(LoadedModel(task, engine, plan, IO), limits, endpoint.server.metrics)
+        model = LoadedModel(task, engine, plan, IO)
+        predictor = Predictor(model, endpoint.server.metrics, queue=queue or QueueSettings())
         asyncio.run_coroutine_threadsafe(change(endpoint, predictor, plan), endpoint.loop).result(10)
         endpoint.model = predictor
         yield endpoint
@@ -147,8 +151,8 @@ def test_a_model_is_replaced_without_one_failed_request(task: Task) -> None:
 def test_a_full_queue_refuses_singles_and_batches_alike(task: Task, inputs: Any) -> None:
     engine = Arithmetic()
     engine.go.clear()
-    limits = Limits(max_queue_rows=4)
-    with serving_engine(task, engine, limits) as endpoint, ThreadPoolExecutor(8) as pool:
+    queue = QueueSettings(max_queue_rows=4)
+    with serving_engine(task, engine, queue) as endpoint, ThreadPoolExecutor(8) as pool:
         running = [pool.submit(ask, endpoint, "a text") for _ in range(2)]
         for _ in running:
             assert engine.running.acquire(timeout=120)

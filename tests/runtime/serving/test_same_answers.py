@@ -16,7 +16,7 @@ from penstock_runtime.engines.base import Threads
 from penstock_runtime.engines.load import load_engine
 from penstock_runtime.rows import Float
 from penstock_runtime.serving.loaded_model import load_graph
-from penstock_runtime.serving.predictor import Limits, Predictor
+from penstock_runtime.serving.predictor import Predictor
 from tests.examples import examples
 from tests.runtime.minilm import OPENVINO_FP32, OPENVINO_STATIC, ORT_DYNAMIC, ORT_FP32, graph, task, texts
 
@@ -82,7 +82,7 @@ def served(
     async def main() -> list[tuple[str, Float]]:
         beside = graph(short.recipe) if short is not None else None
         model = load_graph(task(), path, io, plan, short=beside, max_tokens=256)
-        predictor = Predictor(model, Limits(), seen)
+        predictor = Predictor(model, seen)
         chance = random.Random(5)
         answers: list[tuple[str, Float]] = []
         todo = [[chance.choice(distinct()) for _ in range(chance.choice([1, 1, 1, 2, 3]))] for _ in range(requests)]

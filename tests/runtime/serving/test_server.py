@@ -16,7 +16,7 @@ from penstock.manifest import CandidateFacts, GraphIO, Manifest, Metric, ModelFa
 from penstock.recipe import EngineName, Plan, Precision, Recipe
 from penstock.tasks import Head, TaskName
 from penstock_runtime.host import read_host
-from penstock_runtime.serving.status import Progress
+from penstock_runtime.serving.status import OptimizationProgress
 from tests.runtime.http.serving import Endpoint, Gate, serving
 
 RECIPE = Recipe(engine=EngineName.ONNXRUNTIME, precision=Precision.INT8_ROWWISE)
@@ -86,7 +86,7 @@ def test_info_tells_what_is_served_with_its_evidence() -> None:
 
 def test_info_shows_a_running_optimisation_and_its_failure() -> None:
     with serving(Gate()) as endpoint:
-        endpoint.server.status.optimization = Progress("candidates", 7, 23, "openvino int8-static")
+        endpoint.server.status.optimization = OptimizationProgress("candidates", 7, 23, "openvino int8-static")
         running = httpx.get(f"{endpoint.url}/info").json()
         endpoint.server.status.optimization = None
         endpoint.server.status.optimization_error = "no candidate may be served"
@@ -109,7 +109,7 @@ def test_it_listens_on_either_kind_of_address(host: str, url: str) -> None:
 
 def test_the_kernel_holds_as_many_connections_as_it_is_told() -> None:
     with serving(Gate(), backlog=173) as endpoint:
-        listening = endpoint.server._acceptor._socket  # type: ignore[union-attr]
+        listening = endpoint.server._listener._socket  # type: ignore[union-attr]
         assert listening is not None
         # Of a listening socket, where Linux counts segments otherwise: `tcpi_sacked` is its backlog.
         (backlog,) = struct.unpack_from("I", listening.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, 104), 28)

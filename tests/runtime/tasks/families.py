@@ -23,7 +23,7 @@ from tokenizers import decoders, models, normalizers, pre_tokenizers, processors
 from penstock.tasks import HEAD_OF_TASK, Head, TaskName
 from penstock_runtime.models.folder import ModelFolder
 from penstock_runtime.rows import Outputs, Row
-from penstock_runtime.tasks import Limits, Task, make_task
+from penstock_runtime.tasks import RequestLimits, Task, make_task
 from tests.runtime.tasks.texts import TRAINING
 
 POSITIONS = 48
@@ -254,5 +254,5 @@ def build_for(name: TaskName, family: Family, path: Path, **options: Any) -> Bui
     return build(family, HEAD_OF_TASK[name], path, **({"labels": labels} | options))
 
 
-SMALL = Limits(items=64, rows=256)
+SMALL = RequestLimits(items=64, rows=256)
 """For tests that are to meet the limits."""

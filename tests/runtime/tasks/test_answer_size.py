@@ -9,7 +9,7 @@ import pytest
 
 from penstock.tasks import TaskName
 from penstock_runtime.errors import InvalidInput
-from penstock_runtime.tasks import Limits
+from penstock_runtime.tasks import RequestLimits
 from tests.runtime.tasks.conftest import Build
 from tests.runtime.tasks.families import BERT
 from tests.runtime.tasks.texts import LONG, MORE
@@ -44,8 +44,10 @@ def test_an_answer_over_the_limit_is_refused_before_it_is_made(
     size_bytes = len(orjson.dumps(answer, option=orjson.OPT_SERIALIZE_NUMPY))
 
     # The longest spans that a context could give are mostly not those that it gives.
-    model.task(name, limits=Limits(answer_bytes=(6 if name is ANSWERS else 2) * size_bytes))(inputs, **parameters)
-    task = model.task(name, limits=Limits(answer_bytes=size_bytes // 2)).task
+    model.task(name, limits=RequestLimits(answer_bytes=(6 if name is ANSWERS else 2) * size_bytes))(
+        inputs, **parameters
+    )
+    task = model.task(name, limits=RequestLimits(answer_bytes=size_bytes // 2)).task
     with pytest.raises(InvalidInput, match="asks for an answer of some") as refused:
         task.prepare(task.parse(inputs, parameters))
 
@@ -82,7 +84,7 @@ def test_what_an_answer_of_many_objects_takes_is_known_before_it_is_made(
 )
 def test_a_refusal_has_units_that_fit(limit: int, size: int, told: str) -> None:
     with pytest.raises(InvalidInput, match=told):
-        Limits(answer_bytes=limit).check_answer(size, "inputs", "Ask for less")
+        RequestLimits(answer_bytes=limit).check_answer(size, "inputs", "Ask for less")
 
 
 def test_thousands_of_words_for_each_of_a_thousand_masks_are_refused_by_default(built: Build) -> None:

@@ -19,7 +19,7 @@ from hypothesis import strategies as st
 
 from penstock.tasks import TaskName
 from penstock_runtime.errors import InvalidInput
-from penstock_runtime.tasks import Limits, Prepared, Task, request_schema, response_schema
+from penstock_runtime.tasks import Prepared, RequestLimits, Task, request_schema, response_schema
 from tests.examples import examples
 from tests.runtime.tasks.conftest import Build
 from tests.runtime.tasks.families import BERT, SMALL, Built, Runner
@@ -377,7 +377,7 @@ def bodies(schema: dict[str, Any]) -> Any:
 def test_what_fits_the_schema_gets_an_answer_that_fits_its_schema(
     name: TaskName, built: Build, data: st.DataObject
 ) -> None:
-    limits = Limits(items=4, rows=64)
+    limits = RequestLimits(items=4, rows=64)
     body: Any = data.draw(bodies(request_schema(name, limits)))
     if name is MASKS and isinstance(body["inputs"], str):
         body["inputs"] += "[MASK]"

@@ -10,9 +10,9 @@ from hypothesis.extra import numpy as arrays
 
 from penstock_runtime.errors import InferenceFailed
 from penstock_runtime.rows import Float, Pooling
-from penstock_runtime.tasks.pooling import normalise, pool, shorten
+from penstock_runtime.tasks.embedding import normalise, pool, shorten
 from penstock_runtime.tasks.scores import descending, finite, highest, sigmoid, softmax
-from penstock_runtime.tasks.spans import Answer, best_spans, merge
+from penstock_runtime.tasks.spans import AnswerSpan, best_spans, merge
 
 LOGITS = arrays.arrays(
     np.float32,
@@ -137,7 +137,7 @@ def test_spans_are_those_of_trying_all_pairs(
 
 def test_the_same_words_in_two_windows_count_together() -> None:
     text = "Ada and ADA"
-    windows = [[Answer(0.3, 0, 3), Answer(0.1, 4, 7)], [Answer(0.25, 8, 11)]]
+    windows = [[AnswerSpan(0.3, 0, 3), AnswerSpan(0.1, 4, 7)], [AnswerSpan(0.25, 8, 11)]]
     assert merge(windows, text, null_score=None, count=5) == [
         {"score": 0.55, "start": 0, "end": 3, "answer": "Ada"},
         {"score": 0.1, "start": 4, "end": 7, "answer": "and"},

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from tokenizers import models, pre_tokenizers
 
 from penstock_runtime.tokens import Side, longest_first, windows
-from penstock_runtime.tokens.truncation import count_windows
+from penstock_runtime.tokens.pieces import count_windows
 
 
 def library() -> Any:

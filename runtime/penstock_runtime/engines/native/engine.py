@@ -1,24 +1,23 @@
-"""The native engine: a mapped graph, opened in the C library.
+"""The native engine: a memory-mapped graph, opened in the C library.
 
-One model serves all streams: `run` computes in the calling thread, and `run_wide` has the helpers of a small pool,
-which sleep between runs. Answers are the same bit for bit on any number of threads and in any company: activations
-are quantised token by token, and sums are made in one order.
+All streams share one model: `run` computes in the calling thread, `run_wide` also uses the threads of a small pool,
+which sleep between runs. Outputs are bitwise equal for any number of threads and in any batch: activations are
+quantised token by token, and sums have a fixed order.
 """
 
 from __future__ import annotations
 
 import ctypes
+from collections.abc import Callable
 from pathlib import Path
 
 from penstock.errors import ArtefactError
 from penstock.manifest import GraphIO
 from penstock.recipe import Recipe
-from penstock_runtime.engines.base import Breadth, EngineFacts, Threads
+from penstock_runtime.engines.base import Engine, EngineFacts, Parallelism, Threads
 from penstock_runtime.engines.native.graph_file import Activation, NativeGraph, Operator, Step, output_width, read
-from penstock_runtime.engines.native.job import NativeJob
 from penstock_runtime.engines.native.library import CStep, Kernels, Kind, Status, best_kernels, load_library
-from penstock_runtime.engines.native.lone import LoneRows
-from penstock_runtime.engines.native.streams import NativeStreams
+from penstock_runtime.engines.native.runs import NativeRun, NativeStreams, SingleRow
 from penstock_runtime.rows import Batch, Outputs, Row
 
 _KINDS: dict[Operator, Kind] = {
@@ -37,9 +36,9 @@ class NativeEngine:
     """See `Engine`. Make it with `load`."""
 
     def __init__(self, graph: NativeGraph, facts: EngineFacts, *, helpers: bool, kernels: Kernels) -> None:
-        """Packs the weights. ArtefactError when the library refuses the steps, MemoryError when there is no room."""
+        """Pack the weights. ArtefactError if the library rejects the steps, MemoryError if there is no memory."""
         self._library = load_library()
-        self._graph = graph  # tables of words are read from the mapped file
+        self._graph = graph  # keeps the file mapped: embedding tables are read from it
         self._facts = facts
         threads = facts.threads
         self._wide = threads.streams * threads.per_stream if helpers else threads.per_stream
@@ -53,7 +52,7 @@ class NativeEngine:
                 raise MemoryError("no memory for a native graph's weights, or no thread can be started")
             raise ArtefactError("the native graph's steps do not fit together", remedy="Run penstock optimize again")
         self._width = output_width(graph.steps, graph.output)
-        self._lone = LoneRows(self._library, self._model, graph.output, self._width)
+        self._single_row = SingleRow(self._library, self._model, graph.output, self._width)
 
     @property
     def facts(self) -> EngineFacts:
@@ -62,28 +61,40 @@ class NativeEngine:
 
     def run(self, batch: Batch) -> Outputs:
         """See `Engine`."""
-        return self._run(batch, Breadth.NARROW)
+        return self._run(batch, Parallelism.NARROW)
 
     def run_wide(self, batch: Batch) -> Outputs:
-        """See `Engine`. A second caller at the same time is welcome, but has no helpers."""
-        return self._run(batch, Breadth.WIDE)
+        """See `Engine`. A second concurrent caller is allowed, but has no pool threads."""
+        return self._run(batch, Parallelism.WIDE)
 
     def run_widening(self, batch: Batch) -> Outputs:
         """See `Engine`."""
-        return self._run(batch, Breadth.WIDENING)
+        return self._run(batch, Parallelism.WIDENING)
 
-    def job(self, batch: Batch, breadth: Breadth) -> NativeJob:
-        """A run of the batch that has not begun."""
-        threads, company = self._threads(breadth), breadth is Breadth.WIDENING
-        return NativeJob(self._model, batch, self._graph.output, self._width, threads=threads, company=company)
+    def new_run(self, batch: Batch, parallelism: Parallelism) -> NativeRun:
+        """A run of the batch that has not started."""
+        threads, company = self._threads(parallelism), parallelism is Parallelism.WIDENING
+        return NativeRun(self._model, batch, self._graph.output, self._width, threads=threads, company=company)
 
-    def run_row(self, row: Row, breadth: Breadth) -> Outputs | None:
+    def run_row(self, row: Row, parallelism: Parallelism) -> Outputs | None:
         """See `RunsRows`."""
-        return self._lone.run(row, threads=self._threads(breadth), company=breadth is Breadth.WIDENING)
+        return self._single_row.run(
+            row, threads=self._threads(parallelism), company=parallelism is Parallelism.WIDENING
+        )
 
     def start_streams(self) -> NativeStreams:
         """See `Engine`."""
-        return NativeStreams(self.job, self._facts.threads)
+        return NativeStreams(self.new_run, self._facts.threads)
+
+    def start_shared_streams(self, short: Engine, is_short: Callable[[Batch], bool]) -> NativeStreams | None:
+        """See `SharesStreams`."""
+        if not isinstance(short, NativeEngine):
+            return None
+
+        def new_run(batch: Batch, parallelism: Parallelism) -> NativeRun:
+            return (short if is_short(batch) else self).new_run(batch, parallelism)
+
+        return NativeStreams(new_run, self._facts.threads)
 
     def close(self) -> None:
         """See `Engine`."""
@@ -91,18 +102,18 @@ class NativeEngine:
         if model is not None:
             self._library.penstock_close(model)
 
-    def _threads(self, breadth: Breadth) -> int:
-        return self._facts.threads.per_stream if breadth is Breadth.NARROW else self._wide
+    def _threads(self, parallelism: Parallelism) -> int:
+        return self._facts.threads.per_stream if parallelism is Parallelism.NARROW else self._wide
 
-    def _run(self, batch: Batch, breadth: Breadth) -> Outputs:
-        job = self.job(batch, breadth)
-        self._library.penstock_run(job.record)
-        return job.outputs
+    def _run(self, batch: Batch, parallelism: Parallelism) -> Outputs:
+        run = self.new_run(batch, parallelism)
+        self._library.penstock_run(run.record)
+        return run.outputs
 
 
 def load(path: Path, io: GraphIO, recipe: Recipe, threads: Threads, *, wide: bool = False) -> NativeEngine:
-    """See `EngineLoader`."""
-    del recipe  # the file says it all
+    """See `load_engine`."""
+    del recipe  # the file describes the graph completely
     library = load_library()
     graph = read(path)
     if set(io.outputs) != set(graph.output.names):

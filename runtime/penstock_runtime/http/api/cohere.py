@@ -10,12 +10,11 @@ import orjson
 
 from penstock.tasks import TaskName
 from penstock_runtime.errors import InvalidInput
-from penstock_runtime.http.api.body import checked, fields_named, read_json
-from penstock_runtime.http.api.replies import answer_response, dumps
-from penstock_runtime.http.api.service import Service
+from penstock_runtime.http.api.bodies import answer_response, checked, dumps, fields_named, read_json
+from penstock_runtime.http.api.service import ModelService
 from penstock_runtime.http.transport.message import Request, Response, Route
+from penstock_runtime.tasks.base import RequestLimits
 from penstock_runtime.tasks.fields import Boolean, Either, Integer, JsonSchema, ListOf, Object, Text, json_words
-from penstock_runtime.tasks.limits import Limits
 
 TAG = "Cohere"
 LARGEST = 2**31 - 1
@@ -71,7 +70,7 @@ class RankFields:
         return {"type": "array", "items": {"const": "text"}, "minItems": 1, "maxItems": 1}
 
 
-def body(limits: Limits) -> Object:
+def body(limits: RequestLimits) -> Object:
     """The body of both routes."""
     document = Object(required={"text": Text()}, words="an object with text", further=True)
     return Object(
@@ -103,7 +102,7 @@ def body(limits: Limits) -> Object:
 class Cohere:
     """The handlers."""
 
-    def __init__(self, service: Service, limits: Limits) -> None:
+    def __init__(self, service: ModelService, limits: RequestLimits) -> None:
         self._service = service
         self._body = body(limits)
 
@@ -149,7 +148,7 @@ def _repeated(documents: Sequence[Any]) -> list[Any]:
     return repeated
 
 
-def routes(service: Service, limits: Limits) -> tuple[Route, ...]:
+def routes(service: ModelService, limits: RequestLimits) -> tuple[Route, ...]:
     """Their table."""
     cohere = Cohere(service, limits)
     schema = body(limits).schema() | {

@@ -7,10 +7,10 @@ from typing import Any
 
 from penstock import __version__
 from penstock_runtime.errors import NotReady
-from penstock_runtime.http.api.replies import json_response
-from penstock_runtime.http.api.service import Service
+from penstock_runtime.http.api.bodies import json_response
+from penstock_runtime.http.api.service import ModelService
 from penstock_runtime.http.transport.message import Request, Response
-from penstock_runtime.serving.status import Phase
+from penstock_runtime.serving.status import ServerPhase
 
 PLAIN = b"text/plain; charset=utf-8"
 
@@ -18,7 +18,7 @@ PLAIN = b"text/plain; charset=utf-8"
 class Health:
     """The handlers. None of them waits for anything."""
 
-    def __init__(self, service: Service) -> None:
+    def __init__(self, service: ModelService) -> None:
         self._service = service
 
     def alive(self, _: Request) -> Response:
@@ -33,7 +33,7 @@ class Health:
     def require_ready(self) -> None:
         """NotReady unless new requests are welcome."""
         status = self._service.status
-        if status.phase is Phase.DRAINING:
+        if status.phase is ServerPhase.DRAINING:
             raise NotReady("the server is draining", remedy="Ask another replica")
         if not self._service.ready:
             raise NotReady(status.message)
@@ -49,7 +49,7 @@ class Health:
         return json_response(info(self._service))
 
 
-def info(service: Service) -> dict[str, Any]:
+def info(service: ModelService) -> dict[str, Any]:
     """The body of `/info`."""
     status, settings = service.status, service.settings
     manifest, candidate = status.manifest, status.candidate()
@@ -99,12 +99,12 @@ def info(service: Service) -> dict[str, Any]:
     }
     if status.optimization_error:
         value["optimization_error"] = status.optimization_error
-    if status.phase is Phase.LOADING:
+    if status.phase is ServerPhase.LOADING:
         value["message"] = status.message
     return value
 
 
-def _host(service: Service) -> dict[str, Any] | None:
+def _host(service: ModelService) -> dict[str, Any] | None:
     host, grant = service.status.host, service.status.grant
     if host is None:
         return None

@@ -9,19 +9,18 @@ from typing import Any
 import numpy as np
 
 from penstock.tasks import TaskName
-from penstock_runtime.http.api.body import checked, fields_named, read_json
-from penstock_runtime.http.api.replies import answer_response, json_response
-from penstock_runtime.http.api.service import Service
+from penstock_runtime.http.api.bodies import answer_response, checked, fields_named, json_response, read_json
+from penstock_runtime.http.api.service import ModelService
 from penstock_runtime.http.api.token_ids import ABOUT_IDS, TextsOrIds
-from penstock_runtime.http.transport.message import Dialect, Request, Response, Route
+from penstock_runtime.http.transport.message import ErrorFormat, Request, Response, Route
+from penstock_runtime.tasks.base import RequestLimits
 from penstock_runtime.tasks.feature_extraction import AUTO, WIDEST
 from penstock_runtime.tasks.fields import Choice, Integer, JsonSchema, Object, Text
-from penstock_runtime.tasks.limits import Limits
 
 TAG = "OpenAI"
 
 
-def embeddings_body(limits: Limits) -> Object:
+def embeddings_body(limits: RequestLimits) -> Object:
     """The body of `/v1/embeddings`."""
     return Object(
         required={"input": TextsOrIds(limits)},
@@ -44,7 +43,7 @@ def embeddings_body(limits: Limits) -> Object:
 class OpenAI:
     """The handlers."""
 
-    def __init__(self, service: Service, limits: Limits) -> None:
+    def __init__(self, service: ModelService, limits: RequestLimits) -> None:
         self._service = service
         self._embeddings = embeddings_body(limits)
         self._started = int(time.time())
@@ -124,18 +123,18 @@ EMBEDDINGS: JsonSchema = {
 }
 
 
-def routes(service: Service, limits: Limits) -> tuple[Route, ...]:
+def routes(service: ModelService, limits: RequestLimits) -> tuple[Route, ...]:
     """Their table."""
     openai = OpenAI(service, limits)
     return (
         Route(
             "POST", "/v1/embeddings", openai.embeddings, "Texts to vectors, OpenAI's shape", TAG,
-            tasks=frozenset({TaskName.FEATURE_EXTRACTION}), inference=True, dialect=Dialect.OPENAI,
+            tasks=frozenset({TaskName.FEATURE_EXTRACTION}), inference=True, error_format=ErrorFormat.OPENAI,
             request=embeddings_body(limits).schema() | {"examples": [{"input": "I like you. I love you."}]},
             response=EMBEDDINGS,
         ),
         Route(
-            "GET", "/v1/models", openai.models, "The one model", TAG, dialect=Dialect.OPENAI,
+            "GET", "/v1/models", openai.models, "The one model", TAG, error_format=ErrorFormat.OPENAI,
             response={
                 "type": "object",
                 "properties": {"object": {"const": "list"}, "data": {"type": "array", "items": MODEL}},
@@ -143,6 +142,7 @@ def routes(service: Service, limits: Limits) -> tuple[Route, ...]:
             },
         ),
         Route(
-            "GET", "/v1/models/{model}", openai.model, "The one model", TAG, dialect=Dialect.OPENAI, response=MODEL,
+            "GET", "/v1/models/{model}", openai.model, "The one model", TAG, error_format=ErrorFormat.OPENAI,
+            response=MODEL,
         ),
     )  # fmt: skip

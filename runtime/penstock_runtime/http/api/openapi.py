@@ -10,7 +10,7 @@ from penstock import __version__
 from penstock.tasks import TaskName
 from penstock_runtime import errors
 from penstock_runtime.errors import RequestError
-from penstock_runtime.http.transport.message import Dialect, Route
+from penstock_runtime.http.transport.message import ErrorFormat, Route
 from penstock_runtime.tasks.fields import JsonSchema
 
 OF_ANY: tuple[type[RequestError], ...] = (
@@ -168,7 +168,7 @@ def _responses(route: Route, *, wants_token: bool) -> dict[str, Any]:
             for header, text in TIMINGS.items()
         }
     responses: dict[str, Any] = {"200": success}
-    reference = "OpenAIError" if route.dialect is Dialect.OPENAI else "Error"
+    reference = "OpenAIError" if route.error_format is ErrorFormat.OPENAI else "Error"
     for error in error_types(route, wants_token=wants_token):
         status = str(error.status)
         text = f"{error.error_type}: {sentence(error)}"

@@ -9,13 +9,12 @@ from typing import Any
 
 from penstock.tasks import TaskName
 from penstock_runtime.errors import InvalidInput
-from penstock_runtime.http.api.body import missing_field, not_an_object, read_json, unknown_field
-from penstock_runtime.http.api.replies import answer_response
-from penstock_runtime.http.api.service import Service
+from penstock_runtime.http.api.bodies import answer_response, missing_field, not_an_object, read_json, unknown_field
+from penstock_runtime.http.api.service import ModelService
 from penstock_runtime.http.transport.message import Request, Response, Route
+from penstock_runtime.tasks.base import RequestLimits
 from penstock_runtime.tasks.factory import request_schema, response_schema
 from penstock_runtime.tasks.fields import JsonSchema
-from penstock_runtime.tasks.limits import Limits
 
 TAG = "Hugging Face"
 OPTIONS = ("use_cache", "wait_for_model", "use_gpu", "dont_load_model")
@@ -112,7 +111,7 @@ def _check_options(value: Any) -> None:
 class Predict:
     """The handlers."""
 
-    def __init__(self, service: Service, envelope: Envelope) -> None:
+    def __init__(self, service: ModelService, envelope: Envelope) -> None:
         self._service = service
         self._envelope = envelope
 
@@ -123,7 +122,7 @@ class Predict:
         return answer_response(answer, answer.value)
 
 
-def routes(service: Service, limits: Limits) -> tuple[Route, ...]:
+def routes(service: ModelService, limits: RequestLimits) -> tuple[Route, ...]:
     """Their table."""
     task = service.status.task
     envelope = Envelope(request_schema(task, limits), beside=task is TaskName.FEATURE_EXTRACTION)

@@ -1,24 +1,47 @@
-"""What the routes may ask of the server: an answer, and what it is serving. Knows no HTTP but the deadline header."""
+"""The model as the routes use it: predictions, and what is served. Of HTTP it knows the deadline header only."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, Protocol
 
 from penstock_runtime.errors import InvalidInput, NotReady, UnsupportedRoute
-from penstock_runtime.http.api.answers import Predicts
 from penstock_runtime.http.transport.message import Request
-from penstock_runtime.metrics import Metrics
+from penstock_runtime.serving.metrics import Metrics
 from penstock_runtime.serving.predictor import Answer
-from penstock_runtime.serving.status import Phase, Status
+from penstock_runtime.serving.status import ServerPhase, ServerStatus
 from penstock_runtime.settings import Settings
 from penstock_runtime.tasks.fields import printable
 
 
-class Service:
-    """The predictor, and everything about it that is told to clients."""
+class PredictorLike(Protocol):
+    """`penstock_runtime.serving.predictor.Predictor`, or a smaller one in tests."""
 
-    def __init__(self, status: Status, settings: Settings, metrics: Metrics, predictor: Predicts | None = None) -> None:
+    async def predict(
+        self, inputs: Any, parameters: Mapping[str, Any], *, deadline_seconds: float | None = None, caller: int = 0
+    ) -> Answer:
+        """The answer, or a RequestError. May be cancelled."""
+        ...
+
+    async def drain(self) -> None:
+        """Returns when no request is in progress."""
+        ...
+
+    def queue_depth(self) -> tuple[int, int]:
+        """Waiting rows and tokens."""
+        ...
+
+    def facts(self) -> dict[str, Any]:
+        """For `/info`, as JSON."""
+        ...
+
+
+class ModelService:
+    """The predictor, and what clients can ask about it."""
+
+    def __init__(
+        self, status: ServerStatus, settings: Settings, metrics: Metrics, predictor: PredictorLike | None = None
+    ) -> None:
         self.status = status
         self.settings = settings
         self.metrics = metrics
@@ -26,7 +49,7 @@ class Service:
         """None while the model loads."""
 
     async def predict(self, request: Request, inputs: Any, parameters: Mapping[str, Any]) -> Answer:
-        """Ask the model. NotReady while there is none; whatever the predictor raises."""
+        """Run the model. NotReady while it loads; otherwise the errors of the predictor."""
         predictor = self.predictor
         if predictor is None:
             raise NotReady(self.status.message, retry_after_seconds=5)
@@ -37,7 +60,7 @@ class Service:
         return answer
 
     def deadline_seconds(self, request: Request) -> float:
-        """The client's deadline where it is shorter than the setting's; InvalidInput when it is no positive number."""
+        """The client's deadline if shorter than the setting's; InvalidInput if it is not a positive number."""
         limit = self.settings.queue.deadline_seconds
         text = request.headers.get(b"x-deadline-ms")
         if text is None:
@@ -55,7 +78,7 @@ class Service:
         return min(limit, milliseconds / 1000)
 
     def require_name(self, name: str) -> None:
-        """UnsupportedRoute unless this is the endpoint's name."""
+        """UnsupportedRoute unless `name` is the endpoint's."""
         if name != self.status.name:
             raise UnsupportedRoute(
                 f"there is no model {printable(name)!r} here", remedy=f"This endpoint's model is {self.status.name!r}"
@@ -63,5 +86,5 @@ class Service:
 
     @property
     def ready(self) -> bool:
-        """True when requests are answered and new ones are welcome."""
-        return self.status.phase is Phase.READY
+        """True when new requests are accepted."""
+        return self.status.phase is ServerPhase.READY

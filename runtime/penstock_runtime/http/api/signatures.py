@@ -14,7 +14,7 @@ import numpy as np
 
 from penstock.tasks import TaskName
 from penstock_runtime.errors import InvalidInput
-from penstock_runtime.http.api.replies import dumps
+from penstock_runtime.http.api.bodies import dumps
 from penstock_runtime.http.api.tensors import Output, TensorSpec
 
 TEXT = TensorSpec("text", "BYTES", (-1,))

@@ -8,14 +8,13 @@ from typing import Any
 import numpy as np
 
 from penstock.tasks import TaskName
-from penstock_runtime.http.api.body import checked, fields_named, read_json
-from penstock_runtime.http.api.replies import answer_response
-from penstock_runtime.http.api.service import Service
+from penstock_runtime.http.api.bodies import answer_response, checked, fields_named, read_json
+from penstock_runtime.http.api.service import ModelService
 from penstock_runtime.http.api.token_ids import ABOUT_IDS, TextsOrIds
 from penstock_runtime.http.transport.message import Request, Response, Route
 from penstock_runtime.tasks import feature_extraction, sentence_similarity, text_ranking
+from penstock_runtime.tasks.base import RequestLimits
 from penstock_runtime.tasks.fields import JsonSchema, ListOf, Object, Text
-from penstock_runtime.tasks.limits import Limits
 
 TAG = "text-embeddings-inference"
 ROOT = {"inputs": "inputs", "parameters.": ""}
@@ -24,7 +23,7 @@ ROOT = {"inputs": "inputs", "parameters.": ""}
 class Tei:
     """The handlers. Parameters stand beside the inputs in this API."""
 
-    def __init__(self, service: Service, limits: Limits) -> None:
+    def __init__(self, service: ModelService, limits: RequestLimits) -> None:
         self._service = service
         self.embed_body = Object(
             required={"inputs": TextsOrIds(limits)},
@@ -83,7 +82,7 @@ def given(parameters: dict[str, Any]) -> dict[str, Any]:
     return {name: value for name, value in parameters.items() if value is not None}
 
 
-def routes(service: Service, limits: Limits) -> tuple[Route, ...]:
+def routes(service: ModelService, limits: RequestLimits) -> tuple[Route, ...]:
     """Their table."""
     tei = Tei(service, limits)
     scores: JsonSchema = {"type": "array", "items": {"type": "number"}}

@@ -6,9 +6,9 @@ from dataclasses import dataclass
 from typing import Any
 
 from penstock_runtime.errors import InvalidInput
+from penstock_runtime.tasks.base import RequestLimits
 from penstock_runtime.tasks.feature_extraction import TokenIds
 from penstock_runtime.tasks.fields import Integer, JsonSchema, ListOf, Text
-from penstock_runtime.tasks.limits import Limits
 
 ABOUT_IDS = (
     "A text or a list of texts; or either as token ids, of this model's own tokenizer and without special tokens."
@@ -23,7 +23,7 @@ LONGEST = 100_000
 class TextsOrIds:
     """A text, texts, the ids of a text, or the ids of texts; the first entry of a list tells which."""
 
-    limits: Limits
+    limits: RequestLimits
     words: str = "a text, a list of texts, or token ids"
     python: type = object
 

@@ -14,24 +14,26 @@ import orjson
 
 from penstock import __version__
 from penstock_runtime.errors import InvalidInput, UnsupportedRoute
-from penstock_runtime.http.api.body import (
+from penstock_runtime.http.api.bodies import (
+    dumps,
+    json_response,
     malformed,
     missing_field,
     not_an_object,
     read_json,
     refuse_compressed,
     rename_field,
+    timing_headers,
 )
 from penstock_runtime.http.api.health import Health
-from penstock_runtime.http.api.replies import dumps, json_response, timing_headers
-from penstock_runtime.http.api.service import Service
+from penstock_runtime.http.api.service import ModelService
 from penstock_runtime.http.api.signatures import SIGNATURES, Signature
 from penstock_runtime.http.api.tensors import LARGEST, MOST_DIMENSIONS, TensorSpec, read_texts
 from penstock_runtime.http.transport.message import Request, Response, Route
 from penstock_runtime.serving.predictor import Answer
+from penstock_runtime.tasks.base import RequestLimits
 from penstock_runtime.tasks.factory import request_schema
 from penstock_runtime.tasks.fields import JsonSchema
-from penstock_runtime.tasks.limits import Limits
 
 TAG = "Open Inference Protocol"
 VERSION = "1"
@@ -208,7 +210,7 @@ def write_inference(answer: Answer, inference: Inference, signature: Signature, 
 class V2:
     """The handlers."""
 
-    def __init__(self, service: Service, health: Health) -> None:
+    def __init__(self, service: ModelService, health: Health) -> None:
         self._service = service
         self._health = health
         self._signature = SIGNATURES[service.status.task]
@@ -340,7 +342,7 @@ def _parameters_schema(task: JsonSchema, signature: Signature) -> JsonSchema:
     }
 
 
-def routes(service: Service, health: Health, limits: Limits) -> tuple[Route, ...]:
+def routes(service: ModelService, health: Health, limits: RequestLimits) -> tuple[Route, ...]:
     """Their table."""
     v2 = V2(service, health)
     signature = SIGNATURES[service.status.task]

@@ -12,9 +12,9 @@ import re
 from collections.abc import Sequence
 from importlib import resources
 
+from penstock_runtime.http.api.bodies import dumps
 from penstock_runtime.http.api.openapi import document
-from penstock_runtime.http.api.replies import dumps
-from penstock_runtime.http.api.service import Service
+from penstock_runtime.http.api.service import ModelService
 from penstock_runtime.http.transport.message import Request, Response, Route
 
 HTML = b"text/html; charset=utf-8"
@@ -60,7 +60,7 @@ def _hashes(text: str, tag: str) -> str:
 class Documents:
     """The handlers."""
 
-    def __init__(self, service: Service) -> None:
+    def __init__(self, service: ModelService) -> None:
         self._service = service
         self.routes: Sequence[Route] = ()
         """What the document describes; set when all routes are known."""

@@ -1,8 +1,8 @@
-"""HTTP/1.1 on one socket: requests in, responses out, in order. Knows nothing of routes or models.
+"""HTTP/1.1 on one socket: reads requests and writes responses, in order. Independent of routes and models.
 
-llhttp (through httptools) parses. This class keeps the limits and the deadlines, answers one request at a time (further
-ones of a pipelining client wait), and tells the application when the client has gone. Deadlines are checked by the
-acceptor's sweep, so that a request costs no timer.
+llhttp (through httptools) parses. A connection enforces limits and deadlines, answers one request at a time (further
+pipelined requests wait), and cancels the request when the client disconnects. The listener's sweep checks the
+deadlines, so that a request needs no timer.
 """
 
 from __future__ import annotations
@@ -10,8 +10,9 @@ from __future__ import annotations
 import asyncio
 import itertools
 import time
+from enum import Enum
 from functools import partial
-from typing import TYPE_CHECKING, cast
+from typing import cast
 
 import httptools
 
@@ -23,111 +24,123 @@ from penstock_runtime.errors import (
     RequestError,
     RequestTimeout,
 )
-from penstock_runtime.http.transport.eager import Rest, begin
-from penstock_runtime.http.transport.head_cache import MOST_DIGITS, LastHead
-from penstock_runtime.http.transport.head_checks import check_head, headers_too_large, not_http, read_head, too_large
-from penstock_runtime.http.transport.memory_quota import Held
+from penstock_runtime.http.transport.eager import Suspended, run_eagerly
+from penstock_runtime.http.transport.head import (
+    MAX_LENGTH_DIGITS,
+    HeadCache,
+    body_too_large,
+    check_head,
+    headers_too_large,
+    not_http,
+    read_head,
+)
 from penstock_runtime.http.transport.message import Request, Response, encode
-from penstock_runtime.http.transport.phase import Phase
-from penstock_runtime.http.transport.pipelining import Ahead
-
-if TYPE_CHECKING:
-    from penstock_runtime.http.transport.listener import Acceptor
+from penstock_runtime.http.transport.pool import ConnectionMemory, ConnectionPool, Pipeline
 
 LINGER_SECONDS = 2.0
-"""After an early refusal the rest of a body is read and dropped for so long: closing at once would reset the
-connection, and the client would lose the answer that explains it."""
+"""How long the rest of a body is read and dropped after an early refusal. Closing at once would reset the connection,
+and the client would lose the response that explains the refusal."""
 LINGER_BYTES = 64 * 2**20
 NUMBERS = itertools.count(1)
+
+
+class ConnectionState(Enum):
+    """What a connection waits for: decides what its deadline means."""
+
+    IDLE = "idle"
+    HEAD = "head"
+    BODY = "body"
+    ANSWER = "answer"
+    LINGER = "linger"
+    """The request was refused; further data is dropped."""
 
 
 class Connection(asyncio.Protocol):
     """One client."""
 
     __slots__ = (
-        "_body", "_body_bytes", "_first", "_head_bytes", "_headers", "_held", "_last_head",
-        "_lingered", "_replay", "_taking", "_turn", "_unread_bytes", "_url", "acceptor", "active", "aged",
-        "deadline", "expires", "number", "parser", "pending", "phase", "request", "rest", "transport", "writable",
+        "_body", "_body_bytes", "_dropped_bytes", "_head_bytes", "_head_cache", "_headers", "_is_advancing",
+        "_is_first", "_memory",
+        "_scheduled", "_skips_head", "_unread_bytes", "_url", "active", "deadline", "expired", "expires",
+        "number", "parser", "pipeline", "pool", "request", "state", "suspended", "transport", "writable",
     )  # fmt: skip
 
-    def __init__(self, acceptor: Acceptor) -> None:
-        self.acceptor = acceptor
+    def __init__(self, pool: ConnectionPool) -> None:
+        self.pool = pool
         self.number = next(NUMBERS)
         self.transport: asyncio.Transport | None = None
         self.parser: httptools.HttpRequestParser | None = None
-        self.phase = Phase.IDLE
+        self.state = ConnectionState.IDLE
         self.deadline = 0.0
-        """When the phase must be over, in the loop's time."""
+        """When the state must have changed, in the loop's time."""
         self.expires = 0.0
-        """When the connection is to end with an answer, in the loop's time."""
-        self.aged = False
-        """That time has come: the sweep says so, and a request need not ask the clock."""
+        """When the connection reaches its maximum age, in the loop's time."""
+        self.expired = False
+        """True after that time. Set by the sweep, so that requests need not read the clock."""
         self.request: Request | None = None
         """Being read."""
         self.active: Request | None = None
         """Being answered."""
-        self.rest: Rest[Response] | None = None
-        """Of its answer, where that has to wait."""
-        self.pending = Ahead()
+        self.suspended: Suspended[Response] | None = None
+        """The active request's handler, while it waits."""
+        self.pipeline = Pipeline()
         self.writable = True
-        self._last_head = LastHead()
+        self._head_cache = HeadCache()
         self._url = b""
         self._headers: dict[bytes, bytes] | None = None
-        """Of the request being read; None while headers do not count: trailers, a replayed head."""
+        """Of the request being read; None while headers are ignored: trailers, a head that is parsed twice."""
         self._head_bytes = 0
-        """Of its target and headers."""
+        """Of target and headers."""
         self._unread_bytes = 0
-        """Since a body last grew or a message ended: of a head or of trailers that are not through yet."""
+        """Received since the last piece of a body or end of a message: an incomplete head or incomplete trailers."""
         self._body: list[bytes] = []
         self._body_bytes = 0
-        self._held = Held(acceptor.memory)
-        self._first = False
-        """No request of what has just been read is being answered yet."""
-        self._turn: asyncio.Handle | None = None
-        """In which a request that came with others is begun."""
-        self._taking = False
-        self._replay = False
-        self._lingered = 0
+        self._memory = ConnectionMemory(pool)
+        self._is_first = False
+        """No request of the data just received has been started yet."""
+        self._scheduled: asyncio.Handle | None = None
+        """Starts a request that was received together with others."""
+        self._is_advancing = False
+        self._skips_head = False
+        self._dropped_bytes = 0
 
-    # The socket's side
+    # Called by the event loop
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         """A client has connected."""
-        self.transport = cast(
-            "asyncio.Transport", transport
-        )  # what stream protocols are given; uvloop's is its own class
+        self.transport = cast("asyncio.Transport", transport)  # uvloop's is another class with the same methods
         self.parser = httptools.HttpRequestParser(self)
-        now = self.acceptor.loop.time()
-        self.deadline = now + self.acceptor.settings.idle_timeout_seconds
-        self.expires = self.acceptor.expiry(now)
-        if not self.acceptor.admit(self):
-            error = NotReady(f"{self.acceptor.max_connections} connections are open already")
+        now = self.pool.loop.time()
+        self.deadline = now + self.pool.settings.idle_timeout_seconds
+        self.expires = self.pool.expiry(now)
+        if not self.pool.add(self):
+            error = NotReady(f"{self.pool.max_connections} connections are open already")
             self._refuse_and_close(None, error)
 
     def data_received(self, data: bytes) -> None:
         """Bytes have arrived."""
-        if self.phase is Phase.LINGER:
-            self._lingered += len(data)
-            if self._lingered > LINGER_BYTES and self.transport is not None:
+        if self.state is ConnectionState.LINGER:
+            self._dropped_bytes += len(data)
+            if self._dropped_bytes > LINGER_BYTES and self.transport is not None:
                 self.transport.abort()
             return
-        self._first = True
-        if self.phase is Phase.IDLE and self.request is None:
-            again = self._last_head.read(data)
-            if again is not None:
-                self._read_again(*again)
+        self._is_first = True
+        if self.state is ConnectionState.IDLE and self.request is None:
+            cached = self._head_cache.read(data)
+            if cached is not None:
+                self._begin_cached(*cached)
                 return
         self._unread_bytes += len(data)
-        if self.pending:
-            self.pending.read_bytes += len(data)
+        if self.pipeline:
+            self.pipeline.read_bytes += len(data)
         self._feed(data)
-        # Headers are counted when they are whole, trailers not at all; this bounds what never ends.
-        if self._unread_bytes > self.acceptor.settings.max_header_bytes and self.parser is not None:
+        # Complete headers are counted elsewhere, trailers not at all: this limits heads and trailers that never end.
+        if self._unread_bytes > self.pool.settings.max_header_bytes and self.parser is not None:
             self._refuse_headers()
 
-    def _read_again(self, request: Request, body: bytes) -> None:
-        """A request whose head the parser need not see: it is between two requests before and after."""
-        request.identifier = self.acceptor.new_identifier()
+    def _begin_cached(self, request: Request, body: bytes) -> None:
+        """A request with the cached head: the parser is between two requests before and after it."""
+        request.identifier = self.pool.new_identifier()
         self.request = request
         self._body_bytes = 0
         self.on_body(body)
@@ -142,52 +155,52 @@ class Connection(asyncio.Protocol):
         except httptools.HttpParserUpgrade as upgrade:
             self._ignore_upgrade(data[upgrade.args[0] :])
         except httptools.HttpParserError as error:
-            if self.phase is not Phase.LINGER:
+            if self.state is not ConnectionState.LINGER:
                 self._refuse_and_close(self.request, not_http(data, error))
 
     def eof_received(self) -> bool:
-        """The client has closed its side. One that cancels looks just like this, so the request ends (docs/http.md)."""
+        """The client has closed its side. A client that cancels does the same, so the request ends (docs/http.md)."""
         self._cancel()
         if self.transport is not None:
             self._close(self.transport)
         return False
 
     def connection_lost(self, exc: Exception | None) -> None:
-        """The socket is closed: whatever is under way is not waited for any more."""
+        """The socket is closed: cancel the request in progress."""
         _ = exc
-        self.acceptor.forget(self)
+        self.pool.remove(self)
         self._cancel()
-        self._held.clear()
-        self.pending.clear()
+        self._memory.clear()
+        self.pipeline.clear()
         self.parser = None
         self.request = None
         self.transport = None
 
     def _cancel(self) -> None:
-        if self.rest is not None:
-            self.rest.cancel()
-        if self._turn is not None:
-            self._turn.cancel()
-        self.rest = self._turn = None
+        if self.suspended is not None:
+            self.suspended.cancel()
+        if self._scheduled is not None:
+            self._scheduled.cancel()
+        self.suspended = self._scheduled = None
 
     def pause_writing(self) -> None:
-        """The client does not read as fast as it is answered."""
+        """The client reads more slowly than the responses are written."""
         self.writable = False
-        self.deadline = self.acceptor.loop.time() + self.acceptor.settings.write_timeout_seconds
-        self._held.weigh_unsent(self.transport)
+        self.deadline = self.pool.loop.time() + self.pool.settings.write_timeout_seconds
+        self._memory.update_unsent(self.transport)
 
     def resume_writing(self) -> None:
-        """It does again."""
+        """The client has read enough of the responses."""
         self.writable = True
-        self._held.weigh_unsent(self.transport)
-        if self.active is None and self.phase is not Phase.LINGER:
-            self._next()
+        self._memory.update_unsent(self.transport)
+        if self.active is None and self.state is not ConnectionState.LINGER:
+            self._advance()
 
-    # The parser's side
+    # Called by the parser
 
     def on_message_begin(self) -> None:
         """A request starts."""
-        if self._replay or self.phase is Phase.LINGER or self.parser is None:
+        if self._skips_head or self.state is ConnectionState.LINGER or self.parser is None:
             return
         self.request = Request()
         self.request.caller = self.number
@@ -195,16 +208,16 @@ class Connection(asyncio.Protocol):
         self._url = b""
         self._head_bytes = 0
         if self.active is None and self.writable:
-            self._enter(Phase.HEAD, self.acceptor.settings.header_timeout_seconds)
+            self._enter(ConnectionState.HEAD, self.pool.settings.header_timeout_seconds)
 
     def on_url(self, url: bytes) -> None:
         """A piece of the request's target."""
-        if not self._replay:
+        if not self._skips_head:
             self._url += url
             self._head_bytes += len(url)
 
     def on_header(self, name: bytes, value: bytes) -> None:
-        """One header (also trailers of a chunked body, which are ignored)."""
+        """One header, or a trailer of a chunked body, which is ignored."""
         headers = self._headers
         if headers is None:
             return
@@ -213,36 +226,36 @@ class Connection(asyncio.Protocol):
         headers[name] = value if name not in headers else headers[name] + b", " + value
 
     def on_headers_complete(self) -> None:
-        """The headers are whole: judge them before the body is read."""
+        """The headers are complete: check them before the body is read."""
         request, parser = self.request, self.parser
         self._headers = None
-        if request is None or parser is None or self._replay or self.phase is Phase.LINGER:
+        if request is None or parser is None or self._skips_head or self.state is ConnectionState.LINGER:
             return
-        if self._head_bytes > self.acceptor.settings.max_header_bytes:
+        if self._head_bytes > self.pool.settings.max_header_bytes:
             self._refuse_headers()
             return
         version = parser.get_http_version()
         read_head(request, parser, version, self._url)
-        request.identifier = request.identifier or self.acceptor.new_identifier()
+        request.identifier = request.identifier or self.pool.new_identifier()
         headers = request.headers
         self._body = []
         self._body_bytes = 0
         expected = None if b"transfer-encoding" in headers else int(headers.get(b"content-length") or 0)
         try:
             check_head(headers, version)
-            self.acceptor.application.admit(request, expected)
+            self.pool.application.admit(request, expected)
         except RequestError as error:
             request.refusal = error
             if isinstance(error, BodyTooLarge | MalformedRequest) or b"expect" in headers:
                 self._refuse_and_close(request, error)
                 return
-        is_short = self._head_bytes + MOST_DIGITS <= self.acceptor.settings.max_header_bytes
-        self._last_head.remember(request if is_short and request.refusal is None else None)
+        is_short = self._head_bytes + MAX_LENGTH_DIGITS <= self.pool.settings.max_header_bytes
+        self._head_cache.store(request if is_short and request.refusal is None else None)
         if expected != 0 and self.active is None and self.writable:
             self._await_body(request)
 
     def _await_body(self, request: Request) -> None:
-        self._enter(Phase.BODY, self.acceptor.settings.body_timeout_seconds)
+        self._enter(ConnectionState.BODY, self.pool.settings.body_timeout_seconds)
         if request.headers.get(b"expect", b"").lower() == b"100-continue" and self.transport is not None:
             self.transport.write(b"HTTP/1.1 100 Continue\r\n\r\n")
 
@@ -253,23 +266,23 @@ class Connection(asyncio.Protocol):
             return
         self._unread_bytes = 0
         self._body_bytes += len(body)
-        limit = self.acceptor.application.body_limit
+        limit = self.pool.application.body_limit
         if self._body_bytes > limit:
-            self._refuse_and_close(request, too_large(limit))
+            self._refuse_and_close(request, body_too_large(limit))
         elif request.refusal is None:
             self._body.append(body)
-            self._held.add(len(body))
-            if self.acceptor.memory.bytes > self.acceptor.settings.max_held_bytes:
+            self._memory.add(len(body))
+            if self.pool.held_bytes > self.pool.settings.max_held_bytes:
                 self._refuse_and_close(request, Overloaded("other requests and answers fill the memory for them"))
 
     def on_message_complete(self) -> None:
-        """The request is whole."""
+        """The request is complete."""
         request, parser = self.request, self.parser
-        if request is None or parser is None or self.phase is Phase.LINGER:
+        if request is None or parser is None or self.state is ConnectionState.LINGER:
             return
-        if not self._replay and parser.should_upgrade() and (request.expects_body or request.method == "CONNECT"):
+        if not self._skips_head and parser.should_upgrade() and (request.expects_body or request.method == "CONNECT"):
             return  # its body follows: see _ignore_upgrade
-        self._replay = False
+        self._skips_head = False
         self._unread_bytes = 0
         self.request = None
         body = self._body
@@ -277,16 +290,16 @@ class Connection(asyncio.Protocol):
         self._body = []
         request.received = time.perf_counter()
         if self.active is not None or not self.writable:
-            self.pending.add(request, self.transport)
+            self.pipeline.add(request, self.transport)
         else:
             self._start(request)
 
     def _ignore_upgrade(self, rest: bytes) -> None:
-        """Answer a request that offers an upgrade (Java's client offers h2c with every request) as if it had not.
+        """Answer a request that offers an upgrade as one without (Java's client offers h2c with every request).
 
-        llhttp stops at the headers of such a request; a second parser, given the same framing, reads the body.
+        llhttp stops after the headers of such a request; a second parser with the same framing reads the body.
         """
-        if self.phase is Phase.LINGER or self.parser is None:
+        if self.state is ConnectionState.LINGER or self.parser is None:
             return
         request = self.request
         self.parser = httptools.HttpRequestParser(self)
@@ -297,53 +310,53 @@ class Connection(asyncio.Protocol):
                 self._feed(rest)
             return
         framing = b"transfer-encoding" if b"transfer-encoding" in request.headers else b"content-length"
-        self._replay = True
+        self._skips_head = True
         self._feed(b"POST / HTTP/1.1\r\n%b: %b\r\n\r\n%b" % (framing, request.headers[framing], rest))
 
-    # The application's side
+    # Requests and responses
 
     def _start(self, request: Request) -> None:
-        if request.refusal is not None and self.parser is None and not self.pending:
+        if request.refusal is not None and self.parser is None and not self.pipeline:
             self._refuse_and_close(request, request.refusal)
             return
         self.active = request
-        self.phase = Phase.ANSWER
-        # Of what came in one piece the first at once: who sends many ahead must not have the loop for all of them.
-        # Where its answer may be the last, none before all of it is read: what else it holds is to be answered too.
-        if (self._first or request.refusal is not None) and not self._is_ending():
-            self._first = False
+        self.state = ConnectionState.ANSWER
+        # Of pipelined requests only the first starts at once: one client must not block the loop with all of them.
+        # If the response may close the connection, it waits until the parser has read the requests that follow.
+        if (self._is_first or request.refusal is not None) and not self._is_ending():
+            self._is_first = False
             self._answer(request)
         else:
-            self._turn = self.acceptor.loop.call_soon(self._answer, request)
+            self._scheduled = self.pool.loop.call_soon(self._answer, request)
 
     def _is_ending(self) -> bool:
-        return self.aged or self.acceptor.draining
+        return self.expired or self.pool.draining
 
     def _answer(self, request: Request) -> None:
-        self._turn = None
-        application, refusal = self.acceptor.application, request.refusal
+        self._scheduled = None
+        application, refusal = self.pool.application, request.refusal
         answer = application.answer(request) if refusal is None else application.refuse(request, refusal)
-        response = answer if isinstance(answer, Response) else begin(answer)
-        if isinstance(response, Rest):
-            self.rest = response
-            response.go_on(self.acceptor.loop, partial(self._respond, request))
+        response = answer if isinstance(answer, Response) else run_eagerly(answer)
+        if isinstance(response, Suspended):
+            self.suspended = response
+            response.resume(self.pool.loop, partial(self._respond, request))
         else:
             self._respond(request, response)
 
     def _respond(self, request: Request, response: Response) -> None:
         self.active = None
-        self.rest = None
-        self._held.add(-len(request.body))
+        self.suspended = None
+        self._memory.add(-len(request.body))
         transport = self.transport
         if transport is None or transport.is_closing():
             return
-        # While draining, and on an old connection, what the client has already sent is answered too.
-        close = not request.keep_alive or (self._is_ending() and not self.pending and self.request is None)
+        # While draining, and on an expired connection, requests that were already received are answered too.
+        close = not request.keep_alive or (self._is_ending() and not self.pipeline and self.request is None)
         transport.write(
             encode(
                 response,
                 identifier=request.identifier,
-                date=self.acceptor.date,
+                date=self.pool.date,
                 head_only=request.method == "HEAD",
                 connection=b"close" if close else b"keep-alive" if request.keep_alive_by_header else b"",
             )
@@ -351,95 +364,100 @@ class Connection(asyncio.Protocol):
         if close:
             self._close(transport)
         elif self.writable:
-            self._next()
+            self._advance()
 
-    def _next(self) -> None:
-        """Take the next waiting request, or wait for one."""
-        if self._taking:
-            return  # one of those below was answered at once
-        self._taking = True
-        while self.pending and self.active is None and self.writable and not self._is_closing():
-            self._start(self.pending.take(self.transport))
-        self._taking = False
-        if self.active is None and self.writable and self.phase is not Phase.LINGER and not self._is_closing():
-            self._expect()
+    def _advance(self) -> None:
+        """Start the next pipelined request, or wait for one."""
+        if self._is_advancing:
+            return  # called by a request that the loop below has started and that was answered at once
+        self._is_advancing = True
+        while self.pipeline and self.active is None and self.writable and not self._is_closing():
+            self._start(self.pipeline.take(self.transport))
+        self._is_advancing = False
+        if (
+            self.active is None
+            and self.writable
+            and self.state is not ConnectionState.LINGER
+            and not self._is_closing()
+        ):
+            self._await_request()
 
     def _is_closing(self) -> bool:
         return self.transport is None or self.transport.is_closing()
 
-    def _enter(self, phase: Phase, seconds: float) -> None:
-        self.phase = phase
-        self.deadline = self.acceptor.loop.time() + seconds
+    def _enter(self, state: ConnectionState, seconds: float) -> None:
+        self.state = state
+        self.deadline = self.pool.loop.time() + seconds
 
-    def _expect(self) -> None:
+    def _await_request(self) -> None:
         if self.request is None:
-            self._enter(Phase.IDLE, self.acceptor.settings.idle_timeout_seconds)
+            self._enter(ConnectionState.IDLE, self.pool.settings.idle_timeout_seconds)
         elif self._headers is None:
             self._await_body(self.request)
         else:
-            self._enter(Phase.HEAD, self.acceptor.settings.header_timeout_seconds)
+            self._enter(ConnectionState.HEAD, self.pool.settings.header_timeout_seconds)
 
     def _close(self, transport: asyncio.Transport) -> None:
-        """Read no more, and close once the client has what is still to be sent, for which it has its time."""
-        self.pending.clear()
+        """Stop reading, and close once the rest of the response is sent, within the write timeout."""
+        self.pipeline.clear()
         self.parser = None
-        self._enter(Phase.LINGER, self.acceptor.settings.write_timeout_seconds)
+        self._enter(ConnectionState.LINGER, self.pool.settings.write_timeout_seconds)
         transport.close()
 
     def _refuse_headers(self) -> None:
-        self._refuse_and_close(self.request, headers_too_large(self.acceptor.settings.max_header_bytes))
+        self._refuse_and_close(self.request, headers_too_large(self.pool.settings.max_header_bytes))
 
     def _refuse_and_close(self, request: Request | None, error: RequestError) -> None:
-        """Answer without reading on; the client may still be sending."""
+        """Answer with an error and stop reading; the client may still be sending."""
         transport = self.transport
         self.request = None
-        self._held.add(-sum(map(len, self._body)))
+        self._memory.add(-sum(map(len, self._body)))
         self._body = []
         self._unread_bytes = 0
-        if self.active is not None or self.pending:
-            # What came before it is whole: this is answered after all of that, and is the last.
+        if self.active is not None or self.pipeline:
+            # Earlier requests are complete and are answered first; this one is the last.
             if self.parser is None:
-                return  # there is a last one already: the parser goes on to the end of the piece
+                return  # another one was refused before: the parser continues to the end of the data
             self.parser = None
             request = request or Request()
             request.refusal = error
-            self.pending.append(request)
+            self.pipeline.append(request)
             return
-        self._enter(Phase.LINGER, LINGER_SECONDS)
+        self._enter(ConnectionState.LINGER, LINGER_SECONDS)
         if transport is None or transport.is_closing():
             return
-        response = self.acceptor.application.refuse(request, error)
-        asked = request or Request()
-        date, head_only = self.acceptor.date, asked.method == "HEAD"
+        response = self.pool.application.refuse(request, error)
+        refused = request or Request()
+        date, head_only = self.pool.date, refused.method == "HEAD"
         transport.write(
-            encode(response, identifier=asked.identifier, date=date, head_only=head_only, connection=b"close")
+            encode(response, identifier=refused.identifier, date=date, head_only=head_only, connection=b"close")
         )
         transport.write_eof()
 
     def sweep(self, now: float) -> None:
         """Act on a deadline that has passed."""
-        # Not closed here: a request may be on its way already, and would be lost.
-        self.aged = now >= self.expires
+        # Not closed here: a request may have been sent already, and would be lost.
+        self.expired = now >= self.expires
         transport = self.transport
         if transport is None:
             return
-        has_read = self._held.weigh_unsent(transport)
-        is_to_read = not self.writable or self.phase is Phase.LINGER
-        if is_to_read and has_read:
-            self.deadline = now + self.acceptor.settings.write_timeout_seconds
+        client_has_read = self._memory.update_unsent(transport)
+        waits_for_reader = not self.writable or self.state is ConnectionState.LINGER
+        if waits_for_reader and client_has_read:
+            self.deadline = now + self.pool.settings.write_timeout_seconds
         if now < self.deadline:
             return
-        if is_to_read:
+        if waits_for_reader:
             transport.abort()
-        elif self.phase is Phase.IDLE:
+        elif self.state is ConnectionState.IDLE:
             self._close(transport)
-        elif self.phase is Phase.HEAD or self.phase is Phase.BODY:
-            what = "headers" if self.phase is Phase.HEAD else "body"
+        elif self.state is ConnectionState.HEAD or self.state is ConnectionState.BODY:
+            what = "headers" if self.state is ConnectionState.HEAD else "body"
             self._refuse_and_close(self.request, RequestTimeout(f"the {what} did not arrive in time"))
 
     def close_if_idle(self) -> bool:
-        """Close when no request is under way or being read; false when one is."""
-        if self.phase is Phase.IDLE and self.transport is not None:
+        """Close if no request is being answered or read; false if one is."""
+        if self.state is ConnectionState.IDLE and self.transport is not None:
             self._close(self.transport)
             return True
         return self.transport is None

@@ -1,4 +1,4 @@
-"""Requests, responses and routes as values. Imports no sockets and no handlers."""
+"""Requests, responses and routes as values; no input or output."""
 
 from __future__ import annotations
 
@@ -42,23 +42,23 @@ class Request:
         self.headers: dict[bytes, bytes] = {} if headers is None else headers
         self.body = b""
         self.identifier = b""
-        """x-request-id: the client's, or one of ours."""
+        """x-request-id: the client's, or a generated one."""
         self.keep_alive = True
-        """The connection may be used again."""
+        """The connection stays open after the response."""
         self.keep_alive_by_header = False
-        """HTTP/1.0 and a header that asks for it: the answer says so, too."""
+        """HTTP/1.0 with a keep-alive header: the response then has one, too."""
         self.caller = 0
-        """A number of the connection it came over."""
+        """Number of its connection."""
         self.received = 0.0
         """When the last byte arrived, `time.perf_counter` seconds."""
         self.route: Route | None = None
         self.parameters: dict[str, str] = {}
         """Of the path, such as `name` in /v2/models/{name}."""
         self.refusal: RequestError | None = None
-        """Set while the headers were judged: the body is skipped and this is the answer."""
+        """Set when the headers were refused: the body is skipped and this error is the response."""
 
-    def again(self, length: bytes) -> Request:
-        """One with the same head, but for the length of its body: judged as this one was, and without identifier."""
+    def copy_head(self, length: bytes) -> Request:
+        """A request with the same checked head and another content-length, without body and identifier."""
         request = Request(self.method, "")
         request.path = self.path
         request.query = self.query
@@ -72,11 +72,11 @@ class Request:
 
     @property
     def expects_body(self) -> bool:
-        """By its headers."""
+        """According to the headers."""
         return b"transfer-encoding" in self.headers or self.headers.get(b"content-length", b"0") != b"0"
 
-    def aim(self, target: bytes) -> None:
-        """Set path and query from the target as it was sent: `/path?query`, or a whole URL."""
+    def set_target(self, target: bytes) -> None:
+        """Set path and query from the request target: `/path?query`, or a complete URL."""
         text = target.decode("latin-1")
         if not text.startswith("/") and "://" in text:
             text = "/" + text.split("://", 1)[1].partition("/")[2]
@@ -84,7 +84,7 @@ class Request:
 
 
 class Response:
-    """One answer. `headers` are complete lines without those that the connection adds (length, date, connection)."""
+    """One response. `headers` are complete lines, without those that the connection adds (length, date, connection)."""
 
     __slots__ = ("body", "content_type", "headers", "status")
 
@@ -95,7 +95,7 @@ class Response:
         self.body = body
         self.content_type = content_type
         self.headers = headers
-        """Ready to send, such as b"allow: GET\\r\\nx: y\\r\\n"."""
+        """Header lines, such as b"allow: GET\\r\\nx: y\\r\\n"."""
 
 
 def encode(
@@ -103,8 +103,8 @@ def encode(
 ) -> bytes:
     """The bytes on the wire.
 
-    `head_only`: what HEAD asks for, the length of the body without the body. `connection`: `close`, `keep-alive` or
-    nothing, which means to keep it.
+    `head_only`: the response to HEAD, with the length of the body but without the body. `connection`: `close`,
+    `keep-alive`, or empty for the default, keep-alive.
     """
     status = response.status
     parts = [STATUS_LINES[status]]
@@ -124,18 +124,18 @@ def encode(
 Handler = Callable[[Request], Response] | Callable[[Request], Awaitable[Response]]
 
 
-class Dialect(StrEnum):
-    """Whose shape the errors of a route have."""
+class ErrorFormat(StrEnum):
+    """The format of a route's errors."""
 
     PENSTOCK = "penstock"
-    """{"error", "error_type", "field"?, "remedy"?}; also what TEI's and v2's clients read."""
+    """{"error", "error_type", "field"?, "remedy"?}; clients of TEI and v2 read it as well."""
     OPENAI = "openai"
     """{"error": {"message", "type", "param", "code"}}"""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Route:
-    """One method on one path, with what the OpenAPI document says of it."""
+    """One method on one path, with its entry in the OpenAPI document."""
 
     method: str
     path: str
@@ -144,12 +144,12 @@ class Route:
     summary: str
     tag: str
     tasks: frozenset[TaskName] | None = None
-    """The tasks that have it; None: all."""
+    """The tasks that have this route; None: all."""
     inference: bool = False
-    """It asks the model: its duration counts towards the objective."""
+    """Runs the model: its duration counts towards the objective."""
     public: bool = False
-    """Answered without a token."""
-    dialect: Dialect = Dialect.PENSTOCK
+    """Needs no token."""
+    error_format: ErrorFormat = ErrorFormat.PENSTOCK
     request: Mapping[str, Any] | None = None
     """JSON schema of the body; None: there is no body."""
     example: Any = None
@@ -157,9 +157,9 @@ class Route:
     """JSON schema of the 200 answer."""
     content_type: str = "application/json"
     binary: bool = False
-    """Its 200 answer may be application/octet-stream as well, where the request asks for it."""
+    """Its 200 response is application/octet-stream if the request asks for it."""
     errors: tuple[type[RequestError], ...] = ()
-    """What its handler may raise on top of what every request may meet."""
+    """Errors that its handler may raise, in addition to those of all routes."""
 
     @property
     def label(self) -> str:

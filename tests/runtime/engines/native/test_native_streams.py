@@ -12,10 +12,10 @@ from time import perf_counter, sleep
 import numpy as np
 import pytest
 
-from penstock_runtime.engines.base import Breadth, Ended, Streams, Threads
+from penstock_runtime.engines.base import Ended, Parallelism, Streams, Threads
 from penstock_runtime.engines.native import NativeEngine
-from penstock_runtime.engines.native import streams as native_streams
-from penstock_runtime.engines.native.streams import NativeStreams
+from penstock_runtime.engines.native import runs as native_runs
+from penstock_runtime.engines.native.runs import NativeStreams
 from penstock_runtime.engines.routed import RoutedEngine
 from penstock_runtime.engines.thread_streams import ThreadStreams
 from penstock_runtime.errors import InferenceFailed
@@ -55,7 +55,7 @@ def test_batches_end_with_what_the_engine_gives_and_the_loop_is_told(start: Call
         found: dict[int, Ended] = {}
         told = asyncio.Event()
         streams.attend(asyncio.get_running_loop(), told.set)
-        breadths = itertools.cycle(Breadth)
+        breadths = itertools.cycle(Parallelism)
         tickets = [streams.submit(batch, next(breadths)) for batch in batches]
         while len(found) < len(batches):
             await asyncio.wait_for(told.wait(), 60)
@@ -75,11 +75,11 @@ def test_batches_end_with_what_the_engine_gives_and_the_loop_is_told(start: Call
 @both
 def test_a_batch_that_has_not_begun_can_be_taken_back(start: Callable[[NativeEngine], Streams]) -> None:
     with started(start, streams=1) as (_, streams):
-        first, second, third = (streams.submit(batch, Breadth.NARROW) for batch in (MANY, rows(3), rows(4)))
+        first, second, third = (streams.submit(batch, Parallelism.NARROW) for batch in (MANY, rows(3), rows(4)))
         assert streams.retract(second)
         found = collected(streams, 2)
         assert [one.ticket for one in found] == [first, third]
-        last = streams.submit(MANY, Breadth.NARROW)
+        last = streams.submit(MANY, Parallelism.NARROW)
         assert [one.ticket for one in collected(streams, 1)] == [last]
 
 
@@ -90,10 +90,10 @@ def test_two_graphs_of_ours_share_the_librarys_streams() -> None:
     streams = routed.start_streams()
     assert isinstance(streams, NativeStreams)
     batches = [rows(length) for length in range(4, 14)]
-    tickets = [streams.submit(batch, breadth) for batch in batches for breadth in Breadth]
+    tickets = [streams.submit(batch, breadth) for batch in batches for breadth in Parallelism]
     found = {one.ticket: one.result for one in collected(streams, len(tickets))}
     streams.stop()
-    for ticket, batch in zip(tickets, [batch for batch in batches for _ in Breadth], strict=True):
+    for ticket, batch in zip(tickets, [batch for batch in batches for _ in Parallelism], strict=True):
         result = found[ticket]
         assert not isinstance(result, Exception)
         own = (short if batch.input_ids.shape[1] <= 8 else long).run(batch)
@@ -117,10 +117,10 @@ def collected(streams: Streams, count: int) -> list[Ended]:
 def test_what_the_model_refuses_ends_with_its_error(start: Callable[[NativeEngine], Streams]) -> None:
     bad = rows(5)
     with started(start) as (engine, streams):
-        streams.submit(Batch(bad.input_ids + WORDS, bad.attention_mask, bad.token_type_ids), Breadth.NARROW)
+        streams.submit(Batch(bad.input_ids + WORDS, bad.attention_mask, bad.token_type_ids), Parallelism.NARROW)
         (ended,) = collected(streams, 1)
         assert isinstance(ended.result, InferenceFailed)
-        streams.submit(bad, Breadth.WIDE)
+        streams.submit(bad, Parallelism.WIDE)
         (ended,) = collected(streams, 1)
         np.testing.assert_array_equal(values(ended), engine.run(bad)["last_hidden_state"])
 
@@ -132,13 +132,13 @@ def test_stopping_runs_what_was_submitted_and_ends_the_threads(start: Callable[[
     streams = start(engine)
     assert len(set(Path("/proc/self/task").iterdir()) - before) == 2
     for _ in range(20):
-        streams.submit(MANY, Breadth.NARROW)
+        streams.submit(MANY, Parallelism.NARROW)
     streams.stop()
     if isinstance(streams, ThreadStreams):
         assert len(streams.collect()) == 20
     else:  # the library's list of them is gone with its threads; what it wrote is ours
         assert isinstance(streams, NativeStreams)
-        assert [job.record.ended > 0 for job in streams._jobs.values()] == [True] * 20
+        assert [job.record.ended > 0 for job in streams._runs.values()] == [True] * 20
     # The kernel takes a thread off its list a moment after whoever waits for it has been told.
     until(lambda: not set(Path("/proc/self/task").iterdir()) - before, seconds=10)
     assert not set(Path("/proc/self/task").iterdir()) - before
@@ -152,12 +152,12 @@ def test_of_the_streams_that_sleep_the_first_is_woken(monkeypatch: pytest.Monkey
         assert streams == 3
         numbers[stream] = thread
 
-    monkeypatch.setattr(native_streams, "place_stream", placed)
+    monkeypatch.setattr(native_runs, "place_stream", placed)
     with started(NativeEngine.start_streams, streams=3) as (_, streams):
         assert sorted(numbers) == [0, 1, 2]
         for _ in range(20):
             sleep(0.005)  # until it sleeps
-            streams.submit(rows(8), Breadth.NARROW)
+            streams.submit(rows(8), Parallelism.NARROW)
             collected(streams, 1)
         # Voluntary switches: how often each has gone to sleep.
         slept = {stream: switches(thread) for stream, thread in numbers.items()}
@@ -174,7 +174,7 @@ def switches(thread: int) -> int:
 
 def test_streams_of_several_threads_each_are_left_to_the_kernel(monkeypatch: pytest.MonkeyPatch) -> None:
     placed: list[int] = []
-    monkeypatch.setattr(native_streams, "place_stream", lambda thread, stream, streams: placed.append(thread))
+    monkeypatch.setattr(native_runs, "place_stream", lambda thread, stream, streams: placed.append(thread))
     for per_stream, count in ((2, 0), (1, 2)):
         engine = opened(encoder(), Threads(2, per_stream))
         engine.start_streams().stop()

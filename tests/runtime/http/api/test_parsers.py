@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 
 from penstock.tasks import TaskName
 from penstock_runtime.errors import RequestError
-from penstock_runtime.http.api.body import read_json
+from penstock_runtime.http.api.bodies import read_json
 from penstock_runtime.http.api.predict import Envelope
 from penstock_runtime.http.api.signatures import SIGNATURES
 from penstock_runtime.http.api.tensors import Output, read_texts

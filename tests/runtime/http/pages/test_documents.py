@@ -13,7 +13,7 @@ from prometheus_client.metrics_core import Metric
 
 from penstock.tasks import TaskName
 from tests.runtime.http.serving import REQUESTS, Endpoint
-from tests.runtime.test_metrics import full_metrics
+from tests.runtime.serving.test_metrics import full_metrics
 from tools import runtime_tables as manual
 from tools.runtime_tables import METRIC_LABELS
 

@@ -11,7 +11,17 @@ from typing import Any
 
 import pytest
 
-from tests.runtime.http.serving import Endpoint, Gate, exchange, post, read_answer, serving, until, wait_for_sample
+from tests.runtime.http.serving import (
+    Endpoint,
+    Gate,
+    exchange,
+    open_connections,
+    post,
+    read_answer,
+    serving,
+    until,
+    wait_for_sample,
+)
 
 GOOD = b'{"inputs": "a text"}'
 
@@ -534,10 +544,10 @@ class TestAnswersThatAreNotRead:
         client = socket.socket()
         client.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 2048)
         client.connect(("127.0.0.1", endpoint.server.port))
-        acceptor = endpoint.server._acceptor
-        assert acceptor is not None
-        until(lambda: bool(acceptor.connections))
-        (connection,) = acceptor.connections
+        listener = endpoint.server._listener
+        assert listener is not None
+        until(lambda: bool(listener.connections))
+        (connection,) = open_connections(endpoint)
         transport = connection.transport
         assert transport is not None
         # 64 KB otherwise, which this would sometimes be over at once.
@@ -558,24 +568,24 @@ class TestAnswersThatAreNotRead:
 
     def test_the_client_is_cut_off_once_it_has_been_idle(self) -> None:
         with serving(Gate(), idle_timeout_seconds=2.0, write_timeout_seconds=0.1) as endpoint, self.connect(endpoint):
-            acceptor = endpoint.server._acceptor
-            assert acceptor is not None
-            until(lambda: acceptor.memory.bytes > 0)
-            until(lambda: not acceptor.connections)
+            listener = endpoint.server._listener
+            assert listener is not None
+            until(lambda: listener.held_bytes > 0)
+            until(lambda: not listener.connections)
 
-            assert acceptor.memory.bytes == 0
+            assert listener.held_bytes == 0
 
     def test_one_that_closes_its_side_is_too_and_its_request_is_cancelled(self) -> None:
         gate = Gate()
         with serving(gate, write_timeout_seconds=0.1) as endpoint, self.connect(endpoint) as client:
-            acceptor = endpoint.server._acceptor
-            assert acceptor is not None
+            listener = endpoint.server._listener
+            assert listener is not None
             client.sendall(post("/predict", GOOD))
             gate.wait_for("waiting", 1)
             client.shutdown(socket.SHUT_WR)
 
             gate.wait_for("cancelled", 1)
-            until(lambda: not acceptor.connections)
+            until(lambda: not listener.connections)
 
     def test_one_is_cut_off_in_its_time_while_the_server_drains(self) -> None:
         with (

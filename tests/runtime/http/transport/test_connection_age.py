@@ -16,7 +16,7 @@ import pytest
 from penstock.tasks import TaskName
 from tests.gateway.balancer import balancing
 from tests.gateway.load import load
-from tests.runtime.http.serving import Endpoint, Gate, make_model, post, read_answer, serving, until
+from tests.runtime.http.serving import Endpoint, Gate, make_model, open_connections, post, read_answer, serving, until
 
 AGE = 1.0
 
@@ -32,10 +32,10 @@ def test_an_old_connection_says_that_it_ends_with_its_answer(tmp_path: Path) -> 
     with serving(model, connection_age_seconds=600) as endpoint, endpoint.connect() as client:
         client.sendall(request)
         first = read_answer(client)
-        (connection,) = endpoint.server._acceptor.connections  # type: ignore[union-attr]
+        (connection,) = open_connections(endpoint)
         # Of a second's age the first answer might have been the last, on a machine that stood still meanwhile.
         connection.expires = 0.0
-        until(lambda: connection.aged)
+        until(lambda: connection.expired)
         client.sendall(request)
         last = read_answer(client)
         rest = client.recv(1)
@@ -53,8 +53,8 @@ def test_what_a_client_has_sent_already_is_answered_before_an_old_connection_end
     with serving(gate, connection_age_seconds=AGE) as endpoint, endpoint.connect() as client:
         client.sendall(request * 3)
         gate.wait_for("waiting", 1)
-        (connection,) = endpoint.server._acceptor.connections  # type: ignore[union-attr]
-        until(lambda: connection.aged)
+        (connection,) = open_connections(endpoint)
+        until(lambda: connection.expired)
         gate.open()
         answers = [read_answer(client) for _ in range(3)]
 
@@ -68,9 +68,9 @@ def test_what_came_in_one_piece_is_answered_by_a_model_that_is_quick(tmp_path: P
     with serving(model, connection_age_seconds=600) as endpoint, endpoint.connect() as client:
         client.sendall(post("/predict", good))
         read_answer(client)
-        (connection,) = endpoint.server._acceptor.connections  # type: ignore[union-attr]
+        (connection,) = open_connections(endpoint)
         connection.expires = 0.0
-        until(lambda: connection.aged)
+        until(lambda: connection.expired)
         client.sendall(post(first, good) + post("/predict", good) * 2)
         answers = [read_answer(client) for _ in range(3)]
 
@@ -80,9 +80,9 @@ def test_what_came_in_one_piece_is_answered_by_a_model_that_is_quick(tmp_path: P
 
 def test_an_old_connection_without_a_request_is_left_to_its_client() -> None:
     with serving(Gate(), connection_age_seconds=AGE) as endpoint, endpoint.connect() as client:
-        until(lambda: bool(endpoint.server._acceptor.connections))  # type: ignore[union-attr]
-        (connection,) = endpoint.server._acceptor.connections  # type: ignore[union-attr]
-        until(lambda: connection.aged)
+        until(lambda: bool(endpoint.server._listener.connections))  # type: ignore[union-attr]
+        (connection,) = open_connections(endpoint)
+        until(lambda: connection.expired)
         client.sendall(b"GET /healthz HTTP/1.1\r\nhost: x\r\n\r\n")
 
         assert read_answer(client).startswith(b"HTTP/1.1 200")
@@ -90,12 +90,12 @@ def test_an_old_connection_without_a_request_is_left_to_its_client() -> None:
 
 def test_without_a_limit_connections_live_for_ever() -> None:
     with serving(Gate(), connection_age_seconds=0) as endpoint:
-        assert endpoint.server._acceptor.expiry(5.0) == float("inf")  # type: ignore[union-attr]
+        assert endpoint.server._listener.expiry(5.0) == float("inf")  # type: ignore[union-attr]
 
 
 def test_ages_differ_so_that_clients_do_not_come_back_together() -> None:
     with serving(Gate(), connection_age_seconds=100) as endpoint:
-        ages = [endpoint.server._acceptor.expiry(0.0) for _ in range(200)]  # type: ignore[union-attr]
+        ages = [endpoint.server._listener.expiry(0.0) for _ in range(200)]  # type: ignore[union-attr]
 
     assert min(ages) >= 75
     assert max(ages) <= 100

@@ -15,7 +15,7 @@ import pytest
 from penstock.errors import HostError
 from penstock.tasks import TaskName
 from penstock_runtime.serving.server import Server
-from penstock_runtime.serving.status import Status
+from penstock_runtime.serving.status import ServerStatus
 from penstock_runtime.settings import Settings
 from tests.runtime.http.process import Process, process
 from tests.runtime.http.serving import Gate, make_model, post, read_answer, serving, wait_for_sample
@@ -185,7 +185,7 @@ def test_a_request_under_way_on_an_idle_connection_is_answered() -> None:
 
 def test_a_port_that_is_taken_is_said_at_start() -> None:
     async def start(port: int) -> None:
-        server = Server(Status("other", TaskName.FEATURE_EXTRACTION), Settings.load({}, {"port": port}))
+        server = Server(ServerStatus("other", TaskName.FEATURE_EXTRACTION), Settings.load({}, {"port": port}))
         await server.start()
 
     with serving(Gate()) as endpoint, pytest.raises(HostError, match=r"cannot listen on 127\.0\.0\.1") as caught:

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 import uvloop
 
-from penstock_runtime.http.transport.eager import Rest, begin
+from penstock_runtime.http.transport.eager import Suspended, run_eagerly
 
 
 def on_the_loop(test: Callable[..., Coroutine[Any, Any, None]]) -> Callable[..., None]:
@@ -21,11 +21,11 @@ def on_the_loop(test: Callable[..., Coroutine[Any, Any, None]]) -> Callable[...,
 
 async def in_a_task(coroutine: Any) -> Any:
     """What a connection does with it."""
-    found = begin(coroutine)
-    return await asyncio.create_task(waiting(found)) if isinstance(found, Rest) else found
+    found = run_eagerly(coroutine)
+    return await asyncio.create_task(waiting(found)) if isinstance(found, Suspended) else found
 
 
-async def waiting(rest: Rest[Any]) -> Any:
+async def waiting(rest: Suspended[Any]) -> Any:
     return await rest
 
 
@@ -37,7 +37,7 @@ async def test_what_waits_for_nothing_is_done_at_once() -> None:
     async def answer() -> int:
         return await nested()
 
-    assert begin(answer()) == 7
+    assert run_eagerly(answer()) == 7
 
 
 @on_the_loop
@@ -65,10 +65,10 @@ async def test_a_future_that_is_done_before_the_task_begins_is_not_missed() -> N
     async def answer() -> int:
         return await future
 
-    rest = begin(answer())
+    rest = run_eagerly(answer())
     future.set_result(5)
 
-    assert isinstance(rest, Rest)
+    assert isinstance(rest, Suspended)
     assert await asyncio.create_task(waiting(rest)) == 5
 
 
@@ -91,7 +91,7 @@ async def test_errors_pass_on_both_sides_of_the_wait() -> None:
         return "missed"
 
     with pytest.raises(ValueError, match="at once"):
-        begin(at_once())
+        run_eagerly(at_once())
     with pytest.raises(ValueError, match="later"):
         await in_a_task(later())
     assert await in_a_task(of_the_future()) == "caught"
@@ -110,9 +110,9 @@ async def test_a_cancelled_one_cleans_up_also_before_its_task_has_begun(turns: i
             ended.append(type(error).__name__)
             raise
 
-    rest = begin(answer())
-    assert isinstance(rest, Rest)
-    rest.go_on(asyncio.get_running_loop(), answered.append)
+    rest = run_eagerly(answer())
+    assert isinstance(rest, Suspended)
+    rest.resume(asyncio.get_running_loop(), answered.append)
     for _ in range(turns):
         await asyncio.sleep(0)
     rest.cancel()
@@ -132,9 +132,9 @@ async def test_what_has_ended_gives_its_result_and_is_cancelled_without_effect()
         await asyncio.sleep(0)
         return 3
 
-    rest = begin(answer())
-    assert isinstance(rest, Rest)
-    rest.go_on(loop, answered.set_result)
+    rest = run_eagerly(answer())
+    assert isinstance(rest, Suspended)
+    rest.resume(loop, answered.set_result)
     assert await answered == 3
     rest.cancel()
     await asyncio.sleep(0)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from penstock_runtime.http.transport.head_cache import FamiliarHead
+from penstock_runtime.http.transport.head import CachedHead
 from penstock_runtime.http.transport.message import Request, Response, Route
 from tests.runtime.http.serving import post
 from tests.runtime.http.transport.test_connection import GOOD
@@ -23,8 +23,8 @@ def with_length(length: bytes, body: bytes) -> bytes:
     return START + b"content-length: %b\r\n\r\n" % length + body
 
 
-def familiar() -> FamiliarHead:
-    head = FamiliarHead.of(with_length(b"20", GOOD), admitted(b"20"))
+def familiar() -> CachedHead:
+    head = CachedHead.of(with_length(b"20", GOOD), admitted(b"20"))
     assert head is not None
     return head
 
@@ -44,14 +44,14 @@ def familiar() -> FamiliarHead:
     ],
 )
 def test_what_another_parser_might_let_pass_is_not_remembered(head: bytes, length: bytes) -> None:
-    assert FamiliarHead.of(head, admitted(length)) is None
+    assert CachedHead.of(head, admitted(length)) is None
 
 
 def test_nor_is_a_length_beside_chunks() -> None:
     request = admitted(b"20")
     request.headers[b"transfer-encoding"] = b"chunked"
 
-    assert FamiliarHead.of(with_length(b"20", GOOD), request) is None
+    assert CachedHead.of(with_length(b"20", GOOD), request) is None
 
 
 @pytest.mark.parametrize(
@@ -69,7 +69,7 @@ def test_only_the_length_may_differ_and_nothing_like_it(lines: bytes) -> None:
     def request(length: bytes, alike: bytes, body: bytes) -> bytes:
         return START + lines.replace(b"<length>", length).replace(b"<alike>", alike) + b"\r\n" + body
 
-    head = FamiliarHead.of(request(b"3", b"3", b'"x"'), admitted(b"3"))
+    head = CachedHead.of(request(b"3", b"3", b'"x"'), admitted(b"3"))
 
     assert head is not None
     read = head.read(request(b"4", b"3", b'"xy"'))

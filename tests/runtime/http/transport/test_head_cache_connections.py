@@ -14,7 +14,7 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from penstock_runtime.http.transport.connection import Connection
-from penstock_runtime.http.transport.head_cache import FamiliarHead
+from penstock_runtime.http.transport.head import CachedHead
 from tests.examples import examples
 from tests.runtime.http.feeding import Fed, feed
 from tests.runtime.http.serving import post
@@ -77,14 +77,14 @@ WITH_TOKEN = {"auth_token": "right"}
 def fed(pieces: list[bytes], **flags: Any) -> tuple[Fed, int]:
     """What comes of the pieces, and how many requests were not parsed."""
     flags = {"max_body_bytes": MOST_BYTES, "max_header_bytes": MOST_BYTES, **flags}
-    original = Connection._read_again
-    with mock.patch.object(Connection, "_read_again", autospec=True, side_effect=original) as again:
+    original = Connection._begin_cached
+    with mock.patch.object(Connection, "_begin_cached", autospec=True, side_effect=original) as again:
         return asyncio.run(feed(pieces, **flags)), again.call_count
 
 
 def parsed(pieces: list[bytes], **flags: Any) -> Fed:
     """What comes of them where all are."""
-    with mock.patch.object(FamiliarHead, "of", return_value=None):
+    with mock.patch.object(CachedHead, "of", return_value=None):
         made, unparsed = fed(pieces, **flags)
     assert unparsed == 0
     return made
@@ -93,7 +93,7 @@ def parsed(pieces: list[bytes], **flags: Any) -> Fed:
 def assert_same(found: Fed, expected: Fed) -> None:
     assert found.requests == expected.requests
     assert found.written == expected.written
-    assert (found.held_bytes, found.connection.phase) == (expected.held_bytes, expected.connection.phase)
+    assert (found.held_bytes, found.connection.state) == (expected.held_bytes, expected.connection.state)
 
 
 def filled(head: bytes, body: bytes, said: bytes = b"<n>") -> bytes:
@@ -139,7 +139,7 @@ def test_of_what_may_differ_the_next_time_nothing_is_remembered(head: bytes, fla
     found, _ = fed([filled(TOKENS["right token"], b'"x"'), filled(head, b'"x"')], **flags)
 
     assert len(found.requests) == 2
-    assert found.connection._last_head._head is None
+    assert found.connection._head_cache._head is None
 
 
 @pytest.mark.parametrize(
@@ -236,5 +236,5 @@ def test_what_is_remembered_of_a_large_request_is_small() -> None:
     finally:
         tracemalloc.stop()
 
-    assert found.connection._last_head._head is not None
+    assert found.connection._head_cache._head is not None
     assert kept_bytes < 500_000

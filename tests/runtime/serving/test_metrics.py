@@ -17,9 +17,9 @@ from prometheus_client.parser import text_string_to_metric_families as parse
 from penstock.tasks import TaskName
 from penstock_runtime.errors import InferenceFailed, NotReady, Overloaded, RequestError
 from penstock_runtime.host import read_host
-from penstock_runtime.metrics import SECONDS, Metrics, Tally, with_objective
+from penstock_runtime.serving.metrics import SECONDS, Metrics, Tally, with_objective
 from penstock_runtime.serving.predictor import Answer
-from penstock_runtime.serving.status import Status
+from penstock_runtime.serving.status import ServerStatus
 from tests.runtime.http.serving import TIMINGS, Gate, make_model, serving
 
 
@@ -133,7 +133,7 @@ def test_a_version_that_cannot_be_read_gets_the_plain_format(media_type: str, ve
 
 def full_metrics() -> Metrics:
     """With something in every family."""
-    status = Status("emotion", TaskName.FEATURE_EXTRACTION, host=read_host())
+    status = ServerStatus("emotion", TaskName.FEATURE_EXTRACTION, host=read_host())
     assert status.host is not None
     status.grant = status.host.usable_cores()
     metrics = Metrics(status, objective_p95_milliseconds=20)

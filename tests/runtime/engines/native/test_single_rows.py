@@ -9,13 +9,12 @@ import numpy as np
 import pytest
 
 from penstock.manifest import Axes, GraphIO
-from penstock_runtime.batching.collate import run_rows, stack
-from penstock_runtime.engines.base import Breadth, RunsRows, Threads
+from penstock_runtime.batching.collate import collate, run_rows
+from penstock_runtime.engines.base import Parallelism, RunsRows, Threads, run_of
 from penstock_runtime.engines.native import NativeEngine
 from penstock_runtime.engines.native.graph_file import NativeGraph
 from penstock_runtime.engines.native.library import best_kernels
-from penstock_runtime.engines.native.lone import LONGEST_TOKENS
-from penstock_runtime.engines.thread_streams import run_of
+from penstock_runtime.engines.native.runs import MAX_SINGLE_ROW_TOKENS
 from penstock_runtime.errors import InferenceFailed
 from penstock_runtime.rows import Outputs, Pooling, Row
 from tests.runtime.engines.native import programs
@@ -54,16 +53,16 @@ def narrower(graph: NativeGraph) -> NativeGraph:
     return changed(graph, width=WIDTH - SPARE)
 
 
-def as_batch(engine: NativeEngine, wanted: Row, breadth: Breadth) -> Outputs:
+def as_batch(engine: NativeEngine, wanted: Row, parallelism: Parallelism) -> Outputs:
     """What a batch of this row gives for it."""
     axes = Axes.ROW if engine._graph.output.per_row else Axes.TOKENS
     io = GraphIO(inputs=("input_ids",), outputs=dict.fromkeys(engine._graph.output.names, axes))
-    (outputs,) = run_rows(run_of(engine, breadth), io, [wanted])
+    (outputs,) = run_rows(run_of(engine, parallelism), io, [wanted])
     return outputs
 
 
-def assert_same(engine: NativeEngine, wanted: Row, breadth: Breadth) -> None:
-    found, expected = engine.run_row(wanted, breadth), as_batch(engine, wanted, breadth)
+def assert_same(engine: NativeEngine, wanted: Row, parallelism: Parallelism) -> None:
+    found, expected = engine.run_row(wanted, parallelism), as_batch(engine, wanted, parallelism)
 
     assert found is not None
     assert list(found) == list(expected)
@@ -93,8 +92,8 @@ def test_a_row_has_the_bits_that_a_batch_of_it_has(
     engine = opened(make(), threads)
     for length in (1, 2, 8, 9, 33, POSITIONS - 1, 5, 1):
         for types in (False, True, False):
-            for breadth in Breadth:
-                assert_same(engine, row(length, pooling, types=types), breadth)
+            for parallelism in Parallelism:
+                assert_same(engine, row(length, pooling, types=types), parallelism)
     engine.close()
 
 
@@ -102,7 +101,7 @@ def test_types_are_those_of_the_row() -> None:
     engine = opened(typed(), Threads(1, 1))
     ids, answers = [5, 6, 7], []
     for type_ids in ([0, 1, 2], None, [0, 0, 0], [2, 1, 0]):
-        outputs = engine.run_row(Row(ids, type_ids, Pooling.MEAN), Breadth.NARROW)
+        outputs = engine.run_row(Row(ids, type_ids, Pooling.MEAN), Parallelism.NARROW)
         assert outputs is not None
         answers.append(outputs["pooled"].tobytes())
 
@@ -116,21 +115,21 @@ def test_a_row_asks_for_the_threads_of_a_batch(*, helpers: bool) -> None:
     engine = opened(encoder(), Threads(2, 2), helpers=helpers)
     assert isinstance(engine, RunsRows)
     fields = ("model", "floats", "rows", "tokens", "threads", "company", "pooling")
-    for breadth in (*Breadth, *reversed(Breadth)):
+    for parallelism in (*Parallelism, *reversed(Parallelism)):
         wanted = row(9, Pooling.CLS)
-        engine.run_row(wanted, breadth)
-        job, lone = engine.job(stack([wanted]), breadth).record, engine._lone._record
+        engine.run_row(wanted, parallelism)
+        job, lone = engine.new_run(collate([wanted]), parallelism).record, engine._single_row._record
 
         assert [getattr(lone, name) for name in fields] == [getattr(job, name) for name in fields]
     engine.close()
 
 
 def test_a_row_is_as_long_as_there_is_mask_for_it() -> None:
-    step, tensors = programs.source(np.random.default_rng(4).random((LONGEST_TOKENS + 1, 32), np.float32))
+    step, tensors = programs.source(np.random.default_rng(4).random((MAX_SINGLE_ROW_TOKENS + 1, 32), np.float32))
     engine = programs.engine([step], tensors, kernels=best_kernels(), threads=2)
 
-    assert_same(engine, Row([0] * LONGEST_TOKENS, None, Pooling.MEAN), Breadth.WIDE)
-    assert engine.run_row(Row([0] * (LONGEST_TOKENS + 1), None, Pooling.MEAN), Breadth.WIDE) is None
+    assert_same(engine, Row([0] * MAX_SINGLE_ROW_TOKENS, None, Pooling.MEAN), Parallelism.WIDE)
+    assert engine.run_row(Row([0] * (MAX_SINGLE_ROW_TOKENS + 1), None, Pooling.MEAN), Parallelism.WIDE) is None
     engine.close()
 
 
@@ -151,7 +150,7 @@ def test_what_gives_more_than_a_line_is_left_to_batches(
 ) -> None:
     engine = opened(make(), Threads(1, 1))
 
-    assert [engine.run_row(Row([7, 8], None, pooling), Breadth.NARROW) for pooling in poolings] == [None] * len(
+    assert [engine.run_row(Row([7, 8], None, pooling), Parallelism.NARROW) for pooling in poolings] == [None] * len(
         poolings
     )
     engine.close()
@@ -173,15 +172,15 @@ def test_what_gives_more_than_a_line_is_left_to_batches(
 )
 def test_a_row_that_cannot_be_run_fails_as_a_batch_of_it_does(make: Callable[[], NativeGraph], wrong: Row) -> None:
     engine = opened(make(), Threads(1, 2))
-    for breadth in Breadth:
+    for parallelism in Parallelism:
         with pytest.raises(InferenceFailed) as found:
-            engine.run_row(wrong, breadth)
+            engine.run_row(wrong, parallelism)
         with pytest.raises(InferenceFailed) as expected:
-            as_batch(engine, wrong, breadth)
+            as_batch(engine, wrong, parallelism)
 
         assert (found.value.message, found.value.remedy) == (expected.value.message, expected.value.remedy)
     if not engine._graph.output.per_row:
-        assert_same(engine, row(6, Pooling.MEAN), Breadth.WIDE)
+        assert_same(engine, row(6, Pooling.MEAN), Parallelism.WIDE)
     engine.close()
 
 
@@ -189,11 +188,11 @@ def test_a_row_that_cannot_be_run_fails_as_a_batch_of_it_does(make: Callable[[],
 def test_an_answer_stays_as_it_was_while_others_are_made(*, first: bool) -> None:
     engine = opened(encoder(first=first), Threads(1, 1))
     wanted = [row(length, Pooling.MEAN) for length in range(1, 20)]
-    made = [engine.run_row(one, Breadth.NARROW) for one in wanted]
-    engine.run_row(row(30, Pooling.MEAN), Breadth.NARROW)
+    made = [engine.run_row(one, Parallelism.NARROW) for one in wanted]
+    engine.run_row(row(30, Pooling.MEAN), Parallelism.NARROW)
 
     for one, found in zip(wanted, made, strict=True):
         assert found is not None
-        for name, values in as_batch(engine, one, Breadth.NARROW).items():
+        for name, values in as_batch(engine, one, Parallelism.NARROW).items():
             assert found[name].tobytes() == values.tobytes()
     engine.close()

@@ -1,4 +1,7 @@
-"""From bytes to checked values: JSON, then the shape of an API. Pure; every refusal says where and what to do."""
+"""Bodies of requests and responses: JSON to checked values, answers and errors to JSON.
+
+Every refusal names the field and a remedy.
+"""
 
 from __future__ import annotations
 
@@ -8,16 +11,30 @@ from contextlib import contextmanager
 from itertools import islice
 from typing import Any
 
+import numpy as np
 import orjson
 
-from penstock_runtime.errors import InvalidInput, MalformedBody, UnsupportedMediaType
-from penstock_runtime.http.transport.message import Request
+from penstock_runtime.errors import (
+    InvalidInput,
+    MalformedBody,
+    MethodNotAllowed,
+    NotReady,
+    Overloaded,
+    RequestError,
+    Unauthorized,
+    UnsupportedMediaType,
+)
+from penstock_runtime.http.transport.message import ErrorFormat, Request, Response
+from penstock_runtime.serving.predictor import Answer
 from penstock_runtime.tasks.fields import Kind, json_words, printable
 
 LOOKED_AT = 100
 """Fields of a body among which a mistyped one is looked for: it may hold a hundred thousand."""
 JSON = frozenset({"application/json"})
 JSON_REMEDY = "Send JSON with the header content-type: application/json"
+
+OPENAI_TYPES = {401: "authentication_error", 404: "not_found_error", 429: "rate_limit_error"}
+"""By status; other 4xx are `invalid_request_error`, 5xx `server_error`."""
 
 
 def read_json(request: Request, kinds: Collection[str] = JSON) -> Any:
@@ -131,3 +148,68 @@ def not_an_object(value: Any, name: str, remedy: str) -> InvalidInput:
     return InvalidInput(
         f"{name} must be an object, not {json_words(value)}", field="" if name == "body" else name, remedy=remedy
     )
+
+
+def dumps(value: Any) -> bytes:
+    """JSON; float32 arrays as lists, without a detour through Python floats."""
+    return orjson.dumps(value, default=_plain, option=orjson.OPT_SERIALIZE_NUMPY)
+
+
+def _plain(value: Any) -> Any:
+    """What orjson leaves to us: arrays that are not contiguous or not native."""
+    if isinstance(value, np.ndarray | np.generic):
+        return value.tolist()
+    raise TypeError(f"{type(value).__name__} is not JSON")
+
+
+def json_response(value: Any, *, status: int = 200, headers: bytes = b"") -> Response:
+    """A value as JSON."""
+    return Response(dumps(value), status=status, headers=headers)
+
+
+def timing_headers(answer: Answer) -> bytes:
+    """Milliseconds with three decimals; docs/http.md says what each holds."""
+    timings = answer.timings
+    lines = (
+        b"x-compute-time: %.3f\r\nx-queue-time: %.3f\r\nx-tokenization-time: %.3f\r\nx-inference-time: %.3f\r\n"
+        b"x-compute-tokens: %d\r\n"
+        % (
+            timings.compute_milliseconds,
+            timings.queue_milliseconds,
+            timings.tokenization_milliseconds,
+            timings.inference_milliseconds,
+            answer.computed_tokens,
+        )
+    )
+    if answer.truncated:
+        lines += b"x-truncated: %d\r\n" % answer.truncated
+    return lines
+
+
+def answer_response(answer: Answer, value: Any) -> Response:
+    """A model's answer: `value` in the route's shape, with the timings of the request."""
+    return Response(dumps(value), headers=timing_headers(answer))
+
+
+def error_response(error: RequestError, error_format: ErrorFormat) -> Response:
+    """An error in the shape that the route's clients read."""
+    if error_format is ErrorFormat.OPENAI:
+        message = f"{error.message}. {error.remedy}" if error.remedy else error.message
+        kind = OPENAI_TYPES.get(error.status, "server_error" if error.status >= 500 else "invalid_request_error")
+        value: dict[str, Any] = {
+            "error": {"message": message, "type": kind, "param": error.field or None, "code": error.error_type}
+        }
+    else:
+        value = {"error": error.message, "error_type": error.error_type}
+        if error.field:
+            value["field"] = error.field
+        if error.remedy:
+            value["remedy"] = error.remedy
+    headers = b""
+    if isinstance(error, Overloaded | NotReady):
+        headers = b"retry-after: %d\r\n" % error.retry_after_seconds
+    elif isinstance(error, MethodNotAllowed):
+        headers = b"allow: %b\r\n" % ", ".join(error.allow).encode()
+    elif isinstance(error, Unauthorized):
+        headers = b'www-authenticate: Bearer realm="penstock"\r\n'
+    return json_response(value, status=error.status, headers=headers)

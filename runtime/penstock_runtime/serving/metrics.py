@@ -19,7 +19,7 @@ from prometheus_client.metrics_core import Metric
 from penstock import __version__
 from penstock_runtime.host import read_throttling
 from penstock_runtime.serving.predictor import Answer
-from penstock_runtime.serving.status import Phase, Status
+from penstock_runtime.serving.status import ServerPhase, ServerStatus
 
 SECONDS = (
     0.0005, 0.001, 0.0015, 0.002, 0.003, 0.005, 0.0075, 0.01, 0.015, 0.02, 0.03, 0.05, 0.075, 0.1, 0.15, 0.2, 0.3, 0.5,
@@ -72,7 +72,7 @@ def with_objective(bounds: Iterable[float], objective_milliseconds: float | None
 class Metrics:
     """All metrics of one server. Request methods are for the event loop's thread; batch and cache methods for any."""
 
-    def __init__(self, status: Status, *, objective_p95_milliseconds: float | None = None) -> None:
+    def __init__(self, status: ServerStatus, *, objective_p95_milliseconds: float | None = None) -> None:
         self._status = status
         objective = objective_p95_milliseconds
         self.requests: dict[tuple[str, int], int] = {}
@@ -212,7 +212,7 @@ class Metrics:
     def _state_families(self) -> Iterator[Metric]:
         status = self._status
         yield GaugeMetricFamily(
-            "penstock_ready", "1 while new requests are welcome.", value=int(status.phase is Phase.READY)
+            "penstock_ready", "1 while new requests are welcome.", value=int(status.phase is ServerPhase.READY)
         )
         info = InfoMetricFamily(
             "penstock_served",
@@ -242,7 +242,7 @@ class Metrics:
         )
 
 
-def identity(status: Status) -> dict[str, str]:
+def identity(status: ServerStatus) -> dict[str, str]:
     """The labels of the info metric."""
     manifest, plan, candidate = status.manifest, status.plan, status.candidate()
     verdict = "none" if candidate is None else candidate.outcome.value
