@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 from hypothesis import settings
 
-from penstock_runtime.host.pin import pin_process
+from penstock_runtime.host.cores import pin_process
 from tests import unit
 from tests.examples import THOROUGH, examples
 from tests.process_state import ProcessState

@@ -14,7 +14,7 @@ import sys
 from dataclasses import dataclass, fields
 from typing import Any
 
-from penstock_runtime.host.pin import pin_process
+from penstock_runtime.host.cores import pin_process
 from penstock_runtime.no_telemetry import REFUSALS
 
 SET_FOR_LIBRARIES = frozenset({*REFUSALS, "TOKENIZERS_PARALLELISM"})

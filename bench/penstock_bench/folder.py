@@ -11,7 +11,7 @@ from pydantic import ValidationError
 from penstock_bench.report import render
 from penstock_bench.results import BenchResults
 from penstock_bench.tables import to_csv
-from penstock_runtime.host.disk import full_disk_said, prepare_folder
+from penstock_runtime.host.disk import translate_full_disk, prepare_folder
 
 RESULTS, TABLE, REPORT = "results.json", "results.csv", "report.html"
 WHAT = "the folder"
@@ -51,7 +51,7 @@ class ResultsFolder:
         number = 1
         while (aside := self.path / (name if number == 1 else f"{name}-{number}")).exists():
             number += 1
-        with full_disk_said(self.path, what=WHAT):
+        with translate_full_disk(self.path, what=WHAT):
             aside.mkdir()
             for file in files:
                 file.rename(aside / file.name)
@@ -65,7 +65,7 @@ class ResultsFolder:
             TABLE: to_csv(results),
             REPORT: render(results),
         }
-        with full_disk_said(self.path, what=WHAT):
+        with translate_full_disk(self.path, what=WHAT):
             for name, content in contents.items():
                 draft = self.path / f".{name}.draft"
                 draft.write_text(content, encoding="utf-8")

@@ -23,8 +23,8 @@ from penstock_bench.info import read_info
 from penstock_bench.options import BenchOptions
 from penstock_optimizer.load.workload import EVERYDAY_WORDS
 from penstock_runtime.models.folder import ModelFolder
-from penstock_runtime.models.progress import OnProgress as OnTransfer
-from penstock_runtime.models.progress import ignore
+from penstock_runtime.models.fetching import OnProgress as OnTransfer
+from penstock_runtime.models.fetching import ignore_progress
 from penstock_runtime.models.sources import fetch_model
 from penstock_runtime.tokens import Tokenizer
 
@@ -51,7 +51,7 @@ class Subject:
     notes: tuple[str, ...] = ()
 
 
-def read_subject(options: BenchOptions, *, models: Path, on_transfer: OnTransfer = ignore) -> Subject:
+def read_subject(options: BenchOptions, *, models: Path, on_transfer: OnTransfer = ignore_progress) -> Subject:
     """Read the file, or ask the server. SpecError, or what the model's source raises; `on_transfer` as it has it."""
     if not options.target.strip():
         raise SpecError("nothing is named that is to be measured", remedy="Give a ModelEndpoint file or a URL")

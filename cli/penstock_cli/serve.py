@@ -43,14 +43,14 @@ from penstock_cli.progress import OptimizationView, event_from_json, show_result
 from penstock_cli.screen import TRANSFER_SECONDS, console, fact, screen_log
 from penstock_runtime.host import CoreGrant, Host, pin_process, read_host
 from penstock_runtime.logs import configure_logs
-from penstock_runtime.models.progress import Progress as Transfer
+from penstock_runtime.models.fetching import FetchProgress as Transfer
 from penstock_runtime.serving.lifecycle import replace_model, serve_while, start_model
 from penstock_runtime.serving.loaded_model import LoadedModel, Which, load_artefact
 from penstock_runtime.serving.predictor import Predictor
 from penstock_runtime.serving.server import Server, request_limits
 from penstock_runtime.serving.status import OptimizationProgress, ServerStatus
 from penstock_runtime.settings import Settings
-from penstock_runtime.store.daemon_thread import any_left, in_daemon_thread
+from penstock_runtime.store.daemon_thread import any_daemon_running, in_daemon_thread
 
 logger = logging.getLogger("penstock.serve")
 
@@ -72,7 +72,7 @@ NO_ARTEFACT = "Give a ModelEndpoint file, or the folder of an artefact that pens
 PROGRAM = ("penstock_cli.main",)
 """Module and first arguments of the process that optimises while this one serves."""
 OPTIMIZER_NICENESS = 10
-"""Where the optimisation shares cores with requests, these have priority. Higher than `host.pin.STREAM_NICENESS`, by
+"""Where the optimisation shares cores with requests, these have priority. Higher than `host.cores.STREAM_NICENESS`, by
 which compute threads give priority to the event loop."""
 _LINE_LIMIT = 8 * 2**20
 """Bytes of one progress line: the last ones hold all candidates."""
@@ -153,8 +153,8 @@ class ServeSession:
             return
         require_optimizer()
         # These import libraries that serving an artefact does not need.
-        from penstock_optimizer.job.progress import Fetching, transfer_text
         from penstock_optimizer.job.optimise import prepare
+        from penstock_optimizer.job.progress import Fetching, transfer_text
 
         self._show_model(self._endpoint.spec.model, self._endpoint.spec.task)
         loop = asyncio.get_running_loop()
@@ -344,7 +344,7 @@ def command(
         cut = runner.run(ServeSession(options, settings).run())
     for stream in (sys.stdout, sys.stderr):
         stream.flush()
-    if any_left():  # such as the download of a model that is no longer needed
+    if any_daemon_running():  # such as the download of a model that is no longer needed
         os._exit(1 if cut else 0)
     if cut:
         sys.exit(1)

@@ -17,7 +17,7 @@ import pytest
 
 from penstock.manifest import MANIFEST_NAME
 from penstock_runtime.host import read_host
-from penstock_runtime.models.progress import OnProgress, Progress
+from penstock_runtime.models.fetching import FetchProgress, OnProgress
 from tests.cli.endpoints import SECONDS, clean_environment, invoke, run, write_endpoint
 
 Prepare = Callable[[Path, Path], Path]
@@ -311,7 +311,7 @@ def test_a_wrong_flag_is_a_usage_error(words: list[str], complaint: str) -> None
 
 def test_what_is_fetched_is_shown(file: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def fetch(*_: object, on_transfer: OnProgress, **__: object) -> None:
-        on_transfer(Progress("hf://a/b@main", "", 0, 0, "using the cached revision"))
+        on_transfer(FetchProgress("hf://a/b@main", "", 0, 0, "using the cached revision"))
         raise KeyboardInterrupt
 
     monkeypatch.setattr("penstock_optimizer.job.optimise.optimise", fetch)

@@ -30,8 +30,8 @@ from penstock_optimizer.export.heads import no_head
 from penstock_optimizer.export.operators import Flavour
 from penstock_optimizer.export.own_graph import OUTPUTS
 from penstock_optimizer.export.session import open_session
+from penstock_runtime.models.files import read_optional
 from penstock_runtime.models.folder import ModelFolder
-from penstock_runtime.models.json_files import read_optional
 from penstock_runtime.tokens import Template, Tokenizer
 from penstock_runtime.tokens.backend import uses_type_ids
 

@@ -6,17 +6,15 @@ not copied before it is written, and float16 and bfloat16 (which numpy does not 
 
 from __future__ import annotations
 
-import json
 import math
 from collections.abc import Iterator, Mapping, Sequence
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 
 from penstock.errors import CorruptModel, UnsupportedModel
 from penstock_runtime.models.folder import ModelFolder
-from penstock_runtime.models.tensors import TensorInfo
+from penstock_runtime.models.safetensors import TensorInfo
 from penstock_runtime.rows import Float
 
 _STORED: Mapping[str, np.dtype[Any]] = {
@@ -38,7 +36,6 @@ class Weights(Mapping[str, TensorInfo]):
     def __init__(self, folder: ModelFolder) -> None:
         self.folder = folder
         self._stored_names = {_renewed(name): name for name in folder.tensors}
-        self._starts = {file: _read_starts(file) for file in folder.safetensors}
         self._taken: dict[str, Float] = {}
 
     def __getitem__(self, name: str) -> TensorInfo:
@@ -71,8 +68,7 @@ class Weights(Mapping[str, TensorInfo]):
                 remedy="Take config.json and the weights from the same revision of the model",
             )
         if name not in self._taken:
-            stored_name = self._stored_names[name]
-            self._taken[name] = _as_float32(info, stored_name, self._starts[info.file][stored_name])
+            self._taken[name] = _as_float32(info, self._stored_names[name])
         return self._taken[name]
 
 
@@ -81,15 +77,7 @@ def _renewed(name: str) -> str:
     return stem + dot + _RENEWED.get(last, last)
 
 
-def _read_starts(file: Path) -> Mapping[str, int]:
-    """The first byte of every tensor, from the beginning of the file; the header is known to be valid."""
-    with file.open("rb") as stream:
-        length = int.from_bytes(stream.read(8), "little")
-        header = json.loads(stream.read(length))
-    return {name: 8 + length + entry["data_offsets"][0] for name, entry in header.items() if name != "__metadata__"}
-
-
-def _as_float32(info: TensorInfo, stored_name: str, start: int) -> Float:
+def _as_float32(info: TensorInfo, stored_name: str) -> Float:
     stored = _STORED.get(info.dtype)
     if stored is None:
         raise UnsupportedModel(
@@ -99,7 +87,7 @@ def _as_float32(info: TensorInfo, stored_name: str, start: int) -> Float:
     count = math.prod(info.shape)
     if count == 0:
         return np.zeros(info.shape, np.float32)
-    raw = np.memmap(info.file, dtype=stored, mode="r", offset=start, shape=(count,))
+    raw = np.memmap(info.file, dtype=stored, mode="r", offset=info.start, shape=(count,))
     array: Float
     if info.dtype == "BF16":
         array = (raw.astype(np.uint32) << 16).view(np.float32)

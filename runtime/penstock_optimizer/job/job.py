@@ -33,9 +33,9 @@ from penstock_optimizer.load.workload import LengthMix, mix_of_texts, sends_text
 from penstock_runtime.engines.native.library import ABI, library_path
 from penstock_runtime.host import CoreGrant, Host, read_host
 from penstock_runtime.host.disk import lock_file
+from penstock_runtime.models.fetching import OnProgress as OnTransfer
+from penstock_runtime.models.fetching import ignore_progress
 from penstock_runtime.models.folder import ModelFolder
-from penstock_runtime.models.progress import OnProgress as OnTransfer
-from penstock_runtime.models.progress import ignore
 from penstock_runtime.models.sources import fetch_model
 from penstock_runtime.serving.verification import verify_files
 from penstock_runtime.tasks.factory import make_task
@@ -116,7 +116,7 @@ class Job:
         cores: int | None = None,
         token: str | None = None,
         host: Host | None = None,
-        on_transfer: OnTransfer = ignore,
+        on_transfer: OnTransfer = ignore_progress,
     ) -> Job:
         """Fetch the model and look at the machine. Errors as `fetch_model` and `Host.usable_cores`; SpecError for a
         longer input than the model takes, and for an endpoint that pins an artefact of the cluster's store."""

@@ -45,9 +45,9 @@ from penstock_optimizer.search.climb import Climbed, Trials
 from penstock_optimizer.search.goal import Goal
 from penstock_optimizer.search.recipes import TEACHER, by_gain, candidate_recipes
 from penstock_optimizer.search.space import Limits, WideFrom, first_plan
-from penstock_runtime.host.disk import full_disk_said
-from penstock_runtime.models.progress import OnProgress as OnTransfer
-from penstock_runtime.models.progress import ignore as no_transfer
+from penstock_runtime.host.disk import translate_full_disk
+from penstock_runtime.models.fetching import OnProgress as OnTransfer
+from penstock_runtime.models.fetching import ignore_progress as no_transfer
 
 __all__ = ["Prepared", "optimise", "prepare"]
 
@@ -94,7 +94,7 @@ def prepare(
         return Prepared(job.artefact, finished=True)
     if job.prepared() is None:
         job.check()
-        with full_disk_said(store, what=STORE):
+        with translate_full_disk(store, what=STORE):
             prepare_baseline(job)
     return Prepared(job.baseline, finished=False)
 
@@ -125,7 +125,7 @@ def optimise(
             on_progress(Progress(Stage.EXPORT, 0, 1, "another process makes this artefact: waiting for it"))
 
         job.check()
-        with full_disk_said(store, what=STORE), locked(job.lock(""), waiting=waiting):
+        with translate_full_disk(store, what=STORE), locked(job.lock(""), waiting=waiting):
             found = job.finished(more_than_seconds=seconds)
             if found is None:
                 Optimisation(job, seconds, on_progress).run()

@@ -20,7 +20,7 @@ from penstock_optimizer.candidate.runner import Lab, Session
 from penstock_optimizer.candidate.work_folder import BuiltFacts, CandidateRecord, WorkFolder, digests
 from penstock_optimizer.load.summary import relative_spread
 from penstock_optimizer.search.space import Timed, expected_milliseconds, hopeless
-from penstock_runtime.host.disk import full, is_full
+from penstock_runtime.host.disk import full_disk_error, is_full
 
 CAPACITY_SHARE = 0.18
 MOST_CAPACITY_SECONDS = 75.0
@@ -225,7 +225,7 @@ class TryOut:
                 raise
             if failure.kind == OutOfDisk.__name__ or (failure.failure is not Failure.TIMED_OUT and self._is_full()):
                 # None of its doing: with room on the disk it may be the best of all.
-                raise full(self._work.path, what=WORK) from failure
+                raise full_disk_error(self._work.path, what=WORK) from failure
             entrant.settle_failed(failure)
             # What ran out of time or memory may succeed with more of it, which an hour later may be there: only what
             # really failed is remembered.

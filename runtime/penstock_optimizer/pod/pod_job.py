@@ -27,6 +27,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+from penstock_runtime.models.fetching import FetchProgress as Transfer
 from pydantic import ValidationError
 
 from penstock.artefact_store import StoreUri
@@ -42,12 +43,11 @@ from penstock.settings import hugging_face_token, setting
 from penstock_optimizer.job.optimise import optimise, prepare
 from penstock_optimizer.job.progress import Progress, transfer_text
 from penstock_runtime.host import read_host
-from penstock_runtime.models.progress import Progress as Transfer
 from penstock_runtime.models.sources import fetch_model
 from penstock_runtime.pod.termination import DEFAULT_LOG
 from penstock_runtime.settings import Variables
 from penstock_runtime.store import ArtefactStore, Published, open_store
-from penstock_runtime.store.retries import Retries
+from penstock_runtime.store.remote import Retries
 
 
 class JobVariables(Variables):
@@ -179,7 +179,8 @@ class PodJob:
                 remedy="Set it to file:///path or s3://bucket/prefix (docs/reference/artefact-store.md)",
             )
         retries = Retries(
-            ATTEMPTS, told=lambda error, wait: self._lines.stage("publish", f"{error.message} (again in {wait:.0f} s)")
+            ATTEMPTS,
+            on_failure=lambda error, wait: self._lines.stage("publish", f"{error.message} (again in {wait:.0f} s)"),
         )
         return open_store(StoreUri.parse(self._variables.store_uri), retries=retries)
 

@@ -12,7 +12,7 @@ import onnxruntime as ort
 
 from penstock_optimizer.quantise.seen import Seen, Watch
 from penstock_runtime.batching.collate import collate
-from penstock_runtime.engines.graph_inputs import feed as graph_feed
+from penstock_runtime.engines.grid import feed as graph_feed
 from penstock_runtime.rows import Float, Row
 
 LARGE = 1_500_000_000

@@ -1,15 +1,20 @@
-"""The lengths that an engine with kernels made for each shape is fed with. Pure.
+"""Inputs of a graph: arrays by name, padding, and the grid of padded lengths for engines that compile for each shape.
 
-OpenVINO compiles its layers for every shape that comes by: five times a run's own time, and some 6 MB of kernels for
-each number of tokens (int8, MiniLM). Over lengths of 1 to 512 that would be gigabytes, and most requests of a quiet
-server would meet a shape for the first time. So lengths are rounded up to eight steps for each doubling: 32 lengths up
-to 512 tokens, 4 % of padding on average. A layer sees rows x tokens as one number: with powers of two as row counts,
-batches find the kernels of longer single rows.
+OpenVINO compiles its layers for every new input shape. That takes five times as long as a run, and some 6 MB of kernels
+for each number of tokens (int8, MiniLM): gigabytes for all lengths of 1 to 512, and most requests of a server with
+little traffic would have a new shape. So lengths are rounded up to eight steps for each doubling: 32 lengths up to 512
+tokens, 4 % of padding on average. A layer sees rows x tokens as one number: with powers of two as row counts, batches
+reuse the kernels of longer single rows.
 """
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass
+
+import numpy as np
+
+from penstock_runtime.rows import Batch, Int
 
 _FINEST = 8
 """Steps between short lengths."""
@@ -37,3 +42,19 @@ class ShapeGrid:
     def lengths(self, longest: int) -> tuple[int, ...]:
         """All of them for rows up to `longest` tokens, rising."""
         return tuple(sorted({self.length(tokens) for tokens in range(1, longest + 1)}))
+
+
+def feed(batch: Batch, names: Iterable[str]) -> dict[str, Int]:
+    """Those of `input_ids`, `attention_mask` and `token_type_ids` that the graph has: int64 [batch, tokens]."""
+    return {name: getattr(batch, name) for name in names}
+
+
+def pad(batch: Batch, tokens: int) -> Batch:
+    """The batch with masked zeros on the right, up to `tokens`; the same one when it is that long."""
+    more = tokens - batch.input_ids.shape[1]
+    if more <= 0:
+        return batch
+    width = ((0, 0), (0, more))
+    return Batch(
+        np.pad(batch.input_ids, width), np.pad(batch.attention_mask, width), np.pad(batch.token_type_ids, width)
+    )

@@ -8,7 +8,6 @@ all cores, and busy streams keep to themselves (docs/decisions/engine-threads.md
 from __future__ import annotations
 
 import tempfile
-from collections import Counter
 from pathlib import Path
 from typing import Any
 
@@ -18,10 +17,10 @@ from penstock.errors import ArtefactError
 from penstock.manifest import GraphIO
 from penstock.recipe import Precision, Recipe
 from penstock_runtime.engines.base import EngineFacts, Streams, Threads
-from penstock_runtime.engines.graph_inputs import feed
-from penstock_runtime.engines.operators import count_operators
+from penstock_runtime.engines.grid import feed
 from penstock_runtime.engines.thread_streams import ThreadStreams
 from penstock_runtime.errors import InferenceFailed
+from penstock_runtime.models.graph import count_operators
 from penstock_runtime.rows import Batch, Outputs
 
 _ERRORS_ONLY = 3
@@ -95,7 +94,7 @@ def fused_nodes(path: Path) -> dict[str, int]:
         )
         options.add_session_config_entry("session.optimized_model_external_initializers_min_size_in_bytes", "1024")
         _ = _open(path, options)
-        found: Counter[str] = count_operators(saved.read_bytes())
+        found = count_operators(saved)
     return {name: count for name, count in sorted(found.items()) if name in FUSED_OPERATORS}
 
 

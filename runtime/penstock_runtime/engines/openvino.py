@@ -23,8 +23,7 @@ from penstock.errors import ArtefactError
 from penstock.manifest import Axes, GraphIO
 from penstock.recipe import BF16_REST, Precision, Recipe
 from penstock_runtime.engines.base import EngineFacts, Streams, Threads
-from penstock_runtime.engines.graph_inputs import feed, pad
-from penstock_runtime.engines.grid import ShapeGrid
+from penstock_runtime.engines.grid import ShapeGrid, feed, pad
 from penstock_runtime.engines.thread_streams import ThreadStreams
 from penstock_runtime.errors import InferenceFailed
 from penstock_runtime.rows import Batch, Float, Int, Outputs

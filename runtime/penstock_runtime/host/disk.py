@@ -1,5 +1,4 @@
-"""A folder that cannot take what is written, full disk or other reasons, said so that somebody can act on it; and what
-has to be on the disk before it gets its name."""
+"""Errors of folders that cannot be written (full disk, permissions) with remedies; lock files; syncing folders."""
 
 from __future__ import annotations
 
@@ -14,25 +13,25 @@ from pathlib import Path
 from penstock.errors import HostError, OutOfDisk
 
 FULL = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EFBIG})
-"""No space, no quota, a limit on the size of files: none of them passes by itself."""
+"""No space, no quota, file size limit: permanent without intervention."""
 LEAST_FREE_BYTES = 1 << 20
-"""With less than this free, whatever failed had nowhere to write: libraries of engines do not say why they failed."""
+"""Below this, a failure counts as caused by the full disk: engine libraries do not report the cause of a failure."""
 
 
 @contextlib.contextmanager
-def full_disk_said(folder: Path, *, what: str) -> Iterator[None]:
-    """Within, an operating-system error of a full disk becomes OutOfDisk about `folder`; `what` it is, such as
-    `the store`. A OutOfDisk of a worker process, which does not know where it writes to, becomes one that does.
+def translate_full_disk(folder: Path, *, what: str) -> Iterator[None]:
+    """Raise a full-disk OSError of the block as OutOfDisk about `folder`; `what` names it, such as `the store`.
 
-    One of a file within `folder` becomes HostError about it: somebody else has put something there, or locked it.
+    An OutOfDisk of a worker process, which does not know the folder, is completed. An OSError about a file in `folder`
+    becomes HostError: another process has created or locked the file.
     """
     try:
         yield
     except OutOfDisk as error:
-        raise error if error.remedy else full(folder, what=what, why=error.message) from error
+        raise error if error.remedy else full_disk_error(folder, what=what, why=error.message) from error
     except OSError as error:
         if error.errno in FULL:
-            raise full(folder, what=what, why=os.strerror(error.errno)) from error
+            raise full_disk_error(folder, what=what, why=os.strerror(error.errno)) from error
         if isinstance(error.filename, str) and folder in Path(error.filename).parents:
             raise HostError(
                 f"{what} {folder} cannot be used ({error.filename}: {error.strerror})",
@@ -43,12 +42,12 @@ def full_disk_said(folder: Path, *, what: str) -> Iterator[None]:
 
 @contextlib.contextmanager
 def translate_write_errors(folder: Path, *, what: str, option: str) -> Iterator[None]:
-    """Within, as `full_disk_said`; and any other error of the operating system becomes HostError about `folder`,
-    instead of which the flag `option` gives another one."""
+    """As `translate_full_disk`; any other OSError becomes HostError about `folder`, with the flag `option` for another
+    folder in its remedy."""
     try:
-        with full_disk_said(folder, what=what):
+        with translate_full_disk(folder, what=what):
             yield
-    except BrokenPipeError:  # of whoever was told something meanwhile, and listens no longer
+    except BrokenPipeError:  # of a pipe for progress whose reader is gone, not of the folder
         raise
     except OSError as error:
         raise HostError(
@@ -58,14 +57,14 @@ def translate_write_errors(folder: Path, *, what: str, option: str) -> Iterator[
 
 
 def prepare_folder(folder: Path, *, what: str, option: str) -> None:
-    """Make the folder; errors as in `translate_write_errors`, before any work, when nothing can be written there."""
+    """Create the folder and check that it can be written, before any work; errors as `translate_write_errors`."""
     with translate_write_errors(folder, what=what, option=option):
         folder.mkdir(parents=True, exist_ok=True)
         with tempfile.TemporaryFile(dir=folder):
             pass
 
 
-def full(folder: Path, *, what: str, why: str = os.strerror(errno.ENOSPC)) -> OutOfDisk:
+def full_disk_error(folder: Path, *, what: str, why: str = os.strerror(errno.ENOSPC)) -> OutOfDisk:
     """The error for a folder on a full disk."""
     return OutOfDisk(
         f"{what} {folder} cannot take more: {why} ({free_bytes(folder) / 2**20:.0f} MiB are free)",
@@ -74,20 +73,20 @@ def full(folder: Path, *, what: str, why: str = os.strerror(errno.ENOSPC)) -> Ou
 
 
 def is_full(folder: Path) -> bool:
-    """True when next to nothing more can be written below the folder."""
+    """True if almost nothing more can be written below the folder."""
     return free_bytes(folder) < LEAST_FREE_BYTES
 
 
 def free_bytes(folder: Path) -> int:
-    """Free for this process on the disk of the folder, or of the nearest one above it that is there."""
+    """Bytes free for this process on the disk of the folder, or of its nearest existing parent."""
     place = next(one for one in (folder.absolute(), *folder.absolute().parents) if one.exists())
     found = os.statvfs(place)
     return found.f_bavail * found.f_frsize
 
 
 def sync_folders(folder: Path, *, below: bool = True) -> None:
-    """Have the names in a folder on the disk, and with `below` those in its folders: a node may lose its power. The
-    files' contents are the business of whoever writes them."""
+    """Flush the entries of a folder to the disk, with `below` also those of its subfolders: the node may lose power.
+    The files' contents must be flushed by their writer."""
     inner = (path for path in folder.rglob("*") if path.is_dir()) if below else ()
     for place in (*inner, folder):
         descriptor = os.open(place, os.O_RDONLY | os.O_DIRECTORY)

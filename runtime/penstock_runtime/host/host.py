@@ -1,4 +1,4 @@
-"""The machine as this process sees it, in one value."""
+"""The machine and its limits for this process, as one value."""
 
 from __future__ import annotations
 
@@ -6,19 +6,17 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from penstock.hardware import CpuIdentity
-from penstock_runtime.host.cgroup import find_groups
-from penstock_runtime.host.cpuinfo import amx_permitted_here, identify, read_processors
-from penstock_runtime.host.files import cpu_list, number, read_cpus, read_text
-from penstock_runtime.host.grant import CoreGrant, grant_cores
-from penstock_runtime.host.memory import Memory, read_memory
-from penstock_runtime.host.topology import Core, read_cores
+from penstock_runtime.host.cgroup import Memory, find_groups, read_memory
+from penstock_runtime.host.cores import CoreGrant, grant_cores
+from penstock_runtime.host.cpus import Core, amx_permitted_here, identify, read_cores, read_processors
+from penstock_runtime.host.procfs import cpu_list, number, read_cpus, read_text
 
 REAL_ROOT = Path("/")
 
 
 @dataclass(frozen=True)
 class Host:
-    """What `read_host` found. CPU numbers are the kernel's."""
+    """The result of `read_host`. CPU numbers are the kernel's."""
 
     cpu: CpuIdentity
     online: tuple[int, ...]
@@ -26,19 +24,19 @@ class Host:
     cores: tuple[Core, ...]
     """All physical cores of the machine."""
     affinity: tuple[int, ...]
-    """Where the scheduler may put this process: the cpuset, narrowed by `taskset` or the like."""
+    """The scheduler affinity of this process: the cpuset, narrowed for example by `taskset`."""
     cpuset: tuple[int, ...] | None
-    """The cgroup's CPUs; None when none can be read."""
+    """The cgroup's CPUs; None if they cannot be read."""
     quota: float | None
-    """CPUs' worth of time; None without a limit."""
+    """CPU quota in CPUs; None without a limit."""
     memory: Memory
 
     @property
     def allowed(self) -> tuple[int, ...]:
-        """The CPUs that this process may use: affinity and cpuset, as far as they are online."""
+        """The online CPUs that this process may use: those in both affinity and cpuset."""
         allowed = set(self.affinity) & set(self.online)
         within = allowed.intersection(self.cpuset) if self.cpuset is not None else allowed
-        # A cpuset that has just changed may not overlap the affinity for a moment; the kernel then goes by the former.
+        # Just after a change of the cpuset it may not overlap the affinity; the kernel then uses the cpuset.
         return tuple(sorted(within or allowed or self.online))
 
     @property
@@ -47,13 +45,13 @@ class Host:
         return sum(1 for core in self.cores if set(core.cpus).intersection(self.allowed))
 
     def with_present_memory(self) -> Host:
-        """The same with the memory as it is now: a model may have been loaded since."""
+        """A copy with the current memory: a model may have been loaded since."""
         return replace(self, memory=read_memory(REAL_ROOT))
 
     def usable_cores(self, asked: int | None = None) -> CoreGrant:
-        """The cores to use when `asked` physical cores are wanted (None: all); HostError when there are fewer.
+        """The cores to use for `asked` physical cores (None: all); HostError if there are fewer.
 
-        A smaller quota grants fewer, at least one, and says so in the findings.
+        With a smaller quota there are fewer, at least one, and a finding reports it.
         """
         return grant_cores(
             asked,
@@ -66,10 +64,10 @@ class Host:
 
 
 def read_host(root: Path = REAL_ROOT, *, amx_permitted: bool | None = None) -> Host:
-    """Read the machine from `proc` and `sys` below `root`. Never fails: what cannot be read is left at its default.
+    """Read the machine from `proc` and `sys` below `root`. Never fails: unreadable values keep their defaults.
 
     `amx_permitted` None asks the running kernel whether processes may use the AMX tiles; tests with a captured tree
-    say it.
+    set it.
     """
     processors = read_processors(read_text(root, "/proc/cpuinfo") or "")
     affinity = _affinity(root)
@@ -89,7 +87,7 @@ def read_host(root: Path = REAL_ROOT, *, amx_permitted: bool | None = None) -> H
 
 
 def _affinity(root: Path) -> tuple[int, ...]:
-    """What `sched_getaffinity` returns, as the kernel writes it into the status file."""
+    """The affinity, as `sched_getaffinity` returns it, from the status file."""
     for line in (read_text(root, "/proc/self/status") or "").splitlines():
         key, _, value = line.partition(":")
         if key == "Cpus_allowed_list":

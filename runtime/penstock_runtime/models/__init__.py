@@ -1,1 +1,1 @@
-"""Model folders: where they come from, what is in them, and what is refused."""
+"""Model folders: fetching them from their sources, reading and checking their files."""

@@ -1,7 +1,7 @@
-"""A model folder on disk, read and checked: what the model's own files say about it.
+"""Reads and checks a model folder: configuration, labels, limits, pooling, weights and tokenizer files.
 
-Read-only: nothing is loaded into an engine, no code of the model is run, no pickle is opened. Where folders come from
-is the business of `penstock_runtime.models.sources`.
+Read-only: nothing is loaded into an engine, no code of the model runs, no pickle is opened.
+`penstock_runtime.models.sources` fetches the folders.
 """
 
 from __future__ import annotations
@@ -15,19 +15,25 @@ from pathlib import Path
 from typing import Any
 
 from penstock.errors import CorruptModel, ModelAccessDenied, ModelNotFound, UnsupportedModel
-from penstock_runtime.models import safety
+from penstock_runtime.models.files import (
+    check_code,
+    check_links,
+    missing_weights,
+    read_object,
+    read_optional,
+    remote_code_classes,
+)
 from penstock_runtime.models.graph import check_data, check_graph, graph_data
-from penstock_runtime.models.json_files import read_object, read_optional
 from penstock_runtime.models.limits import position_limit, tokenizer_limit
+from penstock_runtime.models.safetensors import INDEX, SINGLE, TensorInfo, check_shards, shard_files
 from penstock_runtime.models.sentence import LIMIT_FILES, SETTINGS, SentenceModules
-from penstock_runtime.models.tensors import INDEX, SINGLE, TensorInfo, check_shards, shard_files
 from penstock_runtime.rows import Pooling
 
 LONGEST_WITHOUT_A_LIMIT = 512
-"""Tokens, for models with relative positions whose files state no limit: what such encoders were trained with."""
+"""Tokens; for models with relative positions and no stated limit: the usual training length of such encoders."""
 
 MOST_LABELS = 1_000_000
-"""More than any head has: a damaged count must not fill the memory."""
+"""More than any head has; keeps a damaged count from filling the memory."""
 
 TOKENIZER_FILES = (
     "tokenizer.json",
@@ -43,14 +49,14 @@ TOKENIZER_FILES = (
     "tokenizer.model",
 )
 MODEL_FILES = ("config.json", "modules.json", SETTINGS)
-"""With the tokenizer's files, the weights and the modules' own `config.json`: all that decides an answer."""
+"""Together with the tokenizer's files, the weights and the modules' `config.json`, all files that affect an answer."""
 SETTINGS_FILES = frozenset({*MODEL_FILES, *TOKENIZER_FILES, *LIMIT_FILES})
-"""Read wherever they are, at the top of a folder. In which folders the modules' own are is said by one of these."""
+"""The files at the top of a folder that are read if present. `modules.json` names the folders of the modules."""
 
 
 @dataclass(frozen=True)
 class ModelFolder:
-    """What a model's own files say. Make it with `open`."""
+    """The checked contents of a model folder. Create it with `open`."""
 
     path: Path
     config: Mapping[str, Any]
@@ -60,11 +66,11 @@ class ModelFolder:
     def open(cls, path: Path, *, weights: bool = True) -> ModelFolder:
         """Read and check a folder; each error names the file.
 
-        `weights` False is for an artefact, which keeps its graphs elsewhere: only settings are read and wanted.
+        `weights` False is for an artefact, whose graphs are elsewhere: only settings are read and required.
 
-        ModelNotFound when there is no such folder. UnsafeModel for pickled weights only, remote code, or links that
-        leave the folder. CorruptModel for missing, truncated or contradictory files. UnsupportedModel for folders
-        that hold something else, such as an adapter. ModelAccessDenied for files that this process may not read.
+        ModelNotFound if there is no such folder. UnsafeModel for pickled weights only, remote code, or links out of
+        the folder. CorruptModel for missing, truncated or contradictory files. UnsupportedModel for other contents,
+        such as an adapter. ModelAccessDenied for files that this process may not read.
         """
         try:
             return cls._open(path, weights=weights)
@@ -84,7 +90,7 @@ class ModelFolder:
             kind = "a file, not a folder" if path.exists() else "not there"
             raise ModelNotFound(f"{path} is {kind}", remedy="Give the folder that holds the model's config.json")
         folder = cls(path=path, config=_read_config(path))
-        safety.check_links(path)
+        check_links(path)
         if weights:
             folder._check_weights()
         for name in ("tokenizer.json", "tokenizer_config.json", "special_tokens_map.json", "added_tokens.json"):
@@ -93,48 +99,48 @@ class ModelFolder:
         return folder
 
     def _check_weights(self) -> None:
-        safety.check_code(self.path, self.config, has_graph=self.onnx is not None)
+        check_code(self.path, self.config, has_graph=self.onnx is not None)
         if self.onnx is None and not self.safetensors:
-            raise safety.no_weights(self.path, _names(self.path))
+            raise missing_weights(self.path, _names(self.path))
         if self.onnx is not None:
             check_graph(self.onnx)
             _ = graph_data(self.onnx)
-            if not self.safetensors:  # else the graph may never be used
+            if not self.safetensors:  # otherwise the graph may not be used at all
                 check_data(self.onnx)
         _ = self.tensors
 
     @cached_property
     def model_type(self) -> str:
-        """Such as `bert`; empty when config.json does not say."""
+        """Such as `bert`; empty if config.json has none."""
         return _text(self.config.get("model_type"))
 
     @cached_property
     def architecture(self) -> str:
-        """First entry of `architectures`, such as `BertForSequenceClassification`; empty when it does not say."""
+        """First entry of `architectures`, such as `BertForSequenceClassification`; empty if there is none."""
         architectures = self.config.get("architectures")
         return _text(architectures[0]) if isinstance(architectures, list) and architectures else ""
 
     @cached_property
     def labels(self) -> tuple[str, ...]:
-        """`id2label` in order of ids; `LABEL_0`, ... when config.json only counts them (two when it does not)."""
+        """`id2label` in order of ids; otherwise `LABEL_0`, ... up to `num_labels` (default two)."""
         return _labels(self.path, self.config)
 
     @property
     def num_labels(self) -> int:
-        """How many labels a classification head has."""
+        """Number of labels of a classification head."""
         return len(self.labels)
 
     @property
     def problem_type(self) -> str | None:
-        """`regression`, `single_label_classification` or `multi_label_classification`, where config.json says."""
+        """`regression`, `single_label_classification` or `multi_label_classification`, if config.json has it."""
         return _text(self.config.get("problem_type")) or None
 
     @cached_property
     def max_tokens(self) -> int:
-        """The longest sequence, special tokens included.
+        """The longest sequence in tokens, special tokens included.
 
-        The position table less its offset, and below that sentence-transformers' `max_seq_length`, or else the
-        tokenizer's `model_max_length` (the order that sentence-transformers itself follows).
+        The smaller of the position table's size (less its offset) and sentence-transformers' `max_seq_length`, or
+        without the latter the tokenizer's `model_max_length` (the order of sentence-transformers).
         """
         table = position_limit(self.path, self.config)
         own = self._sentence.max_tokens or tokenizer_limit(self.path)
@@ -143,20 +149,20 @@ class ModelFolder:
 
     @cached_property
     def pooling(self) -> Pooling | None:
-        """From sentence-transformers' modules; None when the folder is a plain transformers model.
+        """The pooling of sentence-transformers' modules; None if the folder is a plain transformers model.
 
-        UnsupportedModel names a module or a combination of poolings that is not served here.
+        UnsupportedModel names a module or a combination of poolings that is not supported.
         """
         return self._sentence.pooling()
 
     @cached_property
     def normalize(self) -> bool:
-        """True when sentence-transformers' modules end in Normalize. UnsupportedModel as `pooling`."""
+        """True if sentence-transformers' modules end with Normalize. UnsupportedModel as `pooling`."""
         return self._sentence.normalize()
 
     @property
     def lower_case(self) -> bool:
-        """True when sentence-transformers lowers the text's case before tokenising."""
+        """True if sentence-transformers converts texts to lower case before tokenising."""
         return self._sentence.lower_case
 
     @property
@@ -166,20 +172,21 @@ class ModelFolder:
 
     @property
     def default_prompt(self) -> str:
-        """The prefix that sentence-transformers puts before every text unless told otherwise; mostly empty."""
+        """The prefix that sentence-transformers puts before every text by default; usually empty."""
         return self._sentence.default_prompt
 
     @property
     def dimensions(self) -> int | None:
-        """How many first values of a vector are kept, after all modules (`truncate_dim`); None: all."""
+        """The number of leading values of a vector that are kept after all modules (`truncate_dim`); None: all."""
         return self._sentence.dimensions
 
     @property
     def activation(self) -> str | None:
-        """What CrossEncoder of sentence-transformers makes scores of logits with: `torch.nn.modules.linear.Identity`.
+        """The activation of a CrossEncoder of sentence-transformers, such as `torch.nn.modules.linear.Identity`.
 
-        From the settings that it saves now, or else the two places in config.json that its older versions used. As it
-        does, names outside of torch are passed over. None when there is no name: it then takes the sigmoid (one label).
+        From the settings of current versions, or else from the two fields of config.json of older versions. As in
+        sentence-transformers, names outside of torch are ignored. None without a name: the default is then the sigmoid
+        (one label).
         """
         own = self.config.get("sentence_transformers")
         older = {"activation_fn": self.config.get("sbert_ce_default_activation_function")}
@@ -189,17 +196,17 @@ class ModelFolder:
 
     @cached_property
     def safetensors(self) -> tuple[Path, ...]:
-        """Weight files in shard order; empty when there are none, or when only the model's own code can read them."""
-        return () if safety.remote_code(self.config) else shard_files(self.path)
+        """Weight files in shard order; empty if there are none, or if they need the model's own code."""
+        return () if remote_code_classes(self.config) else shard_files(self.path)
 
     @cached_property
     def tensors(self) -> Mapping[str, TensorInfo]:
-        """Every tensor of the safetensors files by name: dtype, shape, file. Headers only, no weights are read."""
+        """All tensors of the safetensors files by name: dtype, shape, file. Reads headers only, no weights."""
         return check_shards(self.path, self.safetensors)
 
     @cached_property
     def onnx(self) -> Path | None:
-        """The model's own graph: `model.onnx` or `onnx/model.onnx`."""
+        """The model's ONNX graph: `model.onnx` or `onnx/model.onnx`."""
         for name in ("model.onnx", "onnx/model.onnx"):
             if (self.path / name).is_file():
                 return self.path / name
@@ -207,7 +214,7 @@ class ModelFolder:
 
     @cached_property
     def tokenizer(self) -> Path:
-        """`tokenizer.json`; CorruptModel says how to make it when the folder has only a slow tokenizer's files."""
+        """`tokenizer.json`; CorruptModel if there is none, with the command that creates it."""
         path = self.path / "tokenizer.json"
         if path.is_file():
             return path
@@ -224,13 +231,13 @@ class ModelFolder:
 
     @cached_property
     def settings(self) -> tuple[Path, ...]:
-        """Configuration, tokenizer and modules: what an artefact takes along besides its graphs."""
+        """Configuration, tokenizer and modules: the files that an artefact holds besides its graphs."""
         chosen = [self.path / name for name in (*MODEL_FILES, *TOKENIZER_FILES)]
         return self._sorted([*chosen, *self._sentence.files])
 
     @cached_property
     def files(self) -> tuple[Path, ...]:
-        """The files that decide an answer: settings and weights, sorted by relative name."""
+        """All files that affect an answer: settings and weights, sorted by relative name."""
         weights = [*self.safetensors]
         if self.safetensors and self.safetensors[0].name != SINGLE:
             weights.append(self.path / INDEX)
@@ -243,7 +250,7 @@ class ModelFolder:
         return tuple(sorted(present, key=lambda path: path.relative_to(self.path).as_posix()))
 
     def digest(self) -> str:
-        """sha256 (hexadecimal) over relative names and contents of `files`: the same wherever the folder lies."""
+        """sha256 (hexadecimal) over relative names and contents of `files`; independent of the folder's path."""
         whole = hashlib.sha256()
         for path in self.files:
             with path.open("rb") as file:
@@ -267,7 +274,7 @@ def _read_config(path: Path) -> dict[str, Any]:
             "(docs/how-to/convert-a-model.md#safetensors)",
         )
     if (path / "adapter_config.json").is_file():
-        raise safety.no_weights(path, _names(path))
+        raise missing_weights(path, _names(path))
     hint = f"; did you mean its folder {nested[0]}?" if nested else ""
     raise CorruptModel(
         f"{path} has no config.json{hint}", remedy="Give a folder as transformers' save_pretrained writes it"

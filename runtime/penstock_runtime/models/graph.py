@@ -1,25 +1,26 @@
-"""A model's own ONNX file: whether it is whole, and which files belong to it. Weights are passed over.
+"""Checks an ONNX file without the onnx package: completeness, its external data files, its operators.
 
-An ONNX file is one protobuf message, so walking its top-level fields tells a truncated file in microseconds. Walking on
-down to the tensors, without reading their contents, tells in which other files weights lie: milliseconds. That the onnx
-package would know too, but the runtime has none.
+An ONNX file is one protobuf message. Walking over its top-level fields detects a truncated file in microseconds;
+walking down to the tensors, without reading their contents, finds the external data files in milliseconds. The onnx
+package could do this too, but is not a dependency of the runtime.
 """
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterator, Mapping
 from pathlib import Path, PurePosixPath
 from typing import BinaryIO, NamedTuple
 
 from penstock.errors import CorruptModel, UnsafeModel
-from penstock_runtime.models.json_files import check_pointer
+from penstock_runtime.models.files import check_pointer
 
 GRAPH_FIELD = 7
 """`ModelProto.graph`."""
 _VARINT, _FIXED64, _BYTES, _FIXED32 = 0, 1, 2, 5
 _LONGEST_VARINT = 10
 _LONGEST_TEXT = 4096
-"""Of a key or a file's name: more is none that a system could open."""
+"""Bytes of a key or a file name: no system opens longer names."""
 
 _INNER: Mapping[str, Mapping[int, str]] = {
     "model": {GRAPH_FIELD: "graph", 25: "function"},
@@ -29,28 +30,30 @@ _INNER: Mapping[str, Mapping[int, str]] = {
     "attribute": {5: "tensor", 6: "graph", 10: "tensor", 11: "graph", 22: "sparse tensor", 23: "sparse tensor"},
     "sparse tensor": {1: "tensor", 2: "tensor"},
 }
-"""Where tensors are, by the numbers of onnx.proto: in graphs and constants, also of functions and of the branches of
-nodes such as If. Not in `training_info`, which no engine reads."""
+"""Where tensors occur, by the field numbers of onnx.proto: in graphs and constants, also of functions and of the
+branches of nodes such as If. Not in `training_info`, which no engine reads."""
 _EXTERNAL_DATA, _DATA_LOCATION = 13, 14
-"""Of TensorProto."""
+"""Fields of TensorProto."""
 _EXTERNAL = 1
 """`TensorProto.DataLocation`."""
+_GRAPH_NODE, _NODE_OP_TYPE = 1, 4
+"""Fields of GraphProto and NodeProto."""
 _KEY, _VALUE = 1, 2
-"""Of StringStringEntryProto."""
+"""Fields of StringStringEntryProto."""
 
 
 class _Field(NamedTuple):
     number: int
     wire: int
     value: int
-    """Of a varint."""
+    """The number, for a varint."""
     start: int
     end: int
-    """Of its contents in the file."""
+    """Start and end of the contents in the file."""
 
 
 def check_graph(path: Path) -> None:
-    """CorruptModel when the file is a git-lfs pointer, truncated, or not an ONNX model."""
+    """CorruptModel if the file is a git-lfs pointer, truncated, or not an ONNX model."""
     check_pointer(path)
     with path.open("rb") as file:
         fields = {field.number for field in _fields(path, file, 0, path.stat().st_size)}
@@ -59,8 +62,10 @@ def check_graph(path: Path) -> None:
 
 
 def graph_data(path: Path) -> tuple[Path, ...]:
-    """The files that hold weights of the graph, under whatever names it refers to them: `model.onnx_data`, or one for
-    each tensor. They need not be there (`check_data`). UnsafeModel when one is outside of the graph's folder."""
+    """The external data files that the graph refers to: `model.onnx_data`, or one for each tensor.
+
+    They need not exist (`check_data`). UnsafeModel if one is outside of the graph's folder.
+    """
     names: set[str] = set()
     with path.open("rb") as file:
         waiting = [("model", 0, path.stat().st_size)]
@@ -83,18 +88,32 @@ def graph_data(path: Path) -> tuple[Path, ...]:
 
 
 def check_data(path: Path) -> None:
-    """CorruptModel names the first file with weights of the graph that is not there."""
+    """CorruptModel if an external data file is missing; it names the first one."""
     missing = next((file for file in graph_data(path) if not file.is_file()), None)
     if missing is not None:
         raise CorruptModel(
-            f"{path} keeps weights in {missing.relative_to(path.parent)}, which is not beside it",
+            f"{path} keeps weights in {missing.relative_to(path.parent)}, which is not in its folder",
             remedy=f"Put that file there; of a remote model, which is fetched by known names, save it anew with all "
             f"weights in {path.name}_data (docs/how-to/convert-a-model.md#onnx-weights)",
         )
 
 
+def count_operators(path: Path) -> Counter[str]:
+    """The number of nodes of each `op_type` in the main graph. CorruptModel if the file is not an ONNX model."""
+    found: Counter[str] = Counter()
+    with path.open("rb") as file:
+        for model in _fields(path, file, 0, path.stat().st_size):
+            if model.number != GRAPH_FIELD:
+                continue
+            for part in _fields(path, file, model.start, model.end):
+                if part.number == _GRAPH_NODE:
+                    names = _fields(path, file, part.start, part.end)
+                    found.update(_text(path, file, name) for name in names if name.number == _NODE_OP_TYPE)
+    return found
+
+
 def _locations(path: Path, file: BinaryIO, start: int, end: int) -> set[str]:
-    """The file that holds a tensor's contents; empty when it holds them itself."""
+    """The external file of a tensor's contents; empty if the tensor holds them itself."""
     fields = list(_fields(path, file, start, end))
     if not any(field.number == _DATA_LOCATION and field.value == _EXTERNAL for field in fields):
         return set()
@@ -120,9 +139,9 @@ def _text(path: Path, file: BinaryIO, field: _Field) -> str:
 
 
 def _fields(path: Path, file: BinaryIO, start: int, end: int) -> Iterator[_Field]:
-    """The fields of the message between these places of the file; whoever takes them may read elsewhere meanwhile.
+    """The fields of the message between these offsets of the file. The file's position may change between two fields.
 
-    CorruptModel when it is none, or ends before they do.
+    CorruptModel if there is no valid message, or it is truncated.
     """
     place = start
     while place < end:

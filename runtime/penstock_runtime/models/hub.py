@@ -1,18 +1,24 @@
-"""`hf://` sources, through huggingface_hub and its cache.
+"""`hf://` model sources: downloads through huggingface_hub and its cache.
 
-The library downloads, resumes and lays out its cache; what to fetch, when to try again, what an answer means and
-whether a cached copy is whole is decided here. Works with versions from 0.30 up to 2.
+huggingface_hub downloads, resumes and lays out its cache. This module chooses the files, retries temporary errors, maps
+the library's errors to Penstock's, and checks that a cached copy is complete. Works with versions from 0.30 up to 2.
 """
 
 from __future__ import annotations
 
 import errno
+import json
 import os
 import re
-from collections.abc import Callable, Mapping
+import threading
+import time
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypeVar
+from urllib.parse import quote
+from uuid import uuid4
 
 from penstock.errors import (
     CorruptModel,
@@ -26,31 +32,33 @@ from penstock.errors import (
 )
 from penstock.resources.source import ModelSource
 from penstock_runtime.host.disk import FULL
-from penstock_runtime.models import safety
-from penstock_runtime.models.hub_growth import growth_told
-from penstock_runtime.models.hub_records import Records
-from penstock_runtime.models.json_files import read_object
-from penstock_runtime.models.models_folder import OPTION, models_folder_said
-from penstock_runtime.models.progress import OnProgress, Progress
-from penstock_runtime.models.selection import GRAPHS, choose_files
-from penstock_runtime.store.retries import Retries
+from penstock_runtime.models.fetching import (
+    GRAPHS,
+    OPTION,
+    FetchProgress,
+    OnProgress,
+    choose_files,
+    translate_folder_errors,
+)
+from penstock_runtime.models.files import check_code, read_object, remote_code_classes
+from penstock_runtime.store.remote import Retries
 
 T = TypeVar("T")
 
 COMMIT = re.compile(r"[0-9a-f]{40}")
 TIMEOUT_SECONDS = 15.0
-"""For an answer to begin. HF_HUB_DOWNLOAD_TIMEOUT sets how long a download may stall (10 s)."""
+"""Until the first byte of a response. HF_HUB_DOWNLOAD_TIMEOUT limits how long a download may stall (10 s)."""
 _LIBRARIES = {"huggingface_hub", "requests", "urllib3", "httpx", "httpcore", "httpx2", "httpcore2"}
-"""The hub's library and the HTTP libraries that its versions 0, 1 and 2 stand on."""
+"""huggingface_hub, and the HTTP libraries that its versions 0, 1 and 2 use."""
 _LOCAL = FULL | {errno.EACCES, errno.EPERM, errno.EROFS, errno.ENOTDIR}
-"""What folders answer. Networks do too (a filter: EPERM), but their libraries put that into errors of their own."""
+"""Errors of local folders. Networks cause them too (a packet filter: EPERM), but wrapped in errors of the libraries."""
 
 
 @dataclass(frozen=True)
 class _Listing:
     commit: str
     sizes: Mapping[str, int]
-    """Bytes by file name; 0 where the hub does not say."""
+    """Bytes by file name; 0 if the hub does not report the size."""
 
 
 @dataclass(frozen=True)
@@ -59,19 +67,19 @@ class HubFetch:
 
     source: ModelSource
     cache: Path
-    """Penstock's cache. HF_HUB_CACHE and HF_HOME, where set, say where the hub's own files go."""
+    """Penstock's cache. HF_HUB_CACHE and HF_HOME, if set, choose another place for the hub's own files."""
     token: str | None
-    """None: HF_TOKEN, or what `hf auth login` has stored."""
+    """None: HF_TOKEN, or the token that `hf auth login` has stored."""
     graph: bool
     retries: Retries
     report: OnProgress
 
     def run(self) -> Path:
-        """Fetch and return the snapshot's folder; a whole cached copy is used when the hub cannot be reached.
+        """Fetch and return the snapshot's folder. Without a connection to the hub a complete cached copy is used.
 
-        HostError when a folder here cannot be written: no retry would change that.
+        HostError if a local folder cannot be written: it is not retried.
         """
-        with models_folder_said(self.cache):
+        with translate_folder_errors(self.cache):
             return self._run()
 
     def _run(self) -> Path:
@@ -81,13 +89,13 @@ class HubFetch:
             return pinned
         self._require_readable_token()
         try:
-            listing = self.retries.run(lambda: self._translated(lambda: self._list(revision)))
+            listing = self.retries.run(lambda: self._translate(lambda: self._list(revision)))
         except ModelUnavailable as error:
             cached = self._records.whole(self._records.commit_of(revision))
             if cached is None:
                 raise
             note = f"{error.message}: using the cached revision {cached.name[:12]}"
-            self.report(Progress(str(self.source), "", 0, 0, note))
+            self.report(FetchProgress(str(self.source), "", 0, 0, note))
             return cached
         folder = self._download(listing)
         self._records.point(revision, listing.commit)
@@ -103,27 +111,27 @@ class HubFetch:
         names = choose_files(str(self.source), listing.sizes, graph=self.graph)
         folder: Path | None = None
         if "config.json" in names:
-            # First: whether the model wants its own code is known from it, before gigabytes are on the way.
+            # First, because it tells whether the model needs its own code, before gigabytes are downloaded.
             folder = self._file(listing, "config.json").parent
             config = read_object(folder, "config.json")
-            safety.check_code(str(self.source), config, has_graph=any(name in listing.sizes for name in GRAPHS))
-            if safety.remote_code(config):
+            check_code(str(self.source), config, has_graph=any(name in listing.sizes for name in GRAPHS))
+            if remote_code_classes(config):
                 names = choose_files(str(self.source), listing.sizes, graph=True)
         total, done = sum(listing.sizes[name] for name in names), 0
         for name in names:
-            self.report(Progress(str(self.source), name, done, total))
+            self.report(FetchProgress(str(self.source), name, done, total))
 
-            def tell(size: int, name: str = name, done: int = done) -> None:
+            def report_size(size: int, name: str = name, done: int = done) -> None:
                 arrived = min(size, listing.sizes[name])
-                self.report(Progress(str(self.source), name, done + arrived, total))
+                self.report(FetchProgress(str(self.source), name, done + arrived, total))
 
-            with growth_told(self._blobs, tell):
+            with report_growth(self._blobs, report_size):
                 path = self._file(listing, name)
             folder = folder or path.parents[name.count("/")]
             done += listing.sizes[name]
         if folder is None:
             raise CorruptModel(f"{self.source} has no config.json", remedy="Check the name of the repository")
-        self.report(Progress(str(self.source), names[-1], done, total))
+        self.report(FetchProgress(str(self.source), names[-1], done, total))
         self._records.remember(listing.commit, folder, names)
         return folder
 
@@ -142,16 +150,16 @@ class HubFetch:
                 )
             )
 
-        path = self.retries.run(lambda: self._translated(download))
+        path = self.retries.run(lambda: self._translate(download))
         if listing.sizes[name] in {0, path.stat().st_size}:
             return path
-        # The library takes whatever lies in its cache under that name for the file.
+        # The library uses any file of that name in its cache, without checking it.
         note = f"the copy of {name} in {path.parent} is damaged: fetching it again"
-        self.report(Progress(str(self.source), "", 0, 0, note))
-        return self.retries.run(lambda: self._translated(lambda: download(force=True)))
+        self.report(FetchProgress(str(self.source), "", 0, 0, note))
+        return self.retries.run(lambda: self._translate(lambda: download(force=True)))
 
     def _require_readable_token(self) -> None:
-        """HostError where the library could not even look for a token: it would say so at every call, in no words."""
+        """HostError if the library cannot look for a token: otherwise every call would fail with a bare OSError."""
         if self.token is not None:
             return
         try:
@@ -165,7 +173,7 @@ class HubFetch:
 
     @property
     def _hub_place(self) -> tuple[Path, str]:
-        """Where the hub's own files go, and what gives another place."""
+        """The folder of the hub's own files, and the setting that chooses it."""
         if "HF_HUB_CACHE" in os.environ:
             return Path(os.environ["HF_HUB_CACHE"]), "HF_HUB_CACHE"
         if "HF_HOME" in os.environ:
@@ -174,25 +182,25 @@ class HubFetch:
 
     @property
     def _blobs(self) -> Path:
-        """Where the library puts files while they arrive."""
+        """The folder in which the library stores files during the download."""
         return self._hub_place[0] / f"models--{self.source.location.replace('/', '--')}" / "blobs"
 
     @property
-    def _records(self) -> Records:
+    def _records(self) -> SnapshotRecords:
         name = self.source.location.replace("/", "--") + ("--graph" if self.graph else "")
-        return Records(self.cache / "hub-complete" / name)
+        return SnapshotRecords(self.cache / "hub-complete" / name)
 
-    def _translated(self, action: Callable[[], T]) -> T:
-        """Run an action of the library with its errors told as ours; a defect passes through as it is."""
+    def _translate(self, action: Callable[[], T]) -> T:
+        """Run an action of the library and map its errors to ours; unknown errors pass unchanged."""
         try:
-            with _quiet():
+            with _HiddenProgressBars():
                 return action()
         except PenstockError:
             raise
         except Exception as error:  # the library raises requests', httpx's and its own errors
             if is_local(error):
                 folder, option = self._hub_place
-                with models_folder_said(self.cache if option == OPTION else folder, option=option):
+                with translate_folder_errors(self.cache if option == OPTION else folder, option=option):
                     raise
             has_token = self.token is not None or _hub().get_token() is not None
             known = hub_error(error, self.source, has_token=has_token)
@@ -202,7 +210,7 @@ class HubFetch:
 
 
 def hub_error(error: Exception, source: ModelSource, *, has_token: bool) -> PenstockError | None:
-    """What an error of huggingface_hub, or of the HTTP library below it, means; None for one that is not theirs."""
+    """The error of Penstock for an error of huggingface_hub or its HTTP library; None for other errors."""
     if is_local(error):
         return None
     errors = _hub().errors
@@ -217,7 +225,7 @@ def hub_error(error: Exception, source: ModelSource, *, has_token: bool) -> Pens
             retry_after_seconds=0,  # waiting changes nothing
         )
     if isinstance(error, errors.RevisionNotFoundError):
-        return ModelNotFound(f"{source}: the repository has no such revision", remedy="Check what stands behind the @")
+        return ModelNotFound(f"{source}: the repository has no such revision", remedy="Check the part after the @")
     if isinstance(error, errors.GatedRepoError):
         return ModelAccessDenied(
             f"{source} is gated",
@@ -247,7 +255,7 @@ def hub_error(error: Exception, source: ModelSource, *, has_token: bool) -> Pens
 
 
 def is_local(error: Exception) -> bool:
-    """True for what the operating system says about a file or folder here: the hub has no part in it."""
+    """True for an error of the operating system about a local file or folder, without part of the hub."""
     if not isinstance(error, OSError) or type(error).__module__ != "builtins":
         return False
     return error.filename is not None or error.errno in _LOCAL
@@ -271,7 +279,7 @@ def _retry_after(response: Any) -> float | None:
 
 
 def _last_line(error: Exception) -> str:
-    """The deepest cause says most: the library wraps a refused connection in advice about internet access."""
+    """The last line of the deepest cause: the library wraps a refused connection in advice about internet access."""
     cause: BaseException = error
     while (inner := cause.__cause__ or cause.__context__) is not None:
         cause = inner
@@ -279,12 +287,12 @@ def _last_line(error: Exception) -> str:
 
 
 def _endpoint() -> str | None:
-    """HF_ENDPOINT as it is now; the library reads it once on import."""
+    """The current HF_ENDPOINT; the library itself reads it once on import."""
     return os.environ.get("HF_ENDPOINT", "").rstrip("/") or None
 
 
-class _quiet:  # noqa: N801 - used as a statement
-    """No progress bars of the library's own: progress is reported here."""
+class _HiddenProgressBars:
+    """Disables the library's progress bars in a block: progress is reported here."""
 
     def __enter__(self) -> None:
         utils = _hub().utils
@@ -308,3 +316,92 @@ def _hub() -> Any:
             remedy="Run pip install huggingface-hub (it is part of penstock[optimizer])",
         ) from error
     return huggingface_hub
+
+
+POLL_SECONDS = 0.5
+
+
+@contextmanager
+def report_growth(blobs: Path, report: Callable[[int], None]) -> Iterator[None]:
+    """While the block runs, call `report` from a thread with the size in bytes of the file being downloaded.
+
+    huggingface_hub 0.x reports progress to a bar on a terminal only, so the folder is polled.
+    """
+    begun = time.time()
+    over = threading.Event()
+
+    def watch() -> None:
+        with suppress(BrokenPipeError):  # the receiver is gone: the next report of the caller's thread raises it too
+            while not over.wait(POLL_SECONDS):
+                if size := _arriving(blobs, begun):
+                    report(size)
+
+    thread = threading.Thread(target=watch, daemon=True)
+    thread.start()
+    try:
+        yield
+    finally:
+        over.set()
+        thread.join()
+
+
+def _arriving(blobs: Path, begun: float) -> int:
+    """Bytes of the incomplete file that changed last; 0 if none changed since `begun` (seconds since the epoch).
+
+    Incomplete files of interrupted downloads are in the folder too.
+    """
+    found = [(0.0, 0)]
+    for path in blobs.glob("*.incomplete"):
+        with suppress(OSError):  # finished meanwhile
+            facts = path.stat()
+            found.append((facts.st_mtime, facts.st_size))
+    changed, size = max(found)
+    # File times come from a coarser clock, which is some milliseconds behind.
+    return size if changed > begun - 1 else 0
+
+
+@dataclass(frozen=True)
+class SnapshotRecords:
+    """Records which snapshots of a repository were fetched completely, and the last known commit of a branch.
+
+    huggingface_hub keeps no record of the former and would return half a snapshot offline; the latter it writes only
+    when it chooses the files itself. One instance for each repository and choice of files.
+    """
+
+    folder: Path
+
+    def remember(self, commit: str, snapshot: Path, names: Iterable[str]) -> None:
+        """Record that the snapshot has all these files with their present sizes."""
+        sizes = {name: (snapshot / name).stat().st_size for name in names}
+        self._write(f"{commit}.json", json.dumps({"folder": str(snapshot), "sizes": sizes}))
+
+    def whole(self, commit: str | None) -> Path | None:
+        """The folder of a snapshot that was fetched completely and is still complete."""
+        try:
+            content = json.loads((self.folder / f"{commit}.json").read_text(encoding="utf-8"))
+            snapshot = Path(content["folder"])
+            whole = all((snapshot / name).stat().st_size == size for name, size in content["sizes"].items())
+        except (OSError, ValueError, KeyError, TypeError, AttributeError):
+            return None
+        return snapshot if whole else None
+
+    def point(self, revision: str, commit: str) -> None:
+        """Record the current commit of a branch or tag."""
+        self._write(f"{quote(revision, safe='')}.commit", commit)
+
+    def commit_of(self, revision: str) -> str | None:
+        """The last recorded commit of a branch or tag."""
+        try:
+            return (self.folder / f"{quote(revision, safe='')}.commit").read_text(encoding="utf-8")
+        except OSError:
+            return None
+
+    def _write(self, name: str, text: str) -> None:
+        with suppress(OSError):
+            if (self.folder / name).read_text(encoding="utf-8") == text:
+                return  # unchanged: a folder that was filled elsewhere may be mounted read-only
+        self.folder.mkdir(parents=True, exist_ok=True)
+        # Not the process id: that is 1 in every container that shares the folder.
+        unfinished = self.folder / f"{name}.{uuid4().hex}"
+        unfinished.write_text(text, encoding="utf-8")
+        unfinished.replace(self.folder / name)

@@ -1,4 +1,4 @@
-"""What sentence-transformers puts around a transformer: pooling, normalisation, prompts, limits."""
+"""Reads the settings of sentence-transformers: modules, pooling, normalisation, prompts, limits."""
 
 from __future__ import annotations
 
@@ -8,8 +8,8 @@ from pathlib import Path, PurePosixPath
 from typing import Any
 
 from penstock.errors import CorruptModel, UnsafeModel, UnsupportedModel
-from penstock_runtime.models.json_files import positive_number, read_list, read_object, read_optional
-from penstock_runtime.models.text_settings import text_limit
+from penstock_runtime.models.files import positive_number, read_list, read_object, read_optional
+from penstock_runtime.models.limits import text_limit
 from penstock_runtime.rows import Pooling
 
 _SERVED = {"cls": Pooling.CLS, "mean": Pooling.MEAN, "max": Pooling.MAX, "lasttoken": Pooling.LAST}
@@ -21,7 +21,7 @@ _LEGACY_KEYS = {
     "pooling_mode_weightedmean_tokens": "weightedmean",
     "pooling_mode_lasttoken": "lasttoken",
 }
-"""One flag for each pooling, as sentence-transformers wrote until version 5.4 (and in that order when several)."""
+"""One flag for each pooling, as written by sentence-transformers up to 5.4; in the order of several poolings."""
 
 _IDLE_WHEN_SERVING = "Dropout"
 SETTINGS = "config_sentence_transformers.json"
@@ -34,7 +34,7 @@ LIMIT_FILES = (
     "sentence_xlm-roberta_config.json",
     "sentence_xlnet_config.json",
 )
-"""The names that sentence-transformers looks for, in its order."""
+"""The file names that sentence-transformers tries, in its order."""
 
 
 @dataclass(frozen=True)
@@ -54,21 +54,24 @@ class SentenceModules:
     path: Path
     modules: tuple[Module, ...] = ()
     max_tokens: int | None = None
-    """`max_seq_length`, or the length that other settings beside it put in its place."""
+    """`max_seq_length`, or the length of other settings that take precedence over it."""
     lower_case: bool = False
     prompts: Mapping[str, str] = field(default_factory=dict)
     default_prompt: str = ""
     dimensions: int | None = None
-    """`truncate_dim`: how many first values of a vector are kept."""
+    """`truncate_dim`: the number of leading values of a vector that are kept."""
     activation: object = None
-    """`activation_fn`: the function that a CrossEncoder was saved with; nothing is checked."""
+    """`activation_fn`: the function that a CrossEncoder was saved with; not checked."""
     files: tuple[Path, ...] = ()
     """The files that were read, `modules.json` and `config_sentence_transformers.json` apart."""
 
     @classmethod
     def read(cls, path: Path) -> SentenceModules:
-        """Read the files; CorruptModel when one is not what it should be, UnsafeModel for a module with own code,
-        UnsupportedModel for a setting that makes other tokens than are made here."""
+        """Read the files.
+
+        CorruptModel for an invalid file, UnsafeModel for a module with its own code, UnsupportedModel for a setting
+        that would produce other tokens than here.
+        """
         modules = tuple(_module(path, entry) for entry in read_list(path, "modules.json"))
         limit_file = next((name for name in LIMIT_FILES if (path / name).is_file()), None)
         limits = read_object(path, limit_file) if limit_file else {}
@@ -92,7 +95,7 @@ class SentenceModules:
         )
 
     def pooling(self) -> Pooling | None:
-        """The pooling; None for a plain model. UnsupportedModel names what is not served."""
+        """The pooling; None for a plain model. UnsupportedModel for a pooling that is not supported."""
         steps = self._steps()
         if steps is None:
             return None
@@ -120,12 +123,12 @@ class SentenceModules:
         )
 
     def normalize(self) -> bool:
-        """True when a Normalize module comes last. UnsupportedModel as `pooling`."""
+        """True if the last module is Normalize. UnsupportedModel as `pooling`."""
         steps = self._steps()
         return bool(steps) and steps is not None and steps[-1].kind == "Normalize"
 
     def _steps(self) -> list[Module] | None:
-        """What follows the transformer, without what does nothing when serving; None for a plain model."""
+        """The modules after the transformer, without those that have no effect in inference; None for a plain model."""
         if not self.modules:
             return None
         first, *rest = self.modules
@@ -170,10 +173,10 @@ def _module(path: Path, entry: dict[str, Any]) -> Module:
 
 
 def _modes(origin: Path, values: dict[str, Any]) -> list[str]:
-    """The names of the poolings that are asked for, as sentence-transformers 5 reads old and new files."""
+    """The names of the configured poolings, as sentence-transformers 5 reads old and new files."""
     new = values.get("pooling_mode")
     if new is None:
-        # No flag at all means the mean: that is also what sentence-transformers makes of such a file.
+        # Without any flag the pooling is the mean, as in sentence-transformers.
         return [mode for key, mode in _LEGACY_KEYS.items() if values.get(key) is True] or ["mean"]
     modes = [new] if isinstance(new, str) else new
     if not isinstance(modes, list) or not modes or not all(isinstance(mode, str) for mode in modes):

@@ -1,4 +1,4 @@
-"""From a source URL to a checked model folder on this machine."""
+"""Resolves a source URL to a checked model folder on this machine."""
 
 from __future__ import annotations
 
@@ -9,15 +9,15 @@ from pathlib import Path
 
 from penstock.errors import ModelNotFound, PenstockError, UnsafeModel
 from penstock.resources.source import ModelSource, Scheme
+from penstock_runtime.models.fetching import FetchProgress, OnProgress, ignore_progress
 from penstock_runtime.models.folder import ModelFolder
 from penstock_runtime.models.hub import HubFetch
-from penstock_runtime.models.objects import ObjectFetch, open_filesystem
-from penstock_runtime.models.progress import OnProgress, Progress, ignore
-from penstock_runtime.store.retries import DEFAULT_RETRIES, Retries
+from penstock_runtime.models.object_source import ObjectFetch, open_filesystem
+from penstock_runtime.store.remote import DEFAULT_RETRIES, Retries
 
 PVC_ROOT_VARIABLE = "PENSTOCK_PVC_ROOT"
 DEFAULT_PVC_ROOT = "/var/run/penstock/claims"
-"""Where the operator mounts claims, each under its own name."""
+"""Where the operator mounts persistent volume claims, each under its name."""
 
 
 def fetch_model(
@@ -25,20 +25,19 @@ def fetch_model(
     *,
     cache: Path,
     token: str | None = None,
-    on_progress: OnProgress = ignore,
+    on_progress: OnProgress = ignore_progress,
     graph: bool = False,
     retries: Retries = DEFAULT_RETRIES,
 ) -> ModelFolder:
-    """Fetch a model, or find it where it lies, and check it.
+    """Fetch a model, or find it locally, and check it.
 
-    `cache` holds what comes over the network, content by content, and may be shared by processes; local sources are
-    read in place. `token` is for the hub. `graph` True fetches the model's own ONNX file also where there are
-    safetensors (by default only one of the two is fetched).
-    `on_progress` hears of what arrives, and in words of each failure that is tried again; from several threads.
-    Raises ModelNotFound, ModelAccessDenied, MissingPackage; ModelUnavailable (temporary) after `retries`; and what
-    `ModelFolder.open` raises.
+    `cache` stores downloads and may be shared by processes; local sources are read in place. `token` is for the hub.
+    `graph` True fetches the model's ONNX file even if there are safetensors (by default only one of the two).
+    `on_progress` is called, from several threads, with the progress and with a note before each retry.
+    Raises ModelNotFound, ModelAccessDenied, MissingPackage; ModelUnavailable (temporary) after `retries`; and the
+    errors of `ModelFolder.open`.
     """
-    retries = _telling(retries, source, on_progress)
+    retries = _reporting(retries, source, on_progress)
     match source.scheme:
         case Scheme.FILE:
             folder = Path(source.location)
@@ -54,28 +53,22 @@ def fetch_model(
     return ModelFolder.open(folder)
 
 
-def _telling(retries: Retries, source: ModelSource, on_progress: OnProgress) -> Retries:
-    """The same, said before each wait."""
+def _reporting(retries: Retries, source: ModelSource, on_progress: OnProgress) -> Retries:
+    """`retries` that also report each failed attempt as progress."""
 
-    def told(error: PenstockError, seconds: float) -> None:
-        retries.told(error, seconds)
-        on_progress(Progress(str(source), "", 0, 0, f"{error.message}: trying again in {seconds:.0f} s"))
+    def on_failure(error: PenstockError, seconds: float) -> None:
+        retries.on_failure(error, seconds)
+        on_progress(FetchProgress(str(source), "", 0, 0, f"{error.message}: trying again in {seconds:.0f} s"))
 
-    return replace(retries, told=told)
-
-
-def resolved_revision(folder: ModelFolder) -> str | None:
-    """The commit of a folder from the hub, None for other sources."""
-    path = folder.path
-    return path.name if path.parent.name == "snapshots" and path.parents[1].name.startswith("models--") else None
+    return replace(retries, on_failure=on_failure)
 
 
 def _package_folder(source: ModelSource) -> Path:
-    """The folder inside an installed package, which is not imported: it might do anything."""
+    """The folder inside an installed package. The package is not imported, since that would run its code."""
     name, _, rest = source.location.partition("/")
     top, *inner = name.split(".")
     try:
-        # Of the first name only: for a dotted one, find_spec imports the packages in front.
+        # The first name only: for a dotted name, find_spec imports the parent packages.
         spec = importlib.util.find_spec(top)
     except ValueError:
         spec = None

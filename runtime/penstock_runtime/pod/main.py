@@ -33,7 +33,7 @@ from penstock.recipe import Precision
 from penstock.tasks import TaskName
 from penstock_runtime.host import CoreGrant, Host, pin_process, read_host
 from penstock_runtime.logs import configure_logs
-from penstock_runtime.models.progress import OnProgress, Progress
+from penstock_runtime.models.fetching import FetchProgress, OnProgress
 from penstock_runtime.pod.termination import DEFAULT_LOG, exit_code, failure_message, write_termination_message
 from penstock_runtime.pod.variables import PodVariables
 from penstock_runtime.serving.lifecycle import serve_while, start_model
@@ -43,8 +43,8 @@ from penstock_runtime.serving.status import ServerStatus
 from penstock_runtime.settings import SETTINGS, Settings
 from penstock_runtime.store import open_store
 from penstock_runtime.store.daemon_thread import in_daemon_thread
-from penstock_runtime.store.retries import Retries
-from penstock_runtime.store.verify import digest_of
+from penstock_runtime.store.fetch import digest_of
+from penstock_runtime.store.remote import Retries
 
 logger = logging.getLogger("penstock.resources.pod")
 
@@ -133,13 +133,13 @@ class PodServing:
             logger.warning("%s (again in %.0f s)", error.message, seconds)
             self._check_ended()
 
-        retries = Retries(ATTEMPTS, told=on_retry, sleep=self._sleep)
+        retries = Retries(ATTEMPTS, on_failure=on_retry, sleep=self._sleep)
         return open_store(uri, retries=retries).fetch(digest, variables.cache, self._progress(set_message))
 
     def _progress(self, set_message: Callable[[str], None]) -> OnProgress:
         last = 0.0
 
-        def progress(event: Progress) -> None:
+        def progress(event: FetchProgress) -> None:
             nonlocal last
             self._check_ended()
             done, total = event.bytes_done / 1e6, event.bytes_total / 1e6

@@ -1,15 +1,15 @@
-"""The artefact store: folders by digest, in a volume or an object store. Shared by the optimiser, which publishes, and
-the runtime, which fetches.
+"""The artefact store: folders by digest, in a volume or an object store. The optimiser publishes, the runtime fetches.
 
     store = open_store(StoreUri.parse("s3://models/penstock"))
     published = store.publish(folder)                      # digest, uri, bytes; atomic, the same again is a no-op
     folder = store.fetch(published.digest, cache)          # verified byte by byte, or an error
-    store.collect(keep={...}, older_than_seconds=86400)    # what nobody refers to any more
+    store.collect(keep={...}, older_than_seconds=86400)    # what is not referenced any more
 
-The layout is that of `penstock.artefact_store`; docs/reference/artefact-store.md says what each kind of store needs.
+The layout is that of `penstock.artefact_store`; docs/reference/artefact-store.md describes what
+each kind of store needs.
 """
 
-from penstock_runtime.store.backend import Stored
+from penstock_runtime.store.base import Stored
 from penstock_runtime.store.store import ArtefactStore, Published, open_store
 
 __all__ = ["ArtefactStore", "Published", "Stored", "open_store"]

@@ -1,4 +1,4 @@
-"""`python -m penstock_runtime.store`: look into the artefact store, and delete what nobody refers to any more.
+"""`python -m penstock_runtime.store`: list the artefact store, and delete artefacts that are not referenced any more.
 
     python -m penstock_runtime.store list
     python -m penstock_runtime.store collect --keep sha256:... --older-than-seconds 86400
@@ -20,7 +20,7 @@ from penstock.artefact_store import Digest, StoreUri
 from penstock.errors import PenstockError
 from penstock_runtime.pod.termination import exit_code
 from penstock_runtime.store import Stored, open_store
-from penstock_runtime.store.keep_list import Kept
+from penstock_runtime.store.store import KeepList
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -28,8 +28,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(prog="python -m penstock_runtime.store", description=__doc__.splitlines()[0])
     parser.add_argument("--store", default=os.environ.get("PENSTOCK_STORE_URI", ""), metavar="URI")
     commands = parser.add_subparsers(dest="command", required=True)
-    commands.add_parser("list", help="all artefacts, and what is left of publishers that gave up")
-    collect = commands.add_parser("collect", help="delete what is not kept and older than this; say what it was")
+    commands.add_parser("list", help="all artefacts, and the remains of aborted publishes")
+    collect = commands.add_parser(
+        "collect", help="delete what is not kept and is older than this; print what was deleted"
+    )
     collect.add_argument("--keep", action="append", default=[], metavar="DIGEST", help="may be given often")
     collect.add_argument(
         "--keep-file", type=Path, metavar="FILE", help='JSON: {"keep": ["sha256:...", or at least the first 16 digits]}'
@@ -41,7 +43,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         if given.command == "list":
             found = store.entries()
         else:
-            keep = Kept.of([str(Digest.parse(text)) for text in given.keep]) | Kept.read(given.keep_file)
+            keep = KeepList.of([str(Digest.parse(text)) for text in given.keep]) | KeepList.read(given.keep_file)
             found = store.collect(keep, older_than_seconds=given.older_than_seconds)
     except PenstockError as error:
         print(f"error: {error}", file=sys.stderr)

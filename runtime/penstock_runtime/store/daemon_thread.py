@@ -1,4 +1,4 @@
-"""Work in threads that nobody waits for when the process ends: a store that hangs must not hold it up."""
+"""Runs blocking calls in daemon threads: a store that hangs does not delay the end of the process."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ NAME = "penstock-daemon"
 
 
 async def in_daemon_thread(action: Callable[[], T]) -> T:
-    """Its result, or what it raises. When the waiter is cancelled it goes on, and nobody hears of it."""
+    """The result of `action`, or its error. If the awaiting task is cancelled, the thread still continues."""
     loop = asyncio.get_running_loop()
     future: asyncio.Future[T] = loop.create_future()
 
@@ -31,7 +31,7 @@ async def in_daemon_thread(action: Callable[[], T]) -> T:
         error: BaseException | None = None
         try:
             result = action()
-        except BaseException as raised:  # passed on to whoever awaits it
+        except BaseException as raised:  # passed on to the awaiting task
             error = raised
         with contextlib.suppress(RuntimeError):  # the loop has ended
             loop.call_soon_threadsafe(settle, result, error)
@@ -40,6 +40,6 @@ async def in_daemon_thread(action: Callable[[], T]) -> T:
     return await future
 
 
-def any_left() -> bool:
-    """Some have not ended yet. Then the interpreter's own end may crash beside their code: `os._exit` does not."""
+def any_daemon_running() -> bool:
+    """True if a daemon thread still runs. The interpreter's finalisation may then crash: end with `os._exit`."""
     return any(thread.name == NAME for thread in threading.enumerate())

@@ -1,12 +1,13 @@
-"""One artefact from a store into a cache on this machine, and nobody ever sees half of it.
+"""Fetches an artefact from a store into a local cache, and verifies it against its digest. The fetch is atomic.
 
-<cache>/<digest>/             whole and verified
-<cache>/<digest>.partial/     being fetched, or left by a fetch that broke off: the next one goes on from there
-<cache>/<digest>.lock         held while fetching: pods that share a cache fetch once
+<cache>/<digest>/             complete and verified
+<cache>/<digest>.partial/     being fetched, or left by an interrupted fetch: the next fetch resumes it
+<cache>/<digest>.lock         held during a fetch: pods that share a cache fetch once
 """
 
 from __future__ import annotations
 
+import hashlib
 import os
 import shutil
 import stat
@@ -19,33 +20,73 @@ from penstock.artefact_store import Digest
 from penstock.errors import ArtefactError, ArtefactNotFound, HostError, OutOfDisk, PenstockError, StoreUnavailable
 from penstock.manifest import MANIFEST_NAME, Manifest
 from penstock_runtime.host.disk import FULL, lock_file
-from penstock_runtime.models.progress import OnProgress, Progress
-from penstock_runtime.store.backend import Place
-from penstock_runtime.store.verify import fault, file_digest
+from penstock_runtime.models.fetching import FetchProgress, OnProgress
+from penstock_runtime.serving.verification import stranger
+from penstock_runtime.store.base import StoreBackend
+
+
+def digest_of(folder: Path) -> Digest:
+    """The digest of an artefact folder; ArtefactError if it has no manifest."""
+    try:
+        return Digest.of((folder / MANIFEST_NAME).read_bytes())
+    except OSError as error:
+        raise ArtefactError(
+            f"{folder} has no {MANIFEST_NAME} that can be read ({error.strerror})",
+            remedy="Give the folder that penstock optimize has written",
+        ) from error
+
+
+def file_digest(path: Path) -> str:
+    """sha256 of a file, hexadecimal."""
+    with path.open("rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()
+
+
+def fault(folder: Path, digest: Digest) -> str:
+    """Why a folder is not a copy of `digest`, in one clause; empty if it is complete and unaltered.
+
+    Files that the manifest does not list are a fault if the runtime would read them (`stranger`).
+    """
+    try:
+        if digest_of(folder) != digest:
+            return f"its {MANIFEST_NAME} is another one"
+        manifest = Manifest.load(folder)
+        for name, expected in manifest.files.items():
+            if file_digest(folder / name) != expected:
+                return f"{name} has changed"
+        added = stranger(folder, manifest)
+        if added is not None:
+            return f"{added} was added"
+    except ArtefactError as error:
+        return error.message
+    except OSError as error:
+        return f"{error.filename or 'a file'} cannot be read ({error.strerror})"
+    return ""
+
 
 CHUNK_BYTES = 16 * 2**20
-"""Read at once: what is lost at most when a connection breaks, and held in memory."""
+"""Size of one read: held in memory, and the most that is lost if a connection breaks."""
 LARGEST_MANIFEST = 64 * 2**20
 
 
 @dataclass(frozen=True)
-class Fetch:
-    """One fetch."""
+class ArtefactFetch:
+    """One fetch of one artefact."""
 
-    place: Place
+    backend: StoreBackend
     digest: Digest
     cache: Path
     report: OnProgress
 
     @property
     def uri(self) -> str:
-        """What is fetched."""
-        return self.place.uri.of(self.digest)
+        """The address of the artefact."""
+        return self.backend.uri.of(self.digest)
 
     def run(self) -> Path:
         """Fetch, verify, and return the folder; errors as `ArtefactStore.fetch`."""
         folder = self.cache / self.digest.hexadecimal
-        with self._cache_errors():
+        with self._translate_cache_errors():
             self.cache.mkdir(parents=True, exist_ok=True)
             with lock_file(folder.with_suffix(".lock"), on_wait=self._wait):
                 if folder.is_dir():
@@ -58,38 +99,38 @@ class Fetch:
                 if partial.is_symlink():
                     partial.unlink()
                 partial.mkdir(exist_ok=True)
-                _remove_strangers(partial)
+                _remove_unexpected(partial)
                 self._fill(partial)
                 partial.rename(folder)
         return folder
 
     def _fill(self, partial: Path) -> None:
-        sizes = self.place.sizes(self.digest)
+        sizes = self.backend.sizes(self.digest)
         manifest = self._manifest(partial, sizes)
-        _remove_strangers(partial, {MANIFEST_NAME, *manifest.files})
+        _remove_unexpected(partial, {MANIFEST_NAME, *manifest.files})
         missing = [name for name in manifest.files if name not in sizes]
         if missing:
             raise ArtefactError(
                 f"{self.uri} is incomplete: {missing[0]} is missing"
                 + (f", and {len(missing) - 1} more" if missing[1:] else ""),
-                remedy="Somebody deleted from it: delete the OptimizedModel, so that it is made and published again",
+                remedy="Files were deleted: delete the OptimizedModel, so that it is made and published again",
             )
         total, done = sum(sizes[name] for name in manifest.files), 0
         for name, expected in manifest.files.items():
             self._file(partial / name, name, sizes[name], expected, done=done, total=total)
             done += sizes[name]
-        self.report(Progress(self.uri, MANIFEST_NAME, done, total))
+        self.report(FetchProgress(self.uri, MANIFEST_NAME, done, total))
 
     def _manifest(self, partial: Path, sizes: Mapping[str, int]) -> Manifest:
-        """Read first: it tells what to fetch. Its own digest is what was asked for, so it can be trusted."""
+        """Fetch the manifest, which lists the files to fetch. Its digest is checked, so it can be trusted."""
         if MANIFEST_NAME not in sizes:
             what = "has no manifest: it is being published, or was given up" if sizes else "is not in the store"
             raise ArtefactNotFound(
-                f"the artefact {self.digest} {what} ({self.place.uri})",
+                f"the artefact {self.digest} {what} ({self.backend.uri})",
                 remedy="Check PENSTOCK_STORE_URI; a deleted artefact is made again when its OptimizedModel is deleted",
             )
         size = sizes[MANIFEST_NAME]
-        content = b"" if size > LARGEST_MANIFEST else self.place.read(self.digest, MANIFEST_NAME, 0, max(size, 1))
+        content = b"" if size > LARGEST_MANIFEST else self.backend.read(self.digest, MANIFEST_NAME, 0, max(size, 1))
         found = Digest.of(content)
         if found != self.digest:
             raise ArtefactError(
@@ -108,7 +149,7 @@ class Fetch:
             if found == expected:
                 return
             target.unlink()
-            # What an earlier fetch left may be what is wrong. What was just read whole is not better the next time.
+            # The part of an interrupted fetch may be damaged. A file that was just fetched completely is not retried.
             if not resumed:
                 raise ArtefactError(
                     f"{self.uri}/{name} is not the file that was published "
@@ -117,15 +158,15 @@ class Fetch:
                 )
 
     def _append(self, target: Path, name: str, size: int, *, done: int, total: int) -> bool:
-        """Fetch what is missing of a file; True when a part was there already."""
+        """Fetch the missing part of a file; True if a part was there before."""
         with target.open("ab") as file:
             position = file.tell()
             if position > size:
                 file.truncate(position := 0)
             resumed = position > 0
             while position < size:
-                self.report(Progress(self.uri, name, done + position, total))
-                chunk = self.place.read(self.digest, name, position, min(position + CHUNK_BYTES, size))
+                self.report(FetchProgress(self.uri, name, done + position, total))
+                chunk = self.backend.read(self.digest, name, position, min(position + CHUNK_BYTES, size))
                 if not chunk:
                     raise StoreUnavailable(f"{self.uri}/{name} ends before its size", remedy="Try again later")
                 file.write(chunk)
@@ -136,11 +177,11 @@ class Fetch:
         self._note("another process is fetching it into the same cache: waiting for it")
 
     def _note(self, note: str) -> None:
-        self.report(Progress(self.uri, "", 0, 0, note))
+        self.report(FetchProgress(self.uri, "", 0, 0, note))
 
     @contextmanager
-    def _cache_errors(self) -> Iterator[None]:
-        """What the store does is told by the place; what is left is the cache's."""
+    def _translate_cache_errors(self) -> Iterator[None]:
+        """Raise an OSError as one about the cache; errors of the store are already translated by the backend."""
         try:
             yield
         except PenstockError:
@@ -157,9 +198,9 @@ class Fetch:
             ) from error
 
 
-def _remove_strangers(folder: Path, names: Collection[str] | None = None) -> None:
-    """Delete from a folder all but regular files, and with `names` all but these: what is fetched would be written
-    through a link to wherever it leads, and what nobody asked for would be read with the rest."""
+def _remove_unexpected(folder: Path, names: Collection[str] | None = None) -> None:
+    """Delete everything except regular files, and with `names` everything except these. Otherwise a file could be
+    written through a link to another place, and an unlisted file would be read with the rest."""
     for parent, folders, files in os.walk(folder, topdown=False):
         for path in (Path(parent, name) for name in files):
             known = names is None or path.relative_to(folder).as_posix() in names
@@ -168,5 +209,5 @@ def _remove_strangers(folder: Path, names: Collection[str] | None = None) -> Non
         for path in (Path(parent, name) for name in folders):
             if path.is_symlink():
                 path.unlink()
-            elif not any(path.iterdir()):  # made again where it is needed; a file may have to stand there
+            elif not any(path.iterdir()):  # created again if needed; a file may have to take its place
                 path.rmdir()

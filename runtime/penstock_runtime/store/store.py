@@ -1,21 +1,22 @@
-"""The store as the optimiser and the runtime see it."""
+"""The artefact store: publish, fetch, list, delete and collect artefacts."""
 
 from __future__ import annotations
 
-from collections.abc import Container
+import json
+import re
+from collections.abc import Container, Iterable
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
-from penstock.artefact_store import Digest, StoreScheme, StoreUri
-from penstock.errors import ArtefactError
+from penstock.artefact_store import ALGORITHM, DIGITS_KEPT, Digest, StoreScheme, StoreUri
+from penstock.errors import ArtefactError, SettingError
 from penstock.manifest import MANIFEST_NAME, Manifest
-from penstock_runtime.models.progress import OnProgress, Progress, ignore
-from penstock_runtime.store.backend import Place, Stored
-from penstock_runtime.store.fetch import Fetch
-from penstock_runtime.store.objects import Objects
-from penstock_runtime.store.retries import DEFAULT_RETRIES, Retries
-from penstock_runtime.store.verify import digest_of, fault
+from penstock_runtime.models.fetching import FetchProgress, OnProgress, ignore_progress
+from penstock_runtime.store.base import StoreBackend, Stored
+from penstock_runtime.store.fetch import ArtefactFetch, digest_of, fault
+from penstock_runtime.store.object_store import ObjectStore
+from penstock_runtime.store.remote import DEFAULT_RETRIES, Retries
 from penstock_runtime.store.volume import Volume
 
 REPORT_NAME = "report.html"
@@ -30,27 +31,27 @@ class Published:
     bytes: int
     """Of all its files."""
     found: bool = False
-    """True: it was there already."""
+    """True: it was in the store before."""
 
 
 @dataclass(frozen=True)
 class ArtefactStore:
-    """Artefacts by digest. Every method raises StoreError (address, settings), StoreAccessDenied and, after the
-    retries, StoreUnavailable."""
+    """Artefacts by digest. All methods raise StoreError (address, settings), StoreAccessDenied and, after the retries,
+    StoreUnavailable."""
 
-    place: Place
+    backend: StoreBackend
 
     @property
     def uri(self) -> StoreUri:
-        """Where it is."""
-        return self.place.uri
+        """The address of the store."""
+        return self.backend.uri
 
-    def publish(self, folder: Path, on_progress: OnProgress = ignore) -> Published:
-        """Put an artefact folder into the store, or find that it is there.
+    def publish(self, folder: Path, on_progress: OnProgress = ignore_progress) -> Published:
+        """Publish an artefact folder, unless the store has it.
 
-        Whoever looks finds all of it or nothing, and several may publish the same at once. A copy in the store that
-        lacks a file or has one of another size is mended.
-        ArtefactError: the folder is not a whole artefact. OutOfDisk: the store is a volume, and full.
+        Atomic for readers, and safe if several processes publish the same artefact. An incomplete copy in the store is
+        repaired.
+        ArtefactError: the folder is not a complete artefact. OutOfDisk: the store is a volume, and full.
         """
         digest = digest_of(folder)
         wrong = fault(folder, digest)
@@ -60,45 +61,45 @@ class ArtefactStore:
         names = [*Manifest.load(folder).files, *report, MANIFEST_NAME]
         sizes = {name: (folder / name).stat().st_size for name in names}
         published = Published(digest, self.uri.of(digest), sum(sizes.values()))
-        # Touched, so that a collector, who may be at work just now, leaves it to whoever is about to refer to it.
-        if self.place.holds(digest, sizes) and self.place.touch(digest):
+        # Reset its age, so that a concurrent `collect` keeps it until it is referenced.
+        if self.backend.holds(digest, sizes) and self.backend.touch(digest):
             return Published(published.digest, published.uri, published.bytes, found=True)
         done = 0
 
         def sent(name: str) -> None:
             nonlocal done
             done += sizes[name]
-            on_progress(Progress(published.uri, name, done, published.bytes))
+            on_progress(FetchProgress(published.uri, name, done, published.bytes))
 
-        self.place.publish(digest, folder, names, sent)
+        self.backend.publish(digest, folder, names, sent)
         return published
 
-    def fetch(self, digest: Digest, cache: Path, on_progress: OnProgress = ignore) -> Path:
+    def fetch(self, digest: Digest, cache: Path, on_progress: OnProgress = ignore_progress) -> Path:
         """The folder of an artefact below `cache`, verified: the manifest by the digest, each file by the manifest.
 
-        Fetches what the cache lacks; several processes may share one. The report is for people and stays behind.
+        Fetches only what the cache lacks; several processes may share a cache. The report is not fetched.
         ArtefactNotFound, ArtefactError (incomplete or altered in the store), OutOfDisk, HostError (the cache).
         """
-        return Fetch(self.place, digest, cache, on_progress).run()
+        return ArtefactFetch(self.backend, digest, cache, on_progress).run()
 
     def entries(self) -> tuple[Stored, ...]:
-        """All that is in the store, by digest."""
-        return tuple(sorted(self.place.entries(), key=lambda stored: (stored.digest, stored.name)))
+        """All artefacts and parts of artefacts in the store, by digest."""
+        return tuple(sorted(self.backend.entries(), key=lambda stored: (stored.digest, stored.name)))
 
     def delete(self, digest: Digest) -> bool:
-        """Delete an artefact; False when there was none."""
-        found = [stored for stored in self.place.entries() if stored.name == digest.hexadecimal]
+        """Delete an artefact; False if there was none."""
+        found = [stored for stored in self.backend.entries() if stored.name == digest.hexadecimal]
         for stored in found:
-            self.place.delete(stored)
+            self.backend.delete(stored)
         return bool(found)
 
     def collect(
         self, keep: Container[Digest], *, older_than_seconds: float, now: datetime | None = None
     ) -> tuple[Stored, ...]:
-        """Delete what is not in `keep` and older than this, drafts of publishers that gave up included; what it was.
+        """Delete artefacts that are not in `keep` and are older than this, also abandoned drafts; returns them.
 
-        The age protects what has just been published and is not in anybody's list yet. What is published again while
-        this runs stays.
+        The age protects artefacts that were just published and are not referenced yet. An artefact that is published
+        again during the call is kept.
         """
         limit = (now or datetime.now(UTC)) - timedelta(seconds=older_than_seconds)
         old = [
@@ -106,10 +107,52 @@ class ArtefactStore:
             for stored in self.entries()
             if stored.modified < limit and not (stored.complete and stored.digest in keep)
         ]
-        return tuple(stored for stored in old if self.place.delete(stored))
+        return tuple(stored for stored in old if self.backend.delete(stored))
 
 
 def open_store(uri: StoreUri, *, retries: Retries = DEFAULT_RETRIES) -> ArtefactStore:
-    """The store of a URI. MissingPackage: its scheme needs one that is not installed; StoreError as `ArtefactStore`."""
-    place: Place = Volume(uri) if uri.scheme is StoreScheme.FILE else Objects.open(uri, retries)
-    return ArtefactStore(place)
+    """The store of a URI. MissingPackage if the package of its scheme is not installed; errors as `ArtefactStore`."""
+    backend: StoreBackend = Volume(uri) if uri.scheme is StoreScheme.FILE else ObjectStore.open(uri, retries)
+    return ArtefactStore(backend)
+
+
+_FORM = re.compile(rf"(?:{ALGORITHM}:)?([0-9a-f]{{{DIGITS_KEPT}}})[0-9a-f]{{0,{64 - DIGITS_KEPT}}}")
+
+
+@dataclass(frozen=True)
+class KeepList:
+    """Digests that must not be deleted, by their first digits."""
+
+    beginnings: frozenset[str] = frozenset()
+
+    @classmethod
+    def of(cls, texts: Iterable[str]) -> KeepList:
+        """From complete or shortened digests. ValueError if one is invalid or too short."""
+        found = {text: _FORM.fullmatch(text) for text in texts}
+        wrong = next((text for text, match in found.items() if match is None), None)
+        if wrong is not None:
+            raise ValueError(f"{wrong[:100]!r} is no digest with {DIGITS_KEPT} digits or more")
+        return cls(frozenset(match[1] for match in found.values() if match is not None))
+
+    @classmethod
+    def read(cls, path: Path | None) -> KeepList:
+        """From a file with `{"keep": [...]}`; None: nothing is kept.
+
+        SettingError if it cannot be read; then nothing may be deleted.
+        """
+        if path is None:
+            return cls()
+        try:
+            return cls.of(map(str, json.loads(path.read_text(encoding="utf-8"))["keep"]))
+        except (OSError, ValueError, LookupError, TypeError) as error:
+            raise SettingError(
+                f"--keep-file {path} does not say what to keep ({type(error).__name__}: {error})",
+                field="--keep-file",
+                remedy='Write {"keep": ["sha256:..."]}; an empty list keeps nothing',
+            ) from error
+
+    def __or__(self, other: KeepList) -> KeepList:
+        return KeepList(self.beginnings | other.beginnings)
+
+    def __contains__(self, digest: object) -> bool:
+        return isinstance(digest, Digest) and digest.hexadecimal[:DIGITS_KEPT] in self.beginnings

@@ -1,7 +1,7 @@
-"""`file://`: a folder, mostly a hostPath or a volume that several pods have mounted.
+"""The artefact store in a folder (`file://`), usually a hostPath or a volume that several pods mount.
 
-Works without root: what is created is for the group to write (fsGroup, setgid folders) and for everybody to read, and
-reading writes nothing, so that the runtime may mount it read-only.
+Works without root: new files are group-writable (fsGroup, setgid folders) and world-readable. Reading writes nothing,
+so that the runtime may mount the volume read-only.
 """
 
 from __future__ import annotations
@@ -23,8 +23,8 @@ from penstock.artefact_store import Digest, StoreUri
 from penstock.errors import ArtefactNotFound, OutOfDisk, PenstockError, StoreAccessDenied, StoreError, StoreUnavailable
 from penstock.manifest import MANIFEST_NAME
 from penstock_runtime.host.disk import FULL, sync_folders
-from penstock_runtime.store.backend import Sent, Stored
-from penstock_runtime.store.verify import fault
+from penstock_runtime.store.base import OnFileWritten, Stored
+from penstock_runtime.store.fetch import fault
 
 _DRAFT = re.compile(r"\.([0-9a-f]{64})-.+")
 _OCCUPIED = {errno.ENOTEMPTY, errno.EEXIST}
@@ -35,7 +35,7 @@ _COPY_BYTES = 4 * 2**20
 
 @dataclass(frozen=True)
 class Volume:
-    """See `Place`."""
+    """See `StoreBackend`."""
 
     uri: StoreUri
 
@@ -45,20 +45,20 @@ class Volume:
         return Path(self.uri.location)
 
     def holds(self, digest: Digest, sizes: Mapping[str, int]) -> bool:
-        """See `Place`. Reads all of it, which is cheap here."""
-        with self._translated("read"):
+        """See `StoreBackend`. Reads all files, which is cheap on a volume."""
+        with self._translate_errors("read"):
             target = self.root / digest.hexadecimal
             return _sizes(target) == dict(sizes) and not fault(target, digest)
 
     def sizes(self, digest: Digest) -> Mapping[str, int]:
-        """See `Place`."""
-        with self._translated("read"):
+        """See `StoreBackend`."""
+        with self._translate_errors("read"):
             self._require_root()
             return _sizes(self.root / digest.hexadecimal)
 
     def read(self, digest: Digest, name: str, start: int, end: int) -> bytes:
-        """See `Place`."""
-        with self._translated("read"):
+        """See `StoreBackend`."""
+        with self._translate_errors("read"):
             try:
                 with (self.root / digest.hexadecimal / name).open("rb") as file:
                     file.seek(start)
@@ -68,18 +68,18 @@ class Volume:
                     f"{self.uri.of(digest)} has no {name}", remedy="It was deleted, or never published whole"
                 ) from error
 
-    def publish(self, digest: Digest, folder: Path, names: Sequence[str], sent: Sent) -> None:
-        """See `Place`. A copy that is damaged is put aside for the new one."""
-        with self._translated("written"):
+    def publish(self, digest: Digest, folder: Path, names: Sequence[str], sent: OnFileWritten) -> None:
+        """See `StoreBackend`. A damaged copy is replaced."""
+        with self._translate_errors("written"):
             self.root.mkdir(parents=True, exist_ok=True)
             target = self.root / digest.hexadecimal
             draft = Path(tempfile.mkdtemp(prefix=f".{digest.hexadecimal}-", dir=self.root))
             try:
-                _open_up(draft, _FOLDER_MODE)
+                _add_permissions(draft, _FOLDER_MODE)
                 for name in names:
                     _copy(folder / name, draft / name, draft)
                     sent(name)
-                # All of it is on the disk before its name says that it is there: a node may lose its power.
+                # Everything is on the disk before it gets its name: the node may lose power.
                 sync_folders(draft)
                 self._place(draft, target, digest)
                 sync_folders(self.root, below=False)
@@ -87,8 +87,8 @@ class Volume:
                 shutil.rmtree(draft, ignore_errors=True)
 
     def entries(self) -> Iterator[Stored]:
-        """See `Place`."""
-        with self._translated("read"):
+        """See `StoreBackend`."""
+        with self._translate_errors("read"):
             self._require_root()
             for path in sorted(self.root.iterdir()):
                 draft = _DRAFT.fullmatch(path.name)
@@ -98,7 +98,7 @@ class Volume:
                 try:
                     sizes = _sizes(path)
                     modified = _modified(path, sizes)
-                except FileNotFoundError:  # renamed or deleted in this moment
+                except FileNotFoundError:  # renamed or deleted concurrently
                     continue
                 yield Stored(
                     digest=Digest(name),
@@ -109,8 +109,8 @@ class Volume:
                 )
 
     def touch(self, digest: Digest) -> bool:
-        """See `Place`."""
-        with self._translated("written"):
+        """See `StoreBackend`."""
+        with self._translate_errors("written"):
             try:
                 os.utime(self.root / digest.hexadecimal)
             except FileNotFoundError:
@@ -118,23 +118,23 @@ class Volume:
             return True
 
     def delete(self, stored: Stored) -> bool:
-        """See `Place`. Out of everybody's sight first: from then on nobody touches it, and its age is what it is."""
-        with self._translated("written"):
+        """See `StoreBackend`. Renamed first: after that no other process changes it or its age."""
+        with self._translate_errors("written"):
             folder = self.root / stored.name
-            grave = self.root / f".{stored.digest.hexadecimal}-deleted-{uuid4().hex[:8]}"
+            trash = self.root / f".{stored.digest.hexadecimal}-deleted-{uuid4().hex[:8]}"
             try:
-                folder.rename(grave)
+                folder.rename(trash)
             except FileNotFoundError:
                 return True
-            if _modified(grave, _sizes(grave)) > stored.modified:
-                with suppress(OSError):  # somebody has published it anew in this moment, which is as good
-                    grave.rename(folder)
+            if _modified(trash, _sizes(trash)) > stored.modified:
+                with suppress(OSError):  # published again by another process at the same time
+                    trash.rename(folder)
                     return False
-            shutil.rmtree(grave)
+            shutil.rmtree(trash)
             return True
 
     def _place(self, draft: Path, target: Path, digest: Digest) -> None:
-        """Give the draft its name. Somebody else may have been first, which is as good; unless theirs is damaged."""
+        """Rename the draft to its final name. An intact copy of another publisher is kept, a damaged one replaced."""
         try:
             draft.rename(target)
         except OSError as error:
@@ -155,7 +155,7 @@ class Volume:
             )
 
     @contextmanager
-    def _translated(self, what: str) -> Iterator[None]:
+    def _translate_errors(self, what: str) -> Iterator[None]:
         try:
             yield
         except PenstockError:
@@ -197,14 +197,14 @@ def _copy(source: Path, target: Path, root: Path) -> None:
     for folder in reversed(missing):
         if not folder.exists():
             folder.mkdir()
-            _open_up(folder, _FOLDER_MODE)
+            _add_permissions(folder, _FOLDER_MODE)
     with source.open("rb") as reader, target.open("wb") as writer:
         shutil.copyfileobj(reader, writer, _COPY_BYTES)
         writer.flush()
         os.fsync(writer.fileno())
-    _open_up(target, _FILE_MODE)
+    _add_permissions(target, _FILE_MODE)
 
 
-def _open_up(path: Path, mode: int) -> None:
-    """At least these permissions, whatever the umask; the setgid bit of a volume's folders stays."""
+def _add_permissions(path: Path, mode: int) -> None:
+    """Add these permissions, independent of the umask; keeps the setgid bit of a volume's folders."""
     path.chmod(stat.S_IMODE(path.stat().st_mode) | mode)

@@ -14,7 +14,7 @@ from typing import Any, TypeAlias
 from tokenizers import AddedToken
 
 from penstock.errors import CorruptModel
-from penstock_runtime.models.json_files import read_optional
+from penstock_runtime.models.files import read_optional
 from penstock_runtime.tokens.classes import UNKNOWN, TokenizerClass
 
 ROLES = ("bos_token", "eos_token", "unk_token", "sep_token", "pad_token", "cls_token", "mask_token")

@@ -10,7 +10,7 @@ import pytest
 from penstock.resources.pod import Pod
 from penstock_operator.plan.collection import Home, Target, is_collection, job, keep_list, name_of, targets
 from penstock_operator.plan.settings import PlanSettings, StoreVolume
-from penstock_runtime.store.keep_list import Kept
+from penstock_runtime.store.store import KeepList
 from tests.operator.plan.kube import SETTINGS, Json
 
 A, B = Home("a", Pod()), Home("b", Pod())
@@ -102,7 +102,7 @@ def test_what_it_is_told_to_keep_is_what_the_store_understands() -> None:
 
     found = keep_list(made, digests)
 
-    assert Kept.of(json.loads(found["data"]["keep.json"])["keep"]) == Kept.of(digests)
+    assert KeepList.of(json.loads(found["data"]["keep.json"])["keep"]) == KeepList.of(digests)
     assert found["metadata"]["ownerReferences"][0]["uid"] == "u"
 
 

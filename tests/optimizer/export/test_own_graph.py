@@ -180,7 +180,7 @@ def test_one_of_them_that_is_missing_is_told(tmp_path: Path) -> None:
     folder = ModelFolder.open(made.path)
     (made.path / "weights").unlink()
 
-    with pytest.raises(CorruptModel, match="keeps weights in weights, which is not beside it"):
+    with pytest.raises(CorruptModel, match="keeps weights in weights, which is not in its folder"):
         export(folder, Head.ENCODER, tmp_path / "out")
 
 

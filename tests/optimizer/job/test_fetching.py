@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from penstock_optimizer.job.progress import FIRST_SECONDS, Fetching, Progress, Stage
-from penstock_runtime.models.progress import Progress as Transfer
+from penstock_runtime.models.fetching import FetchProgress as Transfer
 
 MB = 10**6
 
@@ -21,7 +21,7 @@ class Watched:
         self._fetching(Transfer("hf://a/b@main", "model.safetensors", done * MB, 0 if note else 90 * MB, note))
 
     @property
-    def transfer_text(self) -> list[str]:
+    def messages(self) -> list[str]:
         return [event.message for event in self.events]
 
 
@@ -30,7 +30,7 @@ def test_what_is_there_at_once_needs_no_words() -> None:
     watched.step(0, 0)
     watched.step(FIRST_SECONDS / 2, 90)
 
-    assert watched.texts == []
+    assert watched.messages == []
 
 
 def test_a_download_is_told_now_and_then_and_to_its_end() -> None:
@@ -39,7 +39,7 @@ def test_a_download_is_told_now_and_then_and_to_its_end() -> None:
         watched.step(second, 3 * second)
     watched.step(30, 90)
 
-    assert watched.texts == [f"fetching model.safetensors: {done} of 90 MB" for done in (6, 36, 66, 90)]
+    assert watched.messages == [f"fetching model.safetensors: {done} of 90 MB" for done in (6, 36, 66, 90)]
     assert {event.stage for event in watched.events} == {Stage.DOWNLOAD}
     assert [(event.done, event.total) for event in watched.events][-1] == (90 * MB, 90 * MB)
 
@@ -57,5 +57,5 @@ def test_notes_are_told_each_at_once() -> None:
     watched.step(0, 0, "the hub does not deliver: trying again in 2 s")
     watched.step(0.1, 0, "the hub does not deliver: using the cached revision")
 
-    assert watched.texts == [event.facts["note"] for event in watched.events]
-    assert len(watched.texts) == 2
+    assert watched.messages == [event.facts["note"] for event in watched.events]
+    assert len(watched.messages) == 2

@@ -22,7 +22,7 @@ from penstock.resources.job_summary import LIMIT_BYTES, Summary
 from penstock_optimizer.job.progress import Progress, Stage
 from penstock_optimizer.pod.pod_job import JobVariables, Lines, read_endpoint
 from penstock_runtime.host import read_host
-from penstock_runtime.models.progress import Progress as Transfer
+from penstock_runtime.models.fetching import FetchProgress as Transfer
 from penstock_runtime.store import open_store
 from tests.optimizer.end_to_end.small_model import HIDDEN, write_small_bert
 from tests.runtime.models.folders import write_pickle

@@ -20,7 +20,7 @@ from penstock_optimizer.export.exported import Exported
 from penstock_optimizer.quantise import build
 from penstock_runtime.batching.collate import collate, split
 from penstock_runtime.engines.base import Engine, Threads
-from penstock_runtime.engines.graph_inputs import feed
+from penstock_runtime.engines.grid import feed
 from penstock_runtime.engines.load import load_engine
 from penstock_runtime.rows import Float, Row
 from tests.optimizer.export.models import FAMILIES, MASK_ID, PAD_ID, SMALL, VOCABULARY, make

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from penstock.errors import HostError
 from penstock_runtime.host import Core, CoreGrant, read_host
-from penstock_runtime.host.grant import grant_cores
+from penstock_runtime.host.cores import grant_cores
 from tests.runtime.host.trees import Machine, cgroup_v1, cgroup_v2, hyper_threaded, single_threaded
 
 SHARED = "other processes may run on these cores: the cpuset is the whole machine"

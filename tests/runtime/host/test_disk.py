@@ -12,16 +12,16 @@ from penstock_runtime.host.disk import (
     FULL,
     LEAST_FREE_BYTES,
     free_bytes,
-    full_disk_said,
     is_full,
     prepare_folder,
+    translate_full_disk,
     translate_write_errors,
 )
 
 
 @pytest.mark.parametrize("number", sorted(FULL))
 def test_errors_of_a_full_disk_name_the_folder_and_the_remedy(number: int, tmp_path: Path) -> None:
-    with pytest.raises(OutOfDisk) as caught, full_disk_said(tmp_path, what="the store"):
+    with pytest.raises(OutOfDisk) as caught, translate_full_disk(tmp_path, what="the store"):
         raise OSError(number, "whatever")
 
     assert caught.value.message.startswith(f"the store {tmp_path} cannot take more: ")
@@ -30,33 +30,36 @@ def test_errors_of_a_full_disk_name_the_folder_and_the_remedy(number: int, tmp_p
 
 
 def test_a_device_that_is_always_full_is_such_a_disk(tmp_path: Path) -> None:
-    with pytest.raises(OutOfDisk, match="No space left on device"), full_disk_said(tmp_path, what="the store"):
+    with pytest.raises(OutOfDisk, match="No space left on device"), translate_full_disk(tmp_path, what="the store"):
         Path("/dev/full").write_text("x", encoding="ascii")
 
 
 def test_a_worker_that_met_a_full_disk_is_told_which_one(tmp_path: Path) -> None:
-    with pytest.raises(OutOfDisk, match="cannot take more: File too large"), full_disk_said(tmp_path, what="the store"):
+    with (
+        pytest.raises(OutOfDisk, match="cannot take more: File too large"),
+        translate_full_disk(tmp_path, what="the store"),
+    ):
         raise OutOfDisk("File too large")
 
 
 def test_one_that_has_been_said_already_is_not_said_again(tmp_path: Path) -> None:
     first = OutOfDisk("the work folder is full", remedy="Free space")
 
-    with pytest.raises(OutOfDisk) as caught, full_disk_said(tmp_path, what="the store"):
+    with pytest.raises(OutOfDisk) as caught, translate_full_disk(tmp_path, what="the store"):
         raise first
 
     assert caught.value is first
 
 
 def test_other_errors_are_left_as_they_are(tmp_path: Path) -> None:
-    with pytest.raises(PermissionError), full_disk_said(tmp_path, what="the store"):
+    with pytest.raises(PermissionError), translate_full_disk(tmp_path, what="the store"):
         raise PermissionError(errno.EACCES, "no")
 
 
 def test_a_file_in_the_way_within_the_folder_is_named(tmp_path: Path) -> None:
     (tmp_path / "work").touch()
 
-    with pytest.raises(HostError) as caught, full_disk_said(tmp_path, what="the store"):
+    with pytest.raises(HostError) as caught, translate_full_disk(tmp_path, what="the store"):
         (tmp_path / "work" / "logs").mkdir()
 
     assert caught.value.message == f"the store {tmp_path} cannot be used ({tmp_path}/work/logs: Not a directory)"

@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from penstock_runtime.host import read_host, read_throttling
-from penstock_runtime.host.files import cpu_list, key_values, number, spoken
+from penstock_runtime.host.procfs import cpu_list, format_cpus, key_values, number
 from tests.runtime.host.trees import Machine, cgroup_v1, cgroup_v2, single_threaded
 
 
@@ -34,7 +34,7 @@ def test_cpu_lists(text: str | None, cpus: tuple[int, ...] | None) -> None:
 
 @given(st.sets(st.integers(0, 4096)))
 def test_a_cpu_list_is_read_as_it_is_written(cpus: set[int]) -> None:
-    assert cpu_list(spoken(cpus)) == tuple(sorted(cpus))
+    assert cpu_list(format_cpus(cpus)) == tuple(sorted(cpus))
 
 
 @pytest.mark.parametrize(("text", "value"), [("12\n", 12), ("0xd40", 3392), ("", None), ("1.5", None), ("max", None)])

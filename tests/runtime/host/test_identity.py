@@ -9,7 +9,7 @@ import pytest
 
 from penstock.hardware import ARITHMETIC_FLAGS, CpuIdentity, Isa, arithmetic_flags
 from penstock_runtime.host import read_host
-from penstock_runtime.host.cpuinfo import amx_permitted_here, identify, read_processors
+from penstock_runtime.host.cpus import amx_permitted_here, identify, read_processors
 from tests.runtime.host.trees import PROCESSORS, Machine, single_threaded
 
 EXPECTED = {

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from penstock.errors import HostError
 from penstock_runtime.host import Memory, read_host, require_memory
-from penstock_runtime.host.memory import size
+from penstock_runtime.host.cgroup import size
 from tests.runtime.host.trees import Machine, cgroup_v1, cgroup_v2, single_threaded
 
 GIB = 2**30

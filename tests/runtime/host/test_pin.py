@@ -11,7 +11,7 @@ import pytest
 
 from penstock.errors import HostError
 from penstock_runtime.host import pin_process, read_host
-from penstock_runtime.host.pin import STREAM_NICENESS
+from penstock_runtime.host.cores import STREAM_NICENESS
 
 CHILD = """
 import os, threading

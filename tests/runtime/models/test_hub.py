@@ -24,14 +24,13 @@ from penstock.errors import (
     UnsafeModel,
 )
 from penstock.resources.source import ModelSource
-from penstock_runtime.models import hub_growth
+from penstock_runtime.models import hub as hub_module
+from penstock_runtime.models.fetching import FetchProgress
 from penstock_runtime.models.folder import ModelFolder
-from penstock_runtime.models.hub import hub_error
-from penstock_runtime.models.hub_records import Records
-from penstock_runtime.models.progress import Progress
-from penstock_runtime.models.sources import fetch_model, resolved_revision
+from penstock_runtime.models.hub import SnapshotRecords, hub_error
+from penstock_runtime.models.sources import fetch_model
 from penstock_runtime.rows import Pooling
-from penstock_runtime.store.retries import Retries
+from penstock_runtime.store.remote import Retries
 from tests.runtime.models.folders import (
     bare_folder,
     model_folder,
@@ -95,7 +94,7 @@ def test_a_model_arrives_with_its_modules_and_without_the_rest(hub: Hub, tmp_pat
     ]
     (original / "onnx" / "model.onnx").unlink()
     assert folder.digest() == ModelFolder.open(original).digest()
-    assert resolved_revision(folder) == hub.repositories["org/model"].commit
+    assert folder.path.name == hub.repositories["org/model"].commit
     assert waits.seconds == []
 
 
@@ -195,7 +194,7 @@ def test_a_damaged_copy_is_fetched_again(hub: Hub, tmp_path: Path, waits: Waits,
     weights = fetch(tmp_path / "cache", waits, source).path / "model.safetensors"
     whole = weights.read_bytes()
     os.truncate(weights, int(len(whole) * left))
-    seen: list[Progress] = []
+    seen: list[FetchProgress] = []
 
     again = fetch_model(source, cache=tmp_path / "cache", on_progress=seen.append, retries=waits.retries)
 
@@ -219,7 +218,7 @@ def test_a_moved_branch_is_fetched_anew(hub: Hub, tmp_path: Path, waits: Waits) 
 
 def test_progress_counts_up_to_the_whole(hub: Hub, tmp_path: Path, waits: Waits) -> None:
     hub.add("org/model", model_folder(tmp_path / "original"))
-    seen: list[Progress] = []
+    seen: list[FetchProgress] = []
     fetch_model(SOURCE, cache=tmp_path / "cache", on_progress=seen.append, retries=waits.retries)
     assert [step.bytes_done for step in seen] == sorted(step.bytes_done for step in seen)
     assert seen[-1].bytes_done == seen[-1].bytes_total > 0
@@ -230,14 +229,14 @@ def test_a_file_under_way_is_told_while_it_arrives(
     hub: Hub, tmp_path: Path, waits: Waits, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(constants, "DOWNLOAD_CHUNK_SIZE", 10_000)
-    monkeypatch.setattr(hub_growth, "LOOK_SECONDS", 0.01)
+    monkeypatch.setattr(hub_module, "POLL_SECONDS", 0.01)
     original = model_folder(tmp_path / "original")
     (original / "vocab.txt").write_bytes(bytes(range(256)) * 400)
     hub.add("org/model", original)
     hub.pause_after = 60_000
-    seen: list[Progress] = []
+    seen: list[FetchProgress] = []
 
-    def report(step: Progress) -> None:
+    def report(step: FetchProgress) -> None:
         seen.append(step)
         if step.file == "vocab.txt" and seen[0].bytes_total > step.bytes_done > begun("vocab.txt"):
             hub.go_on.set()
@@ -255,7 +254,7 @@ def test_a_file_under_way_is_told_while_it_arrives(
 def test_what_is_tried_again_is_told_with_its_reason(hub: Hub, tmp_path: Path, waits: Waits) -> None:
     hub.add("org/model", model_folder(tmp_path / "original"))
     hub.failures = [502, 429]
-    seen: list[Progress] = []
+    seen: list[FetchProgress] = []
     fetch_model(SOURCE, cache=tmp_path / "cache", on_progress=seen.append, retries=waits.retries)
     first, second = [step.note for step in seen if step.note]
     assert re.search(r"does not deliver \(HTTP 502\): trying again in 1 s$", first)
@@ -435,7 +434,7 @@ class TestFolders:
 class TestRecords:
     def test_processes_that_share_the_folder_do_not_take_each_others_unfinished_files(self, tmp_path: Path) -> None:
         # Threads, which have the number of their process in common as the first processes of containers do.
-        records = Records(tmp_path)
+        records = SnapshotRecords(tmp_path)
         snapshot = tmp_path / "snapshot"
         snapshot.mkdir()
         (snapshot / "config.json").write_text("{}")
@@ -458,7 +457,7 @@ class TestOffline:
         hub.add("org/model", model_folder(tmp_path / "original"))
         first = fetch(tmp_path / "cache", waits)
         monkeypatch.setenv("HF_ENDPOINT", "http://127.0.0.1:1")
-        seen: list[Progress] = []
+        seen: list[FetchProgress] = []
         again = fetch_model(SOURCE, cache=tmp_path / "cache", on_progress=seen.append, retries=waits.retries)
         assert again.path == first.path
         assert "using the cached revision 0123456789ab" in seen[-1].note

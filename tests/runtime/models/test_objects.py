@@ -24,12 +24,12 @@ from penstock.errors import (
     UnsafeModel,
 )
 from penstock.resources.source import ModelSource
-from penstock_runtime.models import objects
+from penstock_runtime.models import object_source
+from penstock_runtime.models.fetching import FetchProgress, ignore_progress
 from penstock_runtime.models.folder import ModelFolder
-from penstock_runtime.models.objects import ObjectFetch, object_error, open_filesystem
-from penstock_runtime.models.progress import Progress, ignore
+from penstock_runtime.models.object_source import ObjectFetch, object_error, open_filesystem
 from penstock_runtime.rows import Pooling
-from penstock_runtime.store.retries import Retries
+from penstock_runtime.store.remote import Retries
 from tests.runtime.models.folders import bare_folder, model_folder, sentence_folder, write_onnx, write_pickle
 
 fsspec = pytest.importorskip("fsspec")
@@ -58,7 +58,7 @@ class Store:
         return self
 
     def fetch(self, cache: Path, retries: Retries = ONCE, **options: Any) -> ModelFolder:
-        report = options.get("report", ignore)
+        report = options.get("report", ignore_progress)
         fetch = ObjectFetch(self.source, self, cache, options.get("graph", False), retries, report)
         return ModelFolder.open(fetch.run())
 
@@ -85,7 +85,7 @@ def store() -> Store:
 
 @pytest.fixture
 def small_chunks(monkeypatch: pytest.MonkeyPatch) -> int:
-    monkeypatch.setattr(objects, "CHUNK_BYTES", 64)
+    monkeypatch.setattr(object_source, "CHUNK_BYTES", 64)
     return 64
 
 
@@ -299,7 +299,7 @@ def test_pickles_and_nothing_at_all_are_refused(store: Store, tmp_path: Path) ->
 
 
 def test_progress_counts_up_to_the_whole(store: Store, small_chunks: int, tmp_path: Path) -> None:
-    seen: list[Progress] = []
+    seen: list[FetchProgress] = []
     store.upload(model_folder(tmp_path / "original")).fetch(tmp_path / "cache", report=seen.append)
     done = [step.bytes_done for step in seen]
     assert done == sorted(done)

@@ -12,10 +12,10 @@ import pytest
 
 from penstock.errors import ModelAccessDenied, ModelError, ModelNotFound, ModelUnavailable, UnsafeModel
 from penstock.resources.source import ModelSource
+from penstock_runtime.models.fetching import FetchProgress
 from penstock_runtime.models.folder import ModelFolder
-from penstock_runtime.models.progress import Progress
 from penstock_runtime.models.sources import fetch_model
-from penstock_runtime.store.retries import Retries
+from penstock_runtime.store.remote import Retries
 from tests.runtime.models.folders import bare_folder, sentence_folder, write_pickle
 from tests.runtime.models.s3_server import S3, running_s3
 
@@ -58,7 +58,7 @@ def test_a_model_arrives_whole_once_and_without_the_rest(s3: S3, tmp_path: Path)
     (original / "checkpoint" / "deep" / "deeper").mkdir(parents=True)
     (original / "checkpoint" / "deep" / "deeper" / "x.txt").write_text("x")
     upload(s3, original)
-    seen: list[Progress] = []
+    seen: list[FetchProgress] = []
     folder = fetch_model(SOURCE, cache=tmp_path / "cache", on_progress=seen.append, retries=FEW)
     assert folder.digest() == ModelFolder.open(original).digest()
     assert not (folder.path / "pytorch_model.bin").exists()

@@ -12,10 +12,10 @@ from hypothesis import strategies as st
 
 from penstock.errors import CorruptModel, MissingPackage, ModelNotFound, ModelUnavailable, UnsafeModel
 from penstock.resources.source import ModelSource
+from penstock_runtime.models.fetching import choose_files
 from penstock_runtime.models.folder import ModelFolder
-from penstock_runtime.models.selection import choose_files
-from penstock_runtime.models.sources import fetch_model, resolved_revision
-from penstock_runtime.store.retries import Retries
+from penstock_runtime.models.sources import fetch_model
+from penstock_runtime.store.remote import Retries
 from tests.runtime.models.folders import model_folder
 
 
@@ -27,7 +27,6 @@ def test_a_file_source_is_read_where_it_lies(tmp_path: Path) -> None:
     original = model_folder(tmp_path / "model")
     folder = fetch(f"file://{original}", tmp_path / "cache")
     assert folder.path == original
-    assert resolved_revision(folder) is None
     assert not (tmp_path / "cache").exists()
 
 

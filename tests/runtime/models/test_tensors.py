@@ -15,7 +15,7 @@ from safetensors import SafetensorError, safe_open
 from safetensors.numpy import save_file
 
 from penstock.errors import CorruptModel
-from penstock_runtime.models.tensors import read_header
+from penstock_runtime.models.safetensors import read_header
 
 
 def raw(path: Path, header: Any, body: bytes = b"") -> Path:

@@ -12,11 +12,10 @@ import pytest
 from penstock.artefact_store import Digest, StoreUri
 from penstock.errors import ArtefactError, ArtefactNotFound, PenstockError, StoreAccessDenied, StoreUnavailable
 from penstock.manifest import MANIFEST_NAME
-from penstock_runtime.models.progress import Progress
+from penstock_runtime.models.fetching import FetchProgress
 from penstock_runtime.store import ArtefactStore, open_store
-from penstock_runtime.store.object_storage import PACKAGES, open_filesystem
-from penstock_runtime.store.retries import Retries
-from penstock_runtime.store.verify import digest_of, fault
+from penstock_runtime.store.fetch import digest_of, fault
+from penstock_runtime.store.remote import PACKAGES, Retries, open_filesystem
 from tests.runtime.models.s3_server import free_port
 from tests.runtime.store.artefacts import FILES, names, publish_at_once, write_artefact
 from tests.runtime.store.clouds import ACCOUNT_KEY, Cloud, connection_string, running_azurite, running_gcs
@@ -60,7 +59,7 @@ def test_what_is_published_is_fetched_byte_by_byte_and_only_then_seen(
 ) -> None:
     seen: list[tuple[str, bool]] = []
 
-    def look(progress: Progress) -> None:
+    def look(progress: FetchProgress) -> None:
         seen.append((progress.file, any(one.complete for one in store.entries())))
 
     assert store.entries() == ()

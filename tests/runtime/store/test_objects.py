@@ -14,9 +14,9 @@ from penstock.artefact_store import StoreUri
 from penstock.errors import OutOfDisk, PenstockError, StoreAccessDenied, StoreError, StoreUnavailable
 from penstock.manifest import MANIFEST_NAME
 from penstock_runtime.store import ArtefactStore
-from penstock_runtime.store.objects import Objects, store_error
-from penstock_runtime.store.retries import Retries
-from penstock_runtime.store.verify import digest_of, fault
+from penstock_runtime.store.fetch import digest_of, fault
+from penstock_runtime.store.object_store import ObjectStore, store_error
+from penstock_runtime.store.remote import Retries
 from tests.runtime.store.artefacts import write_artefact
 
 fsspec = pytest.importorskip("fsspec")
@@ -37,7 +37,7 @@ class Bucket:
 
     @property
     def store(self) -> ArtefactStore:
-        return ArtefactStore(Objects(self.uri, self, FEW))
+        return ArtefactStore(ObjectStore(self.uri, self, FEW))
 
     def ls(self, path: str, detail: bool = True) -> Any:
         return self.files.ls(path, detail=detail)
@@ -126,7 +126,7 @@ def test_one_that_breaks_every_time_leaves_nothing_whole(bucket: Bucket, artefac
         bucket.store.publish(artefact)
 
     assert [stored.complete for stored in bucket.store.entries()] == [False]
-    assert not bucket.store.place.holds(digest_of(artefact), {MANIFEST_NAME: 1})
+    assert not bucket.store.backend.holds(digest_of(artefact), {MANIFEST_NAME: 1})
 
 
 def test_a_defect_of_ours_is_not_hidden(bucket: Bucket, artefact: Path) -> None:

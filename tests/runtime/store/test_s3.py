@@ -23,10 +23,10 @@ from penstock.errors import (
     StoreUnavailable,
 )
 from penstock.manifest import MANIFEST_NAME
-from penstock_runtime.models.progress import Progress
-from penstock_runtime.store import ArtefactStore, fetch, objects, open_store
-from penstock_runtime.store.retries import Retries
-from penstock_runtime.store.verify import digest_of, fault
+from penstock_runtime.models.fetching import FetchProgress
+from penstock_runtime.store import ArtefactStore, fetch, object_store, open_store
+from penstock_runtime.store.fetch import digest_of, fault
+from penstock_runtime.store.remote import Retries
 from tests.runtime.models.s3_server import S3, running_s3
 from tests.runtime.store.artefacts import FILES, names, publish_at_once, write_artefact
 
@@ -79,7 +79,7 @@ def test_what_is_published_is_fetched_byte_by_byte(
     s3: S3, store: ArtefactStore, artefact: Path, tmp_path: Path
 ) -> None:
     published = store.publish(artefact)
-    seen: list[Progress] = []
+    seen: list[FetchProgress] = []
     folder = store.fetch(published.digest, tmp_path / "cache", seen.append)
 
     assert published.uri == f"s3://artefacts/team/penstock/{digest_of(artefact).hexadecimal}"
@@ -93,7 +93,7 @@ def test_a_file_of_many_parts_arrives_whole(
     s3: S3, store: ArtefactStore, artefact: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     # S3 takes parts from 5 MiB on.
-    monkeypatch.setitem(objects._UPLOAD, URI.scheme, {"chunksize": 5 * 2**20, "max_concurrency": 2})
+    monkeypatch.setitem(object_store._UPLOAD, URI.scheme, {"chunksize": 5 * 2**20, "max_concurrency": 2})
     monkeypatch.setattr(fetch, "CHUNK_BYTES", 3_000_000)
     big = artefact / "model/onnxruntime-fp32/model.onnx"
     big.write_bytes(os.urandom(12_000_000))
@@ -137,7 +137,7 @@ def test_what_is_published_again_while_garbage_is_collected_stays(
     (before,) = store.entries()
     assert store.publish(artefact).found
 
-    assert store.place.delete(before) is False
+    assert store.backend.delete(before) is False
     assert fault(store.fetch(digest, tmp_path / "cache"), digest) == ""
 
 
@@ -150,7 +150,7 @@ def test_many_at_once_leave_one_whole_artefact(s3: S3, artefact: Path, tmp_path:
 def test_nobody_sees_it_before_its_manifest(s3: S3, store: ArtefactStore, artefact: Path) -> None:
     seen: list[tuple[str, bool]] = []
 
-    def look(progress: Progress) -> None:
+    def look(progress: FetchProgress) -> None:
         seen.append((progress.file, any(one.complete for one in store.entries())))
 
     store.publish(artefact, look)
@@ -306,7 +306,7 @@ def test_a_server_that_comes_back_is_waited_for(
             if len(told) == 2:
                 running.enter_context(running_s3(root, port=int(first.url.rpartition(":")[2])))
 
-        patient = Retries(attempts=6, first_wait_seconds=0.01, told=start)
+        patient = Retries(attempts=6, first_wait_seconds=0.01, on_failure=start)
         folder = open_store(URI, retries=patient).fetch(digest, tmp_path / "cache")
 
     assert told[:2] == ["StoreUnavailable", "StoreUnavailable"]

@@ -27,10 +27,10 @@ from penstock.errors import (
     StoreUnavailable,
 )
 from penstock.manifest import MANIFEST_NAME, Manifest
-from penstock_runtime.models.progress import Progress
+from penstock_runtime.models.fetching import FetchProgress
 from penstock_runtime.store import ArtefactStore, fetch, open_store
 from penstock_runtime.store.__main__ import main
-from penstock_runtime.store.verify import digest_of, fault
+from penstock_runtime.store.fetch import digest_of, fault
 from penstock_runtime.store.volume import Volume
 from tests.runtime.store.artefacts import FILES, names, write_artefact
 
@@ -132,7 +132,7 @@ class TestPublishing:
     def test_nobody_sees_it_before_it_is_whole(self, artefact: Path, store: ArtefactStore, root: Path) -> None:
         seen: list[tuple[bool, bool]] = []
 
-        def look(_: Progress) -> None:
+        def look(_: FetchProgress) -> None:
             seen.append(
                 ((root / digest_of(artefact).hexadecimal).exists(), any(one.complete for one in store.entries()))
             )
@@ -185,7 +185,7 @@ class TestFetching:
         self, artefact: Path, store: ArtefactStore, tmp_path: Path
     ) -> None:
         published = store.publish(artefact)
-        seen: list[Progress] = []
+        seen: list[FetchProgress] = []
         folder = store.fetch(published.digest, tmp_path / "cache", seen.append)
 
         assert folder == tmp_path / "cache" / published.digest.hexadecimal
@@ -205,7 +205,7 @@ class TestFetching:
         published = store.publish(artefact)
         folder = store.fetch(published.digest, tmp_path / "cache")
         damage(folder / "tokenizer.json")
-        seen: list[Progress] = []
+        seen: list[FetchProgress] = []
 
         store.fetch(published.digest, tmp_path / "cache", seen.append)
 
@@ -218,7 +218,7 @@ class TestFetching:
         published = store.publish(artefact)
         folder = store.fetch(published.digest, tmp_path / "cache")
         (folder / "sentence_bert_config.json").write_text('{"max_seq_length": 4}')
-        seen: list[Progress] = []
+        seen: list[FetchProgress] = []
 
         store.fetch(published.digest, tmp_path / "cache", seen.append)
 
@@ -402,7 +402,7 @@ class TestFetching:
         said = threading.Event()
         notes: list[str] = []
 
-        def tell(progress: Progress) -> None:
+        def tell(progress: FetchProgress) -> None:
             notes.append(progress.note)
             said.set()
 

@@ -1,9 +1,8 @@
-"""`s3://`, `gs://` and `az://` sources, through fsspec.
+"""`s3://`, `gs://` and `az://` model sources: downloads through fsspec.
 
-A model lands in a folder named by what was listed (names, sizes, entity tags), so a changed model gets a new folder
-and an unchanged one is fetched once. Files arrive under another name and the folder is renamed when all are there, and
-on the disk: whoever finds it finds it whole. What a broken fetch left behind is taken up where it ended. A copy that
-has lost a file since, or a part of one, is fetched again.
+The folder of a model is named by a hash of the listing (names, sizes, entity tags), so a changed model gets a new
+folder and an unchanged one is fetched once. Files are written to a temporary folder, which is synced and renamed when
+it is complete. An interrupted fetch is resumed. A copy that has lost a file or a part of one is fetched again.
 """
 
 from __future__ import annotations
@@ -30,16 +29,20 @@ from penstock.errors import (
 )
 from penstock.resources.source import ModelSource
 from penstock_runtime.host.disk import lock_file, sync_folders
-from penstock_runtime.models import safety
-from penstock_runtime.models.models_folder import models_folder_said
-from penstock_runtime.models.progress import OnProgress, Progress
-from penstock_runtime.models.selection import FOLDER, GRAPHS, choose_files
-from penstock_runtime.store import object_storage
-from penstock_runtime.store.object_storage import FileSystem, Trouble, first_line, relative, trouble
-from penstock_runtime.store.retries import Retries
+from penstock_runtime.models.fetching import (
+    FOLDER,
+    GRAPHS,
+    FetchProgress,
+    OnProgress,
+    choose_files,
+    translate_folder_errors,
+)
+from penstock_runtime.models.files import check_code, remote_code_classes
+from penstock_runtime.store import remote
+from penstock_runtime.store.remote import FailureKind, FileSystem, Retries, classify_failure, first_line, relative
 
 CHUNK_BYTES = 16 * 2**20
-"""Fetched at once: what is lost at most when a connection breaks, and held in memory."""
+"""Size of one read: held in memory, and the most that is lost if a connection breaks."""
 
 _VERSION_KEYS = (
     "ETag",
@@ -52,7 +55,7 @@ _VERSION_KEYS = (
     "mtime",
     "created",
 )
-"""What the stores call the version of an object, most telling first."""
+"""The stores' names for the version of an object, the most precise one first."""
 
 
 @dataclass(frozen=True)
@@ -75,11 +78,11 @@ class ObjectFetch:
     report: OnProgress
 
     def run(self) -> Path:
-        """Fetch and return the folder. ModelUnavailable when the objects keep changing meanwhile, HostError when the
+        """Fetch and return the folder. ModelUnavailable if the objects keep changing during the fetch, HostError if the
         models folder cannot be written."""
         for _ in range(self.retries.attempts):
-            # What the store's library raises is translated where it is called: what is left is the folder's.
-            with models_folder_said(self.cache):
+            # Errors of the store's library are translated at each call: any other OSError is one of the folder.
+            with translate_folder_errors(self.cache):
                 folder = self._once()
             if folder is not None:
                 return folder
@@ -88,7 +91,7 @@ class ObjectFetch:
         )
 
     def _once(self) -> Path | None:
-        """Fetch what is listed now; None when it changed meanwhile."""
+        """Fetch the objects of one listing; None if they changed during the fetch."""
         wanted = self._wanted()
         key = self._key(wanted)
         folder = self.cache / "objects" / key
@@ -100,11 +103,11 @@ class ObjectFetch:
                 return folder
             if folder.is_dir():
                 note = f"the copy in {folder} is damaged: fetching it again"
-                self.report(Progress(str(self.source), "", 0, 0, note))
+                self.report(FetchProgress(str(self.source), "", 0, 0, note))
                 shutil.rmtree(folder)
             unfinished = folder.with_suffix(".partial")
             self._fetch_all(wanted, unfinished)
-            # Objects are fetched in pieces: one that was replaced meanwhile would be pieced together of two.
+            # Objects are fetched in chunks: one that was replaced during the fetch would be a mix of two versions.
             if self._key(self._wanted()) != key:
                 shutil.rmtree(unfinished)
                 return None
@@ -114,11 +117,11 @@ class ObjectFetch:
         return folder
 
     def _list(self) -> dict[str, _Object]:
-        """The files of the folder, and those of its folders that may matter, by relative name."""
+        """The files of the folder and of its relevant subfolders, by relative name."""
         prefix = self.source.location.rstrip("/")
-        with self._translated():
+        with self._translate_errors():
             self.filesystem.invalidate_cache()
-            # Not `find` or `walk`: s3fs passes over errors there, and refused access would look like an empty folder.
+            # Not `find` or `walk`: s3fs ignores errors there, and denied access would look like an empty folder.
             found = self.filesystem.ls(prefix, detail=True)
             folders = [facts["name"] for facts in found if facts.get("type") == "directory"]
             for folder in folders:
@@ -134,18 +137,18 @@ class ObjectFetch:
         return objects
 
     def _wanted(self) -> dict[str, _Object]:
-        """What is to be fetched of what is there, by relative name."""
+        """The objects to fetch, by relative name."""
         objects = self.retries.run(self._list)
         graph = self.graph
         if "config.json" in objects:
             config = self.retries.run(lambda: self._config(objects["config.json"]))
-            safety.check_code(str(self.source), config, has_graph=any(name in objects for name in GRAPHS))
-            graph = graph or bool(safety.remote_code(config))
+            check_code(str(self.source), config, has_graph=any(name in objects for name in GRAPHS))
+            graph = graph or bool(remote_code_classes(config))
         return {name: objects[name] for name in choose_files(str(self.source), objects, graph=graph)}
 
     def _config(self, found: _Object) -> Mapping[str, Any]:
-        """`config.json`, to see early whether the model wants its own code; damage is told when the folder is read."""
-        with self._translated():
+        """`config.json`, to check early for models with their own code; `ModelFolder.open` reports a damaged file."""
+        with self._translate_errors():
             content = self.filesystem.cat_file(found.path)
         try:
             value = json.loads(content)
@@ -167,24 +170,24 @@ class ObjectFetch:
                 if position > found.size:
                     file.truncate(position := 0)
                 while position < found.size:
-                    self.report(Progress(str(self.source), name, done + position, total))
+                    self.report(FetchProgress(str(self.source), name, done + position, total))
                     chunk = self.retries.run(partial(self._chunk, found, position))
                     file.write(chunk)
                     position += len(chunk)
                 file.flush()
                 os.fsync(file.fileno())
             done += found.size
-            self.report(Progress(str(self.source), name, done, total))
+            self.report(FetchProgress(str(self.source), name, done, total))
 
     def _chunk(self, found: _Object, start: int) -> bytes:
-        with self._translated():
+        with self._translate_errors():
             chunk = self.filesystem.cat_file(found.path, start=start, end=min(start + CHUNK_BYTES, found.size))
         if not chunk:
             raise ModelUnavailable(f"{self.source}: {found.path} ends before its size", remedy="Try again later")
         return chunk
 
     @contextmanager
-    def _translated(self) -> Iterator[None]:
+    def _translate_errors(self) -> Iterator[None]:
         try:
             yield
         except PenstockError:
@@ -197,15 +200,16 @@ class ObjectFetch:
 
 
 def open_filesystem(source: ModelSource) -> FileSystem:
-    """The store of a source, with the credentials that its own library finds (environment, files, workload identity).
+    """The object store of a source, with the credentials that its library finds (environment, files, workload
+    identity).
 
-    MissingPackage says what to install.
+    MissingPackage names the package to install.
     """
     try:
-        filesystem: FileSystem = object_storage.open_filesystem(source.scheme.value)
+        filesystem: FileSystem = remote.open_filesystem(source.scheme.value)
     except PenstockError:
         raise
-    except Exception as error:  # some stores look for credentials already here
+    except Exception as error:  # some libraries look for credentials here
         known = object_error(error, source)
         if known is None:
             raise
@@ -214,29 +218,29 @@ def open_filesystem(source: ModelSource) -> FileSystem:
 
 
 def object_error(error: Exception, source: ModelSource) -> PenstockError | None:
-    """What an error of a store's library means; None for one that is not theirs."""
-    match trouble(error):
-        case Trouble.NOTHING_THERE:
+    """The error of Penstock for an error of a store's library; None for other errors."""
+    match classify_failure(error):
+        case FailureKind.NOTHING_THERE:
             return ModelNotFound(f"{source}: there is nothing under this name", remedy="Check bucket and path")
-        case Trouble.DENIED:
+        case FailureKind.DENIED:
             return ModelAccessDenied(
                 f"{source}: the store refuses access ({first_line(error)})",
                 remedy="Give credentials that may list and read it (docs/reference/models.md#object-stores)",
             )
-        case Trouble.FULL_DISK:
+        case FailureKind.FULL_DISK:
             return OutOfDisk(
                 f"no space left in the cache for {source}", remedy="Free space there, or set another cache"
             )
-        case Trouble.REFUSED:
+        case FailureKind.REFUSED:
             return ModelError(
                 f"{source}: the store cannot answer ({first_line(error)})",
                 remedy="Check its address, its settings and the credentials (docs/reference/models.md#object-stores)",
             )
-        case Trouble.ALTERED:
+        case FailureKind.ALTERED:
             return CorruptModel(
                 f"{source}: a file was altered in the store ({first_line(error)})", remedy="Upload the model again"
             )
-        case Trouble.UNAVAILABLE:
+        case FailureKind.UNAVAILABLE:
             return ModelUnavailable(
                 f"{source}: the store does not deliver ({first_line(error)})",
                 remedy="Check its address and the connection, and try again later",
@@ -246,7 +250,7 @@ def object_error(error: Exception, source: ModelSource) -> PenstockError | None:
 
 
 def _is_whole(folder: Path, wanted: Mapping[str, _Object]) -> bool:
-    """True when every file is there with its size. Contents are not read: that would take as long as a fetch."""
+    """True if every file exists with its size. Contents are not read: that would take as long as a fetch."""
     try:
         return all((folder / name).stat().st_size == found.size for name, found in wanted.items())
     except (FileNotFoundError, NotADirectoryError):

@@ -1,4 +1,4 @@
-"""`s3://`, `gs://` and `az://`, through fsspec."""
+"""The artefact store in an object store (`s3://`, `gs://`, `az://`), through fsspec."""
 
 from __future__ import annotations
 
@@ -20,32 +20,32 @@ from penstock.errors import (
     StoreUnavailable,
 )
 from penstock.manifest import MANIFEST_NAME
-from penstock_runtime.store import object_storage
-from penstock_runtime.store.backend import Sent, Stored
-from penstock_runtime.store.object_storage import (
-    Trouble,
+from penstock_runtime.store import remote
+from penstock_runtime.store.base import OnFileWritten, Stored
+from penstock_runtime.store.remote import (
+    FailureKind,
+    Retries,
     WritableFileSystem,
-    already_there,
+    already_exists,
+    classify_failure,
     first_line,
     not_supported,
     relative,
-    trouble,
 )
-from penstock_runtime.store.retries import Retries
 
 T = TypeVar("T")
 
 DOCUMENTED = "docs/reference/artefact-store.md#object-stores"
 PART_BYTES = 16 * 2**20
 _UPLOAD: Mapping[StoreScheme, Mapping[str, Any]] = {
-    # Parts under way are held in memory: s3fs' own default is ten of 50 MB.
+    # Parts are held in memory during their upload: the default of s3fs is ten of 50 MB.
     StoreScheme.S3: {"chunksize": PART_BYTES, "max_concurrency": 4},
     StoreScheme.GS: {"chunksize": PART_BYTES},
-    # Without it an upload that had been broken off could not be repeated.
+    # Without it an interrupted upload could not be repeated.
     StoreScheme.AZ: {"overwrite": True},
 }
 _MOST_ATTEMPTS: Mapping[StoreScheme, int] = {StoreScheme.AZ: 2}
-"""Azure's library tries again by itself, for a minute and a half, and adlfs leaves no way to tell it otherwise."""
+"""Azure's library retries by itself for 90 s, and adlfs has no option to change that."""
 _ADDRESSES: Mapping[StoreScheme, str] = {
     StoreScheme.S3: " (AWS_ENDPOINT_URL)",
     StoreScheme.AZ: " (AZURE_STORAGE_ACCOUNT_NAME, AZURE_STORAGE_CONNECTION_STRING)",
@@ -54,22 +54,22 @@ _MODIFIED_KEYS = ("LastModified", "last_modified", "updated", "mtime", "created"
 
 
 @dataclass(frozen=True)
-class Objects:
-    """See `Place`."""
+class ObjectStore:
+    """See `StoreBackend`."""
 
     uri: StoreUri
     filesystem: WritableFileSystem
     retries: Retries
 
     @classmethod
-    def open(cls, uri: StoreUri, retries: Retries) -> Objects:
-        """With the credentials that the store's own library finds. MissingPackage says what to install."""
-        filesystem = _translated(uri, lambda: object_storage.open_filesystem(uri.scheme.value))
+    def open(cls, uri: StoreUri, retries: Retries) -> ObjectStore:
+        """Use the credentials that the store's library finds. MissingPackage names the package to install."""
+        filesystem = _translate(uri, lambda: remote.open_filesystem(uri.scheme.value))
         attempts = min(retries.attempts, _MOST_ATTEMPTS.get(uri.scheme, retries.attempts))
         return cls(uri, filesystem, replace(retries, attempts=attempts))
 
     def holds(self, digest: Digest, sizes: Mapping[str, int]) -> bool:
-        """See `Place`. By names, sizes and the manifest."""
+        """See `StoreBackend`. Compares names, sizes and the manifest."""
         there = self.sizes(digest)
         if any(there.get(name) != size for name, size in sizes.items()):
             return False
@@ -79,13 +79,13 @@ class Objects:
             return False
 
     def sizes(self, digest: Digest) -> Mapping[str, int]:
-        """See `Place`."""
+        """See `StoreBackend`."""
         folder = self._path(digest.hexadecimal)
         found = self._run(lambda: list(self._walk(folder)))
         return {relative(facts["name"], folder): int(facts.get("size") or 0) for facts in found}
 
     def read(self, digest: Digest, name: str, start: int, end: int) -> bytes:
-        """See `Place`."""
+        """See `StoreBackend`."""
         path = self._path(digest.hexadecimal, name)
 
         def read() -> bytes:
@@ -96,7 +96,7 @@ class Objects:
                     f"{self.uri.of(digest)} has no {name}", remedy="It was deleted, or never published whole"
                 ) from error
             except Exception as error:
-                if trouble(error) is not Trouble.ALTERED:
+                if classify_failure(error) is not FailureKind.ALTERED:
                     raise
                 raise ArtefactError(
                     f"{self.uri.of(digest)}/{name} is not the file that was published ({first_line(error)})",
@@ -105,9 +105,9 @@ class Objects:
 
         return self._run(read)
 
-    def publish(self, digest: Digest, folder: Path, names: Sequence[str], sent: Sent) -> None:
-        """See `Place`. Each object is replaced as a whole, and what a digest's objects hold never changes, so two
-        publishers do not disturb each other."""
+    def publish(self, digest: Digest, folder: Path, names: Sequence[str], sent: OnFileWritten) -> None:
+        """See `StoreBackend`. Objects are replaced atomically, and the contents of a digest never change, so concurrent
+        publishers do not interfere."""
         *files, last = names
         options = _UPLOAD[self.uri.scheme]
         for name in files:
@@ -118,7 +118,7 @@ class Objects:
         sent(last)
 
     def entries(self) -> Iterator[Stored]:
-        """See `Place`."""
+        """See `StoreBackend`."""
         for folder in self._run(self._folders):
             files = self._run(lambda folder=folder: list(self._walk(folder)))  # type: ignore[misc]
             name = folder.rpartition("/")[2]
@@ -132,7 +132,7 @@ class Objects:
                 )
 
     def touch(self, digest: Digest) -> bool:
-        """See `Place`. By writing the manifest again: an object's time is that of its last write."""
+        """See `StoreBackend`. Writes the manifest again: an object's time is that of its last write."""
         path = self._path(digest.hexadecimal, MANIFEST_NAME)
 
         def touch() -> bool:
@@ -146,7 +146,7 @@ class Objects:
         return self._run(touch)
 
     def delete(self, stored: Stored) -> bool:
-        """See `Place`. Between the last look at its age and the first deletion lies the time of one request."""
+        """See `StoreBackend`. Between the last check of its age and the first deletion is one request's time."""
         folder = self._path(stored.name)
         files = self._run(lambda: list(self._walk(folder)))
         if any(_modified(facts) > stored.modified for facts in files):
@@ -156,18 +156,18 @@ class Objects:
             self._run(lambda path=path: self._remove(path))  # type: ignore[misc]
         return True
 
-    # one request or a few each
+    # The methods below make one or a few requests each.
 
     def _put(self, source: Path, target: str, options: Mapping[str, Any]) -> None:
         self.filesystem.put_file(str(source), target, **options)
 
     def _finish(self, digest: Digest, manifest: bytes, target: str) -> None:
-        """Write the manifest, only if there is none where the store can say so: a right one is not written again."""
+        """Write the manifest; on S3 only if there is none, so that a correct one is not written again."""
         if self.uri.scheme is StoreScheme.S3:
             try:
                 self.filesystem.pipe_file(target, manifest, mode="create")
             except Exception as error:
-                if already_there(error):
+                if already_exists(error):
                     if self._is_manifest(digest, target):
                         return
                 elif not not_supported(error):
@@ -180,14 +180,14 @@ class Objects:
         try:
             return Digest.of(self.filesystem.cat_file(path)) == digest
         except Exception as error:
-            if trouble(error) not in {Trouble.ALTERED, Trouble.NOTHING_THERE}:
+            if classify_failure(error) not in {FailureKind.ALTERED, FailureKind.NOTHING_THERE}:
                 raise
             return False
 
     def _remove(self, path: str) -> None:
         try:
             self.filesystem.rm_file(path)
-        except FileNotFoundError:  # somebody else collects, too
+        except FileNotFoundError:  # deleted by another collector
             return
 
     def _folders(self) -> list[str]:
@@ -196,11 +196,13 @@ class Objects:
         return sorted(name for name in named if re.fullmatch(r"[0-9a-f]{64}", name.rpartition("/")[2]))
 
     def _walk(self, folder: str) -> Iterator[dict[str, Any]]:
-        """The files below a folder. Not fsspec's `find`: s3fs passes over errors there, and refused access would look
-        like an empty folder."""
+        """The files below a folder.
+
+        Not fsspec's `find`: s3fs ignores errors there, and denied access would look like an empty folder.
+        """
         for facts in self._list(folder):
             if facts.get("type") != "directory":
-                if relative(facts["name"], folder):  # some stores list a folder as an entry of its own
+                if relative(facts["name"], folder):  # some stores list a folder as a separate entry
                     yield facts
             elif relative(facts["name"], folder):
                 yield from self._walk(facts["name"])
@@ -210,14 +212,14 @@ class Objects:
         try:
             found = self.filesystem.ls(folder, detail=True)
         except FileNotFoundError:
-            # The other stores' libraries may say the same of a bucket that is empty: there it shows when one writes.
+            # Other libraries may report an empty bucket the same way: there a missing one shows on the first write.
             if self.uri.scheme is StoreScheme.S3:
                 self._require_bucket()
             return []
         return list(found)
 
     def _require_bucket(self) -> None:
-        """A prefix without objects does not exist, which is no error. A bucket that does not exist is one."""
+        """StoreError if the bucket does not exist. A missing prefix is no error: it has no objects yet."""
         bucket = self.uri.location.partition("/")[0]
         try:
             self.filesystem.ls(bucket, detail=True)
@@ -227,19 +229,19 @@ class Objects:
                 remedy=f"Create it, or correct PENSTOCK_STORE_URI ({DOCUMENTED})",
             ) from error
         except Exception as error:
-            # Who may list below the prefix only is refused here: then there is a bucket.
-            if trouble(error) is not Trouble.DENIED:
+            # Credentials for the prefix only are refused here: then the bucket exists.
+            if classify_failure(error) is not FailureKind.DENIED:
                 raise
 
     def _path(self, *parts: str) -> str:
         return "/".join((self.uri.location, *parts))
 
     def _run(self, action: Callable[[], T]) -> T:
-        return self.retries.run(lambda: _translated(self.uri, action))
+        return self.retries.run(lambda: _translate(self.uri, action))
 
 
-def _translated(uri: StoreUri, action: Callable[[], T]) -> T:
-    """Run with the library's errors told as ours; a defect passes through as it is."""
+def _translate(uri: StoreUri, action: Callable[[], T]) -> T:
+    """Run `action` and map the library's errors to ours; unknown errors pass unchanged."""
     try:
         return action()
     except PenstockError:
@@ -252,27 +254,27 @@ def _translated(uri: StoreUri, action: Callable[[], T]) -> T:
 
 
 def store_error(error: Exception, uri: StoreUri) -> PenstockError | None:
-    """What an error of a store's library means; None for one that is not theirs."""
+    """The error of Penstock for an error of a store's library; None for other errors."""
     where = f"the artefact store {uri}"
-    match trouble(error):
-        case Trouble.NOTHING_THERE:
+    match classify_failure(error):
+        case FailureKind.NOTHING_THERE:
             return StoreError(
                 f"{where}: there is nothing under this name ({first_line(error)})",
                 remedy=f"Create the bucket, or correct PENSTOCK_STORE_URI ({DOCUMENTED})",
             )
-        case Trouble.DENIED:
+        case FailureKind.DENIED:
             return StoreAccessDenied(
                 f"{where} refuses access ({first_line(error)})",
                 remedy=f"Give credentials that may list, read and, to publish, write and delete there ({DOCUMENTED})",
             )
-        case Trouble.FULL_DISK:
+        case FailureKind.FULL_DISK:
             return OutOfDisk(f"no space is left here while {uri} is read", remedy="Free space, or set another cache")
-        case Trouble.REFUSED:
+        case FailureKind.REFUSED:
             return StoreError(
                 f"{where} cannot answer ({first_line(error)})",
                 remedy=f"Check its address, its settings and the credentials ({DOCUMENTED})",
             )
-        case Trouble.UNAVAILABLE | Trouble.ALTERED:
+        case FailureKind.UNAVAILABLE | FailureKind.ALTERED:
             return StoreUnavailable(
                 f"{where} does not answer ({first_line(error)})",
                 remedy=f"Check its address{_ADDRESSES.get(uri.scheme, '')} and the connection, and try again later",
@@ -282,7 +284,7 @@ def store_error(error: Exception, uri: StoreUri) -> PenstockError | None:
 
 
 def _modified(facts: Mapping[str, Any]) -> datetime:
-    """When an object was written. One that does not say counts as new: nobody deletes it for its age."""
+    """The time of an object's last write; the present if unknown, so that it is not deleted for its age."""
     value = next((facts[key] for key in _MODIFIED_KEYS if facts.get(key)), None)
     if isinstance(value, str):
         value = datetime.fromisoformat(value)

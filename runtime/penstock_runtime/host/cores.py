@@ -1,13 +1,19 @@
-"""Which cores to use: one logical CPU for each physical core, never more than the quota pays for."""
+"""Chooses the cores for inference, and pins the process and its threads to them.
+
+One logical CPU for each physical core, never more cores than the CPU quota allows.
+"""
 
 from __future__ import annotations
 
+import contextlib
+import os
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 
 from penstock.errors import HostError
-from penstock_runtime.host.files import spoken
-from penstock_runtime.host.topology import Core
+from penstock_runtime.host.cpus import Core
+from penstock_runtime.host.procfs import format_cpus
 
 _QUOTA_NOISE = 1e-6
 """Quotas are ratios of microseconds: 3.9999999 means 4."""
@@ -15,25 +21,25 @@ _QUOTA_NOISE = 1e-6
 
 @dataclass(frozen=True)
 class CoreGrant:
-    """The cores that engines are to use."""
+    """The cores for engines."""
 
     cpus: tuple[int, ...]
-    """One logical CPU for each core: as many as there are compute threads."""
+    """One logical CPU for each core, and for each compute thread."""
     siblings: tuple[int, ...]
-    """The other SMT threads of the same cores, as far as this process may use them."""
+    """The other SMT threads of these cores that this process may use."""
     nodes: tuple[int, ...]
-    """NUMA nodes that the cores lie on."""
+    """NUMA nodes of the cores."""
     pinned: bool
-    """True when the cores are this process's alone: its cpuset is exactly these cores, and no quota cuts into them."""
+    """True if the cores are exclusive: the cpuset is exactly these cores, and no quota is below them."""
     keep: bool
-    """True when the process is to be kept on `cpus` (`pin_process`): the cores are its own, or nothing else limits it.
-    Under a quota on shared CPUs the scheduler finds free ones better than we do."""
+    """True if the process should be pinned to `cpus` (`pin_process`): the cores are exclusive, or there is no quota.
+    With a quota on shared CPUs the scheduler finds free CPUs better than a fixed choice."""
     findings: tuple[str, ...]
-    """What is odd, in plain words; empty when all is as it should be."""
+    """Readable findings about unusual conditions; usually empty."""
 
     @property
     def cores(self) -> int:
-        """How many."""
+        """Number of cores."""
         return len(self.cpus)
 
 
@@ -46,9 +52,9 @@ def grant_cores(
     cpuset: Iterable[int] | None,
     quota: float | None,
 ) -> CoreGrant:
-    """Choose cores among the allowed CPUs; `asked` None means all. HostError when fewer are there than asked for.
+    """Choose cores among the allowed CPUs; `asked` None means all. HostError if there are fewer than `asked`.
 
-    Close together first: one last-level cache, one NUMA node, fast cores before slow ones.
+    Fast cores come before slow ones, and cores that share a last-level cache or a NUMA node come together.
     """
     allowed = set(allowed)
     usable = [core for core in cores if allowed.intersection(core.cpus)]
@@ -73,7 +79,7 @@ def grant_cores(
 
 
 def _choose(usable: Sequence[Core], count: int) -> list[Core]:
-    """`count` cores: fast ones first, then the smallest cache group and node that holds what is left."""
+    """`count` cores: fast ones first, then the smallest cache group and node that holds the rest."""
     chosen: list[Core] = []
     for fast in (True, False):
         pool = [core for core in usable if core.fast is fast]
@@ -86,7 +92,7 @@ def _choose(usable: Sequence[Core], count: int) -> list[Core]:
 
 
 def _closest(pool: Sequence[Core], missing: int, nodes: set[int]) -> list[Core]:
-    """The group to take next: the smallest that suffices, else the largest; on a node already in use where possible."""
+    """The next group: the smallest sufficient one, otherwise the largest; if possible on a node already in use."""
     by_cache: dict[tuple[int, int], list[Core]] = {}
     by_node: dict[int, list[Core]] = {}
     for core in pool:
@@ -95,7 +101,7 @@ def _closest(pool: Sequence[Core], missing: int, nodes: set[int]) -> list[Core]:
     enough = [group for group in by_cache.values() if len(group) >= missing]
     if enough:
         return min(enough, key=lambda group: (group[0].node not in nodes, len(group)))
-    # No cache holds them all: take the largest one, on the smallest node that holds them all if there is one.
+    # No cache group is sufficient: the largest one, if possible on the smallest node that is sufficient.
     fitting = [node for node, group in by_node.items() if len(group) >= missing]
     node = min(fitting or by_node, key=lambda node: (node not in nodes, len(by_node[node]) * (1 if fitting else -1)))
     return max((group for (of, _), group in by_cache.items() if of == node), key=len)
@@ -104,10 +110,10 @@ def _closest(pool: Sequence[Core], missing: int, nodes: set[int]) -> list[Core]:
 def _not_pinned(
     own: set[int], *, online: set[int], allowed: set[int], cpuset: Iterable[int] | None, quota: float | None
 ) -> list[str]:
-    """Why the cores are not this process's alone; empty when they are.
+    """Reasons why the cores may not be exclusive; empty if they are.
 
-    The kernel does not say that nobody else has these CPUs: a set smaller than the machine, and exactly as large as
-    what was asked for, is how a kubelet with static CPU management grants exclusive ones.
+    The kernel does not report exclusive CPUs. A kubelet with the static CPU manager grants them as a cpuset that is
+    smaller than the machine and exactly as large as the request.
     """
     reasons: list[str] = []
     if cpuset is None:
@@ -117,14 +123,16 @@ def _not_pinned(
         reasons.append("other processes may run on these cores: the cpuset is the whole machine")
     elif granted - own:
         reasons.append(
-            f"the cpuset {spoken(granted)} is wider than the {spoken(own)} in use, so it may be shared with others"
+            f"the cpuset {format_cpus(granted)} is wider than the {format_cpus(own)} in use, "
+            "so it may be shared with others"
         )
     elif own - granted:
         reasons.append(
-            f"CPUs {spoken(own - granted)} run on the same cores but belong to others (SMT siblings outside the cpuset)"
+            f"CPUs {format_cpus(own - granted)} run on the same cores but belong to others "
+            "(SMT siblings outside the cpuset)"
         )
     elif own - allowed:
-        reasons.append(f"the affinity leaves out CPUs {spoken(own - allowed)} of the cpuset")
+        reasons.append(f"the affinity leaves out CPUs {format_cpus(own - allowed)} of the cpuset")
     if quota is not None and quota + _QUOTA_NOISE < len(own):
         reasons.append(f"a quota of {quota:g} CPUs stops threads on {_cpus(len(own))} now and then")
     return reasons
@@ -138,12 +146,12 @@ def _findings(
         findings.append(f"{_cpus(wanted)} but a quota of {quota:g}: using {len(chosen)}")
     shared = [core for core in chosen if len(allowed.intersection(core.cpus)) > 1]
     if shared:
-        pairs = ", ".join(spoken(allowed.intersection(core.cpus)) for core in shared[:4])
+        pairs = ", ".join(format_cpus(allowed.intersection(core.cpus)) for core in shared[:4])
         more = ", ..." if len(shared) > 4 else ""
         findings.append(f"SMT siblings share a core (CPUs {pairs}{more}): using one on each")
     nodes = {core.node for core in chosen}
     if len(nodes) > 1:
-        findings.append(f"the cores span {len(nodes)} NUMA nodes ({spoken(nodes)})")
+        findings.append(f"the cores span {len(nodes)} NUMA nodes ({format_cpus(nodes)})")
     slow = sum(not core.fast for core in chosen)
     if slow:
         findings.append(f"{slow} of {_cores(len(chosen))} are efficiency cores: threads will wait for them")
@@ -169,3 +177,52 @@ def _cpus(count: int) -> str:
 
 def _cores(count: int) -> str:
     return "1 physical core" if count == 1 else f"{count} physical cores"
+
+
+STREAM_NICENESS = 5
+"""Niceness of compute threads below the event loop, which wakes for 0.1 ms at a time."""
+
+
+def pin_process(cpus: Iterable[int]) -> None:
+    """Restrict all threads of this process to these CPUs; threads started later inherit it.
+
+    To be called before engines start: they size and place their thread pools by the affinity.
+    HostError if the kernel refuses (a CPU outside the cpuset, or a sandbox).
+    """
+    wanted = set(cpus)
+    try:
+        # Pid 0 is only the calling thread: threads that libraries started on import would keep their affinity.
+        for thread in Path("/proc/self/task").iterdir():
+            try:
+                os.sched_setaffinity(int(thread.name), wanted)
+            except ProcessLookupError:
+                continue
+    except (OSError, ValueError) as error:
+        raise HostError(
+            f"this process cannot be kept on CPUs {format_cpus(wanted) or '(none)'}: {error}",
+            remedy=f"Allowed are CPUs {format_cpus(os.sched_getaffinity(0))}: ask for cores among them",
+        ) from error
+
+
+def is_on_one_core() -> bool:
+    """True if this thread, and threads that it starts, have one CPU only."""
+    return len(os.sched_getaffinity(0)) == 1
+
+
+def place_stream(thread: int, stream: int, streams: int) -> None:
+    """Pin the thread (native id) of stream number `stream` of `streams` to a core, at a lower priority than the event
+    loop. For threads of which there is one for each core.
+
+    Otherwise the kernel sometimes runs two of them on one core, in time slices of 4 ms, and the event loop alone on
+    another. Does nothing unless the process is pinned to as many CPUs as there are streams: elsewhere the scheduler
+    finds free CPUs better. Errors of the kernel are ignored: answers are the same.
+    """
+    cpus = sorted(os.sched_getaffinity(0))
+    if len(cpus) != streams or streams == 1:
+        return
+    with contextlib.suppress(OSError):
+        # The first stream, which does all work at low load, on the last core: most interrupts go to the first core.
+        os.sched_setaffinity(thread, {cpus[-1 - stream]})
+        os.setpriority(os.PRIO_PROCESS, thread, os.getpriority(os.PRIO_PROCESS, thread) + STREAM_NICENESS)
+        # Niceness is a weight, not a strict priority: a stream that slept longer than the loop would preempt it.
+        os.sched_setscheduler(thread, os.SCHED_BATCH, os.sched_param(0))

@@ -1,4 +1,4 @@
-"""Small kernel files below any root, so that tests can hand in captured trees. What cannot be read is absent."""
+"""Reads small files of `/proc` and `/sys`, below any root for tests. Unreadable files count as absent."""
 
 from __future__ import annotations
 
@@ -7,11 +7,11 @@ from collections.abc import Iterable
 from pathlib import Path
 
 MOST_CPUS = 65_536
-"""Above any machine: a damaged list must not fill the memory."""
+"""More than any machine has; keeps a damaged list from filling the memory."""
 
 
 def read_text(root: Path, path: str) -> str | None:
-    """The text of `path` (absolute, as the kernel names it) below `root`; None when it cannot be read."""
+    """The text of `path` (absolute) below `root`; None if it cannot be read."""
     try:
         return (root / path.lstrip("/")).read_text(encoding="utf-8", errors="replace").strip()
     except OSError:
@@ -19,12 +19,12 @@ def read_text(root: Path, path: str) -> str | None:
 
 
 def read_number(root: Path, path: str) -> int | None:
-    """The whole number in a file; None when it cannot be read or is none."""
+    """The integer in a file; None if it cannot be read or is none."""
     return number(read_text(root, path))
 
 
 def number(text: str | None) -> int | None:
-    """A whole number (decimal, or hexadecimal with 0x); None for anything else."""
+    """An integer (decimal, or hexadecimal with 0x); None for anything else."""
     try:
         return int(text.strip(), 0) if text else None
     except ValueError:
@@ -32,7 +32,7 @@ def number(text: str | None) -> int | None:
 
 
 def read_cpus(root: Path, path: str) -> tuple[int, ...] | None:
-    """The CPU list in a file; None when it cannot be read or is none."""
+    """The CPU list in a file; None if it cannot be read or is none."""
     return cpu_list(read_text(root, path))
 
 
@@ -49,8 +49,8 @@ def cpu_list(text: str | None) -> tuple[int, ...] | None:
     return tuple(sorted(cpus))
 
 
-def spoken(cpus: Iterable[int]) -> str:
-    """CPU numbers as the kernel writes them: `0-3,8`; the inverse of `cpu_list`."""
+def format_cpus(cpus: Iterable[int]) -> str:
+    """CPU numbers in the kernel's format: `0-3,8`; the inverse of `cpu_list`."""
     runs: list[list[int]] = []
     for cpu in sorted(set(cpus)):
         if runs and cpu == runs[-1][1] + 1:
@@ -61,7 +61,7 @@ def spoken(cpus: Iterable[int]) -> str:
 
 
 def key_values(text: str | None) -> dict[str, int]:
-    """Lines such as `nr_throttled 3` or `MemTotal: 12 kB` as numbers by name; other lines are left out."""
+    """Lines such as `nr_throttled 3` or `MemTotal: 12 kB` as numbers by name; other lines are skipped."""
     values: dict[str, int] = {}
     for line in (text or "").splitlines():
         fields = line.split()

@@ -1,6 +1,7 @@
-"""Safetensors files: which there are, and whether their headers fit their contents. Weights are not read.
+"""Reads and checks the headers of safetensors files. Weights are not read.
 
-The layout is 8 bytes of length (little-endian), a JSON header of that length, then the tensors end to end.
+The layout is 8 bytes of length (little-endian), a JSON header of that length, then the tensors without gaps. The
+`safetensors` package has no function that checks a header against the file size without mapping the tensors.
 """
 
 from __future__ import annotations
@@ -13,12 +14,12 @@ from pathlib import Path, PurePosixPath
 from typing import Any
 
 from penstock.errors import CorruptModel, UnsafeModel
-from penstock_runtime.models.json_files import check_pointer, read_object
+from penstock_runtime.models.files import check_pointer, read_object
 
 SINGLE = "model.safetensors"
 INDEX = "model.safetensors.index.json"
 LONGEST_HEADER = 100_000_000
-"""Bytes; the limit of the format's own library."""
+"""Bytes; the limit of the safetensors package."""
 
 BITS = {
     "BOOL": 8, "U8": 8, "I8": 8, "F8_E5M2": 8, "F8_E4M3": 8, "F8_E8M0": 8, "F6_E2M3": 6, "F6_E3M2": 6, "F4": 4,
@@ -32,20 +33,22 @@ class TensorInfo:
     """One tensor of a safetensors file."""
 
     dtype: str
-    """As the format names it, such as `F32`."""
+    """The format's name, such as `F32`."""
     shape: tuple[int, ...]
     file: Path
+    start: int
+    """Offset of its first byte in the file."""
 
     @property
     def parameters(self) -> int:
-        """Elements."""
+        """Number of elements."""
         return math.prod(self.shape)
 
 
 def shard_files(folder: Path) -> tuple[Path, ...]:
-    """The weight files in shard order: the single file, or those of the index; empty when there are none.
+    """The weight files in shard order: the single file, or those of the index; empty if there are none.
 
-    CorruptModel for an index that is not one, UnsafeModel for one that points outside the folder.
+    CorruptModel for an invalid index, UnsafeModel for an index that refers to files outside the folder.
     """
     if (folder / SINGLE).is_file():
         return (folder / SINGLE,)
@@ -63,7 +66,7 @@ def shard_files(folder: Path) -> tuple[Path, ...]:
 
 
 def check_shards(folder: Path, shards: Sequence[Path]) -> Mapping[str, TensorInfo]:
-    """Check every file and return all tensors by name; CorruptModel names the file and what does not fit."""
+    """Check every file and return all tensors by name; CorruptModel names the file and the inconsistency."""
     tensors: dict[str, TensorInfo] = {}
     for number, shard in enumerate(shards, start=1):
         if not shard.is_file():
@@ -83,7 +86,7 @@ def check_shards(folder: Path, shards: Sequence[Path]) -> Mapping[str, TensorInf
 
 
 def read_header(path: Path) -> dict[str, TensorInfo]:
-    """The tensors of one file, after checking that they fill it exactly; CorruptModel says what does not fit."""
+    """The tensors of one file, after checking that they fill it exactly; CorruptModel names the inconsistency."""
     check_pointer(path)
     size = path.stat().st_size
     with path.open("rb") as file:
@@ -102,7 +105,7 @@ def read_header(path: Path) -> dict[str, TensorInfo]:
     for name, entry in header.items():
         if name == "__metadata__":
             continue
-        tensor, begin, end = _entry(path, name, entry)
+        tensor, begin, end = _entry(path, name, entry, 8 + length)
         tensors[name] = tensor
         spans.append((begin, end, name))
     _check_spans(path, spans, size - 8 - length)
@@ -121,7 +124,7 @@ def _check_spans(path: Path, spans: list[tuple[int, int, str]], available: int) 
         raise _corrupt(path, f"{available - position:,} bytes follow its last tensor")
 
 
-def _entry(path: Path, name: str, entry: Any) -> tuple[TensorInfo, int, int]:
+def _entry(path: Path, name: str, entry: Any, data_start: int) -> tuple[TensorInfo, int, int]:
     try:
         dtype, shape, (begin, end) = entry["dtype"], entry["shape"], entry["data_offsets"]
     except (KeyError, TypeError, ValueError) as error:
@@ -134,7 +137,7 @@ def _entry(path: Path, name: str, entry: Any) -> tuple[TensorInfo, int, int]:
         raise _corrupt(path, f"tensor {name} has the unknown dtype {dtype!r}")
     if math.prod(shape) * bits != (end - begin) * 8:
         raise _corrupt(path, f"tensor {name} of shape {shape} and dtype {dtype} does not take {end - begin} bytes")
-    return TensorInfo(dtype=dtype, shape=tuple(shape), file=path), begin, end
+    return TensorInfo(dtype=dtype, shape=tuple(shape), file=path, start=data_start + begin), begin, end
 
 
 def _weight_map(folder: Path) -> dict[str, str]:

@@ -1,0 +1,75 @@
+"""Shared by the fetchers of remote models: progress, the choice of files, and errors of the models folder."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+
+from penstock_runtime.host.disk import translate_write_errors
+from penstock_runtime.models.files import missing_weights
+from penstock_runtime.models.folder import SETTINGS_FILES
+from penstock_runtime.models.safetensors import INDEX, SINGLE
+
+
+@dataclass(frozen=True)
+class FetchProgress:
+    """One step of a fetch."""
+
+    source: str
+    """The source URL as given, such as `hf://org/name@main`."""
+    file: str
+    """The file that is being fetched, or the last one."""
+    bytes_done: int
+    bytes_total: int
+    note: str = ""
+    """A readable message, such as why a cached copy is used; usually empty."""
+
+
+OnProgress = Callable[[FetchProgress], None]
+
+
+def ignore_progress(_: FetchProgress) -> None:
+    """The callback of callers that need no progress."""
+
+
+OPTION = "--models or PENSTOCK_MODELS"
+"""The settings that choose the models folder, for error messages."""
+
+
+@contextmanager
+def translate_folder_errors(folder: Path, *, option: str = OPTION) -> Iterator[None]:
+    """Raise an OSError of the block as HostError about the models folder, OutOfDisk if the disk is full."""
+    with translate_write_errors(folder, what="the models folder", option=option):
+        yield
+
+
+GRAPHS = ("model.onnx", "onnx/model.onnx")
+FOLDER = re.compile(r"onnx|[0-9]+_\w+")
+"""Subfolders of a model that may hold files to fetch."""
+_MODULE = re.compile(r"[0-9]+_\w+/config\.json")
+_SHARD = re.compile(r"[\w.-]+\.safetensors")
+
+
+def choose_files(origin: str, names: Iterable[str], *, graph: bool) -> list[str]:
+    """The names of the files to fetch, settings first: known names only.
+
+    Weights are the safetensors files, or the model's ONNX graph if there are none; with `graph` both. `origin` names
+    the model in errors: UnsafeModel, UnsupportedModel or CorruptModel if there is nothing that can be served.
+    """
+    names = set(names)
+    settings = sorted(name for name in names if name in SETTINGS_FILES or _MODULE.fullmatch(name))
+    if SINGLE in names:
+        tensors = [SINGLE]
+    elif INDEX in names:
+        tensors = [INDEX, *sorted(name for name in names if _SHARD.fullmatch(name))]
+    else:
+        tensors = []
+    own = next((name for name in GRAPHS if name in names), None)
+    if own is None and not tensors:
+        raise missing_weights(origin, names)
+    data = re.compile(re.escape(own or "") + r"[._]data[\w.]*")
+    graphs = [own, *sorted(name for name in names if data.fullmatch(name))] if own is not None else []
+    return [*settings, *tensors, *(graphs if graph or not tensors else [])]

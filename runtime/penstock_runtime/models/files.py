@@ -1,0 +1,148 @@
+"""Files of a model folder: reading JSON safely, and refusing pickles, code and links out of the folder."""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+from typing import Any
+
+from penstock.errors import CorruptModel, UnsafeModel, UnsupportedModel
+
+LFS_POINTER = b"version https://git-lfs.github.com/spec/"
+"""The first bytes of a file of a repository that was cloned without git-lfs: 130 bytes instead of the content."""
+
+
+def check_pointer(path: Path) -> None:
+    """CorruptModel if `path` is empty, or a git-lfs pointer instead of the content."""
+    with path.open("rb") as file:
+        start = file.read(len(LFS_POINTER))
+    if start == LFS_POINTER:
+        raise CorruptModel(
+            f"{path} is a git-lfs pointer, not the file itself", remedy="Run git lfs pull in the clone, then try again"
+        )
+    if not start:
+        raise CorruptModel(f"{path} is empty", remedy="Fetch the model again")
+
+
+def read_object(folder: Path, name: str) -> dict[str, Any]:
+    """The JSON object in `folder/name`; CorruptModel if it is anything else."""
+    path = folder / name
+    check_pointer(path)
+    try:
+        value = json.loads(path.read_bytes())
+    except (ValueError, RecursionError) as error:
+        raise CorruptModel(f"{path} is not JSON: {error}", remedy="Fetch the model again") from error
+    if not isinstance(value, dict):
+        raise CorruptModel(f"{path} holds a JSON {type(value).__name__}, not an object", remedy="Fetch the model again")
+    return value
+
+
+def read_optional(folder: Path, name: str) -> dict[str, Any]:
+    """As `read_object`; empty if there is no such file."""
+    return read_object(folder, name) if (folder / name).is_file() else {}
+
+
+def read_list(folder: Path, name: str) -> list[dict[str, Any]]:
+    """The JSON list of objects in `folder/name`, empty if there is no such file; CorruptModel for anything else."""
+    path = folder / name
+    if not path.is_file():
+        return []
+    check_pointer(path)
+    try:
+        value = json.loads(path.read_bytes())
+    except (ValueError, RecursionError) as error:
+        raise CorruptModel(f"{path} is not JSON: {error}", remedy="Fetch the model again") from error
+    if not isinstance(value, list) or not all(isinstance(entry, dict) for entry in value):
+        raise CorruptModel(f"{path} is not a list of objects", remedy="Fetch the model again")
+    return value
+
+
+def positive_number(path: Path, values: dict[str, Any], key: str) -> int | None:
+    """The number at `key`, as an integer from 1; None if absent, null or infinite; CorruptModel for anything else."""
+    value = values.get(key)
+    if value is None:
+        return None
+    if isinstance(value, bool) or not isinstance(value, int | float) or not value >= 1:
+        raise CorruptModel(f"{path}: {key} is {value!r}", remedy="Make it a number from 1, or remove it")
+    return int(value) if value != float("inf") else None
+
+
+PICKLED = (".bin", ".pt", ".pth", ".ckpt", ".pkl", ".pickle", ".joblib")
+"""Suffixes of weight files that torch or joblib unpickle: loading them can run any code."""
+OTHER_WEIGHTS = (".h5", ".msgpack", ".ot", ".tflite", ".keras", ".gguf")
+"""Suffixes of weight files of other frameworks. Some can run code (Keras); none is read here."""
+
+
+def unread_weights(names: Iterable[str]) -> list[str]:
+    """The file names of weights that are not read here; only the unsafe ones if there are any."""
+    names = sorted(name for name in names if "/" not in name)
+    unsafe = [name for name in names if name.endswith(PICKLED) and not name.startswith("training_args")]
+    return unsafe or [name for name in names if name.endswith(OTHER_WEIGHTS)]
+
+
+def missing_weights(origin: Path | str, names: Iterable[str]) -> CorruptModel | UnsafeModel | UnsupportedModel:
+    """The error for a folder without safetensors or ONNX; the names of its files decide which."""
+    names = set(names)
+    if "adapter_config.json" in names:
+        return UnsupportedModel(
+            f"{origin} is an adapter (adapter_config.json), not a whole model",
+            remedy="Merge it into its base model with peft's merge_and_unload() and save the result",
+        )
+    unread = unread_weights(names)
+    if not unread:
+        return CorruptModel(
+            f"{origin} holds no weights: neither model.safetensors (or its index) nor model.onnx",
+            remedy="Fetch the model again, or save it with save_pretrained(..., safe_serialization=True)",
+        )
+    if unread[0].endswith(PICKLED):
+        why = "which is a pickle and can run code when loaded"
+    else:
+        why = "which is not read here, because such files can carry code"
+    return UnsafeModel(
+        f"{origin} holds {unread[0]}, {why}",
+        remedy="Convert it to safetensors (docs/how-to/convert-a-model.md#safetensors) and try again",
+    )
+
+
+def remote_code_classes(config: Mapping[str, Any]) -> list[str]:
+    """The classes that `auto_map` of config.json takes from the model's own Python files; empty for most models."""
+    table = config.get("auto_map")
+    if not table:
+        return []
+    values = table.values() if isinstance(table, dict) else [table]
+    return sorted({str(name) for value in values for name in (value if isinstance(value, list) else [value]) if name})
+
+
+def check_code(origin: Path | str, config: Mapping[str, Any], *, has_graph: bool) -> None:
+    """UnsafeModel if the model needs its own Python code.
+
+    A model with an ONNX graph does not need the code: only the graph is used then.
+    """
+    wanted = remote_code_classes(config)
+    if wanted and not has_graph:
+        raise UnsafeModel(
+            f"{origin}/config.json wants code of the model's own (auto_map: {wanted[0]})",
+            remedy="Code that comes with a model is never run here: export it to ONNX where you trust it and put "
+            "model.onnx into the folder (docs/how-to/convert-a-model.md#remote-code)",
+        )
+
+
+def check_links(folder: Path) -> None:
+    """UnsafeModel for symbolic links that lead out of the folder, except to the `blobs` folder of the hub's cache."""
+    root = Path(os.path.realpath(folder))
+    allowed = [root]
+    if root.parent.name == "snapshots":
+        allowed.append(root.parent.parent / "blobs")
+    for parent, folders, files in os.walk(root):
+        links = [path for name in (*folders, *files) if (path := Path(parent, name)).is_symlink()]
+        folders[:] = [name for name in folders if not name.startswith(".")]  # .git, .cache: never read
+        for path in links:
+            # realpath rather than Path.resolve, which fails on loops.
+            target = Path(os.path.realpath(path))
+            if not any(target.is_relative_to(place) for place in allowed):
+                raise UnsafeModel(
+                    f"{folder / path.relative_to(root)} is a link to {target}, outside the model's folder",
+                    remedy="Copy the file into the folder instead",
+                )
