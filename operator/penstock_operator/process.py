@@ -26,7 +26,7 @@ from penstock_operator.loop.controller import Controller
 from penstock_operator.loop.garbage_collection import Collector
 from penstock_operator.metrics import REGISTRY
 from penstock_operator.plan.names import GATEWAY_STATUS_PORT, HTTP_PORT
-from penstock_operator.scaling.collector import Figures
+from penstock_operator.scaling.collector import DecisionCollector
 from penstock_operator.scaling.loop import Autoscaler, Pace
 from penstock_operator.scaling.read.gateways import read_gateway
 from penstock_operator.scaling.read.prometheus import OwnPrometheus, PrometheusClient
@@ -146,8 +146,8 @@ async def _lead(
         health.ready_when(lambda: _missing(informers))
         census = Census(world, health.ages)
         REGISTRY.register(census)
-        figures = Figures(autoscaler.decisions)
-        REGISTRY.register(figures)
+        decision_collector = DecisionCollector(autoscaler.decisions)
+        REGISTRY.register(decision_collector)
         tasks = {hold, asyncio.create_task(stop.wait(), name="a signal")}
         tasks.update(
             asyncio.create_task(informer.run(), name=f"the watch of {informer.name}") for informer in informers
@@ -177,7 +177,7 @@ async def _lead(
             return _ended(done, stop)
         finally:
             REGISTRY.unregister(census)
-            REGISTRY.unregister(figures)
+            REGISTRY.unregister(decision_collector)
             stop_kopf.set()
             for task in tasks - {hold}:
                 if task.get_name() != "Kopf":

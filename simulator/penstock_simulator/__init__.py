@@ -2,6 +2,7 @@
 
     replica   a replica as a queue, fitted to the endpoint's capacity curve
     traces    load over time, built in or from a CSV file
+    recorded  load shaped like recorded production traffic
     fleet     every request through replicas that come and go
     scraper   what Prometheus would know of it
     policies  ours, and rivals

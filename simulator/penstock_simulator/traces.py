@@ -154,7 +154,7 @@ def from_csv(path: Path) -> Trace:
     for (_, rate), (until, _) in pairwise(rows):
         rates += [rate] * (round(until - begin) - len(rates))
     levels = np.array(rates)
-    return Trace(path.stem, f"from {path.name}", levels, _turns(levels))
+    return Trace(path.stem, f"from {path.name}", levels, turns(levels))
 
 
 def _check_size(path: Path, rows: list[tuple[float, float]]) -> None:
@@ -227,10 +227,10 @@ def _is_number(text: str) -> bool:
         return False
 
 
-def _turns(rates: np.ndarray) -> int:
-    """Changes of load in figures that nobody has described: turns of the direction by over a tenth of the range."""
+def turns(rates: np.ndarray) -> int:
+    """Changes of load in a series of rates: turns of the direction by over a tenth of the range."""
     reach = 0.1 * float(rates.max() - rates.min())
-    turns, direction = 0, 0
+    count, direction = 0, 0
     low = high = float(rates[0])
     for rate in rates.tolist():
         if direction >= 0:
@@ -238,7 +238,7 @@ def _turns(rates: np.ndarray) -> int:
         if direction <= 0:
             low = min(low, rate)
         if direction <= 0 and rate > low + reach:
-            turns, direction, high = turns + 1, 1, rate
+            count, direction, high = count + 1, 1, rate
         elif direction >= 0 and rate < high - reach:
-            turns, direction, low = turns + 1, -1, rate
-    return turns
+            count, direction, low = count + 1, -1, rate
+    return count

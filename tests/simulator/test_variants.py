@@ -89,7 +89,7 @@ def dipping(seed: int, **window: object) -> Outcome:
 
 
 @pytest.mark.extended
-def test_where_load_dips_for_minutes_a_window_of_ones_own_halves_what_is_late() -> None:
+def test_where_load_dips_for_minutes_a_configured_window_halves_the_late_requests() -> None:
     """What the documents advise to whoever knows that his load comes back."""
     by_itself = [dipping(seed) for seed in range(8)]
     told = [dipping(seed, shrink_window_seconds=300, strict_window=True) for seed in range(8)]

@@ -6,6 +6,7 @@ Nothing here is tuned to a seed of its own: these are the seeds of `penstock sim
 from __future__ import annotations
 
 import os
+from itertools import pairwise
 
 import pytest
 
@@ -39,8 +40,12 @@ def test_a_spike_is_met_better_than_by_a_threshold_on_the_rate() -> None:
     assert result.of(PolicyKind.PENSTOCK)[0].most_flips <= result.trace.changes
 
 
-@pytest.mark.parametrize("trace", BUILT_IN_TRACES)
-def test_the_number_turns_no_oftener_than_the_load(trace: str) -> None:
+COURSES = tuple(trace for trace in BUILT_IN_TRACES if trace != "noisy")
+"""Traces whose load changes by its course, and not by noise."""
+
+
+@pytest.mark.parametrize("trace", COURSES)
+def test_the_number_turns_at_most_once_for_each_change_of_load(trace: str) -> None:
     knobs: dict[PolicyKind, tuple[float, ...]] = {PolicyKind.PENSTOCK: ()}
 
     (result,) = compare(experiment(trace, seeds=(1,), policies=tuple(knobs), knobs=knobs))
@@ -48,8 +53,19 @@ def test_the_number_turns_no_oftener_than_the_load(trace: str) -> None:
     assert result.of(PolicyKind.PENSTOCK)[0].most_flips <= result.trace.changes
 
 
+def test_noise_of_a_fifth_turns_the_number_at_most_three_times_an_hour_by_one_replica_at_a_time() -> None:
+    """The fixed noise level of the autoscaler is for less (docs/lab/autoscaler-noise.md)."""
+    knobs: dict[PolicyKind, tuple[float, ...]] = {PolicyKind.PENSTOCK: ()}
+
+    (result,) = compare(experiment("noisy", seeds=(1,), policies=tuple(knobs), knobs=knobs))
+
+    assert result.of(PolicyKind.PENSTOCK)[0].most_flips <= 3
+    replicas = result.runs[PolicyKind.PENSTOCK].replicas
+    assert max(abs(after - before) for before, after in pairwise(replicas)) == 1
+
+
 @pytest.mark.extended
-def test_with_one_setting_for_all_traces_fewer_are_late_whatever_is_paid() -> None:
+def test_with_one_setting_for_all_traces_fewer_are_late_at_any_replica_hours() -> None:
     """Nobody knows tomorrow's traffic when he writes a target into a manifest."""
     service = Service.from_curve(reference_curve(), pooled=True)
     assert service is not None
@@ -75,7 +91,7 @@ def test_with_one_setting_for_all_traces_fewer_are_late_whatever_is_paid() -> No
 
 
 @pytest.mark.extended
-@pytest.mark.parametrize("trace", BUILT_IN_TRACES)
+@pytest.mark.parametrize("trace", COURSES)
 def test_fewer_are_late_at_equal_replica_hours(trace: str) -> None:
     policies = tuple(kind for kind in PolicyKind if kind is not PolicyKind.PENSTOCK_PROMETHEUS)
     (result,) = compare(experiment(trace, policies=policies), workers=min(4, os.cpu_count() or 1))

@@ -1,4 +1,4 @@
-"""The last decision about each endpoint as metrics: what an HPA or KEDA scales by, and what dashboards show."""
+"""Prometheus metrics of the last decision about each endpoint, for an HPA, KEDA and dashboards."""
 
 from __future__ import annotations
 
@@ -13,11 +13,11 @@ from penstock_operator.plan.autoscaling import METRIC
 from penstock_operator.scaling.decide import Decision
 
 LABELS = ("model_endpoint_namespace", "model_endpoint")
-"""Not `namespace` and `endpoint`: scrapers give these names to the operator's own place, and would rename ours."""
+"""Not `namespace` and `endpoint`: scrapers set labels of these names to the operator's own, and would rename ours."""
 
 
-def figures(decisions: Mapping[Key, Decision]) -> Iterator[Metric]:
-    """The families."""
+def decision_metrics(decisions: Mapping[Key, Decision]) -> Iterator[Metric]:
+    """The metric families."""
     desired = GaugeMetricFamily(METRIC, "Replicas that an endpoint is to have", labels=LABELS)
     demand = GaugeMetricFamily(
         f"{PREFIX}demand_requests_per_second", "Load of an endpoint, as it was last decided upon", labels=LABELS
@@ -59,12 +59,12 @@ def figures(decisions: Mapping[Key, Decision]) -> Iterator[Metric]:
     yield from (desired, demand, forecast, capacity, slowdown, predicted, cause, known)
 
 
-class Figures(Collector):
-    """For the registry."""
+class DecisionCollector(Collector):
+    """Collector for the registry; `decisions` returns the last decision about each endpoint."""
 
     def __init__(self, decisions: Callable[[], Mapping[Key, Decision]]) -> None:
         self._decisions = decisions
 
     def collect(self) -> Iterator[Metric]:
-        """The families, now."""
-        return figures(self._decisions())
+        """The metric families with their current values."""
+        return decision_metrics(self._decisions())

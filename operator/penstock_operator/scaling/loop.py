@@ -25,9 +25,16 @@ from penstock_operator.metrics import SCALING_DECISIONS, SCALING_ERRORS, SCALING
 from penstock_operator.plan.names import GATEWAY_STATUS_PORT
 from penstock_operator.plan.observed import Scale
 from penstock_operator.plan.replicas import written_here
-from penstock_operator.scaling.decide import Decision, Metrics, Observation, State, bequeathed, inherited
-from penstock_operator.scaling.decide.decision import Cause
-from penstock_operator.scaling.decide.zero import decide_from_zero
+from penstock_operator.scaling.decide import (
+    Cause,
+    Decision,
+    Metrics,
+    Observation,
+    State,
+    decide,
+    dump_handover,
+    restore_handover,
+)
 from penstock_operator.scaling.publish import as_available_as, blindness, scale_of, unavailable, worth_telling
 from penstock_operator.scaling.read.gateways import Waker, combined
 from penstock_operator.scaling.read.history import History
@@ -193,7 +200,7 @@ class Autoscaler:
             return
         member = self._members.get(key)
         if member is None or member.uid != target.uid:
-            state = inherited(target.memory, target.settings, now, slowdown=target.slowdown)
+            state = restore_handover(target.memory, target.settings, now, slowdown=target.slowdown)
             member = self._members[key] = _Member(target.uid, state)
         metrics = await self._metrics(target, member, now)
         if target.gateways and not target.counted_by_query:
@@ -204,7 +211,7 @@ class Autoscaler:
         mine = member.told is not None and written_here(target.mode)
         replicas = member.told.replicas if mine and member.told is not None else target.replicas
         seen = Observation(replicas, len(target.ready), metrics, rolling_out=target.rolling_out, started=target.started)
-        decision, member.state = decide_from_zero(target.settings, target.service, seen, member.state, now)
+        decision, member.state = decide(target.settings, target.service, seen, member.state, now)
         member.gateways = target.gateways if decision.replicas == 0 else ()
         SCALING_DECISIONS.labels(decision.cause.value).inc()
         self._tell(target, member, decision, seen, now)
@@ -218,7 +225,7 @@ class Autoscaler:
         if why and member.told is None and blind_seconds < target.settings.unknown_seconds:
             # Two readings make a rate: until then there is nothing to say.
             return
-        scale = scale_of(decision, seen, bequeathed(member.state))
+        scale = scale_of(decision, seen, dump_handover(member.state))
         if why and member.told is not None and blind_seconds < target.settings.unknown_seconds:
             scale = as_available_as(member.told, scale)
         elif why:

@@ -10,10 +10,9 @@ from enum import StrEnum
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
 
-from penstock_runtime.models.fetching import FetchProgress as Transfer
-
 from penstock.manifest import CandidateFacts, Manifest, ReasonCode
 from penstock.recipe import Plan, Recipe
+from penstock_runtime.models.fetching import FetchProgress as Transfer
 
 if TYPE_CHECKING:
     # Types alone: the command line imports this module at every start.

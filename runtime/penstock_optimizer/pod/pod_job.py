@@ -27,7 +27,6 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from penstock_runtime.models.fetching import FetchProgress as Transfer
 from pydantic import ValidationError
 
 from penstock.artefact_store import StoreUri
@@ -43,6 +42,7 @@ from penstock.settings import hugging_face_token, setting
 from penstock_optimizer.job.optimise import optimise, prepare
 from penstock_optimizer.job.progress import Progress, transfer_text
 from penstock_runtime.host import read_host
+from penstock_runtime.models.fetching import FetchProgress as Transfer
 from penstock_runtime.models.sources import fetch_model
 from penstock_runtime.pod.termination import DEFAULT_LOG
 from penstock_runtime.settings import Variables

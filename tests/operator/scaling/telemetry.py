@@ -14,7 +14,7 @@ from prometheus_client import CollectorRegistry
 
 from penstock_operator.cluster.store import Key
 from penstock_operator.health import Health, serve
-from penstock_operator.scaling.collector import Figures
+from penstock_operator.scaling.collector import DecisionCollector
 from penstock_operator.scaling.decide import Decision
 from testbed.aggregated import running_external_metrics
 from testbed.build import binary
@@ -36,7 +36,7 @@ def adapter_configuration() -> str:
 def registry_of(decisions: Callable[[], Mapping[Key, Decision]]) -> CollectorRegistry:
     """With the figures of the operator's decisions."""
     registry = CollectorRegistry()
-    registry.register(Figures(decisions))
+    registry.register(DecisionCollector(decisions))
     return registry
 
 

@@ -1,29 +1,24 @@
-"""How many replicas: demand over measured capacity. A pure library: no IO, no clock; time is an argument.
+"""How many replicas an endpoint needs: its demand over the measured capacity of a replica. Pure.
 
     measurement  three-state metrics: Value, Idle, Unknown
-    interpret    what Prometheus answered -> metrics
-    counters     samples of counters -> rates, for whoever scrapes by itself
-    service      the capacity of one replica from its curve, and how much slower it is
-    demand       rates -> what replicas have to meet when they are there
-    reserve      what is kept beyond it
-    start_up     how long a new replica takes, from those that were seen to start
-    memory       what the past forbids
-    legacy       the little of it that a new leader goes on from
-    correction   the curve held against the observed p95
-    decide       all of it -> a number and a sentence
+    interpret    Prometheus' answers -> metrics
+    counters     samples of counters -> rates, for pods that the operator scrapes itself
+    service      the capacity of replicas from the measured curve, and how much slower they are
+    demand       rates -> the demand at the time when new replicas have started, and the reserve beyond it
+    state        what is kept between two decisions, and the handover snapshot for a new leader
+    memory       updates of the state: shrink window, holds, start-up times, slow-down
+    decide       all of these -> a number of replicas and a sentence
 
-It knows nothing of Kubernetes but the number of replicas.
+A library without IO and clock: time is an argument. Of Kubernetes it knows only the number of replicas.
 """
 
 from penstock_operator.scaling.decide.decision import Cause, Condition, Decision, Observation
 from penstock_operator.scaling.decide.demand import Demand
-from penstock_operator.scaling.decide.handover import bequeathed, inherited
 from penstock_operator.scaling.decide.measurement import Idle, Measurement, Metrics, Unknown, Value, known
 from penstock_operator.scaling.decide.replicas import decide
 from penstock_operator.scaling.decide.service import Service
 from penstock_operator.scaling.decide.settings import ScalingSettings, WhenMissing
-from penstock_operator.scaling.decide.start_up import Started
-from penstock_operator.scaling.decide.state import Peak, State
+from penstock_operator.scaling.decide.state import Peak, Started, State, dump_handover, restore_handover
 
 __all__ = [
     "Cause",
@@ -42,8 +37,8 @@ __all__ = [
     "Unknown",
     "Value",
     "WhenMissing",
-    "bequeathed",
     "decide",
-    "inherited",
+    "dump_handover",
     "known",
+    "restore_handover",
 ]

@@ -1,8 +1,8 @@
-"""Samples of counters and gauges -> rates, for the operator that scrapes the pods itself.
+"""Rates from samples of counters and gauges, for pods that the operator scrapes itself. Pure.
 
-As Prometheus counts, without its extrapolation to the ends of a window: increases between samples, a counter that went
-down has been reset and counts from zero, and one sample makes no rate. Times are the samples' own, so that a late
-scrape is no lower rate.
+Rates are calculated as Prometheus does, without its extrapolation to the ends of a window: from the increases between
+samples, where a counter that went down was reset and counts from zero. One sample gives no rate. Times are those of the
+samples, so that a late scrape does not lower a rate.
 """
 
 from __future__ import annotations
@@ -17,10 +17,10 @@ from penstock_operator.scaling.decide.measurement import Idle, Measurement, Unkn
 
 @dataclass(frozen=True, slots=True)
 class Sample:
-    """A reading of one pod's series."""
+    """One value of one pod's series."""
 
     at: float
-    """Seconds since the epoch, by the clock of whoever scraped."""
+    """Seconds since the epoch, by the scraping process' clock."""
     value: float
 
 
@@ -29,7 +29,7 @@ Series = Mapping[str, Sequence[Sample]]
 
 
 def increase(samples: Sequence[Sample]) -> float:
-    """How much a counter has grown over its samples, resets included."""
+    """Increase of a counter over its samples, resets taken into account."""
     total = 0.0
     for before, after in pairwise(samples):
         total += after.value if after.value < before.value else after.value - before.value
@@ -37,7 +37,7 @@ def increase(samples: Sequence[Sample]) -> float:
 
 
 def within(samples: Sequence[Sample], window_seconds: float, now: float) -> list[Sample]:
-    """The finite samples of the window, oldest first, each time once; samples of the future are left out."""
+    """The finite samples of the window, oldest first, one for each time; samples in the future are left out."""
     kept: list[Sample] = []
     for sample in samples:
         fresh = now - window_seconds <= sample.at <= now
@@ -47,10 +47,10 @@ def within(samples: Sequence[Sample], window_seconds: float, now: float) -> list
 
 
 def lately(series: Series, least_seconds: float, most_seconds: float, now: float) -> Series:
-    """Of each pod the newest finite sample and the nearest one that is at least `least_seconds` older.
+    """For each pod the samples from the newest finite one back to the first that is at least `least_seconds` older.
 
-    Nothing older than `most_seconds`; both ends or only one of them, where there is no other. A window that holds two
-    scrapes loses a rate with every scrape that is late; this reaches back for as far as it must and no further.
+    None is older than `most_seconds`. A fixed window for two scrapes would lose the rate whenever a scrape is late;
+    this one reaches back as far as needed.
     """
     found: dict[str, list[Sample]] = {}
     for pod, samples in series.items():
@@ -62,12 +62,12 @@ def lately(series: Series, least_seconds: float, most_seconds: float, now: float
 
 
 def span_seconds(series: Series) -> float:
-    """The shortest time between the ends of a pod's samples; 0 where no pod has two."""
+    """The shortest time between the first and last sample of a pod; 0 if no pod has two."""
     return min((samples[-1].at - samples[0].at for samples in series.values() if len(samples) > 1), default=0.0)
 
 
 def rate(series: Series, window_seconds: float, now: float) -> Measurement:
-    """Requests/s over all pods; Idle when every counter stood still; Unknown when no pod has two samples."""
+    """Requests/s over all pods; Idle if no counter changed; Unknown if no pod has two samples."""
     total, counted, oldest = 0.0, 0, 0.0
     for samples in series.values():
         inside = within(samples, window_seconds, now)
@@ -81,7 +81,7 @@ def rate(series: Series, window_seconds: float, now: float) -> Measurement:
 
 
 def latest(series: Series, freshest_seconds: float, now: float) -> Measurement:
-    """The sum of a gauge's newest values; Unknown when no pod has one that is fresh."""
+    """The sum of a gauge's newest values; Unknown if no pod has a fresh one."""
     newest = [inside[-1] for samples in series.values() if (inside := within(samples, freshest_seconds, now))]
     if not newest:
         return Unknown(f"no pod was scraped within {freshest_seconds:.0f} s")
@@ -89,7 +89,7 @@ def latest(series: Series, freshest_seconds: float, now: float) -> Measurement:
 
 
 def growth(series: Series, window_seconds: float, now: float) -> float:
-    """By how much a gauge's sum changes in a second; a pod that has just come had nothing before. 0 without samples."""
+    """Change of a gauge's sum per second, where a new pod started at 0. 0 without samples."""
     change, begin, end = 0.0, math.inf, -math.inf
     for samples in series.values():
         inside = within(samples, window_seconds, now)
@@ -100,7 +100,7 @@ def growth(series: Series, window_seconds: float, now: float) -> float:
 
 
 def coverage(series: Series, ready: Sequence[str], freshest_seconds: float, now: float) -> float:
-    """Share of the ready pods with a fresh sample, 0 to 1; 1 when no pod is ready, for there is nothing to miss."""
+    """Share of the ready pods with a fresh sample, 0 to 1; 1 when no pod is ready."""
     if not ready:
         return 1.0
     return sum(1 for pod in ready if within(series.get(pod, ()), freshest_seconds, now)) / len(ready)

@@ -1,4 +1,4 @@
-"""What the autoscaler sees and what it says. Values only."""
+"""Input and output of one decision: observation, cause, conditions, decision. Values only."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from enum import StrEnum
 
 from penstock_operator.scaling.decide.demand import Demand
 from penstock_operator.scaling.decide.measurement import Metrics
-from penstock_operator.scaling.decide.start_up import Started
+from penstock_operator.scaling.decide.state import Started
 
 
 @dataclass(frozen=True, slots=True)
@@ -15,46 +15,46 @@ class Observation:
     """The endpoint at one moment."""
 
     replicas: int
-    """What is asked for now: `spec.replicas` of the Deployment. Never the number of pods, which rollouts raise."""
+    """`spec.replicas` of the Deployment; not the number of pods, which is higher during a rollout."""
     ready: int
     """Pods that take traffic."""
     metrics: Metrics
     rolling_out: bool = False
-    """A new plan is being rolled out: surge pods come and go, and start-up work looks like load."""
+    """The Deployment is being rolled out: surge pods come and go, and start-up work looks like load."""
     started: tuple[Started, ...] = ()
-    """Of the ready pods, those that tell how long they took to start. They may be told again and again."""
+    """Start-up times of ready pods, as far as known; those of earlier observations may be repeated."""
 
 
 class Cause(StrEnum):
-    """Why the number is what it is; the Event's reason."""
+    """Why the number of replicas is what it is; the reason of the Event."""
 
     DEMAND = "Demand"
-    """What demand over capacity asks for, up or down or as it is."""
+    """Demand over capacity gives this number, more or fewer or the same."""
     GUARD = "AnswersLate"
-    """Answers are late although the curve says that they are not: one more."""
+    """Answers are late although the curve predicts that they are not: one more."""
     BOUNDS = "Bounds"
-    """The number was outside minReplicas and maxReplicas."""
+    """The number was not between minReplicas and maxReplicas."""
     MAXIMUM = "AtMaximum"
     """More are wanted than maxReplicas allows."""
     WINDOW = "ShrinkWindow"
-    """Fewer would do now; more were wanted within the window."""
+    """Fewer are enough now; more were needed within the shrink window."""
     HELD = "Held"
-    """Fewer would do; something forbids to shrink just now."""
+    """Fewer are enough; something forbids a scale-down now."""
     WOKEN = "Woken"
-    """There was no replica, and somebody waits for one."""
+    """There was no replica, and a request is waiting."""
     IDLE = "Idle"
-    """Nobody has asked for a whole window: none."""
+    """No request came for a whole shrink window: none."""
     UNKNOWN = "MetricsMissing"
-    """Nobody knows the demand: as it is."""
+    """The demand is unknown: the number stays."""
     FALLBACK = "Fallback"
-    """Nobody has known the demand for long: at least the fall-back."""
+    """The demand has been unknown for long: at least the fall-back."""
     NO_CURVE = "NoCapacityCurve"
-    """Nobody knows what a replica can take: as it is."""
+    """The capacity of a replica is unknown: the number stays."""
 
 
 @dataclass(frozen=True, slots=True)
 class Condition:
-    """A condition of the endpoint in metav1's words."""
+    """A condition of the endpoint, with the fields of metav1.Condition."""
 
     status: bool
     reason: str
@@ -63,17 +63,17 @@ class Condition:
 
 @dataclass(frozen=True, slots=True)
 class Decision:
-    """How many replicas, and why."""
+    """The number of replicas, and the reason."""
 
     replicas: int
     cause: Cause
     reason: str
-    """One sentence with its inputs, for status, Events and people."""
+    """One sentence with the inputs, for the status, Events and logs."""
     wanted: int | None
-    """What demand over capacity alone asks for, without bounds and history; None when unknown."""
+    """The number from demand over capacity alone, without bounds and history; None if unknown."""
     demand: Demand | None
     capacity: float | None
-    """Requests/s that each of these replicas takes within the objective, as corrected, without headroom."""
+    """Requests/s that each of these replicas takes within the objective, corrected, without headroom."""
     slowdown: float
     predicted_p95_milliseconds: float | None
     metrics_available: Condition

@@ -1,4 +1,4 @@
-"""The decision in one sentence with its inputs, such as
+"""The sentence that explains a decision with its inputs, such as
 
 3 replicas: 184 requests/s now, 201 forecast in 40 s, over 88 per replica at p95 20 ms with 25 % headroom; p95 observed
 14.1 ms, predicted 13.2
@@ -7,8 +7,8 @@
 from __future__ import annotations
 
 from penstock_operator.scaling.decide.decision import Cause, Decision, Observation
+from penstock_operator.scaling.decide.demand import rate_to_plan
 from penstock_operator.scaling.decide.measurement import Idle, Unknown, Value
-from penstock_operator.scaling.decide.reserve import planned
 from penstock_operator.scaling.decide.service import Service
 from penstock_operator.scaling.decide.settings import ScalingSettings
 
@@ -16,7 +16,7 @@ from penstock_operator.scaling.decide.settings import ScalingSettings
 def explain(
     decision: Decision, seen: Observation, settings: ScalingSettings, service: Service | None, *, detail: str = ""
 ) -> str:
-    """One sentence without a full stop. `detail` is a clause that the cause asks for."""
+    """One sentence without a full stop. `detail` is the clause that some causes need."""
     head = _head(decision, seen)
     if decision.cause is Cause.NO_CURVE or service is None:
         return f"{head}: what a replica can take was not measured, so the number stays as it is"
@@ -35,7 +35,7 @@ def _head(decision: Decision, seen: Observation) -> str:
 
 def _load(decision: Decision, settings: ScalingSettings, service: Service) -> str:
     demand = decision.demand
-    assert demand is not None  # noqa: S101 - the caller has seen to it
+    assert demand is not None  # noqa: S101 - checked by the caller
     text = f"{number(demand.now)} requests/s now"
     if demand.forecast > demand.now * 1.005:
         text += f", {number(demand.forecast)} forecast in {demand.ahead_seconds:.0f} s"
@@ -43,8 +43,8 @@ def _load(decision: Decision, settings: ScalingSettings, service: Service) -> st
         text += f", {number(demand.backlog)} waiting to be worked off in {settings.drain_seconds:.0f} s"
     objective = f"p95 {number(service.p95_objective_milliseconds)} ms"
     at = f"at {objective}" if service.within_objective else f"({objective} is out of reach)"
-    # As it is for this demand: of a small fleet it may be more than the setting says.
-    asked = planned(demand.mean, demand.forecast, settings.headroom, service.rate)
+    # The actual reserve: for a small fleet it may be more than the setting.
+    asked = rate_to_plan(demand.planned, demand.forecast, settings.headroom, service.rate)
     spare = 1 - demand.forecast / asked if asked else 1 - settings.headroom
     headroom = f"{spare * 100:.0f} % headroom"
     text += f", over {number(decision.capacity or 0.0)} per replica {at} with {headroom}"
@@ -91,6 +91,6 @@ def _what_then(decision: Decision, settings: ScalingSettings) -> str:
 
 
 def number(value: float | Value) -> str:
-    """Three significant digits, whole from 100 on."""
+    """Three significant digits; whole from 100 on."""
     figure = value.value if isinstance(value, Value) else value
     return f"{figure:.0f}" if figure >= 100 else f"{figure:.3g}"

@@ -1,9 +1,9 @@
-"""What Prometheus answered -> three-state metrics. Pure: whoever asks hands in the answers and their time.
+"""Prometheus' answers to the autoscaler's queries -> three-state metrics. Pure.
 
-Every age is a difference of two times of Prometheus' own clock, so that the operator's clock may be wrong. Nothing is
-filled in: `or vector(0)` is what turns an outage into an idle service, and no query of ours has it.
+Ages are differences between two times of Prometheus' clock, so that a wrong clock of the operator does not matter. No
+missing value is filled in: `or vector(0)` would turn an outage into an idle service.
 
-| answer | means |
+| answer | result |
 |---|---|
 | a finite value, targets up and fresh | Value |
 | 0, or 0/0, while every target is up and fresh and nothing is in flight | Idle |
@@ -13,15 +13,15 @@ filled in: `or vector(0)` is what turns an outage into an idle service, and no q
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
 
-from penstock_operator.scaling.decide.measurement import Idle, Measurement, Metrics, Unknown, Value
+from penstock_operator.scaling.decide.measurement import Idle, Measurement, Metrics, Unknown, Value, of_answers
 
 STALE_INTERVALS = 3.0
-"""A target not scraped for so many intervals is stale, long before Prometheus' own look-back of 5 minutes."""
+"""A target that was not scraped for this many intervals is stale, long before Prometheus' look-back of 5 minutes."""
 FUTURE_SECONDS = 5.0
-"""Samples from further in the future come from a broken clock."""
+"""Samples further in the future come from a wrong clock."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,7 +41,7 @@ class Vector:
 
 @dataclass(frozen=True, slots=True)
 class Failure:
-    """The query was not answered, or with an error; `reason` is a clause such as `prometheus answered 503`."""
+    """The query failed; `reason` is a clause such as `prometheus answered 503`."""
 
     reason: str
 
@@ -51,12 +51,12 @@ Answer = Vector | Failure
 
 @dataclass(frozen=True, slots=True)
 class Answers:
-    """The answers to one round of queries, all evaluated at one time."""
+    """The answers to one round of queries, all evaluated at the same time."""
 
     evaluated_at: float
-    """The evaluation time, seconds, by Prometheus' clock (`time()`)."""
+    """Evaluation time by Prometheus' clock (`time()`), seconds since the epoch."""
     scraped_at: Answer
-    """`timestamp(up{...} == 1)`: by pod, when it was last scraped with success."""
+    """`timestamp(up{...} == 1)`: by pod, the time of its last successful scrape."""
     arrivals_fast: Answer
     """`sum(rate(requests_total[fast])) + sum(deriv(in_flight[fast]))`."""
     arrivals_slow: Answer
@@ -67,11 +67,11 @@ class Answers:
 
 
 @dataclass(frozen=True, slots=True)
-class Setting:
-    """What the answers are read against."""
+class ScrapeTargets:
+    """What the answers are interpreted against: the pods to expect, and the windows of the queries."""
 
     ready: tuple[str, ...]
-    """Names of the ready pods, as the API server tells."""
+    """Names of the ready pods, from the API server."""
     scrape_interval_seconds: float
     objective_seconds: float
     fast_seconds: float
@@ -79,34 +79,34 @@ class Setting:
     pod_label: str = "pod"
 
 
-def metrics_of(answers: Answers, setting: Setting) -> Metrics:
-    """The metrics of one round."""
+def metrics_of(answers: Answers, targets: ScrapeTargets) -> Metrics:
+    """The metrics of one round of queries."""
     scraped = answers.scraped_at
     if isinstance(scraped, Failure):
         return Metrics.unknown(scraped.reason)
-    fresh, problem = _fresh(scraped, answers.evaluated_at, setting)
-    if not fresh and setting.ready:
+    fresh, problem = _fresh(scraped, answers.evaluated_at, targets)
+    if not fresh and targets.ready:
         return Metrics.unknown(problem)
-    coverage = len(fresh & set(setting.ready)) / len(setting.ready) if setting.ready else 1.0
+    coverage = len(fresh & set(targets.ready)) / len(targets.ready) if targets.ready else 1.0
     in_flight = _single(answers.in_flight, "requests in flight")
-    # Only a zero of all targets is a zero.
+    # A zero counts only if all targets have it.
     quiet = coverage == 1 and isinstance(in_flight, Value) and in_flight.value == 0
     buckets = bucket_rates(answers.buckets)
     return Metrics(
         arrivals_fast=_rate(answers.arrivals_fast, "request rate", quiet=quiet),
         arrivals_slow=_rate(answers.arrivals_slow, "request rate", quiet=quiet),
         in_flight=in_flight,
-        good_share=_of_answers(good_share(buckets, setting.objective_seconds), quiet=quiet),
-        p95_milliseconds=_of_answers(quantile(buckets, 0.95), quiet=quiet, scale=1000),
+        good_share=of_answers(good_share(buckets, targets.objective_seconds), quiet=quiet),
+        p95_milliseconds=of_answers(quantile(buckets, 0.95), quiet=quiet, scale=1000),
         coverage=coverage,
-        fast_seconds=setting.fast_seconds,
-        slow_seconds=setting.slow_seconds,
+        fast_seconds=targets.fast_seconds,
+        slow_seconds=targets.slow_seconds,
     )
 
 
-def _fresh(scraped: Vector, evaluated_at: float, setting: Setting) -> tuple[set[str], str]:
-    """Pods that were scraped lately, and what is wrong when there are none."""
-    stale = STALE_INTERVALS * setting.scrape_interval_seconds
+def _fresh(scraped: Vector, evaluated_at: float, targets: ScrapeTargets) -> tuple[set[str], str]:
+    """Names of the pods with a fresh scrape, and the reason if there are none."""
+    stale = STALE_INTERVALS * targets.scrape_interval_seconds
     fresh: set[str] = set()
     problem = "prometheus knows no target of this endpoint that is up"
     for element in scraped.elements:
@@ -118,12 +118,12 @@ def _fresh(scraped: Vector, evaluated_at: float, setting: Setting) -> tuple[set[
         elif age > stale:
             problem = f"the newest samples are {age:.0f} s old"
         else:
-            fresh.add(element.labels.get(setting.pod_label, ""))
+            fresh.add(element.labels.get(targets.pod_label, ""))
     return fresh, problem
 
 
 def _single(answer: Answer, what: str) -> Measurement:
-    """The value of a vector of one element."""
+    """The value of a vector with one element."""
     if isinstance(answer, Failure):
         return Unknown(answer.reason)
     if len(answer.elements) != 1:
@@ -136,7 +136,7 @@ def _single(answer: Answer, what: str) -> Measurement:
 
 
 def _rate(answer: Answer, what: str, *, quiet: bool) -> Measurement:
-    """A rate. 0 and NaN are idle where everything else says so too; a fall of in-flight may take it below 0."""
+    """A rate. 0 and NaN are Idle if `quiet`; a fall of what is in flight may take it below 0, which counts as 0."""
     if isinstance(answer, Vector) and len(answer.elements) == 1:
         value = answer.elements[0].value
         if quiet and (value == 0 or math.isnan(value)):
@@ -146,21 +146,15 @@ def _rate(answer: Answer, what: str, *, quiet: bool) -> Measurement:
     return _single(answer, what)
 
 
-def _of_answers(value: float | str, *, quiet: bool, scale: float = 1.0) -> Measurement:
-    if isinstance(value, str):
-        return Idle() if quiet else Unknown(value)
-    return Value(value * scale)
-
-
 Buckets = tuple[tuple[float, float], ...]
-"""(upper bound in seconds, answers per second up to it), by rising bound, the last one infinite."""
+"""(upper bound in seconds, answers per second up to it), sorted by bound, the last bound infinite."""
 
 
 def bucket_rates(answer: Answer) -> Buckets | str:
-    """The classic histogram's cumulative buckets, or what is wrong with it.
+    """The cumulative buckets of the classic histogram, or the reason why they are unusable.
 
-    Rates of buckets that were not scraped in the same instant may fall a little from one bound to the next; they are
-    made monotone, as `histogram_quantile` does.
+    Rates of buckets that were scraped at different times may decrease from one bound to the next; they are made
+    monotone, as `histogram_quantile` does.
     """
     if isinstance(answer, Failure):
         return answer.reason
@@ -185,9 +179,9 @@ def bucket_rates(answer: Answer) -> Buckets | str:
 
 
 def quantile(buckets: Buckets | str, share: float) -> float | str:
-    """A quantile in seconds, linear within its bucket; in the last one the highest finite bound, a lower limit.
+    """A quantile in seconds, linear within its bucket; in the last bucket the highest finite bound, a lower limit.
 
-    A clause instead when there were no answers (Prometheus' NaN).
+    A reason instead if there were no answers (Prometheus' NaN).
     """
     if isinstance(buckets, str):
         return buckets
@@ -205,7 +199,7 @@ def quantile(buckets: Buckets | str, share: float) -> float | str:
 
 
 def good_share(buckets: Buckets | str, objective_seconds: float) -> float | str:
-    """The share of answers within the objective, exact where it is a bound; or why there is none."""
+    """The share of answers within the objective, which must be a bound; or the reason why there is none."""
     if isinstance(buckets, str):
         return buckets
     total = buckets[-1][1]
@@ -215,8 +209,3 @@ def good_share(buckets: Buckets | str, objective_seconds: float) -> float | str:
         if math.isclose(bound, objective_seconds, rel_tol=1e-9):
             return value / total
     return "the latency histogram has no bound on the objective"
-
-
-def pods_of(answer: Answer, pod_label: str = "pod") -> Sequence[str]:
-    """The pods that an answer by pod speaks of."""
-    return [] if isinstance(answer, Failure) else [element.labels.get(pod_label, "") for element in answer.elements]

@@ -1,7 +1,7 @@
-"""What is known about a metric: a value, that nothing happens, or nothing at all. Three types, so none is mistaken.
+"""Metric values with three states: a value, proven idle, or unknown. Separate types, so that none passes for another.
 
-Zero is a statement ("no requests came"), and must be proven: an outage, an empty vector, a NaN and a series that went
-stale look like zero to whoever maps them to a number, and have scaled services to nothing at their peak
+Zero means that no requests came, and has to be proven. An outage, an empty vector, a NaN or a stale series turns into a
+zero as soon as code maps it to a number, and has scaled services to nothing at their peak
 (docs/explanation/autoscaling.md).
 """
 
@@ -17,21 +17,21 @@ class Value:
 
     value: float
     age_seconds: float = 0.0
-    """How old the newest sample behind it is."""
+    """Age of the newest sample that it was made from."""
 
     def __post_init__(self) -> None:
         if not math.isfinite(self.value):
-            raise ValueError(f"{self.value} is not a measurement; say Unknown, and why")
+            raise ValueError(f"{self.value} is not a measurement; use Unknown with a reason")
 
 
 @dataclass(frozen=True, slots=True)
 class Idle:
-    """Proven quiet: the targets were scraped, and their counters stood still. Rates are 0; a latency does not exist."""
+    """Proven idle: the targets were scraped, and their counters did not change. Rates are 0, there is no latency."""
 
 
 @dataclass(frozen=True, slots=True)
 class Unknown:
-    """Nobody can say; `reason` is a clause for people, such as `prometheus gave no series for it`."""
+    """The value is unknown; `reason` is a clause for users, such as `prometheus gave no series for it`."""
 
     reason: str
 
@@ -40,10 +40,17 @@ Measurement = Value | Idle | Unknown
 
 
 def known(measurement: Measurement, *, idle: float = 0.0) -> float | None:
-    """The number; `idle` for Idle; None when unknown."""
+    """The value; `idle` for Idle; None for Unknown."""
     if isinstance(measurement, Value):
         return measurement.value
     return idle if isinstance(measurement, Idle) else None
+
+
+def of_answers(value: float | str, *, quiet: bool, scale: float = 1.0) -> Measurement:
+    """A figure about answers times `scale`; or, where there is only a reason why it is missing, Idle if `quiet`."""
+    if isinstance(value, str):
+        return Idle() if quiet else Unknown(value)
+    return Value(value * scale)
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,7 +58,7 @@ class Metrics:
     """The traffic of one endpoint at one moment, over all of its pods."""
 
     arrivals_fast: Measurement
-    """Requests per second that came, over the fast window: answered, refused, and what piled up meanwhile."""
+    """Arrivals over the fast window, requests/s: answered, refused, and the growth of what is in flight."""
     arrivals_slow: Measurement
     """The same over the slow window."""
     in_flight: Measurement
@@ -69,20 +76,19 @@ class Metrics:
 
     @property
     def scale(self) -> float:
-        """What rates are multiplied by for the pods that were not scraped, taken to get as much as the others.
+        """Factor that extrapolates rates to the pods that were not scraped, as if they got as much as the others.
 
-        At most 10: of a tenth of the pods nobody concludes to all.
+        At most 10: less than a tenth of the pods is too few to extrapolate from.
         """
         return 1 / max(self.coverage, 0.1) if 0 < self.coverage < 1 else 1.0
 
     @property
     def quiet(self) -> bool:
-        """Proven: nothing came within the fast window, and nothing is under way."""
-        everything = (self.arrivals_fast, self.in_flight)
-        return self.coverage >= 1 and all(known(one) == 0 for one in everything)
+        """Whether it is proven that nothing came within the fast window and nothing is in flight."""
+        return self.coverage >= 1 and known(self.arrivals_fast) == 0 and known(self.in_flight) == 0
 
     @classmethod
     def unknown(cls, reason: str) -> Metrics:
-        """Nothing is known, for one reason."""
+        """All metrics unknown, for one reason."""
         nothing = Unknown(reason)
         return cls(nothing, nothing, nothing, nothing, nothing, coverage=0.0)

@@ -1,21 +1,21 @@
-"""What one replica can take, now: its measured curve, and how much slower than that it turned out to be.
+"""The capacity of replicas: the measured curve of one replica, corrected by the slow-down that is observed.
 
-A replica that is slower by a factor g is the measured one with every duration stretched by g. Time is then the only
-thing that changed, so at an arrival rate r it behaves as the measured one does at g*r, with times g times as long:
+A replica that is slower by a factor g is the measured one with every duration multiplied by g. At an arrival rate r it
+behaves as the measured one does at g*r, with durations g times as long:
 
     p95_now(r) = g * p95(g * r)            rate_within_now(limit) = rate_within(limit / g) / g
 
-Several replicas behind a dispatcher that sends each request to the least busy one are more than their sum: the spare
-capacity that keeps waiting rare grows with the root of the number of servers (square-root staffing; Halfin and Whitt,
-1981). With s the saturation of one replica and r its rate within the objective,
+Several replicas behind a dispatcher that sends each request to the least busy one take more than the sum of their
+rates: the spare capacity that keeps waiting rare grows with the square root of the number of servers (square-root
+staffing; Halfin and Whitt, 1981). With s the saturation of one replica and r its rate within the objective,
 
     total(n) = n * s - (s - r) * sqrt(n)        total(1) = r
 
-Without such a dispatcher (kube-proxy draws lots) replicas are single queues, and total(n) = n * r.
+Without such a dispatcher (kube-proxy chooses at random) each replica is a queue by itself, and total(n) = n * r.
 
-The left equation, solved for g, tells from one observed p95 how much slower the replica is, whatever the shape of the
-curve and wherever on it the replica was; the right one gives the capacity that follows. Both are exact for any queue
-whose service times all stretch alike (less cache, a lower clock, a noisy neighbour, longer texts).
+The left equation, solved for g, gives the slow-down from one observed p95, for any shape of the curve and any point on
+it; the right one gives the resulting capacity. Both are exact for any queue whose service times all grow by the same
+factor (less cache, a lower clock, a noisy neighbour, longer texts).
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from penstock.capacity import CapacityCurve
 
 SLOWEST = 4.0
 FASTEST = 0.25
-"""Slow-downs are looked for between these."""
+"""Slow-downs are searched between these two."""
 
 
 @dataclass(frozen=True)
@@ -35,26 +35,26 @@ class Service:
     """The capacity of one replica for one objective."""
 
     rate: float
-    """`r_slo`: the highest arrival rate within the objective, requests/s."""
+    """The highest arrival rate within the objective, requests/s."""
     p95_objective_milliseconds: float
     rates: tuple[float, ...]
-    """Measured arrival rates, rising, requests/s."""
+    """Measured arrival rates in increasing order, requests/s."""
     p95_milliseconds: tuple[float, ...]
-    """p95 at these rates, made monotone: noise does not make a busier replica faster."""
+    """p95 at these rates, made monotone: a busier replica is not faster, except by noise."""
     saturation: float
-    """The highest rate that was answered, whatever the latency, requests/s; at least `rate`."""
+    """The highest rate that was answered at any latency, requests/s; at least `rate`."""
     pooled: bool = False
-    """Requests go to the least busy replica, instead of any."""
+    """Requests go to the least busy replica, not to a random one."""
     within_objective: bool = True
-    """False: not even a nearly idle replica keeps the objective; `rate` is then what it keeps up with."""
+    """False: even a nearly idle replica misses the objective; `rate` is then the rate that it keeps up with."""
 
     @classmethod
     def from_curve(
         cls, curve: CapacityCurve, *, p95_objective_milliseconds: float | None = None, pooled: bool = False
     ) -> Service | None:
-        """From the artefact's curve, for the endpoint's objective or, without one, the curve's own.
+        """From the artefact's curve, for the endpoint's objective or, without one, that of the curve.
 
-        None when the curve has no points, or none at which the replica kept up: then nothing is known about it.
+        None if the curve has no point at which the replica kept up: its capacity is then unknown.
         """
         objective = p95_objective_milliseconds or curve.p95_objective_milliseconds
         points = sorted(curve.points, key=lambda point: point.arrivals_per_second)
@@ -68,7 +68,7 @@ class Service:
             rates.append(point.arrivals_per_second)
             p95s.append(max(point.p95_milliseconds, p95s[-1] if p95s else 1e-3))
         rate = curve.rate_within(objective)
-        # The objective is out of reach; the rate that it keeps up with still tells how many replicas are enough.
+        # Where the objective is out of reach, the rate that it keeps up with still gives a number of replicas.
         keeps_up = rate if rate is not None else curve.rate_within(math.inf)
         if keeps_up is None:
             return None
@@ -78,7 +78,7 @@ class Service:
         )
 
     def total(self, replicas: int, *, slowdown: float = 1.0) -> float:
-        """Arrival rate (requests/s) that so many replicas take together within the objective."""
+        """Arrival rate (requests/s) that this many replicas take together within the objective."""
         one = self.capacity(slowdown)
         if not self.pooled:
             return replicas * one
@@ -86,7 +86,7 @@ class Service:
         return replicas * saturation - (saturation - one) * math.sqrt(replicas)
 
     def replicas_for(self, rate: float, *, slowdown: float = 1.0) -> float:
-        """How many replicas take an arrival rate (requests/s) within the objective: `total`, inverted; not whole."""
+        """Replicas that take an arrival rate (requests/s) within the objective: the inverse of `total`; not rounded."""
         one = self.capacity(slowdown)
         if not self.pooled:
             return rate / one
@@ -95,11 +95,11 @@ class Service:
         return ((spare + math.sqrt(spare * spare + 4 * saturation * rate)) / (2 * saturation)) ** 2 if rate > 0 else 0.0
 
     def p95_of(self, rate: float, replicas: int, *, slowdown: float = 1.0) -> float:
-        """Predicted p95 in milliseconds when so many replicas share an arrival rate (requests/s)."""
+        """Predicted p95 in milliseconds if this many replicas share an arrival rate (requests/s)."""
         each = rate / replicas
         if not self.pooled:
             return self.p95_at(each, slowdown=slowdown)
-        # The single replica that has as much to spare, measured by the root of its size.
+        # As a single replica with the same spare capacity in relation to the square root of its size.
         saturation = self.saturation / slowdown
         alike = saturation - (saturation - each) * math.sqrt(replicas)
         return self.p95_at(max(alike, 0.0), slowdown=slowdown)
@@ -107,8 +107,8 @@ class Service:
     def p95_at(self, rate: float, *, slowdown: float = 1.0) -> float:
         """Predicted p95 in milliseconds of a single replica at an arrival rate (requests/s).
 
-        Between points linear; under the first point its value; beyond the last one as steep as the last stretch, and at
-        least in proportion.
+        Linear between points; the first value below the first point; beyond the last point with the slope of the last
+        segment, and at least proportional to the rate.
         """
         scaled = rate * slowdown
         rates, p95s = self.rates, self.p95_milliseconds
@@ -124,9 +124,9 @@ class Service:
         return slowdown * (p95s[-1] + slope * (scaled - rates[-1]))
 
     def slowdown_of(self, rate: float, replicas: int, p95_milliseconds: float) -> float:
-        """The factor by which replicas that share this rate (requests/s) are slower than the curve, given their p95."""
+        """Factor by which replicas that share this rate (requests/s) are slower than the curve, from their p95."""
         low, high = FASTEST, SLOWEST
-        for _ in range(30):  # p95 rises with the slow-down, so halving finds the one solution
+        for _ in range(30):  # p95 increases with the slow-down, so bisection finds the solution
             middle = (low + high) / 2
             if self.p95_of(rate, replicas, slowdown=middle) < p95_milliseconds:
                 low = middle
@@ -137,7 +137,7 @@ class Service:
     def capacity(self, slowdown: float = 1.0) -> float:
         """Arrival rate (requests/s) that a replica slower by this factor (at least 1) takes within the objective.
 
-        At least a tenth of the measured rate: a correction must not ask for replicas without end.
+        At least a tenth of the measured rate: a correction must not ask for ever more replicas.
         """
         slowdown = max(slowdown, 1.0)
         reach = self.rate
@@ -146,7 +146,7 @@ class Service:
         return max(min(reach, self.rate) / slowdown, self.rate / 10)
 
     def _reach(self, limit: float) -> float:
-        """The highest measured rate whose p95 is within a limit in milliseconds; 0 when there is none."""
+        """The highest rate on the curve whose p95 is within a limit in milliseconds; 0 if there is none."""
         reach = 0.0
         for index, (rate, p95) in enumerate(zip(self.rates, self.p95_milliseconds, strict=True)):
             if p95 > limit:

@@ -10,7 +10,7 @@ from collections.abc import Iterable, Sequence
 from penstock_operator.scaling.decide import counters
 from penstock_operator.scaling.decide.counters import Sample, Series
 from penstock_operator.scaling.decide.interpret import Buckets, good_share, quantile
-from penstock_operator.scaling.decide.measurement import Idle, Measurement, Metrics, Unknown, Value
+from penstock_operator.scaling.decide.measurement import Idle, Measurement, Metrics, Unknown, Value, of_answers
 from penstock_operator.scaling.read.exposition import Reading
 
 FAST_SECONDS = 30.0
@@ -86,8 +86,8 @@ class History:
             arrivals_fast=fast,
             arrivals_slow=slow,
             in_flight=in_flight,
-            good_share=_of_answers(share_within(buckets, objective_seconds), quiet=quiet),
-            p95_milliseconds=_of_answers(quantile(buckets, 0.95), quiet=quiet, scale=1000),
+            good_share=of_answers(share_within(buckets, objective_seconds), quiet=quiet),
+            p95_milliseconds=of_answers(quantile(buckets, 0.95), quiet=quiet, scale=1000),
             coverage=coverage,
             # What was counted over so short a time is chance as well.
             fast_seconds=counters.span_seconds(newest) or FAST_SECONDS,
@@ -162,9 +162,3 @@ def share_within(buckets: Buckets | str, seconds: float) -> float | str:
             return (before + part * (value - before)) / buckets[-1][1]
         low, before = bound, value
     return before / buckets[-1][1]
-
-
-def _of_answers(value: float | str, *, quiet: bool, scale: float = 1.0) -> Measurement:
-    if isinstance(value, str):
-        return Idle() if quiet else Unknown(value)
-    return Value(value * scale)

@@ -13,7 +13,15 @@ from string import Template
 from typing import Any
 
 from penstock.resources.scaling import PrometheusQueries
-from penstock_operator.scaling.decide.interpret import Answer, Answers, Element, Failure, Setting, Vector, metrics_of
+from penstock_operator.scaling.decide.interpret import (
+    Answer,
+    Answers,
+    Element,
+    Failure,
+    ScrapeTargets,
+    Vector,
+    metrics_of,
+)
 from penstock_operator.scaling.decide.measurement import Idle, Measurement, Metrics, Unknown, Value
 from penstock_operator.scaling.read.exposition import ANSWERED, BUCKET, IN_FLIGHT, REQUESTS, UNANSWERED_CODES
 
@@ -128,7 +136,7 @@ def judged(
             in_flight=answers["in_flight"],
             buckets=answers.get("buckets", Vector()),
         ),
-        Setting(
+        ScrapeTargets(
             ready=place.ready,
             scrape_interval_seconds=windows.scrape_interval,
             objective_seconds=objective_seconds,

@@ -45,7 +45,7 @@ def service(*, pooled: bool = False) -> Service:
 
 
 def traffic(rate: float, *, in_flight: float | None = None, p95: float = 110.0, good: float = 0.99) -> Metrics:
-    """What is measured when everything is known; nothing at all at a rate of 0."""
+    """Metrics with every value known; idle at a rate of 0."""
     if rate == 0:
         return Metrics(Idle(), Idle(), Value(in_flight or 0.0), Idle(), Idle())
     standing = rate * 0.08 if in_flight is None else in_flight
@@ -54,7 +54,7 @@ def traffic(rate: float, *, in_flight: float | None = None, p95: float = 110.0, 
 
 @dataclass
 class Replay:
-    """Plays metrics to the autoscaler tick by tick, and does what it says."""
+    """Feeds metrics to the autoscaler tick by tick, and applies its decisions."""
 
     settings: ScalingSettings = SETTINGS
     service: Service | None = field(default_factory=service)
@@ -87,7 +87,7 @@ class Replay:
         return numbers
 
     def settled(self, rate: float) -> Replay:
-        """After long enough at a rate, whatever came before."""
+        """After long enough at a constant rate to be independent of the past."""
         self.play(traffic(rate), 8 * self.settings.shrink_window_seconds)
         return self
 

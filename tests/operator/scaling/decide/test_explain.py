@@ -1,4 +1,4 @@
-"""The sentence that people read."""
+"""The sentence that explains a decision."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ def endpoint() -> Service:
 MORNING = Metrics(Value(184), Value(184), Value(3), Value(0.99), Value(14.1), slow_seconds=300)
 
 
-def test_it_has_all_of_its_inputs() -> None:
+def test_the_sentence_has_all_inputs() -> None:
     replay = Replay(ScalingSettings(max_replicas=8), endpoint(), replicas=3)
 
     decision = replay.tick(MORNING)
@@ -52,7 +52,7 @@ def test_one_replica_is_singular() -> None:
     )
 
 
-def test_unknown_says_why_and_what_follows() -> None:
+def test_an_unknown_metric_is_named_with_the_consequence() -> None:
     replay = Replay(ScalingSettings(max_replicas=8), endpoint(), replicas=3)
 
     assert replay.tick(Metrics.unknown("prometheus does not answer")).reason == (
@@ -62,7 +62,7 @@ def test_unknown_says_why_and_what_follows() -> None:
     assert known.reason.endswith("; p95 unknown: no histogram")
 
 
-def test_an_objective_out_of_reach_is_said() -> None:
+def test_an_objective_out_of_reach_is_mentioned() -> None:
     curve = CapacityCurve(points=(point(20, 30), point(50, 50)), p95_objective_milliseconds=20)
     replay = Replay(ScalingSettings(max_replicas=8), Service.from_curve(curve), replicas=3)
 

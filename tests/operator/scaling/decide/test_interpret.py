@@ -1,4 +1,4 @@
-"""What Prometheus answers, and what it means."""
+"""Prometheus' answers -> metrics."""
 
 from __future__ import annotations
 
@@ -13,17 +13,16 @@ from penstock_operator.scaling.decide.interpret import (
     Answers,
     Element,
     Failure,
-    Setting,
+    ScrapeTargets,
     Vector,
     bucket_rates,
     good_share,
     metrics_of,
-    pods_of,
     quantile,
 )
 
 NOW = 5000.0
-SETTING = Setting(("a", "b"), 15, 0.02, 60, 120)
+TARGETS = ScrapeTargets(("a", "b"), 15, 0.02, 60, 120)
 
 
 def single(value: float) -> Vector:
@@ -52,7 +51,7 @@ QUIET = replace(
 
 
 def test_finite_values_of_fresh_targets_are_values() -> None:
-    found = metrics_of(BUSY, SETTING)
+    found = metrics_of(BUSY, TARGETS)
 
     assert (found.arrivals_fast, found.arrivals_slow, found.in_flight) == (Value(42.5), Value(40), Value(3))
     assert found.good_share == Value(0.95)
@@ -62,15 +61,15 @@ def test_finite_values_of_fresh_targets_are_values() -> None:
 
 
 def test_zero_is_idle_when_every_target_says_so() -> None:
-    found = metrics_of(QUIET, SETTING)
+    found = metrics_of(QUIET, TARGETS)
 
     assert found.arrivals_fast == found.arrivals_slow == found.good_share == found.p95_milliseconds == Idle()
     assert found.in_flight == Value(0)
 
 
 def test_nothing_over_nothing_is_idle_when_quiet_and_unknown_otherwise() -> None:
-    quiet = metrics_of(replace(QUIET, arrivals_fast=single(math.nan)), SETTING)
-    busy = metrics_of(replace(BUSY, arrivals_fast=single(math.nan)), SETTING)
+    quiet = metrics_of(replace(QUIET, arrivals_fast=single(math.nan)), TARGETS)
+    busy = metrics_of(replace(BUSY, arrivals_fast=single(math.nan)), TARGETS)
 
     assert quiet.arrivals_fast == Idle()
     assert busy.arrivals_fast == Unknown("prometheus gave nan for the request rate")
@@ -87,15 +86,15 @@ def test_nothing_over_nothing_is_idle_when_quiet_and_unknown_otherwise() -> None
     ],
 )
 def test_what_is_no_number_is_unknown_with_its_reason(change: Answer, reason: str) -> None:
-    assert metrics_of(replace(BUSY, arrivals_fast=change), SETTING).arrivals_fast == Unknown(reason)
+    assert metrics_of(replace(BUSY, arrivals_fast=change), TARGETS).arrivals_fast == Unknown(reason)
 
 
 def test_an_empty_vector_is_unknown_even_when_everything_else_is_quiet() -> None:
-    assert isinstance(metrics_of(replace(QUIET, arrivals_fast=Vector()), SETTING).arrivals_fast, Unknown)
+    assert isinstance(metrics_of(replace(QUIET, arrivals_fast=Vector()), TARGETS).arrivals_fast, Unknown)
 
 
 def test_a_rate_that_falls_below_zero_with_the_queue_is_zero() -> None:
-    assert metrics_of(replace(BUSY, arrivals_fast=single(-2)), SETTING).arrivals_fast == Value(0)
+    assert metrics_of(replace(BUSY, arrivals_fast=single(-2)), TARGETS).arrivals_fast == Value(0)
 
 
 @pytest.mark.parametrize(
@@ -109,14 +108,14 @@ def test_a_rate_that_falls_below_zero_with_the_queue_is_zero() -> None:
     ],
 )
 def test_targets_that_are_down_or_stale_make_everything_unknown(targets: Answer, reason: str) -> None:
-    found = metrics_of(replace(QUIET, scraped_at=targets), SETTING)
+    found = metrics_of(replace(QUIET, scraped_at=targets), TARGETS)
 
     assert found.arrivals_fast == found.in_flight == found.p95_milliseconds == Unknown(reason)
     assert found.coverage == 0
 
 
 def test_a_partial_scrape_shows_in_the_coverage_and_is_never_idle() -> None:
-    found = metrics_of(replace(QUIET, scraped_at=scraped(a=3, b=100)), SETTING)
+    found = metrics_of(replace(QUIET, scraped_at=scraped(a=3, b=100)), TARGETS)
 
     assert found.coverage == 0.5
     assert found.arrivals_fast == Value(0)
@@ -125,12 +124,12 @@ def test_a_partial_scrape_shows_in_the_coverage_and_is_never_idle() -> None:
 
 def test_pods_that_are_not_ready_do_not_count_as_coverage() -> None:
     """Surge pods and leavers are scraped as well."""
-    assert metrics_of(replace(BUSY, scraped_at=scraped(a=1, old=1, older=1)), SETTING).coverage == 0.5
+    assert metrics_of(replace(BUSY, scraped_at=scraped(a=1, old=1, older=1)), TARGETS).coverage == 0.5
 
 
 def test_without_ready_pods_nothing_is_missing() -> None:
     """At zero replicas the gateway's figures alone count."""
-    found = metrics_of(replace(BUSY, scraped_at=Vector()), replace(SETTING, ready=()))
+    found = metrics_of(replace(BUSY, scraped_at=Vector()), replace(TARGETS, ready=()))
 
     assert found.arrivals_fast == Value(42.5)
     assert found.coverage == 1
@@ -171,8 +170,3 @@ def test_the_good_share_wants_a_bound_on_the_objective() -> None:
 
     assert good_share(buckets, 0.1) == 0.5
     assert good_share(buckets, 0.07) == "the latency histogram has no bound on the objective"
-
-
-def test_pods_of_an_answer() -> None:
-    assert pods_of(scraped(a=1, b=2)) == ["a", "b"]
-    assert pods_of(Failure("no")) == []

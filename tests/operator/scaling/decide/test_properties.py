@@ -1,7 +1,8 @@
-"""What holds for every history: bounds, no shrinking on unknown, more load never asks for less."""
+"""Properties of any history: bounds, no scale-down on unknown metrics, more load never asks for fewer replicas."""
 
 from __future__ import annotations
 
+import math
 from dataclasses import replace
 
 import numpy as np
@@ -189,3 +190,31 @@ def test_a_leader_without_any_state_does_not_shrink_for_a_window(
     replay = Replay(replicas=replicas)
 
     assert min(replay.play(traffic(rate), SETTINGS.shrink_window_seconds)) >= replicas
+
+
+def noisy_rates(seed: int, *, mean: float, share: float, seconds: int) -> np.ndarray:
+    """Rates that vary by `share`, correlated over half a minute, one for each two seconds; shape [seconds / 2]."""
+    random = np.random.default_rng(seed)
+    keep = math.exp(-2.0 / 30.0)
+    path, value = [], 0.0
+    for shock in random.normal(0, share * math.sqrt(1 - keep * keep), seconds // 2):
+        value = keep * value + shock
+        path.append(mean * math.exp(value - share * share / 2))
+    return np.array(path)
+
+
+def test_replicas_for_a_rise_stay_for_a_window_even_if_it_was_noise() -> None:
+    chosen = SETTINGS.model_copy(update={"headroom": 0.7})
+    for seed in range(8):
+        mean = 25.0 + 2 * seed
+        replay = Replay(chosen, service(pooled=True), replicas=20).settled(mean)
+        grown_at = None
+        for rate in noisy_rates(seed, mean=mean, share=0.2, seconds=3600).tolist():
+            before = replay.replicas
+            decision = replay.tick(traffic(rate), seconds=2.0)
+            if decision.replicas > before:
+                # The surplus of a surge is given back before it has started.
+                surge = decision.demand is not None and decision.demand.surge is not None
+                grown_at = None if surge else replay.now
+            if decision.replicas < before and grown_at is not None:
+                assert replay.now - grown_at >= 0.5 * chosen.shrink_window_seconds, (seed, decision.reason)

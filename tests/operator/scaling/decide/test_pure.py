@@ -1,4 +1,4 @@
-"""No clock, no chance, no IO: time is an argument, and the same arguments give the same decision."""
+"""The autoscaler has no clock, no random numbers and no IO: the same arguments give the same decision."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ ALLOWED = {
 
 
 @pytest.mark.parametrize("module", MODULES, ids=lambda path: path.stem)
-def test_a_module_imports_nothing_that_could_look_around(module: Path) -> None:
+def test_a_module_imports_no_io_and_no_clock(module: Path) -> None:
     found = set()
     for node in ast.walk(ast.parse(module.read_text(encoding="utf-8"))):
         if isinstance(node, ast.Import):
@@ -33,5 +33,5 @@ def test_a_module_imports_nothing_that_could_look_around(module: Path) -> None:
     )
 
 
-def test_what_is_public_is_there() -> None:
+def test_all_public_names_exist() -> None:
     assert [name for name in library.__all__ if not hasattr(library, name)] == []

@@ -1,4 +1,4 @@
-"""Days in the life of an endpoint, tick by tick. One replica takes 10 requests/s; headroom 0.75, window 300 s."""
+"""Decisions over a course of load, tick by tick. One replica takes 10 requests/s; headroom 0.75, window 300 s."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ def test_a_step_is_answered_at_the_first_tick_that_proves_it() -> None:
     assert replay.tick(traffic(60)).replicas >= 8
 
 
-def test_an_overshoot_is_taken_back_before_it_has_started() -> None:
+def test_surplus_replicas_of_a_surge_are_removed_before_they_have_started() -> None:
     """How far a sudden rise goes is not known at once; replicas that have not started are given back when it is."""
     replay = Replay().settled(6)
     replay.ready = 1
@@ -165,7 +165,7 @@ def test_a_long_outage_falls_back_upwards_only() -> None:
 
 
 @pytest.mark.parametrize("lost", ["arrivals_fast", "arrivals_slow", "in_flight", "good_share", "p95_milliseconds"])
-def test_one_unknown_metric_forbids_to_shrink_and_says_which(lost: str) -> None:
+def test_one_unknown_metric_forbids_a_scale_down_and_the_reason_names_it(lost: str) -> None:
     replay = Replay().settled(60)
     peak = replay.replicas
 
@@ -175,7 +175,7 @@ def test_one_unknown_metric_forbids_to_shrink_and_says_which(lost: str) -> None:
     assert "prometheus gave nan for it" in replay.decisions[-1].reason
 
 
-def test_growing_needs_no_more_than_one_rate() -> None:
+def test_one_known_rate_is_enough_to_scale_up() -> None:
     replay = Replay().settled(6)
 
     partly = without(OUTAGE, arrivals_slow=Value(35.0), coverage=1.0)
@@ -183,7 +183,7 @@ def test_growing_needs_no_more_than_one_rate() -> None:
     assert replay.play(partly, 60)[-1] >= 5
 
 
-def test_idle_shrinks_to_the_least_and_to_none_where_that_is_allowed() -> None:
+def test_an_idle_endpoint_shrinks_to_its_minimum_and_to_zero_where_that_is_allowed() -> None:
     kept = Replay().settled(20)
     ended = Replay(ScalingSettings(min_replicas=0, max_replicas=5)).settled(20)
 
@@ -192,7 +192,7 @@ def test_idle_shrinks_to_the_least_and_to_none_where_that_is_allowed() -> None:
     assert ended.tick(Metrics(Idle(), Idle(), Value(3), Idle(), Idle())).replicas == 1  # held by the gateway
 
 
-def test_a_partial_scrape_counts_for_the_others_too_and_forbids_to_shrink() -> None:
+def test_a_partial_scrape_is_extrapolated_and_forbids_a_scale_down() -> None:
     replay = Replay().settled(40)
     before = replay.replicas
 
@@ -260,14 +260,14 @@ def test_a_curve_that_no_longer_holds_is_a_condition() -> None:
     assert "optimise again" in condition.message
 
 
-def test_faster_than_measured_takes_nothing_away() -> None:
+def test_replicas_faster_than_measured_remove_none() -> None:
     replay = Replay().settled(30)
     before = replay.replicas
 
     assert set(replay.play(traffic(30, p95=20), 1200)) == {before}
 
 
-def test_a_p95_near_the_objective_forbids_to_shrink() -> None:
+def test_a_p95_near_the_objective_forbids_a_scale_down() -> None:
     replay = Replay(SETTINGS.model_copy(update={"slowdown_most": 1.0})).settled(60)
     peak = replay.replicas
 
@@ -275,7 +275,7 @@ def test_a_p95_near_the_objective_forbids_to_shrink() -> None:
     assert "p95 is 195 ms" in replay.decisions[-1].reason
 
 
-def test_a_shrink_that_had_to_be_taken_back_makes_the_window_long_enough_and_time_shortens_it() -> None:
+def test_a_scale_down_that_was_taken_back_makes_the_window_long_enough_and_time_shortens_it() -> None:
     replay = Replay().settled(10)
     pause = 400
 
@@ -292,7 +292,7 @@ def test_a_shrink_that_had_to_be_taken_back_makes_the_window_long_enough_and_tim
     assert replay.state.window_factor == 1
 
 
-def test_a_pause_that_no_window_would_have_covered_is_no_regret() -> None:
+def test_a_pause_longer_than_any_window_does_not_make_the_window_longer() -> None:
     replay = Replay().settled(60)
     longest = replay.settings.shrink_window_seconds * replay.settings.longest_window_factor
 
@@ -312,7 +312,9 @@ def test_a_new_leader_without_state_holds_for_a_window() -> None:
     assert replay.play(traffic(6), 600)[-1] < peak
 
 
-@pytest.mark.parametrize(("jump", "words"), [(-3600, "the clock went back by"), (3600, "nobody watched for 36")])
+@pytest.mark.parametrize(
+    ("jump", "words"), [(-3600, "the clock went back by"), (3600, "the load was not observed for 36")]
+)
 def test_a_clock_that_jumps_shrinks_nothing(jump: float, words: str) -> None:
     replay = Replay().settled(60)
     peak = replay.replicas
@@ -325,7 +327,7 @@ def test_a_clock_that_jumps_shrinks_nothing(jump: float, words: str) -> None:
     assert words in replay.decisions[-1].reason
 
 
-def test_leaders_whose_clocks_differ_by_a_second_go_on() -> None:
+def test_leaders_may_have_clocks_that_differ_by_a_second() -> None:
     replay = Replay().settled(60)
     replay.play(traffic(6), 60)
     peaks = replay.state.peaks
@@ -335,7 +337,7 @@ def test_leaders_whose_clocks_differ_by_a_second_go_on() -> None:
     assert replay.state.peaks[:-1] == peaks[:-1]
 
 
-def test_bounds_that_change_are_followed_at_once_whatever_is_known() -> None:
+def test_changed_bounds_apply_at_once_with_and_without_metrics() -> None:
     replay = Replay(replicas=12)
 
     replay.settings = SETTINGS.model_copy(update={"max_replicas": 5})
@@ -347,7 +349,7 @@ def test_bounds_that_change_are_followed_at_once_whatever_is_known() -> None:
     assert "minReplicas is 7" in decision.reason
 
 
-def test_at_the_most_the_sentence_says_what_is_missing() -> None:
+def test_at_the_maximum_the_sentence_has_the_wanted_number() -> None:
     replay = Replay(SETTINGS.model_copy(update={"max_replicas": 3}))
 
     replay.play(traffic(60), 60)
@@ -372,8 +374,8 @@ def test_the_status_stays_small() -> None:
     assert len(replay.state.model_dump_json(by_alias=True, exclude_defaults=True)) < 1000
 
 
-def test_what_was_asked_for_to_work_off_a_backlog_goes_when_it_is_gone() -> None:
-    """Late answers of before do not hold it: nothing that came since then needed it."""
+def test_replicas_for_a_backlog_are_removed_when_it_is_gone() -> None:
+    """Late answers of earlier requests do not keep them: no later demand needed them."""
     replay = Replay().settled(10)
     replay.play(traffic(10), 300)
     late = traffic(40, in_flight=600, p95=3000, good=0.5)

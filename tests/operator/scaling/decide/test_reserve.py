@@ -1,4 +1,4 @@
-"""What is kept beyond the demand."""
+"""The reserve beyond the demand."""
 
 from __future__ import annotations
 
@@ -6,12 +6,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from penstock_operator.scaling.decide.reserve import (
+from penstock_operator.scaling.decide.demand import (
     PROPORTIONAL,
     SMALL_FLEET,
+    demand_for_rate,
+    with_part_of_reserve,
     with_reserve,
-    with_rest_of_reserve,
-    without_reserve,
 )
 
 CAPACITY = 10.0
@@ -31,7 +31,7 @@ headrooms = st.floats(0.05, 1)
         (20, 0.5, 70),
         (20, 0.65, (20 / 0.75 + 2 * 70) / 3),
         (60, 0.65, 60 / 0.65),
-        # Nobody is prepared for a jump to more than five times as much.
+        # The reserve is for a jump to at most five times the demand.
         (2, 0.5, 5 * 2),
     ],
 )
@@ -65,15 +65,15 @@ def test_noise_takes_a_part_of_the_reserve_and_never_the_capacity_itself(
 ) -> None:
     least, most = sorted((one, two))
 
-    assert least <= with_rest_of_reserve(least, headroom, CAPACITY) <= with_reserve(least, headroom, CAPACITY)
-    assert with_rest_of_reserve(least, headroom, CAPACITY) <= with_rest_of_reserve(most, headroom, CAPACITY)
+    assert least <= with_part_of_reserve(least, headroom, CAPACITY) <= with_reserve(least, headroom, CAPACITY)
+    assert with_part_of_reserve(least, headroom, CAPACITY) <= with_part_of_reserve(most, headroom, CAPACITY)
 
 
 @given(demands, headrooms)
 def test_the_inverse_is_the_most_that_the_rate_is_enough_for(demand: float, headroom: float) -> None:
     rate = with_reserve(demand, headroom, CAPACITY)
 
-    found = without_reserve(rate, headroom, CAPACITY)
+    found = demand_for_rate(rate, headroom, CAPACITY)
 
     assert found >= demand * (1 - 1e-6) - 1e-6
     assert with_reserve(found, headroom, CAPACITY) == pytest.approx(rate, rel=1e-6, abs=1e-5)

@@ -1,4 +1,4 @@
-"""From zero and to it: woken by one request, kept by one, and asleep when nobody has asked for a window."""
+"""From zero replicas and to zero."""
 
 from __future__ import annotations
 
@@ -8,17 +8,26 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from penstock_operator.scaling.decide import Idle, Metrics, Observation, ScalingSettings, State, Unknown, Value
-from penstock_operator.scaling.decide.decision import Cause, Decision
-from penstock_operator.scaling.decide.measurement import Measurement
-from penstock_operator.scaling.decide.zero import decide_from_zero
+from penstock_operator.scaling.decide import (
+    Cause,
+    Decision,
+    Idle,
+    Measurement,
+    Metrics,
+    Observation,
+    ScalingSettings,
+    State,
+    Unknown,
+    Value,
+    decide,
+)
 from tests.operator.scaling.decide.cases import START, TICK, Replay, service, traffic
 
 SETTINGS = ScalingSettings(min_replicas=0, max_replicas=5, shrink_window_seconds=60)
 NOTHING = traffic(0)
-UNKNOWN = Metrics.unknown("nobody was scraped")
+UNKNOWN = Metrics.unknown("no pod was scraped")
 FIRST = Metrics(Unknown("one sample"), Unknown("one sample"), Value(1), Unknown("none"), Unknown("none"))
-"""What one look tells: a request waits; two looks would make a rate."""
+"""The first scrape: a request waits, but a rate takes two scrapes."""
 
 
 class ZeroReplay(Replay):
@@ -26,7 +35,7 @@ class ZeroReplay(Replay):
         self.now += seconds
         ready = self.replicas if self.ready is None else self.ready
         seen = Observation(self.replicas, ready, metrics, rolling_out=self.rolling_out)
-        decision, state = decide_from_zero(self.settings, self.service, seen, self.state, self.now)
+        decision, state = decide(self.settings, self.service, seen, self.state, self.now)
         self.state = State.model_validate_json(state.model_dump_json(by_alias=True, exclude_defaults=True))
         self.replicas = decision.replicas
         return decision
@@ -44,7 +53,7 @@ def asleep(replay: ZeroReplay) -> ZeroReplay:
     return replay
 
 
-def test_it_sleeps_after_a_window_without_a_request_and_not_before(replay: ZeroReplay) -> None:
+def test_it_goes_to_zero_after_a_window_without_a_request_and_not_before(replay: ZeroReplay) -> None:
     numbers = replay.play(NOTHING, 200)
 
     # A window of watching, and one of quiet, by tenths.
@@ -53,14 +62,14 @@ def test_it_sleeps_after_a_window_without_a_request_and_not_before(replay: ZeroR
     assert sorted(numbers, reverse=True) == numbers
 
 
-def test_a_request_that_waits_wakes_it_at_the_first_look(replay: ZeroReplay) -> None:
+def test_a_waiting_request_brings_one_replica_at_the_first_decision(replay: ZeroReplay) -> None:
     decision = asleep(replay).tick(FIRST)
 
     assert (decision.replicas, decision.cause) == (1, Cause.WOKEN)
     assert decision.reason == "1 replica, up from 0: 1 request waits at the gateway"
 
 
-def test_a_crowd_that_waits_wakes_as_many_as_it_needs() -> None:
+def test_many_waiting_requests_bring_as_many_replicas_as_they_need() -> None:
     replay = asleep(ZeroReplay(settings=SETTINGS, service=service(pooled=True)))
     replay.tick(traffic(30, in_flight=300), seconds=2)
     decision = replay.tick(traffic(30, in_flight=360), seconds=2)
@@ -68,7 +77,7 @@ def test_a_crowd_that_waits_wakes_as_many_as_it_needs() -> None:
     assert decision.replicas >= 3
 
 
-def test_what_waits_keeps_the_replica_however_long_it_takes_to_start(replay: ZeroReplay) -> None:
+def test_a_waiting_request_keeps_the_replica_while_it_starts(replay: ZeroReplay) -> None:
     asleep(replay).tick(FIRST)
     replay.ready = 0
     waiting = Metrics(Idle(), Idle(), Value(1), Unknown("none"), Unknown("none"))
@@ -76,7 +85,7 @@ def test_what_waits_keeps_the_replica_however_long_it_takes_to_start(replay: Zer
     assert set(replay.play(waiting, 1800)) == {1}
 
 
-def test_it_sleeps_again_only_a_window_after_the_last_request(replay: ZeroReplay) -> None:
+def test_it_goes_back_to_zero_a_window_after_the_last_request(replay: ZeroReplay) -> None:
     asleep(replay).tick(FIRST)
     numbers = replay.play(NOTHING, 55)
 
@@ -86,9 +95,9 @@ def test_it_sleeps_again_only_a_window_after_the_last_request(replay: ZeroReplay
 
 
 @pytest.mark.parametrize("rate", [0.02, 1, 5])
-def test_what_was_asked_before_does_not_lengthen_the_window(replay: ZeroReplay, rate: float) -> None:
+def test_earlier_load_does_not_make_the_window_longer(replay: ZeroReplay, rate: float) -> None:
     replay.play(traffic(rate), 600)
-    # As two minutes' figures tell it: nothing comes, and those who came last were answered late.
+    # Metrics of two minutes: nothing comes any more, and the last requests were answered late.
     ended = replace(traffic(rate, in_flight=0, p95=900, good=0.5), arrivals_fast=Idle())
     numbers = replay.play(ended, 80)
 
@@ -98,22 +107,22 @@ def test_what_was_asked_before_does_not_lengthen_the_window(replay: ZeroReplay, 
 
 
 @pytest.mark.parametrize("unknown", ["arrivals_fast", "in_flight"])
-def test_it_never_sleeps_on_what_is_not_known(replay: ZeroReplay, unknown: str) -> None:
+def test_it_never_goes_to_zero_on_unknown_metrics(replay: ZeroReplay, unknown: str) -> None:
     lost = Unknown("it cannot be reached")
     metrics = replace(NOTHING, arrivals_fast=lost) if unknown == "arrivals_fast" else replace(NOTHING, in_flight=lost)
 
     assert set(replay.play(metrics, 1800)) == {1}
 
 
-def test_a_gateway_that_was_not_asked_may_hold_something(replay: ZeroReplay) -> None:
+def test_it_never_goes_to_zero_on_a_partial_scrape(replay: ZeroReplay) -> None:
     assert set(replay.play(replace(NOTHING, coverage=0.5), 1800)) == {1}
 
 
-def test_nothing_wakes_it_while_nobody_knows_anything(replay: ZeroReplay) -> None:
+def test_it_stays_at_zero_while_metrics_are_unknown(replay: ZeroReplay) -> None:
     assert set(asleep(replay).play(UNKNOWN, 600)) == {0}
 
 
-def test_without_a_gateway_it_is_as_ever(replay: ZeroReplay) -> None:
+def test_with_min_replicas_1_it_never_goes_to_zero(replay: ZeroReplay) -> None:
     replay.settings = replace_minimum(SETTINGS, 1)
 
     assert set(replay.play(NOTHING, 1800)) == {1}
@@ -129,7 +138,7 @@ MEASUREMENTS: st.SearchStrategy[Measurement] = st.one_of(
 
 
 @given(st.lists(st.tuples(MEASUREMENTS, MEASUREMENTS, st.floats(0.1, 1)), min_size=1, max_size=60), st.booleans())
-def test_whatever_comes_nobody_who_waits_is_left_without_a_replica(
+def test_no_waiting_request_is_left_without_a_replica(
     course: list[tuple[Measurement, Measurement, float]], curve: bool
 ) -> None:
     replay = ZeroReplay(settings=SETTINGS, service=service(pooled=True) if curve else None, now=START)
