@@ -140,7 +140,7 @@ docs: $(VENV)/.test ## Write the parts of docs/ that come from the code
 
 .PHONY: docs-site
 docs-site: $(VENV)/.test ## Build the site of the documents into site/, with all links checked
-	@$(BIN)/python -m mkdocs build --strict --quiet
+	@NO_MKDOCS_2_WARNING=1 $(BIN)/python -m mkdocs build --strict --quiet
 
 .PHONY: lock
 lock: | $(UV) ## Choose newest versions again and write constraints.txt
