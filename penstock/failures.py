@@ -8,7 +8,7 @@ from typing import Annotated, Self
 from pydantic import Field
 
 from penstock import errors
-from penstock.resource import Facts
+from penstock.resources.base import Facts
 
 REASONS: dict[type[errors.PenstockError], str] = {
     errors.PenstockError: "OptimizationFailed",

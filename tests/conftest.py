@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Generator
+from collections.abc import Iterator
+from contextlib import contextmanager
 
 import pytest
 from hypothesis import settings
 
 from penstock_runtime.host.pin import pin_process
 from tests.examples import THOROUGH, examples
+from tests.process_state import ProcessState
 
 # Machines differ and are shared: a slow example is no failure. The pytest timeout ends what hangs.
 settings.register_profile(
@@ -37,22 +39,27 @@ def pytest_configure() -> None:
         pin_process(cpus[int(worker.removeprefix("gw")) % firsts :])
 
 
-_cpus_before = pytest.StashKey[set[int]]()
+@pytest.fixture(autouse=True, scope="module")
+def _file_leaves_the_process_as_it_was() -> Iterator[None]:
+    """The fixtures of a file, too: this one is set up before them, and torn down after them."""
+    with _leaves_the_process_as_it_was():
+        yield
 
 
-@pytest.hookimpl(tryfirst=True)
-def pytest_runtest_setup(item: pytest.Item) -> None:
-    item.stash[_cpus_before] = os.sched_getaffinity(0)
+@pytest.fixture(autouse=True)
+def _test_leaves_the_process_as_it_was(_file_leaves_the_process_as_it_was: None) -> Iterator[None]:
+    """The test that changes this process fails, not a later one whose result depends on what was changed."""
+    with _leaves_the_process_as_it_was():
+        yield
 
 
-@pytest.hookimpl(wrapper=True, tryfirst=True)
-def pytest_runtest_teardown(item: pytest.Item) -> Generator[None]:
-    """A test that leaves this process on other CPUs fails, not a later one that starts children where it then is."""
+@contextmanager
+def _leaves_the_process_as_it_was() -> Iterator[None]:
+    before = ProcessState.now()
     yield
-    before, after = item.stash[_cpus_before], os.sched_getaffinity(0)
-    if after != before:
-        pin_process(before)
-        pytest.fail(f"left this process on CPUs {sorted(after)} and found it on {sorted(before)}")
+    if differences := before.differences(ProcessState.now()):
+        before.restore()
+        pytest.fail("left this process changed: " + "; ".join(differences))
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:

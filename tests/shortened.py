@@ -17,8 +17,10 @@ import pytest
 @contextmanager
 def shortened() -> Iterator[None]:
     """While the block runs."""
-    from penstock.cli import serving
-    from penstock_optimizer import budget, capacity, capacity_steps, planning
+    from penstock_cli import serving
+    from penstock_optimizer.capacity import curve as capacity
+    from penstock_optimizer.capacity import steps as capacity_steps
+    from penstock_optimizer.job import budget, planning
 
     with pytest.MonkeyPatch.context() as patch:
         # What `penstock serve` starts is shortened as well.

@@ -11,10 +11,9 @@ from typing import Any
 import click
 
 import penstock
-from penstock.ending import end_when_told
-from penstock.error_line import print_error
 from penstock.errors import PenstockError
-from penstock.setting import Setting
+from penstock.process import exit_on_signal, print_error
+from penstock.settings import Setting
 from penstock_operator.settings import SETTINGS, Settings
 
 
@@ -58,7 +57,7 @@ def _run(settings: Settings) -> int:
 
 def main() -> None:
     """Entry point."""
-    end_when_told()
+    exit_on_signal()
     command()
 
 

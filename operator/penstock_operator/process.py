@@ -14,29 +14,29 @@ import kopf
 from kubernetes.aio.client import Configuration
 
 from penstock.errors import SettingError
-from penstock_operator import handlers
-from penstock_operator.census import Census
 from penstock_operator.cluster.access import load_configuration
 from penstock_operator.cluster.informer import Informer
 from penstock_operator.cluster.kubernetes import NO_RETRIES, KubernetesPort
 from penstock_operator.cluster.port import ClusterPort
-from penstock_operator.collector import Collector
-from penstock_operator.controller import Controller
-from penstock_operator.election import Election
+from penstock_operator.collectors import Census
 from penstock_operator.health import Health, serve
-from penstock_operator.joblog import JobLogs
-from penstock_operator.lease import Leadership, LeaseTimes
+from penstock_operator.leader.election import Election
+from penstock_operator.leader.lease import Leadership, LeaseTimes
+from penstock_operator.loop.controller import Controller
+from penstock_operator.loop.garbage_collection import Collector
 from penstock_operator.metrics import REGISTRY
 from penstock_operator.plan.names import GATEWAY_STATUS_PORT, HTTP_PORT
-from penstock_operator.probe import Probes
-from penstock_operator.scaling.figures import Figures
-from penstock_operator.scaling.gateways import read_gateway
+from penstock_operator.scaling.collector import Figures
 from penstock_operator.scaling.loop import Autoscaler, Pace
-from penstock_operator.scaling.prometheus import OwnPrometheus, PrometheusClient
-from penstock_operator.scaling.scraper import Scraper
+from penstock_operator.scaling.read.gateways import read_gateway
+from penstock_operator.scaling.read.prometheus import OwnPrometheus, PrometheusClient
+from penstock_operator.scaling.read.scraper import Scraper
 from penstock_operator.settings import ScalingSettings, Settings
-from penstock_operator.texts import TextsWatch
-from penstock_operator.world import OURS, World
+from penstock_operator.watch import handlers
+from penstock_operator.watch.cluster_cache import OURS, World
+from penstock_operator.watch.job_log import JobLogs
+from penstock_operator.watch.pod_info import Probes
+from penstock_operator.watch.text_config_maps import TextsWatch
 
 ENDING_SECONDS = 8.0
 """For tasks to end. What hangs for longer is left behind: it may not write any more."""

@@ -18,7 +18,7 @@ from pydantic import model_validator
 
 import penstock
 from penstock.errors import SettingError
-from penstock.setting import Group, Setting, described, load, setting
+from penstock.settings import Group, Setting, described, load, setting
 from penstock_operator.plan.settings import PlanSettings, StoreVolume
 
 PREFIX = "PENSTOCK_OPERATOR_"

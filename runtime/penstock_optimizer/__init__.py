@@ -3,6 +3,6 @@
 Judges the very engines and tasks that serve.
 """
 
-from penstock_runtime.silence import keep_libraries_silent
+from penstock_runtime.no_telemetry import keep_libraries_silent
 
 keep_libraries_silent()

@@ -18,8 +18,8 @@ from prometheus_client.metrics_core import Metric
 
 from penstock import __version__
 from penstock_runtime.host import read_throttling
-from penstock_runtime.http.status import Phase, Status
-from penstock_runtime.predictor import Answer
+from penstock_runtime.serving.predictor import Answer
+from penstock_runtime.serving.status import Phase, Status
 
 SECONDS = (
     0.0005, 0.001, 0.0015, 0.002, 0.003, 0.005, 0.0075, 0.01, 0.015, 0.02, 0.03, 0.05, 0.075, 0.1, 0.15, 0.2, 0.3, 0.5,

@@ -10,15 +10,17 @@ from __future__ import annotations
 
 import difflib
 from collections.abc import Iterable, Mapping
+from functools import cached_property
 from pathlib import Path
 from typing import Any, Literal, Self
 
-from pydantic import PrivateAttr, SecretStr, field_validator, model_validator
+from pydantic import SecretStr, field_validator, model_validator
 
 from penstock.errors import SettingError
-from penstock.setting import Group, Setting, described, load, setting
+from penstock.settings import Group, Setting, described, load, setting
 
 PREFIX = "PENSTOCK_"
+TOKEN_FILE_VARIABLE, TOKEN_FILE_FLAG = f"{PREFIX}AUTH_TOKEN_FILE", "--auth-token-file"
 COMMANDS = ("SERVE_", "OPTIMIZE_", "BENCH_", "HOST_")
 """Prefixes of the variables of flags that are no settings of the server."""
 
@@ -221,33 +223,29 @@ class AccessSettings(Group):
                 raise ValueError(f"{origin!r} is not an origin: write it like https://app.example.com")
         return value
 
-    _read: tuple[bytes, ...] | None = PrivateAttr(None)
+    @cached_property
+    def tokens(self) -> tuple[bytes, ...]:
+        """All accepted tokens; SettingError, which names the variable, when the file cannot be read or has none.
 
-    def tokens(self, *, given_as: str = f"{PREFIX}AUTH_TOKEN_FILE") -> tuple[bytes, ...]:
-        """All accepted tokens; SettingError about the file, `given_as` this, when it cannot be read or holds none.
-
-        The file is read once: a pipe has nothing more to say, and a secret may be gone when it is next asked for.
+        The file is read once: a pipe can be read only once, and a secret may be removed after the start. The result is
+        a cached property because those take no part in comparisons: the defaults of `Settings` are shared objects, and
+        reading one must not make `Settings()` differ from settings that were loaded.
         """
-        if self._read is None:
-            self._read = self._read_tokens(given_as)
-        return self._read
-
-    def _read_tokens(self, given_as: str) -> tuple[bytes, ...]:
         found = [] if self.auth_token is None else [self.auth_token.get_secret_value().strip()]
         if self.auth_token_file is not None:
             try:
                 lines = self.auth_token_file.read_text(encoding="utf-8").splitlines()
             except (OSError, UnicodeDecodeError) as error:
                 raise SettingError(
-                    f"{given_as}: {self.auth_token_file} cannot be read ({error})",
-                    field=given_as,
+                    f"{TOKEN_FILE_VARIABLE}: {self.auth_token_file} cannot be read ({error})",
+                    field=TOKEN_FILE_VARIABLE,
                     remedy="Mount the secret there, or leave the setting out",
                 ) from error
             in_file = [line.strip() for line in lines if line.strip()]
             if not in_file:
                 raise SettingError(
-                    f"{given_as}: {self.auth_token_file} holds no token",
-                    field=given_as,
+                    f"{TOKEN_FILE_VARIABLE}: {self.auth_token_file} holds no token",
+                    field=TOKEN_FILE_VARIABLE,
                     remedy="Write one token a line, or leave the setting out",
                 )
             found.extend(in_file)
@@ -316,8 +314,12 @@ class Settings(Group):
         refuse_near_misses(environment, [*(one.variable for one in SETTINGS), *others])
         loaded = load(cls, SETTINGS, found, flags or {}, document="docs/reference/settings.md")
         if (flags or {}).get("auth_token_file") is not None:
-            # Read here: what asks for the tokens later does not know that a flag has named the file.
-            loaded.access.tokens(given_as="--auth-token-file")
+            # Read here, where it is known that a flag named the file, so that an error names the flag.
+            try:
+                _ = loaded.access.tokens
+            except SettingError as error:
+                message = error.message.replace(TOKEN_FILE_VARIABLE, TOKEN_FILE_FLAG, 1)
+                raise SettingError(message, field=TOKEN_FILE_FLAG, remedy=error.remedy) from error.__cause__
         return loaded
 
 

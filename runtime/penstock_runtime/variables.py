@@ -11,7 +11,7 @@ from typing import Self
 from pydantic import ValidationError
 
 from penstock.errors import SettingError
-from penstock.setting import Group, Setting
+from penstock.settings import Group, Setting
 from penstock_runtime.settings import PREFIX, refuse_near_misses
 
 OF_THE_COMMAND = (f"{PREFIX}STORE", f"{PREFIX}MODELS", f"{PREFIX}PVC_ROOT", f"{PREFIX}STATE")

@@ -9,10 +9,10 @@ import pytest
 import yaml
 
 from penstock_operator.plan.names import ENDPOINT, gateway_labels, runtime_labels
-from penstock_operator.rbac import CLUSTER, KEDA, NAMESPACED, OWN, SECRETS, rules
 from penstock_operator.settings import Settings
 from tests.charts.helm import CHART, NAMESPACE, Helm, Manifest, of_kind
 from tools import make_chart
+from tools.operator_rights import CLUSTER, KEDA, NAMESPACED, OWN, SECRETS, rules
 
 ROOT = Path(__file__).parents[2]
 

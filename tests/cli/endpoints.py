@@ -12,13 +12,13 @@ from typing import Any
 import yaml
 from click.testing import CliRunner, Result
 
-from penstock.cli.main import cli
 from penstock.tasks import TaskName
+from penstock_cli.main import cli
 from penstock_runtime.host import pin_process
 from tests.golden.models import BERT, Sizes, write_model
 
 ROOT = Path(__file__).parents[2]
-PROGRAM = ("penstock.cli.main",)
+PROGRAM = ("penstock_cli.main",)
 SHORTENED = ("tests.shortened", *PROGRAM)
 """The same, for optimisations that are to end soon."""
 TINY = Sizes(width=128, layers=2, heads=4, inner=256, positions=128)

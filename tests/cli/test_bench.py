@@ -8,9 +8,9 @@ from typing import Any
 
 import pytest
 
-import penstock.cli.bench
-from penstock.cli.folders import DEFAULT_MODELS
-from penstock_optimizer.bench.options import BenchOptions
+import penstock_cli.bench
+from penstock_bench.options import BenchOptions
+from penstock_cli.folders import DEFAULT_MODELS
 from tests.cli.endpoints import invoke, write_endpoint
 from tests.runtime.models.hub_server import running_hub
 
@@ -26,7 +26,7 @@ def benched(monkeypatch: pytest.MonkeyPatch) -> Benched:
         found.append(options)
         return SimpleNamespace(notes=("cores 8: this machine has 4",), answered=True)
 
-    monkeypatch.setattr(penstock.cli.bench, "run_bench", record)
+    monkeypatch.setattr(penstock_cli.bench, "run_bench", record)
     return found
 
 
@@ -86,7 +86,7 @@ def test_ending_it_says_how_to_go_on(monkeypatch: pytest.MonkeyPatch) -> None:
     def end(*_: Any) -> Any:
         raise KeyboardInterrupt
 
-    monkeypatch.setattr(penstock.cli.bench, "run_bench", end)
+    monkeypatch.setattr(penstock_cli.bench, "run_bench", end)
     result = invoke("bench", "x.yaml", "--output", "out")
 
     assert result.exit_code == 130
@@ -102,7 +102,7 @@ def test_what_could_not_be_measured_is_named(benched: Benched) -> None:
 
 def test_a_run_without_an_answer_is_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
     nothing = SimpleNamespace(notes=(), answered=False, target="http://x")
-    monkeypatch.setattr(penstock.cli.bench, "run_bench", lambda *_: nothing)
+    monkeypatch.setattr(penstock_cli.bench, "run_bench", lambda *_: nothing)
     result = invoke("bench", "http://x", "--output", "out")
 
     assert result.exit_code == 1

@@ -314,7 +314,7 @@ def test_what_is_fetched_is_shown(file: Path, tmp_path: Path, monkeypatch: pytes
         on_transfer(Progress("hf://a/b@main", "", 0, 0, "using the cached revision"))
         raise KeyboardInterrupt
 
-    monkeypatch.setattr("penstock_optimizer.optimise.optimise", fetch)
+    monkeypatch.setattr("penstock_optimizer.job.optimise.optimise", fetch)
     shown = invoke("optimize", file, "--store", tmp_path / "store").output
 
     assert "note       using the cached revision" in shown
@@ -329,8 +329,8 @@ def test_json_ends_with_its_input_only_where_somebody_is_at_its_other_end(
     """An optimisation that waits for what never comes, or for half a second and then fails."""
     program = (
         "import sys, threading\n"
-        "import penstock_optimizer.optimise as optimise\n"
-        "from penstock.cli.main import main\n"
+        "import penstock_optimizer.job.optimise as optimise\n"
+        "from penstock_cli.main import main\n"
         "from penstock.errors import HostError\n"
         "def wait(*_, **__):\n"
         "    threading.Event().wait(float(sys.argv.pop()))\n"
@@ -351,7 +351,7 @@ def test_ending_an_optimisation_says_how_to_go_on(file: Path, tmp_path: Path, mo
     def end(*_: object, **__: object) -> None:
         raise KeyboardInterrupt
 
-    monkeypatch.setattr("penstock_optimizer.optimise.optimise", end)
+    monkeypatch.setattr("penstock_optimizer.job.optimise.optimise", end)
     result = invoke("optimize", file, "--store", tmp_path / "store")
 
     assert result.exit_code == 130

@@ -86,7 +86,7 @@ def test_a_limit_on_the_size_of_files_is_such_a_disk(tiny: Path, tmp_path: Path)
             "--fsize=500000",
             sys.executable,
             "-m",
-            "penstock.cli.main",
+            "penstock_cli.main",
             "serve",
             file,
             "--store",

@@ -9,8 +9,8 @@ import click
 import pytest
 
 from penstock import __version__
-from penstock.cli.finite import FiniteRange
-from penstock.cli.main import COMMANDS, cli
+from penstock_cli.finite import FiniteRange
+from penstock_cli.main import COMMANDS, cli
 from tests.cli.endpoints import invoke, run
 
 HEAVY = {
@@ -28,7 +28,7 @@ def modules_after(code: str) -> set[str]:
 
 def test_help_imports_no_command_and_none_of_what_they_need() -> None:
     loaded = modules_after(
-        "from penstock.cli.main import main\ntry:\n    main(['--help'])\nexcept SystemExit as end:\n"
+        "from penstock_cli.main import main\ntry:\n    main(['--help'])\nexcept SystemExit as end:\n"
         "    assert end.code == 0"
     )
 
@@ -40,7 +40,7 @@ def test_a_command_imports_no_engine_and_nothing_that_optimises(command: str) ->
     """What serves an artefact starts from here: `pip install penstock[runtime]` is enough for it."""
     allowed = {"numpy", "tokenizers"} if command == "serve" else set()
 
-    assert not modules_after(f"import penstock.cli.{command}") & (HEAVY - allowed)
+    assert not modules_after(f"import penstock_cli.{command}") & (HEAVY - allowed)
 
 
 def test_help_lists_every_command_with_what_it_does() -> None:

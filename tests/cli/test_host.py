@@ -8,8 +8,8 @@ from dataclasses import replace
 
 import pytest
 
-from penstock.cli.host import describe_memory
 from penstock.hardware import CpuIdentity
+from penstock_cli.host import describe_memory
 from penstock_runtime.host import Memory, read_host
 from tests.cli.endpoints import invoke
 

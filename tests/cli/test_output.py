@@ -68,7 +68,7 @@ def test_a_reader_that_is_gone_ends_the_command_in_silence(words: list[str], unb
 def test_what_is_still_to_be_written_at_the_end_is_written_or_told(tmp_path: Path) -> None:
     """`sys.stdout.write` keeps it back."""
     program = (
-        "import sys\nfrom penstock.cli.output import checked_output\n"
+        "import sys\nfrom penstock_cli.output import checked_output\n"
         "with checked_output():\n    sys.stdout.write('äöü')\nprint(' done')"
     )
     environment = {**clean_environment(), "PYTHONUNBUFFERED": "", "PYTHONIOENCODING": "utf-8"}
@@ -137,7 +137,7 @@ def test_ctrl_c_while_it_is_imported_is_no_traceback(ignored: bool, status: int,
     # Stands for the moment at which it is pressed: one of the first things that are imported.
     (tmp_path / "click.py").write_text("import signal\nsignal.raise_signal(signal.SIGINT)\nraise SystemExit(0)\n")
     begin = "import signal; signal.signal(signal.SIGINT, signal.SIG_IGN); " if ignored else ""
-    program = f"{begin}import sys; sys.path.insert(0, {str(tmp_path)!r}); from penstock.cli.entry import main; main()"
+    program = f"{begin}import sys; sys.path.insert(0, {str(tmp_path)!r}); from penstock_cli.entry import main; main()"
 
     done = subprocess.run([sys.executable, "-c", program, "--help"], capture_output=True, text=True, check=False)
 

@@ -10,9 +10,9 @@ import re
 import pytest
 from rich.console import Console
 
-from penstock.cli import progress, screen
-from penstock.cli.progress import OptimizationView, candidates_table, event_from_json, show_result
-from penstock_optimizer.progress import Progress, Stage
+from penstock_cli import progress, screen
+from penstock_cli.progress import OptimizationView, candidates_table, event_from_json, show_result
+from penstock_optimizer.job.progress import Progress, Stage
 from tests.optimizer.report.sample import sample_manifest
 
 

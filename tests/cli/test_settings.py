@@ -8,8 +8,8 @@ from typing import Any
 import click
 import pytest
 
-import penstock.cli.serve
-from penstock.cli.serving import ServeOptions
+import penstock_cli.serve
+from penstock_cli.serving import ServeOptions
 from penstock_runtime.settings import SETTINGS, Settings
 from tests.cli.endpoints import invoke
 
@@ -28,8 +28,8 @@ def started(monkeypatch: pytest.MonkeyPatch) -> Started:
         async def run(self) -> int:
             return 0
 
-    monkeypatch.setattr(penstock.cli.serve, "Serving", Recorder)
-    monkeypatch.setattr(penstock.cli.serve, "configure_logs", lambda level, *_: None)
+    monkeypatch.setattr(penstock_cli.serve, "Serving", Recorder)
+    monkeypatch.setattr(penstock_cli.serve, "configure_logs", lambda level, *_: None)
     monkeypatch.setenv("TOKENIZERS_PARALLELISM", "false")
     return found
 
@@ -37,7 +37,7 @@ def started(monkeypatch: pytest.MonkeyPatch) -> Started:
 def test_every_setting_is_a_flag() -> None:
     flags = {
         flag
-        for parameter in penstock.cli.serve.command.params
+        for parameter in penstock_cli.serve.command.params
         if isinstance(parameter, click.Option)
         for flag in parameter.opts
     }
@@ -77,7 +77,7 @@ def test_values_arrive_with_their_types(started: Started) -> None:
     assert settings.drain.drain_limit_seconds == 7.5
     assert settings.access.cors_origins == ("https://a.example", "https://b.example")
     assert settings.log.access_log
-    assert settings.access.tokens() == (b"secret",)
+    assert settings.access.tokens == (b"secret",)
     assert settings.observation.objective_p95_milliseconds == 20
 
 
@@ -145,6 +145,6 @@ def test_connections_that_were_cut_off_show_in_the_exit_status(
         async def run(self) -> int:
             return 2
 
-    monkeypatch.setattr(penstock.cli.serve, "Serving", Cut)
+    monkeypatch.setattr(penstock_cli.serve, "Serving", Cut)
 
     assert invoke("serve", "x.yaml").exit_code == 1

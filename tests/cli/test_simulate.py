@@ -7,10 +7,10 @@ from pathlib import Path
 
 import pytest
 
-from penstock.cli import simulate
-from penstock_operator.simulator.fleet import Dispatch
-from penstock_operator.simulator.policies import POLICIES, PolicyKind
-from penstock_operator.simulator.traces import BUILT_IN
+from penstock_cli import simulate
+from penstock_simulator.fleet import Dispatch
+from penstock_simulator.policies import POLICIES, PolicyKind
+from penstock_simulator.traces import BUILT_IN
 from tests.cli.endpoints import invoke
 from tests.cli.test_errors import assert_one_sentence
 

@@ -9,15 +9,15 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from penstock.endpoint import ModelEndpoint
 from penstock.errors import SpecError
-from penstock.hardware_class import HardwareClass
-from penstock.hardware_classes import HARDWARE_CLASSES
-from penstock.optimized import OptimizedModel, OptimizedModelSpec, Toolchain
-from penstock.resource import Resource
+from penstock.resources.base import Resource
+from penstock.resources.endpoint import ModelEndpoint
+from penstock.resources.hardware_class import HardwareClass
+from penstock.resources.optimized_model import OptimizedModel, OptimizedModelSpec, Toolchain
+from penstock.resources.shipped_classes import HARDWARE_CLASSES
 from tests.crds.conftest import ApiServer
 from tests.examples import examples
-from tests.penstock.test_endpoint import BAD as BAD_IN_FILES
+from tests.penstock.resources.test_endpoint import BAD as BAD_IN_FILES
 
 Case = tuple[str, object]
 KINDS: dict[str, type[Resource]] = {kind.KIND: kind for kind in (ModelEndpoint, OptimizedModel, HardwareClass)}

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from penstock.endpoint import ModelEndpoint
+from penstock.resources.endpoint import ModelEndpoint
 from testbed.cluster import Cluster
 from testbed.kubectl import Kubectl, KubectlError
 

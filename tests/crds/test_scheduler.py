@@ -1,4 +1,4 @@
-"""The real scheduler puts pods of a class where `penstock.placement` says, and nowhere else.
+"""The real scheduler puts pods of a class where `penstock_operator.plan.placement` says, and nowhere else.
 
 Nodes are objects without a kubelet behind them: the scheduler looks at nothing else. The pods are those that the
 operator makes of the class.
@@ -17,16 +17,16 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from penstock.hardware_class import HardwareClassSpec
-from penstock.hardware_classes import HARDWARE_CLASSES
-from penstock.placement import Needs, Node, Taint, place
-from penstock.pod import Pod, Toleration, TolerationOperator
+from penstock.resources.hardware_class import HardwareClassSpec
+from penstock.resources.pod import Pod, Toleration, TolerationOperator
+from penstock.resources.shipped_classes import HARDWARE_CLASSES
+from penstock_operator.plan.placement import Needs, Node, Taint, place
 from penstock_operator.plan.pod_template import pod_spec, resources
 from penstock_operator.plan.settings import PlanSettings
 from testbed.control_plane import ControlPlane
 from tests.crds.conftest import ApiServer, proxied
 from tests.examples import examples
-from tests.penstock.test_placement import BELONGS, LABELS, ROOM, TAINTS, TERMS, on
+from tests.operator.plan.test_placement import BELONGS, LABELS, ROOM, TAINTS, TERMS, on
 
 PODS = "/api/v1/namespaces/default/pods"
 SETTINGS = PlanSettings(runtime_image="runtime", optimizer_image="optimizer", toolchain="0.1.0")

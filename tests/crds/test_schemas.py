@@ -8,8 +8,8 @@ from typing import Any
 import pytest
 import yaml
 
-from penstock.hardware_class import HardwareClass
-from penstock.hardware_classes import HARDWARE_CLASSES
+from penstock.resources.hardware_class import HardwareClass
+from penstock.resources.shipped_classes import HARDWARE_CLASSES
 from tools import make_crds
 from tools.make_crds import DEFINITIONS, Definition, schema_of
 

@@ -14,8 +14,8 @@ import psutil
 
 from penstock.recipe import Batching
 from penstock_runtime.host import read_host
-from penstock_runtime.loaded import load_artefact, load_graph
-from penstock_runtime.predictor import Predictor
+from penstock_runtime.serving.loaded_model import load_artefact, load_graph
+from penstock_runtime.serving.predictor import Predictor
 
 WORDS = ("people", "write", "short", "texts", "as", "a", "rule", ",", "and", "long", "ones", "now", "and", "then")
 

@@ -30,7 +30,7 @@ class Served:
         self,
         target: Path,
         *words: object,
-        program: tuple[str, ...] = ("-m", "penstock.cli.main"),
+        program: tuple[str, ...] = ("-m", "penstock_cli.main"),
         environment: Mapping[str, str] | None = None,
     ) -> None:
         """`environment`: variables besides this process's own."""

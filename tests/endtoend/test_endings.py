@@ -62,7 +62,7 @@ def test_an_optimisation_that_is_killed_is_told_as_such(endless: Path, tmp_path:
         assert "killed by signal 9" in server.info()["optimization_error"]
 
 
-@pytest.mark.extended  # tests/optimizer/whole/test_budgets.py and tests/optimizer/pod/test_job.py see runs go on
+@pytest.mark.extended  # tests/optimizer/end_to_end/test_budgets.py and tests/optimizer/pod/test_job.py see runs go on
 def test_what_a_killed_server_had_found_is_not_done_again(tiny: Path, tmp_path: Path) -> None:
     store = tmp_path / "store"
     file = write_endpoint(
@@ -255,7 +255,7 @@ def test_the_command_that_optimize_ends_with_serves_what_it_made(tiny: Path, tmp
 def test_without_standard_input_it_ends_in_order(closed: str, tiny: Path, tmp_path: Path) -> None:
     file = write_endpoint(tmp_path / "tiny.yaml", tiny)
     # As the `penstock` script starts.
-    start = "import sys; from penstock.cli.entry import main; sys.argv[0] = 'penstock'; main()"
+    start = "import sys; from penstock_cli.entry import main; sys.argv[0] = 'penstock'; main()"
     words = [sys.executable, "-c", start, "serve", file, "--store", tmp_path / "store", "--no-optimize", "--port", "0"]
     process = subprocess.Popen(
         ["sh", "-c", f'exec "$@" {closed}', "sh", *map(str, words)],

@@ -12,8 +12,8 @@ from typing import Any
 import psutil
 import pytest
 
-from penstock.endpoint import ModelEndpoint
-from penstock_optimizer.optimise import prepare
+from penstock.resources.endpoint import ModelEndpoint
+from penstock_optimizer.job.optimise import prepare
 from tests.cli.endpoints import clean_environment, write_endpoint
 from tests.endtoend.load import Load
 from tests.endtoend.process import Served
@@ -28,7 +28,7 @@ OPTIMISERS = {"torch", "transformers", "onnx", "nncf", "sympy", "scipy", "sklear
 PRINTS_ITS_MODULES = """
 import atexit, sys
 atexit.register(lambda: print("modules", *sorted({name.partition(".")[0] for name in sys.modules})))
-from penstock.cli.main import main
+from penstock_cli.main import main
 main(sys.argv[1:])
 """
 
@@ -64,7 +64,7 @@ def served(minilm: Path) -> Iterator[dict[str, Any]]:
 
 def test_what_serves_an_artefact_imports_nothing_that_only_optimises(served: dict[str, Any]) -> None:
     assert "onnxruntime" in served["modules"], "it served nothing"
-    assert served["modules"] & (OPTIMISERS | {"penstock_optimizer.optimise"}) == set()
+    assert served["modules"] & (OPTIMISERS | {"penstock_optimizer.job.optimise"}) == set()
 
 
 @pytest.mark.parametrize("library", ["torch", "onnx/onnx_cpp2py", "/nncf/", "/scipy/", "openvino"])

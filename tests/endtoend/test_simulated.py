@@ -1,4 +1,4 @@
-"""The autoscaler's simulator, held against real replicas under a real load (benchmarks/simulated.py)."""
+"""The autoscaler's simulator, held against real replicas under a real load (dev/benchmarks/simulated.py)."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import pytest
 
 from benchmarks.replicas import Arrival, Played
 from benchmarks.simulated import arrivals_of, disagreements, phases, run
-from penstock_optimizer.bench.judge import QUIET_ENOUGH
+from penstock_bench.judge import QUIET_ENOUGH
 from penstock_runtime.host import read_host
 
 CALM, PEAK = 20.0, 60.0

@@ -10,9 +10,9 @@ from typing import Any
 import uvloop
 
 from penstock.tasks import TaskName
-from penstock_runtime.http.status import Status
-from penstock_runtime.predictor import Answer, Timings
-from penstock_runtime.server import Server
+from penstock_runtime.serving.predictor import Answer, Timings
+from penstock_runtime.serving.server import Server
+from penstock_runtime.serving.status import Status
 from penstock_runtime.settings import Settings
 
 

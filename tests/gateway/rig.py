@@ -190,7 +190,7 @@ class Rig:
 def running_rig() -> Iterator[Rig]:
     """Everything of it is ended with the block."""
     if shutil.which("haproxy") is None:
-        pytest.fail("there is no haproxy: run tools/install-system.sh", pytrace=False)
+        pytest.fail("there is no haproxy: run dev/tools/install-system.sh", pytrace=False)
     # A socket's path has 107 bytes: pytest's own folders may be too deep.
     with tempfile.TemporaryDirectory(prefix="gw-") as folder, serving_slices() as (api, url):
         rig = Rig(api, url, Path(folder))

@@ -91,7 +91,7 @@ def test_haproxy_takes_the_configuration(tmp_path: Path, change: dict[str, Any])
     path = tmp_path / "haproxy.cfg"
     path.write_text(configuration(settings, socket=tmp_path / "s"))
     haproxy = shutil.which("haproxy")
-    assert haproxy, "there is no haproxy: run tools/install-system.sh"
+    assert haproxy, "there is no haproxy: run dev/tools/install-system.sh"
     told = subprocess.run([haproxy, "-c", "-f", str(path)], capture_output=True, text=True, check=False)
 
     assert told.returncode == 0, told.stderr

@@ -19,7 +19,7 @@ import numpy as np
 from penstock.recipe import EngineName, Precision, Recipe
 from penstock.tasks import HEAD_OF_TASK, TaskName
 from penstock_optimizer.export import export
-from penstock_runtime.batching.rectangle import run_rows
+from penstock_runtime.batching.collate import run_rows
 from penstock_runtime.engines.base import Threads
 from penstock_runtime.engines.load import load_engine
 from penstock_runtime.models.folder import ModelFolder

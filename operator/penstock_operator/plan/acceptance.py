@@ -8,7 +8,7 @@ from typing import Any
 from pydantic import ValidationError
 
 from penstock.errors import PenstockError, SpecError
-from penstock.hardware_class import HardwareClass, HardwareClassSpec
+from penstock.resources.hardware_class import HardwareClass, HardwareClassSpec
 from penstock_operator.plan.conditions import Finding, no, sentence, yes
 from penstock_operator.plan.endpoint import Endpoint
 from penstock_operator.plan.names import gateway_name, pods_service_name

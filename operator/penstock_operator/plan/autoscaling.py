@@ -12,7 +12,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from penstock.scaling import Scaling
+from penstock.resources.scaling import Scaling
 from penstock_operator.plan.endpoint import Endpoint
 from penstock_operator.plan.observed import Scale
 from penstock_operator.plan.scalers import ScalerFacts, in_force

@@ -13,7 +13,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 from penstock.artefact_store import ALGORITHM, DIGITS_KEPT, StoreScheme, StoreUri
-from penstock.pod import Pod
+from penstock.resources.pod import Pod
 from penstock_operator.plan.names import CONTAINER, INSTANCE, MANAGED_BY, MANAGER, NAME
 from penstock_operator.plan.pod_template import CONTAINER_SECURITY, POD_SECURITY, TMP, environment, scratch
 from penstock_operator.plan.settings import Json, PlanSettings

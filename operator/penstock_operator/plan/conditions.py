@@ -1,6 +1,6 @@
 """What a plan finds, on its way to becoming conditions: a stable CamelCase reason, and a message with the next action.
 
-`penstock.status` has the types of the conditions and keeps their transition times.
+`penstock.resources.status` has the types of the conditions and keeps their transition times.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from typing import Any
 
 from pydantic import ValidationError
 
-from penstock.status import Condition, ConditionStatus, timestamp, updated_conditions
+from penstock.resources.status import Condition, ConditionStatus, timestamp, updated_conditions
 
 MESSAGE_LIMIT = 2048
 """Characters; the API allows 32,768, but people read these."""

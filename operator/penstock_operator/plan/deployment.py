@@ -6,7 +6,7 @@ import hashlib
 import json
 from dataclasses import dataclass
 
-from penstock.hardware_class import HardwareClassSpec
+from penstock.resources.hardware_class import HardwareClassSpec
 from penstock_operator.plan.endpoint import Endpoint
 from penstock_operator.plan.memory import runtime_memory
 from penstock_operator.plan.names import (

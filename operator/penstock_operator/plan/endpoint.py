@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
-from penstock.endpoint import ModelEndpoint, ModelEndpointSpec
+from penstock.resources.endpoint import ModelEndpoint, ModelEndpointSpec
 from penstock_operator.plan.names import API_VERSION, runtime_labels
 from penstock_operator.plan.settings import Json
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-from penstock.status import Condition, ConditionStatus, ConditionType, find_condition
+from penstock.resources.status import Condition, ConditionStatus, ConditionType, find_condition
 from penstock_operator.plan.actions import Event
 
 SPOKEN = (

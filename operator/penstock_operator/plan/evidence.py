@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from penstock.endpoint import OptimizationMode
-from penstock.optimized import Phase
-from penstock.result import CapacityFacts, Result
+from penstock.resources.endpoint import OptimizationMode
+from penstock.resources.optimized_model import Phase
+from penstock.resources.result import CapacityFacts, Result
 from penstock_operator.plan.conditions import Finding, no, sentence, stopped, unknown, yes
 from penstock_operator.plan.endpoint import Endpoint
 from penstock_operator.plan.optimized_model import Optimization, failure_told

@@ -6,8 +6,8 @@ import json
 from collections.abc import Sequence
 
 from penstock.artefact_store import StoreScheme, StoreUri
-from penstock.hardware_class import HardwareClassSpec
-from penstock.source import ModelSource, Scheme
+from penstock.resources.hardware_class import HardwareClassSpec
+from penstock.resources.source import ModelSource, Scheme
 from penstock_operator.plan.endpoint import Endpoint
 from penstock_operator.plan.memory import job_memory
 from penstock_operator.plan.names import API_VERSION, job_labels, job_name, model_labels

@@ -7,9 +7,9 @@ from __future__ import annotations
 
 import math
 
-from penstock.pod import Pod
-from penstock.quantity import parse_quantity
-from penstock.result import ArtefactReference, Result
+from penstock.resources.pod import Pod
+from penstock.resources.quantity import parse_quantity
+from penstock.resources.result import ArtefactReference, Result
 from penstock_operator.plan.settings import PlanSettings
 
 MEBIBYTE = 2**20

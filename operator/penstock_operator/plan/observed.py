@@ -140,7 +140,7 @@ class OptimizedModelFacts:
 
     name: str
     spec: Json
-    """As the API has it (`penstock.optimized.OptimizedModelSpec`)."""
+    """As the API has it (`penstock.resources.optimized_model.OptimizedModelSpec`)."""
     uid: str = ""
     generation: int = 1
     created: datetime | None = None

@@ -14,12 +14,18 @@ from typing import Any
 
 from pydantic import ValidationError
 
-from penstock.endpoint import ModelEndpointSpec, OptimizationMode
 from penstock.failures import Failure
-from penstock.names import Digest
-from penstock.optimized import OptimizedModelSpec, OptimizedModelStatus, Phase, Toolchain, optimized_model_name
-from penstock.result import ArtefactReference
-from penstock.status import Condition, ConditionStatus, timestamp, updated_conditions
+from penstock.resources.endpoint import ModelEndpointSpec, OptimizationMode
+from penstock.resources.optimized_model import (
+    OptimizedModelSpec,
+    OptimizedModelStatus,
+    Phase,
+    Toolchain,
+    optimized_model_name,
+)
+from penstock.resources.result import ArtefactReference
+from penstock.resources.status import Condition, ConditionStatus, timestamp, updated_conditions
+from penstock.resources.text_fields import Digest
 from penstock_operator.plan.actions import StatusWrite
 from penstock_operator.plan.conditions import clipped, sentence
 from penstock_operator.plan.endpoint import Endpoint

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 
 from penstock.errors import ArtefactError
 from penstock.failures import Failure
-from penstock.summary import Summary
+from penstock.resources.job_summary import Summary
 from penstock_operator.plan.conditions import clipped
 from penstock_operator.plan.observed import JobFacts, PodFacts
 

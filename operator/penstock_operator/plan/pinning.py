@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from pydantic import ValidationError
 
 from penstock.hardware import CpuIdentity
-from penstock.hardware_class import HardwareClassSpec
+from penstock.resources.hardware_class import HardwareClassSpec
 from penstock_operator.plan.conditions import Finding, no, sentence, unknown, yes
 from penstock_operator.plan.observed import HostReport, Neighbour, RuntimePod
 

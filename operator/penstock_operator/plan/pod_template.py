@@ -9,8 +9,8 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from penstock.hardware_class import HardwareClassSpec, SelectorOperator
-from penstock.pod import Pod
+from penstock.resources.hardware_class import HardwareClassSpec, SelectorOperator
+from penstock.resources.pod import Pod
 from penstock_operator.plan.memory import quantity
 from penstock_operator.plan.names import CONTAINER
 from penstock_operator.plan.settings import Json, PlanSettings

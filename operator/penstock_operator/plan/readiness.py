@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
-from penstock.status import ConditionType
+from penstock.resources.status import ConditionType
 from penstock_operator.plan.availability import Trouble
 from penstock_operator.plan.conditions import Finding, no, yes
 from penstock_operator.plan.endpoint import Endpoint

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from penstock.scaling import ScalingMode
+from penstock.resources.scaling import ScalingMode
 from penstock_operator.plan.endpoint import Endpoint
 from penstock_operator.plan.observed import DeploymentFacts, Scale
 

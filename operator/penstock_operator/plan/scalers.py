@@ -6,7 +6,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import dataclass
 
-from penstock.scaling import ScalingMode
+from penstock.resources.scaling import ScalingMode
 from penstock_operator.plan.pod_facts import Object
 
 HPA = "HorizontalPodAutoscaler"

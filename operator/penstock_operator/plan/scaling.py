@@ -5,9 +5,8 @@ from __future__ import annotations
 
 from datetime import datetime
 
-from penstock.scaling import ScalingMode
-from penstock.status import ScalingStatus, timestamp
-from penstock_operator.autoscaler import Cause
+from penstock.resources.scaling import ScalingMode
+from penstock.resources.status import ScalingStatus, timestamp
 from penstock_operator.plan.actions import Event
 from penstock_operator.plan.autoscaling import METRIC, prometheus_of
 from penstock_operator.plan.conditions import Finding, clipped, no, stopped, unknown, yes
@@ -15,6 +14,7 @@ from penstock_operator.plan.endpoint import Endpoint
 from penstock_operator.plan.observed import Observed, Scale
 from penstock_operator.plan.replicas import DECIDED, Replicas
 from penstock_operator.plan.scalers import SCALED_OBJECT, ScalerFacts, left_over
+from penstock_operator.scaling.decide import Cause
 
 WHAT_TO_DO = (
     "Do the pods answer on /metrics from where the operator runs (network policies), or does the Prometheus of "

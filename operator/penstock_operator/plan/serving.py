@@ -7,9 +7,9 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from penstock.endpoint import OptimizationMode
-from penstock.optimized import OptimizedModelSpec
-from penstock.result import ArtefactReference, Result
+from penstock.resources.endpoint import OptimizationMode
+from penstock.resources.optimized_model import OptimizedModelSpec
+from penstock.resources.result import ArtefactReference, Result
 from penstock.tasks import TaskName
 from penstock_operator.plan.endpoint import Endpoint
 from penstock_operator.plan.observed import DeploymentFacts

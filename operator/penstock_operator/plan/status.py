@@ -8,7 +8,7 @@ from datetime import datetime
 from pydantic import ValidationError
 
 from penstock.hardware import CpuIdentity
-from penstock.status import (
+from penstock.resources.status import (
     EndpointStatus,
     PlanStatus,
     PodReport,

@@ -9,5 +9,5 @@
     telling     which decisions are worth a write
     loop        a tick for all endpoints: read, decide, tell
 
-The judgement is `penstock_operator.autoscaler`; the one writer of the Deployment's replicas is the plan.
+The judgement is `penstock_operator.scaling.decide`; the one writer of the Deployment's replicas is the plan.
 """

@@ -15,27 +15,27 @@ from contextlib import AsyncExitStack
 from dataclasses import dataclass, field
 from typing import Self
 
-from penstock_operator.autoscaler import Decision, Metrics, Observation, State, bequeathed, inherited
-from penstock_operator.autoscaler.decision import Cause
-from penstock_operator.autoscaler.zero import decide_from_zero
 from penstock_operator.cluster.errors import ClusterError, Forbidden, NotLeading
 from penstock_operator.cluster.kinds import SECRET
 from penstock_operator.cluster.port import ClusterPort
 from penstock_operator.cluster.store import Key
 from penstock_operator.logs import ENDPOINT
+from penstock_operator.loop.time_slices import Slices
 from penstock_operator.metrics import SCALING_DECISIONS, SCALING_ERRORS, SCALING_SECONDS
 from penstock_operator.plan.names import GATEWAY_STATUS_PORT
 from penstock_operator.plan.observed import Scale
 from penstock_operator.plan.replicas import written_here
-from penstock_operator.scaling.gateways import Waker, combined
-from penstock_operator.scaling.history import History
-from penstock_operator.scaling.prometheus import Access, OwnPrometheus, PrometheusClient, Source
-from penstock_operator.scaling.queries import Place, Windows
-from penstock_operator.scaling.scraper import Pod, Scraper
-from penstock_operator.scaling.target import Target, Targets
-from penstock_operator.scaling.telling import as_available_as, blindness, scale_of, unavailable, worth_telling
-from penstock_operator.slices import Slices
-from penstock_operator.world import World
+from penstock_operator.scaling.decide import Decision, Metrics, Observation, State, bequeathed, inherited
+from penstock_operator.scaling.decide.decision import Cause
+from penstock_operator.scaling.decide.zero import decide_from_zero
+from penstock_operator.scaling.publish import as_available_as, blindness, scale_of, unavailable, worth_telling
+from penstock_operator.scaling.read.gateways import Waker, combined
+from penstock_operator.scaling.read.history import History
+from penstock_operator.scaling.read.prometheus import Access, OwnPrometheus, PrometheusClient, Source
+from penstock_operator.scaling.read.queries import Place, Windows
+from penstock_operator.scaling.read.scraper import Pod, Scraper
+from penstock_operator.scaling.read.target import Target, Targets
+from penstock_operator.watch.cluster_cache import World
 
 AT_ONCE = 256
 """Endpoints whose answers are waited for at the same time."""

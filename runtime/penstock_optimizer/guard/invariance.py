@@ -21,8 +21,8 @@ import numpy as np
 from penstock.manifest import GraphIO, Metric
 from penstock.recipe import BF16_REST, Batching, Precision, Recipe
 from penstock_optimizer.search.space import BATCH_TOKENS, PADDING_SHARES
-from penstock_runtime.batching.rectangle import run_rows
-from penstock_runtime.batching.waiting import Company, WaitingRows
+from penstock_runtime.batching.collate import run_rows
+from penstock_runtime.batching.queue import Company, WaitingRows
 from penstock_runtime.engines.base import Engine
 from penstock_runtime.engines.grid import ShapeGrid
 from penstock_runtime.rows import Outputs, Row

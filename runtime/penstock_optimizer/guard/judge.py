@@ -13,8 +13,8 @@ from typing import Any
 
 import numpy as np
 
-from penstock.endpoint import AccuracyBudget
 from penstock.manifest import Metric, Verdict
+from penstock.resources.endpoint import AccuracyBudget
 from penstock.tasks import TaskName
 from penstock_optimizer.guard import agreement
 from penstock_optimizer.guard.sample import Observed

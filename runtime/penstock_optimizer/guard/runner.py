@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from penstock.endpoint import AccuracyBudget
 from penstock.manifest import Verdict
+from penstock.resources.endpoint import AccuracyBudget
 from penstock_optimizer.guard.invariance import FP32, Alone, Arithmetic, Forward, measure_invariance
 from penstock_optimizer.guard.judge import judge
 from penstock_optimizer.guard.sample import Observed, Sample

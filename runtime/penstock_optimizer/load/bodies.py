@@ -8,7 +8,7 @@ from typing import Any
 
 from tokenizers import Tokenizer
 
-from penstock.endpoint import Workload
+from penstock.resources.endpoint import Workload
 from penstock.tasks import TaskName
 from penstock_optimizer.load.lengths import LengthMix
 from penstock_optimizer.load.spec import RequestBody

@@ -11,7 +11,7 @@ import random
 import statistics
 from dataclasses import dataclass
 
-from penstock.endpoint import Workload
+from penstock.resources.endpoint import Workload
 
 DEFAULT_MEDIAN_TOKENS = 44
 DEFAULT_SIGMA = 0.88

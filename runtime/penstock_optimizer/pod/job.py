@@ -15,21 +15,21 @@ from pathlib import Path
 from pydantic import ValidationError
 
 from penstock.artefact_store import StoreUri
-from penstock.endpoint import ModelEndpoint
 from penstock.errors import HostError, SettingError
 from penstock.manifest import Manifest
-from penstock.optimized import OptimizedModelSpec
-from penstock.problems import spec_error
-from penstock.resource import API_VERSION
-from penstock.result import ArtefactReference
-from penstock.summary import Summary, summary_of
-from penstock_optimizer.optimise import optimise, prepare
+from penstock.resources.base import API_VERSION
+from penstock.resources.endpoint import ModelEndpoint
+from penstock.resources.job_summary import Summary, summary_of
+from penstock.resources.optimized_model import OptimizedModelSpec
+from penstock.resources.problems import spec_error
+from penstock.resources.result import ArtefactReference
+from penstock_optimizer.job.optimise import optimise, prepare
 from penstock_optimizer.pod.lines import Lines
 from penstock_optimizer.pod.variables import JobVariables
 from penstock_runtime.host import read_host
 from penstock_runtime.models.sources import fetch_model
-from penstock_runtime.retries import Retries
 from penstock_runtime.store import ArtefactStore, Published, open_store
+from penstock_runtime.store.retries import Retries
 
 ATTEMPTS = 8
 """A minute and a half of waiting for the store: what was found in ten minutes is worth it."""

@@ -16,9 +16,9 @@ import time
 from collections.abc import Callable
 from typing import Any
 
-from penstock.summary import Summary
-from penstock_optimizer.fetching import said
-from penstock_optimizer.progress import Progress
+from penstock.resources.job_summary import Summary
+from penstock_optimizer.job.fetching import said
+from penstock_optimizer.job.progress import Progress
 from penstock_runtime.models.progress import Progress as Transfer
 from penstock_runtime.store import Published
 

@@ -10,15 +10,15 @@ from types import FrameType
 from typing import NoReturn
 
 from penstock.errors import Interrupted, PenstockError
-from penstock.summary import Summary
+from penstock.resources.job_summary import Summary
 from penstock_optimizer.pod.job import PodJob
 from penstock_optimizer.pod.lines import Lines
 from penstock_optimizer.pod.variables import JobVariables
 from penstock_runtime.logs import configure_logs
+from penstock_runtime.pod.termination import DEFAULT_LOG, exit_code, leave_word
 from penstock_runtime.settings import SETTINGS
-from penstock_runtime.termination import DEFAULT_LOG, exit_code, leave_word
 
-logger = logging.getLogger("penstock.pod")
+logger = logging.getLogger("penstock.resources.pod")
 
 
 def main() -> None:

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from penstock.setting import setting
-from penstock_runtime.termination import DEFAULT_LOG
+from penstock.settings import setting
+from penstock_runtime.pod.termination import DEFAULT_LOG
 from penstock_runtime.variables import Variables
 
 

@@ -9,7 +9,7 @@ from penstock.errors import OptimizationError
 from penstock.manifest import GraphIO
 from penstock.recipe import EngineName, Recipe
 from penstock_optimizer.quantise.built import Built
-from penstock_optimizer.recipes import OPTIONS
+from penstock_optimizer.search.recipes import OPTIONS
 from penstock_runtime.rows import Row
 
 __all__ = ["Built", "build"]
@@ -28,7 +28,7 @@ def build(
     if unknown:
         raise OptimizationError(
             f"{recipe.engine.value} {recipe.precision.value} has no option {', '.join(sorted(unknown))}",
-            remedy="penstock_optimizer.recipes.OPTIONS lists them",
+            remedy="penstock_optimizer.search.recipes.OPTIONS lists them",
         )
     match recipe.engine:
         case EngineName.ONNXRUNTIME:

@@ -13,11 +13,11 @@ from onnx import version_converter
 from penstock.errors import OptimizationError
 from penstock.manifest import GraphIO
 from penstock.recipe import Precision, Recipe
-from penstock_optimizer import recipes
 from penstock_optimizer.quantise.linear import LinearGraph
 from penstock_optimizer.quantise.observe import difference, observe, outputs, save
 from penstock_optimizer.quantise.quantiser import Style, Writer, quantise
 from penstock_optimizer.quantise.seen import Seen
+from penstock_optimizer.search import recipes
 from penstock_runtime.rows import Float, Row
 
 ALPHAS = (0.65, 0.7, 0.75, 0.8)

@@ -11,7 +11,7 @@ import onnx
 import onnxruntime as ort
 
 from penstock_optimizer.quantise.seen import Seen, Watch
-from penstock_runtime.batching.rectangle import stack
+from penstock_runtime.batching.collate import stack
 from penstock_runtime.engines.graph_inputs import feed as graph_feed
 from penstock_runtime.rows import Float, Row
 

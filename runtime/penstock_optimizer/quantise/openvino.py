@@ -19,11 +19,11 @@ import openvino as ov
 from penstock.errors import OptimizationError
 from penstock.manifest import GraphIO
 from penstock.recipe import Precision, Recipe
-from penstock_optimizer import recipes
 from penstock_optimizer.quantise.built import Built
 from penstock_optimizer.quantise.calibrated import quantise_graph
 from penstock_optimizer.quantise.observe import beside, feed
 from penstock_optimizer.quantise.qdq import QdqWriter
+from penstock_optimizer.search import recipes
 from penstock_runtime.rows import Row
 
 SMOOTHING = 0.7

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from penstock.manifest import CandidateFacts, Manifest, Metric, Outcome, served_latency
 from penstock.recipe import Plan
-from penstock_optimizer.conclusion import why_fp32
+from penstock_optimizer.job.conclusion import why_fp32
 from penstock_optimizer.report.charts import Series
 from penstock_optimizer.report.scales import short
 

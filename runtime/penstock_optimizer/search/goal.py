@@ -19,7 +19,7 @@ from enum import StrEnum
 
 from pydantic import BaseModel, ConfigDict, Field
 
-from penstock.endpoint import Objective
+from penstock.resources.endpoint import Objective
 from penstock_optimizer.load.summary import median, relative_spread
 
 NEAR_LATENCY = 0.05

@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from penstock.recipe import Precision, Recipe
-from penstock_optimizer.recipes import is_tuned
+from penstock_optimizer.search.recipes import is_tuned
 
 WITHIN_BUDGET = "within the accuracy budget"
 """The reason of a candidate that goes on, until there is a better one."""

@@ -17,10 +17,10 @@ from typing import Any, NamedTuple
 from penstock.manifest import GraphIO
 from penstock.recipe import Plan
 from penstock_runtime.batching.bounds import QueueBounds
+from penstock_runtime.batching.collate import run_rows, stack, unstack
 from penstock_runtime.batching.observer import Observer
+from penstock_runtime.batching.queue import Company, Taken, Waiting, WaitingRows
 from penstock_runtime.batching.rate import DrainRate
-from penstock_runtime.batching.rectangle import run_rows, stack, unstack
-from penstock_runtime.batching.waiting import Company, Taken, Waiting, WaitingRows
 from penstock_runtime.engines.base import Breadth, Engine, RunsRows
 from penstock_runtime.engines.thread_streams import run_of
 from penstock_runtime.errors import DeadlineExceeded, InferenceFailed, RequestError

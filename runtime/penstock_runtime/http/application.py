@@ -11,10 +11,10 @@ from collections.abc import Awaitable, Coroutine
 from typing import Any
 
 from penstock_runtime.errors import ClientGone, RequestError, Unauthorized
-from penstock_runtime.http.door import too_large
-from penstock_runtime.http.message import Request, Response
-from penstock_runtime.http.replies import error_response
-from penstock_runtime.http.routes import Dialect, Router, allowed
+from penstock_runtime.http.api.replies import error_response
+from penstock_runtime.http.api.routes import Router, allowed
+from penstock_runtime.http.transport.head_checks import too_large
+from penstock_runtime.http.transport.message import Dialect, Request, Response
 from penstock_runtime.metrics import Metrics
 from penstock_runtime.settings import Settings
 
@@ -34,7 +34,7 @@ class Application:
         self.router = router
         self.metrics = metrics
         self.body_limit = settings.limits.max_body_bytes
-        self._tokens = settings.access.tokens()
+        self._tokens = settings.access.tokens
         self._origins = frozenset(settings.access.cors_origins)
         self.access_lines: list[str] | None = [] if settings.log.access_log else None
         """Lines for the access log; the server writes them out now and then."""

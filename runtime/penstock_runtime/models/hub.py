@@ -24,8 +24,8 @@ from penstock.errors import (
     ModelUnavailable,
     PenstockError,
 )
-from penstock.source import ModelSource
-from penstock_runtime.disk import FULL
+from penstock.resources.source import ModelSource
+from penstock_runtime.host.disk import FULL
 from penstock_runtime.models import safety
 from penstock_runtime.models.hub_growth import growth_told
 from penstock_runtime.models.hub_records import Records
@@ -33,7 +33,7 @@ from penstock_runtime.models.json_files import read_object
 from penstock_runtime.models.models_folder import OPTION, models_folder_said
 from penstock_runtime.models.progress import OnProgress, Progress
 from penstock_runtime.models.selection import GRAPHS, choose_files
-from penstock_runtime.retries import Retries
+from penstock_runtime.store.retries import Retries
 
 T = TypeVar("T")
 

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-from penstock_runtime.disk import unwritable_said
+from penstock_runtime.host.disk import unwritable_said
 
 OPTION = "--models or PENSTOCK_MODELS"
 """What gives another one."""

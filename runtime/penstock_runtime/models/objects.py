@@ -28,15 +28,15 @@ from penstock.errors import (
     OutOfDisk,
     PenstockError,
 )
-from penstock.source import ModelSource
-from penstock_runtime import object_storage
-from penstock_runtime.disk import sync_folders
+from penstock.resources.source import ModelSource
+from penstock_runtime.host.disk import sync_folders
 from penstock_runtime.models import safety
 from penstock_runtime.models.models_folder import models_folder_said
 from penstock_runtime.models.progress import OnProgress, Progress
 from penstock_runtime.models.selection import FOLDER, GRAPHS, choose_files
-from penstock_runtime.object_storage import FileSystem, Trouble, alone, first_line, relative, trouble
-from penstock_runtime.retries import Retries
+from penstock_runtime.store import object_storage
+from penstock_runtime.store.object_storage import FileSystem, Trouble, alone, first_line, relative, trouble
+from penstock_runtime.store.retries import Retries
 
 CHUNK_BYTES = 16 * 2**20
 """Fetched at once: what is lost at most when a connection breaks, and held in memory."""

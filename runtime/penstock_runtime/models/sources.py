@@ -8,12 +8,12 @@ from dataclasses import replace
 from pathlib import Path
 
 from penstock.errors import ModelNotFound, PenstockError, UnsafeModel
-from penstock.source import ModelSource, Scheme
+from penstock.resources.source import ModelSource, Scheme
 from penstock_runtime.models.folder import ModelFolder
 from penstock_runtime.models.hub import HubFetch
 from penstock_runtime.models.objects import ObjectFetch, open_filesystem
 from penstock_runtime.models.progress import OnProgress, Progress, ignore
-from penstock_runtime.retries import DEFAULT_RETRIES, Retries
+from penstock_runtime.store.retries import DEFAULT_RETRIES, Retries
 
 PVC_ROOT_VARIABLE = "PENSTOCK_PVC_ROOT"
 DEFAULT_PVC_ROOT = "/var/run/penstock/claims"

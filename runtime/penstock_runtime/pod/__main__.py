@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-from penstock.ending import end_when_told
-from penstock.standard_streams import open_closed_streams
+from penstock.process import exit_on_signal, open_closed_streams
 
 
 def main() -> None:
     """See `penstock_runtime.pod.main`."""
     open_closed_streams()
-    end_when_told()
+    exit_on_signal()
     from penstock_runtime.pod.main import main as work
 
     work()

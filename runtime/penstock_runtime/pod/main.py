@@ -11,12 +11,12 @@ import uvloop
 
 from penstock.errors import PenstockError
 from penstock_runtime.logs import configure_logs
-from penstock_runtime.pod.serving import PodServing
+from penstock_runtime.pod.course import PodServing
+from penstock_runtime.pod.termination import DEFAULT_LOG, exit_code, failure_message, leave_word
 from penstock_runtime.pod.variables import PodVariables
 from penstock_runtime.settings import SETTINGS, Settings
-from penstock_runtime.termination import DEFAULT_LOG, exit_code, failure_message, leave_word
 
-logger = logging.getLogger("penstock.pod")
+logger = logging.getLogger("penstock.resources.pod")
 
 
 def main() -> None:

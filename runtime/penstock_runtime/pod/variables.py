@@ -7,9 +7,9 @@ from typing import Self
 
 from pydantic import model_validator
 
-from penstock.setting import setting
+from penstock.settings import setting
 from penstock.tasks import TaskName
-from penstock_runtime.termination import DEFAULT_LOG
+from penstock_runtime.pod.termination import DEFAULT_LOG
 from penstock_runtime.variables import Variables
 
 

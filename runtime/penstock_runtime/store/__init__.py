@@ -9,7 +9,7 @@ the runtime, which fetches.
 The layout is that of `penstock.artefact_store`; docs/reference/artefact-store.md says what each kind of store needs.
 """
 
-from penstock_runtime.store.place import Stored
+from penstock_runtime.store.backend import Stored
 from penstock_runtime.store.store import ArtefactStore, Published, open_store
 
 __all__ = ["ArtefactStore", "Published", "Stored", "open_store"]

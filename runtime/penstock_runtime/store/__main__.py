@@ -18,9 +18,9 @@ from pathlib import Path
 
 from penstock.artefact_store import Digest, StoreUri
 from penstock.errors import PenstockError
+from penstock_runtime.pod.termination import exit_code
 from penstock_runtime.store import Stored, open_store
-from penstock_runtime.store.kept import Kept
-from penstock_runtime.termination import exit_code
+from penstock_runtime.store.keep_list import Kept
 
 
 def main(arguments: Sequence[str] | None = None) -> int:

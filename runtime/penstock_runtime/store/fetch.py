@@ -18,10 +18,10 @@ from pathlib import Path
 from penstock.artefact_store import Digest
 from penstock.errors import ArtefactError, ArtefactNotFound, HostError, OutOfDisk, PenstockError, StoreUnavailable
 from penstock.manifest import MANIFEST_NAME, Manifest
-from penstock_runtime.disk import FULL
+from penstock_runtime.host.disk import FULL
 from penstock_runtime.models.progress import OnProgress, Progress
-from penstock_runtime.object_storage import alone
-from penstock_runtime.store.place import Place
+from penstock_runtime.store.backend import Place
+from penstock_runtime.store.object_storage import alone
 from penstock_runtime.store.verify import fault, file_digest
 
 CHUNK_BYTES = 16 * 2**20

@@ -20,8 +20,9 @@ from penstock.errors import (
     StoreUnavailable,
 )
 from penstock.manifest import MANIFEST_NAME
-from penstock_runtime import object_storage
-from penstock_runtime.object_storage import (
+from penstock_runtime.store import object_storage
+from penstock_runtime.store.backend import Sent, Stored
+from penstock_runtime.store.object_storage import (
     Trouble,
     WritableFileSystem,
     already_there,
@@ -30,8 +31,7 @@ from penstock_runtime.object_storage import (
     relative,
     trouble,
 )
-from penstock_runtime.retries import Retries
-from penstock_runtime.store.place import Sent, Stored
+from penstock_runtime.store.retries import Retries
 
 T = TypeVar("T")
 

@@ -11,10 +11,10 @@ from penstock.artefact_store import Digest, StoreScheme, StoreUri
 from penstock.errors import ArtefactError
 from penstock.manifest import MANIFEST_NAME, Manifest
 from penstock_runtime.models.progress import OnProgress, Progress, ignore
-from penstock_runtime.retries import DEFAULT_RETRIES, Retries
+from penstock_runtime.store.backend import Place, Stored
 from penstock_runtime.store.fetch import Fetch
 from penstock_runtime.store.objects import Objects
-from penstock_runtime.store.place import Place, Stored
+from penstock_runtime.store.retries import DEFAULT_RETRIES, Retries
 from penstock_runtime.store.verify import digest_of, fault
 from penstock_runtime.store.volume import Volume
 

@@ -8,7 +8,7 @@ from pathlib import Path
 from penstock.artefact_store import Digest
 from penstock.errors import ArtefactError
 from penstock.manifest import MANIFEST_NAME, Manifest
-from penstock_runtime.verification import stranger
+from penstock_runtime.serving.verification import stranger
 
 
 def digest_of(folder: Path) -> Digest:

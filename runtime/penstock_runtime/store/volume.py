@@ -22,8 +22,8 @@ from uuid import uuid4
 from penstock.artefact_store import Digest, StoreUri
 from penstock.errors import ArtefactNotFound, OutOfDisk, PenstockError, StoreAccessDenied, StoreError, StoreUnavailable
 from penstock.manifest import MANIFEST_NAME
-from penstock_runtime.disk import FULL, sync_folders
-from penstock_runtime.store.place import Sent, Stored
+from penstock_runtime.host.disk import FULL, sync_folders
+from penstock_runtime.store.backend import Sent, Stored
 from penstock_runtime.store.verify import fault
 
 _DRAFT = re.compile(r"\.([0-9a-f]{64})-.+")

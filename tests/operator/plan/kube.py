@@ -11,10 +11,11 @@ from datetime import UTC, datetime, timedelta
 from typing import Any
 
 from penstock.failures import Failure
-from penstock.result import ArtefactReference, Result
-from penstock.summary import Summary
+from penstock.resources.job_summary import Summary
+from penstock.resources.result import ArtefactReference, Result
 from penstock_operator.plan import names
 from penstock_operator.plan.actions import Plan
+from penstock_operator.plan.endpoint_plan import plan
 from penstock_operator.plan.observed import (
     DeploymentFacts,
     JobFacts,
@@ -28,7 +29,6 @@ from penstock_operator.plan.observed import (
     ScalerFacts,
     User,
 )
-from penstock_operator.plan.plan import plan
 from penstock_operator.plan.settings import PlanSettings
 
 Json = dict[str, Any]

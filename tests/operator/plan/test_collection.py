@@ -7,10 +7,10 @@ from dataclasses import replace
 
 import pytest
 
-from penstock.pod import Pod
+from penstock.resources.pod import Pod
 from penstock_operator.plan.collection import Home, Target, is_collection, job, keep_list, name_of, targets
 from penstock_operator.plan.settings import PlanSettings, StoreVolume
-from penstock_runtime.store.kept import Kept
+from penstock_runtime.store.keep_list import Kept
 from tests.operator.plan.kube import SETTINGS, Json
 
 A, B = Home("a", Pod()), Home("b", Pod())

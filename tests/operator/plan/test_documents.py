@@ -7,7 +7,7 @@ import re
 from collections.abc import Iterator
 from pathlib import Path
 
-from penstock.status import ConditionType
+from penstock.resources.status import ConditionType
 
 ROOT = Path(__file__).parents[3]
 PLAN = ROOT / "operator" / "penstock_operator" / "plan"

@@ -9,10 +9,10 @@ from dataclasses import replace
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from penstock.status import ConditionType, EndpointStatus
+from penstock.resources.status import ConditionType, EndpointStatus
 from penstock_operator.plan.actions import Plan
+from penstock_operator.plan.endpoint_plan import plan
 from penstock_operator.plan.observed import Neighbour, Scale
-from penstock_operator.plan.plan import plan
 from tests.examples import examples
 from tests.operator.plan.kube import SETTINGS, ZEN3, Json, Kube, container, digest, info, result
 

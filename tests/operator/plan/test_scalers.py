@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from penstock.scaling import Scaling, ScalingMode
+from penstock.resources.scaling import Scaling, ScalingMode
 from penstock_operator.plan.autoscaling import LEAST_HELD_BACK, Bounds, behaviour, bounds
 from penstock_operator.plan.observed import Ref, Scale
 from penstock_operator.plan.ownership import left_behind, writers

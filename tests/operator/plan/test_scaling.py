@@ -6,9 +6,9 @@ from dataclasses import replace
 
 import pytest
 
-from penstock_operator.autoscaler import Cause
 from penstock_operator.plan import names
 from penstock_operator.plan.observed import DeploymentFacts, Ref, Scale
+from penstock_operator.scaling.decide import Cause
 from tests.operator.plan.kube import SETTINGS, Json, Kube, result
 
 OURS = {"manager": names.FIELD_MANAGER, "operation": "Apply", "fieldsV1": {"f:spec": {"f:replicas": {}}}}

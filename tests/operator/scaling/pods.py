@@ -8,8 +8,8 @@ from contextlib import asynccontextmanager
 from aiohttp import web
 
 from penstock.tasks import TaskName
-from penstock_runtime.http.status import Phase, Status
 from penstock_runtime.metrics import Metrics
+from penstock_runtime.serving.status import Phase, Status
 from testbed.ports import some_free_ports
 
 ROUTE = "/predict"

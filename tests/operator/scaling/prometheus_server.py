@@ -11,7 +11,7 @@ from typing import Any
 
 import yaml
 
-from penstock_operator.scaling.prometheus import Access, Source
+from penstock_operator.scaling.read.prometheus import Access, Source
 from testbed.identities import Authority
 from testbed.ports import some_free_ports
 

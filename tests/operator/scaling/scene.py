@@ -11,8 +11,8 @@ from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
 
-from penstock.result import ArtefactReference
-from penstock.summary import Summary
+from penstock.resources.job_summary import Summary
+from penstock.resources.result import ArtefactReference
 from penstock_operator.cluster.port import ClusterPort
 from penstock_operator.cluster.store import Key
 from penstock_operator.plan.names import CONTAINER
@@ -20,8 +20,8 @@ from penstock_operator.process import make_autoscaler
 from penstock_operator.scaling.loop import Autoscaler
 from penstock_operator.settings import ScalingSettings, Settings
 from testbed.kubectl import Kubectl
-from tests.operator.rim import kubelet
-from tests.operator.rim.running import Running, Tripwire, running
+from tests.operator import kubelet
+from tests.operator.running import Running, Tripwire, running
 from tests.operator.scaling.pods import Fleet, fleet
 
 TICK = 5.0

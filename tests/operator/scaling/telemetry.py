@@ -12,10 +12,10 @@ from typing import Any
 import yaml
 from prometheus_client import CollectorRegistry
 
-from penstock_operator.autoscaler import Decision
 from penstock_operator.cluster.store import Key
 from penstock_operator.health import Health, serve
-from penstock_operator.scaling.figures import Figures
+from penstock_operator.scaling.collector import Figures
+from penstock_operator.scaling.decide import Decision
 from testbed.aggregated import running_external_metrics
 from testbed.build import binary
 from testbed.control_plane import ControlPlane

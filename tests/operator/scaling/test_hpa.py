@@ -17,8 +17,8 @@ from typing import Any
 import pytest
 from prometheus_client import CollectorRegistry, Gauge
 
-from penstock_operator.autoscaler import Decision
 from penstock_operator.cluster.kinds import MODEL_ENDPOINT
+from penstock_operator.scaling.decide import Decision
 from testbed.aggregated import ROUTING_OFF
 from testbed.cluster import Cluster
 from testbed.control_plane import ControlPlane, running_control_plane

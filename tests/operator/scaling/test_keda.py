@@ -14,8 +14,8 @@ from typing import Self
 
 import pytest
 
-from penstock_operator.autoscaler import Decision
 from penstock_operator.cluster.store import Key
+from penstock_operator.scaling.decide import Decision
 from testbed import keda
 from testbed.aggregated import ROUTING_OFF
 from testbed.cluster import Cluster

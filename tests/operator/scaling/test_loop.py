@@ -16,8 +16,8 @@ from penstock_operator.plan.observed import Scale
 from penstock_operator.process import make_autoscaler
 from penstock_operator.scaling.loop import Autoscaler
 from penstock_operator.settings import ScalingSettings, Settings
-from penstock_operator.world import World
-from tests.operator.rim import objects
+from penstock_operator.watch.cluster_cache import World
+from tests.operator import objects
 from tests.operator.scaling.pods import fleet
 
 START = 1_700_000_000.0
@@ -163,8 +163,8 @@ def test_one_endpoint_that_cannot_be_decided_upon_does_not_keep_the_others_from_
     world = world_of(2)
     world.endpoints.put(objects.endpoint("d"))
     world.deployments.put(deployment("d", 1))
-    find = "penstock_operator.scaling.target.scaling_settings"
-    from penstock_operator.scaling import target
+    find = "penstock_operator.scaling.read.target.scaling_settings"
+    from penstock_operator.scaling.read import target
 
     real = target.scaling_settings
 

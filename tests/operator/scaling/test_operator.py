@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from penstock_operator.scaling.figures import figures
+from penstock_operator.scaling.collector import figures
 from testbed.cluster import Cluster
 from testbed.kubectl import Kubectl
 from tests.operator.scaling.scene import Scene, endpoint, played, writers

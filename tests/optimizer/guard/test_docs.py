@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from penstock.tasks import TaskName
-from penstock_optimizer.calibration import JUDGING_SAMPLES, STRATA
+from penstock_optimizer.guard.calibration import JUDGING_SAMPLES, STRATA
 from penstock_optimizer.guard.invariance import BF16_TOLERANCE, TOLERANCE
 from penstock_optimizer.guard.judge import DRAW, FEW
 from tests.optimizer.guard.test_judge import verdict

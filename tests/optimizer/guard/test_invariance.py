@@ -25,7 +25,7 @@ from penstock_optimizer.guard.invariance import (
     padded_groups,
     relative_difference,
 )
-from penstock_optimizer.recipes import candidate_recipes
+from penstock_optimizer.search.recipes import candidate_recipes
 from penstock_optimizer.search.space import PADDING_SHARES
 from penstock_runtime.engines.grid import ShapeGrid
 from penstock_runtime.rows import Outputs, Row

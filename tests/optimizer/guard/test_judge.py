@@ -10,8 +10,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from penstock.endpoint import AccuracyBudget
 from penstock.manifest import Metric, Verdict
+from penstock.resources.endpoint import AccuracyBudget
 from penstock.tasks import TaskName
 from penstock_optimizer.guard import Observed, judge
 from penstock_optimizer.guard.judge import explain, finite, unread

@@ -9,15 +9,15 @@ from pathlib import Path
 
 import pytest
 
-from penstock.endpoint import AccuracyBudget
 from penstock.hardware import Isa
 from penstock.manifest import GraphIO, Verdict
 from penstock.recipe import EngineName, Precision, Recipe
+from penstock.resources.endpoint import AccuracyBudget
 from penstock.tasks import TaskName
-from penstock_optimizer.calibration import calibration_rows, judging_samples, own_corpus, samples, split
 from penstock_optimizer.export import Flavour
 from penstock_optimizer.guard import arithmetic_of, forward_of, guard_candidate, teach
-from penstock_optimizer.recipes import TEACHER, candidate_recipes
+from penstock_optimizer.guard.calibration import calibration_rows, judging_samples, own_corpus, samples, split
+from penstock_optimizer.search.recipes import TEACHER, candidate_recipes
 from penstock_runtime.engines.base import Threads
 from penstock_runtime.engines.load import load_engine
 from tests.runtime import minilm

@@ -10,13 +10,13 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from penstock.endpoint import AccuracyBudget
 from penstock.manifest import GraphIO
+from penstock.resources.endpoint import AccuracyBudget
 from penstock.tasks import HEAD_OF_TASK, TaskName
-from penstock_optimizer.calibration import judging_samples, own_corpus, samples, split
 from penstock_optimizer.export import export
 from penstock_optimizer.guard import Forward, Sample, Teacher, forward_of, guard_candidate, prepare, teach
-from penstock_optimizer.recipes import TEACHER
+from penstock_optimizer.guard.calibration import judging_samples, own_corpus, samples, split
+from penstock_optimizer.search.recipes import TEACHER
 from penstock_runtime.engines.base import Threads
 from penstock_runtime.engines.load import load_engine
 from penstock_runtime.errors import InferenceFailed

@@ -17,12 +17,12 @@ import numpy as np
 import onnxruntime
 import pytest
 
-from penstock.endpoint import AccuracyBudget
 from penstock.recipe import EngineName, Precision, Recipe
+from penstock.resources.endpoint import AccuracyBudget
 from penstock.tasks import TaskName
-from penstock_optimizer.calibration import calibration_rows, judging_samples, own_corpus, samples, split
 from penstock_optimizer.export import Flavour
 from penstock_optimizer.guard import Observed, judge, prepare
+from penstock_optimizer.guard.calibration import calibration_rows, judging_samples, own_corpus, samples, split
 from penstock_optimizer.quantise.built import copy_graph
 from penstock_optimizer.quantise.observe import feed
 from penstock_runtime.host import read_host

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from penstock.endpoint import Workload
+from penstock.resources.endpoint import Workload
 from penstock_optimizer.load.arrivals import poisson_arrivals
 from penstock_optimizer.load.lengths import LengthMix, measured_lengths
 from penstock_optimizer.load.summary import LatencySummary, quantile, quantile_interval, relative_spread

@@ -7,8 +7,8 @@ import json
 import pytest
 from tokenizers import Tokenizer, models, normalizers, pre_tokenizers, processors
 
-from penstock.endpoint import Workload
 from penstock.errors import UnsupportedModel
+from penstock.resources.endpoint import Workload
 from penstock.tasks import TaskName
 from penstock_optimizer.load.bodies import mix_of_texts, predict_bodies, workload_bodies
 from penstock_optimizer.load.lengths import LengthMix

@@ -18,15 +18,15 @@ import pytest
 from penstock.artefact_store import Digest, StoreUri
 from penstock.errors import SettingError, SpecError
 from penstock.manifest import Manifest
-from penstock.summary import LIMIT_BYTES, Summary
+from penstock.resources.job_summary import LIMIT_BYTES, Summary
+from penstock_optimizer.job.progress import Progress, Stage
 from penstock_optimizer.pod.job import read_endpoint
 from penstock_optimizer.pod.lines import Lines
 from penstock_optimizer.pod.variables import JobVariables
-from penstock_optimizer.progress import Progress, Stage
 from penstock_runtime.host import read_host
 from penstock_runtime.models.progress import Progress as Transfer
 from penstock_runtime.store import open_store
-from tests.optimizer.whole.small_model import HIDDEN, write_small_bert
+from tests.optimizer.end_to_end.small_model import HIDDEN, write_small_bert
 from tests.runtime.models.folders import write_pickle
 from tests.runtime.models.hub_server import running_hub
 from tests.runtime.models.s3_server import free_port

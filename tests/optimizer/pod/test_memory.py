@@ -14,8 +14,8 @@ from uuid import uuid4
 import pytest
 
 from penstock.errors import HostError, OptimizationError, OutOfMemory
-from penstock.summary import Summary
-from penstock_optimizer.isolation import Failure, WorkerFailed
+from penstock.resources.job_summary import Summary
+from penstock_optimizer.candidate.isolation import Failure, WorkerFailed
 from tests.runtime.pod.pods import SECONDS
 
 MEMORY_CGROUP = Path("/sys/fs/cgroup/memory")

@@ -11,19 +11,19 @@ import onnxruntime as ort
 import pytest
 from onnx import helper, numpy_helper
 
-from penstock.endpoint import AccuracyBudget
 from penstock.errors import OptimizationError
 from penstock.recipe import EngineName, Precision, Recipe
+from penstock.resources.endpoint import AccuracyBudget
 from penstock.tasks import HEAD_OF_TASK, TaskName
-from penstock_optimizer.calibration import calibration_rows, judging_samples, own_corpus, samples, split
 from penstock_optimizer.export import Exported, Flavour, export
 from penstock_optimizer.guard import arithmetic_of, forward_of, guard_candidate, teach
+from penstock_optimizer.guard.calibration import calibration_rows, judging_samples, own_corpus, samples, split
 from penstock_optimizer.quantise import build
 from penstock_optimizer.quantise.calibrated import quantise_graph
 from penstock_optimizer.quantise.native_steps import native_graph
 from penstock_optimizer.quantise.rowwise import RowwiseWriter
-from penstock_optimizer.recipes import TEACHER
-from penstock_runtime.batching.rectangle import stack
+from penstock_optimizer.search.recipes import TEACHER
+from penstock_runtime.batching.collate import stack
 from penstock_runtime.engines.base import Engine, Threads
 from penstock_runtime.engines.load import load_engine
 from penstock_runtime.models.folder import ModelFolder

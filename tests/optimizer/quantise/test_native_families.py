@@ -18,7 +18,7 @@ from penstock.tasks import Head
 from penstock_optimizer.export import Flavour, export
 from penstock_optimizer.export.exported import Exported
 from penstock_optimizer.quantise import build
-from penstock_runtime.batching.rectangle import stack, unstack
+from penstock_runtime.batching.collate import stack, unstack
 from penstock_runtime.engines.base import Engine, Threads
 from penstock_runtime.engines.graph_inputs import feed
 from penstock_runtime.engines.load import load_engine

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from penstock.endpoint import Latency, Objective, Throughput
+from penstock.resources.endpoint import Latency, Objective, Throughput
 from penstock_optimizer.search.goal import Goal, Pair, Ranking, Sample
 
 LATENCY = Objective(latency=Latency(p95_milliseconds=20))

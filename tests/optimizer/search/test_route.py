@@ -8,8 +8,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from penstock.endpoint import Latency, Objective, Throughput
 from penstock.recipe import Batching, Plan
+from penstock.resources.endpoint import Latency, Objective, Throughput
 from penstock_optimizer.search.climb import Climber
 from penstock_optimizer.search.goal import Goal, Pair, Ranking, Sample
 from penstock_optimizer.search.route import (

@@ -15,7 +15,7 @@ import pytest
 from penstock.recipe import Batching, Plan
 from penstock_runtime.batching.batcher import Batcher, Outcome
 from penstock_runtime.batching.bounds import QueueBounds
-from penstock_runtime.batching.waiting import Waiting
+from penstock_runtime.batching.queue import Waiting
 from penstock_runtime.engines.base import Breadth
 from penstock_runtime.engines.grid import ShapeGrid
 from penstock_runtime.engines.routed import RoutedEngine

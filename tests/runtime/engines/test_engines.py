@@ -11,7 +11,7 @@ import pytest
 from penstock.errors import ArtefactError
 from penstock.manifest import Axes, GraphIO
 from penstock.recipe import Recipe
-from penstock_runtime.batching.rectangle import run_rows, stack
+from penstock_runtime.batching.collate import run_rows, stack
 from penstock_runtime.engines.base import Engine, Threads
 from penstock_runtime.engines.load import load_engine
 from penstock_runtime.engines.onnxruntime import fused_nodes
@@ -210,7 +210,7 @@ def test_another_graph_than_described_is_an_artefact_error(recipe: Recipe, io: G
 
 def test_an_engine_is_imported_only_when_a_recipe_wants_it() -> None:
     code = (
-        "import sys; import penstock_runtime.engines.load, penstock_runtime.predictor;"
+        "import sys; import penstock_runtime.engines.load, penstock_runtime.serving.predictor;"
         "print([name for name in ('onnxruntime', 'openvino', 'torch') if name in sys.modules])"
     )
     found = subprocess.run([sys.executable, "-c", code], check=True, capture_output=True, text=True, timeout=60)

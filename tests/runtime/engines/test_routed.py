@@ -6,7 +6,7 @@ from typing import Any
 import numpy as np
 
 from penstock.recipe import Recipe
-from penstock_runtime.batching.rectangle import run_rows, stack
+from penstock_runtime.batching.collate import run_rows, stack
 from penstock_runtime.engines.base import Breadth, Threads
 from penstock_runtime.engines.load import load_engine
 from penstock_runtime.engines.routed import RoutedEngine

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from penstock.errors import HostError, OutOfDisk
-from penstock_runtime.disk import (
+from penstock_runtime.host.disk import (
     FULL,
     LEAST_FREE_BYTES,
     free_bytes,

@@ -9,12 +9,12 @@ from typing import Any
 
 from penstock.tasks import TaskName
 from penstock_runtime.errors import RequestError
-from penstock_runtime.http.acceptor import Acceptor
-from penstock_runtime.http.connection import Connection
-from penstock_runtime.http.door import Answers
-from penstock_runtime.http.message import Request, Response
-from penstock_runtime.http.status import Status
-from penstock_runtime.server import Server
+from penstock_runtime.http.transport.connection import Connection
+from penstock_runtime.http.transport.head_checks import Answers
+from penstock_runtime.http.transport.listener import Acceptor
+from penstock_runtime.http.transport.message import Request, Response
+from penstock_runtime.serving.server import Server
+from penstock_runtime.serving.status import Status
 from penstock_runtime.settings import Settings
 from tests.runtime.http.serving import Gate
 

@@ -15,8 +15,8 @@ ROOT = Path(__file__).parents[3]
 PROCESS = """
 import asyncio, os, sys
 import uvloop
-from penstock_runtime.http.status import Status
-from penstock_runtime.server import Server
+from penstock_runtime.serving.status import Status
+from penstock_runtime.serving.server import Server
 from penstock_runtime.settings import Settings
 from penstock.tasks import TaskName
 from tests.runtime.http.serving import TIMINGS, Answer

@@ -23,11 +23,11 @@ import uvloop
 from tokenizers import Tokenizer, models, normalizers, pre_tokenizers, processors
 
 from penstock.tasks import HEAD_OF_TASK, Head, TaskName
-from penstock_runtime.http.status import Status
 from penstock_runtime.models.folder import ModelFolder
-from penstock_runtime.predictor import Answer, Timings
 from penstock_runtime.rows import Outputs, Row
-from penstock_runtime.server import Server, task_limits
+from penstock_runtime.serving.predictor import Answer, Timings
+from penstock_runtime.serving.server import Server, task_limits
+from penstock_runtime.serving.status import Status
 from penstock_runtime.settings import Settings
 from penstock_runtime.tasks import Task, make_task
 

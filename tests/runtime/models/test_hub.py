@@ -23,15 +23,15 @@ from penstock.errors import (
     PenstockError,
     UnsafeModel,
 )
-from penstock.source import ModelSource
+from penstock.resources.source import ModelSource
 from penstock_runtime.models import hub_growth
 from penstock_runtime.models.folder import ModelFolder
 from penstock_runtime.models.hub import hub_error
 from penstock_runtime.models.hub_records import Records
 from penstock_runtime.models.progress import Progress
 from penstock_runtime.models.sources import fetch_model, resolved_revision
-from penstock_runtime.retries import Retries
 from penstock_runtime.rows import Pooling
+from penstock_runtime.store.retries import Retries
 from tests.runtime.models.folders import (
     bare_folder,
     model_folder,
@@ -156,7 +156,7 @@ def test_a_folder_that_was_filled_elsewhere_may_be_read_only(hub: Hub, tmp_path:
         pytest.skip("mounts take root here")
     hub.add("org/model", model_folder(tmp_path / "original"))
     program = (
-        "import sys; from pathlib import Path; from penstock.source import ModelSource\n"
+        "import sys; from pathlib import Path; from penstock.resources.source import ModelSource\n"
         "from penstock_runtime.models.sources import fetch_model\n"
         "print(fetch_model(ModelSource.parse('hf://org/model'), cache=Path(sys.argv[1])).path)"
     )
@@ -488,7 +488,7 @@ class TestOffline:
         hub.add("org/model", model_folder(tmp_path / "original"))
         program = (
             "from pathlib import Path\n"
-            "from penstock.source import ModelSource\n"
+            "from penstock.resources.source import ModelSource\n"
             "from penstock_runtime.models.sources import fetch_model\n"
             f"fetch_model(ModelSource.parse('hf://org/model'), cache=Path({str(tmp_path)!r}))\n"
         )

@@ -23,13 +23,13 @@ from penstock.errors import (
     OutOfDisk,
     UnsafeModel,
 )
-from penstock.source import ModelSource
+from penstock.resources.source import ModelSource
 from penstock_runtime.models import objects
 from penstock_runtime.models.folder import ModelFolder
 from penstock_runtime.models.objects import ObjectFetch, object_error, open_filesystem
 from penstock_runtime.models.progress import Progress, ignore
-from penstock_runtime.retries import Retries
 from penstock_runtime.rows import Pooling
+from penstock_runtime.store.retries import Retries
 from tests.runtime.models.folders import bare_folder, model_folder, sentence_folder, write_onnx, write_pickle
 
 fsspec = pytest.importorskip("fsspec")

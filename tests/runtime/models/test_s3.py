@@ -11,11 +11,11 @@ from pathlib import Path
 import pytest
 
 from penstock.errors import ModelAccessDenied, ModelError, ModelNotFound, ModelUnavailable, UnsafeModel
-from penstock.source import ModelSource
+from penstock.resources.source import ModelSource
 from penstock_runtime.models.folder import ModelFolder
 from penstock_runtime.models.progress import Progress
 from penstock_runtime.models.sources import fetch_model
-from penstock_runtime.retries import Retries
+from penstock_runtime.store.retries import Retries
 from tests.runtime.models.folders import bare_folder, sentence_folder, write_pickle
 from tests.runtime.models.s3_server import S3, running_s3
 

@@ -11,11 +11,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from penstock.errors import CorruptModel, MissingPackage, ModelNotFound, ModelUnavailable, UnsafeModel
-from penstock.source import ModelSource
+from penstock.resources.source import ModelSource
 from penstock_runtime.models.folder import ModelFolder
 from penstock_runtime.models.selection import choose_files
 from penstock_runtime.models.sources import fetch_model, resolved_revision
-from penstock_runtime.retries import Retries
+from penstock_runtime.store.retries import Retries
 from tests.runtime.models.folders import model_folder
 
 

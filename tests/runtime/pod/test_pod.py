@@ -20,7 +20,7 @@ from penstock.hardware import CpuIdentity
 from penstock.manifest import MANIFEST_NAME, Manifest
 from penstock_runtime.host import read_host
 from penstock_runtime.pod.checks import isa_finding, with_count
-from penstock_runtime.pod.serving import require_artefact
+from penstock_runtime.pod.course import require_artefact
 from penstock_runtime.pod.variables import PodVariables
 from penstock_runtime.store import open_store
 from tests.runtime.minilm import ORT_FP32

@@ -13,9 +13,9 @@ from penstock.artefact_store import Digest, StoreUri
 from penstock.errors import ArtefactError, ArtefactNotFound, PenstockError, StoreAccessDenied, StoreUnavailable
 from penstock.manifest import MANIFEST_NAME
 from penstock_runtime.models.progress import Progress
-from penstock_runtime.object_storage import PACKAGES, open_filesystem
-from penstock_runtime.retries import Retries
 from penstock_runtime.store import ArtefactStore, open_store
+from penstock_runtime.store.object_storage import PACKAGES, open_filesystem
+from penstock_runtime.store.retries import Retries
 from penstock_runtime.store.verify import digest_of, fault
 from tests.runtime.models.s3_server import free_port
 from tests.runtime.store.artefacts import FILES, names, publish_at_once, write_artefact

@@ -13,9 +13,9 @@ import pytest
 from penstock.artefact_store import StoreUri
 from penstock.errors import OutOfDisk, PenstockError, StoreAccessDenied, StoreError, StoreUnavailable
 from penstock.manifest import MANIFEST_NAME
-from penstock_runtime.retries import Retries
 from penstock_runtime.store import ArtefactStore
 from penstock_runtime.store.objects import Objects, store_error
+from penstock_runtime.store.retries import Retries
 from penstock_runtime.store.verify import digest_of, fault
 from tests.runtime.store.artefacts import write_artefact
 

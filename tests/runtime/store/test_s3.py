@@ -24,8 +24,8 @@ from penstock.errors import (
 )
 from penstock.manifest import MANIFEST_NAME
 from penstock_runtime.models.progress import Progress
-from penstock_runtime.retries import Retries
 from penstock_runtime.store import ArtefactStore, fetch, objects, open_store
+from penstock_runtime.store.retries import Retries
 from penstock_runtime.store.verify import digest_of, fault
 from tests.runtime.models.s3_server import S3, running_s3
 from tests.runtime.store.artefacts import FILES, names, publish_at_once, write_artefact

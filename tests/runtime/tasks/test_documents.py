@@ -12,9 +12,9 @@ import pytest
 
 from penstock.tasks import TaskName
 from penstock_runtime.tasks import DEFAULT_LIMITS, request_schema, response_schema
-from penstock_runtime.tasks.manual import PARTS, parameters_table
 from tests.runtime.tasks.answers import assert_alike
 from tests.runtime.tasks.families import Built
+from tools.task_tables import PARTS, parameters_table
 
 TEXT = (Path(__file__).parents[3] / "docs" / "reference" / "tasks.md").read_text(encoding="utf-8")
 

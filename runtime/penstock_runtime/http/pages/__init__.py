@@ -1,1 +1,1 @@
-"""The pages that a browser is given, each whole in itself."""
+"""HTML pages of the server: playground and API reference."""

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from penstock.manifest import Axes, GraphIO
-from penstock_runtime.batching.rectangle import run_rows, stack
+from penstock_runtime.batching.collate import run_rows, stack
 from penstock_runtime.engines.base import Breadth, RunsRows, Threads
 from penstock_runtime.engines.native import NativeEngine
 from penstock_runtime.engines.native.graph_file import NativeGraph

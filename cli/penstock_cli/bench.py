@@ -1,0 +1,103 @@
+"""`penstock bench`: the published experiment on any endpoint."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import click
+
+from penstock_bench.client import MeasurementFailed
+from penstock_bench.options import BenchOptions
+from penstock_bench.run import BenchProgress, run_bench
+from penstock_cli.finite import FiniteRange
+from penstock_cli.folders import models_option
+from penstock_cli.screen import INTERRUPTED, console, fact
+
+FIELDS = BenchOptions.model_fields
+
+
+class Numbers(click.ParamType[tuple[int, ...]]):
+    """`1,2,4`: whole numbers from 1, separated by commas."""
+
+    name = "numbers"
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> tuple[int, ...]:
+        """The numbers as a tuple."""
+        if isinstance(value, tuple):
+            return value
+        try:
+            numbers = tuple(int(part) for part in str(value).split(","))
+        except ValueError:
+            self.fail(f"{value!r} is not a list of whole numbers: write it like 1,2,4", param, ctx)
+        if not numbers or min(numbers) < 1:
+            self.fail(f"{value!r} holds a number under 1", param, ctx)
+        return numbers
+
+
+def _help(name: str) -> str:
+    field = FIELDS[name]
+    default = field.default
+    shown = ",".join(map(str, default)) if isinstance(default, tuple) else default
+    return f"{field.description}" + (f"  [default: {shown}]" if shown not in {None, False, ""} else "")
+
+
+def _show(progress: BenchProgress) -> None:
+    left = ""
+    if progress.remaining_seconds is not None and progress.done < progress.total:
+        left = f"  (measuring the rest takes about {max(round(progress.remaining_seconds / 60), 1)} min)"
+    name = "note" if progress.is_note else f"{progress.done}/{progress.total}" if progress.total else "model"
+    fact(name, progress.message + left)
+
+
+@click.command
+@click.argument("target", metavar="FILE|URL")
+@click.option("--cores", type=Numbers(), default=FIELDS["cores"].default, help=_help("cores"))
+@click.option("--lengths", type=Numbers(), default=FIELDS["lengths"].default, help=_help("lengths"))
+@click.option("--batches", type=Numbers(), default=FIELDS["batches"].default, help=_help("batches"))
+@click.option("--seconds", type=FiniteRange(min=0.1), default=FIELDS["seconds"].default, help=_help("seconds"))
+@click.option("--rounds", type=click.IntRange(1, 50), default=FIELDS["rounds"].default, help=_help("rounds"))
+@click.option(
+    "--patience-seconds",
+    type=FiniteRange(min=1),
+    default=FIELDS["patience_seconds"].default,
+    help=_help("patience_seconds"),
+)
+@click.option("--baseline", is_flag=True, help=_help("baseline"))
+@click.option("--tokenizer", type=click.Path(exists=True, file_okay=False, path_type=Path), help=_help("tokenizer"))
+@click.option("--task", help=_help("task"))
+@click.option(
+    "--auth-token",
+    envvar="PENSTOCK_AUTH_TOKEN",
+    show_envvar=True,
+    default=FIELDS["auth_token"].default,
+    help=_help("auth_token"),
+)
+@click.option(
+    "--output", type=click.Path(file_okay=False, path_type=Path), default=FIELDS["output"].default, help=_help("output")
+)
+@click.option("--store", type=click.Path(file_okay=False, path_type=Path), envvar="PENSTOCK_STORE", help=_help("store"))
+@models_option
+@click.option("--fresh", is_flag=True, help=_help("fresh"))
+@click.option("--seed", type=int, default=FIELDS["seed"].default, help=_help("seed"))
+def command(**options: Any) -> None:
+    """Measure an endpoint: throughput and latency for cores x lengths x batches.
+
+    FILE is a ModelEndpoint, which is optimised and served for each number of cores; URL a running server. Settings that
+    this machine cannot do are named. Writes results.csv, results.json and report.html. Interrupted, it goes on where it
+    was.
+    """
+    output = options["output"]
+    try:
+        results = run_bench(BenchOptions(**options), _show)
+    except KeyboardInterrupt:
+        fact("ended", f"what was measured is in {output}: the same command goes on from there")
+        raise click.exceptions.Exit(INTERRUPTED) from None
+    for note in results.notes:
+        fact("note", note)
+    console.print(f"report     {output / 'report.html'}", markup=False)
+    if not results.answered:
+        raise MeasurementFailed(
+            f"no request to {results.target} was answered in any setting",
+            remedy="See what the answers were in the report, or above",
+        )

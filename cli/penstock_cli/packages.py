@@ -1,0 +1,32 @@
+"""Checks that the packages of an extra are installed, and names the extra to install when they are not."""
+
+from __future__ import annotations
+
+from importlib.util import find_spec
+
+from penstock.errors import MissingPackage
+
+_OPTIMIZER = ("onnx",)
+"""Needed by every optimisation. Looked up, not imported: a process that only serves does not load it."""
+_EXTRAS = {"serve": "optimizer", "optimize": "optimizer", "bench": "optimizer", "simulate": "simulator"}
+"""Command -> the extra with the packages that it imports. `runtime`, a part of `optimizer`, serves artefacts."""
+
+
+def require_optimizer() -> None:
+    """Raise MissingPackage where only the runtime is installed, as in the runtime's image: it cannot optimise."""
+    absent = [name for name in _OPTIMIZER if find_spec(name) is None]
+    if absent:
+        raise MissingPackage(
+            f"{', '.join(absent)} not installed here: artefacts can be served, and nothing can be optimised",
+            remedy="Run pip install 'penstock[optimizer]', or take the image penstock-optimizer",
+        )
+
+
+def missing_package(package: str, command: str | None) -> MissingPackage:
+    """The error for a package that `command` imports and that is not installed."""
+    extra = _EXTRAS.get(command or "", "runtime")
+    return MissingPackage(
+        f"{package} is not installed here, and penstock {command or ''}".rstrip() + " needs it",
+        remedy=f"Run pip install 'penstock[cli,{extra}]'"
+        + (", or take the image penstock-optimizer" if extra == "optimizer" else ""),
+    )

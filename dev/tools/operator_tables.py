@@ -1,0 +1,57 @@
+"""Generates the tables of docs/reference/operator.md (settings, metrics, rights) for `make docs`."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from penstock_operator.collectors import Census
+from penstock_operator.metrics import REGISTRY
+from penstock_operator.scaling.collector import figures
+from penstock_operator.settings import DOCUMENT, SETTINGS, Settings
+from penstock_operator.watch.cluster_cache import World
+from tools import operator_rights as rbac
+
+
+def settings() -> str:
+    """A row for every setting."""
+    rows = ["| flag | variable | default | meaning |", "|---|---|---|---|"]
+    for setting in SETTINGS:
+        default = "(none)" if setting.default in {"", ()} else f"`{setting.default}`"
+        unit = f" {setting.unit}" if setting.unit == "s" else ""
+        rows.append(f"| `{setting.flag}` | `{setting.variable}` | {default}{unit} | {setting.description} |")
+    return "\n".join(rows)
+
+
+def metrics() -> str:
+    """A row for every metric."""
+    families = [*REGISTRY.collect(), *Census(World(Settings().plan_settings()), dict).collect(), *figures({})]
+    rows = ["| metric | kind | meaning |", "|---|---|---|"]
+    for family in sorted(families, key=lambda one: one.name):
+        name = f"{family.name}_total" if family.type == "counter" else family.name
+        rows.append(f"| `{name}` | {family.type} | {family.documentation} |")
+    return "\n".join(rows)
+
+
+def rights() -> str:
+    """A row for every grant."""
+    rows = ["| where | resource | verbs | to |", "|---|---|---|---|"]
+    for where, grants in (
+        ("the cluster", rbac.CLUSTER),
+        ("the namespaces looked after", rbac.NAMESPACED),
+        ("the namespaces looked after, with KEDA", rbac.KEDA),
+        ("the namespaces looked after, on request", rbac.SECRETS),
+        ("its own namespace", rbac.OWN),
+    ):
+        for grant in grants:
+            group = f".{grant.kind.group}" if grant.kind.group else ""
+            resource = f"{grant.kind.plural}{group}{'/' if grant.subresource else ''}{grant.subresource}"
+            rows.append(f"| {where} | `{resource}` | {', '.join(grant.verbs)} | {grant.why.removeprefix('to ')} |")
+    return "\n".join(rows)
+
+
+PARTS: dict[str, tuple[str, Callable[[], str]]] = {
+    "operator-settings": (DOCUMENT, settings),
+    "operator-metrics": (DOCUMENT, metrics),
+    "operator-rights": (DOCUMENT, rights),
+}
+"""Name of the part -> document and the function that makes it."""

@@ -1,0 +1,117 @@
+"""Runs the tests of `make test` in two phases, both even if the first fails, and prints the result of each part.
+
+The first phase runs what needs no cluster with nodes, in several processes. In the second, the tests on such a cluster
+run one at a time, because its nodes own the machine's cores. They wait for half of their time. Tests that only compute,
+and whose results depend on no clock, run at the same time with idle priority (SCHED_IDLE): they get no processor time
+that anything else wants.
+
+    python dev/tools/run_tests.py WORKERS
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+import sys
+import tempfile
+import time
+from pathlib import Path
+
+FULL_CLUSTER_TESTS = ("tests/endtoend_cluster", "tests/dev/testbed")
+COMPUTING_TESTS = (
+    "tests/golden",
+    "tests/operator/scaling/decide",
+    "tests/simulator",
+    "tests/optimizer/export",
+    "tests/optimizer/guard",
+    "tests/optimizer/pod",
+    "tests/optimizer/quantise",
+    "tests/optimizer/end_to_end/test_broken_servers.py",
+    "tests/optimizer/end_to_end/test_optimise.py",
+    "tests/runtime/engines",
+    "tests/runtime/serving",
+    "tests/runtime/tasks",
+)
+
+# The folders that tests fill take some gigabytes: those of failed tests are enough.
+PYTEST = (sys.executable, "-m", "pytest", "-o", "tmp_path_retention_policy=failed")
+# A file stays in one process, for its fixtures; files start in the order of tests/conftest.py.
+BY_FILE = ("--dist", "loadfile", "--no-loadscope-reorder")
+
+
+class Part:
+    """One run of pytest. Its output goes to this process's, at once or, for one in the background, when it is shown."""
+
+    def __init__(self, name: str, *command: str, background: bool = False) -> None:
+        self.name = name
+        self.status = -1
+        self.seconds = 0.0
+        self._started = time.monotonic()
+        # A file, not a pipe: it is read at the end only, and a full pipe would stop the tests.
+        self._output = tempfile.TemporaryFile() if background else None  # noqa: SIM115 - open until it is shown
+        print(f"make test: {name}", flush=True)
+        self._process = subprocess.Popen(command, stdout=self._output, stderr=self._output and subprocess.STDOUT)
+
+    def finish(self) -> None:
+        """Wait for the end, and show what a run in the background has printed."""
+        self.status = self._process.wait()
+        self.seconds = time.monotonic() - self._started
+        if self._output is not None:
+            print(f"make test: output of {self.name}", flush=True)
+            self._output.seek(0)
+            shutil.copyfileobj(self._output, sys.stdout.buffer)
+            sys.stdout.flush()
+            self._output.close()
+
+    def stop(self) -> None:
+        """End it if it is still running."""
+        if self._process.poll() is None:
+            self._process.terminate()
+            self._process.wait()
+
+    @property
+    def result(self) -> str:
+        """`passed` or `FAILED`, its name and its duration."""
+        result = "passed" if self.status == 0 else f"FAILED (exit status {self.status})"
+        return f"{result}: {self.name}, {self.seconds / 60:.1f} minutes"
+
+
+def main(workers: str) -> int:
+    """Run everything; the exit status, 1 if any part failed."""
+    parallel = Part(
+        "parallel tests",
+        *PYTEST,
+        *("-m", "not extended and not full_cluster", "-n", workers, *BY_FILE),
+        *(f"--ignore={place}" for place in COMPUTING_TESTS),
+    )
+    parallel.finish()
+    computing = Part(
+        "computing tests",
+        *("chrt", "--idle", "0"),
+        *PYTEST,
+        *("-m", "not extended", "-n", str(os.cpu_count()), *BY_FILE),
+        *COMPUTING_TESTS,
+        background=True,
+    )
+    try:
+        clusters = Part(
+            "cluster tests",
+            *PYTEST,
+            *("-m", "not extended and full_cluster"),
+            *FULL_CLUSTER_TESTS,
+        )
+        clusters.finish()
+        computing.finish()
+    finally:
+        computing.stop()
+    parts = (parallel, clusters, computing)
+    print("", *(part.result for part in parts), sep="\n")
+    failed = [part.name for part in parts if part.status != 0]
+    print(f"make test: FAILED in {', '.join(failed)}" if failed else "make test: passed", flush=True)
+    return 1 if failed else 0
+
+
+if __name__ == "__main__":
+    os.chdir(Path(__file__).parents[2])
+    sys.exit(main(sys.argv[1]))

@@ -1,0 +1,1 @@
+"""Leader election with a coordination.k8s.io Lease."""

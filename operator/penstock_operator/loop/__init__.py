@@ -1,0 +1,1 @@
+"""The reconcile loop: event routing, work queue, reconcile, garbage collection."""

@@ -1,0 +1,170 @@
+"""What the pods of one endpoint have said lately -> three-state metrics. Pure: time is an argument."""
+
+from __future__ import annotations
+
+import math
+from array import array
+from collections import deque
+from collections.abc import Iterable, Sequence
+
+from penstock_operator.scaling.decide import counters
+from penstock_operator.scaling.decide.counters import Sample, Series
+from penstock_operator.scaling.decide.interpret import Buckets, good_share, quantile
+from penstock_operator.scaling.decide.measurement import Idle, Measurement, Metrics, Unknown, Value
+from penstock_operator.scaling.read.exposition import Reading
+
+FAST_SECONDS = 30.0
+"""The newest rate is of the last two readings, and of none that are older than this."""
+PAIRED = 0.75
+"""Readings this share of their interval apart make a rate: they are never quite punctual."""
+SLOW_SECONDS = 120.0
+BUCKETS_SECONDS = 9.0
+"""Histograms are kept this far apart: two minutes of them need no more, and they are most of the memory."""
+
+
+class _Pod:
+    """The samples of one pod, oldest first."""
+
+    __slots__ = ("arrivals", "buckets", "in_flight")
+
+    def __init__(self) -> None:
+        self.arrivals: deque[Sample] = deque()
+        self.in_flight: deque[Sample] = deque()
+        self.buckets: deque[tuple[float, tuple[float, ...], array[float]]] = deque()
+
+    def put(self, at: float, reading: Reading) -> None:
+        if self.arrivals and at <= self.arrivals[-1].at:
+            # The clock went back: what is from the future would stay there until it comes.
+            self.arrivals.clear()
+            self.in_flight.clear()
+            self.buckets.clear()
+        self.arrivals.append(Sample(at, reading.arrivals))
+        self.in_flight.append(Sample(at, reading.in_flight))
+        if not self.buckets or at - self.buckets[-1][0] >= BUCKETS_SECONDS:
+            self.buckets.append((at, reading.bounds, reading.counts))
+
+    def forget(self, before: float) -> None:
+        for samples in (self.arrivals, self.in_flight):
+            while samples and samples[0].at < before:
+                samples.popleft()
+        while self.buckets and self.buckets[0][0] < before:
+            self.buckets.popleft()
+
+
+class History:
+    """The readings of one endpoint."""
+
+    def __init__(self) -> None:
+        self._pods: dict[str, _Pod] = {}
+
+    def put(self, pod: str, at: float, reading: Reading) -> None:
+        """A reading at `at`, seconds since the epoch by the clock of whoever asked."""
+        self._pods.setdefault(pod, _Pod()).put(at, reading)
+
+    def metrics(
+        self, ready: Sequence[str], now: float, *, objective_seconds: float, interval_seconds: float, problem: str = ""
+    ) -> Metrics:
+        """What is known at `now`. `problem`: why pods could not be read, as a clause."""
+        self._forget(now - SLOW_SECONDS - BUCKETS_SECONDS)
+        freshest = max(3 * interval_seconds, FAST_SECONDS / 2)
+        in_flight_series = {name: pod.in_flight for name, pod in self._pods.items()}
+        coverage = counters.coverage(_lists(in_flight_series), ready, freshest, now)
+        if not ready:
+            return Metrics.unknown("no replica is ready")
+        if coverage == 0:
+            return Metrics.unknown(problem or f"no replica was scraped within {freshest:.0f} s")
+        in_flight = counters.latest(_lists(in_flight_series), freshest, now)
+        buckets = self._bucket_rates(now)
+        arrivals = _lists({name: pod.arrivals for name, pod in self._pods.items()})
+        newest = counters.lately(arrivals, PAIRED * interval_seconds, FAST_SECONDS, now)
+        growing = counters.lately(_lists(in_flight_series), PAIRED * interval_seconds, FAST_SECONDS, now)
+        fast = _arrivals(newest, growing, FAST_SECONDS, in_flight, now)
+        slow = _arrivals(arrivals, _lists(in_flight_series), SLOW_SECONDS, in_flight, now)
+        # Only a zero of all of them is a zero.
+        quiet = isinstance(slow, Idle) and coverage == 1
+        return Metrics(
+            arrivals_fast=fast,
+            arrivals_slow=slow,
+            in_flight=in_flight,
+            good_share=_of_answers(share_within(buckets, objective_seconds), quiet=quiet),
+            p95_milliseconds=_of_answers(quantile(buckets, 0.95), quiet=quiet, scale=1000),
+            coverage=coverage,
+            # What was counted over so short a time is chance as well.
+            fast_seconds=counters.span_seconds(newest) or FAST_SECONDS,
+            slow_seconds=SLOW_SECONDS,
+        )
+
+    def _forget(self, before: float) -> None:
+        for name, pod in list(self._pods.items()):
+            pod.forget(before)
+            if not pod.arrivals:
+                del self._pods[name]
+
+    def _bucket_rates(self, now: float) -> Buckets | str:
+        """Answers/s up to each bound, over all pods; bounds that not all of them have are left out."""
+        rates: list[dict[float, float]] = []
+        for pod in self._pods.values():
+            inside = [entry for entry in pod.buckets if now - SLOW_SECONDS - BUCKETS_SECONDS <= entry[0] <= now]
+            # After a restart with another objective the bounds are others: only the newest ones count.
+            inside = [entry for entry in inside if entry[1] == inside[-1][1]]
+            if len(inside) >= 2 and inside[-1][0] > inside[0][0]:
+                seconds = inside[-1][0] - inside[0][0]
+                rates.append(dict(zip(inside[-1][1], _increases(inside), strict=True)))
+                rates[-1] = {bound: count / seconds for bound, count in rates[-1].items()}
+        if not rates:
+            return f"no pod's histogram was read twice within {SLOW_SECONDS:.0f} s"
+        common = set(rates[0]).intersection(*rates[1:])
+        return tuple((bound, sum(one[bound] for one in rates)) for bound in sorted(common))
+
+
+def _arrivals(
+    arrivals: Series, in_flight: Series, window: float, in_flight_now: Measurement, now: float
+) -> Measurement:
+    """Requests/s that came: those that ended, and what piled up."""
+    ended = counters.rate(arrivals, window, now)
+    if isinstance(ended, Unknown):
+        return ended
+    if isinstance(ended, Idle) and isinstance(in_flight_now, Value) and in_flight_now.value == 0:
+        return ended
+    grown = counters.growth(in_flight, window, now)
+    age = ended.age_seconds if isinstance(ended, Value) else 0.0
+    return Value(max(0.0, (ended.value if isinstance(ended, Value) else 0.0) + grown), age)
+
+
+def _lists(series: dict[str, deque[Sample]]) -> dict[str, Sequence[Sample]]:
+    return {name: list(samples) for name, samples in series.items()}
+
+
+def _increases(entries: Iterable[tuple[float, tuple[float, ...], array[float]]]) -> list[float]:
+    """How much each bucket has grown; a histogram whose total went down has been reset, and counts from zero."""
+    total: list[float] = []
+    before: array[float] | None = None
+    for _, _, counts in entries:
+        if before is None:
+            total = [0.0] * len(counts)
+        else:
+            start = before if counts[-1] >= before[-1] else array("d", bytes(8 * len(counts)))
+            total = [sum_ + max(0.0, new - old) for sum_, new, old in zip(total, counts, start, strict=True)]
+        before = counts
+    return total
+
+
+def share_within(buckets: Buckets | str, seconds: float) -> float | str:
+    """The share of answers within a time: exact where it is a bound, else linear within its bucket; or why there is
+    none. Pods of an older template do not have the bound yet."""
+    exact = good_share(buckets, seconds)
+    if not isinstance(exact, str) or isinstance(buckets, str) or buckets[-1][1] <= 0:
+        return exact
+    low, before = 0.0, 0.0
+    for bound, value in buckets:
+        if bound >= seconds:
+            part = (seconds - low) / (bound - low) if math.isfinite(bound) else 0.0
+            return (before + part * (value - before)) / buckets[-1][1]
+        low, before = bound, value
+    return before / buckets[-1][1]
+
+
+def _of_answers(value: float | str, *, quiet: bool, scale: float = 1.0) -> Measurement:
+    if isinstance(value, str):
+        return Idle() if quiet else Unknown(value)
+    return Value(value * scale)

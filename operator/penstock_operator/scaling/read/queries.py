@@ -1,0 +1,184 @@
+"""What to ask a Prometheus about one endpoint, and what its answers mean. Pure.
+
+None of the queries has an `or vector(0)`: that is what turns an outage into an idle service.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from string import Template
+from typing import Any
+
+from penstock.resources.scaling import PrometheusQueries
+from penstock_operator.scaling.decide.interpret import Answer, Answers, Element, Failure, Setting, Vector, metrics_of
+from penstock_operator.scaling.decide.measurement import Idle, Measurement, Metrics, Unknown, Value
+from penstock_operator.scaling.read.exposition import ANSWERED, BUCKET, IN_FLIGHT, REQUESTS, UNANSWERED_CODES
+
+GOOD_SHARE = 0.95
+"""What p95 within the objective means."""
+GENERATED_NAME_LIMIT = 58
+"""Characters of a pod's name before its random part; a longer name is cut."""
+
+
+@dataclass(frozen=True)
+class Windows:
+    """Over which times to look, in seconds. Each must hold several scrapes."""
+
+    scrape_interval: float
+    fast: float
+    slow: float
+
+    @classmethod
+    def of(cls, scrape_interval_seconds: float) -> Windows:
+        """For a Prometheus that scrapes this often: a rate of fewer than four samples is chance."""
+        return cls(
+            scrape_interval_seconds, max(30.0, 4 * scrape_interval_seconds), max(120.0, 8 * scrape_interval_seconds)
+        )
+
+
+@dataclass(frozen=True)
+class Place:
+    """Whose metrics."""
+
+    namespace: str
+    endpoint: str
+    ready: tuple[str, ...]
+    """Names of the ready pods."""
+
+
+def selector(place: Place) -> str:
+    """The label matchers of the pods of an endpoint: of its Deployment's name, a hash and five random characters.
+
+    By their form and not by the pods of the moment, so that one that has just ended still counts with what it answered.
+    """
+    base = f"{place.endpoint}-"
+    pods = f"{_literal(place.endpoint)}-[a-z0-9]{{1,10}}-[a-z0-9]{{5}}"
+    if len(base) + len("1234567890-") > GENERATED_NAME_LIMIT:
+        # The name is cut at an unknown place: those that are known.
+        pods = "|".join(map(_literal, place.ready)) or pods
+    return f'namespace="{place.namespace}",pod=~"{pods}"'
+
+
+def _literal(name: str) -> str:
+    """A name of Kubernetes in a regular expression within PromQL's quotes."""
+    return name.replace(".", "[.]")
+
+
+def queries(place: Place, windows: Windows, own: PrometheusQueries) -> dict[str, str]:
+    """PromQL by the field of `Answers` that it answers. What `own` overrides is asked in the user's words."""
+    pods, fast, slow = selector(place), f"{windows.fast:.0f}s", f"{windows.slow:.0f}s"
+    codes = "|".join(sorted(UNANSWERED_CODES))
+    # The request that scrapes is being answered while it is counted.
+    waiting = f"clamp_min({IN_FLIGHT}{{{pods}}} - 1, 0)"
+
+    def arrivals(window: str) -> str:
+        ended = f"sum by (pod) (rate({ANSWERED}{{{pods}}}[{window}]))"
+        # Refused ones, of the pods that have refused any yet; what piles up, of those that have two samples.
+        others = f'sum by (pod) (rate({REQUESTS}{{{pods},code=~"{codes}"}}[{window}]))'
+        grown = f"sum by (pod) (deriv({IN_FLIGHT}{{{pods}}}[{window}]))"
+        return f"sum({ended} + ({others} or 0 * {ended}) + ({grown} or 0 * {ended}))"
+
+    asked = {
+        "scraped_at": f"timestamp(up{{{pods}}} == 1)",
+        "arrivals_fast": arrivals(fast),
+        "arrivals_slow": arrivals(slow),
+        "in_flight": f"sum({waiting})",
+        "buckets": f"sum by (le) (rate({BUCKET}{{{pods}}}[{slow}]))",
+    }
+    if own.request_rate is not None:
+        # What it counts, and where, is the user's business; there need be no target of ours.
+        rate = _filled(own.request_rate, place)
+        asked |= {"arrivals_fast": rate, "arrivals_slow": rate}
+        del asked["scraped_at"]
+    if own.in_flight is not None:
+        asked["in_flight"] = _filled(own.in_flight, place)
+    if own.good_latency_ratio is not None:
+        asked["good_share"] = _filled(own.good_latency_ratio, place)
+        del asked["buckets"]
+    return asked
+
+
+def _filled(query: str, place: Place) -> str:
+    return Template(query).safe_substitute(namespace=place.namespace, endpoint=place.endpoint)
+
+
+def judged(
+    answers: Mapping[str, Answer],
+    place: Place,
+    windows: Windows,
+    own: PrometheusQueries,
+    *,
+    evaluated_at: float,
+    objective_seconds: float,
+) -> Metrics:
+    """The metrics that the answers to `queries` tell of."""
+    scraped = answers.get("scraped_at")
+    if scraped is None:
+        # Nobody can tell whose targets a foreign query counts: an answer is of all of them.
+        scraped = Vector(tuple(Element({"pod": name}, evaluated_at) for name in place.ready))
+    found = metrics_of(
+        Answers(
+            evaluated_at=evaluated_at,
+            scraped_at=scraped,
+            arrivals_fast=answers["arrivals_fast"],
+            arrivals_slow=answers["arrivals_slow"],
+            in_flight=answers["in_flight"],
+            buckets=answers.get("buckets", Vector()),
+        ),
+        Setting(
+            ready=place.ready,
+            scrape_interval_seconds=windows.scrape_interval,
+            objective_seconds=objective_seconds,
+            fast_seconds=windows.fast,
+            slow_seconds=windows.slow,
+        ),
+    )
+    if own.good_latency_ratio is None:
+        return found
+    good = _share(answers["good_share"], quiet=isinstance(found.arrivals_slow, Idle))
+    return replace(found, good_share=good, p95_milliseconds=_p95(good, objective_seconds * 1000))
+
+
+def _share(answer: Answer, *, quiet: bool) -> Measurement:
+    if isinstance(answer, Failure):
+        return Unknown(answer.reason)
+    if len(answer.elements) != 1:
+        return Unknown(f"goodLatencyRatio gave {len(answer.elements) or 'no'} series instead of one")
+    value = answer.elements[0].value
+    if quiet and math.isnan(value):
+        return Idle()
+    if not 0 <= value <= 1:
+        return Unknown(f"goodLatencyRatio gave {value:g}, which is no share from 0 to 1")
+    return Value(value)
+
+
+def _p95(good: Measurement, objective_milliseconds: float) -> Measurement:
+    """A share says no more of the p95 than on which side of the objective it is: above it, that is at least something
+    to hold against the curve; below, there is nothing."""
+    if isinstance(good, Value):
+        return Value(objective_milliseconds) if good.value < GOOD_SHARE else Idle()
+    return good
+
+
+def read(body: bytes) -> Answer:
+    """An answer of /api/v1/query: a vector, or a scalar as a vector of one element without labels."""
+    try:
+        value: Any = json.loads(body)
+        if value["status"] != "success":
+            return Failure(f"prometheus says {str(value.get('error') or 'error')[:200]!r}")
+        data = value["data"]
+        if data["resultType"] == "scalar":
+            return Vector((Element({}, float(data["result"][1])),))
+        if data["resultType"] != "vector":
+            return Failure(f"prometheus gave a {data['resultType']} instead of numbers")
+        return Vector(tuple(_element(entry) for entry in data["result"]))
+    except (ValueError, KeyError, TypeError, IndexError, AttributeError):
+        return Failure("what answers is no prometheus")
+
+
+def _element(entry: Mapping[str, Any]) -> Element:
+    sample: Sequence[Any] = entry["value"]
+    return Element({str(key): str(label) for key, label in entry["metric"].items()}, float(sample[1]))

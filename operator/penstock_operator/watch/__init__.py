@@ -1,0 +1,1 @@
+"""Watches the cluster: Kopf handlers, caches of objects, and reads of pods and job logs."""

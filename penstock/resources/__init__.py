@@ -1,0 +1,1 @@
+"""Resource types of `penstock.dev/v1alpha1`: schema, validation, defaults and status, as pydantic models."""

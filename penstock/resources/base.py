@@ -1,0 +1,139 @@
+"""What all resources of `penstock.dev/v1alpha1` have in common: how they are written, and how they are read.
+
+Field names are camelCase on the outside and snake_case here. Unknown fields are errors: a typo must not be a default.
+"""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Annotated, Any, ClassVar, Self
+
+from pydantic import BaseModel, ConfigDict, Field, GetJsonSchemaHandler, ValidationError, model_validator
+from pydantic.alias_generators import to_camel
+from pydantic_core import CoreSchema
+
+from penstock.errors import SpecError
+from penstock.resources.problems import closest, spec_error
+from penstock.resources.rules import VALIDATIONS, Rule
+from penstock.resources.text_fields import LABEL_RULE, ObjectName
+from penstock.resources.yaml_documents import plain, read_documents
+
+GROUP = "penstock.dev"
+VERSION = "v1alpha1"
+API_VERSION = f"{GROUP}/{VERSION}"
+
+
+class Spec(BaseModel):
+    """A part of a resource: frozen, camelCase outside, no unknown fields, no numbers that JSON lacks."""
+
+    model_config = ConfigDict(
+        frozen=True, extra="forbid", alias_generator=to_camel, populate_by_name=True, allow_inf_nan=False
+    )
+    RULES: ClassVar[tuple[Rule, ...]] = ()
+    """What has to hold among the fields."""
+
+    @model_validator(mode="after")
+    def _keeps_its_rules(self) -> Self:
+        for rule in self.RULES:
+            if not rule.holds(self):
+                raise ValueError(rule.told(self))
+        return self
+
+    @classmethod
+    def __get_pydantic_json_schema__(cls, schema: CoreSchema, handler: GetJsonSchemaHandler) -> dict[str, Any]:
+        """Adds the CEL of the rules."""
+        found = handler.resolve_ref_schema(handler(schema))
+        if cls.RULES:
+            found[VALIDATIONS] = [rule.validation() for rule in cls.RULES]
+        return found
+
+    def to_object(self) -> dict[str, Any]:
+        """As JSON values for the API server; what is None is left out."""
+        return self.model_dump(mode="json", by_alias=True, exclude_none=True)
+
+
+class Facts(BaseModel):
+    """A part of a status or a report: frozen, camelCase outside. Fields that a newer version wrote are passed over."""
+
+    model_config = ConfigDict(
+        frozen=True, extra="ignore", alias_generator=to_camel, populate_by_name=True, allow_inf_nan=False
+    )
+
+    def to_object(self) -> dict[str, Any]:
+        """As JSON values for the API server; what is None is left out."""
+        return self.model_dump(mode="json", by_alias=True, exclude_none=True)
+
+
+class AnyMetadata(BaseModel):
+    """Kubernetes' object metadata, as far as we read it."""
+
+    model_config = ConfigDict(frozen=True, extra="allow")
+
+    name: ObjectName
+    namespace: str | None = None
+    labels: dict[str, str] = Field(default_factory=dict)
+    annotations: dict[str, str] = Field(default_factory=dict)
+
+
+class Metadata(AnyMetadata):
+    """The metadata of what gives its name to a Service, or is named by a field."""
+
+    name: Annotated[str, LABEL_RULE]
+    """A DNS label."""
+
+
+class Resource(BaseModel):
+    """A resource, to be read from a file or from the API server."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid", populate_by_name=True, allow_inf_nan=False)
+    KIND: ClassVar[str]
+
+    @classmethod
+    def from_yaml(cls, text: str, *, origin: str = "the file") -> Self:
+        """Read the one resource of this kind of a YAML text, which may hold other resources too.
+
+        SpecError lists every problem: the field, the value and what to write instead.
+        """
+        documents = read_documents(text, origin)
+        kinds = [document.get("kind") if isinstance(document, dict) else None for document in documents]
+        found = [document for document, kind in zip(documents, kinds, strict=True) if kind == cls.KIND]
+        if len(found) == 1:
+            return cls.from_object(found[0], origin=origin)
+        if found:
+            raise SpecError(f"{origin} holds {len(found)} {cls.KIND}s", remedy="Keep one in each file")
+        meant = next((kind for kind in kinds if isinstance(kind, str) and closest(kind, [cls.KIND])), None)
+        if meant is not None:
+            raise SpecError(f"{origin}: kind is {meant!r}", field="kind", remedy=f"Write kind: {cls.KIND}")
+        named = ", ".join(kind if isinstance(kind, str) else "something without a kind" for kind in kinds)
+        raise SpecError(
+            f"{origin} holds {named or 'nothing'}, and no {cls.KIND}",
+            remedy=f"Start it with `apiVersion: {API_VERSION}` and `kind: {cls.KIND}`",
+        )
+
+    @classmethod
+    def from_object(cls, value: dict[str, Any], *, origin: str = "") -> Self:
+        """Read one resource from parsed YAML or JSON; SpecError as `from_yaml`.
+
+        As strict as the API server, so that what runs here is accepted there: no text for numbers, no snake_case.
+        """
+        origin = origin or f"the {cls.KIND}"
+        try:
+            content = json.dumps(plain(value, origin))
+        except ValueError as error:  # whole numbers of thousands of digits
+            raise SpecError(f"{origin}: {error}", remedy="Write numbers of a sensible size") from error
+        try:
+            return cls.model_validate_json(content, strict=True, by_alias=True, by_name=False)
+        except ValidationError as error:
+            raise spec_error(error, cls, origin) from error
+
+    @classmethod
+    def from_file(cls, path: Path) -> Self:
+        """Read one resource from a YAML file."""
+        try:
+            text = path.read_text(encoding="utf-8")
+        except OSError as error:
+            raise SpecError(f"{path}: {error.strerror}", remedy=f"Give the path of a {cls.KIND} YAML file") from error
+        except UnicodeDecodeError as error:
+            raise SpecError(f"{path} is not UTF-8 text", remedy=f"Give the path of a {cls.KIND} YAML file") from error
+        return cls.from_yaml(text, origin=str(path))

@@ -1,0 +1,338 @@
+"""ModelEndpoint (`penstock.dev/v1alpha1`): what a user applies, and what `penstock serve` takes from a file.
+
+Fields that matter on a cluster only are marked `CLUSTER`: a file may hold them, and a local run passes them over.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from enum import StrEnum
+from typing import Annotated, Any, ClassVar, Literal
+
+from pydantic import Field
+from pydantic_core import PydanticCustomError
+
+from penstock.errors import SpecError
+from penstock.recipe import EngineName, Precision
+from penstock.resources.base import API_VERSION, Metadata, Resource, Spec
+from penstock.resources.gateway import Gateway
+from penstock.resources.pod import Pod
+from penstock.resources.rules import Rule, TextRule
+from penstock.resources.scaling import MOST_REPLICAS, Scaling
+from penstock.resources.source import NO_WAY_UP_CEL, SOURCE_FORMS, SOURCE_PATTERN, ModelSource, Scheme
+from penstock.resources.text_fields import DataKey, Digest, DnsLabel, ObjectName
+from penstock.tasks import TaskName
+
+__all__ = [
+    "API_VERSION",
+    "CLUSTER",
+    "LONGEST_BUDGET_SECONDS",
+    "AccuracyBudget",
+    "ConfigMapKey",
+    "Latency",
+    "Metadata",
+    "ModelCredentials",
+    "ModelEndpoint",
+    "ModelEndpointSpec",
+    "NoCandidate",
+    "Objective",
+    "Optimization",
+    "OptimizationMode",
+    "Pod",
+    "Rollout",
+    "Scaling",
+    "Serving",
+    "Spec",
+    "Throughput",
+    "Workload",
+]
+
+CLUSTER: dict[str, Any] = {"x-cluster-only": True}
+"""Marks a field that a local run passes over."""
+SIGNED_SCHEMES = {Scheme.HF, Scheme.S3, Scheme.GS, Scheme.AZ}
+"""The sources that one can sign in to."""
+MOST_CHARACTERS = 32_768
+"""Of all texts of a workload together: more would not fit into what an operator notes on an object (256 KiB)."""
+LONGEST_BUDGET_SECONDS = 86_400
+"""Of one optimisation."""
+
+
+class Latency(Spec):
+    """Answer within this time."""
+
+    p95_milliseconds: float = Field(
+        gt=0, le=600_000, description="95 % of the requests are answered within this, milliseconds."
+    )
+
+
+class Throughput(Spec):
+    """Answer this many."""
+
+    requests_per_second: float = Field(gt=0, le=1_000_000, description="Requests a second that one replica is to take.")
+
+
+class Objective(Spec):
+    """What to optimise for. Both: the highest rate within the latency. None: best latency first, then throughput."""
+
+    latency: Latency | None = None
+    throughput: Throughput | None = None
+
+    @property
+    def summary(self) -> str:
+        """One line for tables and the manifest."""
+        parts = []
+        if self.latency is not None:
+            parts.append(f"p95 within {self.latency.p95_milliseconds:g} ms")
+        if self.throughput is not None:
+            parts.append(f"{self.throughput.requests_per_second:g} requests/s")
+        return " and ".join(parts) or "best of latency and throughput"
+
+
+class ConfigMapKey(Spec):
+    """A key of a ConfigMap of the same namespace."""
+
+    config_map_name: ObjectName = Field(description="The name of the ConfigMap.")
+    key: DataKey = Field(default="texts", description="The key whose value holds one text on each line.")
+
+
+class Workload(Spec):
+    """What the requests look like: decides what the search measures and what the capacity curve means."""
+
+    sequence_lengths: tuple[Annotated[int, Field(ge=1, le=1_000_000)], ...] = Field(
+        default=(),
+        max_length=64,
+        description="Typical lengths in tokens, each as likely as it is listed. Empty: log-normal, median 44, p95 186.",
+    )
+    texts: tuple[Annotated[str, Field(min_length=1, max_length=8192)], ...] = Field(
+        default=(),
+        max_length=512,
+        description="Typical inputs: the guard calibrates and judges with them as well as with its own. "
+        f"At most {MOST_CHARACTERS:,} characters in all.",
+    )
+    texts_from: ConfigMapKey | None = Field(
+        default=None,
+        description="Typical inputs from a ConfigMap, one on each line, instead of `texts`.",
+        json_schema_extra=CLUSTER,
+    )
+
+    RULES: ClassVar[tuple[Rule, ...]] = (
+        Rule(
+            "!has(self.texts) || size(self.texts) == 0 || !has(self.textsFrom)",
+            lambda it: not it.texts or it.texts_from is None,
+            "texts and textsFrom are both given: keep one of them",
+        ),
+        Rule(
+            f"!has(self.texts) || self.texts.map(text, size(text)).sum() <= {MOST_CHARACTERS}",
+            lambda it: sum(map(len, it.texts)) <= MOST_CHARACTERS,
+            f"texts are over {MOST_CHARACTERS:,} characters in all: give fewer or shorter ones, "
+            "or put them into a ConfigMap and write textsFrom",
+        ),
+    )
+
+
+class OptimizationMode(StrEnum):
+    """Whether to search."""
+
+    AUTO = "Auto"
+    OFF = "Disabled"
+    """Not `Off`: YAML reads that as false, unless it is quoted."""
+    PINNED = "Pinned"
+
+
+class NoCandidate(StrEnum):
+    """What to do when no candidate is within the accuracy budget."""
+
+    SERVE_FP32 = "ServeFP32"
+    FAIL = "Fail"
+
+
+class AccuracyBudget(Spec):
+    """How far answers may move from those of the fp32 model.
+
+    Each has a default by task (docs/reference/accuracy-budgets.md).
+    """
+
+    min_cosine: float | None = Field(default=None, gt=0, le=1, description="Embeddings: lowest cosine of any text.")
+    min_agreement: float | None = Field(
+        default=None, gt=0, le=1, description="Other tasks: lowest share of answers that stay the same."
+    )
+
+
+class Optimization(Spec):
+    """The search and its limits."""
+
+    mode: OptimizationMode = Field(
+        default=OptimizationMode.AUTO,
+        description="`Auto` searches; `Disabled` serves the fp32 graph as it is; "
+        "`Pinned` serves the artefact that is named below, whatever else could be found (cluster only).",
+    )
+    artefact: Digest | None = Field(
+        default=None,
+        description="The digest of the artefact to serve in mode Pinned, as the status of a proven endpoint shows it.",
+        json_schema_extra=CLUSTER,
+    )
+    engines: tuple[EngineName, ...] = Field(
+        default=tuple(EngineName), min_length=1, max_length=16, description="The engines that candidates may use."
+    )
+    precisions: tuple[Precision, ...] = Field(
+        default=tuple(Precision), min_length=1, max_length=16, description="The arithmetic that candidates may use."
+    )
+    accuracy: AccuracyBudget = AccuracyBudget()
+    when_no_candidate: NoCandidate = Field(
+        default=NoCandidate.SERVE_FP32, description="What to do when no candidate is within the accuracy budget."
+    )
+    budget_seconds: float = Field(
+        default=600, gt=0, le=LONGEST_BUDGET_SECONDS, description="The whole optimisation ends within this time."
+    )
+    serve_while_optimizing: bool = Field(
+        default=True,
+        description="Serve the fp32 graph until there is something better. false: no pods before the result is there.",
+        json_schema_extra=CLUSTER,
+    )
+
+    RULES: ClassVar[tuple[Rule, ...]] = (
+        Rule(
+            "self.mode != 'Pinned' || has(self.artefact)",
+            lambda it: it.mode is not OptimizationMode.PINNED or it.artefact is not None,
+            "mode Pinned needs artefact: add the digest (sha256:...) that the status of a proven endpoint shows, "
+            "or write mode: Auto",
+        ),
+        Rule(
+            "self.mode == 'Pinned' || !has(self.artefact)",
+            lambda it: it.mode is OptimizationMode.PINNED or it.artefact is None,
+            "artefact is for mode Pinned, and mode is {mode}: write mode: Pinned, or remove artefact",
+        ),
+    )
+
+
+class Serving(Spec):
+    """Limits of the server that belong to the endpoint rather than to the process."""
+
+    max_input_tokens: int | None = Field(
+        default=None, ge=1, le=1_000_000, description="Longer inputs are cut or refused. None: the model's."
+    )
+    truncate: bool = Field(default=True, description="Cut over-long inputs; false answers them with 422.")
+
+
+class ModelCredentials(Spec):
+    """What the download signs in with."""
+
+    secret_name: ObjectName = Field(
+        description="A Secret of this namespace. Each of its keys becomes an environment variable of the download, "
+        "such as HF_TOKEN, AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY."
+    )
+
+
+class Rollout(Spec):
+    """How a new plan takes over."""
+
+    max_surge: int = Field(
+        default=1, ge=1, le=100, description="Pods beyond the replicas meanwhile: each needs cores of its own."
+    )
+    drain_seconds: int = Field(
+        default=20,
+        ge=0,
+        le=600,
+        description="How long a pod that is to end goes on taking requests, while the Service forgets it.",
+    )
+
+
+@dataclass(frozen=True)
+class SourceRule(TextRule):
+    """The forms of a model source, in the words of `ModelSource.parse`."""
+
+    def check(self, text: str) -> str:
+        """The text itself, when it can be parsed."""
+        try:
+            ModelSource.parse(text)
+        except SpecError as error:
+            problem = error.message.removeprefix(f"{error.field}: ")
+            raise PydanticCustomError("spec", "{problem}", {"problem": problem, "remedy": error.remedy}) from error
+        return text
+
+
+ModelUrl = Annotated[
+    str,
+    Field(max_length=512),
+    SourceRule(
+        pattern=SOURCE_PATTERN,
+        problem="{self} is not a model source",
+        remedy=f"Write one of {SOURCE_FORMS}",
+        also=NO_WAY_UP_CEL,
+    ),
+]
+"""Where a model comes from."""
+
+
+class EndpointCore(Spec):
+    """What both a ModelEndpoint and an OptimizedModel state: all that the optimisation depends on."""
+
+    model: ModelUrl = Field(
+        description="Where the model comes from: `hf://organisation/name@revision`, `s3://bucket/path`, `gs://`, "
+        "`az://`, `pvc://claim/path`, `file:///path`, `pkg://import_name/folder` (docs/reference/models.md)."
+    )
+    task: TaskName = Field(description="What the endpoint does with a text (the words of the Hugging Face tasks).")
+    hardware_class: DnsLabel = Field(
+        default="any",
+        description="What kind of node: a HardwareClass. `any` takes the machine as it is.",
+        json_schema_extra=CLUSTER,
+    )
+    cores: int = Field(
+        default=1, ge=1, le=256, description="Physical cores of one replica; NeuronCores on a class that has them."
+    )
+    objective: Objective = Objective()
+    workload: Workload = Workload()
+    optimization: Optimization = Optimization()
+    serving: Serving = Serving()
+    model_credentials: ModelCredentials | None = Field(
+        default=None,
+        description="What the download signs in with. A local run takes it from its own environment.",
+        json_schema_extra=CLUSTER,
+    )
+
+    RULES: ClassVar[tuple[Rule, ...]] = (
+        Rule(
+            "!has(self.modelCredentials) || self.model.matches('^(hf|s3|gs|az)://')",
+            lambda it: it.model_credentials is None or it.source.scheme in SIGNED_SCHEMES,
+            "modelCredentials are for hf://, s3://, gs:// and az://, and model is {model}: remove modelCredentials",
+        ),
+    )
+
+    @property
+    def source(self) -> ModelSource:
+        """The model field, parsed."""
+        return ModelSource.parse(self.model)
+
+
+class ModelEndpointSpec(EndpointCore):
+    """What to serve, on what, how well."""
+
+    scaling: Scaling = Field(default=Scaling(), json_schema_extra=CLUSTER)
+    gateway: Gateway = Field(default=Gateway(), json_schema_extra=CLUSTER)
+    rollout: Rollout = Field(default=Rollout(), json_schema_extra=CLUSTER)
+    pod: Pod = Field(default=Pod(), json_schema_extra=CLUSTER)
+    replicas: int = Field(
+        default=1,
+        ge=0,
+        le=MOST_REPLICAS,
+        description="The replicas in the scaling modes External and None; what `kubectl scale` writes.",
+        json_schema_extra=CLUSTER,
+    )
+    suspend: bool = Field(
+        default=False,
+        description="true ends all pods and starts no optimisation; what was found is kept.",
+        json_schema_extra=CLUSTER,
+    )
+
+
+class ModelEndpoint(Resource):
+    """One model, one task, one HTTP service: Penstock optimises the model on the hardware that will serve it, proves
+    that the answers are still right, and serves it from pods that own their cores."""
+
+    KIND: ClassVar[str] = "ModelEndpoint"
+
+    api_version: Literal["penstock.dev/v1alpha1"] = Field(alias="apiVersion")
+    kind: Literal["ModelEndpoint"]
+    metadata: Metadata
+    spec: ModelEndpointSpec
+    status: dict[str, Any] = Field(default_factory=dict)

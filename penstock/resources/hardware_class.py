@@ -1,0 +1,223 @@
+"""HardwareClass (`penstock.dev/v1alpha1`, cluster-scoped): a kind of node, and what a pod on it asks for.
+
+The classes that the chart installs are values in `penstock.resources.shipped_classes`.
+"""
+
+from __future__ import annotations
+
+from enum import StrEnum
+from typing import Annotated, ClassVar, Literal
+
+from pydantic import Field
+
+from penstock.errors import SpecError
+from penstock.hardware import CpuIdentity, Isa
+from penstock.resources.base import Metadata, Resource, Spec
+from penstock.resources.pod import Toleration
+from penstock.resources.rules import Rule
+from penstock.resources.text_fields import LabelKey, LabelValue, ObjectName
+
+NEURON_DEVICE = "aws.amazon.com/neuron"
+NEURON_CORE = "aws.amazon.com/neuroncore"
+NEURON_RESOURCES = (NEURON_DEVICE, NEURON_CORE, "aws.amazon.com/neurondevice")
+"""What the Neuron device plugin advertises. Whole devices or cores, never both; the last is its old name."""
+
+
+class Architecture(StrEnum):
+    """The words of the label kubernetes.io/arch."""
+
+    AMD64 = "amd64"
+    ARM64 = "arm64"
+
+
+class SelectorOperator(StrEnum):
+    """How a label is compared, in the words of node affinity."""
+
+    IN = "In"
+    NOT_IN = "NotIn"
+    EXISTS = "Exists"
+    DOES_NOT_EXIST = "DoesNotExist"
+    GREATER = "Gt"
+    LESS = "Lt"
+
+
+class LabelRequirement(Spec):
+    """A condition on one label of a node, as in node affinity."""
+
+    key: LabelKey = Field(description="The label.")
+    operator: SelectorOperator
+    values: tuple[LabelValue, ...] = Field(
+        default=(), max_length=256, description="What it is compared with; none for Exists and DoesNotExist."
+    )
+
+    RULES: ClassVar[tuple[Rule, ...]] = (
+        Rule(
+            "!(self.operator in ['In', 'NotIn']) || (has(self.values) && size(self.values) > 0)",
+            lambda it: it.operator not in {SelectorOperator.IN, SelectorOperator.NOT_IN} or bool(it.values),
+            "operators In and NotIn need values: list at least one",
+        ),
+        Rule(
+            "!(self.operator in ['Exists', 'DoesNotExist']) || !has(self.values) || size(self.values) == 0",
+            lambda it: it.operator not in {SelectorOperator.EXISTS, SelectorOperator.DOES_NOT_EXIST} or not it.values,
+            "operators Exists and DoesNotExist take no values: remove them",
+        ),
+        Rule(
+            "!(self.operator in ['Gt', 'Lt']) || (has(self.values) && size(self.values) == 1 && "
+            "self.values[0].matches('^[0-9]{1,15}$'))",
+            lambda it: (
+                it.operator not in {SelectorOperator.GREATER, SelectorOperator.LESS}
+                or (len(it.values) == 1 and it.values[0].isascii() and it.values[0].isdigit())
+            ),
+            "operators Gt and Lt need one value, a whole number in quotes",
+        ),
+    )
+
+
+class NodeTerm(Spec):
+    """Conditions that a node has to fulfil all of."""
+
+    match_expressions: tuple[LabelRequirement, ...] = Field(
+        min_length=1, max_length=8, description="Conditions on labels, all of which have to hold."
+    )
+
+
+class Processors(Spec):
+    """Processors that belong to the class, by what /proc/cpuinfo says."""
+
+    vendor: str = Field(
+        min_length=1, max_length=32, description="GenuineIntel, AuthenticAMD; on Arm the implementer, such as 0x41."
+    )
+    family: int = Field(ge=0, le=1_000_000, description="On Arm the architecture version.")
+    models: tuple[Annotated[int, Field(ge=0, le=1_000_000)], ...] = Field(
+        min_length=1, max_length=64, description="On Arm part numbers."
+    )
+
+    def include(self, cpu: CpuIdentity) -> bool:
+        """True for a processor of these."""
+        return (cpu.vendor, cpu.family) == (self.vendor, self.family) and cpu.model in self.models
+
+
+class Neuron(Spec):
+    """AWS Inferentia: `cores` of an endpoint then counts NeuronCores, which come in whole devices."""
+
+    cores_per_device: int = Field(ge=1, le=16, description="NeuronCores of one device: 4 on Inf1, 2 on Inf2.")
+    host_cpus_per_device: int = Field(
+        default=2, ge=1, le=64, description="CPUs of the host for each device: tokenisation and the server run there."
+    )
+    most_devices: int = Field(default=16, ge=1, le=64, description="Devices of the largest node of the class.")
+
+
+class Price(Spec):
+    """What a node costs, for the cost of a million requests. Nothing is looked up anywhere."""
+
+    per_core_hour: float = Field(ge=0, le=1_000_000, description="The price of one core (or NeuronCore) for an hour.")
+    currency: str = Field(default="USD", min_length=3, max_length=3, description="Such as USD.")
+
+
+class HardwareClassSpec(Spec):
+    """Which nodes belong to the class, and what a pod asks for on them."""
+
+    description: str = Field(default="", max_length=512, description="For people, such as the processor's name.")
+    architecture: Architecture | None = Field(
+        default=None, description="The label kubernetes.io/arch of the nodes. None: any."
+    )
+    node_selector_terms: tuple[NodeTerm, ...] = Field(
+        default=(), max_length=12, description="A node belongs to the class when one of these holds. Empty: every node."
+    )
+    tolerations: tuple[Toleration, ...] = Field(
+        default=(), max_length=16, description="Taints of such nodes that the pods put up with."
+    )
+    threads_per_core: int = Field(
+        default=1, ge=1, le=8, description="CPUs that one physical core counts as: 2 where SMT is on."
+    )
+    isa: Isa | None = Field(
+        default=None,
+        description="The instruction set that every node of the class has; the pods check it. None: whatever it is.",
+    )
+    processors: tuple[Processors, ...] = Field(
+        default=(), max_length=16, description="The processors of the class; the pods check it. Empty: any."
+    )
+    neuron: Neuron | None = Field(default=None, description="Inferentia devices of the nodes. None: the CPUs do it.")
+    resources: dict[str, Annotated[int, Field(ge=1, le=1_000_000)]] = Field(
+        default_factory=dict, max_length=8, description="Extended resources that every pod asks for, in whole pieces."
+    )
+    scheduler_name: ObjectName | None = Field(
+        default=None, description="The scheduler of the pods, such as the Neuron scheduler extension's. None: default."
+    )
+    runtime_class_name: ObjectName | None = Field(default=None, description="The runtime class of the pods.")
+    price: Price | None = None
+
+    RULES: ClassVar[tuple[Rule, ...]] = (
+        Rule(
+            "!has(self.resources) || self.resources.all(name, !(name in "
+            "['aws.amazon.com/neuron', 'aws.amazon.com/neuroncore', 'aws.amazon.com/neurondevice']))",
+            lambda it: not any(name in NEURON_RESOURCES for name in it.resources),
+            "Neuron devices are asked for by spec.neuron, in whole devices: remove them from resources and "
+            "write neuron.coresPerDevice",
+            field_path=".resources",
+        ),
+        Rule(
+            "!has(self.resources) || self.resources.all(name, name.contains('/'))",
+            lambda it: all("/" in name for name in it.resources),
+            "resources are extended ones, such as example.com/device: cpu and memory come from the endpoint",
+            field_path=".resources",
+        ),
+        Rule(
+            "!has(self.neuron) || (!has(self.isa) && (!has(self.processors) || size(self.processors) == 0))",
+            lambda it: it.neuron is None or (it.isa is None and not it.processors),
+            "isa and processors promise what the CPUs compute, and with neuron the devices do it: remove them",
+        ),
+    )
+
+    def devices(self, cores: int) -> int:
+        """The Neuron devices for so many NeuronCores; 0 for a class without. SpecError when they are not whole."""
+        if self.neuron is None:
+            return 0
+        each = self.neuron.cores_per_device
+        devices, rest = divmod(cores, each)
+        if rest:
+            near = f"{devices * each} or {(devices + 1) * each}" if devices else f"{each}"
+            raise SpecError(
+                f"spec.cores: {cores} NeuronCores are not whole devices, which have {each} each",
+                field="spec.cores",
+                remedy=f"Write {near}",
+            )
+        return devices
+
+    def cpus(self, cores: int) -> int:
+        """The CPUs of a pod: its cores with all their threads, or what serves the Neuron devices. SpecError as
+        `devices`."""
+        if self.neuron is not None:
+            return self.devices(cores) * self.neuron.host_cpus_per_device
+        return cores * self.threads_per_core
+
+    def requests(self, cores: int) -> dict[str, int]:
+        """What the container asks for besides memory: whole CPUs and extended resources. SpecError as `devices`."""
+        wanted = {"cpu": self.cpus(cores), **self.resources}
+        if self.neuron is not None:
+            wanted[NEURON_DEVICE] = self.devices(cores)
+        return wanted
+
+    def objection(self, cpu: CpuIdentity, *, name: str) -> str:
+        """Why a node with this processor does not belong to the class called `name`, whatever its labels say; empty
+        when it does."""
+        if self.isa is not None and cpu.isa is not self.isa:
+            return f"hardwareClass {name} promises {self.isa.value}, and the node has {cpu.isa.value}: {cpu.summary}"
+        if self.processors and not any(known.include(cpu) for known in self.processors):
+            return (
+                f"hardwareClass {name} does not list the node's processor: {cpu.summary}, "
+                f"{cpu.vendor} family {cpu.family} model {cpu.model}"
+            )
+        return ""
+
+
+class HardwareClass(Resource):
+    """A kind of node: which nodes belong to it, what a pod asks for on them, and what it may expect there. Endpoints
+    name one in spec.hardwareClass."""
+
+    KIND: ClassVar[str] = "HardwareClass"
+
+    api_version: Literal["penstock.dev/v1alpha1"] = Field(alias="apiVersion")
+    kind: Literal["HardwareClass"]
+    metadata: Metadata
+    spec: HardwareClassSpec = HardwareClassSpec()

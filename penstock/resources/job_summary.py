@@ -1,0 +1,156 @@
+"""What the optimisation job reports: the whole evidence is in the artefact, this is what fits a termination message.
+
+Kubernetes keeps at most 4,096 bytes. `Summary.to_message` leaves out the least important parts first, and says so.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import ClassVar, Self
+
+from pydantic import ValidationError, model_validator
+
+from penstock.errors import ArtefactError
+from penstock.failures import Failure
+from penstock.manifest import Manifest
+from penstock.resources.base import Facts
+from penstock.resources.result import ArtefactReference, CapacityFacts, RateFacts, Result, cut
+
+LIMIT_BYTES = 4096
+"""What a kubelet reads of a termination message."""
+
+
+class Summary(Facts):
+    """How a job ended: with an artefact and its result, or with a failure."""
+
+    succeeded: bool
+    artefact: ArtefactReference | None = None
+    baseline: ArtefactReference | None = None
+    """The fp32 artefact, which may have been published before a failure."""
+    result: Result | None = None
+    failure: Failure | None = None
+
+    WORDS: ClassVar[str] = "a summary has artefact and result when it succeeded, and failure when it did not"
+
+    @model_validator(mode="after")
+    def _is_one_or_the_other(self) -> Self:
+        whole = self.artefact is not None and self.result is not None
+        if whole != self.succeeded or (self.failure is None) != self.succeeded:
+            raise ValueError(self.WORDS)
+        return self
+
+    @classmethod
+    def failed(cls, error: BaseException, *, baseline: ArtefactReference | None = None) -> Self:
+        """The report of a job that ended with this exception."""
+        return cls(succeeded=False, failure=Failure.of(error), baseline=baseline)
+
+    def to_message(self, *, limit: int = LIMIT_BYTES) -> str:
+        """As JSON of at most `limit` bytes (UTF-8; 4,096 always suffice), with as much of the evidence as fits."""
+        message = self._json()
+        for smaller in self._smaller():
+            if len(message.encode()) <= limit:
+                break
+            message = smaller._json()  # noqa: SLF001 - of its own class
+        return message
+
+    @classmethod
+    def from_message(cls, message: str) -> Self:
+        """Read a termination message; ArtefactError when it is none of ours, such as the last lines of a crash."""
+        try:
+            return cls.model_validate_json(message)
+        except ValidationError as error:
+            last = message.strip().splitlines()[-1:] or ["nothing"]
+            raise ArtefactError(
+                f"the job left no summary but: {cut(last[0], 300)}",
+                remedy="Look into the log of the job's pod",
+            ) from error
+
+    def _json(self) -> str:
+        return self.model_dump_json(by_alias=True, exclude_none=True, exclude_defaults=True)
+
+    def _smaller(self) -> Iterator[Self]:
+        """Ever smaller reports, the least important parts left out first."""
+        if self.result is not None:
+            for result in _smaller_results(self.result):
+                yield self.model_copy(update={"result": result})
+        if self.failure is not None:
+            for message, remedy in ((1000, 500), (400, 200), (150, 60)):
+                shorter = {
+                    "message": cut(self.failure.message, message),
+                    "remedy": cut(self.failure.remedy, remedy),
+                }
+                yield self.model_copy(update={"failure": self.failure.model_copy(update=shorter)})
+
+
+def summary_of(
+    manifest: Manifest, *, digest: str, uri: str, size_bytes: int, baseline: ArtefactReference | None = None
+) -> Summary:
+    """The report of a job that published this artefact of `size_bytes` at `uri`."""
+    return Summary(
+        succeeded=True,
+        artefact=ArtefactReference(digest=digest, uri=uri, bytes=size_bytes),
+        baseline=baseline,
+        result=Result.of(manifest),
+    )
+
+
+def _smaller_results(result: Result) -> Iterator[Result]:
+    now = result.model_copy(update={"left_out": True})
+    for update in _steps(now):
+        now = now.model_copy(update=update)
+        yield now
+
+
+def _steps(result: Result) -> Iterator[dict[str, object]]:
+    """What to put in place of what, one after the other."""
+    for length in (120, 60):
+        yield {
+            "rejected": tuple(
+                one.model_copy(update={"recipe": cut(one.recipe, length), "reason": cut(one.reason, length)})
+                for one in result.rejected
+            )
+        }
+    yield {"findings": tuple(cut(one, 100) for one in result.findings)}
+    short = tuple(
+        one.model_copy(update={"recipe": cut(one.recipe, 60), "reason": cut(one.reason, 60)}) for one in result.rejected
+    )
+    for count in (12, 8, 4, 0):
+        yield {"rejected": short[:count]}
+    yield {"findings": tuple(cut(one, 100) for one in result.findings[:3])}
+    for count in (8, 5):
+        yield {"capacity": _thinned(result.capacity, count)}
+    for count in (8, 4):
+        yield {"accuracy": result.accuracy.model_copy(update={"metrics": result.accuracy.metrics[:count]})}
+    yield {"latency": result.latency[:: max(1, -(-len(result.latency) // 4))]}
+    yield {"findings": ()}
+    yield {"workload": "", "objective": cut(result.objective, 60)}
+    yield {"accuracy": result.accuracy.model_copy(update={"metrics": (), "reason": cut(result.accuracy.reason, 60)})}
+    yield {"capacity": _thinned(result.capacity, 2), "latency": ()}
+    yield {
+        "objective": "",
+        "model_digest": "",
+        "plan": result.plan.model_copy(update={"options": (), "summary": cut(result.plan.summary, 60)}),
+        "cpu": result.cpu.model_copy(update={"model_name": cut(result.cpu.model_name, 40)}),
+        "capacity": result.capacity.model_copy(update={"points": ()}),
+    }
+
+
+def _thinned(capacity: CapacityFacts, count: int) -> CapacityFacts:
+    """At most `count` points (two or more): the last one that keeps the objective, the one behind it, and some of the
+    others, evenly."""
+    points = capacity.points
+    if len(points) <= count:
+        return capacity
+    limit = capacity.p95_objective_milliseconds or float("inf")
+    missed = next((index for index, point in enumerate(points) if not _keeps(point, limit)), len(points) - 1)
+    kept = {max(missed - 1, 0), missed}
+    step = (len(points) - 1) / max(count - 1, 1)
+    for index in range(count):
+        if len(kept) >= count:
+            break
+        kept.add(round(index * step))
+    return capacity.model_copy(update={"points": tuple(points[index] for index in sorted(kept))})
+
+
+def _keeps(point: RateFacts, p95_milliseconds: float) -> bool:
+    return point.p95_milliseconds <= p95_milliseconds and point.refused_share == 0

@@ -1,0 +1,129 @@
+"""OptimizedModel (`penstock.dev/v1alpha1`): one optimisation and its result, found by what it depends on.
+
+The operator writes these; endpoints of one namespace with the same key share one. Its name is the beginning of its key.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from enum import StrEnum
+from typing import ClassVar, Literal, Self
+
+from pydantic import Field
+
+from penstock.failures import Failure
+from penstock.resources.base import AnyMetadata, Facts, Resource, Spec
+from penstock.resources.endpoint import EndpointCore, ModelEndpointSpec
+from penstock.resources.result import ArtefactReference, Result
+from penstock.resources.rules import Rule
+from penstock.resources.status import Condition, Time
+from penstock.resources.text_fields import Digest
+
+NAME_DIGITS = 16
+"""Hexadecimal digits of the key in the name."""
+
+
+class Toolchain(Spec):
+    """What makes the artefact: another one may find something else."""
+
+    image: str = Field(min_length=1, max_length=512, description="The optimiser's image.")
+    version: str = Field(min_length=1, max_length=64, description="The version of Penstock in it.")
+
+
+class OptimizedModelSpec(EndpointCore):
+    """Everything that the optimisation depends on. It cannot be changed: another one is another OptimizedModel."""
+
+    texts_digest: Digest | None = Field(
+        default=None,
+        description="What workload.textsFrom held: other texts are another optimisation.",
+    )
+    toolchain: Toolchain
+
+    RULES: ClassVar[tuple[Rule, ...]] = (
+        *EndpointCore.RULES,
+        Rule(
+            "self.optimization.mode != 'Pinned'",
+            lambda it: it.optimization.artefact is None,
+            "mode is Pinned, which needs no optimisation: write mode: Auto or mode: Disabled",
+            field_path=".optimization",
+        ),
+    )
+
+    @classmethod
+    def of(cls, endpoint: ModelEndpointSpec, toolchain: Toolchain, *, texts_digest: str | None = None) -> Self:
+        """What an endpoint asks for, less what the result does not depend on: whether something is served meanwhile,
+        and the order in which engines and precisions are listed."""
+        optimization = endpoint.optimization
+        core = {name: getattr(endpoint, name) for name in EndpointCore.model_fields}
+        core["optimization"] = optimization.model_copy(
+            update={
+                "engines": tuple(sorted(set(optimization.engines))),
+                "precisions": tuple(sorted(set(optimization.precisions))),
+                "serve_while_optimizing": True,
+            }
+        )
+        return cls(**core, toolchain=toolchain, texts_digest=texts_digest)
+
+    def endpoint_spec(self) -> ModelEndpointSpec:
+        """As an endpoint, for the optimiser; what only the pods of an endpoint need is at its default."""
+        return ModelEndpointSpec(**{name: getattr(self, name) for name in EndpointCore.model_fields})
+
+
+def optimized_model_key(spec: OptimizedModelSpec) -> str:
+    """sha256, hexadecimal, of the spec: the same for every way of writing the same thing.
+
+    The model counts as it is written: a revision that moves (`@main`) does not make a new key when it has moved.
+    """
+    canonical = json.dumps(spec.to_object(), sort_keys=True, separators=(",", ":"), ensure_ascii=True)
+    return hashlib.sha256(canonical.encode()).hexdigest()
+
+
+def optimized_model_name(spec: OptimizedModelSpec) -> str:
+    """The name of the OptimizedModel with this spec."""
+    return optimized_model_key(spec)[:NAME_DIGITS]
+
+
+class Phase(StrEnum):
+    """Where an optimisation stands."""
+
+    PENDING = "Pending"
+    OPTIMIZING = "Optimizing"
+    READY = "Ready"
+    FAILED = "Failed"
+
+
+class OptimizedModelStatus(Facts):
+    """What became of it."""
+
+    observed_generation: int | None = Field(default=None, ge=0, description="The generation that all this is of.")
+    phase: Phase = Field(default=Phase.PENDING)
+    progress: str = Field(default="", max_length=32, description="Candidates that are done, of how many: `7/23`.")
+    stage: str = Field(default="", max_length=256, description="What the job is at.")
+    baseline: ArtefactReference | None = Field(default=None, description="The fp32 artefact, published early.")
+    artefact: ArtefactReference | None = Field(default=None, description="The result.")
+    result: Result | None = Field(default=None, description="What was found, and the evidence.")
+    failure: Failure | None = Field(default=None, description="Why the last attempt failed.")
+    attempts: int = Field(default=0, ge=0, description="Jobs that were started.")
+    retry_after: Time | None = Field(default=None, description="When the next attempt is made.")
+    job: str = Field(default="", max_length=253, description="The job of the last attempt.")
+    conditions: tuple[Condition, ...] = Field(
+        default=(), max_length=16, description="What holds and what does not, each with the reason and what to do."
+    )
+    last_used: Time | None = Field(
+        default=None,
+        description="When the last endpoint let it go; none while one uses it. It is deleted some time after that.",
+    )
+
+
+class OptimizedModel(Resource):
+    """One optimisation and its result. The operator makes it, from what ModelEndpoints ask for, and deletes it when no
+    endpoint has used it for some time."""
+
+    KIND: ClassVar[str] = "OptimizedModel"
+
+    api_version: Literal["penstock.dev/v1alpha1"] = Field(alias="apiVersion")
+    kind: Literal["OptimizedModel"]
+    metadata: AnyMetadata
+    spec: OptimizedModelSpec
+    status: OptimizedModelStatus = OptimizedModelStatus()

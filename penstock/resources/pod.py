@@ -1,0 +1,134 @@
+"""What a user may say of the pods. No containers and no resources: they stay Guaranteed and own their cores."""
+
+from __future__ import annotations
+
+from enum import StrEnum
+from typing import Annotated, ClassVar
+
+from pydantic import Field
+
+from penstock.resources.base import Spec
+from penstock.resources.rules import Rule
+from penstock.resources.text_fields import LabelKey, LabelValue, Memory, ObjectName
+
+RESERVED_LABELS = ("app.kubernetes.io/name", "app.kubernetes.io/instance", "app.kubernetes.io/managed-by")
+"""The operator's own, as is everything below `penstock.dev/`."""
+RESERVED_PREFIX = "penstock.dev/"
+
+
+class TolerationOperator(StrEnum):
+    """How a toleration is compared with a taint."""
+
+    EXISTS = "Exists"
+    EQUAL = "Equal"
+
+
+class TaintEffect(StrEnum):
+    """What a taint does to pods that do not tolerate it."""
+
+    NO_SCHEDULE = "NoSchedule"
+    PREFER_NO_SCHEDULE = "PreferNoSchedule"
+    NO_EXECUTE = "NoExecute"
+
+
+class Toleration(Spec):
+    """A taint that the pods put up with, as in a pod."""
+
+    key: LabelKey | None = Field(default=None, description="The taint's key. None, with `Exists`: every taint.")
+    operator: TolerationOperator = Field(
+        default=TolerationOperator.EQUAL, description="`Exists` asks for the key alone, `Equal` for key and value."
+    )
+    value: LabelValue | None = Field(default=None, description="The taint's value, with `Equal`.")
+    effect: TaintEffect | None = Field(default=None, description="None: every effect.")
+    toleration_seconds: int | None = Field(
+        default=None, ge=0, le=86_400, description="How long to stay on a node that got such a NoExecute taint."
+    )
+
+    RULES: ClassVar[tuple[Rule, ...]] = (
+        Rule(
+            "self.operator != 'Equal' || has(self.key)",
+            lambda it: it.operator is not TolerationOperator.EQUAL or it.key is not None,
+            "operator Equal needs a key: add it, or write operator: Exists to tolerate every taint",
+        ),
+        Rule(
+            "self.operator != 'Exists' || !has(self.value) || self.value == ''",
+            lambda it: it.operator is not TolerationOperator.EXISTS or not it.value,
+            "operator Exists takes no value: remove value, or write operator: Equal",
+        ),
+        Rule(
+            "!has(self.tolerationSeconds) || (has(self.effect) && self.effect == 'NoExecute')",
+            lambda it: it.toleration_seconds is None or it.effect is TaintEffect.NO_EXECUTE,
+            "tolerationSeconds is for effect NoExecute: write effect: NoExecute, or remove tolerationSeconds",
+        ),
+    )
+
+
+class WhenUnsatisfiable(StrEnum):
+    """What the scheduler does when pods cannot be spread."""
+
+    DO_NOT_SCHEDULE = "DoNotSchedule"
+    SCHEDULE_ANYWAY = "ScheduleAnyway"
+
+
+class TopologySpread(Spec):
+    """How the replicas are spread, as in a pod; the operator adds the selector."""
+
+    topology_key: LabelKey = Field(description="The node label to spread over, such as topology.kubernetes.io/zone.")
+    max_skew: int = Field(default=1, ge=1, le=100, description="How uneven it may be, in pods.")
+    when_unsatisfiable: WhenUnsatisfiable = Field(
+        default=WhenUnsatisfiable.SCHEDULE_ANYWAY,
+        description="`DoNotSchedule` leaves a pod pending rather than uneven; `ScheduleAnyway` prefers to spread.",
+    )
+
+
+class LocalReference(Spec):
+    """An object of the same namespace."""
+
+    name: ObjectName = Field(description="Its name.")
+
+
+def _free_labels(labels: dict[str, str]) -> bool:
+    return not any(key in RESERVED_LABELS or key.startswith(RESERVED_PREFIX) for key in labels)
+
+
+class Pod(Spec):
+    """What the pods carry and where they run, besides what the hardware class says."""
+
+    memory: Memory | None = Field(
+        default=None, description="Memory of one pod, requested and limited, such as 2Gi. None: from the model's size."
+    )
+    labels: dict[str, LabelValue] = Field(
+        default_factory=dict, max_length=32, description="Further labels of the pods."
+    )
+    annotations: dict[str, Annotated[str, Field(max_length=4096)]] = Field(
+        default_factory=dict, max_length=32, description="Annotations of the pods."
+    )
+    node_selector: dict[str, LabelValue] = Field(
+        default_factory=dict, max_length=16, description="Labels that nodes must have, besides the hardware class's."
+    )
+    tolerations: tuple[Toleration, ...] = Field(
+        default=(), max_length=16, description="Taints that the pods put up with, besides the hardware class's."
+    )
+    service_account_name: ObjectName | None = Field(
+        default=None,
+        description="The service account of the pods, such as one with a cloud role for the artefact store. "
+        "None: the namespace's default, without a token.",
+    )
+    priority_class_name: ObjectName | None = Field(default=None, description="The priority class of the pods.")
+    topology_spread_constraints: tuple[TopologySpread, ...] = Field(
+        default=(), max_length=4, description="How replicas are spread. Empty: over nodes, where that is possible."
+    )
+    image_pull_secrets: tuple[LocalReference, ...] = Field(
+        default=(), max_length=8, description="Secrets of this namespace to pull images with."
+    )
+
+    RULES: ClassVar[tuple[Rule, ...]] = (
+        Rule(
+            "!has(self.labels) || self.labels.all(key, !key.startsWith('penstock.dev/') && !(key in "
+            f"{list(RESERVED_LABELS)}))",
+            lambda it: _free_labels(it.labels),
+            "labels below penstock.dev/, app.kubernetes.io/name, instance and managed-by are the operator's: "
+            "choose another key",
+            field_path=".labels",
+        ),
+    )

@@ -1,0 +1,289 @@
+"""What came out of an optimisation, as far as it fits into a status: plan, accuracy, speed, capacity, processor.
+
+The whole evidence stays in the artefact (`penstock.manifest`, `report.html`).
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from typing import Annotated, Self
+
+from pydantic import Field
+
+from penstock.capacity import CapacityCurve, CapacityPoint
+from penstock.hardware import CpuIdentity, Isa
+from penstock.manifest import CandidateFacts, LatencyPoint, Manifest, Outcome, served_latency
+from penstock.recipe import Batching, EngineName, Plan, Precision
+from penstock.resources.base import Facts
+from penstock.resources.text_fields import Digest, Uri
+
+ShortText = Annotated[str, Field(max_length=256)]
+
+
+class ArtefactReference(Facts):
+    """An artefact in the store."""
+
+    digest: Digest = Field(description="sha256 of its manifest.json, which names every file with its own.")
+    uri: Uri = Field(description="Where it lies.")
+    bytes: int | None = Field(default=None, ge=0, description="The size of all its files.")
+
+
+class PlanFacts(Facts):
+    """The plan that was chosen."""
+
+    summary: ShortText = Field(description="In one line, such as `openvino int8-static, 2x1 threads`.")
+    engine: EngineName
+    precision: Precision
+    options: tuple[Annotated[str, Field(max_length=64)], ...] = Field(
+        default=(), max_length=8, description="Choices within the precision, such as `per-channel`."
+    )
+    streams: int = Field(ge=1, description="Runs that may be under way at once.")
+    threads_per_stream: int = Field(ge=1, description="Threads of one run.")
+    batching: Batching = Field(description="Which rows may share a run.")
+
+    @classmethod
+    def of(cls, plan: Plan) -> Self:
+        """The facts of a plan."""
+        recipe = plan.recipe
+        return cls(
+            summary=cut(plan.summary, 256),
+            engine=recipe.engine,
+            precision=recipe.precision,
+            options=tuple(cut(option, 64) for option in recipe.options[:8]),
+            streams=plan.streams,
+            threads_per_stream=plan.threads_per_stream,
+            batching=plan.batching,
+        )
+
+
+class MetricFacts(Facts):
+    """One measured agreement with the fp32 model."""
+
+    name: Annotated[str, Field(max_length=64)] = Field(description="Such as `min_cosine`.")
+    value: float = Field(description="What was measured.")
+    lower: float | None = Field(default=None, description="Lower end of the 95 % confidence interval.")
+    budget: float = Field(description="What it was held against.")
+
+
+class AccuracyFacts(Facts):
+    """What the guard found of the chosen plan."""
+
+    within_budget: bool = Field(description="Whether answers stay as near to those of fp32 as the budget asks.")
+    reason: ShortText = Field(default="", description="In one sentence.")
+    texts: int = Field(default=0, ge=0, description="Texts that were judged.")
+    metrics: tuple[MetricFacts, ...] = Field(default=(), max_length=16, description="What was measured of the answers.")
+
+
+class LatencyFacts(Facts):
+    """The time of one run of one text."""
+
+    tokens: int = Field(ge=1, description="The length of the text.")
+    p50_milliseconds: float = Field(ge=0, description="Its median time, milliseconds.")
+    speed_up: float | None = Field(default=None, ge=0, description="Time of the fp32 graph over this time.")
+
+
+class RateFacts(Facts):
+    """One measured rate of one replica."""
+
+    requests_per_second: float = Field(gt=0, description="Arrivals, at random.")
+    completed_per_second: float = Field(ge=0, description="Answers.")
+    p95_milliseconds: float = Field(ge=0, description="95 % of them came within this, milliseconds.")
+    refused_share: float = Field(default=0.0, ge=0, le=1, description="The share that was refused.")
+
+
+class CapacityFacts(Facts):
+    """What one replica takes, through the real HTTP server."""
+
+    requests_per_second: float | None = Field(
+        default=None, ge=0, description="The highest rate within the objective; none: not even the lowest is."
+    )
+    p95_objective_milliseconds: float | None = Field(default=None, gt=0, description="The p95 that it keeps.")
+    points: tuple[RateFacts, ...] = Field(default=(), max_length=16, description="Measured rates, rising.")
+
+    @property
+    def curve(self) -> CapacityCurve:
+        """As the autoscaler takes it. p50 and p99 were left behind in the manifest: the p95 stands for both."""
+        points = tuple(
+            CapacityPoint(
+                arrivals_per_second=point.requests_per_second,
+                completed_per_second=point.completed_per_second,
+                p50_milliseconds=point.p95_milliseconds,
+                p95_milliseconds=point.p95_milliseconds,
+                p99_milliseconds=point.p95_milliseconds,
+                refused_share=point.refused_share,
+                samples=0,
+            )
+            for point in self.points
+        )
+        return CapacityCurve(points=points, p95_objective_milliseconds=self.p95_objective_milliseconds)
+
+
+class CpuFacts(Facts):
+    """The processor that all this was measured on."""
+
+    vendor: str = Field(max_length=32, description="Such as GenuineIntel; on Arm the implementer.")
+    family: int = Field(description="On Arm the architecture version.")
+    model: int = Field(description="On Arm the part number.")
+    stepping: int = Field(description="On Arm the revision.")
+    model_name: str = Field(max_length=128, description="As /proc/cpuinfo has it.")
+    isa: Isa
+
+    @classmethod
+    def of(cls, cpu: CpuIdentity) -> Self:
+        """The facts of an identity."""
+        return cls(
+            vendor=cut(cpu.vendor, 32),
+            family=cpu.family,
+            model=cpu.model,
+            stepping=cpu.stepping,
+            model_name=cut(cpu.model_name, 128),
+            isa=cpu.isa,
+        )
+
+    @property
+    def identity(self) -> CpuIdentity:
+        """As an identity, without the flags."""
+        return CpuIdentity(
+            vendor=self.vendor,
+            family=self.family,
+            model=self.model,
+            stepping=self.stepping,
+            model_name=self.model_name,
+            isa=self.isa,
+        )
+
+
+class RejectedFacts(Facts):
+    """A candidate that is not served."""
+
+    recipe: str = Field(max_length=128, description="Engine, precision and options.")
+    outcome: Outcome = Field(description="What became of it.")
+    reason: ShortText = Field(default="", description="Why.")
+
+
+class Result(Facts):
+    """What was found, and the evidence."""
+
+    plan: PlanFacts
+    accuracy: AccuracyFacts
+    latency: tuple[LatencyFacts, ...] = Field(default=(), max_length=32, description="Times of one run, by length.")
+    speed_up: float | None = Field(
+        default=None, ge=0, description="Against fp32: the geometric mean over the measured lengths."
+    )
+    capacity: CapacityFacts = CapacityFacts()
+    cpu: CpuFacts
+    cores: int = Field(ge=1, description="The cores that it was measured on.")
+    pinned: bool | None = Field(
+        default=None, description="Whether the cores that it was measured on were the job's alone."
+    )
+    objective: ShortText = Field(default="", description="What it was optimised for.")
+    workload: ShortText = Field(default="", description="The lengths that it was measured with.")
+    model_digest: str = Field(default="", max_length=80, description="sha256 of the model's own files.")
+    parameters: int = Field(default=0, ge=0, description="Weights.")
+    max_tokens: int = Field(default=1, ge=1, description="The longest input that is served.")
+    resident_bytes: int | None = Field(default=None, ge=0, description="Memory of the serving process under load.")
+    seconds: float = Field(default=0, ge=0, description="What the optimisation took.")
+    cut_short: bool = Field(default=False, description="true when the time budget left something untried.")
+    rejected: tuple[RejectedFacts, ...] = Field(
+        default=(), max_length=32, description="Candidates that are not served, and why."
+    )
+    findings: tuple[ShortText, ...] = Field(
+        default=(), max_length=16, description="What to know before trusting the figures."
+    )
+    left_out: bool = Field(default=False, description="true: the artefact's report has more than fits here.")
+
+    @classmethod
+    def of(cls, manifest: Manifest) -> Self:
+        """The result that a manifest has in full."""
+        speeds = [speed for speed in manifest.speed_up.values() if speed > 0]
+        chosen = _candidate(manifest, Outcome.CHOSEN) or _candidate(manifest, Outcome.TEACHER)
+        short = manifest.chosen.plan.short
+        beside = short.recipe if short is not None else None
+        return cls(
+            plan=PlanFacts.of(manifest.chosen.plan),
+            accuracy=_accuracy(chosen),
+            latency=_latency(served_latency(manifest.chosen.plan, manifest.candidates), manifest.speed_up),
+            speed_up=_rounded(math.exp(sum(map(math.log, speeds)) / len(speeds))) if speeds else None,
+            capacity=_capacity(manifest.capacity),
+            cpu=CpuFacts.of(manifest.cpu),
+            cores=manifest.cores,
+            pinned=manifest.pinned,
+            objective=cut(manifest.objective, 256),
+            workload=cut(manifest.workload, 256),
+            model_digest=cut(manifest.model.digest, 80),
+            parameters=manifest.model.parameters,
+            max_tokens=manifest.model.max_tokens,
+            resident_bytes=manifest.serving_rss_bytes,
+            seconds=_rounded(manifest.seconds),
+            cut_short=manifest.cut_short,
+            rejected=tuple(
+                RejectedFacts(recipe=cut(one.recipe.name, 128), outcome=one.outcome, reason=cut(one.reason, 256))
+                for one in manifest.candidates
+                if one.outcome not in {Outcome.CHOSEN, Outcome.TEACHER} and one.recipe != beside
+            )[:32],
+            findings=tuple(cut(finding, 256) for finding in manifest.findings[:16]),
+        )
+
+
+def cut(text: str, characters: int) -> str:
+    """The text, or its beginning with an ellipsis."""
+    return text if len(text) <= characters else f"{text[: characters - 1]}…"
+
+
+def _candidate(manifest: Manifest, outcome: Outcome) -> CandidateFacts | None:
+    return next((one for one in manifest.candidates if one.outcome is outcome), None)
+
+
+def _rounded(value: float) -> float:
+    """Four significant digits: no measurement here is better than that."""
+    return float(f"{value:.4g}")
+
+
+def _accuracy(chosen: CandidateFacts | None) -> AccuracyFacts:
+    if chosen is None or chosen.verdict is None:
+        return AccuracyFacts(within_budget=True, reason="the fp32 graph itself is served")
+    verdict = chosen.verdict
+    return AccuracyFacts(
+        within_budget=verdict.passed,
+        reason=cut(verdict.reason, 256),
+        texts=verdict.texts,
+        metrics=tuple(
+            MetricFacts(
+                name=cut(metric.name, 64),
+                value=_rounded(metric.value),
+                lower=None if metric.lower is None else _rounded(metric.lower),
+                budget=metric.budget,
+            )
+            for metric in verdict.metrics[:16]
+        ),
+    )
+
+
+def _latency(points: Sequence[LatencyPoint], speed_up: dict[int, float]) -> tuple[LatencyFacts, ...]:
+    return tuple(
+        LatencyFacts(
+            tokens=point.tokens,
+            p50_milliseconds=_rounded(point.p50_milliseconds),
+            speed_up=_rounded(speed_up[point.tokens]) if point.tokens in speed_up else None,
+        )
+        for point in points[:32]
+    )
+
+
+def _capacity(curve: CapacityCurve) -> CapacityFacts:
+    points = sorted(curve.points, key=lambda point: point.arrivals_per_second)
+    rate = curve.requests_per_second
+    return CapacityFacts(
+        requests_per_second=None if rate is None else _rounded(rate),
+        p95_objective_milliseconds=curve.p95_objective_milliseconds,
+        points=tuple(
+            RateFacts(
+                requests_per_second=_rounded(point.arrivals_per_second),
+                completed_per_second=_rounded(point.completed_per_second),
+                p95_milliseconds=_rounded(point.p95_milliseconds),
+                refused_share=_rounded(point.refused_share),
+            )
+            for point in points[:16]
+        ),
+    )

@@ -1,0 +1,126 @@
+"""How many replicas, and who decides."""
+
+from __future__ import annotations
+
+from enum import StrEnum
+from typing import ClassVar
+
+from pydantic import Field
+
+from penstock.resources.base import Spec
+from penstock.resources.rules import Rule
+from penstock.resources.text_fields import ObjectName, Uri
+
+MOST_REPLICAS = 1000
+
+
+class ScalingMode(StrEnum):
+    """Who writes the number of replicas."""
+
+    INTERNAL = "Internal"
+    HPA = "HPA"
+    KEDA = "KEDA"
+    EXTERNAL = "External"
+    NONE = "None"
+
+
+class WhenMetricsMissing(StrEnum):
+    """What the number of replicas does while nobody knows the load."""
+
+    HOLD = "Hold"
+    FALLBACK = "Fallback"
+
+
+class PrometheusQueries(Spec):
+    """PromQL of your own, where the metrics do not come straight from the runtime's pods. `$namespace` and `$endpoint`
+    stand for this endpoint. Each must give one number."""
+
+    request_rate: str | None = Field(
+        default=None, min_length=1, max_length=2048, description="Requests a second of all replicas together."
+    )
+    good_latency_ratio: str | None = Field(
+        default=None,
+        min_length=1,
+        max_length=2048,
+        description="The share of requests that are answered within objective.latency, 0 to 1.",
+    )
+    in_flight: str | None = Field(
+        default=None, min_length=1, max_length=2048, description="Requests that are being answered or wait."
+    )
+
+
+class Prometheus(Spec):
+    """The Prometheus that scrapes the endpoint's pods."""
+
+    url: Uri | None = Field(
+        default=None, description="Such as http://prometheus.monitoring:9090. None: the operator's own setting."
+    )
+    secret_name: ObjectName | None = Field(
+        default=None,
+        description="A Secret of this namespace with `token`, or with `username` and `password`, to sign in with.",
+    )
+    queries: PrometheusQueries = PrometheusQueries()
+
+
+class ScalingMetrics(Spec):
+    """Where the load is read."""
+
+    prometheus: Prometheus = Prometheus()
+
+
+class Scaling(Spec):
+    """How many replicas, and who decides."""
+
+    mode: ScalingMode = Field(
+        default=ScalingMode.INTERNAL,
+        description="Who decides: `Internal` the operator, from the measured capacity and the live traffic; `HPA` and "
+        "`KEDA` an object of that kind that the operator keeps; `External` whoever writes spec.replicas through the "
+        "scale subresource; `None` nobody: spec.replicas as it stands here.",
+    )
+    min_replicas: int = Field(
+        default=1,
+        ge=0,
+        le=MOST_REPLICAS,
+        description="Never fewer; 0 lets an idle endpoint end all its pods (docs/reference/gateway.md).",
+    )
+    max_replicas: int = Field(default=4, ge=1, le=MOST_REPLICAS, description="Never more.")
+    headroom: float = Field(
+        default=0.75, gt=0, le=1, description="The share of its measured capacity that a replica is given to do."
+    )
+    scale_down_window_seconds: int | None = Field(
+        default=None,
+        ge=0,
+        le=3600,
+        description="Fewer replicas only when every number that was wanted within this time was lower, as with an "
+        "HPA's stabilizationWindowSeconds. None: a window of the autoscaler's own, 120 s, 60 s while the load is "
+        "falling, and up to 16 minutes where shrinking has turned out to be too soon "
+        "(docs/explanation/autoscaling.md).",
+    )
+    metrics: ScalingMetrics = ScalingMetrics()
+    when_metrics_missing: WhenMetricsMissing = Field(
+        default=WhenMetricsMissing.HOLD,
+        description="While the load cannot be read: `Hold` keeps what there is; `Fallback` goes up to "
+        "fallbackReplicas, and never down.",
+    )
+    fallback_replicas: int | None = Field(
+        default=None, ge=1, le=MOST_REPLICAS, description="The replicas to go up to with whenMetricsMissing: Fallback."
+    )
+
+    RULES: ClassVar[tuple[Rule, ...]] = (
+        Rule(
+            "self.minReplicas <= self.maxReplicas",
+            lambda it: it.min_replicas <= it.max_replicas,
+            "minReplicas {minReplicas} is over maxReplicas {maxReplicas}: raise maxReplicas or lower minReplicas",
+        ),
+        Rule(
+            "self.whenMetricsMissing != 'Fallback' || has(self.fallbackReplicas)",
+            lambda it: it.when_metrics_missing is not WhenMetricsMissing.FALLBACK or it.fallback_replicas is not None,
+            "whenMetricsMissing: Fallback needs fallbackReplicas: add it, or write whenMetricsMissing: Hold",
+        ),
+        Rule(
+            "!has(self.fallbackReplicas) || self.fallbackReplicas <= self.maxReplicas",
+            lambda it: it.fallback_replicas is None or it.fallback_replicas <= it.max_replicas,
+            "fallbackReplicas {fallbackReplicas} is over maxReplicas {maxReplicas}: "
+            "raise maxReplicas or lower fallbackReplicas",
+        ),
+    )

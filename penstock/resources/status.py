@@ -1,0 +1,178 @@
+"""What the operator says of an endpoint: conditions in metav1 form, and the figures behind them."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from datetime import UTC, datetime
+from enum import StrEnum
+from typing import Annotated
+
+from pydantic import Field
+
+from penstock.resources.base import Facts
+from penstock.resources.text_fields import Digest
+
+ShortText = Annotated[str, Field(max_length=256)]
+LongText = Annotated[str, Field(max_length=4096)]
+Time = Annotated[str, Field(max_length=32, json_schema_extra={"format": "date-time"})]
+"""RFC 3339, in UTC, in whole seconds."""
+
+
+class ConditionType(StrEnum):
+    """The conditions of an endpoint."""
+
+    ACCEPTED = "Accepted"
+    """The spec makes sense and the hardware class exists."""
+    MODEL_RESOLVED = "ModelResolved"
+    """The model was found and can be read."""
+    OPTIMIZED = "Optimized"
+    """The result of the optimisation is there."""
+    ACCURACY_WITHIN_BUDGET = "AccuracyWithinBudget"
+    """What is served answers as the fp32 model does."""
+    CORES_PINNED = "CoresPinned"
+    """Every pod was seen to own its cores."""
+    AVAILABLE = "Available"
+    """Pods answer."""
+    OBJECTIVE_MET = "ObjectiveMet"
+    """The objective is kept, as far as it was measured."""
+    CURVE_CURRENT = "CurveCurrent"
+    """Replicas are as fast as the plan's capacity curve says."""
+    METRICS_AVAILABLE = "MetricsAvailable"
+    """The load can be read."""
+    PROGRESSING = "Progressing"
+    """Something is under way: an optimisation, a rollout."""
+    READY = "Ready"
+    """The sum: the endpoint serves what its spec asks for."""
+
+
+class ConditionStatus(StrEnum):
+    """Whether a condition holds."""
+
+    TRUE = "True"
+    FALSE = "False"
+    UNKNOWN = "Unknown"
+
+
+class Condition(Facts):
+    """One condition, in the form of Kubernetes' own."""
+
+    type: str = Field(max_length=316, description="Such as Ready.")
+    status: ConditionStatus
+    reason: str = Field(
+        min_length=1,
+        max_length=1024,
+        pattern=r"^[A-Za-z]([A-Za-z0-9_,:]*[A-Za-z0-9_])?$",
+        description="Why, in one word for machines.",
+    )
+    message: str = Field(default="", max_length=32_768, description="Why, for people, with what to do next.")
+    observed_generation: int | None = Field(default=None, ge=0, description="The generation that it was found of.")
+    last_transition_time: Time = Field(description="When the status last changed.")
+
+
+def timestamp(at: datetime) -> str:
+    """A time as the API server writes it."""
+    return at.astimezone(UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
+
+
+def find_condition(conditions: Iterable[Condition], kind: str) -> Condition | None:
+    """The condition of this type."""
+    return next((one for one in conditions if one.type == kind), None)
+
+
+def updated_conditions(before: Sequence[Condition], now: Iterable[Condition]) -> tuple[Condition, ...]:
+    """The conditions `now`, each with the time when its status really changed; those of other types stay.
+
+    Sorted as they came first, so that nothing moves about in `kubectl describe`.
+    """
+    fresh = {one.type: one for one in now}
+    result = []
+    for old in before:
+        new = fresh.pop(old.type, None)
+        if new is None:
+            result.append(old)
+        elif new.status is old.status:
+            result.append(new.model_copy(update={"last_transition_time": old.last_transition_time}))
+        else:
+            result.append(new)
+    return (*result, *fresh.values())
+
+
+class PodReport(Facts):
+    """What one pod says of the machine that it runs on."""
+
+    name: str = Field(max_length=253, description="The pod.")
+    node: str = Field(default="", max_length=253, description="The node that it is on.")
+    ready: bool = Field(default=False, description="Whether it takes requests.")
+    digest: str = Field(default="", max_length=71, description="The artefact that it serves.")
+    pinned: bool | None = Field(default=None, description="Whether it owns its cores; none: it has not said yet.")
+    reason: str = Field(default="", max_length=512, description="Why it is not pinned, or not ready.")
+    cpus: str = Field(default="", max_length=256, description="The CPUs that it runs on, such as 2-3.")
+    cpu: ShortText = Field(default="", description="The processor, such as AMD EPYC 7763 (Zen 3, AVX2, no VNNI).")
+
+
+class PlanStatus(Facts):
+    """What is served."""
+
+    summary: ShortText = Field(
+        default="", description="Recipe and threads, such as `openvino int8-static, 2x1 threads`."
+    )
+    digest: str = Field(default="", max_length=71, description="The artefact.")
+    optimized_model: str = Field(default="", max_length=253, description="The OptimizedModel that it is the result of.")
+    baseline: bool = Field(default=False, description="true while the fp32 graph is served.")
+
+
+class ScalingStatus(Facts):
+    """The last decision on the number of replicas."""
+
+    desired: int = Field(ge=0, description="The replicas that it asks for.")
+    reason: LongText = Field(default="", description="The figures that it was made from.")
+    last_scale_time: Time | None = Field(default=None, description="When the number last changed.")
+    requests_per_second: float | None = Field(default=None, ge=0, description="The load that was read.")
+    capacity_per_replica: float | None = Field(
+        default=None, ge=0, description="Requests a second that one replica was measured to take within the objective."
+    )
+    p95_milliseconds: float | None = Field(default=None, ge=0, description="The p95 that was observed, milliseconds.")
+    slow_down: float | None = Field(
+        default=None, gt=0, description="How many times slower replicas are than they were measured to be."
+    )
+    cause: str = Field(
+        default="", max_length=64, description="The kind of decision, in one word, such as Demand or AtMaximum."
+    )
+    memory: str = Field(
+        default="", max_length=1024, description="What the operator goes on from after a restart; nothing to read."
+    )
+
+
+class ServedBefore(Facts):
+    """A plan that was served, to go back to."""
+
+    digest: Digest = Field(description="The artefact.")
+    summary: ShortText = Field(default="", description="Recipe and threads.")
+    until: Time = Field(description="When something else took over.")
+
+
+class EndpointStatus(Facts):
+    """What the operator has found."""
+
+    observed_generation: int | None = Field(default=None, ge=0, description="The generation that all this is of.")
+    conditions: tuple[Condition, ...] = Field(
+        default=(), max_length=16, description="What holds and what does not, each with the reason and what to do."
+    )
+    reason: ShortText = Field(
+        default="", description="The reason of Ready, with the progress while there is one, such as `Optimizing 7/23`."
+    )
+    optimized_model: str = Field(default="", max_length=253, description="The OptimizedModel of the present spec.")
+    plan: PlanStatus | None = None
+    replicas: int | None = Field(default=None, ge=0, description="Pods that there are.")
+    ready_replicas: int | None = Field(default=None, ge=0, description="Pods that answer.")
+    selector: str = Field(default="", max_length=1024, description="The labels of the pods, for the scale subresource.")
+    url: str = Field(default="", max_length=512, description="Where it answers inside the cluster.")
+    p95: str = Field(default="", max_length=32, description="For people: the p95 of the plan in use, such as `14 ms`.")
+    speed_up: str = Field(default="", max_length=32, description="For people: against fp32, such as `4.7x`.")
+    scaling: ScalingStatus | None = None
+    pods: tuple[PodReport, ...] = Field(
+        default=(), max_length=32, description="What the pods say of themselves; the first ones of many."
+    )
+    history: tuple[ServedBefore, ...] = Field(
+        default=(), max_length=5, description="Plans that were served before, the latest first."
+    )

@@ -1,0 +1,122 @@
+"""The kinds of text that resources are made of, each with its form, its length and what to write instead."""
+
+from __future__ import annotations
+
+import re
+from typing import Annotated
+
+from pydantic import AfterValidator, BeforeValidator, Field, WithJsonSchema
+from pydantic_core import PydanticCustomError
+
+from penstock.resources.quantity import is_quantity, parse_quantity
+from penstock.resources.rules import VALIDATIONS, TextRule
+
+DNS_LABEL = r"[a-z]([-a-z0-9]{0,61}[a-z0-9])?"
+"""As RFC 1035 has it: the name of a Service must begin with a letter."""
+_LABEL_RULE = "Use at most 63 lower-case letters, digits and '-', a letter first and no '-' last"
+_SUBDOMAIN = r"[a-z0-9]([-a-z0-9]*[a-z0-9])?(\.[a-z0-9]([-a-z0-9]*[a-z0-9])?)*"
+_PART = r"[A-Za-z0-9]([-A-Za-z0-9_.]{0,61}[A-Za-z0-9])?"
+LEAST_MEMORY = 64 * 2**20
+"""Bytes; less is a slip of the unit, such as `512m`, which is half a byte."""
+
+
+def mend_label(text: str) -> str:
+    """What to write instead of a text that is no DNS label."""
+    better = re.sub(r"[^a-z0-9]+", "-", text.lower()).lstrip("-0123456789")[:63].rstrip("-")
+    return f"{_LABEL_RULE}, such as {better}" if better else _LABEL_RULE
+
+
+LABEL_RULE = TextRule(DNS_LABEL, "{self} is not a DNS label", _LABEL_RULE, mend=mend_label)
+
+DnsLabel = Annotated[str, Field(min_length=1, max_length=63), LABEL_RULE]
+"""The name of an endpoint, a class."""
+ObjectName = Annotated[
+    str,
+    Field(min_length=1, max_length=253),
+    TextRule(
+        _SUBDOMAIN,
+        "{self} is not the name of a Kubernetes object",
+        "Use lower-case letters, digits, '-' and '.', with a letter or digit at both ends",
+    ),
+]
+"""The name of a Secret, ConfigMap, ServiceAccount: a DNS subdomain."""
+DataKey = Annotated[
+    str,
+    Field(min_length=1, max_length=253),
+    TextRule(r"[-._A-Za-z0-9]+", "{self} is not a key of a ConfigMap", "Use letters, digits, '-', '_' and '.'"),
+]
+LabelKey = Annotated[
+    str,
+    Field(min_length=1, max_length=317),
+    TextRule(
+        rf"([a-z0-9]([-a-z0-9.]{{0,251}}[a-z0-9])?/)?{_PART}",
+        "{self} is not the key of a label",
+        "Write name or domain/name, the name with letters, digits, '-', '_' and '.' (at most 63)",
+    ),
+]
+LabelValue = Annotated[
+    str,
+    Field(max_length=63),
+    TextRule(
+        rf"({_PART})?",
+        "{self} is not the value of a label",
+        "Use at most 63 letters, digits, '-', '_' and '.', with a letter or digit at both ends",
+    ),
+]
+Digest = Annotated[
+    str,
+    Field(max_length=71),
+    TextRule(r"sha256:[0-9a-f]{64}", "{self} is not a digest", "Write sha256: and 64 hexadecimal digits"),
+]
+Uri = Annotated[
+    str,
+    Field(max_length=512),
+    TextRule(r"[a-z][a-z0-9+.-]*:[!#-\[\]-~]+", "{self} is not a URI", "Write scheme://place in ASCII, without spaces"),
+]
+
+
+def _whole_numbers_are_quantities(value: object) -> object:
+    """JSON has one kind of number: 1e18 is as whole as 1000000000000000000, to the API server as well."""
+    if isinstance(value, float) and value.is_integer() and abs(value) < 2**63:
+        value = int(value)
+    return str(value) if isinstance(value, int) and not isinstance(value, bool) else value
+
+
+def _is_enough_memory(text: str) -> str:
+    if not is_quantity(text):
+        raise _no_memory(f"{text[:40]!r} is not a quantity of memory")
+    if parse_quantity(text) < LEAST_MEMORY:
+        raise _no_memory(f"{text[:40]!r} of memory is less than 64Mi")
+    return text
+
+
+def _no_memory(problem: str) -> PydanticCustomError:
+    remedy = "Write a number with its unit, such as 2Gi or 512Mi"
+    return PydanticCustomError("spec", "{problem}", {"problem": problem, "remedy": remedy})
+
+
+Memory = Annotated[
+    str,
+    BeforeValidator(_whole_numbers_are_quantities),
+    Field(max_length=20),
+    AfterValidator(_is_enough_memory),
+    WithJsonSchema(
+        {
+            "x-kubernetes-int-or-string": True,
+            "anyOf": [{"type": "integer"}, {"type": "string"}],
+            "maxLength": 20,
+            VALIDATIONS: [
+                {
+                    "rule": "type(self) != string || isQuantity(self)",
+                    "message": "this is not a quantity of memory. Write a number with its unit, such as 2Gi or 512Mi",
+                },
+                {
+                    "rule": "type(self) == string ? (!isQuantity(self) || quantity(self).compareTo(quantity('64Mi')) "
+                    f">= 0) : self >= {LEAST_MEMORY}",
+                    "message": "this is less than 64Mi of memory. Write a number with its unit, such as 2Gi or 512Mi",
+                },
+            ],
+        }
+    ),
+]
+"""A quantity of memory as text; whole numbers are bytes."""

@@ -1,0 +1,1 @@
+"""Builds, checks and times one candidate recipe in a worker process."""

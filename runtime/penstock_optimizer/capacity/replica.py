@@ -1,0 +1,63 @@
+"""A replica for measuring: the real server around an artefact, on a free port of the loopback interface.
+
+`python -m penstock_optimizer.capacity.replica ARTEFACT --cores 2 --cpus 0,1` prints one JSON line `{"port": ...}` when
+it is ready, and serves until its standard input ends or it is told to stop.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import json
+import sys
+from pathlib import Path
+
+import uvloop
+
+from penstock_runtime.host import pin_process, read_host
+from penstock_runtime.serving.launch import launch
+from penstock_runtime.serving.loaded_model import load_artefact
+from penstock_runtime.serving.server import Server, task_limits
+from penstock_runtime.serving.status import Status
+from penstock_runtime.settings import Settings
+
+
+async def serve(artefact: Path, *, cores: int, max_tokens: int | None) -> None:
+    """Load, listen, say so, serve."""
+    settings = Settings.model_validate({"http": {"host": "127.0.0.1", "port": 0}})
+    model = load_artefact(
+        artefact,
+        "chosen",
+        read_host(),
+        cores=cores,
+        max_tokens=max_tokens,
+        limits=task_limits(settings),
+    )
+    server = Server(Status("capacity", model.task.name), settings)
+    await server.start()
+    await launch(server, model)
+    sys.stdout.write(json.dumps({"port": server.port}) + "\n")
+    sys.stdout.flush()
+    reader = asyncio.StreamReader()
+    # Whoever started this holds the other end: when that is gone, nobody measures any more.
+    await asyncio.get_running_loop().connect_read_pipe(lambda: asyncio.StreamReaderProtocol(reader), sys.stdin)
+    ended = asyncio.create_task(reader.read())
+    ended.add_done_callback(lambda _: server.stop())
+    await server.serve()
+
+
+def main() -> None:
+    """Serve one artefact."""
+    parser = argparse.ArgumentParser()
+    parser.add_argument("artefact", type=Path)
+    parser.add_argument("--cores", type=int, required=True)
+    parser.add_argument("--cpus", default="")
+    parser.add_argument("--max-tokens", type=int)
+    options = parser.parse_args()
+    if options.cpus:
+        pin_process(int(cpu) for cpu in options.cpus.split(","))
+    uvloop.run(serve(options.artefact, cores=options.cores, max_tokens=options.max_tokens))
+
+
+if __name__ == "__main__":
+    main()

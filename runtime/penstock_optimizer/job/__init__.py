@@ -1,0 +1,1 @@
+"""One optimisation from endpoint to artefact: stages, work folder, time budget, progress events."""

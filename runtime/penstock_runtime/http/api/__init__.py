@@ -1,0 +1,1 @@
+"""HTTP handlers of each API (Hugging Face, TEI, OpenAI, Cohere, Open Inference Protocol) over the predictor."""

@@ -1,0 +1,133 @@
+"""From bytes to checked values: JSON, then the shape of an API. Pure; every refusal says where and what to do."""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from itertools import islice
+from typing import Any
+
+import orjson
+
+from penstock_runtime.errors import InvalidInput, MalformedBody, UnsupportedMediaType
+from penstock_runtime.http.transport.message import Request
+from penstock_runtime.tasks.fields import Kind, json_words, printable
+
+LOOKED_AT = 100
+"""Fields of a body among which a mistyped one is looked for: it may hold a hundred thousand."""
+JSON = frozenset({"application/json"})
+JSON_REMEDY = "Send JSON with the header content-type: application/json"
+
+
+def read_json(request: Request, kinds: Collection[str] = JSON) -> Any:
+    """The body as a value. `kinds`: content types under which it may come, beside those that end in +json.
+
+    UnsupportedMediaType for another content type or a compressed body; MalformedBody names line and column.
+    Lone surrogates, NaN and Infinity are not JSON. Of duplicate keys the last one counts.
+    """
+    content_type = request.headers.get(b"content-type", b"application/json")
+    if content_type != b"application/json":
+        _check_content_type(content_type, kinds)
+    refuse_compressed(request)
+    try:
+        return orjson.loads(request.body)
+    except orjson.JSONDecodeError as error:
+        raise malformed(request.body, error) from None
+
+
+def refuse_compressed(request: Request) -> None:
+    """UnsupportedMediaType for a compressed body."""
+    if b"content-encoding" in request.headers:
+        encoding = request.headers[b"content-encoding"].decode("latin-1").strip().lower()
+        if encoding not in {"", "identity"}:
+            raise UnsupportedMediaType(f"the body is compressed ({encoding})", remedy="Send it uncompressed")
+
+
+def malformed(body: bytes, error: orjson.JSONDecodeError) -> MalformedBody:
+    """The error in words."""
+    if not body:
+        return MalformedBody("the body is empty", remedy='Send JSON such as {"inputs": "some text"}')
+    reason = error.msg.split(": line", 1)[0]
+    remedy = JSON_REMEDY
+    if reason in {"depth limit exceeded", "failed to allocate memory"}:
+        # The second is what orjson says of brackets that are never closed: its buffer is sized by the body's length.
+        reason = "it is nested too deeply"
+    elif "surrogate" in reason and "UTF-8" not in reason:
+        remedy = "Send characters outside the basic plane as a pair of escapes, or as UTF-8"
+    elif "BOM" in reason:
+        remedy = "Begin the body with the JSON, without a byte order mark"
+    elif "UTF-8" in reason:
+        remedy = "Encode the body as UTF-8"
+    elif "infinity" in reason or body[error.pos : error.pos + 3] in {b"NaN", b"Inf", b"-In"}:
+        remedy = "JSON has no NaN and no Infinity: send null or leave the field out"
+    return MalformedBody(f"the body is not JSON: {reason} at line {error.lineno}, column {error.colno}", remedy=remedy)
+
+
+def _check_content_type(value: bytes, kinds: Collection[str]) -> None:
+    kind, _, parameters = value.decode("latin-1").partition(";")
+    kind = kind.strip().lower()
+    if kind and kind not in kinds and not (kind.startswith("application/") and kind.endswith("+json")):
+        raise UnsupportedMediaType(f"the body is {kind}, not JSON", remedy=JSON_REMEDY)
+    for parameter in parameters.split(";"):
+        name, _, charset = parameter.partition("=")
+        if name.strip().lower() == "charset" and charset.strip(' "').lower() not in {"utf-8", "utf8", "us-ascii"}:
+            raise UnsupportedMediaType(f"the body's charset is {charset.strip()}", remedy="Encode the body as UTF-8")
+
+
+@contextmanager
+def fields_named(names: Mapping[str, str]) -> Iterator[None]:
+    """Tell a client of another shape about the fields that it sent: `inputs.query` is its `query`.
+
+    `names`: beginnings of the task's paths, and what to write instead; the first that fits is taken.
+    """
+    try:
+        yield
+    except InvalidInput as error:
+        for begin, instead in names.items():
+            if error.field.startswith(begin):
+                rename_field(error, (instead + error.field.removeprefix(begin)).lstrip("."))
+                break
+        raise
+
+
+def rename_field(error: InvalidInput, field: str) -> None:
+    """Call the field of an error something else, in its message as well."""
+    error.message = error.message.replace(error.field, field, 1)
+    error.field = field
+
+
+def checked(kind: Kind, body: Any) -> Any:
+    """The body as `kind` says; InvalidInput names the field as a client would."""
+    try:
+        return kind.parse(body, "body")
+    except InvalidInput as error:
+        error.field = error.field.removeprefix("body").lstrip(".")
+        raise
+
+
+def missing_field(name: str, unknown: Iterable[str] = ()) -> InvalidInput:
+    """A required field is not there; a field that looks like it may be meant."""
+    close = difflib.get_close_matches(name, list(islice(unknown, LOOKED_AT)), n=1, cutoff=0.6)
+    if close:
+        return InvalidInput(
+            f"body has no field '{name}'; did you mean it instead of '{printable(close[0])}'?",
+            field=name,
+            remedy=f"Rename '{printable(close[0])}' to '{name}'",
+        )
+    return InvalidInput(f"body has no field '{name}'", field=name, remedy=f"Add '{name}' (/docs has an example)")
+
+
+def unknown_field(name: str, free: Sequence[str], known: Sequence[str], *, what: str = "field") -> InvalidInput:
+    """A field that does not exist. `free`: known ones that were not given, the likelier meaning of a typo."""
+    shown = printable(name)
+    close = difflib.get_close_matches(shown, free, n=1, cutoff=0.6) or difflib.get_close_matches(shown, known, n=1)
+    remedy = f"Did you mean '{close[0]}'?" if close else f"Known here: {', '.join(known) or 'none'}"
+    return InvalidInput(f"there is no {what} '{shown}'", field=shown, remedy=remedy)
+
+
+def not_an_object(value: Any, name: str, remedy: str) -> InvalidInput:
+    """A field (or `body`) is something else than an object."""
+    return InvalidInput(
+        f"{name} must be an object, not {json_words(value)}", field="" if name == "body" else name, remedy=remedy
+    )

@@ -1,0 +1,137 @@
+"""`POST /predict` and `POST /`: the shape of Hugging Face's tasks, {"inputs", "parameters"?, "options"?}."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any
+
+from penstock.tasks import TaskName
+from penstock_runtime.errors import InvalidInput
+from penstock_runtime.http.api.body import missing_field, not_an_object, read_json, unknown_field
+from penstock_runtime.http.api.replies import answer_response
+from penstock_runtime.http.api.service import Service
+from penstock_runtime.http.transport.message import Request, Response, Route
+from penstock_runtime.tasks.factory import request_schema, response_schema
+from penstock_runtime.tasks.fields import JsonSchema
+from penstock_runtime.tasks.limits import Limits
+
+TAG = "Hugging Face"
+OPTIONS = ("use_cache", "wait_for_model", "use_gpu", "dont_load_model")
+"""Of Hugging Face's hosted API. Its clients send them; they mean nothing here."""
+
+
+@dataclass(frozen=True)
+class Envelope:
+    """What the body of a task may look like around its inputs."""
+
+    schema: JsonSchema
+    """The task's own: inputs and parameters."""
+    beside: bool = False
+    """Parameters may stand beside `inputs`: the official client puts those of feature-extraction there."""
+
+    @cached_property
+    def parameters(self) -> frozenset[str]:
+        """The task's parameters by name."""
+        return frozenset(self.schema["properties"]["parameters"]["properties"])
+
+    @cached_property
+    def takes_text(self) -> bool:
+        """A bare text is a request, as in the old form of the hosted API."""
+        return "parameters" not in self.schema["required"] and _accepts_text(self.schema["properties"]["inputs"])
+
+    def document(self) -> JsonSchema:
+        """The schema with what is accepted around it."""
+        properties = dict(self.schema["properties"])
+        properties["options"] = {
+            "type": ["object", "null"],
+            "description": "Of Hugging Face's hosted API; accepted and without effect.",
+            "properties": {name: {} for name in OPTIONS},
+            "additionalProperties": False,
+        }
+        if self.beside:
+            properties |= self.schema["properties"]["parameters"]["properties"]
+        whole = self.schema | {"properties": properties}
+        if not self.takes_text:
+            return whole
+        examples = whole.pop("examples", [])
+        text = {"type": "string", "minLength": 1, "description": "The inputs alone."}
+        return {"anyOf": [whole, text], "examples": examples}
+
+    def open(self, body: Any) -> tuple[Any, Mapping[str, Any]]:
+        """Inputs and parameters of a body; InvalidInput says what does not belong there."""
+        if isinstance(body, str) and self.takes_text:
+            return body, {}
+        if not isinstance(body, dict):
+            raise not_an_object(body, "body", 'Send {"inputs": …}')
+        if "inputs" not in body:
+            raise missing_field("inputs", (name for name in body if name not in self.parameters))
+        if len(body) == 1:
+            return body["inputs"], {}
+        parameters = body.get("parameters")
+        if parameters is None:
+            parameters = {}
+        elif not isinstance(parameters, dict):
+            raise not_an_object(parameters, "parameters", "Give an object of parameters, or leave it out")
+        beside = {}
+        for name, value in body.items():
+            if name == "options":
+                _check_options(value)
+            elif name not in {"inputs", "parameters"}:
+                self._check_beside(name, body, parameters)
+                beside[name] = value
+        return body["inputs"], {**parameters, **beside} if beside else parameters
+
+    def _check_beside(self, name: str, body: Mapping[str, Any], parameters: Mapping[str, Any]) -> None:
+        if name not in self.parameters:
+            free = [known for known in ("parameters", "options", *sorted(self.parameters)) if known not in body]
+            raise unknown_field(name, free, ["inputs", "parameters", "options"])
+        if not self.beside:
+            raise InvalidInput(
+                f"'{name}' is a parameter", field=name, remedy=f"Put it into 'parameters': {{\"{name}\": …}}"
+            )
+        if name in parameters:
+            raise InvalidInput(f"'{name}' stands beside 'inputs' and in 'parameters'", field=name, remedy="Give one")
+
+
+def _accepts_text(schema: JsonSchema) -> bool:
+    return schema.get("type") == "string" or any(_accepts_text(one) for one in schema.get("anyOf", ()))
+
+
+def _check_options(value: Any) -> None:
+    if value is None:
+        return
+    if not isinstance(value, dict):
+        raise not_an_object(value, "options", "Leave it out")
+    for name in value:
+        if name not in OPTIONS:
+            raise unknown_field(name, [n for n in OPTIONS if n not in value], OPTIONS, what="option")
+
+
+class Predict:
+    """The handlers."""
+
+    def __init__(self, service: Service, envelope: Envelope) -> None:
+        self._service = service
+        self._envelope = envelope
+
+    async def predict(self, request: Request) -> Response:
+        """The answer of transformers' pipeline, which is what Hugging Face's clients parse."""
+        inputs, parameters = self._envelope.open(read_json(request))
+        answer = await self._service.predict(request, inputs, parameters)
+        return answer_response(answer, answer.value)
+
+
+def routes(service: Service, limits: Limits) -> tuple[Route, ...]:
+    """Their table."""
+    task = service.status.task
+    envelope = Envelope(request_schema(task, limits), beside=task is TaskName.FEATURE_EXTRACTION)
+    predict = Predict(service, envelope)
+    return tuple(
+        Route(
+            "POST", path, predict.predict, f"Ask the model: {task.value}", TAG, inference=True,
+            request=envelope.document(), response=response_schema(task),
+        )
+        for path in ("/predict", "/")
+    )  # fmt: skip

@@ -1,0 +1,110 @@
+"""The shapes of text-embeddings-inference: `/embed`, `/rerank`, `/similarity`."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+
+from penstock.tasks import TaskName
+from penstock_runtime.http.api.body import checked, fields_named, read_json
+from penstock_runtime.http.api.replies import answer_response
+from penstock_runtime.http.api.service import Service
+from penstock_runtime.http.api.token_ids import ABOUT_IDS, TextsOrIds
+from penstock_runtime.http.transport.message import Request, Response, Route
+from penstock_runtime.tasks import feature_extraction, sentence_similarity, text_ranking
+from penstock_runtime.tasks.fields import JsonSchema, ListOf, Object, Text
+from penstock_runtime.tasks.limits import Limits
+
+TAG = "text-embeddings-inference"
+ROOT = {"inputs": "inputs", "parameters.": ""}
+
+
+class Tei:
+    """The handlers. Parameters stand beside the inputs in this API."""
+
+    def __init__(self, service: Service, limits: Limits) -> None:
+        self._service = service
+        self.embed_body = Object(
+            required={"inputs": TextsOrIds(limits)},
+            optional=feature_extraction.PARAMETERS.optional,
+            notes={**feature_extraction.PARAMETERS.notes, "inputs": ABOUT_IDS},
+        )
+        ranking = {name: kind for name, kind in text_ranking.PARAMETERS.optional.items() if name != "top_k"}
+        self.rerank_body = Object(
+            required={"query": Text(), "texts": ListOf(Text(), limits.items)},
+            optional=ranking,
+            notes=text_ranking.PARAMETERS.notes,
+        )
+        if service.status.task is TaskName.FEATURE_EXTRACTION:
+            # There the source sentence is one of the texts that are counted.
+            limits = replace(limits, items=max(limits.items - 1, 1))
+        self.similarity_body = Object(
+            required={"inputs": sentence_similarity.inputs(limits)},
+            optional={"parameters": (sentence_similarity.PARAMETERS, {})},
+        )
+
+    async def embed(self, request: Request) -> Response:
+        """`/embed`: a vector for each text."""
+        body = checked(self.embed_body, read_json(request))
+        with fields_named(ROOT):
+            answer = await self._service.predict(request, body.pop("inputs"), given(body))
+        return answer_response(answer, answer.value)
+
+    async def rerank(self, request: Request) -> Response:
+        """`/rerank`: the texts by how well they answer the query."""
+        body = checked(self.rerank_body, read_json(request))
+        inputs = {"query": body.pop("query"), "texts": body.pop("texts")}
+        with fields_named({"inputs.": "", "parameters.": ""}):
+            answer = await self._service.predict(request, inputs, given(body))
+        return answer_response(answer, answer.value)
+
+    async def similarity(self, request: Request) -> Response:
+        """`/similarity`: a cosine for each sentence."""
+        body = checked(self.similarity_body, read_json(request))
+        inputs, parameters = body["inputs"], given(body["parameters"])
+        if self._service.status.task is TaskName.SENTENCE_SIMILARITY:
+            answer = await self._service.predict(request, inputs, parameters)
+            return answer_response(answer, answer.value)
+        # An endpoint that gives vectors: their cosines are the same answer.
+        # The sentences first, so that they have their own numbers in errors.
+        sentences = inputs["sentences"]
+        texts = [*sentences, inputs["source_sentence"]]
+        with fields_named({f"inputs[{len(sentences)}]": "inputs.source_sentence", "inputs": "inputs.sentences"}):
+            vectorising = {"pooling": feature_extraction.AUTO, "normalize": True}
+            answer = await self._service.predict(request, texts, {**parameters, **vectorising})
+        vectors = np.asarray(answer.value)
+        return answer_response(answer, np.clip(vectors[:-1] @ vectors[-1], -1, 1))
+
+
+def given(parameters: dict[str, Any]) -> dict[str, Any]:
+    """Without those that are at their default of None, which a task reads as not given."""
+    return {name: value for name, value in parameters.items() if value is not None}
+
+
+def routes(service: Service, limits: Limits) -> tuple[Route, ...]:
+    """Their table."""
+    tei = Tei(service, limits)
+    scores: JsonSchema = {"type": "array", "items": {"type": "number"}}
+    return (
+        Route(
+            "POST", "/embed", tei.embed, "Texts to vectors", TAG,
+            tasks=frozenset({TaskName.FEATURE_EXTRACTION}), inference=True,
+            request=tei.embed_body.schema() | {"examples": [{"inputs": ["a text", "another one"]}]},
+            response=feature_extraction.response_schema(),
+        ),
+        Route(
+            "POST", "/rerank", tei.rerank, "How well texts answer a query", TAG,
+            tasks=frozenset({TaskName.TEXT_RANKING}), inference=True,
+            request=tei.rerank_body.schema()
+            | {"examples": [{"query": "What is deep learning?", "texts": ["Cheese.", "A kind of machine learning."]}]},
+            response=text_ranking.response_schema(),
+        ),
+        Route(
+            "POST", "/similarity", tei.similarity, "How alike a sentence is to others", TAG,
+            tasks=frozenset({TaskName.SENTENCE_SIMILARITY, TaskName.FEATURE_EXTRACTION}), inference=True,
+            request=tei.similarity_body.schema() | {"examples": list(sentence_similarity.EXAMPLES)},
+            response=scores,
+        ),
+    )  # fmt: skip

@@ -1,0 +1,77 @@
+"""What people open in a browser: the playground, the reference page, and the OpenAPI document behind both.
+
+The pages are files beside this module, whole in themselves: no other host is asked for anything, so that they work
+offline. They hold nothing about the endpoint (they fetch it, with the visitor's token), so they are public.
+"""
+
+from __future__ import annotations
+
+import base64
+import hashlib
+import re
+from collections.abc import Sequence
+from importlib import resources
+
+from penstock_runtime.http.api.openapi import document
+from penstock_runtime.http.api.replies import dumps
+from penstock_runtime.http.api.service import Service
+from penstock_runtime.http.transport.message import Request, Response, Route
+
+HTML = b"text/html; charset=utf-8"
+
+
+class Page:
+    """One page, read once, with a policy that lets nothing run but its own script and style."""
+
+    def __init__(self, name: str) -> None:
+        self._body = resources.files("penstock_runtime.http.pages").joinpath(name).read_bytes()
+        self._etag = b'"%b"' % hashlib.sha256(self._body).hexdigest()[:16].encode()
+        text = self._body.decode()
+        policy = "; ".join(
+            (
+                "default-src 'none'",
+                "connect-src 'self'",
+                "img-src data:",
+                "base-uri 'none'",
+                "form-action 'none'",
+                "frame-ancestors 'none'",
+                f"script-src {_hashes(text, 'script')}",
+                f"style-src {_hashes(text, 'style')}",
+            )
+        )
+        self._headers = (
+            b"etag: %b\r\ncache-control: no-cache\r\ncontent-security-policy: %b\r\nx-content-type-options: nosniff\r\n"
+            b"referrer-policy: no-referrer\r\n" % (self._etag, policy.encode())
+        )
+
+    def __call__(self, request: Request) -> Response:
+        """The page, or 304 when the browser has it."""
+        if request.headers.get(b"if-none-match") == self._etag:
+            return Response(status=304, headers=self._headers)
+        return Response(self._body, content_type=HTML, headers=self._headers)
+
+
+def _hashes(text: str, tag: str) -> str:
+    blocks = re.findall(rf"<{tag}>(.*?)</{tag}>", text, re.DOTALL)
+    digests = (base64.b64encode(hashlib.sha256(block.encode()).digest()).decode() for block in blocks)
+    return " ".join(f"'sha256-{digest}'" for digest in digests) or "'none'"
+
+
+class Documents:
+    """The handlers."""
+
+    def __init__(self, service: Service) -> None:
+        self._service = service
+        self.routes: Sequence[Route] = ()
+        """What the document describes; set when all routes are known."""
+        self._document: bytes | None = None
+        self.playground = Page("playground.html")
+        self.reference = Page("reference.html")
+
+    def openapi(self, _: Request) -> Response:
+        """`/openapi.json`; made when first asked for."""
+        if self._document is None:
+            status = self._service.status
+            wants_token = bool(self._service.settings.access.tokens)
+            self._document = dumps(document(self.routes, name=status.name, task=status.task, wants_token=wants_token))
+        return Response(self._document)

@@ -1,0 +1,177 @@
+"""A model in memory, ready to run: from an artefact, or from a graph of one's own."""
+
+from __future__ import annotations
+
+import threading
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Literal
+
+from penstock.errors import ArtefactError, OtherInstructionSet
+from penstock.hardware import Isa
+from penstock.manifest import GraphIO, Manifest
+from penstock.recipe import EngineName, Plan
+from penstock_runtime.engines.base import Engine, Threads
+from penstock_runtime.engines.load import load_engine
+from penstock_runtime.engines.routed import RoutedEngine
+from penstock_runtime.host import Host, require_memory
+from penstock_runtime.models.folder import ModelFolder
+from penstock_runtime.serving.verification import verify_files
+from penstock_runtime.tasks.base import Task
+from penstock_runtime.tasks.factory import make_task
+from penstock_runtime.tasks.limits import DEFAULT_LIMITS, Limits
+
+Which = Literal["chosen", "baseline"]
+
+_LOADING_FACTOR = {EngineName.ONNXRUNTIME: 2.5, EngineName.OPENVINO: 2.5, EngineName.NATIVE: 2.0}
+"""Peak memory of loading over the size of the graph's files, measured with MiniLM: file, weights, packed weights."""
+_WORKING_BYTES = 128 * 2**20
+"""Libraries, arenas and Python besides the weights."""
+
+
+@dataclass(slots=True, eq=False)
+class LoadedModel:
+    """A task, and the engine that runs its rows. Close it when nothing runs any more (the predictor does)."""
+
+    task: Task
+    engine: Engine
+    plan: Plan
+    io: GraphIO
+    manifest: Manifest | None = None
+    """None: not from an artefact."""
+    which: Which = "chosen"
+    max_tokens: int = 512
+    """The longest row that comes: what the warm-up goes up to."""
+    findings: tuple[str, ...] = ()
+    """What an operator should know, in plain words; empty when all is as planned."""
+    closed: bool = False
+    _lock: threading.Lock = field(default_factory=threading.Lock)
+
+    def close(self) -> None:
+        """Free the graph. Nothing may run. Further calls do nothing."""
+        with self._lock:
+            if not self.closed:
+                self.closed = True
+                self.engine.close()
+
+
+def load_graph(
+    task: Task,
+    path: Path,
+    io: GraphIO,
+    plan: Plan,
+    *,
+    short: tuple[Path, GraphIO] | None = None,
+    manifest: Manifest | None = None,
+    max_tokens: int = 512,
+) -> LoadedModel:
+    """Load a graph with a plan, and with it that of its short rows where the plan has one.
+
+    ArtefactError when one does not load, or when the two do not give the same.
+    """
+    engine = _engine(path, io, plan, max_tokens)
+    short_plan = plan.of_short_rows
+    if plan.short is None or short_plan is None or short is None:
+        return LoadedModel(task, engine, plan.unrouted, io, manifest, max_tokens=max_tokens)
+    try:
+        check_same_outputs(io, short[1])
+        second = _engine(*short, short_plan, max_tokens)
+    except BaseException:
+        engine.close()
+        raise
+    routed = RoutedEngine(engine, second, plan.short.longest_tokens)
+    return LoadedModel(task, routed, plan, io, manifest, max_tokens=max_tokens)
+
+
+def check_same_outputs(io: GraphIO, short: GraphIO) -> None:
+    """ArtefactError unless the answers of two graphs can be read alike."""
+    if short.outputs != io.outputs:
+        raise ArtefactError(
+            f"the graph of the short rows gives {sorted(short.outputs)}, and that of the others {sorted(io.outputs)}",
+            remedy="Run penstock optimize again",
+        )
+
+
+def _engine(path: Path, io: GraphIO, plan: Plan, max_tokens: int) -> Engine:
+    threads = Threads(plan.streams, plan.threads_per_stream)
+    return load_engine(path, io, plan.recipe, threads, wide=plan.may_run_wide, max_tokens=max_tokens)
+
+
+def load_artefact(
+    folder: Path,
+    which: Which,
+    host: Host,
+    *,
+    cores: int | None = None,
+    max_tokens: int | None = None,
+    truncate: bool = True,
+    limits: Limits = DEFAULT_LIMITS,
+    any_isa: bool = False,
+) -> LoadedModel:
+    """Load one of an artefact's two models for this machine.
+
+    `cores` to use (None: the plan's); `max_tokens`, `truncate` and `limits` as for `make_task`.
+    ArtefactError: a file is missing or altered, or the graph does not load. OtherInstructionSet: the chosen plan was
+    made for another one, and `any_isa` is not given (the fp32 baseline runs on any). HostError when there is not enough
+    memory. Errors of the model's own files as `ModelFolder.open` and `make_task`.
+    """
+    manifest = Manifest.load(folder)
+    served = manifest.chosen if which == "chosen" else manifest.baseline
+    if which == "chosen" and not any_isa:
+        _check_isa(folder, manifest.cpu.isa, host.cpu.isa)
+    verify_files(folder, manifest, served)
+    plan, findings = fit_plan(served.plan, cores)
+    short = (folder / served.short.path, served.short.io) if served.short is not None else None
+    needed = _needed_bytes(folder / served.path, plan)
+    if short is not None and (short_plan := plan.of_short_rows) is not None:
+        needed += _needed_bytes(short[0], short_plan) - _WORKING_BYTES
+    require_memory(host.memory, needed, f"serving {plan.recipe.name}")
+    model_folder = ModelFolder.open(folder, weights=False)
+    task = make_task(manifest.task, model_folder, max_tokens=max_tokens, truncate=truncate, limits=limits)
+    longest = min(max_tokens or manifest.model.max_tokens, model_folder.max_tokens)
+    model = load_graph(task, folder / served.path, served.io, plan, short=short, manifest=manifest, max_tokens=longest)
+    model.which = which
+    model.findings = findings
+    return model
+
+
+def fit_plan(plan: Plan, cores: int | None) -> tuple[Plan, tuple[str, ...]]:
+    """The plan on `cores` cores, and what had to be changed. Pure.
+
+    With fewer cores than it was made for: fewer streams, then fewer threads for each. More cores stay unused: the plan
+    was measured without them.
+    """
+    made_for = plan.streams * plan.threads_per_stream
+    if cores is None or cores >= made_for:
+        return plan, ()
+    threads = min(plan.threads_per_stream, cores)
+    streams = max(1, cores // threads)
+    changes: dict[str, object] = {"streams": streams, "threads_per_stream": threads}
+    if streams == 1:
+        never = {"wide_from_tokens": None, "wide_alone_from_tokens": None}
+        changes.update(never)
+        if plan.short is not None:
+            changes["short"] = plan.short.model_copy(update=never)
+    fitted = plan.model_copy(update=changes)
+    finding = (
+        f"The plan was made for {made_for} cores ({plan.streams}x{plan.threads_per_stream} threads) and runs on "
+        f"{cores} as {streams}x{threads}: optimise again with cores: {cores}"
+    )
+    return fitted, (finding,)
+
+
+def _check_isa(folder: Path, made_on: Isa, here: Isa) -> None:
+    if made_on is not here:
+        raise OtherInstructionSet(
+            f"the plan of {folder} was measured and judged on {made_on.value}, and this processor is {here.value}",
+            remedy="Run penstock optimize on this machine",
+        )
+
+
+def _needed_bytes(path: Path, plan: Plan) -> int:
+    try:
+        size = sum(file.stat().st_size for file in path.parent.iterdir() if file.is_file())
+    except OSError:
+        size = 0  # the engine says what is wrong with it
+    copies = 2 if plan.may_run_wide and plan.recipe.engine is EngineName.OPENVINO else 1
+    return int(size * (_LOADING_FACTOR[plan.recipe.engine] + copies - 1)) + _WORKING_BYTES

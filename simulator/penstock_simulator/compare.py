@@ -1,0 +1,328 @@
+"""All policies on the same traffic, held against each other at equal replica-hours.
+
+A policy with more replicas has fewer late requests: two points say nothing. So everybody's one knob is swept, with the
+same bounds on the number of replicas, which gives frontiers: replica-hours against late requests. They are read to a
+rival's favour: dominated points are left out, and between two points the straight line counts, although no setting of
+the knob may give it. Two readings with the rival's knob chosen in hindsight, for this very traffic:
+
+- **at our setting**: the replica-hours that ours takes at its headroom. A rival that never takes so few is met at its
+  fewest, on our frontier. This is what a user gets who sets nothing.
+- **over the range**: the mean of either frontier over all replica-hours that both can take, and the share of that range
+  in which ours has fewer. This is what a user gets who pays for more.
+
+And one without hindsight, since nobody knows tomorrow's traffic when he writes a target into a manifest:
+
+- **all traces together**: late requests and replica-hours are added up over the traces, with one and the same setting
+  for all of them, and these frontiers are read like the others.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from concurrent.futures import ProcessPoolExecutor
+from dataclasses import dataclass, field
+from functools import lru_cache
+from itertools import pairwise
+
+from penstock_operator.scaling.decide import Service
+from penstock_simulator.fleet import Dispatch, FleetSettings
+from penstock_simulator.policies.base import Limits
+from penstock_simulator.policies.catalogue import POLICIES, Endpoint, PolicyKind, make_policy
+from penstock_simulator.replica import ReplicaModel
+from penstock_simulator.run import Outcome, Traffic, simulate
+from penstock_simulator.traces import Trace, built_in
+
+RANGE_STEPS = 40
+"""A range of replica-hours is read at so many steps."""
+
+
+@dataclass(frozen=True)
+class Experiment:
+    """What is simulated."""
+
+    service: Service
+    model: ReplicaModel
+    traces: tuple[str | Trace, ...]
+    """Names of built-in traces, or traces of one's own."""
+    policies: tuple[PolicyKind, ...] = tuple(PolicyKind)
+    limits: Limits = field(default_factory=Limits)
+    fleet: FleetSettings = field(default_factory=FleetSettings)
+    scrape_interval: int = 5
+    """Seconds between Prometheus' scrapes."""
+    headroom: float = 0.75
+    """Ours, at which the policies are held against each other."""
+    seeds: tuple[int, ...] = (1, 2, 3)
+    knobs: Mapping[PolicyKind, tuple[float, ...]] = field(default_factory=dict)
+    """Values to try instead of a policy's own."""
+
+    def values(self, kind: PolicyKind) -> tuple[float, ...]:
+        """The values of a policy's knob that are tried, the headroom of ours among them."""
+        values = self.knobs.get(kind, POLICIES[kind].values)
+        return tuple(sorted({*values, self.headroom})) if POLICIES[kind].is_ours else values
+
+    @property
+    def plan(self) -> list[tuple[PolicyKind, float]]:
+        """What meets each trace with each seed: policies with a value of their knob."""
+        return [(kind, knob) for kind in self.policies for knob in self.values(kind)]
+
+    @property
+    def runs(self) -> int:
+        """How many are simulated."""
+        return len(self.traces) * len(self.seeds) * len(self.plan)
+
+    @property
+    def requests(self) -> float:
+        """How many are simulated in all, about: what it takes is proportional to it."""
+        return sum(self.trace(index, self.seeds[0]).requests for index in range(len(self.traces))) * (
+            len(self.seeds) * len(self.plan)
+        )
+
+    def trace(self, index: int, seed: int) -> Trace:
+        """One of the traces, made with a seed where it is a built-in one."""
+        name = self.traces[index]
+        return built_in(name, self.service.rate, seed) if isinstance(name, str) else name
+
+
+@dataclass(frozen=True)
+class Point:
+    """A policy with one value of its knob on one trace: means over the seeds."""
+
+    kind: PolicyKind
+    knob: float
+    requests: float
+    late: float
+    lost: float
+    replica_hours: float
+    flips: float
+    most_flips: int
+    """Of any seed."""
+    most_replicas: int
+
+    @property
+    def late_share(self) -> float:
+        """Late ones of all requests, 0 to 1."""
+        return self.late / self.requests if self.requests else 0.0
+
+
+class Compared:
+    """Late requests of ours and of a rival."""
+
+    our_late: float
+    rival_late: float
+
+    @property
+    def fewer(self) -> bool:
+        """True when ours had fewer late requests."""
+        return self.our_late < self.rival_late
+
+    @property
+    def even(self) -> bool:
+        """True when both had as many: where nothing has to be scaled, the same requests are late."""
+        return self.our_late == self.rival_late
+
+
+@dataclass(frozen=True)
+class Range(Compared):
+    """Two frontiers over the replica-hours that both can take."""
+
+    least: float
+    most: float
+    """Replica-hours."""
+    our_late: float
+    """Late requests, the mean over the range."""
+    rival_late: float
+    ahead: float
+    """The share of the range in which ours has fewer, 0 to 1."""
+
+
+@dataclass(frozen=True)
+class Verdict(Compared):
+    """One of ours against one rival on one trace, at equal replica-hours."""
+
+    ours: PolicyKind
+    rival: PolicyKind
+    replica_hours: float
+    """Those of ours at its headroom, or the rival's fewest where these are more."""
+    our_late: float
+    """Late requests of ours at these, a mean over the seeds."""
+    rival_late: float
+    over: Range | None = None
+    """None where the frontiers share no more than one point."""
+
+
+@dataclass(frozen=True)
+class TraceResult:
+    """All policies on one trace."""
+
+    trace: Trace
+    points: tuple[Point, ...]
+    verdicts: tuple[Verdict, ...]
+    runs: Mapping[PolicyKind, Outcome]
+    """One run each to look at, of the first seed: ours at the headroom, rivals at the nearest replica-hours."""
+
+    def of(self, kind: PolicyKind) -> list[Point]:
+        """A policy's points by rising replica-hours."""
+        return sorted((point for point in self.points if point.kind is kind), key=lambda point: point.replica_hours)
+
+
+def late_at(points: Iterable[Point], replica_hours: float) -> float | None:
+    """Late requests of a frontier at some replica-hours, to its favour; None when it never takes so few."""
+    front: list[Point] = []
+    for point in sorted(points, key=lambda point: (point.replica_hours, point.late)):
+        if not front or point.late < front[-1].late:
+            front.append(point)
+    if not front or replica_hours < front[0].replica_hours:
+        return None
+    for left, right in pairwise(front):
+        if replica_hours <= right.replica_hours:
+            share = (replica_hours - left.replica_hours) / (right.replica_hours - left.replica_hours)
+            return left.late + share * (right.late - left.late)
+    return front[-1].late
+
+
+def over_range(ours: Sequence[Point], rival: Sequence[Point]) -> Range | None:
+    """Two frontiers over their common replica-hours; None where these are no range."""
+    least = max(min(point.replica_hours for point in points) for points in (ours, rival))
+    most = min(max(point.replica_hours for point in points) for points in (ours, rival))
+    if most <= least:
+        return None
+    pairs = [
+        (late_at(ours, hours) or 0.0, late_at(rival, hours) or 0.0)
+        for hours in (least + (most - least) * step / RANGE_STEPS for step in range(RANGE_STEPS + 1))
+    ]
+    count = len(pairs)
+    return Range(
+        least,
+        most,
+        sum(own for own, _ in pairs) / count,
+        sum(other for _, other in pairs) / count,
+        sum(own < other for own, other in pairs) / count,
+    )
+
+
+def together(results: Sequence[TraceResult]) -> tuple[Point, ...]:
+    """The points of all traces added up, for each policy and setting."""
+    found: dict[tuple[PolicyKind, float], list[Point]] = {}
+    for result in results:
+        for point in result.points:
+            found.setdefault((point.kind, point.knob), []).append(point)
+    return tuple(
+        Point(
+            kind=kind,
+            knob=knob,
+            requests=sum(point.requests for point in points),
+            late=sum(point.late for point in points),
+            lost=sum(point.lost for point in points),
+            replica_hours=sum(point.replica_hours for point in points),
+            flips=sum(point.flips for point in points),
+            most_flips=max(point.most_flips for point in points),
+            most_replicas=max(point.most_replicas for point in points),
+        )
+        for (kind, knob), points in found.items()
+    )
+
+
+def judge(ours: Point, points: Sequence[Point], rival: PolicyKind) -> Verdict | None:
+    """One of our points against a rival's frontier; None where their frontiers share no replica-hours."""
+    theirs = [point for point in points if point.kind is rival]
+    hours = max(ours.replica_hours, min(point.replica_hours for point in theirs))
+    mine = [point for point in points if point.kind is ours.kind]
+    own = ours.late if hours == ours.replica_hours else late_at(mine, hours)
+    other = late_at(theirs, hours)
+    if own is None or other is None:
+        return None
+    return Verdict(ours.kind, rival, hours, own, other, over_range(mine, theirs))
+
+
+_Job = tuple[Experiment, int, int, PolicyKind, float]
+
+
+def compare(
+    experiment: Experiment, *, workers: int = 1, on_progress: Callable[[int, int, str], None] = lambda *_: None
+) -> Iterator[TraceResult]:
+    """Results trace by trace; `on_progress(done, total, what)` after each run. Deterministic for any workers."""
+    plan, total, done = experiment.plan, experiment.runs, 0
+    # All of a pool's processes start with its first job.
+    workers = min(workers, total)
+    pool = ProcessPoolExecutor(workers) if workers > 1 else None
+    try:
+        for index, name in enumerate(experiment.traces):
+            jobs: list[_Job] = [
+                (experiment, index, seed, kind, knob) for seed in experiment.seeds for kind, knob in plan
+            ]
+            outcomes: dict[tuple[int, PolicyKind, float], Outcome] = {}
+            results = pool.map(_run, jobs, chunksize=2) if pool is not None else map(_run, jobs)
+            for job, outcome in zip(jobs, results, strict=True):
+                outcomes[job[2:]] = outcome
+                done += 1
+                on_progress(done, total, name if isinstance(name, str) else name.name)
+            yield _result(experiment, index, plan, outcomes)
+    finally:
+        if pool is not None:
+            pool.shutdown(cancel_futures=True)
+
+
+def _run(job: _Job) -> Outcome:
+    experiment, index, seed, kind, knob = job
+    endpoint = _endpoint(experiment)
+    name = experiment.traces[index]
+    traffic = _built_in(name, seed, endpoint) if isinstance(name, str) else Traffic.of(name, endpoint, seed)
+    interval = POLICIES[kind].own_scrape_seconds or experiment.scrape_interval
+    return simulate(traffic, endpoint, make_policy(kind, endpoint, knob), experiment.fleet, scrape_interval=interval)
+
+
+@lru_cache(maxsize=1)
+def _built_in(name: str, seed: int, endpoint: Endpoint) -> Traffic:
+    return Traffic.of(built_in(name, endpoint.service.rate, seed), endpoint, seed)
+
+
+def _endpoint(experiment: Experiment) -> Endpoint:
+    return Endpoint(
+        experiment.service,
+        experiment.model,
+        experiment.limits,
+        experiment.scrape_interval,
+    )
+
+
+def _result(
+    experiment: Experiment,
+    index: int,
+    plan: Sequence[tuple[PolicyKind, float]],
+    outcomes: Mapping[tuple[int, PolicyKind, float], Outcome],
+) -> TraceResult:
+    seeds = experiment.seeds
+    points = tuple(_mean(kind, knob, [outcomes[seed, kind, knob] for seed in seeds]) for kind, knob in plan)
+    ours = [point for point in points if POLICIES[point.kind].is_ours and point.knob == experiment.headroom]
+    rivals = [kind for kind in experiment.policies if not POLICIES[kind].is_ours]
+    verdicts = tuple(
+        verdict for point in ours for rival in rivals if (verdict := judge(point, points, rival)) is not None
+    )
+    hours = ours[0].replica_hours if ours else 0.0
+    runs = {}
+    for kind in experiment.policies:
+        own = [point for point in points if point.kind is kind]
+        near = min(own, key=lambda point: (abs(point.replica_hours - hours), point.late))
+        knob = experiment.headroom if POLICIES[kind].is_ours else near.knob
+        runs[kind] = outcomes[seeds[0], kind, knob]
+    return TraceResult(experiment.trace(index, seeds[0]), points, verdicts, runs)
+
+
+def _mean(kind: PolicyKind, knob: float, outcomes: Sequence[Outcome]) -> Point:
+    count = len(outcomes)
+    return Point(
+        kind=kind,
+        knob=knob,
+        requests=sum(outcome.requests for outcome in outcomes) / count,
+        late=sum(outcome.late for outcome in outcomes) / count,
+        lost=sum(outcome.lost for outcome in outcomes) / count,
+        replica_hours=sum(outcome.replica_hours for outcome in outcomes) / count,
+        flips=sum(outcome.flips for outcome in outcomes) / count,
+        most_flips=max(outcome.flips for outcome in outcomes),
+        most_replicas=max(max(outcome.replicas) for outcome in outcomes),
+    )
+
+
+def pooled(dispatch: Dispatch) -> bool:
+    """Whether replicas are more than their sum under a dispatch."""
+    return dispatch is not Dispatch.RANDOM

@@ -1,0 +1,248 @@
+"""Replicas that come, serve and go: a discrete-event simulation of every single request.
+
+Requests arrive at given times with given service times, so that every policy meets the same traffic. What a replica
+does with a request is known when it is dispatched (first come, first served), except behind a gateway that holds the
+queue itself. Replicas take traffic after their start-up, stop taking it when removed, and finish what they have.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from enum import StrEnum
+from heapq import heapify, heappop, heappush, heapreplace
+from random import Random
+
+from penstock_simulator.replica import ReplicaModel
+
+LOST = float("inf")
+"""The latency of a request that was refused or given up."""
+GATEWAY = -1
+"""In a pod's place: the request never got to one."""
+
+
+class Dispatch(StrEnum):
+    """Who decides which replica answers."""
+
+    RANDOM = "random"
+    """A Service without a gateway: kube-proxy draws lots."""
+    LEAST_OUTSTANDING = "least-outstanding"
+    """A gateway sends each request to the replica with the fewest unanswered ones."""
+    GATEWAY_QUEUE = "gateway-queue"
+    """A gateway keeps the queue and hands out a request when a server is free."""
+
+
+@dataclass(frozen=True)
+class FleetSettings:
+    """How replicas behave besides their service times. Times are seconds."""
+
+    dispatch: Dispatch = Dispatch.LEAST_OUTSTANDING
+    start_up_seconds: float = 40.0
+    drain_seconds: float = 5.0
+    """A removed replica lives (and costs) at least this long."""
+    deadline_seconds: float = 30.0
+    """A request that has not begun by then is answered with 504, as the runtime's --deadline-seconds."""
+    queue_rows: int = 1024
+    """More outstanding requests on one replica are answered with 429, as the runtime's --max-queue-rows."""
+
+
+@dataclass
+class Pod:
+    """One replica's life."""
+
+    created: float
+    ready_at: float
+    free: list[float] = field(default_factory=list)
+    """When each server gets free: a heap."""
+    outstanding: int = 0
+    removed_at: float | None = None
+    gone_at: float | None = None
+
+
+class Fleet:
+    """All replicas of one endpoint, and the requests in them."""
+
+    def __init__(self, model: ReplicaModel, settings: FleetSettings, *, seed: int = 0) -> None:
+        self.model = model
+        self.settings = settings
+        self.pods: list[Pod] = []
+        self.active: list[int] = []
+        """Indices of pods that take traffic."""
+        self.refused = 0
+        """Requests answered with 429 so far."""
+        self.given_up = 0
+        """Requests that a gateway has answered with 504 so far."""
+        self.last_departure = 0.0
+        self.area = 0.0
+        """Integral of the requests in flight over time so far, request seconds."""
+        self._starting: list[int] = []
+        self._departures: list[tuple[float, int, float]] = []
+        self._log: list[tuple[float, int, float]] = []
+        self._queue: deque[tuple[float, float]] = deque()
+        self._free: list[tuple[float, int]] = []
+        self._random = Random(seed)  # noqa: S311 - lots of a simulation
+        self._now = 0.0
+
+    # Replicas
+
+    @property
+    def replicas(self) -> int:
+        """How many are asked for: ready and starting ones."""
+        return len(self.active) + len(self._starting)
+
+    @property
+    def ready(self) -> int:
+        """How many take traffic."""
+        return len(self.active)
+
+    def resize(self, replicas: int, now: float) -> None:
+        """Ask for another number. Starting ones are removed first, then the youngest, as a ReplicaSet does."""
+        while self.replicas < replicas:
+            self.pods.append(Pod(now, now + self.settings.start_up_seconds, [0.0] * self.model.servers))
+            self._starting.append(len(self.pods) - 1)
+        while self.replicas > replicas:
+            if self._starting:
+                index = self._starting.pop()
+                self.pods[index].removed_at = self.pods[index].gone_at = now
+                continue
+            index = self.active.pop()
+            pod = self.pods[index]
+            pod.removed_at = now
+            if self.settings.dispatch is Dispatch.GATEWAY_QUEUE:
+                pod.free = [when for when, owner in self._free if owner == index]
+                self._free = [entry for entry in self._free if entry[1] != index]
+                heapify(self._free)
+            pod.gone_at = max(now + self.settings.drain_seconds, *pod.free)
+
+    def activate(self, now: float) -> None:
+        """Let those take traffic that have started by now."""
+        started = [index for index in self._starting if self.pods[index].ready_at <= now]
+        if not started:
+            return
+        self._starting = [index for index in self._starting if index not in started]
+        self.active += started
+        if self.settings.dispatch is Dispatch.GATEWAY_QUEUE:
+            for index in started:
+                for _ in range(self.model.servers):
+                    heappush(self._free, (now, index))
+
+    def replica_seconds(self, begin: float, end: float) -> float:
+        """What is paid for between two times: from the request for a replica until it is gone."""
+        return sum(
+            max(0.0, min(end, end if pod.gone_at is None else pod.gone_at) - max(begin, pod.created))
+            for pod in self.pods
+        )
+
+    # Requests
+
+    @property
+    def in_flight(self) -> int:
+        """Requests that came and are not answered."""
+        return len(self._departures) + len(self._queue)
+
+    def take_log(self) -> list[tuple[float, int, float]]:
+        """(when, pod, latency in seconds) of what was answered since the last call; refused ones are not in it."""
+        log, self._log = self._log, []
+        return log
+
+    def advance(self, arrivals: Sequence[float], services: Sequence[float], until: float) -> None:
+        """Let requests arrive (times rising, all before `until`) and time pass until then."""
+        begin, logged = self._now, len(self._log)
+        carried = self.in_flight
+        if self.settings.dispatch is Dispatch.GATEWAY_QUEUE:
+            accepted = self._advance_queue(arrivals, services, until)
+        else:
+            accepted = self._advance_direct(arrivals, services, until)
+        if until != LOST:
+            came = sum(accepted)
+            left = sum(item[0] for item in self._log[logged:])
+            count_in, count_out = len(accepted), len(self._log) - logged
+            self.area += carried * (until - begin) + (count_in * until - came) - (count_out * until - left)
+            self._now = until
+
+    def _depart(self, until: float) -> None:
+        departures, log, pods = self._departures, self._log, self.pods
+        while departures and departures[0][0] <= until:
+            item = heappop(departures)
+            if item[1] != GATEWAY:
+                pods[item[1]].outstanding -= 1
+            log.append(item)
+            self.last_departure = item[0]
+
+    def _advance_direct(self, arrivals: Sequence[float], services: Sequence[float], until: float) -> list[float]:
+        pods, active, departures, log = self.pods, self.active, self._departures, self._log
+        limit, deadline, fixed = self.settings.queue_rows, self.settings.deadline_seconds, self.model.fixed_seconds
+        draw = self._random.random if self.settings.dispatch is Dispatch.RANDOM else None
+        live = [pods[index] for index in active]
+        accepted: list[float] = []
+        for t, s in zip(arrivals, services, strict=True):
+            while departures and departures[0][0] <= t:
+                item = heappop(departures)
+                pods[item[1]].outstanding -= 1
+                log.append(item)
+            if not live:
+                self.refused += 1
+                continue
+            if draw is not None:
+                position = int(draw() * len(live))
+            else:
+                position, fewest = 0, live[0].outstanding
+                if fewest:
+                    for other, pod in enumerate(live):
+                        if pod.outstanding < fewest:
+                            position, fewest = other, pod.outstanding
+                            if not fewest:
+                                break
+            pod = live[position]
+            if pod.outstanding >= limit:
+                self.refused += 1
+                continue
+            free = pod.free
+            start = max(free[0], t)
+            pod.outstanding += 1
+            accepted.append(t)
+            if start - t > deadline:
+                heappush(departures, (t + deadline, active[position], LOST))
+                continue
+            heapreplace(free, start + s)
+            end = start + s + fixed
+            heappush(departures, (end, active[position], end - t))
+        self._depart(until)
+        return accepted
+
+    def _advance_queue(self, arrivals: Sequence[float], services: Sequence[float], until: float) -> list[float]:
+        limit = self.settings.queue_rows * max(1, len(self.active))
+        accepted: list[float] = []
+        for t, s in zip(arrivals, services, strict=True):
+            self._hand_out(t)
+            if len(self._queue) >= limit:
+                self.refused += 1
+                continue
+            self._queue.append((t, s))
+            accepted.append(t)
+        self._hand_out(until)
+        self._depart(until)
+        return accepted
+
+    def _hand_out(self, until: float) -> None:
+        queue, free, pods = self._queue, self._free, self.pods
+        deadline, fixed = self.settings.deadline_seconds, self.model.fixed_seconds
+        while queue:
+            t, s = queue[0]
+            start = max(t, free[0][0]) if free else LOST
+            if start - t > deadline:
+                if t + deadline > until:
+                    return
+                queue.popleft()
+                self.given_up += 1
+                heappush(self._departures, (t + deadline, GATEWAY, LOST))
+                continue
+            if start > until:
+                return
+            queue.popleft()
+            owner = free[0][1]
+            heapreplace(free, (start + s, owner))
+            end = start + s + fixed
+            pods[owner].outstanding += 1
+            heappush(self._departures, (end, owner, end - t))

@@ -1,0 +1,229 @@
+"""A comparison as files: figures as CSV, and a self-contained page with charts. No scripts, nothing is loaded."""
+
+from __future__ import annotations
+
+import csv
+import io
+from collections.abc import Sequence
+from html import escape
+
+from penstock_simulator.compare import Compared, Experiment, Point, TraceResult, Verdict, judge, together
+from penstock_simulator.plot import frontier, legend, timeline
+from penstock_simulator.policies.catalogue import POLICIES
+
+COLUMNS = (
+    "trace", "policy", "knob", "requests", "late", "late_share", "lost", "replica_hours", "flips", "most_flips",
+    "most_replicas", "cost",
+)  # fmt: skip
+
+_STYLE = """
+:root { color-scheme: light dark; --ink: light-dark(#1b1f24, #e6e8ea); --soft: light-dark(#667, #99a);
+  --line: light-dark(#dde1e6, #33383f); --card: light-dark(#fff, #191d22); --good: light-dark(#167c3a, #58c878);
+  --bad: light-dark(#b3261e, #ff8a80); }
+body { font: 15px/1.5 system-ui, sans-serif; color: var(--ink); background: light-dark(#f4f6f8, #101317); margin: 0; }
+main { max-width: 1040px; margin: 0 auto; padding: 1.5rem 1rem; }
+section, header { background: var(--card); border: 1px solid var(--line); border-radius: 8px; padding: 1rem 1.25rem;
+  margin: 0 0 1rem; }
+h1, h2 { line-height: 1.2; margin: 0 0 .4rem; } p { margin: .3rem 0; } .soft { color: var(--soft); }
+.charts { display: grid; grid-template-columns: repeat(auto-fit, minmax(320px, 1fr)); gap: .75rem; }
+.scroll { overflow-x: auto; } table { border-collapse: collapse; margin-top: .5rem; }
+th, td { text-align: right; padding: .2rem .7rem .2rem 0; border-bottom: 1px solid var(--line); white-space: nowrap; }
+th:first-child, td:first-child { text-align: left; } .pass { color: var(--good); }
+.fail { color: var(--bad); font-weight: 600; }
+.chart { width: 100%; } .chart text { font-size: 11px; fill: var(--soft); } .grid { stroke: var(--line); }
+polyline, line { fill: none; stroke-width: 1.6; } .load { fill: var(--line); }
+.legend { list-style: none; padding: 0; display: flex; flex-wrap: wrap; gap: .2rem 1.1rem; margin: .4rem 0 0; }
+.p0 { stroke: light-dark(#0b57d0, #8ab4f8); } polyline.p0 { stroke-width: 2.6; } circle.chosen { fill: currentColor; }
+.p1 { stroke: light-dark(#00796b, #4db6ac); } .p2 { stroke: light-dark(#c77700, #ffb74d); }
+.p3 { stroke: light-dark(#8e24aa, #ce93d8); } .p4 { stroke: light-dark(#c2185b, #f48fb1); }
+.p5 { stroke: light-dark(#5d4037, #bcaaa4); } circle { fill: var(--card); stroke-width: 1.4; }
+"""
+
+
+def figures_csv(results: Sequence[TraceResult], price_per_hour: float | None) -> str:
+    """All points, a row each: means over the seeds; cost is empty without a price."""
+    buffer = io.StringIO()
+    writer = csv.writer(buffer, lineterminator="\n")
+    writer.writerow(COLUMNS)
+    for result in results:
+        name = result.trace.name
+        for point in result.points:
+            cost = "" if price_per_hour is None else f"{point.replica_hours * price_per_hour:.4f}"
+            writer.writerow(
+                [
+                    name, point.kind.value, f"{point.knob:g}", f"{point.requests:.0f}", f"{point.late:.1f}",
+                    f"{point.late_share:.6f}", f"{point.lost:.1f}", f"{point.replica_hours:.4f}", f"{point.flips:.2f}",
+                    point.most_flips, point.most_replicas, cost,
+                ]
+            )  # fmt: skip
+    return buffer.getvalue()
+
+
+def page(experiment: Experiment, results: Sequence[TraceResult], price_per_hour: float | None) -> str:
+    """The report as HTML."""
+    service, model = experiment.service, experiment.model
+    kinds = experiment.policies
+    body = "".join(_section(experiment, result, price_per_hour) for result in results)
+    lines = "".join(f"<li>{escape(line)}</li>" for line in overall(experiment, results))
+    if lines:
+        body = f"<section><h2>One setting for all traces</h2><ul>{lines}</ul></section>{body}"
+    return (
+        "<!doctype html>\n"
+        '<html lang="en"><head><meta charset="utf-8">'
+        '<meta name="viewport" content="width=device-width, initial-scale=1">'
+        f"<title>Penstock: autoscaling simulated</title><style>{_STYLE}</style></head><body><main>"
+        f"<header><h1>Autoscaling, simulated</h1><p>{escape(headline(results))}</p>"
+        f"<p>{escape(flips_told(experiment, results))}</p>"
+        f'<p class="soft">One replica takes {service.rate:.3g} requests/s within p95 '
+        f"{service.p95_objective_milliseconds:g} ms and saturates at {model.saturation:.3g}: {model.servers} servers "
+        f"of {model.mean_service_seconds * 1000:.3g} ms each. Start-up {experiment.fleet.start_up_seconds:g} s, "
+        f"dispatch {experiment.fleet.dispatch.value}, Prometheus scrapes every {experiment.scrape_interval} s, "
+        f"{experiment.limits.min_replicas} to {experiment.limits.max_replicas} replicas; means over seeds "
+        f"{', '.join(map(str, experiment.seeds))}. Rivals are read at our replica-hours, off the line through their "
+        f"best points.</p>{legend(kinds)}</header>{body}</main></body></html>\n"
+    )
+
+
+def headline(results: Sequence[TraceResult]) -> str:
+    """The outcome in a sentence or two."""
+    verdicts = [(result, verdict) for result in results for verdict in result.verdicts]
+    if not verdicts:
+        return "Nothing to compare with: name more policies."
+    at_ours = [(_pair(result, verdict), verdict) for result, verdict in verdicts]
+    text = _counted("Fewer late requests at equal replica-hours in {} comparisons", at_ours)
+    ranges = [
+        (f"{result.trace.name}, {POLICIES[verdict.ours].title} against {POLICIES[verdict.rival].title}", verdict.over)
+        for result, verdict in verdicts
+        if verdict.over is not None
+    ]
+    if ranges:
+        text += _counted(" On average over all replica-hours that both can take: in {}", ranges)
+    return text
+
+
+def _counted(told: str, compared: Sequence[tuple[str, Compared]]) -> str:
+    """In how many ours has fewer, in how many as many, and the names of the others."""
+    fewer, even = (sum(one.fewer for _, one in compared), sum(one.even for _, one in compared))
+    lost = [name for name, one in compared if not one.fewer and not one.even]
+    text = told.format(f"{fewer} of {len(compared)}") + (f", as many in {even}." if even else ".")
+    return f"{text} Not: {'; '.join(lost)}." if lost else text
+
+
+def overall(experiment: Experiment, results: Sequence[TraceResult]) -> list[str]:
+    """Ours against each rival with one setting for all traces, a line each; none with a single trace."""
+    if len(results) < 2:
+        return []
+    points = together(results)
+    lines = []
+    for ours in points:
+        if not POLICIES[ours.kind].is_ours or ours.knob != experiment.headroom:
+            continue
+        for rival in experiment.policies:
+            verdict = None if POLICIES[rival].is_ours else judge(ours, points, rival)
+            if verdict is not None:
+                over = over_hours(verdict, ours.requests)
+                lines.append(
+                    f"{POLICIES[ours.kind].title} against {POLICIES[rival].title}: "
+                    f"{equal_hours(verdict, ours.requests)}{'; ' if over else ''}{over}"
+                )
+    return lines
+
+
+def flips_told(experiment: Experiment, results: Sequence[TraceResult]) -> str:
+    """Where ours turned more often in a run than its load changes, in a sentence; empty when ours is not among them."""
+    own = [
+        (result.trace, point)
+        for result in results
+        for point in result.points
+        if POLICIES[point.kind].is_ours and point.knob == experiment.headroom
+    ]
+    if not own:
+        return ""
+    more = [
+        f"{trace.name}, {POLICIES[point.kind].title} {point.most_flips} times ({trace.changes_told})"
+        for trace, point in own
+        if point.most_flips > trace.changes
+    ]
+    if not more:
+        return "Ours turns no more often than the load changes, in any run."
+    return f"Ours turns more often than the load changes, in its worst run: {'; '.join(more)}."
+
+
+def flips_of(point: Point) -> str:
+    """The mean over the seeds, and the most of any, for a cell."""
+    return f"{point.flips:.1f} ({point.most_flips})"
+
+
+def _pair(result: TraceResult, verdict: Verdict) -> str:
+    ours, rival = POLICIES[verdict.ours].title, POLICIES[verdict.rival].title
+    requests = result.points[0].requests
+    shares = f"{verdict.our_late / requests:.2%} against {rival} {verdict.rival_late / requests:.2%}"
+    return f"{result.trace.name}, {ours} {shares} at {verdict.replica_hours:.2f} h"
+
+
+def _section(experiment: Experiment, result: TraceResult, price_per_hour: float | None) -> str:
+    trace = result.trace
+    heads = [
+        "policy", "knob", "late", "lost", "replica-hours", "flips (most)", "replicas", "late at equal hours",
+        "over a range",
+    ]  # fmt: skip
+    if price_per_hour is not None:
+        heads.insert(5, "cost")
+    rows = "".join(_row(result, point, price_per_hour) for point in shown(experiment, result))
+    return (
+        f'<section><h2>{escape(trace.name)}</h2><p class="soft">{escape(trace.description)}; {trace.changes_told}</p>'
+        f'<div class="charts">{frontier(result, experiment.headroom)}'
+        f'{timeline(result, experiment.service.rate)}</div><div class="scroll"><table><thead><tr>'
+        f"{''.join(f'<th>{head}</th>' for head in heads)}</tr></thead><tbody>{rows}</tbody></table></div></section>"
+    )
+
+
+def shown(experiment: Experiment, result: TraceResult) -> list[Point]:
+    """One point a policy: ours at the headroom, rivals at the knob with the nearest replica-hours."""
+    ours = [p for p in result.points if POLICIES[p.kind].is_ours and p.knob == experiment.headroom]
+    hours = ours[0].replica_hours if ours else 0.0
+    points = []
+    for kind in experiment.policies:
+        own = [point for point in ours if point.kind is kind] or result.of(kind)
+        points.append(min(own, key=lambda point: (abs(point.replica_hours - hours), point.late)))
+    return points
+
+
+def _row(result: TraceResult, point: Point, price_per_hour: float | None) -> str:
+    facts = POLICIES[point.kind]
+    verdict = next((verdict for verdict in result.verdicts if verdict.rival is point.kind), None)
+    cells = [
+        facts.title, f"{point.knob:g}", f"{point.late_share:.2%}", f"{point.lost / max(point.requests, 1):.2%}",
+        f"{point.replica_hours:.2f}", flips_of(point), str(point.most_replicas),
+    ]  # fmt: skip
+    if price_per_hour is not None:
+        cells.insert(5, f"{point.replica_hours * price_per_hour:.2f}")
+    last = '<td class="soft">ours</td><td></td>' if facts.is_ours else "<td></td><td></td>"
+    if verdict is not None:
+        last = f'<td class="{_class(verdict)}">{equal_hours(verdict, point.requests)}</td>'
+        over = "soft" if verdict.over is None else _class(verdict.over)
+        last += f'<td class="{over}">{over_hours(verdict, point.requests)}</td>'
+    return f"<tr>{''.join(f'<td>{escape(cell)}</td>' for cell in cells)}{last}</tr>"
+
+
+def _class(compared: Compared) -> str:
+    """How a cell looks."""
+    return "pass" if compared.fewer else "soft" if compared.even else "fail"
+
+
+def over_hours(verdict: Verdict, requests: float) -> str:
+    """The means over the common replica-hours, and where ours has fewer, for a cell; empty without such a range."""
+    over = verdict.over
+    if over is None:
+        return ""
+    return (
+        f"{over.rival_late / requests:.2%}, ours {over.our_late / requests:.2%}, over {over.least:.1f} to "
+        f"{over.most:.1f} h; fewer in {over.ahead:.0%} of it"
+    )
+
+
+def equal_hours(verdict: Verdict, requests: float) -> str:
+    """What rival and ours come to at equal replica-hours, for a cell."""
+    return (
+        f"{verdict.rival_late / requests:.2%}, ours {verdict.our_late / requests:.2%}, at {verdict.replica_hours:.2f} h"
+    )

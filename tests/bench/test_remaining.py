@@ -1,0 +1,38 @@
+"""How long an experiment still takes."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from penstock_bench.grid import Setting, plan_grid
+from penstock_bench.remaining import FEWEST, remaining_seconds
+
+SETTINGS = plan_grid((1, 2, 4), (8, 32, 128), (1, 8), machine_cores=4, max_tokens=512).settings
+
+
+def cost(setting: Setting) -> float:
+    """Two seconds each, and some more for every token."""
+    return 2 + 0.01 * setting.tokens * setting.batch / setting.cores
+
+
+def test_nothing_is_said_before_something_is_known() -> None:
+    taken = [(setting, 1.0) for setting in SETTINGS[: FEWEST - 1]]
+
+    assert remaining_seconds(taken, SETTINGS) is None
+
+
+def test_long_settings_to_come_count_for_what_they_take() -> None:
+    done, missing = SETTINGS[:6], SETTINGS[6:]
+    expected = sum(map(cost, missing))
+
+    assert remaining_seconds([(one, cost(one)) for one in done], missing) == pytest.approx(expected, rel=0.1)
+
+
+@given(st.lists(st.floats(0.1, 1e3), min_size=FEWEST, max_size=len(SETTINGS)))
+def test_the_end_takes_nothing_and_no_rest_less(seconds: list[float]) -> None:
+    taken = list(zip(SETTINGS, seconds, strict=False))
+
+    assert remaining_seconds(taken, ()) == 0
+    assert (remaining_seconds(taken, SETTINGS) or 0) >= len(SETTINGS) * min(seconds) * 0.999

@@ -1,0 +1,71 @@
+"""The key of an image stands for what it is made of, and for nothing else."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from images.content import content_key, copy_sources, sources
+from images.target import ROOT, TARGETS, project_version
+
+
+def test_the_key_is_the_same_wherever_the_checkout_lies(
+    checkout: Path, tmp_path_factory: pytest.TempPathFactory
+) -> None:
+    elsewhere = tmp_path_factory.mktemp("elsewhere")
+    copy_sources(checkout, elsewhere)
+
+    assert content_key(elsewhere, ["runtime"]) == content_key(checkout, ["runtime"])
+
+
+@pytest.mark.parametrize("name", ["Dockerfile", "constraints.txt", "operator/b/c.py", "dev/images/inside/f"])
+def test_a_changed_file_changes_the_key(checkout: Path, name: str) -> None:
+    before = content_key(checkout, ["runtime"])
+
+    (checkout / name).write_text("changed")
+
+    assert content_key(checkout, ["runtime"]) != before
+
+
+def test_a_renamed_file_changes_the_key(checkout: Path) -> None:
+    before = content_key(checkout, ["runtime"])
+
+    (checkout / "penstock/a.py").rename(checkout / "penstock/b.py")
+
+    assert content_key(checkout, ["runtime"]) != before
+
+
+def test_another_target_has_another_key(checkout: Path) -> None:
+    keys = {content_key(checkout, [name]) for name in TARGETS}
+
+    assert len(keys) == len(TARGETS)
+
+
+def test_words_cannot_run_into_each_other(checkout: Path) -> None:
+    assert content_key(checkout, ["ab", "c"]) != content_key(checkout, ["a", "bc"])
+
+
+@pytest.mark.parametrize("name", ["penstock/__pycache__/a.cpython-313.pyc", "tests/test_a.py", "docs/a.md"])
+def test_what_a_build_does_not_read_does_not_count(checkout: Path, name: str) -> None:
+    before = content_key(checkout, ["runtime"])
+
+    (checkout / name).parent.mkdir(parents=True, exist_ok=True)
+    (checkout / name).write_text("new")
+
+    assert content_key(checkout, ["runtime"]) == before
+
+
+def test_the_sources_are_what_dockerignore_lets_through() -> None:
+    lines = (ROOT / ".dockerignore").read_text().splitlines()
+    allowed = {line.removeprefix("!") for line in lines if line.startswith("!")} - {"images"}
+
+    tops = {str(path.relative_to(ROOT)) for path in sources(ROOT)}
+
+    outside = {name for name in tops if not any(name == top or name.startswith(f"{top}/") for top in allowed)}
+    assert outside == {"Dockerfile", ".dockerignore"}
+    assert {top for top in allowed if not any(name == top or name.startswith(f"{top}/") for name in tops)} == set()
+
+
+def test_an_image_is_named_after_the_project_s_version(checkout: Path) -> None:
+    assert TARGETS["runtime"].reference(project_version(checkout)) == "localhost/penstock-runtime:9.8.7"

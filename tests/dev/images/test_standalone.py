@@ -1,0 +1,166 @@
+"""The images without Kubernetes, as `docker run` has them: optimise and serve a model, serve an artefact."""
+
+from __future__ import annotations
+
+import re
+import subprocess
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+from images.archive import Archive
+from images.build import Builder
+from penstock_cli.screen import INTERRUPTED
+from tests.cli.endpoints import write_endpoint, write_tiny
+from tests.dev.images.container import Answer, Engine, engine
+
+pytestmark = pytest.mark.slow
+
+USER = 65532
+QUESTION = {"inputs": ["I like you.", "I love you."]}
+
+
+@pytest.fixture(scope="module")
+def optimizer(
+    images: Builder, archive: Callable[[str], Archive], tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[Engine]:
+    # Another test may need the demonstration's, which is the same and a model: one image fewer to pack.
+    with engine(images, archive("optimizer-demo"), tmp_path_factory.mktemp("optimizer")) as started:
+        yield started
+
+
+@pytest.fixture(scope="module")
+def runtime(
+    images: Builder, archive: Callable[[str], Archive], tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[Engine]:
+    with engine(images, archive("runtime"), tmp_path_factory.mktemp("runtime")) as started:
+        yield started
+
+
+@pytest.fixture(scope="module")
+def models(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder with a small model and endpoints that name it by its path in a container."""
+    folder = tmp_path_factory.mktemp("models")
+    write_tiny(folder / "tiny")
+    openvino = {"budgetSeconds": 150, "engines": ["openvino"], "precisions": ["int8-static"]}
+    few = {"engines": ["onnxruntime"], "precisions": ["fp32", "int8-dynamic"], "budgetSeconds": 40}
+    # The accuracy is not what is tried here, and a model of random numbers suffers from rounding.
+    loose = {"accuracy": {"minCosine": 0.5}}
+    lengths = {"workload": {"sequenceLengths": [8]}}
+    write_endpoint(folder / "endpoint.yaml", "file:///models/tiny", optimization=few | loose, **lengths)
+    write_endpoint(folder / "openvino.yaml", "file:///models/tiny", optimization=openvino | loose, **lengths)
+    subprocess.run(["chmod", "-R", "a+rX", folder], check=True)
+    return folder
+
+
+def volume(path: Path) -> Path:
+    """A folder that the images' user may write to."""
+    path.mkdir()
+    subprocess.run(["chown", f"{USER}:{USER}", path], check=True)
+    return path
+
+
+def ready(answer: Answer) -> bool:
+    return answer.status == 200
+
+
+def check(answer: Answer) -> None:
+    """It is an answer of the model, with what it took in milliseconds."""
+    assert answer.status == 200
+    assert len(answer.body) == 2
+    assert float(answer.headers["x-compute-time"]) > 0
+
+
+@pytest.mark.timeout(900)
+def test_a_model_is_served_while_it_is_optimised_and_its_artefact_by_the_smaller_image(
+    optimizer: Engine, runtime: Engine, models: Path, tmp_path: Path
+) -> None:
+    artefacts = volume(tmp_path / "artefacts")
+
+    with optimizer.run(
+        "serve", "/models/endpoint.yaml", mounts={"/models": models, "/var/lib/penstock/artefacts": artefacts}
+    ) as container:
+        container.until("GET", "/readyz", is_it=ready)
+        first = container.ask("POST", "/predict", QUESTION)
+        check(first)
+        container.until("GET", "/info", is_it=lambda _: "took over in the running server" in container.said())
+        check(container.ask("POST", "/predict", QUESTION))
+        assert container.end() == 0
+    # Beside it lies the fp32 one that was served meanwhile.
+    (finished,) = [path.parent for path in artefacts.glob("*/report.html") if path.parent.suffix != ".baseline"]
+
+    with runtime.run("serve", "/artefact", mounts={"/artefact": finished}) as container:
+        container.until("GET", "/readyz", is_it=ready)
+        answer = container.ask("POST", "/predict", QUESTION)
+        check(answer)
+        assert container.ask("GET", "/metrics").status == 200
+        assert container.end() == 0
+
+
+@pytest.mark.timeout(600)
+def test_openvino_and_its_quantiser_work_with_what_was_left_of_them(
+    optimizer: Engine, models: Path, tmp_path: Path
+) -> None:
+    artefacts = volume(tmp_path / "artefacts")
+    # It was quantised, run and judged, whatever came of that, or was on its way for as long as a busy machine had.
+    late = r"failed, \w+ did not end within|skipped, .* while it was tried"
+    fine = re.compile(rf"openvino int8-static nncf.*: (passed|slower|rejected|{late})")
+
+    with optimizer.run(
+        "optimize", "/models/openvino.yaml", mounts={"/models": models, "/var/lib/penstock/artefacts": artefacts}
+    ) as container:
+        container.until_said(fine)
+        # What comes after that is no other than for the image's other engine. `docker stop` ends it in order.
+        assert container.end() == INTERRUPTED
+
+    assert "the same command goes on from there" in container.said()
+    assert "rror" not in container.said()
+
+
+@pytest.mark.extended  # the one above sees OpenVINO at work, and the one before it a search that is through
+@pytest.mark.timeout(600)
+def test_a_search_of_openvino_s_comes_to_its_end(optimizer: Engine, models: Path, tmp_path: Path) -> None:
+    artefacts = volume(tmp_path / "artefacts")
+
+    with optimizer.run(
+        "optimize", "/models/openvino.yaml", mounts={"/models": models, "/var/lib/penstock/artefacts": artefacts}
+    ) as container:
+        status = container.process.wait(400)
+
+    assert status == 0, container.said()
+    assert list(artefacts.glob("*/manifest.json"))
+    assert "rror" not in container.said()
+
+
+def test_the_smaller_image_says_which_one_optimises(runtime: Engine, models: Path) -> None:
+    with runtime.run("serve", "/models/endpoint.yaml", mounts={"/models": models}) as container:
+        status = container.process.wait(240)
+
+    assert status == 1
+    assert "penstock-optimizer" in container.said()
+    assert "Traceback" not in container.said()
+
+
+@pytest.mark.parametrize("which", ["optimizer", "runtime"])
+def test_without_words_it_is_a_pod_s_process_and_says_what_it_is_not_told(
+    which: str, request: pytest.FixtureRequest
+) -> None:
+    started: Engine = request.getfixturevalue(which)
+
+    with started.run() as container:
+        status = container.process.wait(240)
+
+    assert status != 0
+    assert "PENSTOCK_" in container.said()
+    assert "Traceback" not in container.said()
+
+
+@pytest.mark.parametrize("which", ["optimizer", "runtime"])
+def test_it_knows_its_version(which: str, request: pytest.FixtureRequest) -> None:
+    started: Engine = request.getfixturevalue(which)
+
+    with started.run("--version") as container:
+        assert container.process.wait(240) == 0
+
+    assert container.said().startswith("penstock, version ")

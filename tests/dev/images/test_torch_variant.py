@@ -1,0 +1,89 @@
+"""The optimiser with PyTorch takes models of architectures that have no builder here."""
+
+from __future__ import annotations
+
+import subprocess
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from images.archive import Archive
+from images.build import Builder
+from penstock.tasks import Head
+from tests.cli.endpoints import write_endpoint
+from tests.dev.images.container import engine
+from tests.optimizer.export.models import DEBERTA, make
+
+pytestmark = [
+    pytest.mark.extended,
+    # transformers' DeBERTa does so when it is imported
+    pytest.mark.filterwarnings("ignore:.torch.jit.script. is deprecated:FutureWarning"),
+]
+
+
+@pytest.fixture
+def models(tmp_path: Path) -> Path:
+    """A folder with such a model, and an endpoint that wants it served as it is."""
+    folder = tmp_path / "models"
+    folder.mkdir()
+    make(folder / "deberta", "DebertaV2Config", Head.SEQUENCE, **DEBERTA)
+    write_endpoint(
+        folder / "endpoint.yaml",
+        "file:///models/deberta",
+        task="text-classification",
+        optimization={"mode": "Disabled"},
+    )
+    subprocess.run(["chmod", "-R", "a+rX", folder], check=True)
+    return folder
+
+
+@pytest.fixture
+def artefacts(tmp_path: Path) -> Path:
+    """A volume that the images' user may write to."""
+    folder = tmp_path / "artefacts"
+    folder.mkdir()
+    subprocess.run(["chown", "65532:65532", folder], check=True)
+    return folder
+
+
+@pytest.fixture
+def mounts(models: Path, artefacts: Path) -> dict[str, Path]:
+    """What the container sees."""
+    return {"/models": models, "/var/lib/penstock/artefacts": artefacts}
+
+
+@pytest.mark.timeout(2400)  # with the building of an image of 1.8 GB
+def test_an_architecture_without_a_builder_is_exported_and_served(
+    images: Builder,
+    archive: Callable[[str], Archive],
+    mounts: dict[str, Path],
+    tmp_path_factory: pytest.TempPathFactory,
+) -> None:
+    with (
+        engine(images, archive("optimizer-torch"), tmp_path_factory.mktemp("torch")) as started,
+        started.run("serve", "/models/endpoint.yaml", mounts=mounts) as container,
+    ):
+        container.until("GET", "/readyz", is_it=lambda answer: answer.status == 200)
+        answer = container.ask("POST", "/predict", {"inputs": "I like you."})
+
+    assert answer.status == 200
+    assert "label" in str(answer.body)
+
+
+@pytest.mark.timeout(2400)  # with the building of an image of 1.8 GB
+def test_the_usual_optimiser_says_what_it_would_need(
+    images: Builder,
+    archive: Callable[[str], Archive],
+    mounts: dict[str, Path],
+    tmp_path_factory: pytest.TempPathFactory,
+) -> None:
+    with (
+        engine(images, archive("optimizer"), tmp_path_factory.mktemp("usual")) as started,
+        started.run("serve", "/models/endpoint.yaml", mounts=mounts) as container,
+    ):
+        status = container.process.wait(120)
+
+    assert status == 1
+    assert "torch" in container.said()
+    assert "Traceback" not in container.said()

@@ -1,0 +1,161 @@
+"""Cores are shared out among nodes without overlap, and all that nodes read names them."""
+
+from __future__ import annotations
+
+import json
+import tomllib
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import yaml
+from hypothesis import given
+from hypothesis import strategies as st
+
+from testbed import node_files, services
+from testbed.errors import BedError
+from testbed.host import Facts, complaints
+from testbed.layout import MOST_NODES, core_list, layout, parse_core_list
+
+ROOT = Path(__file__).parents[3]
+FOLDER = Path("/var/tmp/penstock-testbed-0/machine")
+CAPABLE = Facts(root=True, missing_commands=(), has_cni=True, has_cpuset_v1=True, cores=4, foreign_proxy=False)
+
+
+@pytest.mark.parametrize(
+    ("cores", "nodes", "owned"),
+    [
+        ([0, 1], 2, [{0}, {1}]),
+        ([0, 1], 1, [{1}]),
+        ([0, 1, 2], 2, [{1}, {2}]),
+        ([0, 1, 2, 3], 2, [{1, 2}, {3}]),
+        ([0, 1, 2, 3], 3, [{1}, {2}, {3}]),
+        ([0, 2, 4, 6, 8], 2, [{2, 4}, {6, 8}]),
+    ],
+)
+def test_each_node_owns_its_share(cores: list[int], nodes: int, owned: list[set[int]]) -> None:
+    assert [node.owned for node in layout(cores, FOLDER, nodes=nodes)] == owned
+
+
+@given(st.sets(st.integers(0, 255), min_size=2, max_size=64), st.integers(1, MOST_NODES))
+def test_no_core_has_two_owners_and_every_node_reserves_the_rest(cores: set[int], nodes: int) -> None:
+    if len(cores) < nodes:
+        with pytest.raises(BedError, match="too few"):
+            layout(sorted(cores), FOLDER, nodes=nodes)
+        return
+
+    plan = layout(sorted(cores), FOLDER, nodes=nodes)
+
+    owned = [core for node in plan for core in node.owned]
+    assert len(owned) == len(set(owned))
+    assert all(node.owned for node in plan)
+    assert all(node.owned | node.reserved == cores and not node.owned & node.reserved for node in plan)
+    # The static policy wants something for itself.
+    assert all(node.reserved for node in plan)
+
+
+@pytest.mark.parametrize("nodes", [0, MOST_NODES + 1])
+def test_number_of_nodes_has_bounds(nodes: int) -> None:
+    with pytest.raises(BedError, match=f"{nodes} nodes"):
+        layout(range(64), FOLDER, nodes=nodes)
+
+
+def test_one_core_is_too_few() -> None:
+    with pytest.raises(BedError, match="1 cores are too few for 1 nodes"):
+        layout([0], FOLDER, nodes=1)
+
+
+def test_nodes_share_neither_addresses_nor_names() -> None:
+    plan = layout(range(16), FOLDER, nodes=MOST_NODES)
+
+    for attribute in ("address", "pod_network", "bridge", "network", "cgroup", "socket", "folder"):
+        assert len({getattr(node, attribute) for node in plan}) == MOST_NODES, attribute
+
+
+def test_names_keep_within_the_kernels_limits() -> None:
+    for node in layout(range(16), FOLDER, nodes=MOST_NODES):
+        assert len(node.bridge) <= 15
+        assert len(str(node.socket)) <= 107
+
+
+@given(st.sets(st.integers(0, 1023)))
+def test_core_lists_are_read_as_they_are_written(cores: set[int]) -> None:
+    assert parse_core_list(core_list(frozenset(cores))) == cores
+
+
+@pytest.mark.parametrize(("text", "cores"), [("0-3\n", {0, 1, 2, 3}), ("0,2-3,7", {0, 2, 3, 7}), ("\n", set())])
+def test_ranges_of_cores_are_read(text: str, cores: set[int]) -> None:
+    assert parse_core_list(text) == cores
+
+
+def test_kubelet_pins_and_gives_away_what_the_node_owns() -> None:
+    node = layout([0, 1, 2, 3], FOLDER)[0]
+
+    kubelet = node_files.kubelet(node, client_authority=FOLDER / "pki/ca.crt")
+
+    assert kubelet["cpuManagerPolicy"] == "static"
+    assert kubelet["reservedSystemCPUs"] == "0,3"
+    assert kubelet["cgroupRoot"] == "/penstock-testbed-a"
+    assert kubelet["clusterDNS"] == ["10.99.0.1"]
+
+
+@pytest.mark.parametrize("snapshotter", ["overlayfs", "native"])
+def test_containerd_keeps_within_the_nodes_folder(snapshotter: str) -> None:
+    node = layout([0, 1], FOLDER)[1]
+
+    configuration = tomllib.loads(node_files.containerd(node, snapshotter=snapshotter))
+
+    cri = configuration["plugins"]["io.containerd.grpc.v1.cri"]
+    places = [configuration["root"], configuration["state"], configuration["grpc"]["address"], cri["cni"]["conf_dir"]]
+    assert all(Path(place).is_relative_to(node.folder) for place in places)
+    assert cri["netns_mounts_under_state_dir"] is True
+    assert cri["containerd"]["snapshotter"] == snapshotter
+
+
+def test_pods_addresses_come_from_the_nodes_network() -> None:
+    node = layout([0, 1], FOLDER)[1]
+
+    (bridge,) = node_files.pod_network(node)["plugins"]
+
+    assert bridge["bridge"] == "penstock-b"
+    assert bridge["ipam"]["ranges"] == [[{"subnet": "10.244.2.0/24"}]]
+    assert json.dumps(bridge)  # containerd reads JSON
+
+
+@pytest.mark.parametrize(("forward", "said"), [(True, "forward . /etc/resolv.conf"), (False, "rcode NXDOMAIN")])
+def test_other_names_are_asked_outside_only_where_pods_may_get_there(forward: bool, said: str) -> None:
+    assert said in services.corefile(kubeconfig=FOLDER / "admin.kubeconfig", ready_port=1234, forward=forward)
+
+
+def test_addresses_inside_the_machine_are_not_rewritten() -> None:
+    assert "daddr != { 10.244.0.0/16, 10.96.0.0/16, 10.99.0.0/24 } masquerade" in services.egress()
+
+
+@pytest.mark.parametrize(
+    ("facts", "said"),
+    [
+        (replace(CAPABLE, root=False), ["nodes need root"]),
+        (replace(CAPABLE, missing_commands=("runc", "nft")), ["runc, nft missing: `make system`"]),
+        (replace(CAPABLE, has_cni=False), ["/usr/lib/cni/bridge missing"]),
+        (replace(CAPABLE, has_cpuset_v1=False), ["no cgroup v1 cpuset"]),
+        (replace(CAPABLE, cores=1), ["1 core: pinned pods take a machine of at least two"]),
+        (replace(CAPABLE, foreign_proxy=True), ["another kube-proxy"]),
+        (replace(CAPABLE, root=False, cores=1), ["nodes need root", "1 core"]),
+        (CAPABLE, []),
+    ],
+)
+def test_machine_that_cannot_hold_nodes_is_told_all_that_is_missing(facts: Facts, said: list[str]) -> None:
+    found = complaints(facts)
+
+    assert len(found) == len(said)
+    assert all(text.startswith(start) or start in text for text, start in zip(found, said, strict=True))
+
+
+def test_the_cluster_in_a_container_gives_whole_cores_away() -> None:
+    """`dev/testbed/kind.yaml`, for machines that these nodes do not run on."""
+    (node,) = yaml.safe_load((ROOT / "testbed" / "kind.yaml").read_text())["nodes"]
+    (kubelet,) = map(yaml.safe_load, node["kubeadmConfigPatches"])
+
+    assert kubelet["kind"] == "KubeletConfiguration"
+    assert kubelet["cpuManagerPolicy"] == "static"
+    assert kubelet["reservedSystemCPUs"]

@@ -1,0 +1,162 @@
+"""A store that follows the cluster through whatever happens to the watch."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+
+import pytest
+
+from penstock_operator.cluster import informer as module
+from penstock_operator.cluster.backoff import Backoff
+from penstock_operator.cluster.informer import Informer
+from penstock_operator.cluster.kinds import POD
+from penstock_operator.cluster.store import Key, Store
+from tests.operator.scripted_api import Answer, ScriptedApi, cut, listing, problem, scripted, stream, thing
+
+
+@pytest.fixture(autouse=True)
+def _quick(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "BACKOFF", Backoff(first_seconds=0.001, limit_seconds=0.002))
+
+
+def follow(until: Callable[[Store[None]], bool], *answers: Answer) -> tuple[set[str], ScriptedApi]:
+    """Run an informer until the store is so; the names in it, and what the server saw."""
+
+    async def scenario() -> tuple[set[str], ScriptedApi]:
+        async with scripted(*answers) as api, api.port() as port:
+            store: Store[None] = Store(POD, lambda _: None)
+            there = asyncio.Event()
+            store.listen(lambda _: there.set() if until(store) else None)
+            task = asyncio.create_task(Informer(port, store, labels="ours=yes").run())
+            async with asyncio.timeout(60):
+                await there.wait()
+            task.cancel()
+            await asyncio.gather(task, return_exceptions=True)
+            return {key.name for key in store}, api
+
+    return asyncio.run(scenario())
+
+
+def names(*wanted: str) -> Callable[[Store[None]], bool]:
+    return lambda store: {key.name for key in store} == set(wanted)
+
+
+def event(kind: str, name: str, version: int) -> dict[str, object]:
+    return {"type": kind, "object": thing(name, version)}
+
+
+def test_it_lists_once_and_then_follows_from_there() -> None:
+    found, api = follow(
+        names("y", "z"),
+        listing(10, thing("x", 1), thing("y", 2)),
+        stream(event("ADDED", "z", 11), event("DELETED", "x", 12), end="hang"),
+    )
+
+    assert found == {"y", "z"}
+    assert [seen.query.get("watch") for seen in api.seen] == [None, "true"]
+    assert api.seen[1].query["resourceVersion"] == "10"
+
+
+def test_it_goes_on_from_the_last_event_when_the_stream_ends() -> None:
+    _, api = follow(
+        names("x", "y"),
+        listing(10, thing("x", 1)),
+        stream({"type": "BOOKMARK", "object": thing("", 25)}),
+        stream(event("ADDED", "y", 26), end="hang"),
+    )
+
+    assert [seen.query.get("resourceVersion") for seen in api.seen] == [None, "10", "25"]
+
+
+def test_what_was_deleted_in_a_gap_of_the_watch_is_noticed() -> None:
+    expired = {"type": "ERROR", "object": {"code": 410, "message": "too old resource version"}}
+
+    found, _ = follow(
+        names("y"),
+        listing(10, thing("x", 1), thing("y", 2)),
+        stream(expired),
+        listing(20, thing("y", 2)),
+        stream(end="hang"),
+    )
+
+    assert found == {"y"}
+
+
+def test_an_api_server_that_restarts_is_waited_for() -> None:
+    found, _ = follow(
+        names("x", "y"),
+        listing(10, thing("x", 1)),
+        stream(end="cut"),
+        cut,
+        problem(503, "starting"),
+        problem(403, "RBAC is not loaded yet"),
+        problem(410, "compacted"),
+        listing(20, thing("x", 1), thing("y", 15)),
+        stream(end="hang"),
+    )
+
+    assert found == {"x", "y"}
+
+
+def test_a_list_that_fails_half_way_removes_nothing() -> None:
+    async def scenario() -> set[Key]:
+        async with scripted(problem(410, "the continue token is too old")) as api, api.port() as port:
+            store: Store[None] = Store(POD, lambda _: None)
+            store.put(thing("x", 1))
+            task = asyncio.create_task(Informer(port, store).run())
+            await api.requests(3)
+            task.cancel()
+            await asyncio.gather(task, return_exceptions=True)
+            return set(store)
+
+    assert asyncio.run(scenario()) == {Key("a", "x")}
+
+
+def test_only_what_is_ours_is_ever_asked_for() -> None:
+    _, api = follow(names("x"), listing(10, thing("x", 1)), stream(end="hang"))
+
+    assert {seen.query.get("labelSelector") for seen in api.seen} == {"ours=yes"}
+
+
+def test_a_kind_that_need_not_be_there_is_missed_and_looked_for_until_it_is() -> None:
+    async def scenario() -> tuple[list[bool], set[str]]:
+        answers = (
+            problem(404, "no such kind"),
+            problem(404, "no such kind"),
+            listing(10, thing("x", 1)),
+            stream(end="hang"),
+        )
+        async with scripted(*answers) as api, api.port() as port:
+            store: Store[None] = Store(POD, lambda _: None)
+            told: list[bool] = []
+            store.listen_served(lambda: told.append(store.served))
+            there = asyncio.Event()
+            store.listen(lambda _: there.set())
+            informer = Informer(port, store, optional=True)
+            task = asyncio.create_task(informer.run())
+            async with asyncio.timeout(60):
+                await informer.synced.wait()
+                await there.wait()
+            task.cancel()
+            await asyncio.gather(task, return_exceptions=True)
+            return told, {key.name for key in store}
+
+    assert asyncio.run(scenario()) == ([False, True], {"x"})
+
+
+def test_a_kind_that_goes_takes_its_objects_along() -> None:
+    async def scenario() -> tuple[bool, int]:
+        answers = (listing(10, thing("x", 1)), problem(404, "no such kind"), problem(404, "no such kind"))
+        async with scripted(*answers) as api, api.port() as port:
+            store: Store[None] = Store(POD, lambda _: None)
+            gone = asyncio.Event()
+            store.listen_served(gone.set)
+            task = asyncio.create_task(Informer(port, store, optional=True).run())
+            async with asyncio.timeout(60):
+                await gone.wait()
+            task.cancel()
+            await asyncio.gather(task, return_exceptions=True)
+            return store.served, len(store)
+
+    assert asyncio.run(scenario()) == (False, 0)

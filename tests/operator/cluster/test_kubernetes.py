@@ -1,0 +1,294 @@
+"""The port over real HTTP, with an API server that has a bad day."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable
+from typing import Any
+
+import pytest
+from aiohttp import web
+
+from penstock_operator.cluster import kubernetes as adapter
+from penstock_operator.cluster.errors import (
+    ClusterError,
+    Conflict,
+    Expired,
+    Forbidden,
+    NotFound,
+    NotLeading,
+    Refused,
+    Unavailable,
+    from_status,
+)
+from penstock_operator.cluster.kinds import CONFIG_MAP, CONFIG_MAP_METADATA, KINDS, NODE, POD, Kind
+from penstock_operator.cluster.kubernetes import KubernetesPort
+from penstock_operator.cluster.port import Change, Page
+from tests.operator.scripted_api import (
+    Answer,
+    ScriptedApi,
+    answer,
+    cut,
+    problem,
+    scripted,
+    silence,
+    stream,
+    thing,
+)
+
+WANTED = {"apiVersion": "v1", "kind": "ConfigMap", "metadata": {"name": "x", "namespace": "a"}, "data": {"k": "v"}}
+
+
+def ask(act: Callable[[KubernetesPort], Awaitable[Any]], *answers: Answer, **more: Any) -> tuple[Any, ScriptedApi]:
+    """What a call gives, and what the server saw."""
+
+    async def scenario() -> tuple[Any, ScriptedApi]:
+        async with scripted(*answers) as api, api.port(**more) as port:
+            return await act(port), api
+
+    return asyncio.run(scenario())
+
+
+def get(port: KubernetesPort) -> Awaitable[Any]:
+    return port.get(POD, "x", "a")
+
+
+def apply(port: KubernetesPort) -> Awaitable[Any]:
+    return port.apply(WANTED)
+
+
+@pytest.mark.parametrize(
+    "bad",
+    [problem(429, "too many"), problem(500, "oops"), problem(503, "etcd leader changed"), cut],
+    ids=["429", "500", "503", "cut"],
+)
+@pytest.mark.parametrize("act", [get, apply], ids=["read", "apply"])
+def test_what_passes_by_itself_is_tried_again(bad: Answer, act: Callable[[KubernetesPort], Awaitable[Any]]) -> None:
+    found, api = ask(act, bad, bad, answer(200, thing("x", 5)))
+
+    assert found["metadata"]["resourceVersion"] == "5"
+    assert len(api.seen) == 3
+
+
+def test_tries_end_with_an_error_that_says_what_was_tried() -> None:
+    with pytest.raises(Unavailable, match="get Pod a/x: HTTP 503: down for good"):
+        ask(get, problem(503, "down for good"))
+
+
+def test_a_server_that_does_not_answer_costs_no_more_than_the_time_out() -> None:
+    with pytest.raises(Unavailable, match="get Pod a/x"):
+        ask(get, silence, timeout_seconds=0.05)
+
+
+def test_the_server_is_asked_again_no_sooner_than_it_said() -> None:
+    async def scenario() -> float:
+        loop = asyncio.get_running_loop()
+        answers = (problem(429, "later", Retry_After="1"), answer(200, thing("x", 1)))
+        async with scripted(*answers) as api, api.port() as port:
+            begin = loop.time()
+            await get(port)
+            return loop.time() - begin
+
+    assert asyncio.run(scenario()) >= 1.0
+
+
+@pytest.mark.parametrize(
+    ("status", "kind"),
+    [(409, Conflict), (410, Expired), (403, Forbidden), (401, Forbidden), (422, Refused), (400, Refused)],
+)
+def test_what_does_not_pass_by_itself_is_told_at_once(status: int, kind: type[ClusterError]) -> None:
+    async def scenario() -> int:
+        async with scripted(problem(status, "no")) as api, api.port() as port:
+            with pytest.raises(kind) as caught:
+                await apply(port)
+            assert caught.value.status == status
+            assert "apply ConfigMap a/x" in str(caught.value)
+            return len(api.seen)
+
+    assert asyncio.run(scenario()) == 1
+
+
+@pytest.mark.parametrize(
+    ("kind", "expected"),
+    [(CONFIG_MAP, {""}), (CONFIG_MAP_METADATA, {"PartialObjectMetadata", "PartialObjectMetadataList"})],
+)
+def test_where_the_metadata_suffices_no_more_is_asked_for(kind: Kind, expected: set[str]) -> None:
+    async def both(port: KubernetesPort) -> None:
+        async for _ in port.pages(kind):
+            pass
+        async for _ in port.watch(kind, resource_version="1"):
+            pass
+        await port.get(kind, "x", "a")
+
+    _, api = ask(both, answer(200, {"metadata": {}, "items": []}), stream(), answer(200, thing("x", 1)))
+
+    asked = [seen.accept.partition(";as=")[2].partition(";")[0] for seen in api.seen]
+    assert set(asked[:2]) == expected
+    assert asked[2] == ""  # by name all of it is wanted
+
+
+def test_an_object_that_is_not_there_is_none() -> None:
+    found, _ = ask(get, problem(404, "not found"))
+
+    assert found is None
+
+
+def test_apply_is_server_side_with_our_name_and_force() -> None:
+    _, api = ask(apply, answer(200, thing("x", 1)))
+
+    (seen,) = api.seen
+    assert (seen.method, seen.path) == ("PATCH", "/api/v1/namespaces/a/configmaps/x")
+    assert seen.query == {"fieldManager": "penstock-operator", "force": "true"}
+    assert seen.content_type == "application/apply-patch+yaml"
+    assert seen.body == WANTED
+
+
+def test_a_delete_is_in_the_background_and_of_one_object_only() -> None:
+    found, api = ask(lambda port: port.delete(POD, "x", "a", uid="u1"), answer(200))
+
+    assert found is True
+    assert api.seen[0].body["propagationPolicy"] == "Background"
+    assert api.seen[0].body["preconditions"] == {"uid": "u1"}
+
+
+@pytest.mark.parametrize("status", [404, 409])
+def test_deleting_what_is_gone_or_another_by_now_is_no_error(status: int) -> None:
+    found, _ = ask(lambda port: port.delete(POD, "x", "a", uid="u1"), problem(status, "gone"))
+
+    assert found is False
+
+
+def test_who_does_not_lead_reads_and_does_not_write() -> None:
+    async def scenario() -> int:
+        async with scripted(answer(200, thing("x", 1))) as api, api.port(may_write=lambda: False) as port:
+            await get(port)
+            with pytest.raises(NotLeading):
+                await apply(port)
+            with pytest.raises(NotLeading):
+                await port.delete(POD, "x", "a")
+            with pytest.raises(NotLeading):
+                await port.create(WANTED)
+            return len(api.seen)
+
+    assert asyncio.run(scenario()) == 1
+
+
+def test_a_retry_does_not_outlive_the_lease() -> None:
+    held = [True, False]
+
+    async def scenario() -> None:
+        async with scripted(problem(503, "away")) as api, api.port(may_write=lambda: held.pop(0)) as port:
+            with pytest.raises(NotLeading):
+                await apply(port)
+
+    asyncio.run(scenario())
+
+
+def test_long_lists_come_in_pages() -> None:
+    first = answer(200, {"metadata": {"resourceVersion": "7", "continue": "token"}, "items": [thing("x", 1)]})
+    second = answer(200, {"metadata": {"resourceVersion": "7"}, "items": [thing("y", 2)]})
+
+    async def all_pages(port: KubernetesPort) -> list[Page]:
+        return [page async for page in port.pages(POD, labels="a=b")]
+
+    pages, api = ask(all_pages, first, second)
+
+    assert [[item["metadata"]["name"] for item in page.items] for page in pages] == [["x"], ["y"]]
+    assert {page.resource_version for page in pages} == {"7"}
+    assert [seen.query.get("continue") for seen in api.seen] == [None, "token"]
+    assert {seen.query["labelSelector"] for seen in api.seen} == {"a=b"}
+
+
+async def changes(port: KubernetesPort) -> list[Change]:
+    return [change async for change in port.watch(NODE, resource_version="3")]
+
+
+def test_a_watch_gives_what_comes_and_ends_with_the_stream() -> None:
+    lines = [{"type": "ADDED", "object": thing("x", 4)}, {"type": "BOOKMARK", "object": thing("", 9)}]
+
+    found, api = ask(changes, stream(*lines))
+
+    assert [(change.type, change.object["metadata"]["resourceVersion"]) for change in found] == [
+        ("ADDED", "4"),
+        ("BOOKMARK", "9"),
+    ]
+    assert api.seen[0].query["resourceVersion"] == "3"
+    assert api.seen[0].query["allowWatchBookmarks"] == "true"
+
+
+def test_a_watch_that_begins_too_far_back_says_so_within_the_stream() -> None:
+    gone = {"type": "ERROR", "object": {"kind": "Status", "code": 410, "message": "too old resource version"}}
+
+    with pytest.raises(Expired, match="too old"):
+        ask(changes, stream(gone))
+
+
+def test_a_watch_that_falls_silent_ends(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(adapter, "SILENCE_SECONDS", 0.05)
+
+    found, _ = ask(changes, stream({"type": "ADDED", "object": thing("x", 4)}, end="hang"))
+
+    assert len(found) == 1
+
+
+@pytest.mark.parametrize(
+    "broken", [stream('{"type": "ADD'), stream({"type": "ADDED", "object": thing("x", 4)}, end="cut")]
+)
+def test_a_watch_that_breaks_off_is_temporary(broken: Answer) -> None:
+    with pytest.raises(Unavailable, match="watch Node"):
+        ask(changes, broken)
+
+
+def test_an_event_of_two_megabytes_is_read() -> None:
+    large = {"type": "ADDED", "object": thing("x", 4) | {"data": "x" * 2_000_000}}
+
+    found, _ = ask(changes, stream(large))
+
+    assert len(found[0].object["data"]) == 2_000_000
+
+
+@pytest.mark.parametrize("status", [400, 404])
+def test_a_container_that_has_not_begun_has_no_log(status: int) -> None:
+    found, _ = ask(lambda port: port.log_tail("x", "a", lines=5, max_bytes=100), problem(status, "is waiting to start"))
+
+    assert found == ""
+
+
+def test_the_tail_of_a_log_is_bounded() -> None:
+    async def text(_: web.Request) -> web.StreamResponse:
+        return web.Response(text="one\ntwo\n")
+
+    found, api = ask(lambda port: port.log_tail("x", "a", lines=5, max_bytes=100), text)
+
+    assert found == "one\ntwo\n"
+    assert api.seen[0].query == {"tailLines": "5", "limitBytes": "100"}
+
+
+@pytest.mark.parametrize("status", [400, 401, 403, 404, 405, 409, 410, 413, 415, 422, 429, 500, 502, 503, 504])
+def test_every_status_is_an_error_of_ours(status: int) -> None:
+    error = from_status(status, b"<html>a proxy</html>", what="get Pod a/x")
+
+    assert error.status == status
+    assert error.temporary is (status in {409, 410, 429} or status >= 500)
+    assert "a proxy" in error.message
+
+
+def test_the_wait_may_stand_in_the_body_too() -> None:
+    error = from_status(429, b'{"message": "m", "details": {"retryAfterSeconds": 7}}', what="x")
+
+    assert error.retry_after_seconds == 7.0
+
+
+def test_rights_are_asked_for_unless_the_namespace_is_on_its_way_out() -> None:
+    ending = b'{"message": "m", "details": {"causes": [{"reason": "NamespaceTerminating"}]}}'
+
+    assert from_status(403, ending, what="x").remedy == ""
+    assert "service account" in from_status(403, b'{"message": "m"}', what="x").remedy
+
+
+def test_paths_are_those_of_the_api() -> None:
+    assert POD.path("a", "x", "log") == "/api/v1/namespaces/a/pods/x/log"
+    assert KINDS["Deployment"].path("a") == "/apis/apps/v1/namespaces/a/deployments"
+    assert NODE.path("ignored", "n") == "/api/v1/nodes/n"
+    assert CONFIG_MAP.path() == "/api/v1/configmaps"
+    assert isinstance(NotFound("x"), ClusterError)

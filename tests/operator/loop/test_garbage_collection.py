@@ -1,0 +1,202 @@
+"""Clearing the artefact store: once in a period, and never of what anything refers to."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from penstock.resources.pod import Pod
+from penstock_operator.cluster.access import load_configuration
+from penstock_operator.cluster.informer import Informer
+from penstock_operator.cluster.kinds import Json
+from penstock_operator.cluster.kubernetes import KubernetesPort
+from penstock_operator.cluster.port import ClusterPort
+from penstock_operator.loop.garbage_collection import AT_ONCE, Collector, referred
+from penstock_operator.plan import names
+from penstock_operator.plan.collection import Home, Target, job
+from penstock_operator.settings import Settings
+from penstock_operator.watch.cluster_cache import World
+from penstock_runtime.store.__main__ import main
+from testbed.cluster import Cluster
+from testbed.kubectl import Kubectl
+from tests.operator import objects
+
+DAY = 86_400.0
+DIGESTS = {
+    name: f"sha256:{number:064x}" for number, name in enumerate(("pinned", "base", "best", "shown", "old", "pod"))
+}
+
+
+def settings() -> Settings:
+    return Settings.load({"PENSTOCK_OPERATOR_STORE_COLLECT_SECONDS": str(DAY)})
+
+
+class Recording:
+    """A cluster that takes everything and says what it took."""
+
+    def __init__(self) -> None:
+        self.applied: list[Json] = []
+
+    async def apply(self, value: Json, *, subresource: str = "") -> Json:
+        assert not subresource
+        self.applied.append(value)
+        version = str(1000 + len(self.applied))
+        return {**value, "metadata": {**value["metadata"], "uid": f"uid-{version}", "resourceVersion": version}}
+
+    def names(self, kind: str) -> list[str]:
+        return [value["metadata"]["name"] for value in self.applied if value["kind"] == kind]
+
+
+class Scene:
+    """Endpoints, nodes, a clock."""
+
+    def __init__(self, nodes: int = 1) -> None:
+        self.world = World(settings().plan_settings())
+        self.cluster = Recording()
+        self.now = 10 * DAY + 5
+        self.well = True
+        port: Any = self.cluster
+        self.collector = Collector(port, self.world, well=lambda: self.well, clock=lambda: self.now)
+        self.world.endpoints.put(objects.endpoint("emotion"))
+        for number in range(nodes):
+            status = {"conditions": [{"type": "Ready", "status": "True"}]}
+            name = f"n{number}"
+            self.world.nodes.put({"metadata": {"name": name, "resourceVersion": "1", "uid": name}, "status": status})
+
+    def collect(self) -> bool:
+        return asyncio.run(self.collector.collect())
+
+    def end(self, condition: str = "Complete") -> None:
+        """All jobs that run."""
+        for made in [value for value in self.cluster.applied if value["kind"] == "Job"]:
+            self.now += 1
+            version = str(int(self.now) + 10_000)
+            ended = [{"type": condition, "status": "True", "lastTransitionTime": "2026-11-21T19:00:00Z"}]
+            metadata = {**made["metadata"], "resourceVersion": version, "uid": "u"}
+            self.world.jobs.put({**made, "metadata": metadata, "status": {"conditions": ended}})
+
+
+def test_it_is_done_once_in_a_period_whoever_leads() -> None:
+    scene = Scene()
+
+    assert scene.collect() is False
+    assert scene.collect() is False
+    assert len(scene.cluster.names("Job")) == 1
+    port: Any = scene.cluster
+    next_leader = Collector(port, scene.world, well=lambda: True, clock=lambda: scene.now)
+    assert asyncio.run(next_leader.collect()) is False
+    assert len(scene.cluster.names("Job")) == 1
+    scene.end()
+    scene.now += DAY
+    scene.collect()
+    assert len(set(scene.cluster.names("Job"))) == 2
+    assert scene.cluster.names("ConfigMap") == scene.cluster.names("Job")
+
+
+def test_many_nodes_are_done_a_few_at_a_time() -> None:
+    scene = Scene(nodes=AT_ONCE + 2)
+
+    assert scene.collect() is True
+    assert scene.collect() is True
+    assert len(scene.cluster.names("Job")) == AT_ONCE
+    scene.end()
+    assert scene.collect() is False
+    assert len(scene.cluster.names("Job")) == AT_ONCE + 2
+
+
+def test_while_the_caches_may_be_old_nothing_is_begun() -> None:
+    scene = Scene()
+    scene.well = False
+
+    assert scene.collect() is True
+    assert scene.cluster.applied == []
+
+
+def test_without_endpoints_there_is_nowhere_to_run_and_nothing_is_done() -> None:
+    scene = Scene()
+    scene.world.endpoints.remove(next(iter(scene.world.endpoints)))
+
+    assert scene.collect() is False
+    assert scene.cluster.applied == []
+
+
+def test_one_that_failed_is_told_and_not_repeated_at_once(caplog: pytest.LogCaptureFixture) -> None:
+    scene = Scene()
+    scene.collect()
+    scene.end("Failed")
+
+    assert scene.collect() is False
+    assert [record.levelname for record in caplog.records if "says why" in record.message] == ["WARNING"]
+
+
+def world_of_references() -> World:
+    """Everything that may refer to an artefact refers to one."""
+    world = World(settings().plan_settings())
+    world.endpoints.put(objects.endpoint("pinned", optimization={"mode": "Pinned", "artefact": DIGESTS["pinned"]}))
+    world.endpoints.put(objects.endpoint("emotion", status={"plan": {"artefact": DIGESTS["shown"]}}))
+    status = {"baseline": {"digest": DIGESTS["base"]}, "artefact": {"digest": DIGESTS["best"]}}
+    world.models.put(objects.optimized_model("m", status=status))
+    template = {"metadata": {"annotations": {names.ARTEFACT: DIGESTS["old"]}}}
+    labels = names.runtime_labels("emotion")
+    world.replica_sets.put({"metadata": objects.metadata("r", 1, labels), "spec": {"template": template}})
+    pod = objects.runtime_pod("p", "emotion")
+    pod["metadata"]["annotations"] = {names.ARTEFACT: DIGESTS["pod"]}
+    world.pods.put(pod)
+    return world
+
+
+def test_whatever_anything_refers_to_is_kept() -> None:
+    assert referred(world_of_references()) == set(DIGESTS.values())
+
+
+@pytest.mark.slow
+def test_a_real_api_server_takes_it_and_its_controllers_clear_it_up(crds: Cluster, kubectl: Kubectl) -> None:
+    kubectl("label", "namespace", kubectl.namespace, "pod-security.kubernetes.io/enforce=restricted")
+    namespace = kubectl.namespace
+    chosen = replace(settings().plan_settings(), store_uri="s3://models/here", store_secret="s3")
+
+    async def scenario() -> Json:
+        configuration = await load_configuration(str(crds.kubeconfig))
+        async with KubernetesPort(configuration) as port:
+            world = World(chosen)
+            value = objects.endpoint("emotion")
+            world.endpoints.put({**value, "metadata": {**value["metadata"], "namespace": namespace}})
+            cluster: ClusterPort = port
+            collector = Collector(cluster, world, well=lambda: True, clock=lambda: DAY)
+            watch = asyncio.create_task(Informer(port, world.pods, namespace=namespace).run())
+            there = asyncio.Event()
+            world.pods.listen(lambda _: there.set())
+            assert await collector.collect() is False
+            # The Job controller makes its pod, so admission has nothing against it.
+            async with asyncio.timeout(120):
+                await there.wait()
+            watch.cancel()
+            await asyncio.gather(watch, return_exceptions=True)
+            (key,) = world.jobs
+            await port.delete(world.jobs.kind, key.name, namespace)
+        return {"name": key.name}
+
+    made = asyncio.run(scenario())
+
+    kubectl("wait", "--for=delete", f"configmap/{made['name']}", "--timeout=60s")
+    assert json.loads(kubectl("get", "jobs", "-o", "json"))["items"] == []
+
+
+def test_the_command_of_the_job_is_one_that_the_image_has(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (container,) = job(Target(Home("a", Pod())), 1, settings().plan_settings())["spec"]["template"]["spec"][
+        "containers"
+    ]
+    keep = tmp_path / "keep.json"
+    keep.write_text('{"keep": []}')
+    (tmp_path / "store").mkdir()
+    words = [
+        str(keep) if word.startswith("/etc/") else word for word in (*container["command"][3:], *container["args"])
+    ]
+
+    assert container["command"][:3] == ["python", "-m", "penstock_runtime.store"]
+    assert main(["--store", f"file://{tmp_path / 'store'}", *words]) == 0

@@ -1,0 +1,205 @@
+"""Killed at any write, before it was sent or before its answer was seen, the next one arrives at the same state."""
+
+from __future__ import annotations
+
+import asyncio
+import re
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from penstock_operator.cluster.port import ClusterPort
+from penstock_operator.loop.reconcile import Subject
+from testbed.cluster import Cluster
+from testbed.fixtures import install_crds
+from testbed.kubectl import Kubectl
+from tests.operator import kubelet
+from tests.operator.running import Tripwire, running
+
+LIVES = 4
+"""At the same time, each in a namespace of its own: they wait more than they work."""
+LASTING = {"Valid", "Resolved", "Optimized"}
+"""What is said of a transition that the status remembers is said at least once: the status is written afterwards. Of a
+state that passes by itself (a rollout that is over) the next process knows nothing."""
+KINDS = (
+    "modelendpoints",
+    "optimizedmodels",
+    "deployments",
+    "services",
+    "networkpolicies",
+    "poddisruptionbudgets",
+    "jobs",
+)
+ENDPOINT = {
+    "apiVersion": "penstock.dev/v1alpha1",
+    "kind": "ModelEndpoint",
+    "metadata": {"name": "emotion"},
+    "spec": {"model": "hf://org/model@main", "task": "text-classification", "replicas": 2},
+}
+
+
+@pytest.fixture(scope="module")
+def classes(nodeless: Cluster) -> Cluster:
+    """Our resources, and the hardware class of the endpoints here."""
+    install_crds(nodeless)
+    nodeless.kubectl.apply(
+        {"apiVersion": "penstock.dev/v1alpha1", "kind": "HardwareClass", "metadata": {"name": "any"}, "spec": {}}
+    )
+    return nodeless
+
+
+async def live(kubeconfig: Path, kubectl: Kubectl, at: int = 0, *, sent: bool = False) -> list[str]:
+    """From apply to the result of the optimisation being deployed; the writes of the first process.
+
+    With `at`, that one is killed at that write; another one takes over.
+    """
+    wires: list[Tripwire] = []
+    finished = False
+
+    def trip(port: ClusterPort) -> ClusterPort:
+        wires.append(Tripwire(port, at=0 if wires else at, sent=sent))
+        return wires[-1]
+
+    async def one_life() -> bool:
+        """True when it came to the end."""
+        nonlocal finished
+        async with running(kubeconfig, kubectl.namespace, wrap=trip) as operator:
+            if not await operator.rest():
+                return False
+            if not finished:
+                pod = await asyncio.to_thread(kubelet.pod_of_job, kubectl)
+                await asyncio.to_thread(kubelet.succeed, kubectl, pod)
+                finished = True
+                await asyncio.to_thread(kubectl.wait, "condition=Complete", "job", "--all")
+            return await operator.rest()
+
+    await asyncio.to_thread(kubectl.apply, ENDPOINT)
+    assert await one_life() or await one_life(), "the second process was not told to die"
+    return wires[0].writes
+
+
+def state(kubectl: Kubectl) -> Any:
+    """Everything that matters, without what is of one run only."""
+    found = {}
+    for kind in KINDS:
+        for item in kubectl.items(kind):
+            metadata = item["metadata"]
+            owners = sorted((owner["kind"], owner["name"]) for owner in metadata.get("ownerReferences", []))
+            item["metadata"] = {"name": metadata["name"], "labels": metadata.get("labels"), "owners": owners}
+            if kind in {"deployments", "jobs", "services", "poddisruptionbudgets"}:
+                item.pop("status", None)  # what the controllers say of it
+            found[kind, metadata["name"]] = item
+    return _scrubbed(found, kubectl.namespace)
+
+
+_POD = re.compile(r"emotion-[0-9a-f]+-[a-z0-9]{5}")
+_ONCE = re.compile(r"lastTransitionTime|lastUsed|clusterIPs?|.*controller-uid|resourceVersion|uid")
+
+
+def _scrubbed(value: Any, namespace: str) -> Any:
+    if isinstance(value, dict):
+        return {
+            key: _scrubbed(one, namespace)
+            for key, one in value.items()
+            if not isinstance(key, str) or not _ONCE.fullmatch(key)
+        }
+    if isinstance(value, list):
+        return [_scrubbed(one, namespace) for one in value]
+    if isinstance(value, str):
+        return _POD.sub("emotion-POD", value).replace(namespace, "NAMESPACE")
+    return value
+
+
+def reasons(kubectl: Kubectl) -> set[str]:
+    return {event["reason"] for event in kubectl.items("events.events.k8s.io") if "penstock" in str(event)}
+
+
+@pytest.mark.slow
+def test_killed_at_every_write_it_converges(classes: Cluster) -> None:
+    at_once = asyncio.Semaphore(LIVES)
+
+    async def outcome(at: int = 0, *, sent: bool = False) -> tuple[list[str], Any, set[str]]:
+        async with at_once:
+            with classes.temporary_namespace("steps") as namespace:
+                kubectl = classes.kubectl.within(namespace)
+                writes = await live(classes.kubeconfig, kubectl, at, sent=sent)
+                return writes, await asyncio.to_thread(state, kubectl), await asyncio.to_thread(reasons, kubectl)
+
+    async def scenario() -> list[str]:
+        writes, expected, told = await outcome()
+        assert ("deployments", "emotion") in expected
+        assert len(writes) > 8, writes
+        assert told >= LASTING
+
+        async def judged(at: int, *, sent: bool) -> list[str]:
+            _, found, said = await outcome(at, sent=sent)
+            problems = [] if found == expected else [_first_difference(expected, found)]
+            problems += [f"nothing said of {reason}" for reason in LASTING - said]
+            when = "after" if sent else "before"
+            return [f"killed {when} write {at}, {writes[at - 1]}: {problem}" for problem in problems]
+
+        # Killed before a write is killed after the one before it.
+        lives = [judged(1, sent=False), *(judged(at, sent=True) for at in range(1, len(writes) + 1))]
+        return [problem for problems in await asyncio.gather(*lives) for problem in problems]
+
+    problems = asyncio.run(scenario())
+
+    assert not problems, "\n".join(problems)
+
+
+def _first_difference(expected: Any, found: Any, path: str = "") -> str:
+    if isinstance(expected, list) and isinstance(found, list) and len(expected) == len(found):
+        one, other = next(pair for pair in zip(expected, found, strict=True) if pair[0] != pair[1])
+        return _first_difference(one, other, f"{path}[]")
+    if isinstance(expected, dict) and isinstance(found, dict):
+        for key in expected.keys() | found.keys():
+            if expected.get(key) != found.get(key):
+                return _first_difference(expected.get(key), found.get(key), f"{path}/{key}")
+    return f"{path}: {expected!r} and {found!r}"
+
+
+@pytest.mark.slow
+def test_at_rest_nothing_is_written_and_whatever_is_changed_by_others_is_put_back(classes: Cluster) -> None:
+    with classes.temporary_namespace("drift") as namespace:
+        kubectl = classes.kubectl.within(namespace)
+        asyncio.run(live(classes.kubeconfig, kubectl))
+        expected = state(kubectl)
+        wires: list[Tripwire] = []
+
+        def count(port: ClusterPort) -> ClusterPort:
+            wires.append(Tripwire(port))
+            return wires[-1]
+
+        async def scenario() -> tuple[list[str], list[str]]:
+            async with running(classes.kubeconfig, namespace, wrap=count) as operator:
+                await operator.rest()
+                # A new process applies everything once. From then on:
+                wires[0].writes.clear()
+                for key in operator.world.endpoints:
+                    operator.controller.queue.add(Subject("ModelEndpoint", key))
+                await operator.rest()
+                at_rest = list(wires[0].writes)
+                for change in (
+                    ("delete", "service", "emotion"),
+                    (
+                        "patch",
+                        "networkpolicy",
+                        "emotion",
+                        "--type=json",
+                        "-p",
+                        '[{"op":"remove","path":"/spec/ingress"}]',
+                    ),
+                    ("scale", "deployment", "emotion", "--replicas=7"),
+                    ("label", "deployment", "emotion", "app.kubernetes.io/managed-by-"),
+                ):
+                    await asyncio.to_thread(kubectl, *change)
+                    await asyncio.sleep(0)
+                    await operator.rest()
+                return at_rest, list(wires[0].writes)
+
+        at_rest, repairs = asyncio.run(scenario())
+
+        assert at_rest == []
+        assert repairs != []
+        assert state(kubectl) == expected

@@ -1,0 +1,158 @@
+"""An operator within the test process: everything but Kopf, the lease and the signals, on a real API server."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Callable, Sequence
+from contextlib import asynccontextmanager
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+from penstock_operator.cluster.access import load_configuration
+from penstock_operator.cluster.informer import Informer
+from penstock_operator.cluster.kinds import Json, Kind
+from penstock_operator.cluster.kubernetes import KubernetesPort
+from penstock_operator.cluster.port import Change, ClusterPort, Page
+from penstock_operator.loop.controller import Controller
+from penstock_operator.process import make_informers
+from penstock_operator.settings import Settings
+from penstock_operator.watch.cluster_cache import World
+
+QUIET_LOOKS = 12
+LOOK_SECONDS = 0.05
+"""Nothing to do and nothing heard at so many looks: it has come to rest. Watches tell within some ten milliseconds.
+Looks are counted and not the seconds: those pass as well while the machine stands still, with events on their way."""
+
+
+class Killed(BaseException):
+    """The process is gone: no handler of errors gets to see this."""
+
+
+class Tripwire(ClusterPort):
+    """A port that counts writes and, at one of them, kills: before it is sent, or before its answer is seen."""
+
+    def __init__(self, port: ClusterPort, *, at: int = 0, sent: bool = False) -> None:
+        self._port = port
+        self._at = at
+        self._sent = sent
+        self.writes: list[str] = []
+
+    async def _write(self, what: str, act: Callable[[], Any]) -> Any:
+        if self._at and len(self.writes) >= self._at:
+            raise Killed  # the others of this process are just as dead
+        self.writes.append(what)
+        if len(self.writes) == self._at and not self._sent:
+            raise Killed
+        result = await act()
+        if len(self.writes) == self._at:
+            raise Killed
+        return result
+
+    async def apply(self, value: Json, *, subresource: str = "") -> Json:
+        what = f"apply {value['kind']}{'/' if subresource else ''}{subresource}"
+        result: Json = await self._write(what, lambda: self._port.apply(value, subresource=subresource))
+        return result
+
+    async def create(self, value: Json) -> Json:
+        what = f"create {value['kind']} {value.get('reason', '')}"
+        result: Json = await self._write(what, lambda: self._port.create(value))
+        return result
+
+    async def replace(self, value: Json) -> Json:
+        result: Json = await self._write(f"replace {value['kind']}", lambda: self._port.replace(value))
+        return result
+
+    async def disown(self, kind: Kind, value: Json, entries: Sequence[int]) -> Json:
+        act = lambda: self._port.disown(kind, value, entries)  # noqa: E731 - one of six of its kind
+        result: Json = await self._write(f"disown {kind}", act)
+        return result
+
+    async def delete(self, kind: Kind, name: str, namespace: str = "", *, uid: str = "") -> bool:
+        act = lambda: self._port.delete(kind, name, namespace, uid=uid)  # noqa: E731 - one of five of its kind
+        return bool(await self._write(f"delete {kind}", act))
+
+    async def get(self, kind: Kind, name: str, namespace: str = "") -> Json | None:
+        return await self._port.get(kind, name, namespace)
+
+    def pages(self, kind: Kind, namespace: str = "", *, labels: str = "") -> AsyncIterator[Page]:
+        return self._port.pages(kind, namespace, labels=labels)
+
+    def watch(
+        self, kind: Kind, namespace: str = "", *, labels: str = "", resource_version: str
+    ) -> AsyncIterator[Change]:
+        return self._port.watch(kind, namespace, labels=labels, resource_version=resource_version)
+
+    async def log_tail(self, pod: str, namespace: str, *, lines: int, max_bytes: int) -> str:
+        return await self._port.log_tail(pod, namespace, lines=lines, max_bytes=max_bytes)
+
+
+class Running:
+    """One life of it."""
+
+    def __init__(self, world: World, controller: Controller, tasks: set[asyncio.Task[Any]]) -> None:
+        self.world = world
+        self.controller = controller
+        self._tasks = tasks
+        self._quiet_looks = 0
+        self._last: tuple[object, ...] = ()
+        for store in world.stores.values():
+            store.listen(partial(self._hear, store.kind))
+        world.listen_said(self._hear)
+
+    def _hear(self, *what: object) -> None:
+        self._quiet_looks = 0
+        self._last = (*self._last[-4:], what)
+
+    async def rest(self, *, within: float = 180.0) -> bool:
+        """Wait until there is nothing to do; False when it was killed meanwhile."""
+        loop = asyncio.get_running_loop()
+        begin = loop.time()
+        self._hear()
+        while True:
+            done, _ = await asyncio.wait(self._tasks, timeout=LOOK_SECONDS, return_when=asyncio.FIRST_COMPLETED)
+            for task in done:
+                error = task.exception()
+                if _is_killed(error):
+                    return False
+                raise AssertionError("a task ended") from error
+            self._quiet_looks = 0 if self.controller.queue.busy else self._quiet_looks + 1
+            if self._quiet_looks > QUIET_LOOKS:
+                return True
+            assert loop.time() - begin < within, f"no rest: busy {self.controller.queue.busy}, heard {self._last}"
+
+
+def _is_killed(error: BaseException | None) -> bool:
+    if isinstance(error, BaseExceptionGroup):
+        return any(_is_killed(one) for one in error.exceptions)
+    return isinstance(error, Killed)
+
+
+@asynccontextmanager
+async def running(
+    kubeconfig: Path,
+    namespace: str,
+    *,
+    wrap: Callable[[ClusterPort], ClusterPort] = lambda port: port,
+    settings: Settings | None = None,
+) -> AsyncIterator[Running]:
+    """From nothing known to at work; ended as a kill ends it, without any goodbye."""
+    chosen = settings or Settings()
+    configuration = await load_configuration(str(kubeconfig))
+    async with KubernetesPort(configuration) as real:
+        port = wrap(real)
+        world = World(chosen.plan_settings())
+        controller = Controller(port, world, identity="test", namespaces=(namespace,))
+        informers = (*make_informers(port, world, (namespace,)), Informer(port, world.endpoints, namespace=namespace))
+        tasks: set[asyncio.Task[Any]] = {asyncio.create_task(informer.run()) for informer in informers}
+        try:
+            async with asyncio.timeout(120):
+                for informer in informers:
+                    await informer.synced.wait()
+            await controller.begin()
+            tasks.add(asyncio.create_task(controller.work(4)))
+            yield Running(world, controller, tasks)
+        finally:
+            for task in tasks:
+                task.cancel()
+            await asyncio.gather(*tasks, return_exceptions=True)

@@ -1,0 +1,83 @@
+"""The runtime's own exposition, read without the client library."""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from prometheus_client.parser import text_string_to_metric_families
+
+from penstock_operator.scaling.read.exposition import UnreadableMetrics, read
+from tests.operator.scaling.pods import ServingPod
+
+GOOD = """\
+penstock_requests_total{route="/predict",code="200"} 7.0
+penstock_requests_total{route="/predict",code="429"} 3.0
+penstock_in_flight_requests 3.0
+penstock_request_seconds_bucket{le="0.02"} 5.0
+penstock_request_seconds_bucket{le="+Inf"} 7.0
+penstock_request_seconds_count 7.0
+"""
+
+
+def test_what_the_runtime_says_is_read() -> None:
+    pod = ServingPod(objective_milliseconds=17.5)
+    pod.answer(10, seconds=0.0175)
+    pod.answer(4, seconds=0.018)
+    pod.refuse(3)
+    pod.metrics.finished("/healthz", 200, 0.001, inference=False)
+    pod.metrics.in_flight = 5
+
+    found = read(pod.text())
+
+    assert (found.arrivals, found.in_flight) == (17, 5)
+    assert found.counts[found.bounds.index(0.0175)] == 10, "on the objective is within it"
+    assert (found.bounds[-1], found.counts[-1]) == (math.inf, 14)
+
+
+def test_the_client_library_reads_the_same() -> None:
+    pod = ServingPod()
+    pod.answer(25, seconds=0.013, late=3)
+    text = pod.text()
+
+    families = {family.name: family for family in text_string_to_metric_families(text)}
+    buckets = {
+        float(sample.labels["le"]): sample.value
+        for sample in families["penstock_request_seconds"].samples
+        if sample.name.endswith("_bucket")
+    }
+
+    found = read(text)
+    assert dict(zip(found.bounds, found.counts, strict=True)) == buckets
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "why"),
+    [
+        ("penstock_in_flight_requests 3.0\n", "", "says nothing of"),
+        ("penstock_request_seconds_count 7.0\n", "", "says nothing of"),
+        ('penstock_request_seconds_bucket{le="+Inf"} 7.0\n', "", "no infinite bound"),
+        ('le="0.02"', 'lower="0.02"', "without a bound"),
+        ("count 7.0", "count NaN", "is no count"),
+        ("count 7.0", "count -1", "is no count"),
+        ("requests 3.0", "requests +Inf", "is no count"),
+        ("count 7.0", "count seven", "is no number"),
+    ],
+)
+def test_what_is_no_statement_of_a_runtime_is_refused(old: str, new: str, why: str) -> None:
+    read(GOOD)
+    with pytest.raises(UnreadableMetrics, match=why):
+        read(GOOD.replace(old, new))
+
+
+def test_a_time_after_the_value_and_brackets_in_labels_do_no_harm() -> None:
+    odd = GOOD.replace("} 3.0", ',x="a} b{"} 3.0 1700000000000')
+    assert read(odd) == read(GOOD)
+
+
+@given(st.text())
+def test_whatever_answers_on_that_port_is_either_read_or_refused(text: str) -> None:
+    with pytest.raises(UnreadableMetrics):
+        read(text)

@@ -1,0 +1,204 @@
+"""The load as the gateway tells it: read, put together with what the replicas say, and waited for."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import AsyncIterator, Iterator
+from contextlib import asynccontextmanager, suppress
+from typing import Any, cast
+
+import pytest
+
+from penstock_gateway.control import Control
+from penstock_operator.cluster.port import ClusterPort
+from penstock_operator.cluster.store import Key
+from penstock_operator.plan import names
+from penstock_operator.process import make_autoscaler
+from penstock_operator.scaling.decide import Idle, Metrics, Unknown, Value
+from penstock_operator.scaling.read.exposition import UnreadableMetrics
+from penstock_operator.scaling.read.gateways import combined, read_gateway
+from penstock_operator.scaling.read.target import Targets
+from penstock_operator.settings import ScalingSettings, Settings
+from penstock_operator.watch.cluster_cache import World
+from tests.gateway.rig import Crowd, Gateway, Rig, running_rig
+from tests.operator import objects
+
+KEY = Key("a", "e")
+TEXT = """# TYPE penstock_gateway_requests_total counter
+penstock_gateway_requests_total 12
+penstock_gateway_in_flight_requests 5
+penstock_gateway_held_requests 2
+"""
+
+
+def test_what_has_ended_and_what_is_under_way_is_read() -> None:
+    reading = read_gateway(TEXT)
+
+    assert (reading.arrivals, reading.in_flight) == (7, 5)
+
+
+@pytest.mark.parametrize(
+    "text",
+    ["", "up 1\n", TEXT.replace("12", "NaN"), TEXT.replace("12", "-1"), TEXT.replace("in_flight", "other")],
+)
+def test_what_is_no_gateways_is_refused(text: str) -> None:
+    with pytest.raises(UnreadableMetrics):
+        read_gateway(text)
+
+
+def test_rates_are_the_gateways_and_latency_is_the_replicas() -> None:
+    gateway = Metrics(Value(9), Value(8), Value(40), Unknown("none"), Unknown("none"))
+    replicas = Metrics(Value(1), Value(1), Value(2), Value(0.9), Value(120))
+
+    assert combined(gateway, replicas, ready=2, coverage_least=0.8) == Metrics(
+        Value(9), Value(8), Value(40), Value(0.9), Value(120)
+    )
+
+
+def test_the_latency_of_replicas_that_were_not_asked_is_not_known() -> None:
+    gateway = Metrics(Value(9), Value(8), Value(40), Unknown("none"), Unknown("none"))
+    replicas = Metrics(Value(1), Value(1), Value(2), Value(0.9), Value(120), coverage=0.5)
+    found = combined(gateway, replicas, ready=2, coverage_least=0.8)
+
+    assert found.p95_milliseconds == Unknown("only 50% of the ready replicas were scraped")
+    assert found.coverage == 1
+
+
+def test_without_replicas_there_is_no_latency() -> None:
+    gateway = Metrics(Idle(), Idle(), Value(0), Unknown("none"), Unknown("none"))
+    nobody = Metrics.unknown("no replica is ready")
+
+    assert combined(gateway, nobody, ready=0, coverage_least=0.8).p95_milliseconds == Idle()
+    busy = Metrics(Value(1), Value(1), Value(3), Unknown("none"), Unknown("none"))
+    assert combined(busy, nobody, ready=0, coverage_least=0.8).p95_milliseconds == Unknown("no replica is ready")
+
+
+def gateway_pod(name: str, *, ready: bool = True, deleting: bool = False, version: int = 5) -> dict[str, Any]:
+    labels = names.gateway_labels("e")
+    more = {"deletionTimestamp": "2026-11-21T20:00:00Z"} if deleting else {}
+    return {
+        "metadata": objects.metadata(name, version, labels, **more),
+        "spec": {"nodeName": "n"},
+        "status": {
+            "phase": "Running",
+            "podIP": "127.0.0.1",
+            "conditions": [{"type": "Ready", "status": "True" if ready else "False"}],
+        },
+    }
+
+
+def sleeping_world(replicas: int = 0, **spec: Any) -> World:
+    world = World(Settings().plan_settings())
+    world.endpoints.put(objects.endpoint("e", **{"scaling": {"minReplicas": 0}, **spec}))
+    world.deployments.put(
+        {
+            "metadata": objects.metadata("e", 3, names.runtime_labels("e"), generation=1),
+            "spec": {"replicas": replicas, "template": {}},
+            "status": {"observedGeneration": 1, "replicas": replicas, "updatedReplicas": replicas},
+        }
+    )
+    return world
+
+
+@pytest.mark.parametrize(
+    ("spec", "pods", "least", "pooled_by"),
+    [
+        ({}, [("g", True, False)], 0, ("g",)),
+        ({}, [("g", True, False), ("h", True, True)], 0, ("g", "h")),
+        ({}, [("g", False, False)], 1, ()),
+        ({}, [("g", True, True)], 1, ()),
+        ({"gateway": {"mode": "Never"}}, [("g", True, False)], 1, ()),
+        ({"scaling": {"minReplicas": 0, "mode": "HPA"}}, [("g", True, False)], 1, ("g",)),
+        ({"scaling": {"minReplicas": 0, "mode": "KEDA"}}, [("g", True, False)], 0, ("g",)),
+        ({"scaling": {"minReplicas": 2}, "gateway": {"mode": "Always"}}, [("g", True, False)], 2, ("g",)),
+    ],
+)
+def test_zero_is_possible_only_behind_a_gateway_that_is_up(
+    spec: dict[str, Any], pods: list[tuple[str, bool, bool]], least: int, pooled_by: tuple[str, ...]
+) -> None:
+    world = sleeping_world(1, **spec)
+    for name, ready, deleting in pods:
+        world.pods.put(gateway_pod(name, ready=ready, deleting=deleting))
+    target = Targets(world).find(KEY)
+
+    assert target is not None
+    assert target.settings.min_replicas == least
+    assert tuple(pod.name for pod in target.gateways) == pooled_by
+    # The gateway's pods are none that serve.
+    assert (target.ready, target.pods) == ((), ())
+
+
+@pytest.fixture
+def rig() -> Iterator[Rig]:
+    with running_rig() as running:
+        yield running
+
+
+@asynccontextmanager
+async def operating(world: World, gateway: Gateway, **settings: Any) -> AsyncIterator[None]:
+    """The autoscaler at work on this world, with a real gateway."""
+    chosen = ScalingSettings(**settings)
+    port = cast("ClusterPort", object())
+    autoscaler = make_autoscaler(port, world, chosen, pod_port=1, gateway_port=gateway.status_port)
+    work = asyncio.create_task(autoscaler.run())
+    try:
+        yield
+    finally:
+        work.cancel()
+        with suppress(asyncio.CancelledError):
+            await work
+
+
+async def until(condition: Any, *, seconds: float = 60) -> None:
+    deadline = time.monotonic() + seconds
+    while not condition():
+        assert time.monotonic() < deadline
+        await asyncio.sleep(0.01)
+
+
+def test_a_request_that_is_held_wakes_the_endpoint_long_before_the_next_look(rig: Rig) -> None:
+    gateway = rig.gateway()
+    world = sleeping_world()
+    world.pods.put(gateway_pod("g"))
+
+    async def play() -> None:
+        # Looks come twenty seconds apart, which is the most that may be set.
+        async with operating(world, gateway, scaling_interval_seconds=20.0):
+            deadline = time.monotonic() + 60
+            while not await asyncio.to_thread(is_asked, gateway):
+                assert time.monotonic() < deadline
+                await asyncio.sleep(0.05)
+            crowd = Crowd(gateway.url, 3)
+            # 0.1 s on a quiet machine.
+            await until(lambda: KEY in world.scales and world.scales[KEY].replicas == 1, seconds=15)
+            await asyncio.to_thread(rig.start, "a")
+            assert {answer.status_code for answer in await asyncio.to_thread(crowd.finish)} == {200}
+
+    asyncio.run(play())
+    scale = world.scales[KEY]
+
+    assert scale.cause == "Woken"
+    assert "up from 0" in scale.reason
+    assert "at the gateway" in scale.reason
+
+
+def is_asked(gateway: Gateway) -> bool:
+    """Whether the operator's question is open."""
+    return "fe=status" in Control(gateway.log.parent / "haproxy.sock").tell("show sess")
+
+
+def test_an_endpoint_that_nobody_asks_stays_asleep(rig: Rig) -> None:
+    gateway = rig.gateway()
+    world = sleeping_world()
+    world.pods.put(gateway_pod("g"))
+
+    async def play() -> None:
+        async with operating(world, gateway, scaling_interval_seconds=0.2):
+            await until(lambda: KEY in world.scales)
+            await asyncio.sleep(1)
+
+    asyncio.run(play())
+
+    assert world.scales[KEY].replicas == 0
+    assert world.scales[KEY].metrics_available

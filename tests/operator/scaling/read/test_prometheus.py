@@ -1,0 +1,154 @@
+"""A real Prometheus: over TLS, with a password, and killed."""
+
+from __future__ import annotations
+
+import asyncio
+import base64
+import time
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from penstock.resources.scaling import PrometheusQueries
+from penstock_operator.scaling.decide import Metrics, Unknown, Value, known
+from penstock_operator.scaling.read.prometheus import Access, OwnPrometheus, PrometheusClient, Source
+from penstock_operator.scaling.read.queries import Place, Windows
+from testbed.build import binary
+from testbed.tools import PROMETHEUS
+from tests.operator.scaling.pods import Fleet, ServingPod, fleet
+from tests.operator.scaling.prometheus_server import Server
+
+PODS = {"emotion-5f7d9c6b8-abcde": "127.0.0.2", "emotion-5f7d9c6b8-fghij": "127.0.0.3"}
+PLACE = Place("team-a", "emotion", tuple(PODS))
+WINDOWS = Windows(scrape_interval=1, fast=10, slow=20)
+STARTS_SECONDS = 120.0
+
+
+@pytest.fixture(scope="module")
+def prometheus() -> Path:
+    """The binary."""
+    return binary(PROMETHEUS)
+
+
+@asynccontextmanager
+async def serving(program: Path, folder: Path) -> AsyncIterator[tuple[Server, Fleet, PrometheusClient]]:
+    async with fleet() as pods, PrometheusClient(timeout_seconds=60, concurrency=4) as client:
+        for address in PODS.values():
+            await pods.add(address)
+        targets = [
+            {"targets": [f"{address}:{pods.port}"], "labels": {"namespace": "team-a", "pod": name}}
+            for name, address in PODS.items()
+        ]
+        server = Server(program, folder, [{"job_name": "pods", "static_configs": targets}])
+        try:
+            yield server, pods, client
+        finally:
+            server.kill()
+
+
+class Busy:
+    """Ten requests in each second, one in ten late, however long a second takes here."""
+
+    def __init__(self, pods: list[ServingPod]) -> None:
+        self._pods = pods
+        self._begin = time.monotonic()
+        self._tens = 0
+
+    def catch_up(self) -> None:
+        tens = round(time.monotonic() - self._begin)
+        for pod in self._pods:
+            pod.answer(10 * (tens - self._tens), late=tens - self._tens)
+        self._tens = tens
+
+
+@pytest.mark.slow
+def test_a_real_prometheus_tells_the_load_and_when_it_is_gone_nothing_is_known(
+    prometheus: Path, tmp_path: Path
+) -> None:
+    async def ask(client: PrometheusClient, source: Source) -> Metrics:
+        return await client.metrics(source, PLACE, WINDOWS, objective_seconds=0.02)
+
+    async def scenario() -> None:
+        async with serving(prometheus, tmp_path) as (server, pods, client):
+            deadline = time.monotonic() + STARTS_SECONDS
+            busy = Busy(list(pods.pods.values()))
+            while True:
+                # The pods are scraped once a second: requests come as time passes.
+                await asyncio.sleep(1)
+                busy.catch_up()
+                found = await ask(client, server.source)
+                # Of a machine that stood still for a moment the rate is another one for some seconds.
+                fast, slow = known(found.arrivals_fast), known(found.arrivals_slow) or 0.0
+                if found.coverage == 1 and slow > 15 and fast == pytest.approx(20, rel=0.35):
+                    break
+                assert time.monotonic() < deadline, f"{found}\n{(tmp_path / 'log').read_text()[-2000:]}"
+            assert found.in_flight == Value(0.0), "the scrape itself is not counted"
+            assert isinstance(found.good_share, Value)
+            assert found.good_share.value == pytest.approx(0.9, abs=0.02)
+            assert isinstance(found.p95_milliseconds, Value)
+            assert found.p95_milliseconds.value > 20
+
+            refused = [
+                (Source(server.source.url, Access(ca=server.source.access.ca)), "answered 401"),
+                (Source(server.source.url), "cannot be reached"),
+                (Source(server.source.url.replace("https", "http")), "answered 400"),
+            ]
+            for source, why in refused:
+                unknown = (await ask(client, source)).arrivals_fast
+                assert isinstance(unknown, Unknown)
+                assert why in unknown.reason
+                assert "opensesame" not in unknown.reason
+
+            own = PrometheusQueries(
+                request_rate="sum(penstock:requests:rate2m)", in_flight="penstock:in_flight_requests:sum"
+            )
+            recorded = await ask(client, replace(server.source, queries=own))
+            assert isinstance(recorded.arrivals_fast, Value), "the chart's recording rules are evaluated"
+            assert recorded.arrivals_fast.value > 0
+            assert recorded.in_flight == Value(0.0)
+
+            server.kill()
+            gone = (await ask(client, server.source)).arrivals_fast
+            assert isinstance(gone, Unknown)
+            assert "cannot be reached" in gone.reason
+
+    asyncio.run(scenario())
+
+
+@pytest.mark.parametrize(
+    ("data", "why"),
+    [
+        ({}, "none of the keys"),
+        ({"username": "dQ=="}, "it takes both"),
+        ({"token": "%%"}, "no text"),
+    ],
+)
+def test_a_secret_that_lets_nobody_in_is_refused_with_the_reason(data: dict[str, str], why: str) -> None:
+    with pytest.raises(ValueError, match=why):
+        Access.from_secret(data)
+
+
+def test_certificates_that_are_none_are_refused() -> None:
+    access = Access.from_secret({"ca.crt": base64.b64encode(b"x").decode()})
+    with pytest.raises(ValueError, match="no certificate"):
+        access.trust()
+
+
+def test_secrets_are_in_no_representation() -> None:
+    assert "secret" not in repr(Source("http://x", Access(token="secret", username="u", password="secret")))
+
+
+def test_the_operators_own_token_is_read_again_each_time(tmp_path: Path) -> None:
+    file = tmp_path / "token"
+    own = OwnPrometheus("http://prometheus:9090", token_file=str(file))
+    missing = own.source(Source("").queries)
+    assert isinstance(missing, str)
+    assert "cannot be read" in missing
+    for token in ("one", "two"):
+        file.write_text(f"{token}\n")
+        source = own.source(Source("").queries)
+        assert isinstance(source, Source)
+        assert source.access.headers() == {"Authorization": f"Bearer {token}"}

@@ -1,0 +1,56 @@
+"""At rest nothing is written; what changes is."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+
+from penstock_operator.plan.observed import Scale
+from penstock_operator.scaling.publish import worth_telling
+
+BEFORE = Scale(
+    2,
+    "2 replicas: 100 requests/s now.",
+    cause="Demand",
+    requests_per_second=100.0,
+    capacity_per_replica=88.0,
+    slowdown=1.0,
+)
+
+
+@pytest.mark.parametrize(
+    ("change", "at_once", "later"),
+    [
+        ({}, False, False),
+        ({"replicas": 3}, True, True),
+        ({"metrics_available": False, "metrics_reason": "MetricsMissing"}, True, True),
+        ({"metrics_message": "for 65 s", "reason": "2 replicas: 101 requests/s now."}, False, False),
+        ({"requests_per_second": 124.0}, False, False),
+        ({"requests_per_second": 140.0}, False, True),
+        ({"requests_per_second": None}, False, True),
+        ({"requests_per_second": 0.0}, False, True),
+        ({"capacity_per_replica": 60.0}, False, True),
+        ({"slowdown": 1.5}, False, True),
+        ({"cause": "ShrinkWindow"}, False, True),
+        ({"p95_milliseconds": 19.0}, False, False),
+    ],
+)
+def test_the_number_is_told_at_once_and_figures_only_when_they_are_others(
+    change: dict[str, object], at_once: bool, later: bool
+) -> None:
+    now = replace(BEFORE, **change)  # type: ignore[arg-type]  # by the name of its field
+
+    assert (worth_telling(BEFORE, now, seconds=5), worth_telling(BEFORE, now, seconds=61)) == (at_once, later)
+
+
+def test_the_first_decision_is_told() -> None:
+    assert worth_telling(None, BEFORE, seconds=0)
+
+
+@pytest.mark.parametrize(("old", "new", "expected"), [(0.2, 0.7, False), (0.2, 0.0, True), (0.0, 0.3, True)])
+def test_of_less_than_a_request_a_second_only_its_end_and_its_begin_are_told(
+    old: float, new: float, expected: bool
+) -> None:
+    before, now = replace(BEFORE, requests_per_second=old), replace(BEFORE, requests_per_second=new)
+    assert worth_telling(before, now, seconds=100) is expected

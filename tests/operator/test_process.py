@@ -1,0 +1,384 @@
+"""The real process on a real API server, with the rights of the chart and no others."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import signal
+import subprocess
+import sys
+import time
+import urllib.request
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from penstock.resources.base import API_VERSION
+from testbed.cluster import Cluster
+from testbed.control_plane import ControlPlane
+from testbed.fixtures import install_crds
+from testbed.kubectl import Kubectl
+from tests.operator import kubelet
+from tools import operator_rights as rbac
+
+pytestmark = pytest.mark.slow
+
+USER = "penstock-operator"
+NAMESPACE = "penstock-system"
+LONG_SECONDS = 180
+
+
+class Operator:
+    """A process, its log and its metrics."""
+
+    def __init__(self, kubeconfig: Path, log: Path, **settings: str) -> None:
+        self.log = log
+        variables = {
+            "KUBECONFIG": str(kubeconfig),
+            "HOST": "127.0.0.1",
+            "PORT": "0",
+            "IDENTITY": log.stem,
+            "OPERATOR_NAMESPACE": NAMESPACE,
+            **settings,
+        }
+        environment = {"PATH": os.environ["PATH"], "HOME": str(log.parent)}
+        environment.update({f"PENSTOCK_OPERATOR_{name}": value for name, value in variables.items()})
+        with log.open("w") as file:
+            self.process = subprocess.Popen([sys.executable, "-m", "penstock_operator"], env=environment, stderr=file)
+
+    def lines(self) -> list[dict[str, Any]]:
+        return [json.loads(line) for line in self.log.read_text().splitlines() if line.startswith("{")]
+
+    def says(self, words: str) -> bool:
+        return any(words in line["message"] for line in self.lines())
+
+    def leads(self) -> bool:
+        return self.says("looking after")
+
+    def get(self, path: str) -> str:
+        found = next(
+            re.search(r"http://\S+", line["message"]) for line in self.lines() if "health on" in line["message"]
+        )
+        assert found is not None
+        with urllib.request.urlopen(found.group() + path, timeout=60) as response:
+            return str(response.read().decode())
+
+    def end(self) -> int:
+        self.process.terminate()
+        return self.process.wait(60)
+
+    def kill(self) -> None:
+        self.process.kill()
+        self.process.wait(60)
+
+
+def until(condition: Callable[[], Any], *, within: float = 90.0, what: str = "") -> None:
+    """Wait until it is so. The bound only ends what hangs: what is promised in seconds, test_lease.py holds in virtual
+    time."""
+    begin = time.monotonic()
+    while not condition():
+        assert time.monotonic() - begin < within, what or "it does not come to that"
+        time.sleep(0.05)
+
+
+@pytest.fixture(scope="module")
+def cluster(private_control_plane: ControlPlane) -> Cluster:
+    """A control plane of this module's own, with CRDs, a class and the operator's rights."""
+    found = Cluster(private_control_plane.kubeconfig, private_control_plane.kubectl)
+    install_crds(found)
+    rights = "rbac.authorization.k8s.io"
+    subject = {"kind": "User", "name": USER, "apiGroup": rights}
+    found.kubectl.apply(
+        {"apiVersion": "v1", "kind": "Namespace", "metadata": {"name": NAMESPACE}},
+        {"apiVersion": API_VERSION, "kind": "HardwareClass", "metadata": {"name": "any"}, "spec": {}},
+        {
+            "apiVersion": f"{rights}/v1",
+            "kind": "ClusterRole",
+            "metadata": {"name": USER},
+            "rules": rbac.rules((*rbac.CLUSTER, *rbac.NAMESPACED)),
+        },
+        {
+            "apiVersion": f"{rights}/v1",
+            "kind": "ClusterRoleBinding",
+            "metadata": {"name": USER},
+            "roleRef": {"apiGroup": rights, "kind": "ClusterRole", "name": USER},
+            "subjects": [subject],
+        },
+    )
+    found.kubectl.within(NAMESPACE).apply(
+        {
+            "apiVersion": f"{rights}/v1",
+            "kind": "Role",
+            "metadata": {"name": USER},
+            "rules": rbac.rules(rbac.OWN),
+        },
+        {
+            "apiVersion": f"{rights}/v1",
+            "kind": "RoleBinding",
+            "metadata": {"name": USER},
+            "roleRef": {"apiGroup": rights, "kind": "Role", "name": USER},
+            "subjects": [subject],
+        },
+    )
+    return found
+
+
+@pytest.fixture
+def user(private_control_plane: ControlPlane, cluster: Cluster) -> Path:
+    """The operator's way in."""
+    return private_control_plane.user(USER)
+
+
+@pytest.fixture
+def space(cluster: Cluster) -> Iterator[Kubectl]:
+    """kubectl in a namespace of this test's own."""
+    with cluster.temporary_namespace("op") as name:
+        yield cluster.kubectl.within(name)
+
+
+@contextmanager
+def started(*operators: Operator) -> Iterator[None]:
+    try:
+        yield
+    finally:
+        for operator in operators:
+            if operator.process.poll() is None:
+                operator.kill()
+
+
+def endpoint(name: str, **spec: Any) -> dict[str, Any]:
+    base = {"model": "hf://org/model@main", "task": "text-classification"}
+    return {"apiVersion": API_VERSION, "kind": "ModelEndpoint", "metadata": {"name": name}, "spec": {**base, **spec}}
+
+
+def is_said(kubectl: Kubectl, name: str) -> bool:
+    """Whether the operator has said anything of this endpoint."""
+    return bool((kubectl.get("modelendpoint", name).get("status") or {}).get("conditions"))
+
+
+def test_one_leads_the_other_takes_over_after_a_kill_and_a_third_at_once_after_an_orderly_end(
+    user: Path, space: Kubectl, tmp_path: Path
+) -> None:
+    first = Operator(user, tmp_path / "first.log")
+    with started(first):
+        until(first.leads, what="nobody leads")
+        # The first states its own time, which is that of the chart.
+        second = Operator(user, tmp_path / "second.log", LEASE_DURATION_SECONDS=f"{LONG_SECONDS}")
+        with started(second):
+            until(lambda: second.says("standing by: first leads"))
+            assert second.get("/readyz") == "ok\n"
+            space.apply(endpoint("before"))
+            until(lambda: is_said(space, "before"))
+
+            first.kill()
+            space.apply(endpoint("after"))
+            until(lambda: is_said(space, "after"))
+
+            third = Operator(user, tmp_path / "third.log")
+            with started(third):
+                until(lambda: third.says("standing by: second leads"))
+                assert second.end() == 0
+                # Not when the lease runs out.
+                until(third.leads, within=LONG_SECONDS / 2)
+                assert third.end() == 0
+
+
+def test_whatever_it_may_do_it_does_and_nothing_else_is_allowed(
+    cluster: Cluster, user: Path, space: Kubectl, tmp_path: Path
+) -> None:
+    # Texts of a ConfigMap, an optimisation that ends, a budget that comes and goes, an unused result.
+    space.apply({"apiVersion": "v1", "kind": "ConfigMap", "metadata": {"name": "texts"}, "data": {"t": "one\ntwo\n"}})
+    # A Lease of its own, which nobody has made yet.
+    settings = {"UNUSED_GRACE_SECONDS": "0", "PROGRESS_SECONDS": "0.2", "LEASE_NAME": "rights"}
+    operator = Operator(user, tmp_path / "operator.log", **settings)
+    with started(operator):
+        until(operator.leads)
+        source = {"textsFrom": {"configMapName": "texts", "key": "t"}}
+        space.apply(endpoint("emotion", replicas=2, workload=source, scaling={"mode": "None"}))
+        pod = kubelet.pod_of_job(space)
+        kubelet.run(space, pod)
+        until(lambda: "get" in used(operator.get("/metrics"), "Pod/log"), what="the log was not read")
+        kubelet.succeed(space, pod)
+        until(lambda: space.items("deployments"), what="nothing is deployed")
+        until(lambda: space.items("poddisruptionbudgets"))
+        space.apply(endpoint("emotion", replicas=1, workload=source, scaling={"mode": "None"}))
+        until(lambda: not space.items("poddisruptionbudgets"))
+        space.apply(endpoint("emotion", replicas=1, workload=source, scaling={"mode": "HPA"}))
+        until(lambda: space.items("horizontalpodautoscalers"), what="nothing scales in the mode HPA")
+        space.apply(endpoint("emotion", replicas=1, workload=source, scaling={"mode": "None"}))
+        until(lambda: not space.items("horizontalpodautoscalers"), what="the HPA of another mode stays")
+        always = {"mode": "Always"}
+        space.apply(endpoint("emotion", replicas=1, workload=source, scaling={"mode": "None"}, gateway=always))
+        until(lambda: len(space.items("deployments,services,rolebindings")) == 5, what="there is no gateway")
+        space.apply(endpoint("emotion", replicas=1, workload=source, scaling={"mode": "None"}))
+        left = "deployments,services,networkpolicies,serviceaccounts,roles,rolebindings,poddisruptionbudgets"
+        ours = "app.kubernetes.io/name=penstock-gateway"
+        until(lambda: not space.items(left, ours), what="something of a gateway stays")
+        # Another key, suspended while its job is to run.
+        space.apply(endpoint("paused", cores=2))
+        until(lambda: len(space.items("jobs")) == 2)
+        space.apply(endpoint("paused", cores=2, suspend=True))
+        until(lambda: len(space.items("jobs")) == 1, what="the job of a suspended endpoint stays")
+        space("delete", "modelendpoint", "emotion")
+        # The suspended one keeps its own.
+        until(lambda: len(space.items("optimizedmodels")) == 1, what="an unused OptimizedModel stays")
+
+        unused = {
+            (grant.kind.name, grant.subresource, verb)
+            for grant in (*rbac.CLUSTER, *rbac.NAMESPACED, *rbac.OWN)
+            for verb in grant.verbs
+            if verb
+            not in used(operator.get("/metrics"), f"{grant.kind}{'/' if grant.subresource else ''}{grant.subresource}")
+        }
+        refused = [line["message"] for line in operator.lines() if "HTTP 403" in line["message"]]
+        # Of the namespaces of other tests, which are on their way out.
+        refused = [message for message in refused if "being terminated" not in message]
+        assert operator.end() == 0
+
+    # Kopf's own requests are not in our metrics: it watches ModelEndpoints, or nothing above would have happened.
+    # EndpointSlices are read by gateways: the operator may, so that it can let them.
+    handed_on = {("EndpointSlice", "", verb) for verb in ("list", "watch")}
+    assert unused == {("ModelEndpoint", "", "watch")} | handed_on
+    assert refused == []
+
+
+def test_an_edit_of_the_texts_is_optimised_for_at_once(user: Path, space: Kubectl, tmp_path: Path) -> None:
+    def texts(name: str, text: str) -> dict[str, Any]:
+        return {"apiVersion": "v1", "kind": "ConfigMap", "metadata": {"name": name}, "data": {"t": text}}
+
+    operator = Operator(user, tmp_path / "operator.log", LEASE_NAME="texts")
+    with started(operator):
+        until(operator.leads)
+        source = {"textsFrom": {"configMapName": "texts", "key": "t"}}
+        space.apply(endpoint("emotion", workload=source))
+        until(lambda: "TextsNotFound" in str(space.get("modelendpoint", "emotion").get("status")))
+
+        space.apply(texts("texts", "one\ntwo\n"), texts("strange", "one"))
+        until(lambda: len(space.items("optimizedmodels")) == 1, what="texts that were made later are not noticed")
+        first = space.items("optimizedmodels")[0]["metadata"]["name"]
+        space.apply(texts("strange", "two"))
+        space.apply(texts("texts", "one\ntwo\nthree\n"))
+
+        def is_wanted_anew() -> bool:
+            return space.get("modelendpoint", "emotion")["status"].get("optimizedModel") not in {None, first}
+
+        until(is_wanted_anew, what="an edit is not noticed")
+        assert operator.end() == 0
+
+
+VERBS = {
+    "GET": {"get"},
+    "LIST": {"list"},
+    "WATCH": {"watch"},
+    # Whether an apply made an object or changed it is the API server's business: it asks for both rights.
+    "APPLY": {"create", "patch"},
+    "POST": {"create"},
+    "PUT": {"update"},
+    "DELETE": {"delete"},
+}
+
+
+def used(metrics: str, kind: str) -> set[str]:
+    """The verbs that were used on a kind."""
+    found = re.findall(rf'api_requests_total{{code="\d+",kind="{kind}",verb="(\w+)"}}', metrics)
+    return {verb for name in found for verb in VERBS[name]}
+
+
+@pytest.mark.parametrize(
+    ("verb", "resource"),
+    [
+        ("get", "secrets"),
+        ("list", "secrets"),
+        ("create", "pods"),
+        ("delete", "pods"),
+        ("create", "pods/exec"),
+        ("delete", "modelendpoints.penstock.dev"),
+        ("patch", "modelendpoints.penstock.dev"),
+        ("delete", "configmaps"),
+        ("get", "endpointslices.discovery.k8s.io"),
+        ("bind", "roles.rbac.authorization.k8s.io"),
+        ("escalate", "roles.rbac.authorization.k8s.io"),
+        ("create", "clusterroles.rbac.authorization.k8s.io"),
+        ("patch", "nodes"),
+        ("create", "clusterrolebindings.rbac.authorization.k8s.io"),
+        ("list", "customresourcedefinitions.apiextensions.k8s.io"),
+        ("list", "namespaces"),
+        ("get", "leases.coordination.k8s.io"),
+        ("impersonate", "users"),
+    ],
+)
+def test_what_it_need_not_do_it_may_not(cluster: Cluster, user: Path, space: Kubectl, verb: str, resource: str) -> None:
+    answer = subprocess.run(
+        [str(space.executable), "--kubeconfig", str(user), "auth", "can-i", verb, resource, "-n", space.namespace],
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+
+    assert answer.stdout.strip() == "no", answer.stderr
+
+
+def test_an_api_server_that_restarts_is_lived_through(
+    private_control_plane: ControlPlane, user: Path, space: Kubectl, tmp_path: Path
+) -> None:
+    operator = Operator(user, tmp_path / "operator.log", LEASE_DURATION_SECONDS="60", LEASE_DEADLINE_SECONDS="50")
+    with started(operator):
+        until(operator.leads)
+        space.apply(endpoint("before"))
+        until(lambda: is_said(space, "before"))
+
+        private_control_plane.restart("kube-apiserver", grace_seconds=0)
+        space.apply(endpoint("after"))
+        space("delete", "service", "before")
+
+        until(lambda: is_said(space, "after"))
+        until(lambda: "before" in {item["metadata"]["name"] for item in space.items("services")})
+        assert operator.process.poll() is None
+        assert operator.get("/healthz") == "ok\n"
+        assert operator.end() == 0
+
+
+def test_a_leader_that_cannot_renew_ends_itself(
+    private_control_plane: ControlPlane, user: Path, space: Kubectl, tmp_path: Path
+) -> None:
+    short = {"LEASE_DURATION_SECONDS": "3", "LEASE_DEADLINE_SECONDS": "2", "LEASE_INTERVAL_SECONDS": "0.5"}
+    operator = Operator(user, tmp_path / "operator.log", **short)
+    with started(operator):
+        until(operator.leads)
+        api_server = private_control_plane.daemon("kube-apiserver").process
+        assert api_server is not None
+        os.kill(api_server.pid, signal.SIGSTOP)
+        try:
+            assert operator.process.wait(60) == 1
+        finally:
+            os.kill(api_server.pid, signal.SIGCONT)
+    assert operator.says("is lost to")
+
+
+def test_deleting_needs_no_operator_and_leaves_nothing(user: Path, space: Kubectl, tmp_path: Path) -> None:
+    operator = Operator(user, tmp_path / "operator.log")
+    with started(operator):
+        until(operator.leads)
+        space.apply(endpoint("emotion"))
+        kubelet.succeed(space, kubelet.pod_of_job(space))
+        until(lambda: space.items("deployments"))
+        space.apply(endpoint("waiting", cores=2))
+        until(lambda: len(space.items("jobs")) == 2)
+        metadata = space.get("modelendpoint", "emotion")["metadata"]
+        assert operator.end() == 0
+    assert "finalizers" not in metadata
+    assert not any("kopf" in name for name in metadata.get("annotations", {}))
+
+    space("delete", "modelendpoint", "--all")
+
+    kinds = "deployments,replicasets,services,networkpolicies,pods,jobs"
+    # The finished optimisation stays, with its evidence and its log, for the grace time; the unfinished one goes.
+    until(
+        lambda: {item["kind"] for item in space.items(kinds)} <= {"Job", "Pod"} and len(space.items("jobs")) == 1,
+        what=str(space.items(kinds)),
+    )
+    assert len(space.items("optimizedmodels")) == 1

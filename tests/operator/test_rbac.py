@@ -1,0 +1,45 @@
+"""The rights of the operator, as data."""
+
+from __future__ import annotations
+
+from penstock_operator.cluster.kinds import KINDS
+from penstock_operator.plan.names import FIELD_MANAGER
+from penstock_operator.settings import Settings
+from penstock_operator.watch.cluster_cache import World
+from tools import operator_rights as rbac
+
+ALL = (*rbac.CLUSTER, *rbac.NAMESPACED, *rbac.KEDA, *rbac.OWN)
+
+
+def test_every_kind_that_is_touched_is_granted_and_no_other() -> None:
+    # Gateways read EndpointSlices; the operator only hands that on.
+    assert {grant.kind.name for grant in ALL} - {"EndpointSlice"} == set(KINDS)
+
+
+def test_every_grant_says_why_and_nothing_is_granted_twice() -> None:
+    pairs = [(grant.kind.group, grant.resource, verb) for grant in ALL for verb in grant.verbs]
+
+    assert len(pairs) == len(set(pairs))
+    assert [grant.resource for grant in ALL if not grant.why.startswith("to ")] == []
+
+
+def test_nothing_is_granted_wholesale() -> None:
+    assert [grant for grant in ALL if "*" in grant.verbs or "deletecollection" in grant.verbs] == []
+    assert "secrets" not in {grant.kind.plural for grant in ALL}
+
+
+def test_whatever_has_a_store_is_listed_and_watched() -> None:
+    seen = {grant.kind for grant in ALL if {"list", "watch"} <= set(grant.verbs)}
+
+    assert set(World(Settings().plan_settings()).stores) <= seen
+
+
+def test_rules_are_in_the_form_of_a_role() -> None:
+    assert rbac.rules(rbac.OWN) == [
+        {"apiGroups": ["coordination.k8s.io"], "resources": ["leases"], "verbs": ["get", "create", "update"]}
+    ]
+    assert FIELD_MANAGER == "penstock-operator"
+
+
+def test_secrets_are_read_on_request_only_and_by_name() -> None:
+    assert [(grant.resource, grant.verbs) for grant in rbac.SECRETS] == [("secrets", ("get",))]

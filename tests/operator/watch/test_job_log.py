@@ -1,0 +1,84 @@
+"""Progress from the logs of jobs."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+
+from aiohttp import web
+
+from penstock_operator.plan.observed import JobLog, Progress
+from penstock_operator.settings import Settings
+from penstock_operator.watch.cluster_cache import World
+from penstock_operator.watch.job_log import JobLogs
+from tests.operator import objects
+from tests.operator.scripted_api import Answer, ScriptedApi, problem, scripted
+
+
+def log(*lines: dict[str, object] | str) -> Answer:
+    async def give(_: web.Request) -> web.StreamResponse:
+        return web.Response(text="\n".join(line if isinstance(line, str) else json.dumps(line) for line in lines))
+
+    return give
+
+
+def progress(done: int) -> dict[str, object]:
+    return {"event": "progress", "done": done, "of": 23, "stage": "measuring", "message": ""}
+
+
+def followed(until: int, *answers: Answer, phase: str = "Running") -> tuple[JobLog | None, ScriptedApi]:
+    """What is known of a job's log when it is so far."""
+
+    async def scenario() -> tuple[JobLog | None, ScriptedApi]:
+        async with scripted(*answers) as api, api.port() as port:
+            world = World(Settings().plan_settings())
+            logs = JobLogs(port, world, interval_seconds=0.01)
+            there = asyncio.Event()
+
+            def heard(_: object) -> None:
+                known = world.logs.get("uid-j")
+                if known is not None and known.progress is not None and known.progress.done == until:
+                    there.set()
+
+            world.listen_said(heard)
+            task = asyncio.create_task(logs.run())
+            world.pods.put(objects.job_pod("j", "m", phase=phase))
+            try:
+                async with asyncio.timeout(60 if phase == "Running" else 0.2):
+                    await there.wait()
+            except TimeoutError:
+                assert phase != "Running"
+            task.cancel()
+            await asyncio.gather(task, return_exceptions=True)
+            return world.logs.get("uid-j"), api
+
+    return asyncio.run(scenario())
+
+
+def test_progress_is_read_as_it_grows() -> None:
+    found, api = followed(8, log(progress(7)), log("Downloading...", progress(7), progress(8)))
+
+    assert found == JobLog(Progress(8, 23, "measuring", ""))
+    assert api.seen[0].path == "/api/v1/namespaces/a/pods/j/log"
+
+
+def test_the_baseline_is_remembered_when_it_has_scrolled_away() -> None:
+    baseline: dict[str, object] = {"event": "baseline", "digest": "sha256:" + "0" * 64, "uri": "file:///x"}
+
+    found, _ = followed(9, log(baseline, progress(1)), log(progress(9)))
+
+    assert found is not None
+    assert (found.baseline_digest, found.baseline_uri) == (baseline["digest"], baseline["uri"])
+
+
+def test_a_log_that_cannot_be_read_for_now_is_read_later() -> None:
+    found, _ = followed(3, problem(403, "no"), log(progress(3)))
+
+    assert found is not None
+
+
+def test_no_call_is_made_for_a_job_that_does_not_run() -> None:
+    found, api = followed(1, log(progress(1)), phase="Succeeded")
+
+    assert found is None
+    assert api.seen == []

@@ -1,0 +1,166 @@
+"""Asking pods where they run, over real HTTP on loopback addresses."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
+from typing import Any
+
+import pytest
+from aiohttp import web
+
+from penstock_operator.cluster.backoff import Backoff
+from penstock_operator.cluster.store import Key
+from penstock_operator.plan.observed import HostReport
+from penstock_operator.settings import Settings
+from penstock_operator.watch import pod_info as module
+from penstock_operator.watch.cluster_cache import World
+from penstock_operator.watch.pod_info import Probes
+from tests.operator import objects
+
+INFO = {"host": {"cpus_allowed": [1, 2], "cores": {"granted": 1, "pinned": True}, "cpu": {"isa": "AVX2"}}}
+
+
+@pytest.fixture(autouse=True)
+def _quick(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "BACKOFF", Backoff(first_seconds=0.01, limit_seconds=0.02))
+
+
+class Pod:
+    """A pod's HTTP server: answers what it is told to, and counts."""
+
+    def __init__(self, *answers: Any) -> None:
+        self.answers = list(answers)
+        self.asked = 0
+
+    async def info(self, request: web.Request) -> web.StreamResponse:
+        self.asked += 1
+        answer = self.answers.pop(0) if len(self.answers) > 1 else self.answers[0]
+        if answer == "hang":
+            await asyncio.Event().wait()
+        if isinstance(answer, int):
+            return web.Response(status=answer)
+        if isinstance(answer, str):
+            return web.Response(text=answer)
+        return web.json_response(answer)
+
+
+@asynccontextmanager
+async def serving(pods: dict[str, Pod]) -> AsyncIterator[int]:
+    """Pods by address, on one port: as in a cluster."""
+    runners = []
+    port = 0
+    for address, pod in pods.items():
+        app = web.Application()
+        app.router.add_get("/info", pod.info)
+        runner = web.AppRunner(app, shutdown_timeout=0.1)
+        await runner.setup()
+        await web.TCPSite(runner, address, port).start()
+        port = runner.addresses[0][1]
+        runners.append(runner)
+    try:
+        yield port
+    finally:
+        for runner in runners:
+            await runner.cleanup()
+
+
+def probed(pods: dict[str, Pod], until: Callable[[World], bool], *, timeout: float = 30.0) -> World:
+    """The world once the pods have been asked."""
+
+    async def scenario() -> World:
+        world = World(Settings().plan_settings())
+        async with serving(pods) as port:
+            probes = Probes(world, timeout_seconds=timeout, concurrency=4, port=port)
+            said = asyncio.Event()
+            world.listen_said(lambda _: said.set() if until(world) else None)
+            task = asyncio.create_task(probes.run())
+            for number, address in enumerate(pods):
+                world.pods.put(objects.runtime_pod(f"p{number}", "e", ip=address, node="n"))
+            async with asyncio.timeout(60):
+                await said.wait()
+            task.cancel()
+            await asyncio.gather(task, return_exceptions=True)
+            return world
+
+    return asyncio.run(scenario())
+
+
+def report(world: World, number: int = 0) -> tuple[HostReport | None, str]:
+    return world.reports.get(f"uid-p{number}") or (None, "")
+
+
+def has_report(world: World) -> bool:
+    return report(world)[0] is not None
+
+
+def test_a_pod_is_asked_once_and_its_report_kept() -> None:
+    pod = Pod(INFO)
+
+    world = probed({"127.0.0.1": pod}, has_report)
+
+    assert report(world) == (HostReport.from_info(INFO), "")
+    assert pod.asked == 1
+
+
+@pytest.mark.parametrize(
+    ("bad", "why"),
+    [
+        (503, "answers 503"),
+        ("not json", "says nothing that this version of the operator understands"),
+        ("[]", "it has not looked at its host yet"),
+        ({}, "it has not looked at its host yet"),
+        ("hang", "does not answer within 0.05 s"),
+    ],
+)
+def test_a_pod_that_gives_no_report_is_asked_again_and_why_is_told_meanwhile(bad: Any, why: str) -> None:
+    problems = []
+
+    def until(world: World) -> bool:
+        problems.append(report(world)[1])
+        return has_report(world)
+
+    # Time for all but the one that hangs.
+    probed({"127.0.0.1": Pod(bad, INFO)}, until, timeout=0.05 if bad == "hang" else 30.0)
+
+    assert why in problems[0]
+
+
+def test_a_pod_that_hangs_does_not_keep_the_others_waiting() -> None:
+    pods = {"127.0.0.1": Pod("hang"), "127.0.0.2": Pod(INFO), "127.0.0.3": Pod(INFO)}
+
+    world = probed(pods, lambda world: all(report(world, number)[0] is not None for number in (1, 2)), timeout=30.0)
+
+    assert report(world, 0) == (None, "")
+
+
+def test_a_body_without_end_is_not_read_to_its_end() -> None:
+    world = probed({"127.0.0.1": Pod("x" * 2_000_000)}, lambda world: bool(report(world)[1]))
+
+    assert "says nothing" in report(world)[1]
+
+
+def test_what_a_pod_said_is_forgotten_with_it() -> None:
+    world = probed({"127.0.0.1": Pod(INFO)}, has_report)
+
+    world.pods.remove(Key("a", "p0"))
+
+    assert len(world.reports) == 0
+
+
+def test_jobs_and_pods_without_an_address_are_not_asked() -> None:
+    async def scenario() -> bool:
+        world = World(Settings().plan_settings())
+        probes = Probes(world, timeout_seconds=1, concurrency=1, port=1)
+        world.pods.put(objects.job_pod("j", "m"))
+        world.pods.put(objects.runtime_pod("p", "e"))
+        task = asyncio.create_task(probes.run())
+        try:
+            async with asyncio.timeout(0.1):
+                await task
+        except TimeoutError:
+            return len(world.reports) == 0
+        return False
+
+    assert asyncio.run(scenario())

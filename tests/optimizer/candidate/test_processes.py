@@ -1,0 +1,159 @@
+"""Graphs that are made once and used again: exports, and candidates that are served from one graph. They are never
+taken for whole when they are not."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from penstock.manifest import CandidateFacts, Outcome
+from penstock.recipe import EngineName, Precision, Recipe
+from penstock.tasks import TaskName
+from penstock_optimizer.candidate.candidate import Subject
+from penstock_optimizer.candidate.lab import ExportedFacts
+from penstock_optimizer.candidate.processes import ProcessLab
+from penstock_optimizer.job.artefact import digests
+from penstock_optimizer.job.work_folder import CandidateRecord, WorkFolder
+from tests.optimizer.report.sample import IO
+
+STATIC = Recipe(engine=EngineName.OPENVINO, precision=Precision.INT8_STATIC, options=("per-channel", "smooth"))
+FILES = {"model.xml": "<net/>", "model.bin": "weights"}
+
+
+@pytest.fixture
+def lab(tmp_path: Path) -> ProcessLab:
+    subject = Subject(model=str(tmp_path), task=TaskName.FEATURE_EXTRACTION, max_tokens=8, cores=1)
+    return ProcessLab(subject, WorkFolder(tmp_path / "work"), ())
+
+
+def make(work: WorkFolder, recipe: Recipe, outcome: Outcome = Outcome.SLOWER) -> None:
+    """As a candidate leaves it that was built and judged."""
+    folder = work.candidate(recipe)
+    folder.mkdir(parents=True)
+    for name, content in FILES.items():
+        (folder / name).write_text(content)
+    facts = CandidateFacts(
+        recipe=recipe, outcome=outcome, reason="", fused_nodes={"MatMul": 3}, build_seconds=9, size_bytes=13
+    )
+    work.save(CandidateRecord(facts=facts, graph="model.xml", io=IO, files=digests(folder)))
+
+
+@pytest.mark.parametrize("outcome", [Outcome.SLOWER, Outcome.REJECTED])
+@pytest.mark.parametrize(("first", "second"), [(STATIC, STATIC.with_bf16_rest), (STATIC.with_bf16_rest, STATIC)])
+def test_the_graph_of_the_one_is_copied_for_the_other(
+    first: Recipe, second: Recipe, outcome: Outcome, lab: ProcessLab
+) -> None:
+    make(lab.work, first, outcome)
+
+    built = lab.copy_of_the_same(second)
+
+    assert built is not None
+    assert (built.graph, built.io, built.fused_nodes, built.size_bytes) == ("model.xml", IO, {"MatMul": 3}, 13)
+    assert built.seconds < 9
+    assert {path.name: path.read_text() for path in lab.work.candidate(second).iterdir()} == FILES
+
+
+def test_a_graph_that_is_not_as_it_was_built_is_not_copied(lab: ProcessLab) -> None:
+    make(lab.work, STATIC)
+    (lab.work.candidate(STATIC) / "model.bin").write_text("torn")
+
+    assert lab.copy_of_the_same(STATIC.with_bf16_rest) is None
+
+
+def test_another_graph_is_not_copied(lab: ProcessLab) -> None:
+    make(lab.work, STATIC)
+
+    assert lab.copy_of_the_same(STATIC.model_copy(update={"options": ("per-channel",)})) is None
+    assert lab.copy_of_the_same(STATIC) is None
+
+
+def test_what_failed_before_a_graph_was_written_is_not_copied(lab: ProcessLab) -> None:
+    lab.work.save(CandidateRecord(facts=CandidateFacts(recipe=STATIC, outcome=Outcome.FAILED, reason="it crashed")))
+
+    assert lab.copy_of_the_same(STATIC.with_bf16_rest) is None
+
+
+# Exports
+
+
+class Exporter:
+    """Stands in for the worker: writes a graph with its weights apart, and counts."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.count = 0
+        monkeypatch.setattr(ProcessLab, "_worker", self._worker)
+
+    @contextmanager
+    def _worker(self, _: str) -> Iterator[Exporter]:
+        yield self
+
+    def call(self, method: str, *, timeout_seconds: float, out: str, flavour: str) -> dict[str, Any]:
+        assert (method, flavour) == ("export", "fused")
+        self.count += 1
+        folder = Path(out)
+        folder.mkdir(parents=True, exist_ok=True)
+        (folder / "model.onnx").write_text("graph")
+        (folder / "model.onnx.data").write_text("weights")
+        graph = str(folder / "model.onnx")
+        facts = ExportedFacts(graph=graph, io=IO, fused_nodes={}, how="builder", parameters=7, seconds=1.0)
+        return facts.model_dump(mode="json")
+
+
+@pytest.fixture
+def exporter(monkeypatch: pytest.MonkeyPatch) -> Exporter:
+    return Exporter(monkeypatch)
+
+
+def exported(lab: ProcessLab, work: Path) -> ExportedFacts:
+    """As the next run has it, which reaches the work folder by the path `work`."""
+    return ProcessLab(lab.subject, WorkFolder(work), ()).exported("fused", timeout_seconds=60)
+
+
+def test_an_export_is_found_by_whatever_path_the_store_is_reached(
+    lab: ProcessLab, exporter: Exporter, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    first = exported(lab, Path("store/work"))
+    (tmp_path / "store").rename(tmp_path / "moved")
+    second = exported(lab, tmp_path / "moved" / "work")
+
+    assert exporter.count == 1
+    assert Path(first.graph) == Path("store/work/export/fused/model.onnx")
+    assert Path(second.graph) == tmp_path / "moved/work/export/fused/model.onnx"
+    assert second.model_copy(update={"graph": first.graph}) == first
+
+
+@pytest.mark.parametrize("name", ["model.onnx", "model.onnx.data"])
+@pytest.mark.parametrize("damage", ["change", "delete"])
+def test_an_export_that_is_not_as_it_was_written_is_written_again(
+    lab: ProcessLab, exporter: Exporter, name: str, damage: str
+) -> None:
+    exported(lab, lab.work.path)
+    file = lab.work.export("fused") / name
+    if damage == "change":
+        file.write_text("torn")
+    else:
+        file.unlink()
+    exported(lab, lab.work.path)
+
+    assert exporter.count == 2
+    assert file.read_text() == {"model.onnx": "graph", "model.onnx.data": "weights"}[name]
+    exported(lab, lab.work.path)
+    assert exporter.count == 2
+
+
+def test_an_export_of_an_earlier_version_is_written_again_and_nothing_of_it_stays(
+    lab: ProcessLab, exporter: Exporter
+) -> None:
+    """Those had their facts in the folder itself, without digests."""
+    folder = lab.work.export("fused")
+    folder.mkdir(parents=True)
+    facts = ExportedFacts(graph=str(folder / "m.onnx"), io=IO, fused_nodes={}, how="torch", parameters=7, seconds=1.0)
+    (folder / "facts.json").write_text(facts.model_dump_json())
+
+    assert exported(lab, lab.work.path).how == "builder"
+    assert sorted(path.name for path in folder.iterdir()) == ["model.onnx", "model.onnx.data"]

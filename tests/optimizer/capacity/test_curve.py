@@ -1,0 +1,72 @@
+"""The measuring of a replica, against real servers that are slow, broken or both."""
+
+from __future__ import annotations
+
+import os
+
+import pytest
+
+from penstock_optimizer.capacity import curve as capacity
+from penstock_optimizer.capacity import steps as capacity_steps
+from penstock_optimizer.capacity.curve import CapacityFailed, Measured, Replica, ReplicaBroken, measure_capacity
+from penstock_optimizer.load.spec import RequestBody
+from tests.optimizer.load.known_server import Answer, ok, serving
+
+FAILS = b"HTTP/1.1 500 Internal Server Error\r\ncontent-length: 4\r\n\r\noops"
+
+
+@pytest.fixture(autouse=True)
+def _short_tries(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name, seconds in {
+        "SATURATION_SECONDS": 0.3,
+        "LONGEST_SECONDS": 0.8,
+        "LEAST_SECONDS": 0.3,
+        "MOST_SECONDS": 0.3,
+        "WARM_UP_SECONDS": 0.1,
+    }.items():
+        monkeypatch.setattr(capacity, name, seconds)
+    monkeypatch.setattr(capacity_steps, "VOTES", 1)
+
+
+def measured(answer: Answer, *, seconds_left: float = 600.0) -> Measured:
+    """Of a server that answers so; the objective is out of its reach, so that the curve is short."""
+    with serving(answer) as url:
+        return measure_capacity(
+            Replica(url, os.getpid()),
+            [RequestBody(body='{"inputs":"x"}')],
+            p95_objective=1.0,
+            load_cpus=(),
+            seconds_left=lambda: seconds_left,
+        )
+
+
+def test_a_server_that_takes_longer_than_the_first_try_is_slow_and_not_broken() -> None:
+    found = measured(lambda number, _: (0.9 if number <= capacity.CLIENTS else 0.1, ok()))
+
+    assert found.saturation_per_second > 0
+    assert found.curve.points
+
+
+def test_nor_is_one_whose_answers_take_longer_than_a_request_may_later(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(capacity, "REQUEST_SECONDS", 0.4)
+
+    found = measured(lambda number, _: (0.7 if number <= 3 * capacity.CLIENTS else 0.1, ok()))
+
+    assert found.saturation_per_second > 0
+
+
+def test_a_server_whose_every_answer_is_an_error_is_broken() -> None:
+    with pytest.raises(ReplicaBroken, match=r"no request was answered: \{'500': \d+\}, first: 500 oops"):
+        measured(lambda *_: (0.01, FAILS))
+
+
+def test_a_server_that_is_not_known_to_be_broken_is_only_not_measured() -> None:
+    with pytest.raises(CapacityFailed, match="none of 32 clients had an answer within 1 s") as failed:
+        measured(lambda *_: (1.5, ok()))
+    assert not isinstance(failed.value, ReplicaBroken)
+
+
+def test_longer_tries_keep_to_the_budget() -> None:
+    with pytest.raises(CapacityFailed, match="the time budget was spent") as failed:
+        measured(lambda *_: (1.5, ok()), seconds_left=0.3 + 0.1 + capacity.OVERHEAD_SECONDS + 0.1)
+    assert not isinstance(failed.value, ReplicaBroken)

@@ -1,0 +1,293 @@
+"""The optimisation from end to end, with real engines, processes and a real server, on a model of two small layers."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from penstock.errors import CorruptModel, HostError, ModelNotFound, SpecError, UnsupportedModel
+from penstock.manifest import Manifest, Outcome
+from penstock.recipe import Batching
+from penstock_optimizer.capacity.curve import CapacityFailed, ReplicaBroken, replica
+from penstock_optimizer.job.artefact import digests
+from penstock_optimizer.job.optimise import optimise, prepare
+from penstock_optimizer.job.progress import Stage
+from penstock_optimizer.job.work_folder import locked
+from penstock_optimizer.search.recipes import TEACHER
+from penstock_runtime.batching.collate import run_rows
+from penstock_runtime.host import read_host
+from penstock_runtime.serving.loaded_model import load_artefact
+from tests.optimizer.end_to_end.optimising import QUICK, Made, endpoint
+from tests.optimizer.end_to_end.small_model import HIDDEN
+
+BROKEN = "onnxruntime int8-dynamic"
+
+pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("short_points")]
+
+
+@pytest.fixture(scope="module")
+def made(model: Path, tmp_path_factory: pytest.TempPathFactory) -> Made:
+    """Three candidates, one of which cannot be made."""
+    store = tmp_path_factory.mktemp("store")
+    wanted = endpoint(model, QUICK, objective={"latency": {"p95Milliseconds": 100}})
+    baseline = prepare(wanted, store=store, models=store).artefact
+    folder = store / f"{baseline.name.removesuffix('.baseline')}.work" / "candidates"
+    folder.mkdir(parents=True)
+    (folder / BROKEN.replace(" ", "-")).write_text("a file where its folder would be")
+    return Made(wanted, store)
+
+
+def test_the_artefact_is_whole_and_serves(made: Made) -> None:
+    assert digests(made.artefact) == made.manifest.files
+    loaded = load_artefact(made.artefact, "chosen", read_host())
+    try:
+        prepared = loaded.task.prepare(loaded.task.parse("the school of music", {}))
+        (outputs,) = run_rows(loaded.engine.run, loaded.io, prepared.rows)
+        answer = loaded.task.assemble(prepared, [loaded.task.reduce(prepared.rows[0], outputs)])
+    finally:
+        loaded.close()
+
+    assert np.asarray(answer).reshape(-1).shape == (HIDDEN,)
+    assert np.isfinite(np.asarray(answer)).all()
+
+
+def test_what_is_chosen_may_serve_and_every_candidate_has_its_reason(made: Made) -> None:
+    by_outcome: dict[Outcome, list[str]] = {}
+    for candidate in made.manifest.candidates:
+        assert candidate.reason
+        by_outcome.setdefault(candidate.outcome, []).append(candidate.recipe.name)
+    (chosen,) = by_outcome[Outcome.CHOSEN]
+    facts = next(one for one in made.manifest.candidates if one.recipe.name == chosen)
+
+    assert facts.recipe == made.manifest.chosen.plan.recipe
+    assert facts.verdict is not None
+    assert facts.verdict.passed
+    assert Outcome.SKIPPED in by_outcome  # OpenVINO, left out by the endpoint
+    order = list(Batching)
+    assert order.index(made.manifest.chosen.plan.batching) <= order.index(Batching(facts.verdict.batching))
+
+
+def test_the_evidence_is_complete(made: Made) -> None:
+    manifest = made.manifest
+    teacher = next(one for one in manifest.candidates if one.recipe == TEACHER)
+
+    assert [point.tokens for point in teacher.latency] == [8, 16, 32, 64]
+    assert teacher.fused_nodes["Attention"] == 2
+    assert set(manifest.speed_up) == {8, 16, 32, 64}
+    # Under one, where the machine was as busy while the one was measured as while the other was.
+    assert all(share.share > 0 for share in manifest.gemm)
+    assert manifest.capacity.p95_objective_milliseconds in {100, None}
+    assert not manifest.cut_short
+    assert len(manifest.gemm) == 4
+    assert manifest.capacity.points
+    assert (manifest.serving_rss_bytes or 0) > 10e6
+    assert manifest.trials
+    assert manifest.toolchain["onnxruntime"]
+    assert manifest.chosen.plan.summary.split(",")[0] in (made.artefact / "report.html").read_text()
+
+
+def test_events_count_up_and_end_with_the_artefact(made: Made) -> None:
+    last = made.events[-1]
+
+    assert (last.stage, last.facts["artefact"], last.facts["found"]) == (Stage.DONE, str(made.artefact), False)
+    assert last.step == last.steps
+    steps = [event.step for event in made.events]
+    assert steps == sorted(steps)
+    # The model lies here: nothing is fetched.
+    assert {event.stage for event in made.events} == set(Stage) - {Stage.DOWNLOAD}
+    for event in made.events:
+        json.loads(event.to_json_line())
+
+
+def test_nothing_but_the_results_stays_in_the_store(made: Made) -> None:
+    kinds = sorted(path.name.partition(".")[2] for path in made.store.iterdir())
+
+    assert kinds == ["", "baseline", "baseline.lock", "lock"]
+
+
+def test_the_second_time_it_is_found_by_its_key(made: Made) -> None:
+    again = Made(made.endpoint, made.store)
+
+    assert again.artefact == made.artefact
+    assert [event.facts.get("found") for event in again.events] == [True]
+    assert prepare(made.endpoint, store=made.store, models=made.store).finished
+    # Nobody needs the fp32 artefact any more.
+    assert not made.artefact.with_name(f"{made.artefact.name}.baseline").exists()
+
+
+@pytest.mark.parametrize("finds", [prepare, optimise])
+def test_what_a_run_left_that_was_killed_at_its_very_end_is_deleted_by_whoever_finds_the_artefact(
+    finds: Callable[..., object], made: Made, tmp_path: Path
+) -> None:
+    store = tmp_path / "store"
+    shutil.copytree(made.store, store)
+    key = made.artefact.name
+    work, replaced = store / f"{key}.work", store / f".{key}-abcd-old"
+    for folder in (work, replaced):
+        folder.mkdir()
+        (folder / "model.onnx").write_text("large")
+
+    # Not under anybody who is at work with it.
+    for lock in (f"{key}.lock", f"{key}.baseline.lock"):
+        with locked(store / lock, waiting=lambda: None):
+            finds(made.endpoint, store=store, models=store)
+        assert work.exists()
+        assert replaced.exists()
+    finds(made.endpoint, store=store, models=store)
+
+    assert sorted(path.name for path in store.iterdir()) == [key, f"{key}.baseline.lock", f"{key}.lock"]
+
+
+def test_what_a_larger_budget_goes_on_from_is_kept_beside_the_artefact(made: Made, tmp_path: Path) -> None:
+    store = tmp_path / "store"
+    shutil.copytree(made.store, store)
+    manifest = made.manifest.model_copy(update={"cut_short": True})
+    (store / made.artefact.name / "manifest.json").write_text(manifest.model_dump_json())
+    work = store / f"{made.artefact.name}.work"
+    work.mkdir()
+    Made(made.endpoint, store)
+
+    assert work.exists()
+
+
+@pytest.mark.parametrize("which", ["chosen", "baseline"])
+def test_a_damaged_artefact_is_made_again(
+    which: str, made: Made, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    store = tmp_path / "store"
+    shutil.copytree(made.store, store)
+    served = made.manifest.chosen if which == "chosen" else made.manifest.baseline
+    path = store / made.artefact.name / served.path
+    os.truncate(path, path.stat().st_size - 1)
+
+    # A quick start looks only at what it serves; fp32 itself may be chosen, where int8 gains nothing that day.
+    fall_back_only = served.path != made.manifest.chosen.path
+    assert prepare(made.endpoint, store=store, models=store).finished is fall_back_only
+    again = Made(made.endpoint, store)
+
+    assert not any(event.facts.get("found") for event in again.events)
+    assert digests(again.artefact) == again.manifest.files
+    assert f"{path} is not the file that was optimised" in caplog.text
+
+
+def test_an_artefact_that_lacks_a_file_is_not_found(made: Made, tmp_path: Path) -> None:
+    store = tmp_path / "store"
+    shutil.copytree(made.store, store)
+    (store / made.artefact.name / made.manifest.chosen.path).unlink()
+
+    assert not prepare(made.endpoint, store=store, models=store).finished
+
+
+def test_a_damaged_fp32_artefact_is_made_again(model: Path, tmp_path: Path) -> None:
+    prepared = prepare(endpoint(model, QUICK), store=tmp_path, models=tmp_path)
+    (prepared.artefact / "tokenizer.json").write_text("{}")
+
+    again = prepare(endpoint(model, QUICK), store=tmp_path, models=tmp_path)
+
+    assert again == prepared
+    assert digests(again.artefact) == Manifest.load(again.artefact).files
+
+
+def test_fp32_can_be_served_within_seconds(model: Path, tmp_path: Path) -> None:
+    prepared = prepare(endpoint(model, QUICK), store=tmp_path, models=tmp_path)
+    manifest = Manifest.load(prepared.artefact)
+
+    assert not prepared.finished
+    assert manifest.chosen == manifest.baseline
+    assert manifest.chosen.plan.recipe == TEACHER
+    loaded = load_artefact(prepared.artefact, "baseline", read_host())
+    loaded.close()
+    assert prepare(endpoint(model, QUICK), store=tmp_path, models=tmp_path) == prepared
+
+
+def test_a_candidate_that_cannot_be_made_is_on_record_and_the_rest_goes_on(made: Made) -> None:
+    failed = next(one for one in made.manifest.candidates if one.recipe.name == BROKEN)
+
+    assert failed.outcome is Outcome.FAILED
+    assert "Exists" in failed.reason or "Directory" in failed.reason
+    assert made.manifest.chosen.plan.recipe != failed.recipe
+
+
+@pytest.mark.parametrize(
+    ("spec", "error", "words"),
+    [
+        ({"model": "file:///nowhere/at/all"}, ModelNotFound, "not there"),
+        ({"serving": {"maxInputTokens": 65}}, SpecError, "64"),
+        ({"serving": {"maxInputTokens": 2}}, UnsupportedModel, "no room"),
+        ({"task": "fill-mask"}, UnsupportedModel, "no head for fill-mask"),
+        ({"optimization": {"mode": "Pinned", "artefact": f"sha256:{'a' * 64}"}}, SpecError, "mode is Pinned"),
+        ({"cores": 256}, HostError, "256"),
+    ],
+)
+def test_what_cannot_be_optimised_is_an_error_before_anything_is_made(
+    model: Path, tmp_path: Path, spec: dict[str, Any], error: type[Exception], words: str
+) -> None:
+    with pytest.raises(error, match=words):
+        optimise(endpoint(model, **{"optimization": QUICK, **spec}), store=tmp_path, models=tmp_path)
+
+    assert not list(tmp_path.iterdir())
+
+
+def test_a_model_without_a_fast_tokenizer_is_named_before_anything_is_made(model: Path, tmp_path: Path) -> None:
+    slow, store = tmp_path / "slow", tmp_path / "store"
+    shutil.copytree(model, slow)
+    (slow / "tokenizer.json").unlink()
+
+    with pytest.raises(CorruptModel, match=rf"{slow} has no tokenizer\.json"):
+        prepare(endpoint(slow, QUICK), store=store, models=store)
+
+    assert not store.exists()
+
+
+def test_an_endpoint_that_refuses_long_texts_is_measured_with_requests_that_fit(model: Path, tmp_path: Path) -> None:
+    serving = {"maxInputTokens": 5, "truncate": False}
+    found = Made(endpoint(model, QUICK, task="sentence-similarity", serving=serving), tmp_path).manifest
+
+    assert found.candidates[0].outcome in {Outcome.TEACHER, Outcome.CHOSEN}
+    assert found.capacity.points
+
+
+@pytest.mark.parametrize("task", ["feature-extraction", "sentence-similarity"])
+def test_a_model_without_special_tokens_is_optimised_though_some_texts_have_no_token(
+    task: str, model: Path, tmp_path: Path
+) -> None:
+    bare, store = tmp_path / "bare", tmp_path / "store"
+    shutil.copytree(model, bare)
+    for file, change in (
+        ("tokenizer.json", {"post_processor": None}),
+        ("tokenizer_config.json", {"tokenizer_class": "PreTrainedTokenizerFast"}),
+    ):
+        (bare / file).write_text(json.dumps(json.loads((bare / file).read_bytes()) | change))
+
+    found = Made(endpoint(bare, QUICK, task=task), store).manifest
+
+    assert found.candidates[0].outcome in {Outcome.TEACHER, Outcome.CHOSEN}
+    assert found.capacity.points
+
+
+def test_a_server_that_cannot_start_says_why(made: Made, tmp_path: Path) -> None:
+    broken = tmp_path / "broken"
+    shutil.copytree(made.artefact, broken)
+    (broken / made.manifest.chosen.path).write_bytes(b"not a graph")
+    with (
+        pytest.raises(ReplicaBroken, match="is not the file that was optimised"),
+        replica(broken, cores=1, cpus=(), log=tmp_path / "log", start_seconds=60),
+    ):
+        pytest.fail("it started")
+
+
+def test_a_server_without_time_to_start_is_not_started(tmp_path: Path) -> None:
+    with (
+        pytest.raises(CapacityFailed, match="time budget"),
+        replica(tmp_path, cores=1, cpus=(), log=tmp_path / "log", start_seconds=0.5),
+    ):
+        pytest.fail("it started")
+
+    assert not (tmp_path / "log").exists()

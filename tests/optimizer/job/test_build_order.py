@@ -1,0 +1,93 @@
+"""What is made first: what promises most for its seconds."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from penstock.hardware import Isa
+from penstock.recipe import BF16_REST, EngineName, Precision, Recipe
+from penstock_optimizer.job.build_order import by_gain, expectation
+from penstock_optimizer.search.recipes import candidate_recipes
+
+ALL = (tuple(EngineName), tuple(Precision))
+RECIPES = {isa: candidate_recipes(isa, *ALL).recipes[1:] for isa in Isa}
+TUNED = "compensated per-channel smooth"
+LIMITED = "compensated per-channel reduced-range smooth"
+
+
+def names(isa: Isa) -> list[str]:
+    return [recipe.name for recipe in by_gain(RECIPES[isa], isa)]
+
+
+@pytest.mark.parametrize(
+    ("isa", "first"),
+    [
+        (
+            Isa.AMX,
+            [
+                "openvino bf16",
+                f"native int8-rowwise {TUNED}",
+                f"openvino int8-static bf16-rest {TUNED}",
+                f"openvino int8-static {TUNED}",
+                f"onnxruntime int8-static {TUNED}",
+                f"onnxruntime int8-dynamic {TUNED}",
+                f"native int8-rowwise 6-bit-weights {TUNED}",
+            ],
+        ),
+        (
+            Isa.AVX512_VNNI,
+            [f"native int8-rowwise {TUNED}", f"openvino int8-static {TUNED}", f"onnxruntime int8-static {TUNED}"],
+        ),
+        (
+            Isa.AVX2,
+            [
+                "onnxruntime int8-dynamic per-channel reduced-range",
+                f"native int8-rowwise {TUNED}",
+                f"onnxruntime int8-static {LIMITED}",
+            ],
+        ),
+    ],
+)
+def test_what_is_made_in_a_second_does_not_wait_for_what_takes_twenty(isa: Isa, first: list[str]) -> None:
+    assert names(isa)[: len(first)] == first
+
+
+@pytest.mark.parametrize("isa", Isa)
+def test_the_yardstick_that_is_hardly_ever_served_comes_last(isa: Isa) -> None:
+    assert names(isa)[-1] == "onnxruntime int8-dynamic"
+
+
+@pytest.mark.parametrize("isa", [isa for isa in Isa if isa.has_bf16])
+def test_a_graph_that_is_there_already_is_used_next(isa: Isa) -> None:
+    order = by_gain(RECIPES[isa], isa)
+    shared = [index for index, recipe in enumerate(order) if recipe.as_built != recipe or BF16_REST in recipe.options]
+
+    assert shared
+    for index in shared:
+        assert order[index].as_built in {order[index - 1], order[index + 1]}
+
+
+@given(st.sampled_from(Isa), st.data())
+def test_every_recipe_has_its_turn_once(isa: Isa, data: st.DataObject) -> None:
+    some = data.draw(st.lists(st.sampled_from(RECIPES[isa]), unique=True))
+
+    assert sorted(by_gain(some, isa), key=str) == sorted(some, key=str)
+
+
+@pytest.mark.parametrize("isa", Isa)
+def test_expectations_are_sane(isa: Isa) -> None:
+    for recipe in RECIPES[isa]:
+        found = expectation(recipe, isa)
+        assert found.build_seconds > 0
+        assert 0 <= found.accepted <= 1
+        assert 0 <= found.gain < 5
+
+
+def test_recipes_of_one_graph_agree_in_what_it_is_built_from() -> None:
+    plain = Recipe(engine=EngineName.OPENVINO, precision=Precision.INT8_STATIC, options=("per-channel", "smooth"))
+
+    assert plain.with_bf16_rest.options == (BF16_REST, "per-channel", "smooth")
+    assert plain.with_bf16_rest.as_built == plain.as_built == plain
+    assert plain.with_bf16_rest.with_bf16_rest == plain.with_bf16_rest

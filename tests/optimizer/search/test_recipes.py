@@ -1,0 +1,104 @@
+"""The candidates of each instruction set."""
+
+from __future__ import annotations
+
+import pytest
+
+from penstock.hardware import Isa
+from penstock.recipe import EngineName, Precision
+from penstock_optimizer.search import recipes
+from penstock_optimizer.search.recipes import OPTIONS, TEACHER, candidate_recipes
+
+ALL = (tuple(EngineName), tuple(Precision))
+
+
+def names(isa: Isa, engines: tuple[EngineName, ...] = ALL[0], precisions: tuple[Precision, ...] = ALL[1]) -> list[str]:
+    return [recipe.name for recipe in candidate_recipes(isa, engines, precisions).recipes]
+
+
+@pytest.mark.parametrize("isa", Isa)
+def test_the_teacher_comes_first_and_nothing_comes_twice(isa: Isa) -> None:
+    found = candidate_recipes(isa, *ALL)
+
+    assert found.recipes[0] == TEACHER
+    everything = [*found.recipes, *(skipped.recipe for skipped in found.skipped)]
+    assert len(set(everything)) == len(everything)
+
+
+@pytest.mark.parametrize("isa", Isa)
+def test_every_option_is_one_that_its_engine_knows(isa: Isa) -> None:
+    found = candidate_recipes(isa, *ALL)
+
+    for recipe in [*found.recipes, *(skipped.recipe for skipped in found.skipped)]:
+        assert set(recipe.options) <= OPTIONS.get((recipe.engine, recipe.precision), frozenset())
+        assert list(recipe.options) == sorted(recipe.options)
+
+
+@pytest.mark.parametrize("isa", Isa)
+def test_int8_is_limited_where_sums_could_saturate_and_only_there(isa: Isa) -> None:
+    tuned = [recipe for recipe in candidate_recipes(isa, *ALL).recipes if recipes.SMOOTH in recipe.options]
+
+    assert tuned
+    for recipe in tuned:
+        saturates = not isa.has_int8_dot and recipe.engine is not EngineName.NATIVE  # whose sums are exact anywhere
+        assert (recipes.REDUCED_RANGE in recipe.options) is saturates
+
+
+@pytest.mark.parametrize(
+    ("isa", "second"),
+    [
+        (Isa.AVX2, "onnxruntime int8-static compensated per-channel reduced-range smooth"),
+        (Isa.AVX512, "onnxruntime int8-static compensated per-channel reduced-range smooth"),
+        (Isa.AVX512_VNNI, "native int8-rowwise compensated per-channel smooth"),
+        (Isa.AVX512_BF16, "native int8-rowwise compensated per-channel smooth"),
+        (Isa.AMX, "native int8-rowwise compensated per-channel smooth"),
+        (Isa.NEON, "onnxruntime int8-static compensated per-channel smooth"),
+    ],
+)
+def test_the_most_promising_recipe_comes_after_the_teacher(isa: Isa, second: str) -> None:
+    assert names(isa)[1] == second
+
+
+@pytest.mark.parametrize("isa", [Isa.NEON, Isa.NEON_DOT, Isa.NEON_I8MM, Isa.OTHER])
+def test_our_own_engine_is_for_processors_that_its_kernels_are_written_for(isa: Isa) -> None:
+    found = candidate_recipes(isa, *ALL)
+
+    (reason,) = {skipped.reason for skipped in found.skipped if skipped.recipe.engine is EngineName.NATIVE}
+    assert isa.value in reason
+    assert "AVX2" in reason
+
+
+@pytest.mark.parametrize("isa", [Isa.AVX2, Isa.AVX_VNNI, Isa.AVX512])
+def test_our_own_engine_is_tried_with_weights_of_8_bits_where_it_keeps_no_fewer(isa: Isa) -> None:
+    found = candidate_recipes(isa, *ALL)
+
+    tried = [recipe.name for recipe in found.recipes if recipe.engine is EngineName.NATIVE]
+    skipped = [one for one in found.skipped if one.recipe.engine is EngineName.NATIVE]
+    assert tried == ["native int8-rowwise compensated per-channel smooth"]
+    assert [one.recipe.options for one in skipped] == [("6-bit-weights", "compensated", "per-channel", "smooth")]
+    assert "8 bits" in skipped[0].reason
+
+
+def test_bf16_is_for_processors_that_have_it() -> None:
+    assert "openvino bf16" in names(Isa.AMX)
+    found = candidate_recipes(Isa.AVX512_VNNI, *ALL)
+    reasons = {skipped.recipe.name: skipped.reason for skipped in found.skipped}
+    assert "no native bf16" in reasons["openvino bf16"]
+    assert "no native bf16" in reasons["openvino int8-static bf16-rest compensated per-channel smooth"]
+
+
+@pytest.mark.parametrize("isa", [Isa.NEON, Isa.AVX2])
+def test_openvino_is_not_quantised_where_that_is_slower(isa: Isa) -> None:
+    assert [name for name in names(isa) if name.startswith("openvino")] == ["openvino fp32"]
+
+
+def test_what_the_endpoint_leaves_out_is_skipped_with_the_field_that_did_it() -> None:
+    found = candidate_recipes(Isa.AMX, (EngineName.ONNXRUNTIME,), (Precision.INT8_STATIC,))
+
+    assert [recipe.name for recipe in found.recipes] == [
+        "onnxruntime fp32",
+        "onnxruntime int8-static compensated per-channel smooth",
+    ]
+    reasons = {skipped.recipe.name: skipped.reason for skipped in found.skipped}
+    assert reasons["openvino fp32"] == "optimization.engines leaves openvino out"
+    assert reasons["onnxruntime int8-dynamic"] == "optimization.precisions leaves int8-dynamic out"

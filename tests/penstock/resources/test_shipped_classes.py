@@ -1,0 +1,94 @@
+"""Hardware classes: what they promise, what they ask for, and whom they let in."""
+
+from __future__ import annotations
+
+import pytest
+
+from penstock.errors import SpecError
+from penstock.hardware import CpuIdentity, Isa
+from penstock.resources.hardware_class import HardwareClass, HardwareClassSpec, Neuron
+from penstock.resources.shipped_classes import DEDICATED, HARDWARE_CLASSES
+
+ICE_LAKE = CpuIdentity(vendor="GenuineIntel", family=6, model=106, model_name="Xeon 8375C", isa=Isa.AVX512_VNNI)
+CASCADE_LAKE = CpuIdentity(
+    vendor="GenuineIntel", family=6, model=85, stepping=7, model_name="Xeon 8275CL", isa=Isa.AVX512_VNNI
+)
+SKYLAKE = CpuIdentity(vendor="GenuineIntel", family=6, model=85, stepping=4, model_name="Xeon", isa=Isa.AVX512)
+GRAVITON3 = CpuIdentity(vendor="0x41", family=8, model=0xD40, model_name="Neoverse V1", isa=Isa.NEON_I8MM)
+GENOA = CpuIdentity(vendor="AuthenticAMD", family=25, model=17, model_name="EPYC 9R14", isa=Isa.AVX512_BF16)
+SPR = CpuIdentity(vendor="GenuineIntel", family=6, model=143, model_name="Xeon 8488C", isa=Isa.AMX)
+
+
+def test_the_promised_classes_are_there() -> None:
+    promised = {"icelake", "cascadelake", "sapphirerapids", "zen4", "graviton3", "inf1", "inf2", "any"}
+    assert promised <= HARDWARE_CLASSES.keys()
+
+
+@pytest.mark.parametrize("name", HARDWARE_CLASSES)
+def test_every_class_is_a_valid_resource_that_says_what_it_is(name: str) -> None:
+    spec = HARDWARE_CLASSES[name]
+    resource = {"apiVersion": "penstock.dev/v1alpha1", "kind": "HardwareClass", "metadata": {"name": name}}
+    assert HardwareClass.from_object({**resource, "spec": spec.to_object()}).spec == spec
+    assert spec.description
+    assert any(toleration.key == DEDICATED for toleration in spec.tolerations)
+    assert bool(spec.node_selector_terms) == (name != "any")
+
+
+@pytest.mark.parametrize(
+    ("name", "cores", "requests"),
+    [
+        ("any", 3, {"cpu": 3}),
+        ("icelake", 3, {"cpu": 6}),
+        ("graviton3", 3, {"cpu": 3}),
+        ("zen4", 2, {"cpu": 4}),
+        ("zen4-full-cores", 2, {"cpu": 2}),
+        ("inf1", 4, {"cpu": 2, "aws.amazon.com/neuron": 1}),
+        ("inf1", 16, {"cpu": 8, "aws.amazon.com/neuron": 4}),
+        ("inf2", 2, {"cpu": 2, "aws.amazon.com/neuron": 1}),
+    ],
+)
+def test_a_pod_asks_for_whole_cores_with_all_their_threads(name: str, cores: int, requests: dict[str, int]) -> None:
+    assert HARDWARE_CLASSES[name].requests(cores) == requests
+
+
+@pytest.mark.parametrize(("cores", "remedy"), [(1, "Write 4"), (5, "Write 4 or 8"), (18, "Write 16 or 20")])
+def test_part_of_a_neuron_device_is_not_to_be_had(cores: int, remedy: str) -> None:
+    with pytest.raises(SpecError, match="are not whole devices, which have 4 each") as caught:
+        HARDWARE_CLASSES["inf1"].requests(cores)
+    assert (caught.value.field, caught.value.remedy) == ("spec.cores", remedy)
+
+
+def test_further_resources_are_asked_for_as_well() -> None:
+    spec = HardwareClassSpec(neuron=Neuron(cores_per_device=2), resources={"vpc.amazonaws.com/efa": 1})
+    assert spec.requests(4) == {"cpu": 4, "vpc.amazonaws.com/efa": 1, "aws.amazon.com/neuron": 2}
+
+
+@pytest.mark.parametrize(
+    ("name", "cpu", "words"),
+    [
+        ("icelake", ICE_LAKE, ""),
+        ("cascadelake", CASCADE_LAKE, ""),
+        ("sapphirerapids", SPR, ""),
+        ("zen4", GENOA, ""),
+        ("zen4-full-cores", GENOA, ""),
+        ("graviton3", GRAVITON3, ""),
+        ("any", SKYLAKE, ""),
+        ("inf1", SKYLAKE, ""),
+        (
+            "cascadelake",
+            SKYLAKE,
+            "hardwareClass cascadelake promises avx512-vnni, and the node has avx512: Xeon (Skylake",
+        ),
+        (
+            "icelake",
+            CASCADE_LAKE,
+            "hardwareClass icelake does not list the node's processor: Xeon 8275CL (Cascade Lake,",
+        ),
+        ("icelake", CASCADE_LAKE, "GenuineIntel family 6 model 85"),
+        ("graviton3", GENOA, "promises neon-i8mm, and the node has avx512-bf16"),
+    ],
+)
+def test_a_node_is_let_in_by_what_its_processor_is(name: str, cpu: CpuIdentity, words: str) -> None:
+    objection = HARDWARE_CLASSES[name].objection(cpu, name=name)
+    assert words in objection
+    assert bool(words) == bool(objection)

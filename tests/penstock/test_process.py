@@ -1,0 +1,104 @@
+"""A process ends when it is told to, also as the first one of a container, and while it has hardly begun."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import pytest
+
+from penstock.process import sigterm_interrupts
+
+BEGINS = """
+import os, sys, time
+{first}
+sys.stdout.write(f"{{os.getpid()}}\\n")
+sys.stdout.flush()
+while True:
+    time.sleep(0.05)  # busy with something else
+"""
+"""In short steps: Python looks for signals before each, and not once a wait has begun that the signal came just before.
+The event loops that our processes wait in are woken."""
+
+
+@contextmanager
+def first_of_a_container(code: str) -> Iterator[subprocess.Popen[str]]:
+    """Run it as process 1 of a PID namespace, until the block ends."""
+    if os.geteuid() != 0:
+        pytest.skip("a PID namespace takes root here")
+    words = ["unshare", "--pid", "--fork", "--kill-child", sys.executable, "-c", code]
+    with subprocess.Popen(words, stdout=subprocess.PIPE, text=True) as process:
+        try:
+            yield process
+        finally:
+            process.kill()
+
+
+def inner(process: subprocess.Popen[str]) -> int:
+    """The id outside of the namespace of its process 1."""
+    assert process.stdout is not None
+    assert process.stdout.readline() == "1\n"
+    return int(Path(f"/proc/{process.pid}/task/{process.pid}/children").read_text().split()[0])
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+def test_as_the_first_of_a_container_it_ends_at_once(number: signal.Signals) -> None:
+    code = BEGINS.format(first="from penstock.process import exit_on_signal; exit_on_signal()")
+    with first_of_a_container(code) as process:
+        os.kill(inner(process), number)
+
+        assert process.wait(20) == 128 + number
+
+
+def test_the_command_line_does_as_the_first_of_a_container() -> None:
+    waits = BEGINS.format(first="")
+    code = f"from penstock_cli import main as m; m.cli = lambda args: exec({waits!r}); m.main([])"
+    with first_of_a_container(code) as process:
+        os.kill(inner(process), signal.SIGTERM)
+
+        assert process.wait(20) == 128 + signal.SIGTERM
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGHUP])
+def test_a_signal_interrupts_only_while_it_is_asked_to(number: signal.Signals) -> None:
+    before = signal.getsignal(number)
+
+    with pytest.raises(KeyboardInterrupt), sigterm_interrupts():
+        signal.raise_signal(number)
+
+    assert signal.getsignal(number) is before
+
+
+def test_what_goes_on_without_its_terminal_is_not_interrupted_by_its_end() -> None:
+    before = signal.signal(signal.SIGHUP, signal.SIG_IGN)  # as `nohup` does
+    try:
+        with sigterm_interrupts():
+            signal.raise_signal(signal.SIGHUP)
+
+        assert signal.getsignal(signal.SIGHUP) is signal.SIG_IGN
+    finally:
+        signal.signal(signal.SIGHUP, before)
+
+
+def test_without_that_the_kernel_passes_over_it() -> None:
+    """What it is for: the day this fails, it is no longer needed."""
+    with first_of_a_container(BEGINS.format(first="")) as process:
+        os.kill(inner(process), signal.SIGTERM)
+
+        with pytest.raises(subprocess.TimeoutExpired):
+            process.wait(0.5)
+
+
+@pytest.mark.parametrize("module", ["penstock_runtime.pod", "penstock_optimizer.pod"])
+def test_pods_listen_before_they_import_what_takes_long(module: str) -> None:
+    code = (
+        f"import sys, {module}.__main__; print(sorted({{'asyncio', 'numpy', 'pydantic', 'uvloop'}} & set(sys.modules)))"
+    )
+    said = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout
+
+    assert said.strip() == "[]"

@@ -1,0 +1,124 @@
+"""A snapshot of the state of this process that a test must leave as it found it, and its restoration.
+
+Tests of one file, and of the files that pytest-xdist gives to the same worker, share a process. What one of them leaves
+behind (an environment variable, a signal handler, a limit) changes the results of others, and only in some orders.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import resource
+import signal
+import sys
+from dataclasses import dataclass, fields
+from typing import Any
+
+from penstock_runtime.host.pin import pin_process
+from penstock_runtime.silence import REFUSALS
+
+SET_BY_LIBRARIES = frozenset({*REFUSALS})
+"""Environment variables that imports set for the rest of the process, and that change no result."""
+SET_BY_PYTEST = frozenset({"PYTEST_CURRENT_TEST"})
+LIMITS = {
+    name: getattr(resource, name) for name in dir(resource) if name.startswith("RLIMIT_") and name != "RLIMIT_OFILE"
+}
+"""Of resources, by name. RLIMIT_OFILE is another name of RLIMIT_NOFILE."""
+SIGNALS = sorted(signal.valid_signals() - {signal.SIGKILL, signal.SIGSTOP, signal.SIGALRM})
+"""Those that can have a handler. pytest-timeout has another one of SIGALRM for each test."""
+
+
+@dataclass(frozen=True)
+class ProcessState:
+    """What a test could change for the tests after it."""
+
+    environment: dict[str, str]
+    directory: str
+    umask: int
+    cpus: set[int]
+    niceness: int
+    signal_handlers: dict[int, Any]
+    limits: dict[str, tuple[int, int]]
+    module_search_path: list[str]
+    recursion_limit: int
+    logging: dict[str, Any]
+    excepthook: Any
+
+    @classmethod
+    def now(cls) -> ProcessState:
+        """The present state."""
+        umask = os.umask(0o077)
+        os.umask(umask)
+        ours = SET_BY_LIBRARIES | SET_BY_PYTEST
+        return cls(
+            environment={name: value for name, value in os.environ.items() if name not in ours},
+            directory=os.getcwd(),  # noqa: PTH109 - a string, as os.chdir takes it
+            umask=umask,
+            cpus=os.sched_getaffinity(0),
+            niceness=os.getpriority(os.PRIO_PROCESS, 0),
+            signal_handlers={number: signal.getsignal(number) for number in SIGNALS},
+            limits={name: resource.getrlimit(number) for name, number in LIMITS.items()},
+            module_search_path=list(sys.path),
+            recursion_limit=sys.getrecursionlimit(),
+            logging=_logging(),
+            excepthook=sys.excepthook,
+        )
+
+    def differences(self, after: ProcessState) -> list[str]:
+        """A sentence for each field, and for each name in it, that is another one in `after`."""
+        found = []
+        for field in fields(self):
+            old, new = getattr(self, field.name), getattr(after, field.name)
+            if isinstance(old, dict):
+                found += [
+                    f"{field.name}[{name!r}]: {old.get(name)!r} before, {new.get(name)!r} after"
+                    for name in sorted(old.keys() | new.keys())
+                    if old.get(name) != new.get(name)
+                ]
+            elif old != new:
+                found.append(f"{field.name}: {old!r} before, {new!r} after")
+        return found
+
+    def restore(self) -> None:
+        """Bring the process back to this state, so that only the test that changed it fails."""
+        present = ProcessState.now()
+        for name in present.environment.keys() - self.environment.keys():
+            del os.environ[name]
+        os.environ.update(self.environment)
+        os.chdir(self.directory)
+        os.umask(self.umask)
+        if present.cpus != self.cpus:
+            pin_process(self.cpus)
+        for number, handler in self.signal_handlers.items():
+            if handler is not None and handler != present.signal_handlers[number]:
+                signal.signal(number, handler)
+        for name, limit in self.limits.items():
+            if limit != present.limits[name]:
+                resource.setrlimit(LIMITS[name], limit)
+        sys.path[:] = self.module_search_path
+        sys.setrecursionlimit(self.recursion_limit)
+        sys.excepthook = self.excepthook
+        logging.disable(self.logging["disable"])
+        logging.root.setLevel(self.logging["root level"])
+        logging.root.handlers[:] = [
+            *self.logging["root handlers"],
+            *(one for one in logging.root.handlers if _is_of_pytest(one)),
+        ]
+
+
+def _logging() -> dict[str, Any]:
+    ours = {
+        f"level of {name}": logger.level
+        for name, logger in logging.root.manager.loggerDict.items()
+        if name.startswith("penstock") and isinstance(logger, logging.Logger) and logger.level
+    }
+    return {
+        "disable": logging.root.manager.disable,
+        "root level": logging.root.level,
+        "root handlers": [one for one in logging.root.handlers if not _is_of_pytest(one)],
+        **ours,
+    }
+
+
+def _is_of_pytest(handler: logging.Handler) -> bool:
+    return type(handler).__module__.startswith("_pytest.")

@@ -1,0 +1,355 @@
+from __future__ import annotations
+
+import asyncio
+import math
+import threading
+from collections.abc import AsyncIterator, Awaitable
+from contextlib import asynccontextmanager
+from time import perf_counter
+from typing import TypeVar
+
+import pytest
+
+from penstock.recipe import Batching, Plan
+from penstock_runtime.batching.batcher import Batcher
+from penstock_runtime.batching.bounds import QueueBounds
+from penstock_runtime.batching.dispatcher import ALONE, LISTEN, Lane, Ran
+from penstock_runtime.batching.observer import Unobserved
+from penstock_runtime.errors import DeadlineExceeded, InferenceFailed
+from penstock_runtime.rows import Batch, Outputs, Row
+from tests.runtime.batching.echo import IO, POISON, EchoEngine, SleepyEngine, plan, row, rows, total
+
+T = TypeVar("T")
+
+
+@asynccontextmanager
+async def lane_of(engine: EchoEngine, served: Plan, *, tokens_per_second: int = 100) -> AsyncIterator[Lane]:
+    """`tokens_per_second`: of each stream, as the warm-up has measured; so slow that no row is brief."""
+    lane = Lane(Batcher(engine, IO, served, total, bounds=QueueBounds(), observer=Unobserved()))
+    lane.batcher.warmed(100 * tokens_per_second, 100.0)  # so long, that the test's own runs change little
+    try:
+        yield lane
+    finally:
+        engine.gate.set()
+        await lane.close()
+
+
+async def run(lane: Lane, wanted: list[Row], *, seconds: float = math.inf, caller: int = 0) -> Ran:
+    now = perf_counter()
+    return await lane.run(wanted, arrived=now, deadline=now + seconds, caller=caller)
+
+
+async def begun(engine: EchoEngine) -> None:
+    assert await asyncio.to_thread(engine.began.acquire, timeout=60)
+
+
+async def soon(awaitable: Awaitable[T]) -> T:
+    return await asyncio.wait_for(awaitable, 60)
+
+
+def test_a_request_gets_its_rows_back_in_order() -> None:
+    async def main() -> Ran:
+        async with lane_of(EchoEngine(streams=3), plan(Batching.EQUAL_LENGTH, streams=3)) as lane:
+            return await soon(run(lane, [Row([length] * length) for length in (9, 3, 9, 1, 30, 9)]))
+
+    ran = asyncio.run(main())
+
+    assert ran.reduced == [81.0, 9.0, 81.0, 1.0, 900.0, 81.0]
+    assert ran.queue_milliseconds >= 0
+    assert ran.inference_milliseconds > 0
+
+
+def test_no_rows_are_done_at_once() -> None:
+    async def main() -> Ran:
+        async with lane_of(EchoEngine(), plan()) as lane:
+            return await soon(run(lane, []))
+
+    assert asyncio.run(main()) == Ran([], 0.0, 0.0)
+
+
+def test_queue_and_inference_make_up_the_time_until_the_last_row() -> None:
+    async def main() -> tuple[Ran, float]:
+        engine = EchoEngine(streams=2)
+        async with lane_of(engine, plan(streams=2)) as lane:
+            engine.gate.clear()
+            busy = [asyncio.create_task(run(lane, [row(1)])) for _ in range(2)]
+            for _ in range(2):
+                await begun(engine)
+            before = perf_counter()
+            asked = asyncio.create_task(run(lane, rows([5, 6, 7])))
+            await asyncio.sleep(0)  # lets it come into the queue
+            assert lane.batcher.depth[0] == 3
+            await asyncio.sleep(0.05)  # is to be seen as time in the queue
+            engine.gate.set()
+            ran = await soon(asked)
+            await soon(asyncio.gather(*busy))
+            return ran, (perf_counter() - before) * 1e3
+
+    ran, passed = asyncio.run(main())
+
+    assert ran.queue_milliseconds >= 45
+    assert ran.queue_milliseconds + ran.inference_milliseconds <= passed + 0.01
+
+
+def test_one_failing_row_fails_its_request_and_no_other() -> None:
+    async def main() -> list[Ran | BaseException]:
+        engine = EchoEngine()
+        async with lane_of(engine, plan(Batching.EQUAL_LENGTH)) as lane:
+            wanted = [rows([4, 4]), [row(4), row(4, POISON), row(9)], rows([4])]
+            return await soon(asyncio.gather(*(run(lane, one) for one in wanted), return_exceptions=True))
+
+    first, second, third = asyncio.run(main())
+
+    assert isinstance(first, Ran)
+    assert isinstance(second, InferenceFailed)
+    assert isinstance(third, Ran)
+    assert (first.reduced, third.reduced) == ([28.0, 28.0], [28.0])
+
+
+def test_a_request_is_dropped_at_its_deadline_while_the_worker_is_busy() -> None:
+    async def main() -> float:
+        engine = EchoEngine()
+        async with lane_of(engine, plan()) as lane:
+            engine.gate.clear()
+            busy = asyncio.create_task(run(lane, [row(1)]))
+            await begun(engine)
+            later = asyncio.create_task(run(lane, [row(3)], seconds=600))
+            before = perf_counter()
+            with pytest.raises(DeadlineExceeded):
+                await soon(run(lane, [row(2)], seconds=0.05))
+            waited = perf_counter() - before
+            assert not busy.done()
+            assert not later.done()
+            engine.gate.set()
+            await soon(asyncio.gather(busy, later))
+            assert engine.batches == [[1], [3]]
+            return waited
+
+    assert 0.05 <= asyncio.run(main()) < 60
+
+
+def test_a_request_that_was_run_in_part_is_told_so_at_its_deadline() -> None:
+    class Stuck(EchoEngine):
+        def run(self, batch: Batch) -> Outputs:
+            if self.batches:
+                self.gate.clear()
+            return super().run(batch)
+
+    async def main() -> DeadlineExceeded:
+        engine = Stuck()
+        async with lane_of(engine, plan()) as lane:
+            with pytest.raises(DeadlineExceeded, match="not all of the request had started") as caught:
+                await soon(run(lane, rows([1, 2, 3]), seconds=2))
+            assert engine.batches == [[1], [2]]
+            return caught.value
+
+    assert asyncio.run(main()).remedy == "Send fewer texts in one request, or allow more time"
+
+
+def test_a_deadline_that_has_passed_before_the_request_waits_is_one_as_well() -> None:
+    async def main() -> None:
+        async with lane_of(EchoEngine(), plan()) as lane:
+            with pytest.raises(DeadlineExceeded):
+                await soon(run(lane, [row(2)], seconds=-1))
+            assert (await soon(run(lane, [row(2)]))).reduced == [14.0]
+
+    asyncio.run(main())
+
+
+def test_a_cancelled_request_costs_nothing() -> None:
+    async def main() -> None:
+        engine = EchoEngine()
+        async with lane_of(engine, plan()) as lane:
+            engine.gate.clear()
+            busy = asyncio.create_task(run(lane, [row(1)]))
+            await begun(engine)
+            gone = asyncio.create_task(run(lane, rows([2, 2])))
+            stays = asyncio.create_task(run(lane, [row(3)]))
+            await asyncio.sleep(0)  # lets both tasks begin
+            assert lane.batcher.depth == (3, 7)
+            gone.cancel()
+            with pytest.raises(asyncio.CancelledError):
+                await gone
+            assert lane.batcher.depth == (1, 3)
+            engine.gate.set()
+            await soon(asyncio.gather(busy, stays))
+            assert engine.batches == [[1], [3]]
+
+    asyncio.run(main())
+
+
+@pytest.mark.parametrize("streams", [1, 2])
+def test_whoever_waits_behind_clients_that_leave_before_a_stream_wakes_is_run_all_the_same(streams: int) -> None:
+    async def main() -> None:
+        engine = SleepyEngine(streams=streams)
+        async with lane_of(engine, plan(streams=streams)) as lane:
+            ahead = [asyncio.create_task(run(lane, [row(2)])) for _ in range(streams + 1)]
+            stays = asyncio.create_task(run(lane, [row(3)]))
+            await asyncio.sleep(0.01)
+            assert lane.batcher.depth == (2, 5)  # one is made ahead, and behind it nothing but the queue
+            for gone in ahead:
+                gone.cancel()
+            await asyncio.gather(*ahead, return_exceptions=True)
+            engine.awake.set()
+            assert (await soon(stays)).reduced == [21.0]
+            assert engine.batches == [[3]]
+
+    asyncio.run(main())
+
+
+def test_whoever_waits_behind_requests_that_expire_before_a_stream_wakes_is_run_all_the_same() -> None:
+    async def main() -> None:
+        engine = SleepyEngine()
+        async with lane_of(engine, plan()) as lane:
+            ahead = [asyncio.create_task(run(lane, [row(2)], seconds=0.05)) for _ in range(2)]
+            stays = asyncio.create_task(run(lane, [row(3)], seconds=600))
+            expired = await asyncio.gather(*ahead, return_exceptions=True)
+            assert [type(error) for error in expired] == [DeadlineExceeded] * 2
+            engine.awake.set()
+            assert (await soon(stays)).reduced == [21.0]
+            assert engine.batches == [[3]]
+
+    asyncio.run(main())
+
+
+def test_a_request_cancelled_while_it_runs_disturbs_nobody() -> None:
+    async def main() -> None:
+        engine = EchoEngine()
+        async with lane_of(engine, plan()) as lane:
+            engine.gate.clear()
+            gone = asyncio.create_task(run(lane, [row(1)]))
+            await begun(engine)
+            gone.cancel()
+            with pytest.raises(asyncio.CancelledError):
+                await gone
+            engine.gate.set()
+            assert (await soon(run(lane, [row(2)]))).reduced == [14.0]
+
+    asyncio.run(main())
+
+
+def test_thousands_of_requests_each_get_their_own() -> None:
+    async def main() -> None:
+        engine = EchoEngine(streams=4)
+        async with lane_of(engine, plan(Batching.PADDED, streams=4, padding=0.2)) as lane:
+
+            async def one(number: int) -> None:
+                wanted = [Row([number % 50 + part + 1] * (1 + (number * 7 + part) % 40)) for part in range(number % 4)]
+                ran = await run(lane, wanted)
+                assert ran.reduced == [float(sum(part.ids)) for part in wanted]
+
+            await asyncio.wait_for(asyncio.gather(*(one(number) for number in range(600))), 60)
+            assert max(map(len, engine.batches)) > 1
+            assert lane.batcher.depth == (0, 0)
+
+    asyncio.run(main())
+
+
+async def threads_of(engine: EchoEngine, lane: Lane, count: int, length: int = 3, *, caller: int = 0) -> list[str]:
+    """Where each of so many requests ran, one after the other."""
+    where: list[str] = []
+    for _ in range(count):
+        engine.threads.clear()
+        await soon(run(lane, [row(length)], caller=caller))
+        where += engine.threads
+    return where
+
+
+HERE = threading.current_thread().name
+
+
+BETWEEN = 600
+"""Tokens a second of each of two streams: 3 tokens take 2.5 ms, too long to be brief, and not too long for the loop."""
+
+
+def test_one_client_after_the_other_is_answered_in_the_loops_thread_which_listens_at_times() -> None:
+    async def main() -> list[str]:
+        engine = EchoEngine(streams=2)
+        async with lane_of(engine, plan(streams=2), tokens_per_second=BETWEEN) as lane:
+            return await threads_of(engine, lane, 4 * LISTEN)
+
+    where = asyncio.run(main())
+
+    listened = {LISTEN * turn - 1 for turn in range(1, 5)}
+    assert [thread == HERE for thread in where] == [
+        index >= ALONE and index not in listened for index in range(len(where))
+    ]
+
+
+def test_company_ends_it() -> None:
+    async def main() -> list[str]:
+        engine = EchoEngine(streams=2)
+        async with lane_of(engine, plan(streams=2), tokens_per_second=BETWEEN) as lane:
+            before = await threads_of(engine, lane, LISTEN - 1)
+            # The loop listens now: of three that come together the second hears of the first.
+            await soon(asyncio.gather(*(run(lane, [row(3)]) for _ in range(3))))
+            after = await threads_of(engine, lane, ALONE)
+            return before[-2:] + after
+
+    where = asyncio.run(main())
+
+    assert where[:2] == [HERE, HERE]
+    assert HERE not in where[2:]
+
+
+def test_another_caller_has_waited_for_a_loop_that_computed_and_ends_it() -> None:
+    async def main() -> list[str]:
+        engine = EchoEngine(streams=2)
+        async with lane_of(engine, plan(streams=2), tokens_per_second=BETWEEN) as lane:
+            await threads_of(engine, lane, ALONE)
+            same = await threads_of(engine, lane, 1)
+            # None meets another: each comes when the one before is answered.
+            return same + await threads_of(engine, lane, 2, caller=1)
+
+    same, *others = asyncio.run(main())
+
+    assert same == HERE
+    assert HERE not in others
+
+
+def test_long_rows_and_requests_of_several_rows_are_left_to_the_streams() -> None:
+    async def main() -> set[str]:
+        engine = EchoEngine()
+        async with lane_of(engine, plan(), tokens_per_second=500) as lane:  # 6 tokens are 12 ms
+            for length in (6, 6, 30):
+                await threads_of(engine, lane, ALONE, length)
+            engine.threads.clear()
+            for _ in range(ALONE + 2):
+                await soon(run(lane, rows([1, 1])))
+            return set(await threads_of(engine, lane, ALONE + 2, 6))
+
+    assert HERE not in asyncio.run(main())
+
+
+def test_what_fails_in_the_loops_thread_fails_alone() -> None:
+    async def main() -> list[str]:
+        engine = EchoEngine()
+        async with lane_of(engine, plan(), tokens_per_second=2 * BETWEEN) as lane:
+            await threads_of(engine, lane, ALONE)
+            engine.threads.clear()
+            with pytest.raises(InferenceFailed, match="poison"):
+                await soon(run(lane, [Row([POISON])]))
+            assert engine.threads == {HERE}
+            with pytest.raises(DeadlineExceeded):
+                await soon(run(lane, [row(3)], seconds=-1.0))
+            return await threads_of(engine, lane, 2)
+
+    assert asyncio.run(main()) == [HERE, HERE]
+
+
+def test_a_row_that_runs_in_the_loops_thread_has_all_cores_and_its_time_is_told() -> None:
+    async def main() -> tuple[list[int], Ran, float]:
+        engine = EchoEngine(streams=2)
+        async with lane_of(engine, plan(streams=2, wide_from=3), tokens_per_second=BETWEEN) as lane:
+            await threads_of(engine, lane, ALONE)
+            engine.wide.clear()
+            ran = await soon(run(lane, [row(3)]))
+            return engine.wide, ran, lane.batcher.tokens_per_second
+
+    wide, ran, rate = asyncio.run(main())
+
+    assert wide == [3]
+    assert ran.reduced == [21.0]
+    assert ran.inference_milliseconds > 0
+    assert 0 <= ran.queue_milliseconds < 30_000
+    assert rate > 2 * BETWEEN  # its rows took less than they were expected to

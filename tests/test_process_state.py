@@ -1,0 +1,71 @@
+"""The check of tests/conftest.py: a test that leaves this process changed fails, and the next one finds it restored."""
+
+from __future__ import annotations
+
+import logging
+import os
+import resource
+import signal
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from tests.process_state import ProcessState
+
+ROOT = Path(__file__).parents[1]
+
+LEAKING = """
+import os
+
+def test_leaks():
+    os.environ["PENSTOCK_LEFT"] = "1"
+
+def test_depends_on_it():
+    assert "PENSTOCK_LEFT" not in os.environ
+"""
+
+
+def lower_the_limit_of_open_files() -> None:
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (soft - 1, hard))
+
+
+CHANGES: dict[str, Callable[[], object]] = {
+    "environment": lambda: os.environ.update(PENSTOCK_LEFT="1"),
+    "directory": lambda: os.chdir("/"),
+    "umask": lambda: os.umask(0o137),
+    "signal_handlers": lambda: signal.signal(signal.SIGUSR2, signal.SIG_IGN),
+    "limits": lower_the_limit_of_open_files,
+    "module_search_path": lambda: sys.path.insert(0, "/nowhere"),
+    "recursion_limit": lambda: sys.setrecursionlimit(sys.getrecursionlimit() + 1),
+    "logging": lambda: logging.root.addHandler(logging.NullHandler()),
+    "excepthook": lambda: setattr(sys, "excepthook", print),
+}
+
+
+@pytest.mark.parametrize("field", CHANGES)
+def test_a_change_is_found_and_undone(field: str) -> None:
+    before = ProcessState.now()
+
+    CHANGES[field]()
+    differences = before.differences(ProcessState.now())
+    before.restore()
+
+    assert [one.partition(":")[0].partition("[")[0] for one in differences] == [field]
+    assert before.differences(ProcessState.now()) == []
+
+
+def test_the_test_that_changes_the_process_fails_and_the_next_one_does_not(tmp_path: Path) -> None:
+    file = tmp_path / "test_leaking.py"
+    file.write_text(LEAKING)
+    options = ["-q", "-p", "no:cacheprovider", "-p", "tests.conftest"]
+
+    result = subprocess.run(
+        [sys.executable, "-m", "pytest", *options, file], cwd=ROOT, capture_output=True, text=True, check=False
+    )
+
+    assert "2 passed, 1 error" in result.stdout
+    assert "environment['PENSTOCK_LEFT']: None before, '1' after" in result.stdout
