@@ -15,7 +15,7 @@ from dataclasses import dataclass, fields
 from typing import Any
 
 from penstock_runtime.host.pin import pin_process
-from penstock_runtime.silence import REFUSALS
+from penstock_runtime.no_telemetry import REFUSALS
 
 SET_BY_LIBRARIES = frozenset({*REFUSALS})
 """Environment variables that imports set for the rest of the process, and that change no result."""
