@@ -88,7 +88,7 @@ ENV PATH=/opt/penstock-code/bin:/opt/penstock/bin:/usr/bin:/bin \
 COPY --chmod=0755 dev/images/inside/penstock-container /usr/bin/penstock-container
 WORKDIR /
 USER 65532:65532
-ARG VERSION=0.1.0
+ARG VERSION=0.2.0
 LABEL org.opencontainers.image.vendor="Penstock" \
       org.opencontainers.image.licenses="Apache-2.0" \
       org.opencontainers.image.version="${VERSION}"

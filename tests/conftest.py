@@ -5,11 +5,13 @@ from __future__ import annotations
 import os
 from collections.abc import Iterator
 from contextlib import contextmanager
+from pathlib import Path
 
 import pytest
 from hypothesis import settings
 
 from penstock_runtime.host.pin import pin_process
+from tests import unit
 from tests.examples import THOROUGH, examples
 from tests.process_state import ProcessState
 
@@ -62,7 +64,25 @@ def _leaves_the_process_as_it_was() -> Iterator[None]:
         pytest.fail("left this process changed: " + "; ".join(differences))
 
 
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+def pytest_addoption(parser: pytest.Parser) -> None:
+    parser.addoption(unit.OPTION, action="store_true", help="only tests without root, cluster, browser and torch")
+
+
+def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool | None:
+    """Leave out files that are no unit tests before they are imported."""
+    if not config.getoption(unit.OPTION):
+        return None
+    if collection_path.is_dir():
+        return None if unit.holds_unit_files(collection_path) else True
+    is_test = collection_path.match("test_*.py")
+    return True if is_test and not unit.is_unit_file(collection_path) else None
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item], config: pytest.Config) -> None:
     """Files with slow tests come first: one that begins last keeps a single worker busy while the others are done."""
     slow = {item.path for item in items if item.get_closest_marker("slow")}
     items.sort(key=lambda item: item.path not in slow)
+    if config.getoption(unit.OPTION):
+        others = [item for item in items if not unit.is_unit_test(item)]
+        items[:] = [item for item in items if unit.is_unit_test(item)]
+        config.hook.pytest_deselected(items=others)

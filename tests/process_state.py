@@ -17,8 +17,8 @@ from typing import Any
 from penstock_runtime.host.pin import pin_process
 from penstock_runtime.no_telemetry import REFUSALS
 
-SET_BY_LIBRARIES = frozenset({*REFUSALS})
-"""Environment variables that imports set for the rest of the process, and that change no result."""
+SET_FOR_LIBRARIES = frozenset({*REFUSALS, "TOKENIZERS_PARALLELISM"})
+"""Environment variables that our code sets for the rest of a process, always to the same value."""
 SET_BY_PYTEST = frozenset({"PYTEST_CURRENT_TEST"})
 LIMITS = {
     name: getattr(resource, name) for name in dir(resource) if name.startswith("RLIMIT_") and name != "RLIMIT_OFILE"
@@ -49,7 +49,7 @@ class ProcessState:
         """The present state."""
         umask = os.umask(0o077)
         os.umask(umask)
-        ours = SET_BY_LIBRARIES | SET_BY_PYTEST
+        ours = SET_FOR_LIBRARIES | SET_BY_PYTEST
         return cls(
             environment={name: value for name, value in os.environ.items() if name not in ours},
             directory=os.getcwd(),  # noqa: PTH109 - a string, as os.chdir takes it

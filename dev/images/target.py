@@ -23,7 +23,7 @@ class Target:
     purpose: str
 
     def reference(self, version: str) -> str:
-        """The name under which a cluster finds it: `localhost/penstock-runtime:0.1.0`."""
+        """The name under which a cluster finds it: `localhost/penstock-runtime:0.2.0`."""
         return f"localhost/penstock-{self.name}:{version}"
 
 

@@ -2,4 +2,5 @@
 
 from penstock_operator.main import main
 
-main()
+if __name__ == "__main__":
+    main()

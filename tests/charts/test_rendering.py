@@ -72,9 +72,9 @@ def test_the_operator_is_kept_to_the_restricted_pod_security_standard(chart: Hel
             {
                 "PENSTOCK_OPERATOR_STORE_URI": "file:///var/lib/penstock/artefacts",
                 "PENSTOCK_OPERATOR_STORE_HOST_PATH": "/var/lib/penstock/artefacts",
-                "PENSTOCK_OPERATOR_RUNTIME_IMAGE": "localhost/penstock-runtime:0.1.0",
-                "PENSTOCK_OPERATOR_OPTIMIZER_IMAGE": "localhost/penstock-optimizer:0.1.0",
-                "PENSTOCK_OPERATOR_TOOLCHAIN": "0.1.0",
+                "PENSTOCK_OPERATOR_RUNTIME_IMAGE": "localhost/penstock-runtime:0.2.0",
+                "PENSTOCK_OPERATOR_OPTIMIZER_IMAGE": "localhost/penstock-optimizer:0.2.0",
+                "PENSTOCK_OPERATOR_TOOLCHAIN": "0.2.0",
             },
         ),
         (

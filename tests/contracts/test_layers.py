@@ -18,7 +18,7 @@ HEAVY = {
     },
     "openvino": {"runtime/penstock_runtime/engines/openvino.py", "runtime/penstock_optimizer/quantise/"},
     "nncf": {"runtime/penstock_optimizer/quantise/"},
-    "torch": {"runtime/penstock_optimizer/export/", "dev/benchmarks/"},
+    "torch": {"runtime/penstock_optimizer/export/"},
 }
 """Where each heavy library may be imported: one place each (a quantiser is tied to its engine's library)."""
 
@@ -61,7 +61,6 @@ def test_heavy_library_is_imported_in_its_place_only(library: str) -> None:
             "operator",
             "bench",
             "simulator",
-            "dev",
         ],
         cwd=ROOT,
         capture_output=True,

@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 
+import penstock
 from tools.run_tests import COMPUTING_TESTS, FULL_CLUSTER_TESTS
 
 ROOT = Path(__file__).parents[2]
@@ -47,7 +48,9 @@ def test_the_second_phase_looks_where_the_tests_on_the_whole_cluster_are() -> No
     ]
 
     assert [
-        path for path in uses if path != Path(__file__) and not any(path.is_relative_to(one) for one in folders)
+        path
+        for path in uses
+        if path.parent != Path(__file__).parent and not any(path.is_relative_to(one) for one in folders)
     ] == []
     assert all(any(path.is_relative_to(one) for path in uses) for one in folders)
 
@@ -58,6 +61,20 @@ def test_what_is_tested_beside_clusters_computes_and_starts_none(place: str) -> 
 
     assert tests
     assert [path for path in tests if re.search(r"\b(control_plane|kubectl)\b", path.read_text())] == []
+
+
+@pytest.mark.parametrize(
+    ("file", "pattern"),
+    [
+        ("pyproject.toml", r'^version = "(.+)"$'),
+        ("penstock/__init__.py", r'^__version__ = "(.+)"$'),
+        ("Dockerfile", r"^ARG VERSION=(.+)$"),
+        ("charts/penstock/Chart.yaml", r"^version: (.+)$"),
+        ("charts/penstock/Chart.yaml", r"^appVersion: (.+)$"),
+    ],
+)
+def test_every_file_has_the_same_version(file: str, pattern: str) -> None:
+    assert re.findall(pattern, (ROOT / file).read_text(), re.MULTILINE) == [penstock.__version__]
 
 
 def test_nothing_is_left_to_be_done() -> None:

@@ -35,9 +35,9 @@ Json = dict[str, Any]
 BEGIN = datetime(2026, 11, 21, 12, 0, tzinfo=UTC)
 SCALERS = {"HorizontalPodAutoscaler", "ScaledObject"}
 SETTINGS = PlanSettings(
-    runtime_image="localhost/penstock-runtime:0.1.0",
-    optimizer_image="localhost/penstock-optimizer:0.1.0",
-    toolchain="0.1.0",
+    runtime_image="localhost/penstock-runtime:0.2.0",
+    optimizer_image="localhost/penstock-optimizer:0.2.0",
+    toolchain="0.2.0",
 )
 ICE_LAKE = {
     "vendor": "GenuineIntel",
