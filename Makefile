@@ -128,7 +128,7 @@ docs: $(VENV)/.unit ## Write the parts of docs/ that come from the code
 	@$(BIN)/python dev/tools/make_docs.py
 
 .PHONY: docs-site
-docs-site: $(VENV)/.test ## Build the site of the documents into site/, with all links checked
+docs-site: $(VENV)/.unit ## Build the site of the documents into site/, with all links checked
 	@NO_MKDOCS_2_WARNING=1 $(BIN)/python -m mkdocs build --strict --quiet
 
 .PHONY: lock
