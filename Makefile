@@ -128,8 +128,8 @@ docs: $(VENV)/.unit ## Write the parts of docs/ that come from the code
 	@$(BIN)/python dev/tools/make_docs.py
 
 .PHONY: docs-site
-docs-site: $(VENV)/.test ## Build the site of the documents into site/, with all links checked
-	@$(BIN)/python -m mkdocs build --strict --quiet
+docs-site: $(VENV)/.unit ## Build the site of the documents into site/, with all links checked
+	@NO_MKDOCS_2_WARNING=1 $(BIN)/python -m mkdocs build --strict --quiet
 
 .PHONY: lock
 lock: | $(UV) ## Choose newest versions again and write constraints.txt

@@ -18,8 +18,8 @@ ROOT = Path(__file__).parents[2]
 TEXT = (ROOT / "docs" / "reference" / "benchmarks.md").read_text(encoding="utf-8")
 COMMANDS = sorted(set(re.findall(r"python -m (benchmarks[\w.]*)", TEXT)))
 PROGRAMS = sorted(
-    path.relative_to(ROOT).with_suffix("").as_posix().replace("/", ".").removesuffix(".__main__")
-    for path in (ROOT / "benchmarks").rglob("*.py")
+    path.relative_to(ROOT / "dev").with_suffix("").as_posix().replace("/", ".").removesuffix(".__main__")
+    for path in (ROOT / "dev" / "benchmarks").rglob("*.py")
     if re.search(r"^@click\.command", path.read_text(encoding="utf-8"), flags=re.MULTILINE)
 )
 

@@ -1,4 +1,4 @@
-"""docs/explanation/cores.md says of every instruction set class what the code does."""
+"""docs/reference/machine.md lists every instruction set class with the properties that the code has."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from pathlib import Path
 
 from penstock.hardware import Isa
 
-PAGE = (Path(__file__).parents[3] / "docs" / "explanation" / "cores.md").read_text(encoding="utf-8")
+PAGE = (Path(__file__).parents[3] / "docs" / "reference" / "machine.md").read_text(encoding="utf-8")
 
 
 def test_the_table_of_classes_is_that_of_the_code() -> None:
