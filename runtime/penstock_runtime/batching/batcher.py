@@ -24,7 +24,7 @@ from penstock_runtime.batching.queue import (
     QueuedRow,
     RowQueue,
     TakenBatch,
-    Throughput,
+    TokenRate,
     deadline_exceeded,
 )
 from penstock_runtime.engines.base import Engine, Parallelism, RunsRows, run_of
@@ -130,7 +130,7 @@ class Batcher:
         self._bounds = bounds
         self._observer = observer
         self._queue = RowQueue(self._policy)
-        self._rate = Throughput(plan.streams)
+        self._rate = TokenRate(plan.streams)
         self._stream_count = plan.streams
         self._one_core = one_core and plan.streams == 1
         self._batches: dict[int, _Batch] = {}

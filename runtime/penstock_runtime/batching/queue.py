@@ -319,7 +319,7 @@ def _nearest(length: int, policy: BatchPolicy) -> Iterator[int]:
 
 
 @dataclass(slots=True)
-class Throughput:
+class TokenRate:
     """Throughput of all streams together while they are busy, tokens a second, measured from the batches."""
 
     streams: int
@@ -356,7 +356,7 @@ class QueueBounds:
     rows: int
     tokens: int
 
-    def check(self, rows: int, tokens: int, waiting_rows: int, waiting_tokens: int, rate: Throughput) -> None:
+    def check(self, rows: int, tokens: int, waiting_rows: int, waiting_tokens: int, rate: TokenRate) -> None:
         """Check that a request of `rows` and `tokens` fits.
 
         Overloaded if it does not fit now. InvalidInput if it would not fit into an empty queue: if such a request were
