@@ -3,11 +3,11 @@
 #   make images                                  with buildah, on a Debian base made on the spot; no registry is needed
 #   docker build --target runtime -t penstock-runtime .
 #
-# BASE is a Debian 13 (trixie), whose Python 3.13 everything runs on. docs/decisions/images.md says why all of this is so.
+# BASE is a Debian 13 (trixie), whose Python 3.13 everything runs on. The reasons are in docs/decisions/images.md.
 ARG BASE=docker.io/library/debian:trixie-slim
 
 # What the building machine needs to reach packages: apt.conf, pip.conf, ca.crt. Nothing here; a machine that needs it
-# says `--build-context machine=FOLDER`. It is mounted on /mnt, which is there and empty in every Debian, while a command
+# uses `--build-context machine=FOLDER`. It is mounted on /mnt, which is there and empty in every Debian, while a command
 # runs: nothing of it comes into a layer, not even a mount point. Likewise /media for the scripts that the build runs.
 FROM scratch AS machine
 
@@ -54,7 +54,7 @@ FROM builder AS operator-packages
 RUN --mount=type=bind,from=machine,target=/mnt --mount=type=bind,source=dev/images/inside,target=/media \
     sh /media/install-packages "operator" "any kubernetes"
 
-# Object stores that serving pods fetch from: s3 and, beside it, gs (some 45 MB more) and az (20): extras of pyproject.toml.
+# Object stores that serving pods fetch from: s3, with gs (some 45 MB more) and az (20) as options: extras of pyproject.toml.
 FROM builder AS runtime-packages
 ARG RUNTIME_STORES="s3"
 RUN --mount=type=bind,from=machine,target=/mnt --mount=type=bind,source=dev/images/inside,target=/media \
@@ -102,7 +102,7 @@ LABEL org.opencontainers.image.title="penstock-operator" \
 ENTRYPOINT ["penstock-operator"]
 
 
-# GET /healthz says that the process is alive, GET /readyz that it answers: the images' health checks. (An OCI image has
+# GET /healthz succeeds while the process is alive, GET /readyz while it answers: the images' health checks. (An OCI image has
 # no HEALTHCHECK; in Kubernetes the operator sets the probes.)
 FROM common AS runtime
 # numpy's library of matrix products counts the machine's CPUs, not the container's.
@@ -121,7 +121,7 @@ EXPOSE 8080
 ENTRYPOINT ["penstock-container", "penstock_runtime.pod"]
 
 
-# HAProxy and the process beside it, which needs nothing but Python itself.
+# HAProxy and its control process, which needs the standard library only.
 FROM common AS gateway
 USER 0:0
 # The account that HAProxy gets is dated by this, not by the day of the build.

@@ -13,5 +13,5 @@ FEWEST = 10
 
 
 def examples(count: int) -> int:
-    """Of so many."""
+    """The divisor of a property's examples, without PENSTOCK_TEST_THOROUGH."""
     return count if THOROUGH else max(min(count, FEWEST), count // 4)

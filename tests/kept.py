@@ -36,7 +36,7 @@ MAKES_GRAPHS = (
 CACHE = Path("~/.cache/penstock/tests").expanduser()
 FACTS = "facts.pickle"
 MOST = 4
-"""Folders of one name that stay: so many states of the code can be gone to and fro between."""
+"""Folders kept for one name, so that switching between branches makes nothing again."""
 
 
 @cache

@@ -1,4 +1,4 @@
-"""`penstock bench`: the published experiment on any endpoint, beside plain transformers, measured in turns.
+"""`penstock bench`: the published experiment on any endpoint, interleaved with plain transformers.
 
 `grid`, `judge`, `figures`, `results` and `tables` are pure; `sender` sends the requests from a process of its own,
 `baseline` is the server that we are compared with, `floor` the forward pass alone; `run_bench` does it all.

@@ -33,7 +33,7 @@ class BaselineMissing(PenstockError):
 
 
 def require_baseline() -> None:
-    """BaselineMissing names what is not installed, and says how to install it."""
+    """Raise BaselineMissing, with the missing packages and how to install them."""
     missing = [name for name in LIBRARIES if importlib.util.find_spec(name) is None]
     if missing:
         raise BaselineMissing(

@@ -1,4 +1,4 @@
-"""Requests of the experiment: `batch` texts of exactly so many tokens each, in the HF shape of the task."""
+"""Requests of the experiment: `batch` texts of an exact number of tokens each, in the HF shape of the task."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ def batch_bodies(
 ) -> tuple[RequestBody, ...]:
     """`count` different requests of `batch` texts. For pairs, `tokens` is the length of the pair.
 
-    A batch of sentence-similarity is so many sentences for one source, one of text-ranking so many texts for one query.
+    The batch is the number of sentences for one source (sentence-similarity), or of texts for one query (text-ranking).
     """
     if task in {TaskName.TEXT_RANKING, TaskName.SENTENCE_SIMILARITY}:
         maker = TextMaker(tokenizer, seed=seed)

@@ -33,7 +33,7 @@ class CellSpec(Frozen):
     """Requests of both are sent and not recorded. A server that was stopped meanwhile has cold caches."""
     seconds: float = Field(default=1.0, gt=0)
     minimum_requests: int = Field(default=3, ge=1)
-    """Go on beyond `seconds` until so many are answered: at 5 s a request, one second shows nothing."""
+    """Continue beyond `seconds` until this many are answered: at 5 s a request, one second shows nothing."""
     maximum_seconds: float = Field(default=60.0, gt=0)
     """Stop by then, whatever was answered."""
     timeout_seconds: float = Field(default=60.0, gt=0)
@@ -79,8 +79,8 @@ class CellResult(Frozen):
     """CPUs' worth of time that neither the server nor this client spent on the server's CPUs: other processes, and what
     the hypervisor took away. Noise."""
     client_goes_first: bool = False
-    """Whether the client, once it had something to do, went before other programs on its CPUs: by a short
-    time slice (`load.time_slice`), or as whoever started it has let it run in real time."""
+    """Whether the client had priority over other programs on its CPUs: by a short time slice (`load.time_slice`), or
+    because it was started with real-time priority."""
     send_lag_p99_milliseconds: float = 0.0
     """Even rate: how late the client itself was."""
     header_means: dict[str, float] = Field(default_factory=dict)

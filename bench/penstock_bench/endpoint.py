@@ -1,4 +1,4 @@
-"""The server that is measured, when a ModelEndpoint file is given: optimised here for so many cores, and served by
+"""The server that is measured, when a ModelEndpoint file is given: optimised here for the given cores, and served by
 `penstock serve` as a user would, in a process of its own."""
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ TRANSFER_SECONDS = 10.0
 def find_or_make(
     endpoint: ModelEndpoint, cores: int, *, store: Path, models: Path, on_line: Callable[[str], None]
 ) -> Path:
-    """The artefact of the endpoint for so many cores of this machine: found, or made now, with a line for each event.
+    """The artefact of the endpoint for this number of cores: found, or made now, with a line for each event.
 
     PenstockErrors as `optimise`.
     """

@@ -78,7 +78,7 @@ class Forward:
 
     def load(self, artefact: str) -> None:
         """Load what an artefact serves."""
-        # It stands still while the servers are measured, and would not see that its input has ended.
+        # It is stopped while the servers are measured, and would not notice the end of its input.
         end_with_parent(os.getppid())
         self._engine = load_chosen(Path(artefact))
 

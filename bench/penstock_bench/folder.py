@@ -42,7 +42,7 @@ class ResultsFolder:
         return earlier if same else None
 
     def set_aside(self) -> Path | None:
-        """Move an earlier run's files into a folder beside them, and return it; None where there are none."""
+        """Move the files of an earlier run into a new folder next to them, and return it; None where there are none."""
         files = [file for name in (RESULTS, TABLE, REPORT) if (file := self.path / name).exists()]
         if not files:
             return None
@@ -58,7 +58,7 @@ class ResultsFolder:
         return aside
 
     def write(self, results: BenchResults) -> None:
-        """All three files, each in one piece: whoever reads them meanwhile, or after an end without warning, finds the
+        """All three files, each written atomically: a reader at any time, also after a crash, finds the
         one before or this one."""
         contents: Mapping[str, str] = {
             RESULTS: results.model_dump_json(indent=1),

@@ -43,7 +43,7 @@ class Grid:
         return tuple(sorted({setting.cores for setting in self.settings}))
 
     def of(self, cores: int) -> tuple[Setting, ...]:
-        """The settings with so many cores."""
+        """The settings with this number of cores."""
         return tuple(setting for setting in self.settings if setting.cores == cores)
 
 

@@ -1,4 +1,4 @@
-"""`/info` of a server given by URL: of ours what it says of itself, of others (who may mean anything by it) nothing."""
+"""Reads `/info` of a server given by URL. Only Penstock's is read: other servers use that path for other things."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ class DescribedPlan(_Part):
 
 
 class DescribedVerdict(_Part):
-    """What the guard said of it."""
+    """The guard's verdict on it."""
 
     reason: str
 

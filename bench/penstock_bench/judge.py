@@ -67,7 +67,7 @@ class LengthVerdict(Frozen):
     floor_milliseconds: float | None
     """Median of the fastest engine's forward pass alone; None where it was not measured."""
     passed: bool | None
-    """None: cannot be told from what was measured."""
+    """None: what was measured does not decide it."""
     reason: str
     """Such as `6.1x, 8x asked for`."""
 

@@ -1,5 +1,5 @@
 """A process that must not outlive the one that started it, however that ends: killed, it tidies up nothing, and what
-stands still (SIGSTOP) hears of no other signal and of no input's end."""
+is stopped (SIGSTOP) receives no other signal and does not notice the end of its input."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The published figures that ours stand beside: Hugging Face Infinity against plain transformers."""
+"""The published figures that results are compared with: Hugging Face Infinity against plain transformers."""
 
 from __future__ import annotations
 

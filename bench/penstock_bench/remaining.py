@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from penstock_bench.grid import Setting
 
 FEWEST = 3
-"""Settings to be seen before anything is said."""
+"""Settings to be measured before an estimate is shown."""
 
 
 def remaining_seconds(taken: Sequence[tuple[Setting, float]], missing: Sequence[Setting]) -> float | None:

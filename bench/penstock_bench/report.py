@@ -90,8 +90,8 @@ def remarks(results: BenchResults) -> list[str]:
     if failed:
         first = next((figures.first_failure for figures in failed if figures.first_failure), "")
         kinds = ", ".join(sorted({kind for figures in failed for kind in figures.failures}))
-        told = f"the first answer of that kind: {first}" if first else f"no answer came ({kinds})"
-        found.append(f"Requests failed in {len(failed)} series; {told}.")
+        detail = f"the first answer of that kind: {first}" if first else f"no answer came ({kinds})"
+        found.append(f"Requests failed in {len(failed)} series; {detail}.")
     found += [_sentence(note) for note in results.notes]
     if results.left_out:
         found.append(f"Not measured: {'; '.join(results.left_out)}.")
@@ -103,7 +103,7 @@ def _sentence(text: str) -> str:
 
 
 def _style(environment: Environment) -> str:
-    """The style sheet of the optimisation report, which stands in its template."""
+    """The style sheet of the optimisation report, taken from its template."""
     page = files("penstock_optimizer.report").joinpath("report.html.j2").read_text(encoding="utf-8")
     found = re.search(r"<style>(.*?)</style>", page, flags=re.DOTALL)
     assert found is not None  # noqa: S101 - our own file, rendered by the tests
@@ -133,7 +133,7 @@ def _series(judged: dict[int, SettingResult]) -> list[Series]:
     floor = {tokens: one.floor_milliseconds for tokens, one in judged.items() if one.floor_milliseconds}
     series = [
         Series(OURS, 1, ours, "chosen"),
-        Series("plain transformers behind FastAPI", 0, plain, "teacher"),
+        Series("plain transformers behind FastAPI", 0, plain, "reference"),
         Series("forward pass alone, fastest engine", 3, floor, "other"),
         Series(
             "Infinity, published",

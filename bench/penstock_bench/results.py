@@ -64,7 +64,7 @@ class Served(Frozen):
     made: str = ""
     """When the artefact was made; empty where that is not known."""
     verdict: str = ""
-    """What the guard said of it."""
+    """The guard's verdict on it."""
     cpus: tuple[int, ...] = ()
     client_cpus: tuple[int, ...] = ()
     """Empty: the client shared the server's."""

@@ -43,7 +43,7 @@ from penstock_runtime.host import Host, read_host
 READY_SECONDS = 300.0
 """PyTorch and transformers take half a minute to import on a busy machine."""
 LONGEST_CELL = 10
-"""A cell with slow requests may take so many times its seconds, and at least `SLOW_SECONDS`."""
+"""A cell with slow requests may take this many times its seconds, and at least `SLOW_SECONDS`."""
 SLOW_SECONDS = 20.0
 MOST_BODIES = 16
 LIBRARIES = ("onnxruntime", "openvino", "torch", "transformers", "fastapi", "uvicorn", "tokenizers", "numpy")
@@ -67,7 +67,7 @@ class BenchProgress:
     result: SettingResult | None = None
     """The setting that was just measured."""
     remaining_seconds: float | None = None
-    """What measuring the rest takes, about; None while that cannot be told."""
+    """Estimated seconds for the rest; None while there is no estimate."""
     is_note: bool = False
     """Something to know about the results or the model, rather than a step."""
 
@@ -172,13 +172,13 @@ class _Run:
         return [setting for setting in self._grid.of(cores) if setting not in self._settings]
 
     def _serves(self, served: Served) -> None:
-        """Note what answers at so many cores. What something else has answered before is measured again."""
+        """Record the server for this number of cores. Results of another server are measured again."""
         if self._served.get(served.cores, served) != served:
             self._settings = {one: result for one, result in self._settings.items() if one.cores != served.cores}
         self._served[served.cores] = served
 
     def _series(self, cores: int) -> None:
-        """What is missing with so many cores: the servers stay up."""
+        """Measure the missing settings of this number of cores; the servers stay up."""
         if not self._missing(cores):
             return
         with ExitStack() as stack:
@@ -213,7 +213,7 @@ class _Run:
         """The server given by URL."""
         server = Server(OURS, self._subject.url)
         info = read_info(server.url, token=self._options.auth_token)
-        # Of another kind of server nobody knows a path that tells; it answers, which is all that can be known.
+        # Other kinds of servers have no known readiness path; that it answers is all that can be checked.
         if info is not None:
             server.wait_until_ready(endpoints.READY_PATH, seconds=10)
         plan = info.plan.summary if info and info.plan else ""
@@ -222,7 +222,7 @@ class _Run:
         return server
 
     def _artefact(self, endpoint: ModelEndpoint, cores: int, placement: Placement) -> Path:
-        """Optimised for so many cores, or found."""
+        """The artefact for this number of cores, found or made."""
         self._tell(f"optimising {self._subject.name} for {cores} core{'s' if cores > 1 else ''}")
         artefact = endpoints.find_or_make(endpoint, cores, store=self._store, models=self._models, on_line=self._tell)
         manifest = Manifest.load(artefact)
@@ -384,7 +384,7 @@ def _failures(figures: Figures, of: str = "") -> str:
 
 
 def _in_short(figures: Figures) -> str:
-    """Why requests failed: what a server says of it may be a page."""
+    """Why requests failed, shortened: a server may answer with a page."""
     words = " ".join(figures.why_failed.split())
     return words if len(words) <= LONGEST_REASON else f"{words[:LONGEST_REASON]}…"
 

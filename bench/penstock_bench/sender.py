@@ -23,8 +23,8 @@ from penstock_optimizer.load.client import SWEEP_SECONDS, Exchanges, is_good, st
 from penstock_optimizer.load.summary import quantile
 from penstock_optimizer.load.timing import SHORTEST_NANOSECONDS, USUAL_NANOSECONDS, PreciseTimer, Usage, set_time_slice
 
-HOPELESS = 100
-"""So many requests in a row without a 2xx answer end a cell: nothing is measured any more."""
+MOST_FAILURES = 100
+"""Requests in a row without a 2xx answer that end a cell: the rest would measure nothing."""
 
 
 class Reading:
@@ -62,7 +62,7 @@ class Sender:
         self._begin = 0.0
 
     async def run(self) -> CellResult:
-        """Send, wait for what is still out, and say what was seen. OSError when nobody listens."""
+        """Send, wait for outstanding answers, and return the measurements. OSError when the port is closed."""
         spec = self._spec
         await self._exchanges.start(spec.clients if spec.per_second is None else 1)
         self._begin = time.perf_counter()
@@ -123,7 +123,7 @@ class Sender:
             if self._is_enough(at):
                 self._stop(at)
                 return
-        if self._failed_in_a_row >= HOPELESS:
+        if self._failed_in_a_row >= MOST_FAILURES:
             self._stop(at)
         elif spec.per_second is None:
             self._exchanges.launch(at)
@@ -212,7 +212,7 @@ class Cells:
         try:
             result: CellResult = uvloop.run(send_cell(cell))
         except OSError as error:
-            # Nobody listens: a result, which the caller reports with the server's name.
+            # The port is closed: a result, which the caller reports with the server's name.
             return CellResult(seconds=0.0, failures={"unreachable": 1}, first_failure=str(error))
         finally:
             gc.collect()

@@ -91,7 +91,7 @@ def _of_url(options: BenchOptions) -> Subject:
     cpu = info.host.cpu if info and info.host else None
     if info is not None and task_name is not info.task:
         raise SpecError(
-            f"{url}/info says that the task is {info.task.value}, and --task says {task_name.value}",
+            f"{url}/info has the task {info.task.value}, and --task is {task_name.value}",
             field="task",
             remedy="Leave --task out, or give the URL of the other server",
         )

@@ -68,7 +68,7 @@ def markdown_table(header: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
 
 
 def against_published(results: BenchResults) -> str:
-    """The judged lengths beside the published figures, as Markdown."""
+    """The judged lengths with the published figures, as Markdown."""
     by_tokens = {
         result.tokens: result
         for result in results.settings

@@ -75,7 +75,7 @@ class Connection(asyncio.Protocol):
 
 
 def row(tokens: int) -> Batch:
-    """Of so many tokens; which ones makes no difference to its time, and every vocabulary has the first hundred."""
+    """A row of this many tokens. Which ones does not change its time; every vocabulary has the first hundred."""
     ids = np.arange(tokens, dtype=np.int64)[None, :] % 100
     return Batch(ids, np.ones_like(ids), np.zeros_like(ids))
 

@@ -73,7 +73,7 @@ def graphs(folder: Path) -> dict[str, tuple[Path, GraphIO]]:
     return made
 
 
-def rectangle(rows: int, tokens: int) -> Batch:
+def batch_of(rows: int, tokens: int) -> Batch:
     """Some text of exactly this size."""
     words = [[1000 + 37 * (index + row) % 28000 for index in range(tokens - 2)] for row in range(rows)]
     return collate([Row([101, *some, 102]) for some in words])
@@ -95,7 +95,7 @@ def lone(run: Run, batch: Batch, milliseconds: float = 80) -> float:
 
 
 def crowd(run: Run, batch: Batch, callers: int, seconds: float = 0.15) -> float:
-    """Runs a second of so many threads together."""
+    """Runs per second of this number of threads together."""
     counts = [0] * callers
     begin = time.perf_counter()
 
@@ -163,7 +163,7 @@ def compare_threads(rounds: int) -> None:
             ways = list(setups(name, path, io, cores))
             cells: list[list[str]] = [[] for _ in ways]
             for tokens in LENGTHS:
-                batch = rectangle(1, tokens)
+                batch = batch_of(1, tokens)
                 singles: list[list[float]] = [[] for _ in ways]
                 crowds: list[list[float]] = [[] for _ in ways]
                 for turn in range(rounds):
@@ -202,8 +202,8 @@ def footprint(given: str, streams: int, wide: int) -> None:
     before = anonymous()
     io = GraphIO.model_validate(value["io"])
     engine = load_engine(Path(value["path"]), io, RECIPES[value["name"]], Threads(streams, 1), wide=bool(wide))
-    crowd(engine.run, rectangle(1, 32), streams, 0.5)
-    engine.run_wide(rectangle(1, 32))
+    crowd(engine.run, batch_of(1, 32), streams, 0.5)
+    engine.run_wide(batch_of(1, 32))
     click.echo(round(anonymous() - before))
 
 
@@ -219,7 +219,7 @@ def compare_company(rounds: int) -> None:
             engine = load_engine(path, io, RECIPES[name], Threads(1, 1), max_tokens=512)
             cells = []
             for tokens in lengths:
-                batches = {rows: rectangle(rows, tokens) for rows in (1, 2, 4, 8)}
+                batches = {rows: batch_of(rows, tokens) for rows in (1, 2, 4, 8)}
                 times: dict[int, list[float]] = {rows: [] for rows in batches}
                 for _ in range(rounds):
                     for rows, batch in batches.items():
@@ -240,7 +240,7 @@ def first_runs() -> None:
             if RECIPES[name].engine is not EngineName.OPENVINO:
                 continue
             engine = load_engine(path, io, RECIPES[name], Threads(1, 1))
-            engine.run(rectangle(1, 4))
+            engine.run(batch_of(1, 4))
             begin = anonymous()
             click.echo(f"\n{name}")
             for what, shapes in (
@@ -249,7 +249,7 @@ def first_runs() -> None:
                 ("3, 5, 7 rows, up to 512 tokens", [(k, n) for k in (3, 5, 7) for n in grid if k * n <= 512]),
             ):
                 before = anonymous()
-                batches = [rectangle(*shape) for shape in shapes]
+                batches = [batch_of(*shape) for shape in shapes]
                 pairs = [(once(engine.run, batch), once(engine.run, batch)) for batch in batches]
                 first, second = (median([pair[side] for pair in pairs]) for side in (0, 1))
                 times = f"{first:.1f} ms, then {second:.1f}"

@@ -17,7 +17,7 @@ from penstock_optimizer.load.workload import STANDARD_LENGTHS
 def experiment(
     name: str, model: Path, task: TaskName, *, cores: int, seconds: float, rounds: int, output: Path
 ) -> None:
-    """Run it, print the table, and write results.md beside what `penstock bench` writes."""
+    """Run it, print the table, and write results.md into the folder of `penstock bench`."""
     with tempfile.TemporaryDirectory() as scratch:
         options = BenchOptions(
             # Each of the table's lengths is as much of the workload as any other.

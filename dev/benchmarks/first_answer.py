@@ -66,7 +66,7 @@ def until(condition: Any, what: str, pause: float) -> None:
     end = time.monotonic() + PATIENCE_SECONDS
     while not condition():
         if time.monotonic() > end:
-            raise click.ClickException(f"{what} after {PATIENCE_SECONDS:g} s: kubectl describe modelendpoints says why")
+            raise click.ClickException(f"{what} after {PATIENCE_SECONDS:g} s: see kubectl describe modelendpoints")
         time.sleep(pause)
 
 
@@ -118,7 +118,9 @@ def main(rounds: int) -> None:
     try:
         cluster = given_cluster()
         if cluster is None:
-            raise click.ClickException("no cluster: set KUBECONFIG (`make cluster` says to what), and `make deploy`")
+            raise click.ClickException(
+                "no cluster: set KUBECONFIG (`make cluster` prints the value), and `make deploy`"
+            )
         with cluster.temporary_namespace("answer", wait_for_pods=True) as namespace:
             kubectl = cluster.kubectl.within(namespace)
             apply(kubectl, "first")

@@ -1,4 +1,4 @@
-"""Thousands of ModelEndpoints on a control plane of its own: what docs/reference/operator.md says of scale.
+"""Thousands of ModelEndpoints on a control plane of its own: the figures of scale in docs/reference/operator.md.
 
     python -m benchmarks.operator_scale --endpoints 5000
     python -m benchmarks.operator_scale --endpoints 5000 --shared 1     # all of one optimisation
@@ -6,7 +6,7 @@
 Real etcd, API server, controller manager and scheduler (dev/testbed/), no nodes: jobs and pods stay pending, and each
 endpoint gets its Service, NetworkPolicy, OptimizedModel, ConfigMap and Job. The operator is the real process. Measured:
 the time until every endpoint has its status; errors; memory; then, at rest, the calls to the API server and CPU time in
-a minute; then single changes, from the answer to the PATCH until the status says the new generation.
+a minute; then single changes, from the answer to the PATCH until the status has the new generation.
 """
 
 from __future__ import annotations

@@ -21,7 +21,7 @@ from penstock_bench.cell import CellResult
 
 TRACEFS = Path("/sys/kernel/tracing")
 EVENT = "events/sched/sched_stat_runtime"
-"""Says of each program, whenever it leaves a processor and at every tick, for how long it has run."""
+"""The trace events: for each program that leaves a processor, and at every tick, how long it has run."""
 BUFFER_KILOBYTES = 16_384
 """Of each processor."""
 LEAST_SECONDS = 1e-4

@@ -37,7 +37,7 @@ def endpoint(name: str, model: Path, task: TaskName, cores: int, lengths: Sequen
 
 
 def store() -> Path:
-    """Where the benchmarks' artefacts are kept, beside their models."""
+    """Where the benchmarks' artefacts are kept, next to their models."""
     return cache_folder() / "artefacts"
 
 

@@ -4,9 +4,9 @@
 
 The server has one core, so that no other thread spins while one computes. Its CPU time for each request (user +
 system, all threads), less the CPU time of the same forward pass alone in a process with one thread; in turns, medians
-of rounds, which are short since a shared machine changes its pace within seconds. Shown beside it: the CPU time less
+of rounds, which are short since a shared machine changes its pace within seconds. Also shown: the CPU time less
 the forward passes that the same requests had (x-inference-time), which no change of pace comes between, and what the
-server itself says (x-compute-time less x-inference-time: wall time of its own parts).
+server itself reports (x-compute-time less x-inference-time: wall time of its own parts).
 """
 
 from __future__ import annotations
@@ -59,7 +59,7 @@ def main(*, tokens: int, seconds: float, rounds: int) -> None:
     overheads = [one - other for one, other in zip(served, forward, strict=True)]
     means = [cell.header_means for cell in cells[server.name]]
     own = [one["x-compute-time"] - one["x-inference-time"] for one in means]
-    beside = [cpu - one["x-inference-time"] for cpu, one in zip(served, means, strict=True)]
+    around = [cpu - one["x-inference-time"] for cpu, one in zip(served, means, strict=True)]
     foreign = median([cell.foreign_cores or 0.0 for cell in cells[server.name]])
     click.echo(
         f"CPU for each request at {tokens} tokens: {median(served):.3f} ms, forward pass alone {median(forward):.3f} ms"
@@ -70,7 +70,7 @@ def main(*, tokens: int, seconds: float, rounds: int) -> None:
         f"{verdict(foreign, reached=median(overheads) <= AIM_MILLISECONDS)}"
     )
     click.echo(
-        f"beside the forward passes of the same requests: {median(beside):.3f} ms; by the server's own headers "
+        f"around the forward passes of the same requests: {median(around):.3f} ms; by the server's own headers "
         f"{median(own):.3f} ms before and after them"
     )
 

@@ -12,7 +12,7 @@ from penstock_bench.judge import QUIET_ENOUGH
 
 
 def verdict(foreign_share: float, *, reached: bool) -> str:
-    """`pass` or `FAIL`; or why neither can be said, when others took too much of the server's CPUs."""
+    """`pass` or `FAIL`; or why it is not judged: other processes took too much of the server's CPUs."""
     if foreign_share > QUIET_ENOUGH:
         return f"not judged, others took {foreign_share:.0%} of the server's CPUs"
     return "pass" if reached else "FAIL"

@@ -1,4 +1,4 @@
-"""Every recipe side by side, in process: latency at batch 1 by length, and what the guard says of its answers.
+"""Every recipe side by side, in process: latency at batch 1 by length, and the guard's verdict on its answers.
 
     taskset -c 0,1 python -m benchmarks.recipes [--model minilm] [--threads 2] [--lengths 8,32,128,512] [--isa amx]
 
@@ -69,7 +69,7 @@ class Workshop:
 
     @classmethod
     def open(cls, path: Path, task_name: TaskName, threads: int, folder: Path) -> Workshop:
-        """Export the model and let the teacher answer."""
+        """Export the model and compute the reference's answers."""
         model = ModelFolder.open(path)
         task = make_task(task_name, model)
         exported = {
@@ -129,7 +129,7 @@ def timings(entries: Sequence[Entry], tokens: int, rounds: int, clock: Clock) ->
 
 
 def cells(verdict: Verdict) -> list[str]:
-    """What the table says of a verdict."""
+    """A verdict in the table."""
     values = {metric.name: metric.value for metric in verdict.metrics}
     shown = [f"{values[name]:.4f}" if name in values else "" for name in ("mean_cosine", "p1_cosine", "min_cosine")]
     return [*shown, f"accepted, {verdict.batching}" if verdict.passed else "rejected"]

@@ -96,7 +96,7 @@ def arrivals_of(rate: float, calm: float, peak: float) -> list[float]:
 
 
 def artefact_of(folder: Path, tokens: int) -> Path:
-    """The fp32 artefact of MiniLM for one core: made in seconds, and so slow that the client is nothing beside it."""
+    """The fp32 artefact of MiniLM for one core: made in seconds, and so slow that the client's share is negligible."""
     endpoint = ModelEndpoint.from_object(
         {
             "apiVersion": "penstock.dev/v1alpha1",

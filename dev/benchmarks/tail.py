@@ -10,7 +10,7 @@ other programs there (Linux 6.12 and later): its own wait for a core is not the 
 server at the same rate, on the same cores, from the same client: a socket, the forward pass and nothing else. What it
 has itself, the machine does. Where that is more than what is aimed at, nothing is judged. Ratios are the medians of the
 rounds. With --real-time both servers, and a client with cores of its own, go before all other programs: what a pod that
-owns its cores has, and a virtual machine with agents and monitors in it has not. With --trace it is also said, and
+owns its cores has, and a virtual machine with agents and monitors in it has not. With --trace the output also has this,
 judged, what those requests have that met no other program: the kernel's scheduler tells which ones did
 (`dev/benchmarks/others.py`).
 """
@@ -129,7 +129,7 @@ def go_before_all(pids: Sequence[int]) -> None:
             try:
                 os.sched_setscheduler(thread.id, os.SCHED_RR, os.sched_param(2 if thread.id == pid else 1))
             except PermissionError:
-                raise click.ClickException("--real-time is for root (or whoever has CAP_SYS_NICE)") from None
+                raise click.ClickException("--real-time needs root or CAP_SYS_NICE") from None
 
 
 def ratios(cells: Sequence[CellResult]) -> list[float]:

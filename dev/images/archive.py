@@ -55,7 +55,7 @@ class Archive:
     def entries(self) -> Iterator[tuple[Layer, tarfile.TarInfo, bytes]]:
         """Every member of every layer, with its content; b"" for what is no plain file.
 
-        What a higher layer hides is there, too: whoever has the image has it.
+        Files that a higher layer hides are included: they can be read from the image.
         """
         for layer in self.layers:
             for member, content in self.members(layer):

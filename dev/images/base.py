@@ -63,7 +63,7 @@ def make_base(machine: Machine, tar: Path, log: Path) -> None:
         if run.returncode != 0:
             part.unlink(missing_ok=True)
             raise ImageError(
-                f"mmdebstrap could not make a Debian {SUITE} (status {run.returncode}): {log} says why. Is "
+                f"mmdebstrap could not make a Debian {SUITE} (status {run.returncode}): see {log}. Is "
                 f"{machine.mirror} reachable? DEBIAN_MIRROR names another mirror; "
                 "BASE=docker.io/library/debian:trixie-slim takes a registry's image"
             )

@@ -20,9 +20,9 @@ from images.machine import Machine, read_machine
 from images.target import ROOT, SOURCE_DATE_EPOCH, Target, project_version
 
 CACHE = Path("~/.cache/penstock/images")
-"""Where archives, the base and buildah's layers are kept unless PENSTOCK_IMAGES_CACHE says otherwise."""
+"""Where archives, the base and buildah's layers are kept unless PENSTOCK_IMAGES_CACHE names another folder."""
 KEPT = 2
-"""Archives of one target that the cache keeps: so many states of the sources can be gone to and fro between."""
+"""Archives of one target that the cache keeps, so that switching between branches rebuilds nothing."""
 MOST_LAYER_BYTES = 8_000_000_000
 """Layers of earlier images beyond this are forgotten; the next build takes minutes instead of seconds."""
 OWN_BASE = "localhost/penstock-base:trixie"
@@ -33,7 +33,7 @@ class Builder:
     """Builds targets of one checkout into one cache.
 
     base: a reference that buildah can pull, or None for a Debian made on the spot.
-    machine: how packages are reached. tell: is told every step.
+    machine: how packages are reached. tell: called with a line for every step.
     """
 
     cache: Path
@@ -44,7 +44,7 @@ class Builder:
 
     @property
     def log(self) -> Path:
-        """Everything that the tools said."""
+        """Output of all tools."""
         return self.cache / "build.log"
 
     @property
@@ -58,7 +58,7 @@ class Builder:
         return self.cache / f"penstock-{target.name}-{key}.oci.tar"
 
     def build(self, target: Target) -> Path:
-        """The archive of this checkout's image, built where the cache has none. ImageError says what went wrong."""
+        """The archive of this checkout's image, built where the cache has none; ImageError on failure."""
         archive = self.archive(target)
         if archive.is_file():
             os.utime(archive)  # the cache forgets what was not asked for the longest
@@ -120,7 +120,7 @@ class Builder:
             machine, context = Path(folder, "machine"), Path(folder, "context")
             self.machine.write(machine)
             copy_sources(self.root, context)
-            # What is built is what the archive is named after, even if somebody writes while we build.
+            # Build from a copy: the archive matches its key even if sources change during the build.
             if not fresh:
                 archive = replace(self, root=context).archive(target)
             words = self._build_words(target, reference, machine, context, fresh=fresh)
@@ -157,7 +157,10 @@ class Builder:
         words += ["--build-context", f"machine={machine}", "--build-arg", f"BASE={self.base or OWN_BASE}"]
         words += ["--build-arg", f"VERSION={project_version(self.root)}"]
         for name in self.machine.proxies or {}:
-            words += ["--build-arg", name]  # the value is taken from the environment: it stands in no list of processes
+            words += [
+                "--build-arg",
+                name,
+            ]  # the value comes from the environment, not from the arguments that `ps` shows
         words += ["--layers", *(["--no-cache"] if fresh else [])]
         return [*words, str(context)]
 

@@ -22,7 +22,7 @@ MOUNTED = "mounted-"
 """How the names of containers begin that `Buildah.mounted` made; the process's number follows."""
 
 Progress = Callable[[str], None]
-"""Is told a line of what is going on."""
+"""Called with a line of progress."""
 
 
 def require(*tools: str) -> None:
@@ -87,7 +87,7 @@ class Buildah:
         return next((str(image["id"]) for image in listed if reference in (image.get("names") or [])), "")
 
     def remove(self, image: str) -> None:
-        """Remove an image with those of its layers that no other one has; one that somebody has mounted stays."""
+        """Remove an image with those of its layers that no other one has; one that is mounted stays."""
         with contextlib.suppress(ImageError):
             self.run("rmi", image)
 

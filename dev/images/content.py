@@ -49,7 +49,7 @@ def content_key(root: Path, words: Iterable[str]) -> str:
 
 
 def copy_sources(root: Path, folder: Path) -> None:
-    """Copy every file that the build reads to the folder: a few megabytes that nobody else writes to."""
+    """Copy every file that the build reads to the folder: a few megabytes, separate from the checkout."""
     for path in sources(root):
         copy = folder / path.relative_to(root)
         copy.parent.mkdir(parents=True, exist_ok=True)

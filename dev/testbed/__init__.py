@@ -1,8 +1,8 @@
 """A real Kubernetes for the tests and for trying things out, built from its Go modules on the spot.
 
 Two tiers: `control_plane` is etcd, kube-apiserver, kube-controller-manager and kube-scheduler on loopback, ready in
-seconds, wanting no privilege, as many side by side as one likes. `machine` is the whole thing on one machine: nodes
-with containerd and the static CPU manager, Services, DNS. `fixtures` hands both to pytest; `python -m testbed` is for
-people. What each program is told stands in pure functions (`programs`, `node_files`, `services`, `layout`); what
-touches the machine is thin (`daemon`, `host`, `node`).
+seconds, without privileges, and several can run at once. `machine` is a whole cluster on one machine: nodes with
+containerd and the static CPU manager, Services, DNS. `fixtures` gives both to pytest; `python -m testbed` is the command
+line. The arguments and files of each program come from pure functions (`programs`, `node_files`, `services`, `layout`);
+the modules that change the machine are thin (`daemon`, `host`, `node`).
 """

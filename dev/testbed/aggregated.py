@@ -1,6 +1,6 @@
 """An API that another process serves, behind the aggregation layer of a control plane: external metrics.
 
-The API server finds such a server by an APIService that names a Service. Here the Service stands for loopback: the
+The API server finds such a server by an APIService that names a Service. Here the Service points to loopback: the
 control plane must run with `--enable-aggregator-routing=false`, or the API server would look for endpoints, which may
 not be loopback addresses.
 """
@@ -35,7 +35,7 @@ ROUTING_OFF = {"kube-apiserver": ("--enable-aggregator-routing=false",)}
 
 @dataclass(frozen=True)
 class Server:
-    """Where an aggregated API server listens, and the files that it is told of."""
+    """Where an aggregated API server listens, and the files that it is started with."""
 
     name: str
     """Also of its user, its Service and its process."""
@@ -125,7 +125,7 @@ def running_aggregated(
 
 
 def _manifests(server: Server, authority: bytes) -> list[dict[str, Any]]:
-    """The Service, the APIService, and what the server's user may: ask who somebody is, and what he may."""
+    """The Service, the APIService, and the rights of the server's user: TokenReview and SubjectAccessReview."""
     user = {"kind": "User", "name": server.name, "apiGroup": "rbac.authorization.k8s.io"}
     return [
         {

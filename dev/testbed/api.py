@@ -28,7 +28,7 @@ Json = dict[str, Any]
 
 
 class NotAnswered(Exception):
-    """It was not answered, or refused: kubectl says why."""
+    """The request failed or was refused; the message is kubectl's."""
 
 
 @dataclass(frozen=True)

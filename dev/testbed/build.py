@@ -20,7 +20,7 @@ from testbed.tools import Tool, content_key
 CACHE = Path.home() / ".cache" / "penstock" / "testbed"
 OLDEST_GO = (1, 24)
 REPORT_SECONDS = 20.0
-"""A line of progress this often where nobody can see a line being rewritten."""
+"""Seconds between lines of progress where the output is no terminal."""
 
 Say = Callable[[str], None]
 

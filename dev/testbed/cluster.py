@@ -1,4 +1,4 @@
-"""A cluster as a test sees it, whoever started it."""
+"""A cluster as tests use it: started here, or given by KUBECONFIG."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ class Cluster:
     None for a control plane alone, and for a cluster that the environment names."""
 
     def load_image(self, archive: Path) -> None:
-        """Give every node the images of an OCI archive. Raises BedError on somebody's own cluster."""
+        """Give every node the images of an OCI archive. Raises BedError on a cluster that was not started here."""
         if self.machine is None:
             raise BedError(
                 f"{archive} cannot be loaded into the cluster of {self.kubeconfig}",
@@ -51,7 +51,7 @@ class Cluster:
         self.machine.import_image(archive)
 
     def require_free_of_penstock(self) -> None:
-        """Raise BedError where somebody else's Penstock is at work: its operator would answer for the one that a test
+        """Raise BedError where another Penstock is installed: its operator would act in place of the one that a test
         means, and its definitions and endpoints would go with the test's."""
         found = json.loads(
             self.kubectl("get", "deployments", "--all-namespaces", f"--selector={OPERATOR}", "--output=json")

@@ -96,7 +96,7 @@ class ControlPlane:
         return _client(self.settings, verify=True)
 
     def user(self, name: str, *groups: str) -> Path:
-        """The kubeconfig of a new user, who may do nothing until RBAC says so."""
+        """The kubeconfig of a new user, who has no rights until RBAC grants them."""
         keys = self.settings.keys
         authority = Authority((keys / "ca.crt").read_bytes(), (keys / "ca.key").read_bytes())
         return _write_kubeconfig(self.settings, authority, name, authority.client(name, *groups), file=name)
@@ -122,7 +122,7 @@ def running_control_plane(
 
 
 def started(settings: Settings, executable: Path, *, api_port: int | None = None) -> ControlPlane:
-    """Start on ports that were free a moment ago, and on others when somebody was quicker.
+    """Start on ports that were free a moment ago, and on others when another process took them.
 
     The API server's is `api_port` where that is given.
     """

@@ -1,6 +1,6 @@
 """Processes that outlive the call that starts them, and are found again by what was written down.
 
-A record holds the process id and the moment of its start, so that an id which has been given to somebody else is never
+A record holds the process id and its start time, so that an id which the kernel has given to another process is never
 mistaken for ours. Waiting for an end is by pidfd: no polling, and it works for other people's children.
 """
 
@@ -56,7 +56,7 @@ class Process:
 
     @property
     def alive(self) -> bool:
-        """False once it has ended, also when its id is somebody else's by now."""
+        """False once it has ended, also when another process has its id by now."""
         return _started_ticks(self.pid) == self.started_ticks
 
     def end(self, *, grace_seconds: float) -> None:
@@ -72,7 +72,7 @@ class Process:
                         _ended(descriptor, None)
             finally:
                 os.close(descriptor)
-        # Where it was our own child it stays a zombie until somebody asks how it ended.
+        # A child of this process stays a zombie until its exit status is read.
         with suppress(ChildProcessError):
             os.waitpid(self.pid, os.WNOHANG)
 

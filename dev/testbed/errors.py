@@ -4,7 +4,7 @@ from __future__ import annotations
 
 
 class BedError(Exception):
-    """`message` says what is wrong and where, `remedy` what to do next."""
+    """`message`: what is wrong and where. `remedy`: what to do next."""
 
     def __init__(self, message: str, *, remedy: str = "") -> None:
         super().__init__(message)
@@ -14,6 +14,6 @@ class BedError(Exception):
     def __str__(self) -> str:
         if not self.remedy:
             return self.message.rstrip()
-        # What a program wrote stands on lines of its own.
+        # Output of a program goes on separate lines.
         end = "" if self.message.endswith("\n") else ". "
         return f"{self.message}{end}{self.remedy[0].upper()}{self.remedy[1:]}"

@@ -1,11 +1,11 @@
-"""pytest fixtures: a Kubernetes for whoever names one. No conftest is needed; tests/conftest.py loads this module.
+"""pytest fixtures that give a test a Kubernetes. No conftest is needed; tests/conftest.py loads this module.
 
 Control plane only (5 s to start, once for each test process; no privilege):
 
     control_plane          a Cluster: `.kubeconfig` (Path, administrator) and `.kubectl`. Shared by all tests of the
                            process, so leave no cluster-wide objects behind that others trip over.
     kubeconfig             its administrator's kubeconfig (Path): config.load_kube_config(config_file=str(kubeconfig))
-    namespace_cluster      where namespace, kubectl and kubeconfig are: control_plane, unless a conftest says otherwise
+    namespace_cluster      where namespace, kubectl and kubeconfig are: control_plane, unless a conftest overrides it
     namespace              name of a namespace of this test's own, deleted afterwards (its end is not waited for)
     kubectl                kubectl in that namespace: kubectl("get", "pods"), kubectl.apply({...}),
                            kubectl.get("pod", "web"), kubectl.items("pods", "app=web"), kubectl.wait(...)
@@ -59,7 +59,7 @@ CRDS = Path(__file__).parents[2] / "crds"
 
 
 def pytest_report_header() -> list[str]:
-    """Say it loudly when the tests run on somebody's cluster."""
+    """Print a warning when the tests run on a cluster that was not started here."""
     try:
         given = given_cluster()
     except BedError as error:

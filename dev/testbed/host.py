@@ -75,7 +75,7 @@ def complaints(facts: Facts) -> list[str]:
     if not facts.has_cpuset_v1:
         found.append(
             "no cgroup v1 cpuset hierarchy: the nodes of this test bed are made for cgroup v1 "
-            "(docs/how-to/local-cluster.md says what to take instead)"
+            "(docs/how-to/local-cluster.md lists alternatives)"
         )
     if facts.cores < 2:
         found.append(f"{facts.cores} core: pinned pods take a machine of at least two")

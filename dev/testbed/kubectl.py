@@ -1,4 +1,4 @@
-"""kubectl for tests and for the test bed itself: the real one, its errors raised with what it said."""
+"""kubectl for tests and for the test bed itself: the real program; its errors are raised with its output."""
 
 from __future__ import annotations
 

@@ -29,13 +29,13 @@ TOLERATION: Mapping[str, str] = {"key": ANNOTATION, "operator": "Exists", "effec
 
 @dataclass(frozen=True)
 class FakeNode:
-    """What a node says of itself."""
+    """What a node reports."""
 
     name: str
     labels: Mapping[str, str] = field(default_factory=dict)
     taints: Sequence[Mapping[str, str]] = (TAINT,)
     resources: Mapping[str, str] = field(default_factory=dict)
-    """Beside 32 cores, 256 GiB and 110 pods, or instead of them: such as `{"aws.amazon.com/neuron": "4"}`."""
+    """Added to 32 cores, 256 GiB and 110 pods, or replacing them: such as `{"aws.amazon.com/neuron": "4"}`."""
 
     architecture: str = "amd64"
 

@@ -79,7 +79,7 @@ class Node:
 def layout(cores: Sequence[int], folder: Path, *, nodes: int = DEFAULT_NODES) -> list[Node]:
     """Share the machine's `cores` (their numbers) among `nodes` nodes named a, b, c...
 
-    With a core to spare the first one is nobody's: there the control plane runs, and what is not pinned. Without one
+    With a core to spare no node gets the first one: the control plane and unpinned processes run there. Without one
     (two nodes on two cores) each node owns one, and the rest shares them.
 
     Raises BedError when a node would own nothing.

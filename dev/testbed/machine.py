@@ -191,14 +191,14 @@ def _start_services(plane: ControlPlane, first: Node, tools: dict[str, Path], *,
 
 
 def _await_created(plane: ControlPlane, nodes: list[RunningNode]) -> None:
-    with _kubelets_heard(nodes, "do not register"):
+    with _with_kubelet_logs(nodes, "do not register"):
         plane.kubectl(
             "wait", "--for=create", f"--timeout={START_SECONDS}s", *_names(nodes), timeout_seconds=START_SECONDS
         )
 
 
 def _await_nodes(plane: ControlPlane, nodes: list[RunningNode]) -> None:
-    with _kubelets_heard(nodes, "do not get Ready"):
+    with _with_kubelet_logs(nodes, "do not get Ready"):
         plane.kubectl.wait("condition=Ready", *_names(nodes), timeout_seconds=START_SECONDS)
 
 
@@ -207,7 +207,7 @@ def _names(nodes: list[RunningNode]) -> list[str]:
 
 
 @contextmanager
-def _kubelets_heard(nodes: list[RunningNode], what: str) -> Iterator[None]:
+def _with_kubelet_logs(nodes: list[RunningNode], what: str) -> Iterator[None]:
     """Within, an error has the kubelets' last words with it."""
     try:
         yield

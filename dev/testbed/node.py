@@ -156,7 +156,7 @@ def _shims(node: Node) -> list[Process]:
 
 
 def _remove_shim_sockets(node: Node) -> None:
-    """A shim that is killed leaves its socket in /run/containerd; the container's folder says which it was."""
+    """A shim that is killed leaves its socket in /run/containerd; the container's folder names it."""
     for address in node.folder.glob("state/io.containerd.runtime.v2.task/*/*/address"):
         Path(address.read_text().removeprefix("unix://")).unlink(missing_ok=True)
 
@@ -173,7 +173,7 @@ def _remove_link(name: str) -> None:
 def _remove_cgroups(node: Node) -> None:
     """Remove the groups from the leaves up; the kernel lets go of the last dead process a moment after its end."""
     deadline = time.monotonic() + END_SECONDS
-    # runc also makes them where v2 is mounted beside v1.
+    # runc also makes them where both v1 and v2 are mounted.
     roots = [*host.hierarchies(), host.CGROUPS / "unified"]
     left = [group for root in roots if (group := root / node.cgroup).exists()]
     while left:

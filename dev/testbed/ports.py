@@ -15,7 +15,7 @@ _draw = random.SystemRandom()
 
 
 def free_ports() -> Ports:
-    """Ports for a control plane that nobody listens on now; another may be quicker, so be ready to try again."""
+    """Ports that are free now. Another process may take one before it is used, so be ready to try again."""
     etcd, etcd_peer, api, controller_manager, scheduler = some_free_ports(5)
     return Ports(etcd, etcd_peer, api, controller_manager, scheduler)
 

@@ -1,4 +1,4 @@
-"""What the control plane's programs are told: pure functions from settings to arguments.
+"""Arguments of the control plane's programs: pure functions of the settings.
 
 Authentication is by client certificates and service-account tokens, authorization by Node and RBAC, as in a cluster
 that one would run: what a test may do here, it may do there.
@@ -104,7 +104,7 @@ def _etcd(settings: Settings) -> list[str]:
 
 def _api_server(settings: Settings) -> list[str]:
     keys = settings.keys
-    # A loopback address cannot be an endpoint of the Service `kubernetes`, and without nodes nobody asks for it.
+    # A loopback address cannot be an endpoint of the Service `kubernetes`, and without nodes it is not used.
     reconciler = "none" if settings.address == LOOPBACK else "lease"
     return [
         f"--bind-address={settings.address}",

@@ -16,7 +16,7 @@ ANSWER_SECONDS = 5
 
 
 class AddressTaken(BedError):
-    """Somebody else listens where a program wanted to: other ports may help."""
+    """Another process has the port that a program needs: other ports may work."""
 
 
 def await_ready(daemon: Daemon, url: str, *, seconds: float, context: ssl.SSLContext | None = None) -> None:
@@ -36,7 +36,7 @@ def await_ready(daemon: Daemon, url: str, *, seconds: float, context: ssl.SSLCon
 
 
 def answers(url: str, context: ssl.SSLContext | None = None) -> bool:
-    """Whether a GET of `url` gets a 200. No proxy of the environment stands between us and our own machine."""
+    """Whether a GET of `url` gets a 200. A proxy of the environment is not used for this machine."""
     opener = urllib.request.build_opener(urllib.request.ProxyHandler({}), urllib.request.HTTPSHandler(context=context))
     try:
         with opener.open(url, timeout=ANSWER_SECONDS) as answer:

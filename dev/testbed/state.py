@@ -21,7 +21,7 @@ OWNER = "owner.json"
 def owned_folder(parent: Path = PLANES) -> Path:
     """A new folder that belongs to this process: once the process is gone, `sweep` removes it."""
     parent.mkdir(parents=True, exist_ok=True)
-    # Hidden until it says whose it is, so that nobody sweeps it away in between.
+    # Hidden until its owner is written, so that no clean-up removes it in between.
     hidden = Path(tempfile.mkdtemp(prefix=".", dir=parent))
     Process.current().write(hidden / OWNER)
     return hidden.rename(parent / hidden.name.removeprefix("."))

@@ -160,7 +160,7 @@ them when they come to them."""
 def content_key(tool: Tool, *, go_version: str, platform: str) -> str:
     """16 hex digits over all that decides the binary: sources, pins, compiler, target, flags.
 
-    `go_version` is what `go env GOVERSION` says, `platform` its GOOS/GOARCH.
+    `go_version` is the output of `go env GOVERSION`, `platform` its GOOS/GOARCH.
     """
     files = sorted(path for path in tool.source.iterdir() if path.suffix in {".go", ".mod", ".sum"})
     parts = {

@@ -150,7 +150,7 @@ def _nested(annotation: Any) -> tuple[type[BaseModel] | None, bool]:
 
 
 def _own_words(annotation: Any) -> str | None:
-    """What the type of a field says of itself, where the field says nothing."""
+    """The description of a field's type, for a field without one."""
     member = _members(annotation)[0]
     ours = isinstance(member, type) and issubclass(member, BaseModel | StrEnum)
     return member.__doc__ if ours else None

@@ -1,4 +1,4 @@
-"""Writes the parts of charts/penstock that come from the code (`make crds`); `--check` says whether they are current.
+"""Writes the parts of charts/penstock that come from the code (`make crds`); `--check` fails if they are not current.
 
 The operator's rules of access come from dev/tools/operator_rights.py, so that what it does and what it may do are
 one text; the custom resource definitions are those of crds/. The HardwareClasses are dev/tools/make_crds.py's.
@@ -47,9 +47,9 @@ def generated(root: Path = ROOT) -> dict[Path, str]:
 
 
 def differences(wanted: Mapping[Path, str], root: Path = ROOT) -> list[str]:
-    """What is not as the code says, one sentence each."""
+    """Files that differ from what the code generates, one sentence each."""
     found = [
-        f"{path} is not what the code says: make crds writes it"
+        f"{path} differs from what the code generates: run make crds"
         for path, text in wanted.items()
         if not (root / path).is_file() or (root / path).read_text(encoding="utf-8") != text
     ]

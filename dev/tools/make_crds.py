@@ -33,7 +33,7 @@ _KEPT = (
 )  # fmt: skip
 _IMMUTABLE = {
     "rule": "self == oldSelf",
-    "message": "an OptimizedModel cannot be changed, for its name says what it depends on: "
+    "message": "an OptimizedModel cannot be changed, because its name is a hash of its spec: "
     "change the ModelEndpoint, and the operator makes another one",
 }
 
@@ -301,7 +301,7 @@ def written(*documents: dict[str, Any]) -> str:
 
 
 class _WithoutAliases(yaml.SafeDumper):
-    """Writes a value that occurs twice twice: nobody wants to read `&id001` in a definition."""
+    """Writes a value that occurs twice twice, without YAML anchors such as `&id001`."""
 
     def ignore_aliases(self, data: Any) -> bool:  # noqa: ARG002 - the base class's signature
         return True

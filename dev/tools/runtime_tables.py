@@ -40,7 +40,7 @@ def settings_table() -> str:
 
 
 def variables_table(variables: type[Variables]) -> str:
-    """A row for every variable that a pod's process is told."""
+    """A row for every environment variable of a pod's process."""
     rows = ["| variable | default | meaning |", "|---|---|---|"]
     for setting in variables.described():
         default = "" if setting.default in {None, ""} else f"`{setting.default!s}`"

@@ -10,7 +10,7 @@ the knob may give it. Two readings with the rival's knob chosen in hindsight, fo
 - **over the range**: the mean of either frontier over all replica-hours that both can take, and the share of that range
   in which ours has fewer. This is what a user gets who pays for more.
 
-And one without hindsight, since nobody knows tomorrow's traffic when he writes a target into a manifest:
+And one without hindsight, since tomorrow's traffic is unknown when a target is written into a manifest:
 
 - **all traces together**: late requests and replica-hours are added up over the traces, with one and the same setting
   for all of them, and these frontiers are read like the others.
@@ -34,7 +34,7 @@ from penstock_simulator.run import Outcome, Traffic, simulate
 from penstock_simulator.traces import Trace, built_in
 
 RANGE_STEPS = 40
-"""A range of replica-hours is read at so many steps."""
+"""Steps at which a range of replica-hours is evaluated."""
 
 
 @dataclass(frozen=True)

@@ -199,7 +199,7 @@ RECORDED = tuple(_RECORDED)
 
 
 def recorded(name: str, requests_per_second: float, seed: int) -> Trace:
-    """One of these traces for replicas that take so many requests/s within their objective."""
+    """One of these traces for replicas that take this rate (requests/s) within their objective."""
     description, shape = _RECORDED[name]
     rates = shape(np.random.default_rng([seed, 13])) * requests_per_second
     return Trace(name, description, rates, turns(rates))

@@ -29,7 +29,7 @@ FIT_POINTS = 8
 
 @dataclass(frozen=True)
 class ReplicaModel:
-    """The queue that stands for a replica. Times are seconds."""
+    """The queue that models a replica. Times are seconds."""
 
     servers: int
     mean_service_seconds: float

@@ -101,11 +101,11 @@ def headline(results: Sequence[TraceResult]) -> str:
     return text
 
 
-def _counted(told: str, compared: Sequence[tuple[str, Compared]]) -> str:
+def _counted(sentence: str, compared: Sequence[tuple[str, Compared]]) -> str:
     """In how many ours has fewer, in how many as many, and the names of the others."""
     fewer, even = (sum(one.fewer for _, one in compared), sum(one.even for _, one in compared))
     lost = [name for name, one in compared if not one.fewer and not one.even]
-    text = told.format(f"{fewer} of {len(compared)}") + (f", as many in {even}." if even else ".")
+    text = sentence.format(f"{fewer} of {len(compared)}") + (f", as many in {even}." if even else ".")
     return f"{text} Not: {'; '.join(lost)}." if lost else text
 
 

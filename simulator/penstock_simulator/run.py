@@ -67,14 +67,14 @@ def simulate(
 ) -> Outcome:
     """Run one policy through the traffic. Deterministic.
 
-    `on_answered` is told, batch by batch, (when, pod, latency in seconds) of all requests but the refused ones; times
+    `on_answered` gets, batch by batch, (when, pod, latency in seconds) of all requests but the refused ones; times
     count from the begin of the warm-up.
     """
     trace = traffic.trace
     fleet = Fleet(endpoint.model, fleet_settings)
     objective = endpoint.service.p95_objective_milliseconds / 1000
     scraper = Scraper(objective)
-    # Where a planner with the curve would begin; the warm-up brings every policy to where it stands itself.
+    # Where a planner with the curve would begin; during the warm-up every policy reaches its own number.
     begin = endpoint.limits.clamp(math.ceil(float(trace.rates[0]) / (0.75 * endpoint.service.rate)))
     fleet.resize(begin, -fleet_settings.start_up_seconds)
     fleet.activate(0.0)

@@ -1,8 +1,8 @@
 """Load over time: what replicas are asked for, second by second.
 
 Built-in traces are stated in multiples of what one replica takes within its objective (1.0 = one replica at its limit),
-so that they mean the same for every endpoint. Each says how often its load changes direction or level: a policy that
-turns more often than that reacts to chance or to itself.
+so that they mean the same for every endpoint. Each declares how often its load changes direction or level: a policy
+that turns more often than that reacts to noise or to itself.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ COLUMNS = ("seconds", "requests_per_second")
 LONGEST_SECONDS = 31 * 24 * 3600
 """Of a file's trace. Every run goes through it second by second: this takes a quarter of a minute without a request."""
 LEAST_REQUESTS = 100
-"""Of a file's trace without its warm-up: what is told are shares of them."""
+"""Of a file's trace without its warm-up: progress is shown as a share of them."""
 MOST_REQUESTS = 20_000_000
 """Of a file's trace with its warm-up: one run of them takes a minute and 4 GB, and there are hundreds of runs."""
 
@@ -99,7 +99,7 @@ def _flash_crowd(_: np.random.Generator) -> np.ndarray:
 def _noisy(random: np.random.Generator) -> np.ndarray:
     """Log-normal, correlated over half a minute, a fifth up and down.
 
-    Its one change of load is that it begins: the warm-up stands still where the first second is, which may be a fifth
+    Its one change of load is that it begins: the warm-up has the load of the first second, which may be a fifth
     off the mean.
     """
     seconds, correlation, spread = 60 * 60, 30.0, 0.2
@@ -130,7 +130,7 @@ _BUILT_IN: dict[str, tuple[str, int, Shape]] = {
 
 
 def built_in(name: str, requests_per_second: float, seed: int) -> Trace:
-    """A built-in trace for replicas that take so many requests/s within their objective."""
+    """A built-in trace for replicas that take this rate (requests/s) within their objective."""
     description, changes, shape = _BUILT_IN[name]
     loads = shape(np.random.default_rng([seed, 7]))
     return Trace(name, description, loads * requests_per_second, changes)
@@ -158,7 +158,7 @@ def from_csv(path: Path) -> Trace:
 
 
 def _check_size(path: Path, rows: list[tuple[float, float]]) -> None:
-    """SettingError for what nobody can simulate or learn from, before memory is taken for it."""
+    """SettingError for a trace that cannot be simulated or is too large, before memory is taken for it."""
     seconds = rows[-1][0] - rows[0][0]
     if not 1 <= seconds <= LONGEST_SECONDS:
         raise SettingError(

@@ -186,7 +186,9 @@ def test_an_optimized_model_cannot_be_changed(kube: Kubectl) -> None:
     kube.apply(OPTIMIZED)
     kube.apply(OPTIMIZED)
     changed = {**OPTIMIZED, "spec": {**OPTIMIZED["spec"], "cores": 2}}
-    with pytest.raises(KubectlError, match="an OptimizedModel cannot be changed, for its name says what it depends on"):
+    with pytest.raises(
+        KubectlError, match="an OptimizedModel cannot be changed, because its name is a hash of its spec"
+    ):
         kube.apply(changed)
 
 

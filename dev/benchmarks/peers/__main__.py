@@ -46,7 +46,7 @@ CHECKED_TEXTS = 100
 
 @contextmanager
 def started(peers: Sequence[Peer], placement: Placement, model: Path) -> Iterator[dict[str, Server]]:
-    """All servers, ready, and then ended. One that does not start is left out, with a line that says why."""
+    """All servers, ready, and then ended. One that does not start is left out, with a line that has the reason."""
     with ExitStack() as stack:
         servers: dict[str, Server] = {}
         for peer in peers:
@@ -70,21 +70,21 @@ def started(peers: Sequence[Peer], placement: Placement, model: Path) -> Iterato
 
 
 def check(servers: dict[str, Server], peers: dict[str, Peer], texts: Sequence[str]) -> dict[str, Agreement]:
-    """Each server's answers against the teacher's."""
-    teacher_server = servers[TRANSFORMERS.name]
-    teacher_server.resume()
-    teacher = ask(teacher_server.url, TRANSFORMERS.shape, texts, at_once=1)
-    teacher_server.pause()
+    """Each server's answers compared with the reference's."""
+    reference_server = servers[TRANSFORMERS.name]
+    reference_server.resume()
+    reference = ask(reference_server.url, TRANSFORMERS.shape, texts, at_once=1)
+    reference_server.pause()
     found: dict[str, Agreement] = {}
     for name, server in servers.items():
         server.resume()
-        found[name] = agreement(server.url, peers[name].shape, texts, teacher)
+        found[name] = agreement(server.url, peers[name].shape, texts, reference)
         server.pause()
         one = found[name]
-        said = one.error
+        detail = one.error
         if one.alone is not None and one.together is not None:
-            said = f"lowest cosine to fp32 {one.alone.minimum:.4f} alone, {one.together.minimum:.4f} in company"
-        click.echo(f"answers   {name}: {said}{'' if one.right else ' (wrong)'}")
+            detail = f"lowest cosine to fp32 {one.alone.minimum:.4f} alone, {one.together.minimum:.4f} in batches"
+        click.echo(f"answers   {name}: {detail}{'' if one.right else ' (wrong)'}")
     return found
 
 
@@ -139,7 +139,7 @@ def measure_cell(
     multiple=True,
     help="NAME=URL of a running server that speaks /embed. It cannot be stopped meanwhile.",
 )
-@click.option("--only", multiple=True, help="Only these servers (the baseline is always there: it is the teacher).")
+@click.option("--only", multiple=True, help="Only these servers (the baseline is always there: it is the reference).")
 @click.option("--group", "groups", multiple=True, type=click.Choice(list(GROUPS)), help="Only these cells.")
 @click.option("--seconds", default=2.0, show_default=True, help="Of each server in each round of a cell.")
 @click.option("--rounds", default=3, show_default=True)

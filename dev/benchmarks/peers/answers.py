@@ -20,7 +20,7 @@ TIMEOUT_SECONDS = 120.0
 
 @dataclass(frozen=True)
 class Cosines:
-    """To the teacher's vectors."""
+    """Compared with the reference's vectors."""
 
     mean: float
     p1: float
@@ -28,9 +28,9 @@ class Cosines:
     minimum: float
 
     @classmethod
-    def of(cls, vectors: Sequence[Vector], teacher: Sequence[Vector]) -> Cosines:
-        """Of as many vectors as the teacher has."""
-        found = sorted(cosine(one, other) for one, other in zip(vectors, teacher, strict=True))
+    def of(cls, vectors: Sequence[Vector], reference: Sequence[Vector]) -> Cosines:
+        """Of as many vectors as the reference has."""
+        found = sorted(cosine(one, other) for one, other in zip(vectors, reference, strict=True))
         return cls(mean=sum(found) / len(found), p1=quantile(found, 0.01), minimum=found[0])
 
     @property
@@ -79,7 +79,7 @@ def _ask_one(url: str, shape: Shape, text: str) -> Vector:
         connection.close()
 
 
-def agreement(url: str, shape: Shape, texts: Sequence[str], teacher: Sequence[Vector]) -> Agreement:
+def agreement(url: str, shape: Shape, texts: Sequence[str], reference: Sequence[Vector]) -> Agreement:
     """Ask a server for all texts, twice, and compare."""
     try:
         alone = ask(url, shape, texts, at_once=1)
@@ -87,8 +87,8 @@ def agreement(url: str, shape: Shape, texts: Sequence[str], teacher: Sequence[Ve
     except (OSError, ValueError, KeyError, IndexError, TypeError, http.client.HTTPException) as error:
         return Agreement(None, None, 0.0, error=f"{type(error).__name__}: {error}"[:200])
     return Agreement(
-        alone=Cosines.of(alone, teacher),
-        together=Cosines.of(together, teacher),
+        alone=Cosines.of(alone, reference),
+        together=Cosines.of(together, reference),
         moved=min(map(cosine, alone, together)),
     )
 

@@ -1,7 +1,7 @@
 """The servers that Penstock is compared with: how each is started, asked and read.
 
 Each gets the same model folder (fp32 weights, and our own int8 graph as `onnx/model.onnx`), the same CPUs, and the
-settings that its documentation recommends for a CPU; what had to be set to make it answer rightly is said beside it.
+settings that its documentation recommends for a CPU; settings without which its answers are wrong have a comment.
 """
 
 from __future__ import annotations
@@ -118,7 +118,7 @@ def _infinity(engine: str) -> Callable[[Place], list[str]]:
                 "v2",
             ),
             *("--model-id", str(place.model), "--served-model-name", "minilm", "--engine", engine),
-            # The default of the optimum engine is CLS pooling, whatever the model says: wrong vectors.
+            # The default of the optimum engine is CLS pooling, whatever the model declares: wrong vectors.
             *("--pooling-method", "mean"),
             # It would write another graph into the model folder; this one is fused already.
             "--onnx-disable-optimize",
@@ -236,7 +236,7 @@ PYPI_PEERS: tuple[Peer, ...] = (
 
 TRANSFORMERS = Peer(
     name="transformers",
-    about="a plain transformers pipeline behind FastAPI, fp32: the baseline, and the teacher of the answers",
+    about="a plain transformers pipeline behind FastAPI, fp32: the baseline, and the reference of the answers",
     shape=PREDICT,
     ready_path=baseline.READY_PATH,
     command=lambda place: baseline.command(sys.executable, place.model, TaskName.FEATURE_EXTRACTION, place.port),

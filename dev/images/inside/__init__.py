@@ -1,1 +1,1 @@
-"""What runs inside a build. Each file stands alone: it is mounted, not installed."""
+"""Scripts that run inside a build. Each is self-contained: it is mounted, not installed."""

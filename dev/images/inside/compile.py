@@ -29,7 +29,7 @@ def compile_folder(folder: Path) -> int:
                 str(source), doraise=True, invalidation_mode=py_compile.PycInvalidationMode.UNCHECKED_HASH
             )
         except py_compile.PyCompileError:
-            continue  # templates and samples of packages: nobody imports them
+            continue  # templates and samples of packages, which are not imported
         compiled += 1
     return compiled
 

@@ -1,6 +1,6 @@
 """Prints the requirements of extras of pyproject.toml, one a line: `requirements.py EXTRA... [--without NAME...]`.
 
-The packages that Penstock stands on make a layer of their own, which changes only when they do. So they are installed
+The dependencies are a separate layer, which changes only when they do. So they are installed
 before the project is there, which pip has no command for. Standard library only: this runs in the build.
 """
 

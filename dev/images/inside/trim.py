@@ -38,11 +38,11 @@ GROUPS: dict[str, tuple[str, ...]] = {
         "onnxruntime/backend",
     ),
     "numpy": ("numpy/**/tests", "numpy/f2py", "numpy/_core/include", "numpy/_core/lib/*.a", "numpy/random/lib/*.a"),
-    # The blocking client, beside kubernetes.aio. Its packages' own modules are imported by others and stay.
+    # The blocking client, which is not used: kubernetes.aio is. The modules of its packages are imported and stay.
     "kubernetes": ("kubernetes/client/models/[!_]*.py", "kubernetes/client/api/[!_]*.py"),
     # The hub's accelerator: a server fetches artefacts, never models.
     "hub": ("hf_xet/*.so",),
-    # The services of AWS that nobody calls here: object storage, and signing in to it, stay.
+    # AWS services that are not used. Object storage and its authentication stay.
     "botocore": ("botocore/data/*/",),
     # What the optimiser's packages test themselves with.
     "optimizer": (

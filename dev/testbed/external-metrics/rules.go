@@ -25,10 +25,10 @@ type configuration struct {
 	} `json:"externalRules"`
 }
 
-// A rule says which query answers for which series.
+// A rule maps a series to a query.
 type rule struct {
 	series string
-	// Label that is to have the namespace of whoever asks; empty: he sees all.
+	// Label that must equal the namespace of the request; empty: all series are visible.
 	namespaceLabel string
 	query          *template.Template
 }

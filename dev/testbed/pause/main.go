@@ -1,4 +1,4 @@
-// pause holds a pod's namespaces: it sleeps, collects orphans, and ends when it is told to.
+// pause holds a pod's namespaces: it sleeps, collects orphans, and ends on SIGTERM or SIGINT.
 package main
 
 import (

@@ -1,4 +1,4 @@
-"""What a policy sees, and what it says."""
+"""Input and output of an autoscaling policy."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from penstock_simulator.scraper import Scraper
 
 @dataclass(frozen=True)
 class Limits:
-    """What every policy is told alike."""
+    """Settings that all policies share."""
 
     min_replicas: int = 1
     max_replicas: int = 24

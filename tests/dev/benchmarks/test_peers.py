@@ -146,10 +146,10 @@ def test_cosines() -> None:
 
 
 def test_one_odd_text_among_many_is_not_p1_but_the_minimum() -> None:
-    teacher = [[1.0, 0.0]] * 400
+    reference = [[1.0, 0.0]] * 400
     odd = [[0.0, 1.0], *([[1.0, 0.0]] * 399)]
 
-    found = Cosines.of(odd, teacher)
+    found = Cosines.of(odd, reference)
 
     assert (found.minimum, found.p1) == (0, 1)
     assert not found.right
