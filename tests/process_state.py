@@ -17,8 +17,9 @@ from typing import Any
 from penstock_runtime.host.cores import pin_process
 from penstock_runtime.no_telemetry import REFUSALS
 
-SET_FOR_LIBRARIES = frozenset({*REFUSALS, "TOKENIZERS_PARALLELISM"})
-"""Environment variables that our code sets for the rest of a process, always to the same value."""
+SET_FOR_LIBRARIES = frozenset({*REFUSALS, "TOKENIZERS_PARALLELISM", "KMP_DUPLICATE_LIB_OK", "KMP_INIT_AT_FORK"})
+"""Environment variables that our code sets for the rest of a process, always to the same value, and those (KMP) that
+scikit-learn sets while it is imported."""
 SET_BY_PYTEST = frozenset({"PYTEST_CURRENT_TEST"})
 LIMITS = {
     name: getattr(resource, name) for name in dir(resource) if name.startswith("RLIMIT_") and name != "RLIMIT_OFILE"
