@@ -8,22 +8,21 @@ comes with the artefact and the ModelEndpoint.
 
 from __future__ import annotations
 
-import difflib
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any, Literal, Self
 
 from pydantic import PrivateAttr, SecretStr, field_validator, model_validator
 
-from penstock.errors import SettingError
-from penstock.settings import Group, Setting, described, load, setting
+from penstock.errors import SettingError, closest
+from penstock.settings import Setting, SettingsGroup, described, load, setting
 
 PREFIX = "PENSTOCK_"
 COMMANDS = ("SERVE_", "OPTIMIZE_", "BENCH_", "HOST_")
 """Prefixes of the variables of flags that are no settings of the server."""
 
 
-class HttpSettings(Group):
+class HttpSettings(SettingsGroup):
     """The listening socket and its connections."""
 
     host: str = setting(
@@ -80,7 +79,7 @@ class HttpSettings(Group):
     )
 
 
-class LimitSettings(Group):
+class LimitSettings(SettingsGroup):
     """What one request may be. Limits in tokens belong to the model."""
 
     max_body_bytes: int = setting(
@@ -112,7 +111,7 @@ class LimitSettings(Group):
     )
 
 
-class QueueSettings(Group):
+class QueueSettings(SettingsGroup):
     """What waits for a core."""
 
     max_queue_rows: int = setting(
@@ -136,7 +135,7 @@ class QueueSettings(Group):
     )
 
 
-class CacheSettings(Group):
+class CacheSettings(SettingsGroup):
     """What is remembered between requests."""
 
     answer_cache_bytes: int = setting(
@@ -157,7 +156,7 @@ class CacheSettings(Group):
     )
 
 
-class DrainSettings(Group):
+class DrainSettings(SettingsGroup):
     """How the process ends on SIGTERM or SIGINT."""
 
     drain_delay_seconds: float = setting(
@@ -191,7 +190,7 @@ class DrainSettings(Group):
         return self
 
 
-class AccessSettings(Group):
+class AccessSettings(SettingsGroup):
     """Who may ask."""
 
     auth_token: SecretStr | None = setting(
@@ -254,7 +253,7 @@ class AccessSettings(Group):
         return tuple(token.encode() for token in found)
 
 
-class LogSettings(Group):
+class LogSettings(SettingsGroup):
     """What is written to standard error."""
 
     log_level: Literal["debug", "info", "warning", "error"] = setting(
@@ -267,7 +266,7 @@ class LogSettings(Group):
     )
 
 
-class ObservationSettings(Group):
+class ObservationSettings(SettingsGroup):
     """What the metrics are measured against."""
 
     objective_p95_milliseconds: float | None = setting(
@@ -279,7 +278,7 @@ class ObservationSettings(Group):
     )
 
 
-class Settings(Group):
+class Settings(SettingsGroup):
     """All of them, by concern."""
 
     http: HttpSettings = HttpSettings()
@@ -339,8 +338,8 @@ def refuse_near_misses(environment: Mapping[str, str], known: Iterable[str]) -> 
             )
         # PENSTOCK_SERVE_CORES and the like are flags of the command line.
         if variable.startswith(PREFIX) and name not in names and not name.startswith(COMMANDS):
-            close = difflib.get_close_matches(name, names, n=1, cutoff=0.74)
+            close = closest(name, names, cutoff=0.74)
             if close:
                 raise SettingError(
-                    f"{variable} is not a setting", field=variable, remedy=f"Did you mean {PREFIX}{close[0]}?"
+                    f"{variable} is not a setting", field=variable, remedy=f"Did you mean {PREFIX}{close}?"
                 )

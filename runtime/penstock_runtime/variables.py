@@ -8,17 +8,14 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from typing import Self
 
-from pydantic import ValidationError
-
-from penstock.errors import SettingError
-from penstock.settings import Group, Setting
+from penstock.settings import Setting, SettingsGroup, load
 from penstock_runtime.settings import PREFIX, refuse_near_misses
 
 OF_THE_COMMAND = (f"{PREFIX}STORE", f"{PREFIX}MODELS", f"{PREFIX}PVC_ROOT", f"{PREFIX}STATE")
 """Variables of the `penstock` command that an image may set for it."""
 
 
-class Variables(Group):
+class Variables(SettingsGroup):
     """Frozen: read once, at start. An empty variable counts as one that is not set, as a manifest's template leaves
     it."""
 
@@ -38,19 +35,9 @@ class Variables(Group):
         variables that something else reads."""
         refuse_near_misses(environment, [*cls.names(), *others])
         described = cls.described()
-        given = {
-            setting.name: setting.parse(text)
+        given = [
+            (setting, setting.variable, text)
             for setting in described
             if (text := environment.get(setting.variable, "").strip())
-        }
-        try:
-            return cls.model_validate(given)
-        except ValidationError as error:
-            first = error.errors()[0]
-            name = f"{PREFIX}{str(first['loc'][0]).upper()}" if first["loc"] else PREFIX
-            message = first["msg"].removeprefix("Value error, ")
-            raise SettingError(
-                f"{name} is {str(first['input'])[:100]!r}: {message[0].lower()}{message[1:]}",
-                field=name,
-                remedy="docs/settings.md says what it takes",
-            ) from error
+        ]
+        return load(cls, described, given, {}, document="docs/settings.md")

@@ -40,7 +40,7 @@ from penstock_runtime.store.daemon_thread import in_daemon_thread
 from penstock_runtime.store.retries import Retries
 from penstock_runtime.store.verify import digest_of
 
-logger = logging.getLogger("penstock.resources.pod")
+logger = logging.getLogger("penstock.pod")
 
 ATTEMPTS = 7
 """A minute of waiting in all, and the time-outs: then the pod ends and is started again, ever more slowly."""

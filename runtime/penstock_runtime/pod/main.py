@@ -16,7 +16,7 @@ from penstock_runtime.pod.termination import DEFAULT_LOG, exit_code, failure_mes
 from penstock_runtime.pod.variables import PodVariables
 from penstock_runtime.settings import SETTINGS, Settings
 
-logger = logging.getLogger("penstock.resources.pod")
+logger = logging.getLogger("penstock.pod")
 
 
 def main() -> None:

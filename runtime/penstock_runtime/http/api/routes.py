@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import difflib
 import re
 from collections.abc import Iterable, Mapping
 from urllib.parse import unquote
 
+from penstock.errors import closest
 from penstock.tasks import TaskName
 from penstock_runtime.errors import MethodNotAllowed, UnsupportedRoute
 from penstock_runtime.http.transport.message import Request, Route
@@ -70,8 +70,8 @@ class Router:
         if tasks is not None:
             wanted = " or ".join(sorted(tasks))
             return UnsupportedRoute(f"{path} is for {wanted}, and this endpoint does {self.task.value}", remedy=remedy)
-        close = difflib.get_close_matches(path, [route.path for route in self.routes], n=1, cutoff=0.75)
-        hint = f"; did you mean {close[0]}?" if close else ""
+        close = closest(path, (route.path for route in self.routes), cutoff=0.75)
+        hint = f"; did you mean {close}?" if close else ""
         shown = path if len(path) <= 100 else path[:100] + "…"
         return UnsupportedRoute(f"there is no {shown}{hint}", remedy=remedy)
 
