@@ -31,7 +31,8 @@ Request errors of the HTTP server are another tree: `penstock_runtime.errors`.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import difflib
+from collections.abc import Iterable, Sequence
 from typing import ClassVar
 
 
@@ -163,3 +164,8 @@ class Interrupted(PenstockError):
     """The process was told to end (eviction, deletion, a node that is drained) before it was through."""
 
     temporary = True
+
+
+def closest(word: str, choices: Iterable[str], *, cutoff: float = 0.6) -> str | None:
+    """The most similar of the choices, for "did you mean"; None when no similarity (0 to 1) reaches `cutoff`."""
+    return next(iter(difflib.get_close_matches(word, list(choices), n=1, cutoff=cutoff)), None)

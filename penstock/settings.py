@@ -2,10 +2,10 @@
 
 A group of settings is a frozen model, and all settings of a process are a model of groups:
 
-    class HttpSettings(Group):
+    class HttpSettings(SettingsGroup):
         port: int = setting(8080, "Port to listen on.", ge=0)
 
-    class Settings(Group):
+    class Settings(SettingsGroup):
         http: HttpSettings = HttpSettings()
 
     SETTINGS = described(Settings, "PENSTOCK_")
@@ -21,17 +21,20 @@ from typing import Any, TypeVar, get_args, get_origin
 
 from pydantic import BaseModel, ConfigDict, Field, SecretStr, ValidationError
 from pydantic.fields import FieldInfo
+from pydantic_core import PydanticUndefined
 
 from penstock.errors import SettingError
 
 
-class Group(BaseModel):
+class SettingsGroup(BaseModel):
     """A concern. Frozen: settings are read once, at start. No `nan` and `inf`, which are under no limit."""
 
     model_config = ConfigDict(frozen=True, extra="forbid", validate_default=True, allow_inf_nan=False)
 
 
-All = TypeVar("All", bound=Group)
+_LONGEST_SHOWN = 120
+"""Characters of a wrong value in an error."""
+All = TypeVar("All", bound=SettingsGroup)
 
 
 def setting(default: Any, description: str, *, unit: str = "", **constraints: Any) -> Any:
@@ -70,6 +73,11 @@ class Setting:
         return "--" + self.name.replace("_", "-")
 
     @property
+    def has_default(self) -> bool:
+        """False for a setting that must be given."""
+        return self.default is not PydanticUndefined
+
+    @property
     def is_list(self) -> bool:
         """True for comma-separated values."""
         return get_origin(self.annotation) is tuple
@@ -99,13 +107,13 @@ def hugging_face_token(environment: Mapping[str, str]) -> str | None:
     return environment.get("HF_TOKEN", "").strip() or None
 
 
-def described(settings: type[Group], prefix: str) -> tuple[Setting, ...]:
+def described(settings: type[SettingsGroup], prefix: str) -> tuple[Setting, ...]:
     """Every setting of a model of groups, in their order."""
     found: list[Setting] = []
     for group, group_field in settings.model_fields.items():
         model = group_field.annotation
-        assert isinstance(model, type)  # noqa: S101 - narrows for mypy: every field of such a model is a Group
-        assert issubclass(model, Group)  # noqa: S101
+        assert isinstance(model, type)  # noqa: S101 - narrows for mypy: every field of such a model is a SettingsGroup
+        assert issubclass(model, SettingsGroup)  # noqa: S101
         found += (Setting.of(name, field, group=group, prefix=prefix) for name, field in model.model_fields.items())
     return tuple(found)
 
@@ -120,8 +128,8 @@ def load(
 ) -> All:
     """Settings from flags (by name; None is "not given") over environment variables over defaults.
 
-    `settings`: a model of groups, or a single group, whose settings have an empty group name. `variables`: setting, the
-    variable's name, its text. `document`: the page that lists the settings.
+    `settings` is a group of groups, or one group whose settings have the group "". `variables`: setting, name of the
+    variable, its text. `document` lists the settings.
     SettingError names the variable or flag, the value and what to write instead.
     """
     by_name = {one.name: one for one in known}
@@ -136,7 +144,7 @@ def load(
             values[one.group][name] = one.parse(value) if isinstance(value, str) else value
             origin[name] = one.flag
     try:
-        return settings.model_validate({**values.pop("", {}), **values})
+        return settings.model_validate(values.get("", values))
     except ValidationError as error:
         raise _error(error, origin, by_name, document) from error
 
@@ -145,19 +153,20 @@ def _error(
     error: ValidationError, origin: Mapping[str, str], by_name: Mapping[str, Setting], document: str
 ) -> SettingError:
     first = error.errors()[0]
-    location = first["loc"] if any(one.group for one in by_name.values()) else ("", *first["loc"])
-    name = str(location[1]) if len(location) > 1 else ""
+    name = next((str(part) for part in reversed(first["loc"]) if part in by_name), "")
     message = first["msg"].removeprefix("Value error, ")
     if name not in by_name:
         return SettingError(_as_given(message, origin, by_name.values()), remedy=f"{document} lists the settings")
     one = by_name[name]
     key = origin.get(name, one.variable)
-    given = "(hidden)" if one.is_secret else repr(first["input"])
+    given = "(hidden)" if one.is_secret else repr(first["input"])[:_LONGEST_SHOWN]
     unit = f" in {one.unit}" if one.unit else ""
     return SettingError(
         f"{key} is {given}: {message[0].lower()}{message[1:]}",
         field=key,
-        remedy=f"Give a value{unit} that fits; the default is {one.default!r}",
+        remedy=f"Give a value{unit} that fits; the default is {one.default!r}"
+        if one.has_default
+        else f"{document} describes it",
     )
 
 

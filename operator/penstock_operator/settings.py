@@ -6,7 +6,6 @@ A setting is a field of one of the groups below. Its name gives the flag (`--sto
 
 from __future__ import annotations
 
-import difflib
 import re
 import socket
 import uuid
@@ -17,8 +16,8 @@ from typing import Any, Literal, Self
 from pydantic import model_validator
 
 import penstock
-from penstock.errors import SettingError
-from penstock.settings import Group, Setting, described, load, setting
+from penstock.errors import SettingError, closest
+from penstock.settings import Setting, SettingsGroup, described, load, setting
 from penstock_operator.plan.settings import PlanSettings, StoreVolume
 
 PREFIX = "PENSTOCK_OPERATOR_"
@@ -26,7 +25,7 @@ DOCUMENT = "docs/reference/operator.md"
 NAMESPACE_FILE = Path("/var/run/secrets/kubernetes.io/serviceaccount/namespace")
 
 
-class ClusterSettings(Group):
+class ClusterSettings(SettingsGroup):
     """Which cluster, and what of it."""
 
     kubeconfig: str = setting(
@@ -43,7 +42,7 @@ class ClusterSettings(Group):
     api_timeout_seconds: float = setting(15.0, "No call to the API server takes longer.", unit="s", gt=0)
 
 
-class LeaderSettings(Group):
+class LeaderSettings(SettingsGroup):
     """Which of several replicas works."""
 
     lease_name: str = setting("penstock-operator", "Name of the Lease that the leader holds.", min_length=1)
@@ -71,7 +70,7 @@ class LeaderSettings(Group):
         return self
 
 
-class ImageSettings(Group):
+class ImageSettings(SettingsGroup):
     """What the pods run."""
 
     runtime_image: str = setting(
@@ -111,7 +110,7 @@ class ImageSettings(Group):
         return self
 
 
-class StoreSettings(Group):
+class StoreSettings(SettingsGroup):
     """Where optimised models lie."""
 
     store_uri: str = setting(
@@ -153,7 +152,7 @@ class StoreSettings(Group):
         return self
 
 
-class JobSettings(Group):
+class JobSettings(SettingsGroup):
     """How patiently models are optimised."""
 
     max_attempts: int = setting(5, "Runs of one optimisation, where another run can help.", unit="runs", ge=1)
@@ -173,7 +172,7 @@ class JobSettings(Group):
     )
 
 
-class WorkSettings(Group):
+class WorkSettings(SettingsGroup):
     """How the operator goes about it."""
 
     workers: int = setting(
@@ -197,7 +196,7 @@ class WorkSettings(Group):
     probe_concurrency: int = setting(16, "Serving pods that are asked at the same time.", ge=1)
 
 
-class ScalingSettings(Group):
+class ScalingSettings(SettingsGroup):
     """How the load of endpoints is read."""
 
     scaling_interval_seconds: float = setting(
@@ -235,7 +234,7 @@ class ScalingSettings(Group):
     )
 
 
-class ServerSettings(Group):
+class ServerSettings(SettingsGroup):
     """Metrics, liveness and readiness."""
 
     host: str = setting("0.0.0.0", "Address to listen on.", min_length=1)
@@ -249,14 +248,14 @@ class ServerSettings(Group):
     )
 
 
-class LogSettings(Group):
+class LogSettings(SettingsGroup):
     """What is written to standard error."""
 
     log_level: Literal["debug", "info", "warning", "error"] = setting("info", "Least severity that is logged.")
     log_format: Literal["json", "text"] = setting("json", "One JSON object a line, or plain lines for a terminal.")
 
 
-class Settings(Group):
+class Settings(SettingsGroup):
     """All of them, by concern."""
 
     cluster: ClusterSettings = ClusterSettings()
@@ -338,8 +337,8 @@ def _variables(environment: Mapping[str, str]) -> Iterator[tuple[Setting, str, s
             continue
         name = variable.removeprefix(PREFIX).lower()
         if name not in by_name:
-            close = difflib.get_close_matches(name, by_name, n=1)
-            hint = f"Did you mean {PREFIX}{close[0].upper()}?" if close else f"{DOCUMENT} lists the settings"
+            close = closest(name, by_name)
+            hint = f"Did you mean {PREFIX}{close.upper()}?" if close else f"{DOCUMENT} lists the settings"
             raise SettingError(f"{variable} is not a setting", field=variable, remedy=hint)
         yield by_name[name], variable, text
 

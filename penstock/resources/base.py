@@ -14,7 +14,7 @@ from pydantic.alias_generators import to_camel
 from pydantic_core import CoreSchema
 
 from penstock.errors import SpecError
-from penstock.resources.problems import closest, spec_error
+from penstock.resources.problems import intended_word, spec_error
 from penstock.resources.rules import VALIDATIONS, Rule
 from penstock.resources.text_fields import LABEL_RULE, ObjectName
 from penstock.resources.yaml_documents import plain, read_documents
@@ -102,7 +102,7 @@ class Resource(BaseModel):
             return cls.from_object(found[0], origin=origin)
         if found:
             raise SpecError(f"{origin} holds {len(found)} {cls.KIND}s", remedy="Keep one in each file")
-        meant = next((kind for kind in kinds if isinstance(kind, str) and closest(kind, [cls.KIND])), None)
+        meant = next((kind for kind in kinds if isinstance(kind, str) and intended_word(kind, [cls.KIND])), None)
         if meant is not None:
             raise SpecError(f"{origin}: kind is {meant!r}", field="kind", remedy=f"Write kind: {cls.KIND}")
         named = ", ".join(kind if isinstance(kind, str) else "something without a kind" for kind in kinds)

@@ -5,19 +5,70 @@ Kubernetes keeps at most 4,096 bytes. `Summary.to_message` leaves out the least 
 
 from __future__ import annotations
 
+import errno
 from collections.abc import Iterator
-from typing import ClassVar, Self
+from typing import Annotated, ClassVar, Self
 
-from pydantic import ValidationError, model_validator
+from pydantic import Field, ValidationError, model_validator
 
+from penstock import errors
 from penstock.errors import ArtefactError
-from penstock.failures import Failure
 from penstock.manifest import Manifest
 from penstock.resources.base import Facts
 from penstock.resources.result import ArtefactReference, CapacityFacts, RateFacts, Result, cut
 
 LIMIT_BYTES = 4096
 """What a kubelet reads of a termination message."""
+REASONS: dict[type[errors.PenstockError], str] = {
+    errors.PenstockError: "OptimizationFailed",
+    errors.SpecError: "InvalidSpec",
+    errors.SettingError: "InvalidSetting",
+    errors.ModelError: "ModelUnusable",
+    errors.ArtefactError: "ArtefactDamaged",
+    errors.StoreError: "StoreMisconfigured",
+    errors.HostError: "HostUnsuitable",
+    errors.OptimizationError: "OptimizationFailed",
+}
+"""Reasons of errors whose own name is not one; the others have their class's name."""
+INTERNAL = "InternalError"
+"""Something that nobody foresaw."""
+
+
+class Failure(Facts):
+    """Why a job failed."""
+
+    reason: Annotated[str, Field(max_length=64, pattern=r"^[A-Z][A-Za-z]*$")] = Field(
+        description="In one word for machines, such as ModelAccessDenied."
+    )
+    message: Annotated[str, Field(max_length=2048)] = Field(description="What is wrong, and where.")
+    remedy: Annotated[str, Field(max_length=1024)] = Field(default="", description="What to do next.")
+    retryable: bool = Field(default=False, description="Whether the same job may succeed later.")
+
+    @classmethod
+    def of(cls, error: BaseException) -> Self:
+        """The failure that an exception means. One that is not ours may pass: it is retryable, and says its type."""
+        if isinstance(error, errors.PenstockError):
+            reason = REASONS.get(type(error), type(error).__name__)
+            return cls(
+                reason=reason,
+                message=cut(error.message, 2048),
+                remedy=cut(error.remedy, 1024),
+                retryable=error.temporary,
+            )
+        if isinstance(error, MemoryError):
+            return cls.of(
+                errors.OutOfMemory("the optimisation ran out of memory", remedy="Raise spec.pod.memory of the endpoint")
+            )
+        if isinstance(error, OSError) and error.errno in {errno.ENOSPC, errno.EDQUOT}:
+            place = f" ({error.filename})" if error.filename else ""
+            return cls.of(errors.OutOfDisk(f"a disk is full{place}", remedy="Make room on it, or use a larger volume"))
+        told = str(error).strip()
+        return cls(
+            reason=INTERNAL,
+            message=cut(f"{type(error).__name__}: {told}" if told else type(error).__name__, 2048),
+            remedy="Look into the log of the job's pod, and file an issue with it",
+            retryable=True,
+        )
 
 
 class Summary(Facts):

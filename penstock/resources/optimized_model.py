@@ -12,9 +12,9 @@ from typing import ClassVar, Literal, Self
 
 from pydantic import Field
 
-from penstock.failures import Failure
 from penstock.resources.base import AnyMetadata, Facts, Resource, Spec
 from penstock.resources.endpoint import EndpointCore, ModelEndpointSpec
+from penstock.resources.job_summary import Failure
 from penstock.resources.result import ArtefactReference, Result
 from penstock.resources.rules import Rule
 from penstock.resources.status import Condition, Time

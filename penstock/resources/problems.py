@@ -5,7 +5,6 @@ Turns pydantic's errors into one SpecError that lists all problems.
 
 from __future__ import annotations
 
-import difflib
 import re
 import types
 import typing
@@ -16,8 +15,8 @@ from typing import Any
 from pydantic import BaseModel, ValidationError
 from pydantic_core import ErrorDetails
 
-from penstock.errors import SpecError
-from penstock.resources.yaml_scalars import number
+from penstock.errors import SpecError, closest
+from penstock.resources.yaml_documents import number
 
 SYNONYMS = {
     "embedding": "feature-extraction",
@@ -75,16 +74,16 @@ def spec_error(error: ValidationError, model: type[BaseModel], origin: str) -> S
     return SpecError(f"{origin} has {len(problems)} problems:{lines}", field=problems[0].field, problems=problems)
 
 
-def closest(word: str, words: Sequence[str]) -> str | None:
-    """The word that was probably meant; None when none is near."""
+def intended_word(word: str, words: Sequence[str]) -> str | None:
+    """The allowed word that the author probably meant: a synonym, a similar word, or one that begins so; or None."""
     lowered = {candidate.lower(): candidate for candidate in words}
     known = SYNONYMS.get(word.lower().replace("_", "-"))
     if known in words:
         return known
-    near = difflib.get_close_matches(word.lower(), lowered, n=1, cutoff=0.6)
-    if not near and len(word) >= 3:  # `p95` for p95Milliseconds
-        near = [candidate for candidate in lowered if candidate.startswith(word.lower())]
-    return lowered[near[0]] if near else None
+    near = closest(word.lower(), lowered)
+    if near is None and len(word) >= 3:  # `p95` for p95Milliseconds
+        near = next((candidate for candidate in lowered if candidate.startswith(word.lower())), None)
+    return None if near is None else lowered[near]
 
 
 def _follows(one: ErrorDetails, details: Sequence[ErrorDetails]) -> bool:
@@ -153,8 +152,8 @@ def _no_choice(path: str, given: object, expected: str) -> SpecError:
     if len(choices) == 1:
         return SpecError(message, field=path, remedy=f"Write {choices[0]}")
     # YAML has read off and no as false before we see them.
-    said = "off" if given is False else given
-    meant = closest(said, choices) if isinstance(said, str) else None
+    written = "off" if given is False else given
+    meant = intended_word(written, choices) if isinstance(written, str) else None
     if meant is not None:
         return SpecError(message, field=path, remedy=f"Did you mean {meant}?")
     quotes = " in quotes (YAML reads on, off, yes and no as booleans)" if isinstance(given, bool) else ""
@@ -165,7 +164,7 @@ def _meant_field(location: Sequence[int | str], model: type[BaseModel]) -> str:
     """Where the author probably wanted to write: here under another name, or elsewhere under this one."""
     name, parent = str(location[-1]), tuple(str(part) for part in location[:-1])
     here = _fields_at(parent, model)
-    near = closest(name.replace("_", ""), here)
+    near = intended_word(name.replace("_", ""), here)
     same = name.replace("_", "").lower()
     elsewhere = [path for path in _all_paths(model) if path[-1].lower() == same]
     if near is not None and (near.lower() == same or not elsewhere):

@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import difflib
 import re
 from dataclasses import dataclass
 from enum import StrEnum
 
-from penstock.errors import SpecError
+from penstock.errors import SpecError, closest
 
 
 class Scheme(StrEnum):
@@ -108,8 +107,7 @@ def _meant(text: str) -> str:
     rest = rest.lstrip("/")
     if separator and rest:
         lowered = scheme.strip().lower()
-        near = difflib.get_close_matches(lowered, [known.value for known in Scheme], n=1, cutoff=0.6)
-        known = _OTHER_NAMES.get(lowered) or next(iter(near), None)
+        known = _OTHER_NAMES.get(lowered) or closest(lowered, Scheme)
         if known is not None:
             return f"Did you mean {known}://{'/' if known == 'file' else ''}{rest}?"
     if text.startswith("/"):

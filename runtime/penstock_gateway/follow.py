@@ -27,7 +27,7 @@ FIRST_PAUSE_SECONDS, LONGEST_PAUSE_SECONDS = 0.2, 5.0
 GONE = 410
 
 Json = dict[str, Any]
-logger = logging.getLogger("penstock.resources.gateway")
+logger = logging.getLogger("penstock.gateway")
 
 
 @dataclass(frozen=True)

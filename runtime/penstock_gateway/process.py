@@ -26,7 +26,7 @@ from penstock_gateway.slices import Known
 START_SECONDS = 10.0
 TURN_SECONDS = 0.5
 
-logger = logging.getLogger("penstock.resources.gateway")
+logger = logging.getLogger("penstock.gateway")
 
 
 class Gateway:

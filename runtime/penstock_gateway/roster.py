@@ -18,7 +18,7 @@ MAINTENANCE, DRAINING = 0x01, 0x08
 """Bits of `srv_admin_state`: said by us, over the socket."""
 ADDED, DELETED = "New server registered.", "Server deleted."
 
-logger = logging.getLogger("penstock.resources.gateway")
+logger = logging.getLogger("penstock.gateway")
 
 
 class State(Enum):

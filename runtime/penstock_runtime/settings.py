@@ -9,7 +9,6 @@ of a `Variables`.
 
 from __future__ import annotations
 
-import difflib
 from collections.abc import Iterable, Mapping
 from functools import cached_property
 from pathlib import Path
@@ -17,8 +16,8 @@ from typing import Any, Literal, Self
 
 from pydantic import SecretStr, field_validator, model_validator
 
-from penstock.errors import SettingError
-from penstock.settings import Group, Setting, described, load, setting
+from penstock.errors import SettingError, closest
+from penstock.settings import Setting, SettingsGroup, described, load, setting
 
 PREFIX = "PENSTOCK_"
 TOKEN_FILE_VARIABLE, TOKEN_FILE_FLAG = f"{PREFIX}AUTH_TOKEN_FILE", "--auth-token-file"
@@ -26,7 +25,7 @@ COMMANDS = ("SERVE_", "OPTIMIZE_", "BENCH_", "HOST_")
 """Prefixes of variables of command-line flags that are not settings of the server."""
 
 
-class HttpSettings(Group):
+class HttpSettings(SettingsGroup):
     """The listening socket and its connections."""
 
     host: str = setting(
@@ -82,7 +81,7 @@ class HttpSettings(Group):
     )
 
 
-class LimitSettings(Group):
+class LimitSettings(SettingsGroup):
     """Limits of one request. Limits in tokens belong to the model."""
 
     max_body_bytes: int = setting(
@@ -114,7 +113,7 @@ class LimitSettings(Group):
     )
 
 
-class QueueSettings(Group):
+class QueueSettings(SettingsGroup):
     """The queue of rows that wait for a stream."""
 
     max_queue_rows: int = setting(
@@ -138,7 +137,7 @@ class QueueSettings(Group):
     )
 
 
-class CacheSettings(Group):
+class CacheSettings(SettingsGroup):
     """Caches between requests."""
 
     answer_cache_bytes: int = setting(
@@ -159,7 +158,7 @@ class CacheSettings(Group):
     )
 
 
-class DrainSettings(Group):
+class DrainSettings(SettingsGroup):
     """How the process ends on SIGTERM or SIGINT."""
 
     drain_delay_seconds: float = setting(
@@ -193,7 +192,7 @@ class DrainSettings(Group):
         return self
 
 
-class AccessSettings(Group):
+class AccessSettings(SettingsGroup):
     """Authentication and cross-origin access."""
 
     auth_token: SecretStr | None = setting(
@@ -252,7 +251,7 @@ class AccessSettings(Group):
         return tuple(token.encode() for token in found)
 
 
-class LogSettings(Group):
+class LogSettings(SettingsGroup):
     """Logging to standard error."""
 
     log_level: Literal["debug", "info", "warning", "error"] = setting(
@@ -265,7 +264,7 @@ class LogSettings(Group):
     )
 
 
-class ObservationSettings(Group):
+class ObservationSettings(SettingsGroup):
     """The objective of the metrics."""
 
     objective_p95_milliseconds: float | None = setting(
@@ -277,7 +276,7 @@ class ObservationSettings(Group):
     )
 
 
-class Settings(Group):
+class Settings(SettingsGroup):
     """All settings, by group."""
 
     http: HttpSettings = HttpSettings()
@@ -346,14 +345,14 @@ def refuse_near_misses(environment: Mapping[str, str], known: Iterable[str]) -> 
             )
         # PENSTOCK_SERVE_CORES and similar variables are flags of the command line.
         if variable.startswith(PREFIX) and name not in names and not name.startswith(COMMANDS):
-            close = difflib.get_close_matches(name, names, n=1, cutoff=0.74)
+            close = closest(name, names, cutoff=0.74)
             if close:
                 raise SettingError(
-                    f"{variable} is not a setting", field=variable, remedy=f"Did you mean {PREFIX}{close[0]}?"
+                    f"{variable} is not a setting", field=variable, remedy=f"Did you mean {PREFIX}{close}?"
                 )
 
 
-class Variables(Group):
+class Variables(SettingsGroup):
     """Environment variables of a process that are not settings of the server: the field `cores` is PENSTOCK_CORES.
 
     Frozen: read once, at start. An empty variable counts as not set, as templates of manifests leave it.

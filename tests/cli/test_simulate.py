@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 
+from penstock_cli import simulate
 from penstock_simulator.choices import BUILT_IN_TRACES, Dispatch, PolicyKind
 from penstock_simulator.policies import POLICIES
 from penstock_simulator.traces import built_in

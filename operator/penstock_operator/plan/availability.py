@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from pydantic import ValidationError
 
-from penstock.failures import Failure
+from penstock.resources.job_summary import Failure
 from penstock_operator.plan.conditions import Finding, no, sentence, stopped, yes
 from penstock_operator.plan.endpoint import Endpoint
 from penstock_operator.plan.names import ENDPOINT

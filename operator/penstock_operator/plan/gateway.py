@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-from penstock.resources.gateway import GatewayMode
+from penstock.resources.endpoint import GatewayMode
 from penstock_operator.plan.deployment import Drain, template_hash
 from penstock_operator.plan.endpoint import Endpoint
 from penstock_operator.plan.memory import quantity

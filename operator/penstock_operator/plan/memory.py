@@ -8,8 +8,8 @@ from __future__ import annotations
 import math
 
 from penstock.resources.pod import Pod
-from penstock.resources.quantity import parse_quantity
 from penstock.resources.result import ArtefactReference, Result
+from penstock.resources.text_fields import parse_quantity
 from penstock_operator.plan.settings import PlanSettings
 
 MEBIBYTE = 2**20

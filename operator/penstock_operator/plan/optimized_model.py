@@ -14,8 +14,8 @@ from typing import Any
 
 from pydantic import ValidationError
 
-from penstock.failures import Failure
 from penstock.resources.endpoint import ModelEndpointSpec, OptimizationMode
+from penstock.resources.job_summary import Failure
 from penstock.resources.optimized_model import (
     OptimizedModelSpec,
     OptimizedModelStatus,

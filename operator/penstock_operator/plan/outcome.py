@@ -9,8 +9,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from penstock.errors import ArtefactError
-from penstock.failures import Failure
-from penstock.resources.job_summary import Summary
+from penstock.resources.job_summary import Failure, Summary
 from penstock_operator.plan.conditions import clipped
 from penstock_operator.plan.observed import JobFacts, PodFacts
 

@@ -20,7 +20,7 @@ from penstock.resources.hardware_class import (
     SelectorOperator,
 )
 from penstock.resources.pod import Pod, TaintEffect, Toleration, TolerationOperator
-from penstock.resources.quantity import parse_quantity
+from penstock.resources.text_fields import parse_quantity
 from penstock_operator.plan.placement_message import explanation
 
 ARCHITECTURE = "kubernetes.io/arch"

@@ -8,7 +8,7 @@ from fractions import Fraction
 from typing import TYPE_CHECKING
 
 from penstock.resources.hardware_class import NEURON_RESOURCES, LabelRequirement, NodeTerm, SelectorOperator
-from penstock.resources.quantity import written
+from penstock.resources.text_fields import written
 
 if TYPE_CHECKING:
     from penstock_operator.plan.placement import Miss, Needs

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from datetime import datetime
 from typing import Any
 
-from penstock.resources.quantity import is_quantity, parse_quantity
+from penstock.resources.text_fields import is_quantity, parse_quantity
 from penstock_operator.plan.names import ARTEFACT, ATTEMPT, CONTAINER, OPTIMIZED_MODEL, TEMPLATE_HASH
 from penstock_operator.plan.settings import Json
 

@@ -16,7 +16,7 @@ from penstock_runtime.logs import configure_logs
 from penstock_runtime.pod.termination import DEFAULT_LOG, exit_code, write_termination_message
 from penstock_runtime.settings import SETTINGS
 
-logger = logging.getLogger("penstock.resources.pod")
+logger = logging.getLogger("penstock.pod")
 
 
 def main() -> None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import difflib
 import hmac
 import logging
 import re
@@ -12,6 +11,7 @@ from collections.abc import Awaitable, Coroutine, Iterable, Mapping
 from typing import Any
 from urllib.parse import unquote
 
+from penstock.errors import closest
 from penstock.tasks import TaskName
 from penstock_runtime.errors import ClientGone, MethodNotAllowed, RequestError, Unauthorized, UnsupportedRoute
 from penstock_runtime.http.api.bodies import error_response
@@ -87,8 +87,8 @@ class Router:
         if tasks is not None:
             wanted = " or ".join(sorted(tasks))
             return UnsupportedRoute(f"{path} is for {wanted}, and this endpoint does {self.task.value}", remedy=remedy)
-        close = difflib.get_close_matches(path, [route.path for route in self.routes], n=1, cutoff=0.75)
-        hint = f"; did you mean {close[0]}?" if close else ""
+        close = closest(path, (route.path for route in self.routes), cutoff=0.75)
+        hint = f"; did you mean {close}?" if close else ""
         shown = path if len(path) <= 100 else path[:100] + "…"
         return UnsupportedRoute(f"there is no {shown}{hint}", remedy=remedy)
 

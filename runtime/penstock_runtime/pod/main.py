@@ -46,7 +46,7 @@ from penstock_runtime.store.daemon_thread import in_daemon_thread
 from penstock_runtime.store.fetch import digest_of
 from penstock_runtime.store.remote import Retries
 
-logger = logging.getLogger("penstock.resources.pod")
+logger = logging.getLogger("penstock.pod")
 
 ATTEMPTS = 7
 """A minute of waits in all, plus timeouts: then the process ends, and Kubernetes restarts it with growing delays."""

@@ -6,7 +6,7 @@ import contextlib
 from pathlib import Path
 
 from penstock.errors import PenstockError
-from penstock.failures import Failure
+from penstock.resources.job_summary import Failure
 from penstock.resources.result import cut
 
 DEFAULT_LOG = Path("/dev/termination-log")

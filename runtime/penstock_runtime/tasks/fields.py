@@ -6,11 +6,11 @@ lone surrogates apart (JSON Schema has no word for them). `parse` raises nothing
 
 from __future__ import annotations
 
-import difflib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
+from penstock.errors import closest
 from penstock_runtime.errors import InvalidInput
 
 JsonSchema = dict[str, Any]
@@ -57,8 +57,8 @@ def printable(name: object) -> str:
 
 def near(name: str, known: Sequence[str]) -> str:
     """A hint for a name that is not known: the nearest one, or all."""
-    close = difflib.get_close_matches(name[:100], known, n=1, cutoff=0.6)
-    return f"Did you mean {close[0]!r}?" if close else f"Known here: {', '.join(known) or 'none'}"
+    close = closest(name[:100], known)
+    return f"Did you mean {close!r}?" if close else f"Known here: {', '.join(known) or 'none'}"
 
 
 def _wrong(kind: Kind, value: Any, where: str) -> InvalidInput:

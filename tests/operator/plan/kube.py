@@ -10,8 +10,7 @@ import copy
 from datetime import UTC, datetime, timedelta
 from typing import Any
 
-from penstock.failures import Failure
-from penstock.resources.job_summary import Summary
+from penstock.resources.job_summary import Failure, Summary
 from penstock.resources.result import ArtefactReference, Result
 from penstock_operator.plan import names
 from penstock_operator.plan.actions import Plan

@@ -8,8 +8,7 @@ from typing import Any
 
 import pytest
 
-from penstock.failures import Failure
-from penstock.resources.job_summary import Summary
+from penstock.resources.job_summary import Failure, Summary
 from penstock_operator.plan.optimized_model import backoff
 from tests.operator.plan.kube import BASELINE, SETTINGS, Kube, condition, container, reference
 

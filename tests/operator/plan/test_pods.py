@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 import pytest
 
-from penstock.failures import Failure
+from penstock.resources.job_summary import Failure
 from penstock_operator.plan.observed import Neighbour, Ref, Scale
 from tests.operator.plan.kube import ZEN3, Json, Kube, condition, container, info, result
 

@@ -27,7 +27,7 @@ from penstock.resources.endpoint import (
     Throughput,
 )
 from penstock.resources.source import ModelSource, Scheme
-from penstock.resources.yaml_scalars import Loader
+from penstock.resources.yaml_documents import Loader
 from penstock.tasks import TaskName
 
 SMALLEST: dict[str, Any] = {

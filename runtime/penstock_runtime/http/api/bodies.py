@@ -5,7 +5,6 @@ Every refusal names the field and a remedy.
 
 from __future__ import annotations
 
-import difflib
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from itertools import islice
@@ -14,6 +13,7 @@ from typing import Any
 import numpy as np
 import orjson
 
+from penstock.errors import closest
 from penstock_runtime.errors import (
     InvalidInput,
     MalformedBody,
@@ -125,12 +125,12 @@ def checked(kind: Kind, body: Any) -> Any:
 
 def missing_field(name: str, unknown: Iterable[str] = ()) -> InvalidInput:
     """A required field is not there; a field that looks like it may be meant."""
-    close = difflib.get_close_matches(name, list(islice(unknown, LOOKED_AT)), n=1, cutoff=0.6)
+    close = closest(name, islice(unknown, LOOKED_AT))
     if close:
         return InvalidInput(
-            f"body has no field '{name}'; did you mean it instead of '{printable(close[0])}'?",
+            f"body has no field '{name}'; did you mean it instead of '{printable(close)}'?",
             field=name,
-            remedy=f"Rename '{printable(close[0])}' to '{name}'",
+            remedy=f"Rename '{printable(close)}' to '{name}'",
         )
     return InvalidInput(f"body has no field '{name}'", field=name, remedy=f"Add '{name}' (/docs has an example)")
 
@@ -138,8 +138,8 @@ def missing_field(name: str, unknown: Iterable[str] = ()) -> InvalidInput:
 def unknown_field(name: str, free: Sequence[str], known: Sequence[str], *, what: str = "field") -> InvalidInput:
     """A field that does not exist. `free`: known ones that were not given, the likelier meaning of a typo."""
     shown = printable(name)
-    close = difflib.get_close_matches(shown, free, n=1, cutoff=0.6) or difflib.get_close_matches(shown, known, n=1)
-    remedy = f"Did you mean '{close[0]}'?" if close else f"Known here: {', '.join(known) or 'none'}"
+    close = closest(shown, free) or closest(shown, known)
+    remedy = f"Did you mean '{close}'?" if close else f"Known here: {', '.join(known) or 'none'}"
     return InvalidInput(f"there is no {what} '{shown}'", field=shown, remedy=remedy)
 
 

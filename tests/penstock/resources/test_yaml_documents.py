@@ -9,8 +9,7 @@ import yaml
 
 from penstock.errors import SpecError
 from penstock.resources.endpoint import ModelEndpoint
-from penstock.resources.yaml_documents import read_documents
-from penstock.resources.yaml_scalars import Loader
+from penstock.resources.yaml_documents import Loader, read_documents
 
 READ: list[tuple[str, object]] = [
     ("1e2", 100.0), ("1E2", 100.0), ("1e+2", 100.0), ("1e-2", 0.01), ("1.5e3", 1500.0), ("100.0", 100.0),

@@ -8,7 +8,7 @@ import inspect
 import pytest
 
 from penstock import errors
-from penstock.failures import INTERNAL, Failure
+from penstock.resources.job_summary import INTERNAL, Failure
 
 OURS = [kind for _, kind in inspect.getmembers(errors, inspect.isclass) if issubclass(kind, errors.PenstockError)]
 
