@@ -19,7 +19,7 @@ from tokenizers import Tokenizer as Backend
 from benchmarks.models import minilm
 from penstock_optimizer.load.workload import TextMaker
 from penstock_runtime.host import read_host
-from penstock_runtime.tokens.words import Words
+from penstock_runtime.tokens.words import WordTable
 
 SWEPT_BYTES = 64 << 20
 TEXTS = 64
@@ -33,7 +33,7 @@ def main(*, lengths: Sequence[int], seconds: float) -> None:
     backend = Backend.from_file(str(minilm() / "tokenizer.json"))
     backend.no_truncation()
     backend.no_padding()
-    table = Words.of(backend)
+    table = WordTable.of(backend)
     assert table is not None
     ways: dict[str, Callable[[str], object]] = {
         "library": lambda text: backend.encode_batch_fast([text], add_special_tokens=False)[0].ids,

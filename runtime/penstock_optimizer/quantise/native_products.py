@@ -7,13 +7,13 @@ from typing import Any
 
 import numpy as np
 
-from penstock_runtime.engines.native.graph_file import Step
+from penstock_runtime.engines.native.graph_file import GraphStep
 from penstock_runtime.rows import Float
 
 Tensors = MutableMapping[str, Any]
 
 
-def spread_bias(steps: list[Step], tensors: Tensors, buffers: Sequence[int], bias: Float, name: str) -> None:
+def spread_bias(steps: list[GraphStep], tensors: Tensors, buffers: Sequence[int], bias: Float, name: str) -> None:
     """Give each of several products, the last that write to `buffers`, its part of a bias [all their outputs] that is
     called `name`."""
     begin = 0
@@ -26,7 +26,7 @@ def spread_bias(steps: list[Step], tensors: Tensors, buffers: Sequence[int], bia
         begin = end
 
 
-def side_by_side(steps: Sequence[Step], tensors: Tensors) -> Step | None:
+def side_by_side(steps: Sequence[GraphStep], tensors: Tensors) -> GraphStep | None:
     """8-bit products of one source as one whose results stand side by side, its tensors added; its target is that of
     the first. None for steps that are no such products, or do more than multiply."""
     alike = {(step.operator, step.source, step.inputs, step.tensors.get("factors")) for step in steps}

@@ -30,7 +30,7 @@ from penstock_optimizer.quantise.native_values import (
     Where,
 )
 from penstock_optimizer.quantise.rowwise import OPERATOR
-from penstock_runtime.engines.native.graph_file import Activation, NativeGraph, Operator, Output, Step
+from penstock_runtime.engines.native.graph_file import Activation, GraphOutput, GraphStep, NativeGraph, Operator
 
 WIDTH = 32
 """Widths of hidden states are multiples of it, and those of heads of half of it: the kernels have no tails."""
@@ -55,7 +55,7 @@ class _Reader:
         self._left: Counter[int] = Counter()
         self._buffers = Buffers()
         self._tensors: dict[str, Any] = {}
-        self._steps: list[Step] = []
+        self._steps: list[GraphStep] = []
         self._results: dict[str, Value | Column] = {}
         self._chosen = -1
 
@@ -82,20 +82,20 @@ class _Reader:
         tensors = {name: array for name, array in self._tensors.items() if name in used}
         return NativeGraph(tuple(self._steps), self._output(), tensors)
 
-    def _output(self) -> Output:
+    def _output(self) -> GraphOutput:
         """One buffer as one output, or each of its columns as one."""
         names = [output.name for output in self._graph.output]
         found = [self._results.get(name) for name in names]
         match found:
             case [Value() as value]:
-                return Output(
+                return GraphOutput(
                     name=names[0], buffer=value.buffer, width=value.used or value.width, per_row=value.per == "row",
                     chosen_id=self._chosen if value.per == "chosen" else -1,
                 )  # fmt: skip
             case [Column(whole=whole), *_]:
                 columns = [one.index for one in found if isinstance(one, Column) and one.whole is whole]
                 if columns == list(range(whole.width)) and whole.per == "token":
-                    return Output(
+                    return GraphOutput(
                         name="columns", buffer=whole.buffer, width=whole.width, per_row=False, columns=tuple(names)
                     )
         raise _refuse(f"what the outputs are: {', '.join(names)}")
@@ -415,7 +415,7 @@ class _Reader:
         for width in widths:
             if width % WIDTH:
                 raise _refuse(f"{node.name}, whose width of {width} is no multiple of {WIDTH}")
-        self._steps.append(Step(operator=operator, outputs=outputs, inputs=inputs, **fields))
+        self._steps.append(GraphStep(operator=operator, outputs=outputs, inputs=inputs, **fields))
 
 
 def _refuse(what: str) -> OptimizationError:

@@ -1,2 +1,1 @@
-"""Engines run graphs. They are siblings that never import each other;
-each heavy library is imported in one of them only."""
+"""Inference engines. They do not import each other, and each heavy library is imported in one of them only."""

@@ -17,40 +17,40 @@ import numpy as np
 from penstock_runtime.rows import Batch, Int
 
 _FINEST = 8
-"""Steps between short lengths."""
+"""Step between short lengths."""
 _STEPS_LOG2 = 3
 """Eight steps for each doubling."""
 
 
 @dataclass(frozen=True, slots=True)
 class ShapeGrid:
-    """Lengths and row counts that are compiled for."""
+    """The lengths and row counts that the engine compiles for."""
 
     longest: int | None = None
-    """Never rounded beyond this (the model's position table ends there); None: no such limit."""
+    """The highest length (the model's position table ends there); None: no limit."""
 
     def length(self, tokens: int) -> int:
-        """What a row of `tokens` is padded to."""
+        """The padded length of a row of `tokens`."""
         step = max(_FINEST, 1 << max(0, (tokens - 1).bit_length() - 1 - _STEPS_LOG2))
         rounded = -(-tokens // step) * step
         return rounded if self.longest is None else max(tokens, min(rounded, self.longest))
 
     def rows(self, count: int) -> int:
-        """How many of `count` rows to run at once: the largest power of two."""
+        """Rows to run at once out of `count`: the largest power of two."""
         return 1 << (count.bit_length() - 1)
 
     def lengths(self, longest: int) -> tuple[int, ...]:
-        """All of them for rows up to `longest` tokens, rising."""
+        """All padded lengths of rows of up to `longest` tokens, ascending."""
         return tuple(sorted({self.length(tokens) for tokens in range(1, longest + 1)}))
 
 
 def feed(batch: Batch, names: Iterable[str]) -> dict[str, Int]:
-    """Those of `input_ids`, `attention_mask` and `token_type_ids` that the graph has: int64 [batch, tokens]."""
+    """The arrays of the inputs `names` (`input_ids`, `attention_mask`, `token_type_ids`): int64 [batch, tokens]."""
     return {name: getattr(batch, name) for name in names}
 
 
 def pad(batch: Batch, tokens: int) -> Batch:
-    """The batch with masked zeros on the right, up to `tokens`; the same one when it is that long."""
+    """The batch padded with masked zeros on the right to `tokens`; unchanged if it is long enough."""
     more = tokens - batch.input_ids.shape[1]
     if more <= 0:
         return batch

@@ -1,8 +1,8 @@
-"""ONNX Runtime. The only module that imports it.
+"""The ONNX Runtime engine. The only module that imports onnxruntime.
 
-One session serves every stream: `run` is thread-safe, and the weights are held once. With `wide` the session's pool
-has all the threads, so that whatever thread of it has nothing to do helps the run that is under way, a lone one gets
-all cores, and busy streams keep to themselves (docs/decisions/engine-threads.md has the measurements).
+All streams share one session: `run` is thread-safe, and the weights are in memory once. With `wide` the session's pool
+has all threads, so that idle ones help the current run: a single run gets all cores, busy streams one each
+(docs/decisions/engine-threads.md has the measurements).
 """
 
 from __future__ import annotations
@@ -24,18 +24,18 @@ from penstock_runtime.models.graph import count_operators
 from penstock_runtime.rows import Batch, Outputs
 
 _ERRORS_ONLY = 3
-"""Severity of the library's own log."""
+"""Severity level of the library's log."""
 
 FUSED_OPERATORS = frozenset({
     "Attention", "QAttention", "MultiHeadAttention", "EmbedLayerNormalization", "QEmbedLayerNormalization",
     "SkipLayerNormalization", "LayerNormalization", "Gelu", "BiasGelu", "FastGelu", "FusedMatMul", "FusedGemm",
     "DynamicQuantizeMatMul", "MatMulIntegerToFloat", "QLinearMatMul", "QGemm", "QLinearAdd", "MatMulNBits",
 })  # fmt: skip
-"""Operators that stand for several of a plain export's, or for an int8 product."""
+"""Operators that replace several of a plain export, or an int8 product."""
 
 
 class OnnxRuntimeEngine:
-    """A session. Make it with `load`."""
+    """An inference session. Create it with `load`."""
 
     def __init__(self, session: Any, io: GraphIO, facts: EngineFacts) -> None:
         self._session = session
@@ -52,7 +52,7 @@ class OnnxRuntimeEngine:
         """See `Engine`."""
         try:
             values = self._session.run(self._outputs, feed(batch, self._inputs))
-        except Exception as error:  # the library raises a dozen types of its own
+        except Exception as error:  # the library raises a dozen types of errors
             raise InferenceFailed(f"onnxruntime: {error}", remedy="Report it with the model and the input") from error
         return dict(zip(self._outputs, values, strict=True))
 
@@ -83,12 +83,12 @@ def load(path: Path, io: GraphIO, recipe: Recipe, threads: Threads, *, wide: boo
 
 
 def fused_nodes(path: Path) -> dict[str, int]:
-    """How many nodes of each fused operator the graph has after the session's own optimisation. Loads it once more."""
+    """The number of nodes of each fused operator after the session's graph optimisation. Loads the graph again."""
     with tempfile.TemporaryDirectory() as folder:
         saved = Path(folder) / "optimised.onnx"
         options = _options(1)
         options.optimized_model_filepath = str(saved)
-        # Weights go to a file of their own, so that the graph is small to read.
+        # Weights go to a separate file, so that the graph file is small.
         options.add_session_config_entry(
             "session.optimized_model_external_initializers_file_name", "optimised.onnx.data"
         )
@@ -101,16 +101,16 @@ def fused_nodes(path: Path) -> dict[str, int]:
 def _options(pool: int) -> Any:
     options = ort.SessionOptions()
     options.graph_optimization_level = ort.GraphOptimizationLevel.ORT_ENABLE_ALL
-    # Explicit counts: defaults are the host's cores, whatever the cgroup says, and would pin threads to foreign ones.
+    # Explicit counts: the defaults ignore the cgroup, use all cores of the host and pin threads to them.
     options.intra_op_num_threads = pool
     options.inter_op_num_threads = 1
     options.execution_mode = ort.ExecutionMode.ORT_SEQUENTIAL
-    # A thread that spins takes the core from another stream and from the HTTP front end: 20 to 30 % of the throughput.
+    # A spinning thread takes the core from another stream and the HTTP server: 20 to 30 % of the throughput.
     options.add_session_config_entry("session.intra_op.allow_spinning", "0")
-    # A pattern is kept for every shape that comes by: memory without a bound, no speed for changing lengths.
+    # A pattern is stored for every new shape: unbounded memory, and not faster for changing lengths.
     options.enable_mem_pattern = False
-    # The arena keeps its high-water mark, which the plan's token budget bounds; without it each run pays page faults
-    # for its buffers (a quarter more CPU).
+    # The arena keeps its peak size, which the plan's token budget bounds; without it each run has page faults for its
+    # buffers (a quarter more CPU).
     options.enable_cpu_mem_arena = True
     options.log_severity_level = _ERRORS_ONLY
     return options
@@ -121,14 +121,14 @@ def _open(path: Path, options: Any) -> Any:
         raise ArtefactError(f"{path} is missing", remedy="Run penstock optimize again")
     try:
         return ort.InferenceSession(str(path), options, providers=["CPUExecutionProvider"])
-    except Exception as error:  # the library raises a dozen types of its own
+    except Exception as error:  # the library raises a dozen types of errors
         raise ArtefactError(
             f"{path} does not load in onnxruntime {ort.__version__}: {error}", remedy="Run penstock optimize again"
         ) from error
 
 
 def _check(path: Path, io: GraphIO, session: Any) -> None:
-    """ArtefactError when the graph's inputs and outputs are not those of `io`."""
+    """ArtefactError if the graph's inputs and outputs are not those of `io`."""
     wanted = {value.name for value in session.get_inputs()}
     if wanted != set(io.inputs):
         raise ArtefactError(

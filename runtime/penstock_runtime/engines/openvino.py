@@ -1,7 +1,7 @@
-"""OpenVINO's CPU plugin. The only module of the runtime that imports it.
+"""The OpenVINO engine (CPU plugin). The only module of the runtime that imports openvino.
 
-One compiled model serves every stream; its packed weights are held once. With `wide` a second one with a single
-stream over all the threads is compiled from the same graph: its packed weights are a second copy, which the facts say.
+All streams share one compiled model, with one copy of the packed weights. With `wide` a second model with one stream
+over all threads is compiled from the same graph, with a second copy of the packed weights (`EngineFacts`).
 
 Lengths are rounded up to a grid, because the plugin compiles its layers for every shape (`engines.grid`).
 """
@@ -29,12 +29,12 @@ from penstock_runtime.errors import InferenceFailed
 from penstock_runtime.rows import Batch, Float, Int, Outputs
 
 _PRODUCTS = ("FullyConnected", "MatMul")
-"""Layers whose run-time precision is the precision of the arithmetic."""
+"""Layers whose run-time precision counts as the precision of the arithmetic."""
 
 
 class _FirstRun:
-    """Lets the process's first run be alone. The binding sets itself up on first use, holding a lock of its own without
-    the GIL, then the GIL without the lock: two first runs at once wait for each other for ever (2026.4)."""
+    """Serialises the first run of the process. The binding initialises itself on first use: it holds its lock without
+    the GIL, then the GIL without its lock, so that two concurrent first runs deadlock (2026.4)."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
@@ -54,7 +54,7 @@ _FIRST_RUN = _FirstRun()
 
 
 class OpenVinoEngine:
-    """A compiled model and its infer requests. Make it with `load`."""
+    """A compiled model and its infer requests. Create it with `load`."""
 
     def __init__(self, narrow: _Requests, wide: _Requests, facts: EngineFacts) -> None:
         self._narrow = narrow
@@ -89,10 +89,10 @@ class OpenVinoEngine:
 
 
 class _Requests:
-    """One infer request for each stream, handed out to whoever runs."""
+    """A pool of infer requests, one for each stream."""
 
     def __init__(self, compiled: Any, io: GraphIO, streams: int, grid: ShapeGrid) -> None:
-        # Inputs by number: half the binding's own time of a short run goes into looking names up.
+        # Inputs by number: looking up names takes half the binding's time of a short run.
         self._inputs = [next(name for name in port.get_names() if name in io.inputs) for port in compiled.inputs]
         self._grid = grid
         self._outputs = [(name, axes, compiled.output(name)) for name, axes in io.outputs.items()]
@@ -104,7 +104,7 @@ class _Requests:
         tokens = batch.input_ids.shape[1]
         longest = self._grid.longest
         if longest is not None and tokens > longest:
-            # The plugin would look the positions up beyond the table's end, and go on with zeros.
+            # The plugin would read positions beyond the end of the table, and continue with zeros.
             raise InferenceFailed(f"openvino: {tokens} tokens are more than the model's {longest}")
         padded = pad(batch, self._grid.length(tokens))
         request = self._free.get()
@@ -120,24 +120,24 @@ class _Requests:
             self._free.put(request)
 
     def _infer(self, request: Any, batch: Batch) -> None:
-        # Read in place: kept here, and changed by nobody, while the run lasts.
+        # Read in place: referenced here and not changed during the run.
         inputs = [_tensor(array) for array in feed(batch, self._inputs).values()]
         for number, tensor in enumerate(inputs):
             request.set_input_tensor(number, tensor)
-        # In this thread: started asynchronously, it would wait for one of the plugin's own threads to wake up, which
-        # is 0.3 ms of a short run and a sixth of the throughput of two callers.
+        # In this thread: an asynchronous run waits until one of the plugin's threads wakes up, which takes 0.3 ms of a
+        # short run and a sixth of the throughput of two callers.
         request.infer(share_outputs=True)
 
     def _mark(self, request: Any) -> None:
-        """Make the last run's output recognisable: with a single thread the plugin loses the exceptions of `infer`
-        (2026.4), and a run that failed would give the answer of the one before it."""
+        """Overwrite the output of the last run with NaN: with one thread the plugin loses the exceptions of `infer`
+        (2026.4), and a failed run would return the previous answer."""
         for _, _, port in self._outputs:
             last = request.get_tensor(port).data
             if last.size:
                 last.flat[0] = np.nan
 
     def _results(self, request: Any, tokens: int) -> Outputs:
-        """Copies: the request's own output memory is written again by its next run. RuntimeError: it was not."""
+        """Copies of the outputs: the next run overwrites the request's memory. RuntimeError if the run failed."""
         results = {}
         for name, axes, port in self._outputs:
             values = request.get_tensor(port).data
@@ -147,8 +147,8 @@ class _Requests:
         return results
 
     def _recover(self, request: Any, failed: Batch) -> None:
-        """A stream that failed half-way takes the next batch of the same shape for prepared, and fails again: a run of
-        another shape makes it begin anew."""
+        """Run another shape: after a failure a stream takes the next batch of the same shape for prepared, and fails
+        again."""
         shortest = self._grid.length(1)
         tokens = shortest if failed.input_ids.shape[1] != shortest else self._grid.length(shortest + 1)
         other = np.ones((1, tokens), dtype=np.int64)
@@ -178,7 +178,7 @@ def load(
         model = core.read_model(str(path))
         _check(path, io, model)
         narrow = core.compile_model(model, "CPU", _properties(recipe, threads))
-        # With one stream the lone request has all the threads already.
+        # With one stream a single run has all threads already.
         second = wide and threads.streams > 1
         alone = Threads(1, threads.streams * threads.per_stream)
         wider = core.compile_model(model, "CPU", _properties(recipe, alone)) if second else narrow
@@ -198,7 +198,7 @@ def load(
 
 
 def _tensor(array: Int) -> Any:
-    """The array's own memory as the library takes it, which must be writable."""
+    """A tensor on the array's memory, which must be writable."""
     return ov.Tensor(array if array.flags.writeable else array.copy(), shared_memory=True)
 
 
@@ -210,11 +210,11 @@ def _properties(recipe: Recipe, threads: Threads) -> dict[str, Any]:
     return {
         "NUM_STREAMS": str(threads.streams),
         "INFERENCE_NUM_THREADS": threads.streams * threads.per_stream,
-        # The process is kept on its cores by penstock_runtime.host; the plugin's own pinning would count from core 0
-        # of the machine as it sees it, and clash with any other process that does the same.
+        # penstock_runtime.host pins the process to its cores; the plugin's pinning would start at core 0 of the
+        # machine, and clash with other processes that do the same.
         "ENABLE_CPU_PINNING": False,
         "ENABLE_HYPER_THREADING": False,
-        # Left alone, the plugin computes in bf16 wherever that is native: other answers on another processor.
+        # By default the plugin computes in bf16 if the processor has it: answers would depend on the processor.
         "INFERENCE_PRECISION_HINT": "bf16" if _wants_bf16(recipe) else "f32",
         # ACCURACY also keeps fp32 graphs from being quantised on the fly.
         "EXECUTION_MODE_HINT": "ACCURACY" if recipe.precision is Precision.FP32 else "PERFORMANCE",
@@ -226,7 +226,7 @@ def _wants_bf16(recipe: Recipe) -> bool:
 
 
 def _check(path: Path, io: GraphIO, model: Any) -> None:
-    """ArtefactError when the graph's inputs and outputs are not those of `io`."""
+    """ArtefactError if the graph's inputs and outputs are not those of `io`."""
     taken = {name for port in model.inputs for name in port.get_names()}
     given = {name for port in model.outputs for name in port.get_names()}
     for what, wanted, found in (("takes", set(io.inputs), taken), ("gives", set(io.outputs), given)):
@@ -243,7 +243,7 @@ def _check(path: Path, io: GraphIO, model: Any) -> None:
 
 
 def _read_back(compiled: Any, recipe: Recipe) -> tuple[str, dict[str, int]]:
-    """The precision that most matrix products really run in, and how many of each fused layer there are."""
+    """The actual precision of most matrix products, and the number of each fused layer."""
     precisions: Counter[str] = Counter()
     layers: Counter[str] = Counter()
     for node in compiled.get_runtime_model().get_ops():
@@ -254,5 +254,5 @@ def _read_back(compiled: Any, recipe: Recipe) -> tuple[str, dict[str, int]]:
             precisions[str(info["runtimePrecision"].astype(str))] += 1
     found = precisions.most_common(1)[0][0] if precisions else "f32"
     fused = {name: layers[name] for name in ("FullyConnected", "ScaledDotProductAttention", "MHA") if layers[name]}
-    # Weights in int8 with activations quantised at run time show as f32: the plugin names the inputs' precision.
+    # Weights in int8 with dynamically quantised activations show as f32: the plugin reports the inputs' precision.
     return ("i8" if found in {"u8", "i8"} or recipe.precision is Precision.INT8_ROWWISE else found), fused

@@ -3,7 +3,7 @@
 `read_host()` reads them once at start; `Host.usable_cores(n)` chooses the cores to use, with findings about them.
 """
 
-from penstock_runtime.host.cgroup import Memory, Throttling, read_throttling, require_memory
+from penstock_runtime.host.cgroup import HostMemory, Throttling, read_throttling, require_memory
 from penstock_runtime.host.cores import CoreGrant, is_on_one_core, pin_process, place_stream
 from penstock_runtime.host.cpus import Core
 from penstock_runtime.host.host import Host, read_host
@@ -12,7 +12,7 @@ __all__ = [
     "Core",
     "CoreGrant",
     "Host",
-    "Memory",
+    "HostMemory",
     "Throttling",
     "is_on_one_core",
     "pin_process",

@@ -134,7 +134,7 @@ def _unescape(text: str) -> str:
 
 
 @dataclass(frozen=True)
-class Memory:
+class HostMemory:
     """Memory of the machine and of the cgroup, in bytes."""
 
     total: int
@@ -145,7 +145,7 @@ class Memory:
     """Free memory within the limit and the machine; file cache counts as free."""
 
 
-def read_memory(root: Path) -> Memory:
+def read_memory(root: Path) -> HostMemory:
     """Read `/proc/meminfo` and the cgroup's limits below `root`; zeros if neither can be read."""
     meminfo = key_values(read_text(root, "/proc/meminfo"))
     total = meminfo.get("MemTotal", 0) * 1024
@@ -154,14 +154,14 @@ def read_memory(root: Path) -> Memory:
     limits = list(groups.memory) if groups is not None else []
     tightest = min((limit for limit, _ in limits), default=None)
     free = [max(0, limit - used) for limit, used in limits]
-    return Memory(
+    return HostMemory(
         total=total,
         limit=tightest if tightest is not None and (total == 0 or tightest < total) else None,
         available=min([available, *free]) if total else min(free, default=0),
     )
 
 
-def require_memory(memory: Memory, needed: int, what: str) -> None:
+def require_memory(memory: HostMemory, needed: int, what: str) -> None:
     """HostError if `needed` bytes are not available; `what` names the purpose, such as `serving model X`.
 
     Does nothing if the machine's memory is unknown.

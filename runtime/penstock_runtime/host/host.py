@@ -6,7 +6,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from penstock.hardware import CpuIdentity
-from penstock_runtime.host.cgroup import Memory, find_groups, read_memory
+from penstock_runtime.host.cgroup import HostMemory, find_groups, read_memory
 from penstock_runtime.host.cores import CoreGrant, grant_cores
 from penstock_runtime.host.cpus import Core, amx_permitted_here, identify, read_cores, read_processors
 from penstock_runtime.host.procfs import cpu_list, number, read_cpus, read_text
@@ -29,7 +29,7 @@ class Host:
     """The cgroup's CPUs; None if they cannot be read."""
     quota: float | None
     """CPU quota in CPUs; None without a limit."""
-    memory: Memory
+    memory: HostMemory
 
     @property
     def allowed(self) -> tuple[int, ...]:

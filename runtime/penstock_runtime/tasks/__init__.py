@@ -1,7 +1,7 @@
-"""The tasks: what a request means, and what an answer looks like.
+"""The inference tasks: request validation, tokenisation, post-processing and answers.
 
-`make_task` gives the task of a model folder; `penstock_runtime.tasks.base` says what a task is. Each module holds one
-task; what they share stands in fields (checks and schemas), fitting (truncation), scores, pooling, entities, spans.
+`make_task` returns the task of a model folder; `penstock_runtime.tasks.base` has the interface. Each task has a module;
+shared parts are in fields (validation and schemas), fitting (truncation), embedding, scores, entities and spans.
 """
 
 from penstock_runtime.tasks.base import DEFAULT_LIMITS, Prepared, RequestLimits, Task

@@ -11,11 +11,11 @@ import numpy as np
 
 from penstock_runtime.errors import InvalidInput
 from penstock_runtime.rows import POOLED, Float, Outputs, Pooling, Row
-from penstock_runtime.tasks.fields import Kind, Text, near
+from penstock_runtime.tasks.fields import FieldKind, Text, near
 from penstock_runtime.tasks.fitting import Fitter
 from penstock_runtime.tasks.scores import finite
 
-PROMPT: dict[str, tuple[Kind, Any]] = {"prompt_name": (Text("the name of a prompt"), None)}
+PROMPT: dict[str, tuple[FieldKind, Any]] = {"prompt_name": (Text("the name of a prompt"), None)}
 PROMPT_NOTES = {
     "prompt_name": "The prompt of the model (config_sentence_transformers.json) to put before each text. "
     "Default: the model's default prompt, mostly none."

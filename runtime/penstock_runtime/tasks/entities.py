@@ -1,7 +1,7 @@
-"""Scores of tokens into entities: the five aggregation strategies of transformers' token-classification pipeline.
+"""Token scores to entities: the five aggregation strategies of transformers' token-classification pipeline.
 
-Pure functions over a window's tokens; knows nothing of requests or rows. What can be is done for all tokens at once,
-and words are put together for those entities only that are given: most tokens mean nothing (`O`).
+Pure functions over a window's tokens, independent of requests and rows. Computed for all tokens at once where possible;
+words are joined only for the returned entities, since most tokens have no entity (`O`).
 """
 
 from __future__ import annotations
@@ -16,41 +16,41 @@ import numpy as np
 from penstock_runtime.rows import Float
 
 Join = Callable[[Sequence[str]], str]
-"""Tokens, as the vocabulary spells them, into text."""
+"""Joins tokens of the vocabulary to a text."""
 
 
 class Aggregation(StrEnum):
-    """How tokens become entities."""
+    """Aggregation strategies of tokens to entities."""
 
     NONE = "none"
-    """Each token by itself."""
+    """Each token separately."""
     SIMPLE = "simple"
-    """Neighbouring tokens of one tag, by B- and I- prefixes."""
+    """Adjacent tokens of one tag, by B- and I- prefixes."""
     FIRST = "first"
     """As simple, but a word has the label of its first token."""
     AVERAGE = "average"
     """As simple, but a word has the label with the highest mean score."""
     MAX = "max"
-    """As simple, but a word has the label of its most certain token."""
+    """As simple, but a word has the label of its token with the highest score."""
 
     @property
     def by_word(self) -> bool:
-        """Whether the tokens of a word are judged together."""
+        """True if the tokens of a word get one label."""
         return self in {Aggregation.FIRST, Aggregation.AVERAGE, Aggregation.MAX}
 
 
 @dataclass(frozen=True, slots=True)
 class Window:
-    """The tokens of one row, special ones left out; one entry a token in each field."""
+    """The tokens of one row, without special ones; one entry for each token in each field."""
 
     words: Sequence[str]
-    """As the vocabulary spells them; the text itself for an unknown token."""
+    """Tokens of the vocabulary; the text itself for an unknown token."""
     scores: Float
     """[tokens, labels], each row summing to 1."""
     places: Sequence[tuple[int, int]]
     """Characters [start, end) of the text."""
     continues: Sequence[bool]
-    """Whether it continues the word of the token before it."""
+    """True if it continues the word of the previous token."""
     first: int
     """Position in the row of the first token."""
 
@@ -69,7 +69,7 @@ class _Unit:
 def entities(
     window: Window, aggregation: Aggregation, labels: Sequence[str], *, ignored: Collection[str], join: Join
 ) -> list[dict[str, Any]]:
-    """The entities of one window in order, without those of `ignored` labels (of groups: tags).
+    """The entities of one window in order, without those with `ignored` labels (for groups: tags).
 
     Keys: `entity`, `score`, `index`, `word`, `start`, `end` for `NONE`; else `entity_group` instead of `entity`, and
     no `index`.
@@ -107,7 +107,7 @@ def entities(
 
 
 def merge_windows(found: list[dict[str, Any]]) -> list[dict[str, Any]]:
-    """Entities of overlapping windows of one text, each place of the text once: the longer one, then the surer one."""
+    """Merge the entities of overlapping windows of a text: of overlapping ones the longer, then the higher score."""
     merged: list[dict[str, Any]] = []
     for entity in sorted(found, key=lambda entity: int(entity["start"])):
         last = merged[-1] if merged else None
@@ -128,7 +128,7 @@ def _units(window: Window, aggregation: Aggregation, labels: Sequence[str]) -> l
     begins = list(range(count))
     scores = window.scores
     if aggregation.by_word:
-        # A window may begin inside a word: its first token begins a unit all the same.
+        # A window may begin inside a word: its first token begins a unit in any case.
         begins = [index for index in begins if index == 0 or not window.continues[index]]
     ends = [*begins[1:], count]
     if aggregation is Aggregation.FIRST:

@@ -1,4 +1,4 @@
-"""The task of a name for a model folder."""
+"""Creates the task of a name for a model folder, and its request and response schemas."""
 
 from __future__ import annotations
 
@@ -59,7 +59,7 @@ _PAIRS = {
     TaskName.QUESTION_ANSWERING,
     TaskName.ZERO_SHOT_CLASSIFICATION,
 }
-"""Tasks whose rows may be of two texts."""
+"""Tasks whose rows may hold two texts."""
 
 _ARCHITECTURES: dict[Head, tuple[str, ...]] = {
     Head.SEQUENCE: ("ForSequenceClassification",),
@@ -67,7 +67,7 @@ _ARCHITECTURES: dict[Head, tuple[str, ...]] = {
     Head.SPAN: ("ForQuestionAnswering", "ForQuestionAnsweringSimple"),
     Head.MASKED_LM: ("ForMaskedLM", "ForPreTraining", "WithLMHeadModel"),
 }
-"""What the names of architectures with each head end in. Every architecture has an encoder."""
+"""Suffixes of the architecture names with each head. Every architecture has an encoder."""
 
 
 def make_task(
@@ -80,11 +80,11 @@ def make_task(
 ) -> Task:
     """The task `name` of the model in `folder`.
 
-    `max_tokens`: longer inputs are cut, or refused when `truncate` is false; None: the model's own limit. Requests may
-    say otherwise about cutting (`parameters.truncate`).
+    `max_tokens`: longer inputs are truncated, or refused if `truncate` is false; None: the model's own limit. Requests
+    may override `truncate` (`parameters.truncate`).
 
-    UnsupportedModel when the folder's model cannot do the task; SpecError when `max_tokens` is over the model's limit;
-    CorruptModel for tokenizer files that cannot be read.
+    UnsupportedModel if the folder's model cannot do the task; SpecError if `max_tokens` is over the model's limit;
+    CorruptModel for invalid tokenizer files.
     """
     _check_head(name, folder)
     if max_tokens is not None and max_tokens > folder.max_tokens:

@@ -1,4 +1,4 @@
-"""feature-extraction: texts to vectors, pooled and normalised as the model's own files say.
+"""feature-extraction: texts to vectors, pooled and normalised by the model's own files.
 
 A plain transformers model has no pooling: it gives a vector for each token, in the nesting of transformers' pipeline.
 Pooled vectors are always a list of vectors, also for one text (as `/embed` of text-embeddings-inference has it).
@@ -22,9 +22,9 @@ from penstock_runtime.tasks.fields import (
     Boolean,
     Choice,
     Either,
+    FieldKind,
     Integer,
     JsonSchema,
-    Kind,
     ListOf,
     Object,
     Text,
@@ -35,10 +35,10 @@ from penstock_runtime.tasks.fitting import TRUNCATION, TRUNCATION_NOTES, Fitter,
 from penstock_runtime.tokens import Pieces
 
 WIDEST = 65_536
-"""Wider than any vector: the schema's limit for `dimensions`; the model's own width is checked as well."""
+"""More than any model has: the schema's limit of `dimensions`; the model's own width is checked too."""
 
 AUTO = "auto"
-"""The pooling that gives a vector for each text, whatever the model."""
+"""The pooling that returns one vector for each text with every model."""
 
 PARAMETERS = Object(
     required={},
@@ -50,13 +50,12 @@ PARAMETERS = Object(
         **TRUNCATION,
     },
     notes={
-        "normalize": "Make vectors of length 1. Default: as the model's own files say.",
+        "normalize": "Make vectors of length 1. Default: by the model's own files.",
         "dimensions": "Keep this many first values (for models trained so); normalised again where `normalize` is on. "
         "Default: the model's truncate_dim, mostly all; cut as sentence-transformers does, after the model's own "
         "normalisation.",
-        "pooling": "How token vectors become one; none gives them all; auto: as the model's own files say, mean where "
-        "they say nothing, as sentence-transformers has it. Default: as the model's own files say, all where they say "
-        "nothing.",
+        "pooling": "How token vectors become one; none gives them all; auto: by the model's own files, mean where they "
+        "have none, as in sentence-transformers. Default: by the model's own files, all where they have none.",
         **PROMPT_NOTES,
         **TRUNCATION_NOTES,
     },
@@ -67,14 +66,14 @@ EXAMPLES = (
 )
 
 
-def inputs(limits: RequestLimits) -> Kind:
+def inputs(limits: RequestLimits) -> FieldKind:
     """A text or a list of texts."""
     return Either((Text(), ListOf(Text(), limits.items)))
 
 
 def request_schema(limits: RequestLimits = DEFAULT_LIMITS) -> JsonSchema:
-    """The request body. Refused beyond it: unknown prompts, too many dimensions, too long without truncate, vectors of
-    so many tokens that they make a very large answer."""
+    """The request body. Refused beyond it: unknown prompts, too many dimensions, too long without truncate, token
+    vectors that make a very large answer."""
     return body_schema(inputs(limits), PARAMETERS, examples=EXAMPLES, about="Texts to vectors")
 
 
@@ -94,9 +93,9 @@ def response_schema() -> JsonSchema:
 
 @dataclass(frozen=True, slots=True)
 class TokenIds:
-    """Inputs that a client has split with this model's own tokenizer, without special tokens.
+    """Inputs that a client has tokenised with this model's tokenizer, without special tokens.
 
-    Not of the HF shape: OpenAI's and text-embeddings-inference's have them.
+    Used by the APIs of OpenAI and text-embeddings-inference, not by that of Hugging Face.
     """
 
     texts: list[list[int]]
@@ -106,16 +105,16 @@ class TokenIds:
 
 @dataclass(frozen=True, slots=True)
 class Wanted:
-    """What is to become of texts."""
+    """How to compute the vectors of a request."""
 
     prefix: str
-    """A prompt, put before each."""
+    """The prompt before each text."""
     pooling: Pooling | None
     dimensions: int | None
     normalize: bool
-    """Length 1, after the vector was cut to `dimensions`."""
+    """Scale to length 1 after the vector was cut to `dimensions`."""
     normalize_whole: bool
-    """Length 1 before."""
+    """Scale to length 1 before."""
     rule: Truncation
 
 
@@ -158,7 +157,7 @@ class FeatureExtraction:
         pooling = self._pooling_of(values["pooling"])
         dimensions = self._dimensions if values["dimensions"] is None else values["dimensions"]
         normalize = self._normalize if values["normalize"] is None else values["normalize"]
-        # What only the model's files ask for is done as sentence-transformers does it: modules first, then the cut.
+        # With the model's own settings the order is that of sentence-transformers: modules first, then the cut.
         by_files = values["normalize"] is None and values["dimensions"] is None and dimensions is not None
         for name in ("normalize", "dimensions"):
             if pooling is None and values[name]:
@@ -191,7 +190,7 @@ class FeatureExtraction:
         return None if asked == "none" else Pooling(asked)
 
     def _pieces(self, given: TokenIds, prefix: str) -> list[Pieces]:
-        """InvalidInput for ids that the model does not have, and where a prompt would have to go before them."""
+        """InvalidInput for ids that the model does not have, and if the model needs a prompt before its texts."""
         if prefix:
             raise InvalidInput(
                 "inputs are token ids, and this model puts a prompt before its texts",
@@ -200,7 +199,7 @@ class FeatureExtraction:
             )
         size = self._embedding.fitter.tokenizer.embedded_size
         for index, ids in enumerate(given.texts):
-            # Of all at once: a body may hold a million.
+            # For all ids at once: a body may hold a million.
             if min(ids) >= 0 and max(ids) < size:
                 continue
             position, one = next((place, one) for place, one in enumerate(ids) if not 0 <= one < size)
@@ -251,7 +250,7 @@ def _prefixed(given: str | list[str], prefix: str) -> list[str]:
 
 
 def width(config: Mapping[str, Any]) -> int | None:
-    """How many values a vector has, by config.json; None when it does not say."""
+    """Values of a vector, by config.json; None if it has no such field."""
     for key in ("hidden_size", "dim", "d_model", "n_embd"):
         if isinstance(config.get(key), int):
             return int(config[key])

@@ -1,7 +1,7 @@
-"""What a request may hold: one declaration gives both the check, with friendly errors, and the JSON Schema.
+"""Fields of requests: one declaration provides both validation, with remedies, and the JSON Schema.
 
-Kinds are values that check one JSON value (`parse`) and describe it (`schema`). What `schema` allows, `parse` takes,
-lone surrogates apart (JSON Schema has no word for them). `parse` raises nothing but InvalidInput.
+A kind checks one JSON value (`parse`) and describes it (`schema`). `parse` accepts what `schema` allows, except lone
+surrogates (JSON Schema cannot express them). `parse` raises nothing but InvalidInput.
 """
 
 from __future__ import annotations
@@ -16,17 +16,17 @@ from penstock_runtime.errors import InvalidInput
 JsonSchema = dict[str, Any]
 
 
-class Kind(Protocol):
-    """One kind of JSON value."""
+class FieldKind(Protocol):
+    """A kind of JSON value."""
 
     @property
     def words(self) -> str:
-        """What it is, for messages: `a text`."""
+        """Its name in messages: `a text`."""
         ...
 
     @property
     def python(self) -> type:
-        """What the JSON value is in Python."""
+        """The Python type of the JSON value."""
         ...
 
     def parse(self, value: Any, where: str) -> Any:
@@ -39,7 +39,7 @@ class Kind(Protocol):
 
 
 def json_words(value: Any) -> str:
-    """What a JSON value is, for messages."""
+    """The name of a JSON value in messages."""
     if value is None:
         return "null"
     if isinstance(value, bool):
@@ -51,17 +51,17 @@ def json_words(value: Any) -> str:
 
 
 def printable(name: object) -> str:
-    """A name that a client made up, as it may stand in an error: short, and with nothing that JSON cannot hold."""
+    """A name from a client, for error messages: shortened, and without characters that JSON cannot hold."""
     return str(name)[:100].encode(errors="replace").decode()
 
 
 def near(name: str, known: Sequence[str]) -> str:
-    """A hint for a name that is not known: the nearest one, or all."""
+    """A hint for an unknown name: the nearest known one, or all."""
     close = closest(name[:100], known)
     return f"Did you mean {close!r}?" if close else f"Known here: {', '.join(known) or 'none'}"
 
 
-def _wrong(kind: Kind, value: Any, where: str) -> InvalidInput:
+def _wrong(kind: FieldKind, value: Any, where: str) -> InvalidInput:
     return InvalidInput(
         f"{where} must be {kind.words}, not {json_words(value)}", field=where, remedy=f"Send {kind.words}"
     )
@@ -118,7 +118,7 @@ class Boolean:
 
 @dataclass(frozen=True)
 class Integer:
-    """A whole number within limits (both included)."""
+    """An integer within limits (both included)."""
 
     minimum: int
     maximum: int
@@ -126,7 +126,7 @@ class Integer:
 
     @property
     def words(self) -> str:
-        """With the limits."""
+        """Its name with the limits."""
         return f"a whole number from {self.minimum} to {self.maximum}"
 
     def parse(self, value: Any, where: str) -> int:
@@ -138,8 +138,7 @@ class Integer:
         return int(value)
 
     def takes_all(self, values: Sequence[Any]) -> bool:
-        """Whether all are such numbers as they stand: a body may hold a million, too many to be looked at one by
-        one."""
+        """True if all values are valid integers, checked in bulk: a body may hold a million."""
         return set(map(type, values)) == {int} and min(values) >= self.minimum and max(values) <= self.maximum
 
     def schema(self) -> JsonSchema:
@@ -149,7 +148,7 @@ class Integer:
 
 @dataclass(frozen=True)
 class Choice:
-    """One of some words; `any_case` takes them in capitals as well and gives the spelling here."""
+    """One of several words; `any_case` also accepts capitals, and returns the spelling of `options`."""
 
     options: tuple[str, ...]
     any_case: bool = False
@@ -179,9 +178,9 @@ class Choice:
 
 @dataclass(frozen=True)
 class ListOf:
-    """A list of one kind with a limit on its length."""
+    """A list of values of one kind with a limited length."""
 
-    item: Kind
+    item: FieldKind
     at_most: int
     at_least: int = 1
     words: str = "a list of texts"
@@ -211,20 +210,20 @@ class ListOf:
 
 @dataclass(frozen=True)
 class Object:
-    """An object with known fields only; optional ones may be absent or null and then have their default."""
+    """An object with known fields only; optional fields may be absent or null and then have their default."""
 
-    required: Mapping[str, Kind]
-    optional: Mapping[str, tuple[Kind, Any]] = field(default_factory=dict)
+    required: Mapping[str, FieldKind]
+    optional: Mapping[str, tuple[FieldKind, Any]] = field(default_factory=dict)
     """Kind and default of each."""
     notes: Mapping[str, str] = field(default_factory=dict)
-    """A sentence for the schema about each field."""
+    """The description of each field in the schema."""
     words: str = "an object"
     further: bool = False
-    """Other fields are taken as well, and kept as they are."""
+    """Other fields are accepted too, and kept unchanged."""
     python: type = dict
 
     def parse(self, value: Any, where: str) -> dict[str, Any]:
-        """All fields, defaults filled in."""
+        """All fields, with defaults."""
         if not isinstance(value, Mapping):
             raise _wrong(self, value, where)
         if not value and not self.required:
@@ -264,9 +263,9 @@ class Object:
 
 @dataclass(frozen=True)
 class Either:
-    """One of several kinds, told apart by what they are in JSON."""
+    """One of several kinds, distinguished by their JSON type."""
 
-    kinds: tuple[Kind, ...]
+    kinds: tuple[FieldKind, ...]
     python: type = object
 
     @property
@@ -275,14 +274,14 @@ class Either:
         return " or ".join(kind.words for kind in self.kinds)
 
     def parse(self, value: Any, where: str) -> Any:
-        """As the kind that fits."""
+        """The value, parsed by the kind of its JSON type."""
         for kind in self.kinds:
             if isinstance(value, kind.python) and isinstance(value, bool) == (kind.python is bool):
                 return kind.parse(value, where)
         raise _wrong(self, value, where)
 
     def schema(self) -> JsonSchema:
-        """One of theirs."""
+        """Any of their schemas."""
         return {"anyOf": [kind.schema() for kind in self.kinds]}
 
 
@@ -291,7 +290,9 @@ def parse_parameters(value: Any, kinds: Object) -> dict[str, Any]:
     return kinds.parse({} if value is None else value, "parameters")
 
 
-def body_schema(inputs: Kind, parameter_kinds: Object, *, examples: Sequence[JsonSchema], about: str) -> JsonSchema:
+def body_schema(
+    inputs: FieldKind, parameter_kinds: Object, *, examples: Sequence[JsonSchema], about: str
+) -> JsonSchema:
     """The schema of a whole request body."""
     required = ["inputs", "parameters"] if parameter_kinds.required else ["inputs"]
     schema = parameter_kinds.schema()

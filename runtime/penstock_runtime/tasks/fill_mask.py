@@ -1,4 +1,4 @@
-"""fill-mask: what may stand in place of a text's mask tokens."""
+"""fill-mask: the most likely tokens for the mask tokens of a text."""
 
 from __future__ import annotations
 
@@ -15,9 +15,9 @@ from penstock_runtime.tasks.base import DEFAULT_LIMITS, Prepared, RequestLimits
 from penstock_runtime.tasks.fields import (
     Boolean,
     Either,
+    FieldKind,
     Integer,
     JsonSchema,
-    Kind,
     ListOf,
     Object,
     Text,
@@ -28,9 +28,9 @@ from penstock_runtime.tasks.fitting import Fitter, Truncation
 from penstock_runtime.tasks.scores import finite, highest, softmax
 
 CHOICE_BYTES = 80
-"""Of one token's part of the answer in JSON, its sequence apart."""
+"""JSON bytes of one token in the answer, without its sequence."""
 TOKEN_BYTES = 6
-"""Of a token in a text: English has 4 to 5, others more."""
+"""Bytes of a token in a text: English has 4 to 5, others more."""
 
 EXAMPLES = (
     {"inputs": "Paris is the [MASK] of France.", "parameters": {"top_k": 3}},
@@ -49,14 +49,14 @@ def parameter_kinds(limits: RequestLimits) -> Object:
         },
         notes={
             "top_k": "How many tokens for each mask.",
-            "targets": "Only these tokens; one that the vocabulary lacks stands for the first of its parts (the last "
+            "targets": "Only these tokens; one that the vocabulary lacks is replaced by its first part (the last "
             "where the tokenizer's truncation_side is left).",
             "truncate": "Cut a text that is too long; false refuses it. Default: the endpoint's setting.",
         },
     )
 
 
-def inputs(limits: RequestLimits) -> Kind:
+def inputs(limits: RequestLimits) -> FieldKind:
     """A text or a list of texts."""
     return Either((Text(), ListOf(Text(), limits.items)))
 
@@ -65,7 +65,7 @@ def request_schema(limits: RequestLimits = DEFAULT_LIMITS) -> JsonSchema:
     """The request body. Refused beyond it: texts without the model's mask token, targets without any token, too long
     without truncate, masks times top_k that make a very large answer."""
     return body_schema(
-        inputs(limits), parameter_kinds(limits), examples=EXAMPLES, about="What may stand in a mask's place"
+        inputs(limits), parameter_kinds(limits), examples=EXAMPLES, about="The most likely tokens in place of a mask"
     )
 
 
@@ -106,13 +106,13 @@ class FillMaskRequest:
 
 @dataclass(frozen=True, slots=True, eq=False, kw_only=True)
 class MaskRow(Row):
-    """A row with masks."""
+    """A row with mask tokens."""
 
     masks: tuple[int, ...]
-    """Their positions, rising."""
+    """Positions of the masks, ascending."""
     top_k: int
     targets: tuple[int, ...] | None
-    """The only tokens asked for."""
+    """The only allowed tokens; None: all."""
 
 
 Choices = list[tuple[list[int], list[float]]]
@@ -120,7 +120,7 @@ Choices = list[tuple[list[int], list[float]]]
 
 
 class FillMask:
-    """The task. Takes both forms of graph: logits of the masks only, or of all tokens."""
+    """The task. Supports both forms of graph: logits of the masks only, or of all tokens."""
 
     name = TaskName.FILL_MASK
 
@@ -172,7 +172,7 @@ class FillMask:
         if not isinstance(row, MaskRow):
             raise TypeError("fill-mask needs the rows that its prepare made")
         logits = outputs["logits"]
-        # As many rows as tokens: a graph that computes all of them (or a text that is nothing but masks).
+        # One line for each token: a graph that computes all of them (or a text of masks only).
         scores = softmax(logits[list(row.masks)] if logits.shape[0] == row.length else logits)
         if row.targets is not None:
             scores = scores[:, row.targets]
@@ -205,7 +205,7 @@ class FillMask:
         )
         sequences = tokenizer.decode(
             [[*before, token, *after] if token != tokenizer.pad_id else before + after for token in tokens],
-            # With several masks the others are to stay visible.
+            # With several masks the other masks stay visible.
             skip_special=len(row.masks) == 1,
         )
         names = tokenizer.decode([[token] for token in tokens])
@@ -215,7 +215,7 @@ class FillMask:
         ]
 
     def _targets(self, targets: list[str]) -> tuple[int, ...]:
-        """Tokens of the targets, each once."""
+        """Token ids of the targets, without duplicates."""
         tokenizer = self._fitter.tokenizer
         found: list[int] = []
         for index, target in enumerate(targets):
@@ -229,7 +229,7 @@ class FillMask:
                 )
             if number >= tokenizer.embedded_size:
                 raise InvalidInput(
-                    f"parameters.targets[{index}] stands for {tokenizer.token(number)!r}, which is token {number} of "
+                    f"parameters.targets[{index}] means {tokenizer.token(number)!r}, which is token {number} of "
                     f"the tokenizer; the model knows 0 to {tokenizer.embedded_size - 1}",
                     field=f"parameters.targets[{index}]",
                     remedy="Leave it out, or serve the model with a table that has it (resize_token_embeddings)",

@@ -1,6 +1,6 @@
 """question-answering: the part of a text that answers a question.
 
-A long context is looked at in overlapping windows; answers are characters of the context as it was sent.
+A long context is processed in overlapping windows; answers are character ranges of the context as it was sent.
 """
 
 from __future__ import annotations
@@ -20,9 +20,9 @@ from penstock_runtime.tasks.base import DEFAULT_LIMITS, SPAN_TOKEN_BYTES, Prepar
 from penstock_runtime.tasks.fields import (
     Boolean,
     Either,
+    FieldKind,
     Integer,
     JsonSchema,
-    Kind,
     ListOf,
     Object,
     Text,
@@ -36,12 +36,12 @@ from penstock_runtime.tokens import Pieces, Side, windows
 from penstock_runtime.tokens.pieces import count_windows
 
 MAX_SEQUENCE = 384
-"""Tokens of a window, where the model takes as many: what such models were trained with."""
+"""Tokens of a window, if the model takes them: the usual training length of such models."""
 MAX_OVERLAP = 128
 MAX_QUESTION = 64
 
 ANSWER_BYTES = 60
-"""Of an answer in JSON, its text apart."""
+"""JSON bytes of an answer, without its text."""
 
 PARAMETERS = Object(
     required={},
@@ -75,7 +75,7 @@ EXAMPLES = (
 )
 
 
-def inputs(limits: RequestLimits) -> Kind:
+def inputs(limits: RequestLimits) -> FieldKind:
     """A question with its context, or a list of these."""
     one = Object(required={"question": Text(), "context": Text()}, words="an object with question and context")
     return Either((one, ListOf(one, limits.items, words="a list of these")))
@@ -83,7 +83,7 @@ def inputs(limits: RequestLimits) -> Kind:
 
 def request_schema(limits: RequestLimits = DEFAULT_LIMITS) -> JsonSchema:
     """The request body. Refused beyond it: a question or a stride that leaves no room for
-    context, too many windows, a max_seq_len over the model's limit, so many answers that they make a very large one."""
+    context, too many windows, a max_seq_len over the model's limit, too many answers."""
     return body_schema(
         inputs(limits), PARAMETERS, examples=EXAMPLES, about="The part of a context that answers a question"
     )
@@ -130,21 +130,21 @@ class WindowRow(Row):
     """A question with a part of its context."""
 
     question: int
-    """Which of the request's questions."""
+    """Index of the question in the request."""
     context: Pieces
     start: int
     """Position in the row of the context's first token."""
     cls_id: int | None
     candidates: int
-    """How many answers to find."""
+    """Number of answers to find."""
     longest: int
-    """Tokens of an answer."""
+    """The longest answer in tokens."""
     align: bool
 
 
 @dataclass(frozen=True, slots=True)
 class WindowAnswers:
-    """What `reduce` makes of a window."""
+    """The result of `reduce` for a window."""
 
     answers: list[AnswerSpan]
     null_score: float
@@ -193,7 +193,7 @@ class QuestionAnswering:
         """See `Task`."""
         tokenizer = self._fitter.tokenizer
         questions = tokenizer.split([question for question, _ in request.questions], limit=request.max_seq_len)
-        # Of a context no more is looked at than the limit of windows would let pass.
+        # Only as much of the context as the limit of windows allows.
         contexts = tokenizer.split(
             [context for _, context in request.questions],
             limit=self._limits.rows * request.max_seq_len,
@@ -221,7 +221,7 @@ class QuestionAnswering:
                         context=part,
                         start=template.second_start(len(asked)),
                         cls_id=tokenizer.cls_id,
-                        # Some candidates become one when they are widened to words.
+                        # Some candidates become equal when they are widened to words.
                         candidates=request.top_k * 2 + 10 if request.align else request.top_k,
                         longest=request.max_answer_len,
                         align=request.align,
@@ -232,7 +232,7 @@ class QuestionAnswering:
         return Prepared(rows=rows, memo=request, truncated=cut, token_bytes=SPAN_TOKEN_BYTES, answer_bytes=size)
 
     def _answer_bytes(self, request: QuestionRequest, rows: Sequence[WindowRow]) -> int:
-        """The longest answer is all of a window: two words may have any amount of white space between them."""
+        """Assumes answers as long as a window: two words may have any amount of white space between them."""
         longest = [0] * len(request.questions)
         for row in rows:
             longest[row.question] = max(longest[row.question], _length(row.context))
@@ -244,12 +244,12 @@ class QuestionAnswering:
             raise TypeError("question-answering needs the rows that its prepare made")
         start, end = finite(outputs["start_logits"]), finite(outputs["end_logits"])
         context = slice(row.start, row.start + len(row.context))
-        # The first token stands for no answer; transformers lets every token of that kind share in the scores.
+        # The first token means no answer; as in transformers, every token of that id takes part in the scores.
         others = None if row.cls_id is None else np.asarray(row.ids) == row.cls_id
         found = best_spans(start, end, context, others, count=row.candidates, longest=row.longest)
         answers = [AnswerSpan(score, *_characters(row, first, last)) for score, first, last in found.spans]
         if not row.context.ids:
-            # Nothing but white space to look at: the empty answer, in which nobody believes.
+            # A context of white space only: the empty answer with score 0.
             answers = [AnswerSpan(0.0, 0, 0)]
         return WindowAnswers(answers, found.null_score)
 
@@ -268,7 +268,7 @@ class QuestionAnswering:
         return answers[0] if wanted.single else answers
 
     def _question(self, question: Pieces, request: QuestionRequest) -> Pieces:
-        """The question, cut where asked for, or where it would leave no room for the context."""
+        """The question, truncated if requested, or if it would leave no room for the context."""
         limit, room = request.max_question_len, request.max_seq_len - self._fitter.tokenizer.pair.specials
         if limit is None and len(question) >= room and self._fitter.rule.cut:
             limit = min(MAX_QUESTION, room // 2)
@@ -277,7 +277,7 @@ class QuestionAnswering:
     def _windows(
         self, question: int, context: int, request: QuestionRequest, prefix: str, *, taken: int
     ) -> list[tuple[int, int]]:
-        """Token ranges of the context; InvalidInput when there is no room, or there would be too many."""
+        """Token ranges of the context; InvalidInput if there is no room, or there are too many windows."""
         room = request.max_seq_len - self._fitter.tokenizer.pair.specials - question
         if room < 1:
             raise InvalidInput(
@@ -294,7 +294,7 @@ class QuestionAnswering:
             overlap = overlap if overlap < room else room // 2
         if overlap >= room:
             raise InvalidInput(
-                f"parameters.doc_stride is {overlap}; beside the question a window has {room} tokens of context",
+                f"parameters.doc_stride is {overlap}; besides the question a window has {room} tokens of context",
                 field="parameters.doc_stride",
                 remedy=f"Send less than {room}, or a larger max_seq_len",
             )

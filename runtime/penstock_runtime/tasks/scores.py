@@ -1,4 +1,4 @@
-"""Logits into scores. All float32 and stable: large logits neither overflow nor give NaN."""
+"""Logits to scores, and the order of scores. float32 and numerically stable: large logits do not overflow."""
 
 from __future__ import annotations
 
@@ -10,14 +10,14 @@ from penstock_runtime.rows import Float
 
 def softmax(logits: Float) -> Float:
     """Over the last axis."""
-    # As reductions of the functions: the arrays' methods go through Python, which takes longer than a few labels do.
+    # Not the arrays' methods, which are Python code: slower than the computation for a few labels.
     raised: Float = np.exp(logits - np.maximum.reduce(logits, axis=-1, keepdims=True))
     total: Float = np.add.reduce(raised, axis=-1, keepdims=True)
     return raised / total
 
 
 def sigmoid(logits: Float) -> Float:
-    """Element by element."""
+    """Elementwise logistic function."""
     small = np.exp(-np.abs(logits))
     scores: Float = np.where(logits >= 0, np.float32(1), small) / (1 + small)
     return scores
@@ -40,7 +40,7 @@ def highest(scores: Float, count: int) -> list[int]:
 
 def finite(values: Float) -> Float:
     """The values; InferenceFailed when one of them is NaN or infinite (half precision may overflow)."""
-    # Bytes and not a second reduction: of a short row's way through here the functions of numpy are most.
+    # Bytes instead of a second reduction: for short rows the calls of numpy take most of the time.
     if b"\0" in np.isfinite(values).tobytes():
         raise InferenceFailed(
             "The model's output is not a number", remedy="Report the text; another recipe may be needed for this model"

@@ -1,4 +1,4 @@
-"""sentence-similarity: how alike one sentence is to each of some others, as cosines."""
+"""sentence-similarity: the cosine similarity of a sentence to each of several others."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from penstock_runtime.models.folder import ModelFolder
 from penstock_runtime.rows import Float, Outputs, Pooling, Row
 from penstock_runtime.tasks.base import DEFAULT_LIMITS, Prepared, RequestLimits
 from penstock_runtime.tasks.embedding import PROMPT, PROMPT_NOTES, Embedding, shorten
-from penstock_runtime.tasks.fields import JsonSchema, Kind, ListOf, Object, Text, body_schema, parse_parameters
+from penstock_runtime.tasks.fields import FieldKind, JsonSchema, ListOf, Object, Text, body_schema, parse_parameters
 from penstock_runtime.tasks.fitting import TRUNCATION, TRUNCATION_NOTES, Fitter, Truncation
 
 PARAMETERS = Object(required={}, optional={**PROMPT, **TRUNCATION}, notes={**PROMPT_NOTES, **TRUNCATION_NOTES})
@@ -27,8 +27,8 @@ EXAMPLES = (
 )
 
 
-def inputs(limits: RequestLimits) -> Kind:
-    """A sentence and those to compare it with."""
+def inputs(limits: RequestLimits) -> FieldKind:
+    """A sentence and those to compare with it."""
     return Object(
         required={"source_sentence": Text(), "sentences": ListOf(Text(), limits.items)},
         words="an object with source_sentence and sentences",
@@ -59,7 +59,7 @@ class SimilarityRequest:
 
 
 class SentenceSimilarity:
-    """The task. A model without pooling of its own gets the mean, as sentence-transformers does with it."""
+    """The task. A model without pooling settings uses the mean, as in sentence-transformers."""
 
     name = TaskName.SENTENCE_SIMILARITY
 

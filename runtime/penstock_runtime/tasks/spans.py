@@ -1,6 +1,6 @@
-"""Start and end scores into answers: the best spans of a window, and the best of several windows.
+"""Start and end scores to answers: the best spans of a window, and of several windows.
 
-Pure functions; knows nothing of requests or rows.
+Pure functions, independent of requests and rows.
 """
 
 from __future__ import annotations
@@ -17,36 +17,36 @@ from penstock_runtime.tasks.scores import highest
 
 
 @dataclass(frozen=True, slots=True)
-class Found:
-    """What one window holds."""
+class WindowSpans:
+    """The best spans of one window."""
 
     spans: list[tuple[float, int, int]]
-    """Score, first and last token (counted in the window's context), the best first."""
+    """Score, first and last token (positions in the window's context), the best first."""
     null_score: float
-    """The score of there being no answer."""
+    """The score of no answer."""
 
 
 def best_spans(
     start: Float, end: Float, context: slice, others: NDArray[np.bool_] | None, *, count: int, longest: int
-) -> Found:
+) -> WindowSpans:
     """The `count` best spans of at most `longest` tokens within the context.
 
     `start`, `end`: logits [tokens]. Scores are products of two softmaxes over the context and `others` (the tokens
-    that stand for no answer), which themselves are no part of a span.
+    that mean no answer), which are no part of a span.
     """
     allowed = np.zeros(start.shape, dtype=bool)
     allowed[context] = True
     if others is not None:
         allowed |= others
     if not allowed.any():
-        return Found(spans=[], null_score=0.0)
-    # In double precision: a product of two small float32 scores may be nothing, and all spans equally bad.
+        return WindowSpans(spans=[], null_score=0.0)
+    # In double precision: the product of two small float32 scores may underflow, and all spans be equal.
     begins, ends = (_share(logits.astype(np.float64), allowed) for logits in (start, end))
     null_score = float(begins[0] * ends[0])
     begins, ends = begins[context], ends[context]
     tokens = begins.size
     if tokens == 0:
-        return Found(spans=[], null_score=null_score)
+        return WindowSpans(spans=[], null_score=null_score)
     width = min(longest, tokens)
     # Row i holds the ends i, i + 1, ... of spans from i: as many columns as a span may have tokens.
     padded = np.full(tokens + width - 1, -1.0)
@@ -54,7 +54,7 @@ def best_spans(
     reachable = np.lib.stride_tricks.sliding_window_view(padded, width)
     scores = np.where(reachable < 0, -1.0, begins[:, np.newaxis] * reachable).ravel()
     chosen = [index for index in highest(scores, count) if scores[index] >= 0]
-    return Found(
+    return WindowSpans(
         spans=[(float(scores[index]), index // width, index // width + index % width) for index in chosen],
         null_score=null_score,
     )

@@ -19,9 +19,9 @@ from penstock_runtime.tasks.base import DEFAULT_LIMITS, Prepared, RequestLimits
 from penstock_runtime.tasks.fields import (
     Choice,
     Either,
+    FieldKind,
     Integer,
     JsonSchema,
-    Kind,
     ListOf,
     Object,
     Text,
@@ -33,7 +33,7 @@ from penstock_runtime.tasks.scores import descending, finite, sigmoid, softmax
 
 
 class Function(StrEnum):
-    """What turns logits into scores."""
+    """The activation function from logits to scores."""
 
     SIGMOID = "sigmoid"
     SOFTMAX = "softmax"
@@ -51,7 +51,7 @@ class Function(StrEnum):
 
     @classmethod
     def of(cls, folder: ModelFolder) -> Function:
-        """As transformers chooses it: by the model's problem type, else by how many labels there are."""
+        """The choice of transformers: by the model's problem type, otherwise by the number of labels."""
         match folder.problem_type:
             case "regression":
                 return cls.NONE
@@ -76,16 +76,16 @@ PARAMETERS = Object(
     },
 )
 LABEL_BYTES = 36
-"""Of a label's part of the answer in JSON, its name apart."""
+"""JSON bytes of a label in the answer, without its name."""
 
 EXAMPLES = (
     {"inputs": "I like you. I love you."},
-    {"inputs": {"text": "A man plays.", "text_pair": "Somebody is playing."}, "parameters": {"top_k": 1}},
+    {"inputs": {"text": "A man plays.", "text_pair": "A person is playing."}, "parameters": {"top_k": 1}},
     {"inputs": ["one text", "another"], "parameters": {"function_to_apply": "sigmoid"}},
 )
 
 
-def inputs(limits: RequestLimits) -> Kind:
+def inputs(limits: RequestLimits) -> FieldKind:
     """A text, a pair, or a list of these."""
     pair = Object(
         required={"text": Text()}, optional={"text_pair": (Text(), None)}, words="an object with text and text_pair"
@@ -95,8 +95,8 @@ def inputs(limits: RequestLimits) -> Kind:
 
 
 def request_schema(limits: RequestLimits = DEFAULT_LIMITS) -> JsonSchema:
-    """The request body. Refused beyond it: too long without truncate, labels of so many texts that they make a very
-    large answer."""
+    """The request body. Refused beyond it: too long without truncate, labels and texts that make a very large
+    answer."""
     return body_schema(inputs(limits), PARAMETERS, examples=EXAMPLES, about="Labels for texts or pairs of texts")
 
 
@@ -121,7 +121,7 @@ class TextClassificationRequest:
 
     texts: list[tuple[str, str | None]]
     where: list[str]
-    """The path of each text in the request."""
+    """The path of each text in the request, for errors."""
     top_k: int | None
     function: Function
     rule: Truncation

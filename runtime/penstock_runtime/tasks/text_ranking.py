@@ -20,9 +20,9 @@ from penstock_runtime.tasks.base import DEFAULT_LIMITS, Prepared, RequestLimits
 from penstock_runtime.tasks.fields import (
     Boolean,
     Either,
+    FieldKind,
     Integer,
     JsonSchema,
-    Kind,
     ListOf,
     Object,
     Text,
@@ -43,7 +43,7 @@ PARAMETERS = Object(
     notes={
         "raw_scores": "Logits instead of scores from 0 to 1 (their sigmoid). Default: false; for pairs true where the "
         "model's own files name Identity as its activation function.",
-        "return_text": "Repeat each text beside its score (not for pairs).",
+        "return_text": "Repeat each text with its score (not for pairs).",
         "top_k": "Only this many texts, the best first (not for pairs). Default: all.",
         **TRUNCATION_NOTES,
     },
@@ -60,7 +60,7 @@ EXAMPLES = (
 )
 
 
-def inputs(limits: RequestLimits) -> Kind:
+def inputs(limits: RequestLimits) -> FieldKind:
     """A query with texts, or a list of pairs."""
     ranking = Object(
         required={"query": Text(), "texts": ListOf(Text(), limits.items)}, words="an object with query and texts"
@@ -120,7 +120,7 @@ class TextRanking:
         self._fitter = fitter
         self._inputs = inputs(limits)
         self._prompt = folder.default_prompt
-        # Where another function is named, the sigmoid stays: scores from 0 to 1.
+        # With any other function the sigmoid stays: scores from 0 to 1.
         self._raw_pairs = (folder.activation or "").rpartition(".")[2] == "Identity"
 
     def parse(self, inputs: Any, parameters: Mapping[str, Any]) -> RankingRequest:
@@ -149,7 +149,7 @@ class TextRanking:
     def prepare(self, request: RankingRequest) -> Prepared:
         """See `Task`."""
         fitter, rule = self._fitter, request.rule
-        # Each text once, however many pairs it is in: the query of a ranking is in all of them.
+        # Tokenise each text once: the query of a ranking is in all pairs.
         distinct = list(dict.fromkeys(text for pair in request.pairs for text in pair))
         pieces = dict(zip(distinct, fitter.split(distinct, fitter.tokenizer.pair, rule.side), strict=True))
         rows, cut = [], 0
@@ -172,7 +172,7 @@ class TextRanking:
         if not wanted.ranked:
             return values
         ranking: list[dict[str, Any]] = []
-        # By logits: in float32 the sigmoids of two good texts may both be 1.
+        # Ordered by logits: in float32 the sigmoids of two good texts may both be 1.
         for index in descending(logits)[: wanted.top_k]:
             text = {"text": wanted.pairs[index][1]} if wanted.return_text else {}
             ranking.append({"index": index, "score": values[index], **text})

@@ -1,6 +1,6 @@
-"""token-classification: entities, parts of speech and the like, with their places in the text.
+"""token-classification: entities, parts of speech and the like, with their offsets in the text.
 
-A text longer than the model takes is cut, unless `stride` asks for overlapping windows over all of it.
+A text that is too long for the model is truncated, unless `stride` asks for overlapping windows.
 """
 
 from __future__ import annotations
@@ -19,9 +19,9 @@ from penstock_runtime.tasks.fields import (
     Boolean,
     Choice,
     Either,
+    FieldKind,
     Integer,
     JsonSchema,
-    Kind,
     ListOf,
     Object,
     Text,
@@ -35,7 +35,7 @@ from penstock_runtime.tokens.pieces import count_windows
 
 IGNORED = ("O",)
 ENTITY_BYTES = 85
-"""Of a token's part of the answer in JSON."""
+"""JSON bytes of a token in the answer."""
 EXAMPLES = (
     {
         "inputs": "My name is Sarah Jessica Parker but you can call me Jessica",
@@ -47,7 +47,7 @@ EXAMPLES = (
 
 @dataclass(frozen=True)
 class Label(Text):
-    """A label's name; the empty text is allowed, which names none."""
+    """A label name; the empty text is allowed, and matches no label."""
 
     words: str = "a label"
 
@@ -83,7 +83,7 @@ def parameter_kinds(limits: RequestLimits) -> Object:
     )
 
 
-def inputs(limits: RequestLimits) -> Kind:
+def inputs(limits: RequestLimits) -> FieldKind:
     """A text or a list of texts."""
     return Either((Text(), ListOf(Text(), limits.items)))
 
@@ -134,7 +134,7 @@ class WindowRow(Row):
     """A part of a text, or all of it."""
 
     text: int
-    """Which of the request's texts."""
+    """Index of the text in the request."""
     pieces: Pieces
     start: int
     """Position in the row of the window's first token."""
@@ -184,7 +184,7 @@ class TokenClassification:
         """See `Task`."""
         fitter, template = self._fitter, self._fitter.tokenizer.single
         rule, room = fitter.rule.asked(request.cut, None), fitter.room(template)
-        # Of a text in windows no more is looked at than the limit of rows would let pass.
+        # With windows, only as much of a text as the limit of rows allows.
         most = room if request.stride is None else room + self._limits.rows * (room - request.stride)
         split = fitter.tokenizer.split(request.texts, limit=most, side=rule.side, offsets=True)
         rows: list[Row] = []
@@ -208,7 +208,7 @@ class TokenClassification:
                 fitter.tokenizer.require_embedded(part.ids, where)
                 row = template.row(part.ids)
                 if not row.ids:
-                    continue  # nothing is left of the text, and no entity in it
+                    continue  # a text without tokens has no entities
                 rows.append(WindowRow(row.ids, row.type_ids, text=index, pieces=part, start=len(template.before)))
         prepared = Prepared(rows=rows, memo=request, truncated=cut, token_bytes=SPAN_TOKEN_BYTES)
         prepared.answer_bytes = prepared.tokens * ENTITY_BYTES
@@ -238,7 +238,7 @@ class TokenClassification:
 
 
 def _window(tokenizer: Tokenizer, text: str, row: WindowRow, scores: Float) -> Window:
-    """The window's tokens with what the strategies need, as transformers sees words and their parts."""
+    """The window's tokens for the aggregation strategies, with transformers' rules for words and their parts."""
     words, continues = [], []
     places = row.pieces.offsets or []
     for number, (start, end) in zip(row.pieces.ids, places, strict=True):
@@ -249,9 +249,9 @@ def _window(tokenizer: Tokenizer, text: str, row: WindowRow, scores: Float) -> W
         word = tokenizer.token(number)
         words.append(word)
         if tokenizer.continuing_prefix:
-            # A part of a word carries the prefix, so that it is longer than the text that it covers.
+            # A part of a word has the prefix, so that it is longer than the text that it covers.
             continues.append(len(word) != end - start)
         else:
-            # No mark of words: whatever does not follow a space continues the word before.
+            # Without a prefix, a token that does not follow a space continues the previous word.
             continues.append(start > 0 and " " not in text[start - 1 : start + 1])
     return Window(words, scores, places, continues, first=row.start)

@@ -1,8 +1,8 @@
-"""zero-shot-classification: which of the caller's labels fit a text, by a model of entailment.
+"""zero-shot-classification: scores of the caller's labels for a text, by a model of entailment.
 
-Each label becomes a hypothesis and a row of its own. The answer has the shape of transformers' pipeline,
+Each label becomes a hypothesis in a separate row. The answer has the shape of transformers' pipeline,
 `{sequence, labels, scores}`, which huggingface_hub's client parses up to version 0.x; `output_format: list` gives
-`[{label, score}]`, which its version 1 parses, but does not ask for.
+`[{label, score}]`, which its version 1 parses, but does not request.
 """
 
 from __future__ import annotations
@@ -24,8 +24,8 @@ from penstock_runtime.tasks.fields import (
     Boolean,
     Choice,
     Either,
+    FieldKind,
     JsonSchema,
-    Kind,
     ListOf,
     Object,
     Text,
@@ -51,7 +51,7 @@ EXAMPLES = (
 
 
 @dataclass(frozen=True)
-class Template(Text):
+class HypothesisTemplate(Text):
     """A hypothesis with `{}` where the label goes."""
 
     words: str = "a text with {} in place of the label"
@@ -68,7 +68,7 @@ class Template(Text):
             raise InvalidInput(
                 f"{where} has {len(text)} characters; at most {LONGEST_TEMPLATE} are one sentence",
                 field=where,
-                remedy="Shorten it: every label gets a hypothesis of its own",
+                remedy="Shorten it: every label gets a separate hypothesis",
             )
         if not plain or not fields or not set(fields) <= {"", "0"}:
             raise InvalidInput(
@@ -79,12 +79,12 @@ class Template(Text):
         return text
 
     def schema(self) -> JsonSchema:
-        """A string with `{}` and no other brace (doubled ones pass as well, the schema does not say so)."""
+        """A string with `{}` and no other brace (doubled ones are valid too, but not in the schema)."""
         return {"type": "string", "pattern": r"^[^{}]*\{\}[^{}]*$", "minLength": 2, "maxLength": LONGEST_TEMPLATE}
 
 
 @dataclass(frozen=True)
-class Labels(Text):
+class LabelText(Text):
     """Labels as one text, separated by commas."""
 
     words: str = "a text of labels separated by commas"
@@ -97,9 +97,9 @@ class Labels(Text):
 def parameter_kinds(limits: RequestLimits) -> Object:
     """The parameters."""
     return Object(
-        required={"candidate_labels": Either((ListOf(Text("a label"), limits.items), Labels()))},
+        required={"candidate_labels": Either((ListOf(Text("a label"), limits.items), LabelText()))},
         optional={
-            "hypothesis_template": (Template(), TEMPLATE),
+            "hypothesis_template": (HypothesisTemplate(), TEMPLATE),
             "multi_label": (Boolean(), False),
             "output_format": (Choice(("pipeline", "list")), "pipeline"),
             "truncate": (Boolean(), None),
@@ -109,13 +109,13 @@ def parameter_kinds(limits: RequestLimits) -> Object:
             "hypothesis_template": "The sentence that a label is put into.",
             "multi_label": "Judge each label by itself (several may fit); false shares one whole among them.",
             "output_format": "pipeline: {sequence, labels, scores}; list: [{label, score}].",
-            "truncate": "Cut a text that is too long beside the longest hypothesis; false refuses it. Default: the "
+            "truncate": "Cut a text that is too long with the longest hypothesis; false refuses it. Default: the "
             "endpoint's setting.",
         },
     )
 
 
-def inputs(limits: RequestLimits) -> Kind:
+def inputs(limits: RequestLimits) -> FieldKind:
     """A text or a list of texts."""
     return Either((Text(), ListOf(Text(), limits.items)))
 
@@ -178,7 +178,7 @@ class ZeroShotClassification:
     def __init__(self, fitter: Fitter, folder: ModelFolder, limits: RequestLimits = DEFAULT_LIMITS) -> None:
         self._fitter = fitter
         self._entailment = entailment_label(folder)
-        # As transformers has it: the first label, or the last when the first is entailment.
+        # As in transformers: the first label, or the last if the first is entailment.
         self._contradiction = folder.num_labels - 1 if self._entailment == 0 else 0
         self._limits = limits
         self._inputs = inputs(limits)
@@ -209,7 +209,7 @@ class ZeroShotClassification:
         )
 
     def prepare(self, request: ZeroShotRequest) -> Prepared:
-        """See `Task`. Only the text gives way to the limit, never a hypothesis."""
+        """See `Task`. Only the text is truncated, never a hypothesis."""
         fitter = self._fitter
         template, rule = fitter.tokenizer.pair, fitter.rule.asked(request.cut, None)
         room = fitter.room(template)
@@ -224,7 +224,7 @@ class ZeroShotClassification:
                     remedy="Use shorter labels or a shorter hypothesis_template",
                 )
             fitter.tokenizer.require_embedded(
-                hypothesis.ids, "parameters.candidate_labels", said=f"the hypothesis of the label {label[:50]!r}"
+                hypothesis.ids, "parameters.candidate_labels", label=f"the hypothesis of the label {label[:50]!r}"
             )
         rows, cut = [], 0
         for index, text in enumerate(texts):
@@ -253,7 +253,7 @@ class ZeroShotClassification:
 
     @staticmethod
     def _answer(wanted: ZeroShotRequest, text: str, scores: Float) -> Any:
-        # Equal scores in transformers' order: the reverse of a rising sort.
+        # Equal scores in transformers' order: the reverse of an ascending sort.
         order = scores.argsort()[::-1].tolist()
         values = scores[order].tolist()
         labels = [wanted.labels[index] for index in order]
@@ -262,7 +262,7 @@ class ZeroShotClassification:
         return {"sequence": text, "labels": labels, "scores": values}
 
     def _labels(self, given: str | list[str]) -> list[str]:
-        """The labels one by one; InvalidInput when there are none, or too many."""
+        """The labels as a list; InvalidInput if there are none, or too many."""
         if isinstance(given, list):
             return given
         where = "parameters.candidate_labels"
@@ -273,19 +273,19 @@ class ZeroShotClassification:
 
 
 def fill(template: str, label: str) -> str:
-    """The template, as `Template` has checked it, with the label in place of each field."""
+    """The template, as `HypothesisTemplate` has checked it, with the label in place of each field."""
     return "".join(
         literal if field is None else literal + label for literal, field, _, _ in string.Formatter().parse(template)
     )
 
 
 def entailment_label(folder: ModelFolder) -> int:
-    """The label that means entailment; UnsupportedModel when no name starts with `entail`.
+    """The index of the entailment label; UnsupportedModel if no name starts with `entail`.
 
-    By `label2id`, in its order, as the pipeline has it; by `id2label` where that names none.
+    From `label2id`, in its order, as in the pipeline of transformers; otherwise from `id2label`.
     """
     table = folder.config.get("label2id")
-    # Without id2label transformers makes both anew, with names that say nothing.
+    # Without id2label transformers creates both, with generic names.
     stated = table if isinstance(table, Mapping) and folder.config.get("id2label") is not None else {}
     for label, index in (*stated.items(), *((label, index) for index, label in enumerate(folder.labels))):
         if label.lower().startswith("entail") and index in range(folder.num_labels) and folder.num_labels > 1:

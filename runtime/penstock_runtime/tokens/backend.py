@@ -1,6 +1,6 @@
-"""`tokenizer.json` into the library's object, changed as transformers changes it when it loads the same folder.
+"""Loads `tokenizer.json` with the tokenizers library, and adapts it as transformers does for the same folder.
 
-The object is never changed once `open_backend` has returned it.
+The tokenizer object is not changed any more after `open_backend` has returned it.
 """
 
 from __future__ import annotations
@@ -25,26 +25,26 @@ def open_backend(
 ) -> tuple[Any, dict[str, int]]:
     """The library's tokenizer without truncation and padding, and the ids of its special tokens by role (`cls_token`).
 
-    `path` is tokenizer.json, `kind` what transformers' class assumes where `files` say nothing.
+    `path` is tokenizer.json, `kind` has the defaults of transformers' class for settings that `files` lack.
 
-    `lower_case` puts a lower-casing step before the normaliser unless it has one, as sentence-transformers does.
-    CorruptModel when a file is not what it should be.
+    `lower_case` adds a lower-casing step before the normaliser unless it has one, as sentence-transformers does.
+    CorruptModel for an invalid file.
     """
-    # Each worker thread owns a core: the library's own thread pool would take those of its neighbours.
+    # Each worker thread has one core: the library's thread pool would use the cores of other threads.
     os.environ["TOKENIZERS_PARALLELISM"] = "false"
     try:
         backend = Backend.from_buffer(path.read_bytes())
-    except Exception as error:  # the library raises plain Exception, whatever is wrong
+    except Exception as error:  # the library raises plain Exception for all errors
         raise CorruptModel(
             f"{path} is not a tokenizer that tokenizers reads: {error}", remedy="Fetch the model again"
         ) from error
     padding = None if backend.padding is None else backend.padding["pad_token"]
     backend.no_truncation()
     backend.no_padding()
-    # In the order of transformers: the library normalises added tokens when it is given them.
+    # In the order of transformers: the library normalises added tokens when they are added.
     specials = add_special_tokens(backend, files, kind, padding=padding)
     config = files.settings
-    # Special tokens in texts are then split like any other characters.
+    # If true, special tokens in texts are split like other characters.
     backend.encode_special_tokens = config.get("split_special_tokens") is True
     _match_prefix_space(backend, config, kind)
     _match_normalizer(backend, config, kind)
@@ -56,18 +56,18 @@ def open_backend(
 
 
 def own_size(backend: Any) -> int:
-    """One more than the highest id of the tokenizer's own vocabulary (without what was added): it may have gaps."""
+    """The highest id of the tokenizer's vocabulary (without added tokens) plus one: ids may have gaps."""
     if isinstance(backend.model, Unigram):
-        # Ids are places in its list, which is large, and takes 0.3 s to be asked for.
+        # Its ids have no gaps, and getting the whole vocabulary takes 0.3 s.
         return int(backend.get_vocab_size(with_added_tokens=False))
     return max(backend.get_vocab(with_added_tokens=False).values(), default=-1) + 1
 
 
 def check_vocabulary(backend: Any, own: int, path: Path, config: Mapping[str, Any]) -> int | None:
-    """How many tokens the model of this config.json has vectors for, where tokens were added that it has none for: a
-    text may have one of those. None when it has all, or does not say. `own`: its `own_size`.
+    """The number of embeddings of the model, if there are added tokens without one, which texts may contain.
 
-    CorruptModel when it lacks tokens of the tokenizer's own vocabulary: `path` is then the file of another model.
+    None if all tokens have one, or config.json has no vocab_size. `own`: the backend's `own_size`.
+    CorruptModel if tokens of the tokenizer's own vocabulary have none: `path` then belongs to another model.
     """
     size = config.get("vocab_size")
     if not isinstance(size, int):
@@ -75,13 +75,13 @@ def check_vocabulary(backend: Any, own: int, path: Path, config: Mapping[str, An
     if own > size:
         raise CorruptModel(
             f"{path} has tokens up to {own - 1}, and vocab_size of the model's config.json is {size}",
-            remedy="Put the model's own tokenizer beside it",
+            remedy="Use the tokenizer of this model",
         )
     return size if max(backend.get_added_tokens_decoder(), default=0) >= size else None
 
 
 def uses_type_ids(config: Mapping[str, Any], tokenizer_config: Mapping[str, Any]) -> bool:
-    """Whether the model is given token types: by the tokenizer's own list, else its class, and if there are two."""
+    """True if the model gets token types: by the tokenizer's list of inputs, otherwise its class; needs two types."""
     names = tokenizer_config.get("model_input_names")
     stated = "token_type_ids" in names if isinstance(names, list) else class_of(tokenizer_config, config).types
     types = config.get("type_vocab_size")
@@ -89,7 +89,7 @@ def uses_type_ids(config: Mapping[str, Any], tokenizer_config: Mapping[str, Any]
 
 
 def _match_normalizer(backend: Any, config: Mapping[str, Any], kind: TokenizerClass) -> None:
-    """BERT's normaliser, for the classes that set it; others leave it as tokenizer.json has it."""
+    """BERT's normaliser, for the classes that set it; otherwise it stays as in tokenizer.json."""
     state = component(backend.normalizer)
     if state.get("type") != "BertNormalizer":
         return
@@ -105,16 +105,16 @@ def _match_normalizer(backend: Any, config: Mapping[str, Any], kind: TokenizerCl
 
 
 def _match_prefix_space(backend: Any, config: Mapping[str, Any], kind: TokenizerClass) -> None:
-    """Byte-level BPE: whether the first word gets a space before it."""
+    """Byte-level BPE: whether a space is added before the first word."""
     wanted = _stated(config, "add_prefix_space", default=kind.prefix_space)
     state = component(backend.pre_tokenizer)
-    # Of the splitters only this one has the field; inside a sequence it is left alone.
+    # Only this pre-tokenizer has the field; inside a sequence it is not changed.
     if wanted is not None and state.get("type") == "ByteLevel" and state["add_prefix_space"] != wanted:
         backend.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=wanted, use_regex=state["use_regex"])
 
 
 def _match_post_processor(backend: Any, config: Mapping[str, Any], kind: TokenizerClass) -> None:
-    """Byte-level BPE: whether offsets leave out the spaces around words, and whether the first word got one."""
+    """Byte-level BPE: whether offsets exclude the spaces around words, and whether the first word got one."""
     state = component(backend.post_processor)
     if not kind.trims or state.get("type") not in {"ByteLevel", "RobertaProcessing"}:
         return
@@ -138,7 +138,7 @@ def _stated(config: Mapping[str, Any], key: str, *, default: bool | None) -> boo
 
 
 def component(part: Any) -> dict[str, Any]:
-    """A part of the tokenizer as tokenizer.json has it; empty when there is no such part, or one written in Python."""
+    """A component of the tokenizer as in tokenizer.json; empty if there is none, or it is written in Python."""
     if part is None:
         return {}
     try:

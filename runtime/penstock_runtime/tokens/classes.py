@@ -1,7 +1,7 @@
-"""The fast tokenizer classes of transformers: what each assumes where tokenizer_config.json is silent.
+"""The defaults of the fast tokenizer classes of transformers, for settings that tokenizer_config.json lacks.
 
-transformers loads tokenizer.json into a class, which then changes it to what the file of settings says, or else to the
-class's own defaults. A copy of those, of transformers 4.57.6, so that a server need not import it.
+transformers loads tokenizer.json into a class, which applies tokenizer_config.json and otherwise the class's defaults.
+This is a copy of the defaults of transformers 4.57.6, so that a server need not import it.
 """
 
 from __future__ import annotations
@@ -15,27 +15,27 @@ from tokenizers import AddedToken
 
 @dataclass(frozen=True, eq=False)
 class TokenizerClass:
-    """One class, or several that are alike."""
+    """The defaults of one class, or of several with the same."""
 
     names: Mapping[str, str] = field(default_factory=dict)
     """Special tokens by role (`cls_token`)."""
     mask: Mapping[str, bool] = field(default_factory=dict)
-    """How the mask is looked for in texts; empty: as tokenizer.json has it."""
+    """Flags of the mask token; empty: as in tokenizer.json."""
     objects: frozenset[str] = frozenset()
-    """Roles of the other tokens that are set whatever tokenizer.json has."""
+    """Roles of the other tokens that replace those of tokenizer.json."""
     additional: tuple[str, ...] = ()
     """Special tokens without a role."""
     folds: tuple[str, ...] = ()
-    """Fields of BERT's normaliser that are compared with the settings; where one differs, all of these are set."""
+    """Fields of BERT's normaliser that are compared with the settings; if one differs, all of these are set."""
     trims: bool = False
-    """Whether the post-processor's `add_prefix_space` and `trim_offsets` are set as well (both of byte-level BPE)."""
+    """True if the post-processor's `add_prefix_space` and `trim_offsets` are set too (both of byte-level BPE)."""
     prefix_space: bool | None = False
-    """What byte-level BPE does before the first word, unless stated; None: what tokenizer.json says."""
+    """Default of `add_prefix_space` of byte-level BPE; None: as in tokenizer.json."""
     types: bool = True
-    """Whether it gives its models token types, unless the settings list what it gives (`model_input_names`)."""
+    """True if the model gets token types, unless the settings list the inputs (`model_input_names`)."""
 
     def wrapped(self, role: str, token: str | AddedToken | None) -> str | AddedToken | None:
-        """A token that stands as a text, as the class makes it: an object takes the place of the one that was there."""
+        """The token as the class creates it from a string. An `AddedToken` replaces the existing token."""
         if not isinstance(token, str):
             return token
         if role == "mask_token" and self.mask:
@@ -47,7 +47,7 @@ GENERIC = TokenizerClass()
 """PreTrainedTokenizerFast."""
 
 UNKNOWN = TokenizerClass(prefix_space=None)
-"""A class that is not in the table: not a fast one, of a model that is no encoder, or not transformers' own."""
+"""Any other class: a slow one, one of a model that is no encoder, or one from outside of transformers."""
 
 _ROLES = ("unk_token", "sep_token", "pad_token", "cls_token", "mask_token")
 _BERT = dict(zip(_ROLES, ("[UNK]", "[SEP]", "[PAD]", "[CLS]", "[MASK]"), strict=True))
@@ -170,8 +170,8 @@ _CLASS_OF_MODEL = {model: name for name, models in _MODELS.items() for model in 
 
 
 def class_of(tokenizer_config: Mapping[str, Any], config: Mapping[str, Any]) -> TokenizerClass:
-    """The class that transformers makes: the one that tokenizer_config.json names, or config.json, or that of the
-    model's type. `UNKNOWN` for one that is not in the table."""
+    """The class that transformers uses: from tokenizer_config.json, else from config.json, else by model type.
+    `UNKNOWN` if it is not in the table."""
     stated = next((named for file in (tokenizer_config, config) if (named := file.get("tokenizer_class"))), None)
     if stated is None:
         name = _CLASS_OF_MODEL.get(str(config.get("model_type")), "")

@@ -1,7 +1,8 @@
-"""Special and added tokens: those of tokenizer.json, with what the files beside it and the tokenizer class add to them.
+"""Special and added tokens, from tokenizer.json, the other tokenizer files of the folder, and the tokenizer class.
 
-The steps are those of transformers' `PreTrainedTokenizerBase._from_pretrained` and `PreTrainedTokenizerFast.__init__`,
-in their order: it decides the ids of tokens that are not in the vocabulary, and which of two spellings of one counts.
+The steps and their order are those of transformers' `PreTrainedTokenizerBase._from_pretrained` and
+`PreTrainedTokenizerFast.__init__`. The order decides the ids of tokens that are not in the vocabulary, and which of two
+definitions of a token is used.
 """
 
 from __future__ import annotations
@@ -29,14 +30,14 @@ USUAL_NAMES: Mapping[str, tuple[str, ...]] = {
     "unk_token": ("[UNK]", "<unk>"),
     "mask_token": ("[MASK]", "<mask>"),
 }
-"""For folders that name neither the token nor a class that would."""
+"""For folders that define neither the token nor a class with a default."""
 
 Token: TypeAlias = str | AddedToken
 
 
 @dataclass(frozen=True)
 class TokenFiles:
-    """What the files beside tokenizer.json say of tokens."""
+    """The token definitions of the files other than tokenizer.json."""
 
     path: Path
     settings: Mapping[str, Any]
@@ -48,7 +49,7 @@ class TokenFiles:
 
     @classmethod
     def read(cls, path: Path) -> TokenFiles:
-        """Those of the folder `path`, each empty where it is missing. CorruptModel when one is not a JSON object."""
+        """The files of the folder `path`; a missing one is empty. CorruptModel if one is not a JSON object."""
         return cls(
             path,
             read_optional(path, "tokenizer_config.json"),
@@ -60,9 +61,9 @@ class TokenFiles:
 def add_special_tokens(
     backend: Any, files: TokenFiles, kind: TokenizerClass, *, padding: str | None = None
 ) -> dict[str, int]:
-    """Put into `backend` what is missing there, or stated otherwise. Ids of the special tokens by role (`cls_token`).
+    """Add missing or different tokens to `backend`. Returns the ids of the special tokens by role (`cls_token`).
 
-    `padding`: what tokenizer.json itself pads with, where it does. CorruptModel for files whose tokens are not such.
+    `padding`: the padding token of tokenizer.json, if any. CorruptModel for invalid token definitions.
     """
     stated, decoder = _stated(backend, files)
     more = stated.pop(ADDITIONAL, kind.additional) or []
@@ -76,26 +77,26 @@ def add_special_tokens(
     extras = [[_token(value, files)] for value in extra.values()] if isinstance(extra, Mapping) else []
     _add(backend, decoder, _without_repeats([*([token] for token in named.values() if token), more, *extras]))
     if named["mask_token"] is None:
-        # transformers fills no mask then; a token that texts may have already does no harm.
+        # transformers has no mask token then; using a token that texts can contain anyway does no harm.
         named["mask_token"] = _usual(backend, "mask_token", added=True)
     found = {role: backend.token_to_id(str(token)) for role, token in named.items() if token}
     return {role: number for role, number in found.items() if number is not None}
 
 
 def _stated(backend: Any, files: TokenFiles) -> tuple[dict[str, Any], dict[int, AddedToken]]:
-    """What the files name, by role, None where they name nothing on purpose; and the added tokens by their numbers."""
+    """The tokens that the files define, by role (None if explicitly null), and the added tokens by id."""
     stated = _named(files, files.settings)
     if DECODER in files.settings:
         decoder = spelt = _decoder(files)
     else:
-        # Folders of before transformers 4.34, and those that were written by hand.
+        # Folders from before transformers 4.34, and hand-written ones.
         mapped = _named(files, files.special, special=True)
         more = stated.get(ADDITIONAL) or []
         if ADDITIONAL in mapped:
             mapped[ADDITIONAL] = [*more, *(token for token in mapped[ADDITIONAL] if token not in more)]
         unread = [token for token in _each(stated) if not isinstance(token, str)]
         stated |= mapped
-        # Objects in tokenizer_config.json are not seen here, as in transformers.
+        # Token objects in tokenizer_config.json are ignored here, as in transformers.
         names = {str(token) for token in _each(stated) if not any(token is one for one in unread)}
         spelt = backend.get_added_tokens_decoder()
         added = {
@@ -137,7 +138,7 @@ def _decoder(files: TokenFiles) -> dict[int, AddedToken]:
 
 
 def _token(value: object, files: TokenFiles, *, special: bool = False) -> Token:
-    """The two ways of writing a token: a text, or an object with its content and flags."""
+    """A token from either form: a string, or an object with content and flags."""
     if isinstance(value, str):
         return value
     fields = _fields(files, value)
@@ -146,7 +147,7 @@ def _token(value: object, files: TokenFiles, *, special: bool = False) -> Token:
 
 def _fields(files: TokenFiles, value: object) -> dict[str, Any]:
     if not isinstance(value, Mapping) or not isinstance(value.get("content"), str):
-        raise _corrupt(files, f"{value!r} stands where a token is wanted")
+        raise _corrupt(files, f"{value!r} is no token")
     flags = {flag: value[flag] for flag in FLAGS if isinstance(value.get(flag), bool)}
     return {"content": value["content"]} | flags
 
@@ -155,7 +156,7 @@ def _number(files: TokenFiles, value: object) -> int:
     try:
         return int(str(value))
     except ValueError as error:
-        raise _corrupt(files, f"{value!r} stands where a token's number is wanted") from error
+        raise _corrupt(files, f"{value!r} is no token id") from error
 
 
 def _corrupt(files: TokenFiles, what: str) -> CorruptModel:
@@ -163,7 +164,7 @@ def _corrupt(files: TokenFiles, what: str) -> CorruptModel:
 
 
 def _usual(backend: Any, role: str, *, added: bool = False) -> str | None:
-    """The usual spelling of a token that is in the vocabulary; with `added`, only where it is kept whole in texts."""
+    """The usual spelling of a token if it is in the vocabulary; with `added`, only if it is an added token."""
     known = {token.content for token in backend.get_added_tokens_decoder().values()} if added else None
     return next(
         (
@@ -176,7 +177,7 @@ def _usual(backend: Any, role: str, *, added: bool = False) -> str | None:
 
 
 def _without_repeats(groups: Iterable[Sequence[Token]]) -> list[Token]:
-    """Of tokens with one content those of the first group that has it; two in one group stay, and the last counts."""
+    """For each content the tokens of the first group that has it; of duplicates in a group the last one wins."""
     found: list[Token] = []
     for group in groups:
         seen = {str(token) for token in found}
@@ -185,7 +186,7 @@ def _without_repeats(groups: Iterable[Sequence[Token]]) -> list[Token]:
 
 
 def _add(backend: Any, decoder: Mapping[int, AddedToken], special: Sequence[Token]) -> None:
-    """Add the tokens that `backend` does not have just so: new ones get the numbers that follow its own."""
+    """Add the tokens that `backend` lacks or has with other flags; new tokens get the ids after its vocabulary."""
     known = backend.get_added_tokens_decoder().values()
     same = {repr(token) for token in known}
     adding: list[Token] = [token for _, token in sorted(decoder.items()) if repr(token) not in same]
@@ -193,7 +194,7 @@ def _add(backend: Any, decoder: Mapping[int, AddedToken], special: Sequence[Toke
     adding += [
         token
         for token in special
-        # Only a text is looked for by its content. An object counts as new, and its flags replace those of before.
+        # A string is new only if its content is. An object always counts as new, and its flags replace earlier ones.
         if (token not in adding if isinstance(token, AddedToken) else token not in contents)
     ]
     names = {str(token) for token in special}

@@ -1,4 +1,4 @@
-"""The tokenizer of one model folder."""
+"""The tokenizer of a model folder: splits texts into tokens, also long ones, and decodes tokens."""
 
 from __future__ import annotations
 
@@ -12,20 +12,20 @@ from penstock_runtime.tokens.backend import check_vocabulary, open_backend, own_
 from penstock_runtime.tokens.classes import class_of
 from penstock_runtime.tokens.pieces import Pieces, Side, Template, probe
 from penstock_runtime.tokens.specials import TokenFiles
-from penstock_runtime.tokens.words import LONGEST_TEXTS, Words
+from penstock_runtime.tokens.words import LONGEST_TEXTS, WordTable
 
 CHARACTERS_PER_TOKEN = 12
-"""How much of a long text is looked at first: English has some 4.5 characters a token, CJK 1, source code 3."""
+"""Characters of a long text to tokenise first, for each token: English has some 4.5, CJK 1, source code 3."""
 
 GROWTH = 4
-"""How much more is looked at when that was not enough."""
+"""The factor by which that part grows if it was not sufficient."""
 
 MARGIN_WORDS = 2
-"""Words next to a cut whose tokens may change with what stood behind it (a split may look one word ahead)."""
+"""Words before a cut whose tokens may depend on the text after it (a pre-tokenizer may look one word ahead)."""
 
 
 class Tokenizer:
-    """Splits texts and puts rows together. Immutable after `load`: any number of threads may use it at once."""
+    """Splits texts into tokens. Immutable after `load`, and thread-safe."""
 
     def __init__(
         self,
@@ -37,11 +37,11 @@ class Tokenizer:
         size: int | None = None,
         embedded: int | None = None,
     ) -> None:
-        """`config`: tokenizer_config.json. `size`: the backend's `own_size`, where it is known. `embedded`: how
-        many tokens the model has vectors for, where those are not all; None otherwise."""
+        """`config`: tokenizer_config.json. `size`: the backend's `own_size`, if known. `embedded`: the number of
+        embeddings of the model, if not all tokens have one; None otherwise."""
         config = {} if config is None else config
         self._backend = backend
-        self._words = Words.of(backend)
+        self._words = WordTable.of(backend)
         self._decoder = backend.decoder
         self._cleans_up = config.get("clean_up_tokenization_spaces") is True
         added = backend.get_added_tokens_decoder()
@@ -49,31 +49,31 @@ class Tokenizer:
         self.single: Template = probe(backend, pair=False, type_ids=type_ids)
         self.pair: Template = probe(backend, pair=True, type_ids=type_ids)
         self.side = Side.LEFT if config.get("truncation_side") == "left" else Side.RIGHT
-        """Which end of an over-long text the model's own files give up."""
+        """The truncation side of the model's files."""
         self.pads_left: bool = config.get("padding_side") == "left"
-        """True for the few families that read the second text first (XLNet)."""
+        """True for the few model families that take the second text first (XLNet)."""
         self.cls_id: int | None = specials.get("cls_token")
         self.pad_id: int | None = specials.get("pad_token")
         self.unk_id: int | None = specials.get("unk_token")
         self.mask_id: int | None = specials.get("mask_token")
         if embedded is not None and self.mask_id is not None and self.mask_id >= embedded:
-            self.mask_id = None  # the class's name for it, which the model was not trained with
+            self.mask_id = None  # the default of the class, without an embedding in the model
         self.mask_token: str | None = None if self.mask_id is None else backend.id_to_token(self.mask_id)
         size = own_size(backend) if size is None else size
         self.vocabulary_size: int = max(size, max(added, default=-1) + 1)
-        """One more than the highest id: a vocabulary may have gaps."""
+        """The highest id plus one: a vocabulary may have gaps."""
         self._embedded = embedded
         self.embedded_size: int = self.vocabulary_size if embedded is None else embedded
-        """Ids below this have a vector in the model; others must be in no row."""
+        """Ids below this have an embedding in the model; rows must not contain others."""
         self.continuing_prefix: str = getattr(backend.model, "continuing_subword_prefix", None) or ""
-        """What a token starts with that continues a word (`##`); empty when words are not marked so."""
+        """The prefix of tokens that continue a word (`##`); empty if the tokenizer has none."""
 
     @classmethod
     def load(cls, folder: ModelFolder) -> Tokenizer:
         """Read the tokenizer's files of a model folder.
 
-        CorruptModel when tokenizer.json is missing, not readable, or another model's; UnsupportedModel for a template
-        of a strange form.
+        CorruptModel if tokenizer.json is missing, invalid, or of another model; UnsupportedModel for an unsupported
+        template.
         """
         return cls.open(folder.path, folder.tokenizer, folder.config, lower_case=folder.lower_case)
 
@@ -90,18 +90,18 @@ class Tokenizer:
 
     @property
     def backend(self) -> Any:
-        """The library's object, to count tokens with; not to be changed."""
+        """The object of the tokenizers library, for counting tokens; must not be changed."""
         return self._backend
 
     def split(
         self, texts: Sequence[str], *, limit: int | None = None, side: Side = Side.RIGHT, offsets: bool = False
     ) -> list[Pieces]:
-        """The tokens of each text, without those of the template; `offsets` adds characters and words.
+        """The tokens of each text, without those of the template; `offsets` adds character offsets and word numbers.
 
-        `limit`: no more tokens of each are wanted than this, counted from the end that `side` does not give up. A much
-        longer text is then not looked at as a whole; its `Pieces` say that they are not complete and hold more than
-        `limit` tokens, the first (or last) `limit` of which are those of the whole text. The model may have no vector
-        for some of them: see `require_embedded`.
+        `limit`: at most this number of tokens of each text is needed, counted from the end that is not truncated. A
+        much longer text is then not tokenised as a whole. Its `Pieces` are not `complete` and have more than `limit`
+        tokens, of which the first (or last) `limit` are those of the whole text. Some may have no embedding in the
+        model: see `require_embedded`.
         """
         if limit is None or max(map(len, texts), default=0) <= (enough := GROWTH * self._first_look(limit)):
             return self._encode(texts, offsets=offsets)
@@ -113,46 +113,46 @@ class Tokenizer:
             for index, text in enumerate(texts)
         ]
 
-    def require_embedded(self, ids: Iterable[int], where: str, *, said: str = "") -> None:
-        """InvalidInput for a token that the tokenizer was given and the model was not.
+    def require_embedded(self, ids: Iterable[int], where: str, *, label: str = "") -> None:
+        """InvalidInput for a token that has no embedding in the model.
 
-        `where` is the field that the error names, and `said`, where given, what its message calls it.
+        `where` is the field of the error; `label`, if given, names it in the message instead.
         """
         if self._embedded is None:
             return
         strange = next((one for one in ids if one >= self._embedded), None)
         if strange is not None:
             raise InvalidInput(
-                f"{said or where} has {self.token(strange)!r}, which is token {strange} of the tokenizer; the model "
+                f"{label or where} has {self.token(strange)!r}, which is token {strange} of the tokenizer; the model "
                 f"knows 0 to {self._embedded - 1}",
                 field=where,
                 remedy="Leave it out, or serve the model with a table that has it (resize_token_embeddings)",
             )
 
     def token(self, number: int) -> str:
-        """A token as the vocabulary spells it, such as `##ing`."""
+        """The token of this id in the vocabulary, such as `##ing`."""
         return str(self._backend.id_to_token(number))
 
     def id_of(self, token: str) -> int | None:
-        """The number of a token as the vocabulary spells it."""
+        """The id of a token of the vocabulary; None if there is none."""
         number: int | None = self._backend.token_to_id(token)
         return number
 
     def one_of(self, text: str, side: Side) -> int | None:
-        """The token that is left of a text when all others are given up at `side`; None when it has none."""
+        """The id of the one token that is left of a text truncated at `side`; None if it has no tokens."""
         return next(iter(self.split([text], limit=1, side=side)[0].keep(1, side).ids), None)
 
     def join(self, tokens: Sequence[str]) -> str:
-        """Tokens, as the vocabulary spells them, as text."""
+        """The text of tokens of the vocabulary."""
         return " ".join(tokens) if self._decoder is None else str(self._decoder.decode(list(tokens)))
 
     def decode(self, rows: Sequence[Sequence[int]], *, skip_special: bool = False) -> list[str]:
-        """Ids as texts, each as transformers' `decode` gives it."""
+        """The text of each row of ids, as transformers' `decode`."""
         texts: list[str] = self._backend.decode_batch([list(ids) for ids in rows], skip_special_tokens=skip_special)
         return [_clean_up(text) for text in texts] if self._cleans_up else texts
 
     def _encode(self, texts: Sequence[str], *, offsets: bool) -> list[Pieces]:
-        # Always the batch functions: they release the interpreter lock, the single one does not.
+        # The batch functions release the interpreter lock, `encode` does not.
         if offsets:
             full = self._backend.encode_batch(list(texts), add_special_tokens=False)
             return [Pieces(ids=e.ids, offsets=e.offsets, words=e.word_ids) for e in full]
@@ -160,7 +160,7 @@ class Tokenizer:
             return [Pieces(ids=self._ids(text, self._words)) for text in texts]
         return [Pieces(ids=e.ids) for e in self._backend.encode_batch_fast(list(texts), add_special_tokens=False)]
 
-    def _ids(self, text: str, words: Words) -> list[int]:
+    def _ids(self, text: str, words: WordTable) -> list[int]:
         ids = words.ids(text)
         if ids is None:
             (encoding,) = self._backend.encode_batch_fast([text], add_special_tokens=False)
@@ -171,9 +171,9 @@ class Tokenizer:
         return limit * CHARACTERS_PER_TOKEN + self._longest_added
 
     def _end(self, text: str, limit: int, side: Side, *, offsets: bool) -> Pieces:
-        """At least `limit` + 1 tokens of one end of a long text, or all of it when that takes as much.
+        """At least `limit` + 1 tokens of one end of a long text, or all tokens if that takes as long.
 
-        The answer is that of the whole text: tokens near the cut, which the rest might change, do not count.
+        The tokens equal those of the whole text: tokens near the cut, which the rest may change, are dropped.
         """
         size = self._first_look(limit)
         while size * GROWTH < len(text):
@@ -191,9 +191,9 @@ class Tokenizer:
         return self._encode([text], offsets=offsets)[0]
 
     def _sure(self, pieces: Pieces, size: int, side: Side) -> tuple[int, int]:
-        """The range of tokens that the text behind the cut cannot change: far enough from it in words and characters.
+        """The range of tokens that the text after the cut cannot change: at a safe distance in words and characters.
 
-        Splits, merges and normalisation act within a word; an added token may be torn by the cut.
+        Splits, merges and normalisation act within a word; the cut may divide an added token.
         """
         words, offsets = pieces.words or [], pieces.offsets or []
         numbers = [word for word in words if word is not None]
@@ -217,7 +217,7 @@ class Tokenizer:
 
 
 def _clean_up(text: str) -> str:
-    """English punctuation and short forms without the spaces that joining tokens leaves before them."""
+    """Remove the spaces before English punctuation and contractions, as transformers does."""
     for spaced in (" .", " ?", " !", " ,"):
         text = text.replace(spaced, spaced[1:])
     text = text.replace(" ' ", "'")

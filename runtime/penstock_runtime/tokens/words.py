@@ -1,7 +1,7 @@
-"""Plain English, word by word: the tokens of the `tokenizers` library from a table, for tokenizers of the BERT kind.
+"""Caches the tokens of words, for ASCII texts and tokenizers of the BERT kind.
 
-There a text of printable ASCII falls into words and single marks, and each of them has its tokens whatever stands
-beside it. So the library is asked once for each word, and the table from then on, which takes a fraction of the time
+With those, a text of printable ASCII consists of words and single punctuation marks, whose tokens do not depend on the
+context. So each word is tokenised by the library once and looked up from then on, which takes a fraction of the time
 (docs/decisions/tokens-from-a-table.md).
 """
 
@@ -15,32 +15,32 @@ from tokenizers.models import WordPiece
 from penstock_runtime.tokens.backend import component
 
 LONGEST_TEXTS = 100_000
-"""Characters of all texts together: more, which would take some 6 ms and longer, are left to the library, which lets
-the interpreter's lock go meanwhile."""
+"""Characters of all texts together. Longer ones would take 6 ms and more; the library releases the interpreter lock
+meanwhile."""
 MOST_LEARNT = 16_384
-"""Words beside those of the vocabulary that are kept: some 5 MB."""
+"""Cached words that are not in the vocabulary: some 5 MB."""
 LONGEST_LEARNT = 32
-"""Characters of such a word."""
+"""Characters of a cached word."""
 MOST_ADDED = 32
-"""Added tokens that a text is searched for, one by one."""
+"""Added tokens to search in each text, one by one."""
 
 _PLAIN = re.compile(r"[\t\n\r -~]*")
 _WORDS = re.compile(r"[A-Za-z0-9]+|[!-/:-@\[-`{-~]")
 
 
-class Words:
-    """The table of one tokenizer. Any number of threads may use it at once; it grows to a bound."""
+class WordTable:
+    """The word cache of one tokenizer. Thread-safe, bounded."""
 
     def __init__(self, backend: Any, *, lower_case: bool) -> None:
-        """Use `of`, which knows whether a tokenizer is of this kind."""
+        """Use `of`, which checks that the tokenizer is of this kind."""
         self._backend = backend
         self._lower_case = lower_case
         self._added = tuple(token.content.lower() for token in backend.get_added_tokens_decoder().values())
         shared: set[str] = set.intersection(*map(set, self._added)) if self._added else set()
         self._sign = min(shared, default="")
-        """What is in all of them, such as `[`: one look instead of one for each."""
+        """A character that all of them contain, such as `[`: one search instead of one for each."""
         longest = backend.model.max_input_chars_per_word
-        # What is a word of the vocabulary as a whole is taken as a whole.
+        # A word of the vocabulary is one token.
         self._whole: dict[str, int] = {
             word: number
             for word, number in backend.get_vocab(with_added_tokens=False).items()
@@ -49,8 +49,8 @@ class Words:
         self._learnt: dict[str, tuple[int, ...]] = {}
 
     @classmethod
-    def of(cls, backend: Any) -> Words | None:
-        """The table for the library's tokenizer, or None where words are not independent or marks not single."""
+    def of(cls, backend: Any) -> WordTable | None:
+        """The cache of a tokenizer; None if its words depend on the context or punctuation marks are not single."""
         normalizer = component(backend.normalizer)
         steps = normalizer.get("normalizers", ()) if normalizer.get("type") == "Sequence" else [normalizer]
         kinds = {step.get("type") for step in steps}
@@ -68,26 +68,26 @@ class Words:
         return cls(backend, lower_case=lower_case)
 
     def ids(self, text: str) -> list[int] | None:
-        """The tokens of a text without those of a template; None for a text that only the library can split."""
+        """The tokens of a text without those of the template; None for a text that only the library can tokenise."""
         if not (text.isascii() and (text.isprintable() or _PLAIN.fullmatch(text))):
             return None
         lowered = text.lower()
         if self._sign in lowered and any(token in lowered for token in self._added):
             return None
         words = _WORDS.findall(lowered if self._lower_case else text)
-        # All at once, without the interpreter: most texts have nothing else.
+        # In one call, without interpreter code for each word: sufficient for most texts.
         numbers = list(map(self._whole.get, words))
         if None not in numbers:
             return cast("list[int]", numbers)
         ids: list[int] = []
         for word, number in zip(words, numbers, strict=True):
             if number is None:
-                ids += self._learnt.get(word) or self._asked(word)
+                ids += self._learnt.get(word) or self._tokenised(word)
             else:
                 ids.append(number)
         return ids
 
-    def _asked(self, word: str) -> tuple[int, ...]:
+    def _tokenised(self, word: str) -> tuple[int, ...]:
         ids = tuple(self._backend.encode(word, add_special_tokens=False).ids)
         if len(word) <= LONGEST_LEARNT and len(self._learnt) < MOST_LEARNT:
             self._learnt[word] = ids
@@ -95,6 +95,8 @@ class Words:
 
 
 def _is_searched(content: str) -> bool:
-    """Whether an added token is found in a plain text as it is written. The normaliser makes a space of a tab and
-    nothing of a control character, in the text and in the token."""
+    """True if an added token occurs in an ASCII text as it is written.
+
+    The normaliser turns tabs into spaces and removes control characters, in texts and in tokens.
+    """
     return content.isascii() and content.isprintable() and " " not in content

@@ -10,19 +10,19 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from penstock.errors import HostError
-from penstock_runtime.host import Memory, read_host, require_memory
+from penstock_runtime.host import HostMemory, read_host, require_memory
 from penstock_runtime.host.cgroup import size
 from tests.runtime.host.trees import Machine, cgroup_v1, cgroup_v2, single_threaded
 
 GIB = 2**30
 
 
-def memory(root: Path, files: dict[str, str]) -> Memory:
+def memory(root: Path, files: dict[str, str]) -> HostMemory:
     return read_host(Machine(single_threaded(1), files=files).write(root), amx_permitted=True).memory
 
 
 def test_without_a_limit_the_machine_counts(tmp_path: Path) -> None:
-    assert memory(tmp_path, {}) == Memory(total=64 * GIB, limit=None, available=48 * GIB)
+    assert memory(tmp_path, {}) == HostMemory(total=64 * GIB, limit=None, available=48 * GIB)
 
 
 @pytest.mark.parametrize(
@@ -46,7 +46,7 @@ def test_without_a_limit_the_machine_counts(tmp_path: Path) -> None:
     ids=["v2", "v1"],
 )
 def test_file_cache_counts_as_free(files: dict[str, str], tmp_path: Path) -> None:
-    assert memory(tmp_path, files) == Memory(total=64 * GIB, limit=2 * GIB, available=3 * GIB // 2)
+    assert memory(tmp_path, files) == HostMemory(total=64 * GIB, limit=2 * GIB, available=3 * GIB // 2)
 
 
 @pytest.mark.parametrize(
@@ -67,20 +67,20 @@ def test_the_tightest_group_on_the_way_up_counts(tmp_path: Path) -> None:
         "/sys/fs/cgroup/a/memory.max": str(4 * GIB),
         "/sys/fs/cgroup/a/memory.current": str(3 * GIB),
     }
-    assert memory(tmp_path, files) == Memory(total=64 * GIB, limit=4 * GIB, available=GIB)
+    assert memory(tmp_path, files) == HostMemory(total=64 * GIB, limit=4 * GIB, available=GIB)
 
 
 def test_enough_memory_passes() -> None:
-    require_memory(Memory(total=GIB, limit=None, available=GIB), GIB, "serving a")
+    require_memory(HostMemory(total=GIB, limit=None, available=GIB), GIB, "serving a")
 
 
 def test_a_machine_that_does_not_tell_is_not_refused() -> None:
-    require_memory(Memory(total=0, limit=None, available=0), GIB, "serving a")
+    require_memory(HostMemory(total=0, limit=None, available=0), GIB, "serving a")
 
 
 def test_too_little_under_a_limit_says_by_how_much_to_raise_it() -> None:
     with pytest.raises(HostError) as caught:
-        require_memory(Memory(total=64 * GIB, limit=2 * GIB, available=GIB), 3 * GIB, "serving emotion")
+        require_memory(HostMemory(total=64 * GIB, limit=2 * GIB, available=GIB), 3 * GIB, "serving emotion")
     assert str(caught.value) == (
         "serving emotion needs 3 GiB, but 1 GiB of the limit of 2 GiB are free. "
         "Raise the memory limit of this container by 2 GiB, or use fewer streams"
@@ -89,7 +89,7 @@ def test_too_little_under_a_limit_says_by_how_much_to_raise_it() -> None:
 
 def test_too_little_on_the_machine_says_so() -> None:
     with pytest.raises(HostError, match="but 1 GiB of this machine's 4 GiB are free"):
-        require_memory(Memory(total=4 * GIB, limit=None, available=GIB), 3 * GIB, "serving emotion")
+        require_memory(HostMemory(total=4 * GIB, limit=None, available=GIB), 3 * GIB, "serving emotion")
 
 
 @pytest.mark.parametrize(
@@ -105,7 +105,7 @@ def test_sizes_never_take_an_exponent(count: int) -> None:
 
 
 def test_the_memory_of_a_host_is_read_again_when_it_is_asked_for() -> None:
-    before = replace(read_host(), memory=Memory(total=1, limit=None, available=1))
+    before = replace(read_host(), memory=HostMemory(total=1, limit=None, available=1))
     now = before.with_present_memory()
 
     assert now.memory.total == read_host().memory.total

@@ -309,7 +309,7 @@ def test_a_token_that_was_added_without_a_vector_is_refused(folder: Any, tmp_pat
     without, having = ours.split(["a day", "a <brand> day"])
     ours.require_embedded(without.ids, "inputs[0]")
     with pytest.raises(InvalidInput, match=f"^a text has '<brand>', which is token {size} .* 0 to {size - 1}") as found:
-        ours.require_embedded(having.ids, "inputs[1]", said="a text")
+        ours.require_embedded(having.ids, "inputs[1]", label="a text")
     assert found.value.field == "inputs[1]"
 
 

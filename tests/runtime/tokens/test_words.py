@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from tokenizers import AddedToken, normalizers, pre_tokenizers
 
 from penstock_runtime.tokens import Tokenizer, words
-from penstock_runtime.tokens.words import LONGEST_TEXTS, Words
+from penstock_runtime.tokens.words import LONGEST_TEXTS, WordTable
 from tests.examples import examples
 from tests.runtime.tasks.families import BERT, DISTILBERT, MPNET, ROBERTA, XLM_ROBERTA, Family, tokenizer_of
 from tests.runtime.tasks.texts import HARD, LONG, MORE
@@ -34,8 +34,8 @@ def backend_of(family: Family) -> Any:
     return own
 
 
-def table_of(backend: Any) -> Words:
-    table = Words.of(backend)
+def table_of(backend: Any) -> WordTable:
+    table = WordTable.of(backend)
     assert table is not None
     return table
 
@@ -96,7 +96,7 @@ def test_other_kinds_of_tokenizers_have_no_table() -> None:
     named.add_tokens([AddedToken("naïve", normalized=True)])
     others = [backend_of(family) for family in (ROBERTA, XLM_ROBERTA)]
 
-    assert [Words.of(backend) for backend in (whitespace, accents, added, named, *others)] == [None] * 6
+    assert [WordTable.of(backend) for backend in (whitespace, accents, added, named, *others)] == [None] * 6
 
 
 @pytest.mark.parametrize("content", ["new york", "new\tyork", "new\x00york", " york"])
@@ -106,7 +106,7 @@ def test_added_words_that_the_normaliser_may_write_otherwise_leave_no_table(cont
     backend.add_tokens([AddedToken(content, normalized=normalized)])
     tokenizer = Tokenizer(backend, {}, type_ids=True)
 
-    assert Words.of(backend) is None
+    assert WordTable.of(backend) is None
     for text in ("in new york", "in New\tYork", "new\n york", "newyork"):
         assert tokenizer.split([text])[0].ids == asked(backend, text)
 
@@ -156,6 +156,6 @@ def test_many_texts_together_are_left_to_the_library(monkeypatch: pytest.MonkeyP
     def never(*_: Any) -> None:
         raise AssertionError("the table was asked")
 
-    monkeypatch.setattr(Words, "ids", never)
+    monkeypatch.setattr(WordTable, "ids", never)
 
     assert [piece.ids for piece in tokenizer.split(texts)] == expected

@@ -1,9 +1,9 @@
-"""Penstock's own engine: 8-bit encoders in some hundred lines of C, for short rows above all.
+"""The native engine: 8-bit encoder models in C, mainly for short rows.
 
-A library's engine walks through some ninety nodes for a row of eight tokens, each with its own overhead, where the
-arithmetic takes half a millisecond. Here a model is a dozen kinds of steps in one loop, on one thread or on several
-(docs/decisions/native-engine.md). `c/` is the arithmetic, `graph_file` what a graph looks like on disk, `library` the
-way into C, `compiler` how it is compiled when the project is installed.
+A library engine executes some ninety nodes for a row of eight tokens, each with its overhead, while the arithmetic
+takes half a millisecond. Here a model is one loop over a few kinds of steps, on one thread or several
+(docs/decisions/native-engine.md). `c/` has the arithmetic, `graph_file` the file format, `library` the ctypes
+bindings, `compiler` the compilation at installation.
 """
 
 from penstock_runtime.engines.native.engine import NativeEngine, load

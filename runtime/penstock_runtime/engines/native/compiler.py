@@ -1,7 +1,7 @@
 """Compiles the C sources with the system's compiler. Standard library only: the wheel's build hook runs this file.
 
-The flags are fixed, and nothing of the machine that compiles comes into the result: kernels for several instruction
-sets are all in it, and one is chosen at run time.
+The flags are fixed, and the result does not depend on the machine that compiles: it has kernels for several instruction
+sets, and one is chosen at run time.
 """
 
 from __future__ import annotations
@@ -27,16 +27,16 @@ FLAGS = (
     "-Wl,--build-id=none",
 )  # fmt: skip
 WARNINGS = ("-Wall", "-Wextra", "-Werror")
-"""For the tests: another compiler's new warning is no reason not to install."""
+"""For the tests only: a new warning of another compiler must not prevent an installation."""
 TIMEOUT_SECONDS = 300.0
 
 
 class NotCompiled(Exception):
-    """No compiler, or it failed: the message says which. Nothing was written."""
+    """There is no compiler, or it failed; the message has the reason. Nothing was written."""
 
 
 def compiler() -> str | None:
-    """The compiler that `CC` names, or one of the usual ones."""
+    """The compiler in `CC`, or one of the usual ones; None if there is none."""
     named = os.environ.get("CC", "").split()
     return next((found for name in (*named[:1], *COMPILERS) if (found := shutil.which(name))), None)
 
@@ -47,14 +47,14 @@ def platform_tag() -> str:
 
 
 def compile_library(target: Path = LIBRARY, *, flags: tuple[str, ...] = FLAGS, sources: Path = SOURCES) -> Path:
-    """Compile `sources` to `target`, which is there whole or not at all. NotCompiled when that cannot be done."""
+    """Compile `sources` to `target`, atomically. NotCompiled if that fails."""
     command = compiler()
     if command is None:
         raise NotCompiled("there is no C compiler")
     names = sorted(path.name for path in sources.glob("*.c"))
     with tempfile.TemporaryDirectory(dir=target.parent) as folder:
         made = Path(folder) / target.name
-        # In the folder of the sources, under their bare names: no path of this machine gets into the file.
+        # In the folder of the sources, with bare file names: no path of this machine gets into the library.
         try:
             done = subprocess.run(
                 [command, *flags, *names, "-o", str(made.resolve()), "-lm"],

@@ -15,19 +15,19 @@ from penstock.errors import ArtefactError
 from penstock.manifest import GraphIO
 from penstock.recipe import Recipe
 from penstock_runtime.engines.base import Engine, EngineFacts, Parallelism, Threads
-from penstock_runtime.engines.native.graph_file import Activation, NativeGraph, Operator, Step, output_width, read
-from penstock_runtime.engines.native.library import CStep, Kernels, Kind, Status, best_kernels, load_library
+from penstock_runtime.engines.native.graph_file import Activation, GraphStep, NativeGraph, Operator, output_width, read
+from penstock_runtime.engines.native.library import CStep, Kernels, RunStatus, StepKind, best_kernels, load_library
 from penstock_runtime.engines.native.runs import NativeRun, NativeStreams, SingleRow
 from penstock_runtime.rows import Batch, Outputs, Row
 
-_KINDS: dict[Operator, Kind] = {
-    "embed": Kind.EMBED,
-    "norm": Kind.NORM,
-    "linear8": Kind.LINEAR8,
-    "linear32": Kind.LINEAR32,
-    "attention": Kind.ATTENTION,
-    "first": Kind.FIRST,
-    "chosen": Kind.CHOSEN,
+_KINDS: dict[Operator, StepKind] = {
+    "embed": StepKind.EMBED,
+    "norm": StepKind.NORM,
+    "linear8": StepKind.LINEAR8,
+    "linear32": StepKind.LINEAR32,
+    "attention": StepKind.ATTENTION,
+    "first": StepKind.FIRST,
+    "chosen": StepKind.CHOSEN,
 }
 _ACTIVATIONS: dict[Activation, int] = {"none": 0, "gelu": 1, "relu": 2, "tanh": 3, "gelu-tanh": 4}
 
@@ -48,7 +48,7 @@ class NativeEngine:
             steps, len(steps), graph.output.buffer, self._wide, kernels, ctypes.byref(status)
         )
         if self._model is None:
-            if status.value == Status.NO_MEMORY:
+            if status.value == RunStatus.NO_MEMORY:
                 raise MemoryError("no memory for a native graph's weights, or no thread can be started")
             raise ArtefactError("the native graph's steps do not fit together", remedy="Run penstock optimize again")
         self._width = output_width(graph.steps, graph.output)
@@ -73,13 +73,13 @@ class NativeEngine:
 
     def new_run(self, batch: Batch, parallelism: Parallelism) -> NativeRun:
         """A run of the batch that has not started."""
-        threads, company = self._threads(parallelism), parallelism is Parallelism.WIDENING
-        return NativeRun(self._model, batch, self._graph.output, self._width, threads=threads, company=company)
+        threads, when_idle = self._threads(parallelism), parallelism is Parallelism.WIDENING
+        return NativeRun(self._model, batch, self._graph.output, self._width, threads=threads, when_idle=when_idle)
 
     def run_row(self, row: Row, parallelism: Parallelism) -> Outputs | None:
         """See `RunsRows`."""
         return self._single_row.run(
-            row, threads=self._threads(parallelism), company=parallelism is Parallelism.WIDENING
+            row, threads=self._threads(parallelism), when_idle=parallelism is Parallelism.WIDENING
         )
 
     def start_streams(self) -> NativeStreams:
@@ -135,7 +135,7 @@ def load(path: Path, io: GraphIO, recipe: Recipe, threads: Threads, *, wide: boo
         raise ArtefactError(f"{path}: {error.message}", remedy=error.remedy) from error
 
 
-def _c_step(step: Step, graph: NativeGraph) -> CStep:
+def _c_step(step: GraphStep, graph: NativeGraph) -> CStep:
     numbers = ("source", "target", "residual", "keys", "values", "inputs", "outputs", "heads", "positions", "types")
     made = CStep(
         kind=_KINDS[step.operator],

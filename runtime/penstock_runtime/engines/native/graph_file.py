@@ -1,12 +1,12 @@
-"""A native graph on disk: one file, `model.native`. A header that says what to do, then the tensors.
+"""The file format of native graphs, `model.native`: a header with the steps, then the tensors.
 
     8 bytes   b"PENSTOCK"
     8 bytes   size of the header, little endian
     header    JSON: {"version": 1, "output": {"buffer", "name"}, "steps": [...], "tensors": {name: {...}}}
     tensors   each at a multiple of 64 bytes from the end of the header, which is padded to one itself
 
-The optimiser writes it, the engine maps it. Reading checks everything that the C code relies on: types and shapes of
-tensors, and that they lie within the file.
+The optimiser writes the file, the engine maps it into memory. Reading checks everything that the C code relies on:
+types and shapes of tensors, and that they lie within the file.
 """
 
 from __future__ import annotations
@@ -37,8 +37,8 @@ Activation = Literal["none", "gelu", "relu", "tanh", "gelu-tanh"]
 Array = NDArray[Any]
 
 
-class Step(BaseModel):
-    """One step. `penstock_step` of native.h says what the numbers mean; tensors are named by their part in it."""
+class GraphStep(BaseModel):
+    """One step. `penstock_step` of native.h documents the numbers; tensors are named by their role in it."""
 
     model_config = ConfigDict(frozen=True, extra="forbid", strict=True)
 
@@ -49,7 +49,7 @@ class Step(BaseModel):
     keys: int = Field(default=-1, ge=-1, lt=MOST_BUFFERS)
     values: int = Field(default=-1, ge=-1, lt=MOST_BUFFERS)
     inputs: int = Field(default=0, ge=0, lt=2**28)
-    """Width of the source; of `embed` the number of words."""
+    """Width of the source; for `embed` the size of the vocabulary."""
     outputs: int = Field(ge=1, lt=2**24)
     activation: Activation = "none"
     heads: int = Field(default=0, ge=0, le=4096)
@@ -58,24 +58,24 @@ class Step(BaseModel):
     padding: int = Field(default=-1, ge=-1, lt=2**24)
     epsilon: float = Field(default=0.0, ge=0.0, le=1.0)
     tensors: dict[str, str] = Field(default_factory=dict)
-    """Names in the file by what they are to the step."""
+    """Names in the file by role in the step."""
 
 
-class Output(BaseModel):
-    """What the graph gives."""
+class GraphOutput(BaseModel):
+    """The output of the graph."""
 
     model_config = ConfigDict(frozen=True, extra="forbid", strict=True)
 
     name: str
     buffer: int = Field(ge=0, lt=MOST_BUFFERS)
     width: int = Field(ge=1)
-    """How many numbers of each line count: a product's outputs are filled up to a multiple of 32."""
+    """Valid numbers of each line: a product's outputs are padded to a multiple of 32."""
     per_row: bool
     """One line for each row instead of one for each token."""
     chosen_id: int = Field(default=-1, ge=-1, lt=2**24)
     """Not -1: one line for each token of this id, row by row."""
     columns: tuple[str, ...] = ()
-    """Names of outputs that are one number of each line, in order; then `name` is none. Empty: the lines are one."""
+    """Names of outputs of one number of each line, in order, instead of `name`. Empty: the lines are the output."""
 
     @model_validator(mode="after")
     def _names_all_columns(self) -> Self:
@@ -85,7 +85,7 @@ class Output(BaseModel):
 
     @property
     def names(self) -> tuple[str, ...]:
-        """What the graph's outputs are called."""
+        """Names of the graph's outputs."""
         return self.columns or (self.name,)
 
 
@@ -101,31 +101,30 @@ class _Header(BaseModel):
     model_config = ConfigDict(frozen=True, extra="forbid", strict=True)
 
     version: Literal[1]
-    output: Output
-    steps: list[Step] = Field(min_length=1, max_length=2000)
+    output: GraphOutput
+    steps: list[GraphStep] = Field(min_length=1, max_length=2000)
     tensors: dict[str, _Tensor]
 
 
 @dataclass(frozen=True, eq=False)
 class NativeGraph:
-    """Steps and the tensors that they name."""
+    """Steps and their tensors."""
 
-    steps: tuple[Step, ...]
-    output: Output
+    steps: tuple[GraphStep, ...]
+    output: GraphOutput
     tensors: Mapping[str, Array] = field(repr=False)
 
 
-def output_width(steps: Sequence[Step], output: Output) -> int:
-    """How wide the lines of the output's buffer are. ValueError when nobody writes it, or it is narrower than the
-    output."""
+def output_width(steps: Sequence[GraphStep], output: GraphOutput) -> int:
+    """Width of the lines of the output's buffer. ValueError if no step writes it, or it is narrower than the output."""
     width = next((step.outputs for step in reversed(steps) if step.target == output.buffer), 0)
     if width < output.width:
         raise ValueError(f"has an output of {output.width} numbers in lines of {width}")
     return width
 
 
-def expected_tensors(step: Step) -> dict[str, tuple[str, tuple[int, ...], bool]]:
-    """Type and shape of each tensor of a step, and whether it may be missing."""
+def expected_tensors(step: GraphStep) -> dict[str, tuple[str, tuple[int, ...], bool]]:
+    """Type, shape, and whether it is optional, of each tensor of a step."""
     wide, by_type = (step.outputs,), step.types > 0
     match step.operator:
         case "embed":
@@ -156,7 +155,7 @@ def expected_tensors(step: Step) -> dict[str, tuple[str, tuple[int, ...], bool]]
 
 
 def write(path: Path, graph: NativeGraph) -> None:
-    """Write the file. The same graph makes the same bytes. ValueError when a step's tensors are not what it expects."""
+    """Write the file, deterministically. ValueError if a step's tensors are not as expected."""
     output_width(graph.steps, graph.output)
     for step in graph.steps:
         _check_step(step, {name: (str(a.dtype), a.shape) for name, a in graph.tensors.items()})
@@ -182,7 +181,7 @@ def write(path: Path, graph: NativeGraph) -> None:
 
 
 def read(path: Path) -> NativeGraph:
-    """Map the file. ArtefactError when it is missing, truncated, altered, or of another version."""
+    """Map the file. ArtefactError if it is missing, truncated, altered, or of another version."""
     if not path.is_file():
         raise _bad(path, "is missing")
     try:
@@ -217,7 +216,7 @@ def _tensor(data: Array, tensor: _Tensor) -> Array:
     return np.asarray(data[tensor.offset : tensor.offset + size].view(dtype).reshape(tensor.shape))
 
 
-def _check_step(step: Step, tensors: Mapping[str, tuple[str, tuple[int, ...]]]) -> None:
+def _check_step(step: GraphStep, tensors: Mapping[str, tuple[str, tuple[int, ...]]]) -> None:
     expected = expected_tensors(step)
     for part in step.tensors:
         if part not in expected:

@@ -1,7 +1,7 @@
-"""The compiled library: where it is, whether it can be used, and its functions with their types (ctypes).
+"""ctypes bindings of the compiled library: its path, its version check, and its functions with their types.
 
-ctypes lets the interpreter's lock go while a function runs, and knows nothing of Python's own interface, so that one
-file serves every version of Python.
+ctypes releases the interpreter lock while a function runs, and does not depend on Python's ABI, so that one file works
+with every version of Python.
 """
 
 from __future__ import annotations
@@ -18,11 +18,11 @@ from penstock_runtime.engines.native.compiler import LIBRARY
 ABI = 9
 """`PENSTOCK_ABI` of native.h."""
 VARIABLE = "PENSTOCK_NATIVE_LIBRARY"
-"""Environment variable: another file than the installed one (the tests' sanitised one)."""
+"""Environment variable: another file than the installed one (such as a build with sanitizers)."""
 
 
 class Kernels(IntEnum):
-    """`enum penstock_isa`: the instruction sets that kernels are written for, each of which has those before it."""
+    """`enum penstock_isa`: the instruction sets of the kernels; each includes those before it."""
 
     PLAIN = 0
     AVX2 = 1
@@ -31,7 +31,7 @@ class Kernels(IntEnum):
     AMX = 4
 
 
-class Kind(IntEnum):
+class StepKind(IntEnum):
     """`enum penstock_kind`."""
 
     EMBED = 0
@@ -51,7 +51,7 @@ class PoolingKind(IntEnum):
     CLS = 2
 
 
-class Status(IntEnum):
+class RunStatus(IntEnum):
     """`enum penstock_status`."""
 
     OK = 0
@@ -78,12 +78,12 @@ class CStep(ctypes.Structure):
 
 
 class CJob(ctypes.Structure):
-    """`struct penstock_job`. Its own memory: where it lies must not change while the library has it."""
+    """`struct penstock_job`. Must stay at its address while the library uses it."""
 
     _fields_ = (
         *((name, ctypes.c_void_p) for name in ("model", "ids", "mask", "types", "result")),
         ("floats", ctypes.c_int64),
-        *((name, ctypes.c_int32) for name in ("rows", "tokens", "threads", "company", "pooling")),
+        *((name, ctypes.c_int32) for name in ("rows", "tokens", "threads", "when_idle", "pooling")),
         ("started", ctypes.c_int64),
         ("ended", ctypes.c_int64),
         ("status", ctypes.c_int32),
@@ -92,13 +92,13 @@ class CJob(ctypes.Structure):
 
 
 def library_path() -> Path:
-    """Where the library is, or would be."""
+    """The path of the library, which may not exist."""
     return Path(os.environ.get(VARIABLE) or LIBRARY)
 
 
 @cache
 def load_library() -> ctypes.CDLL:
-    """The library, once for the process. ArtefactError when it was not compiled, or is of another version."""
+    """The library, loaded once for the process. ArtefactError if it was not compiled, or is of another version."""
     path = library_path()
     remedy = "Install a C compiler (Debian: gcc and libc6-dev) and then Penstock again, or leave this engine out"
     if not path.is_file():
@@ -136,5 +136,5 @@ def load_library() -> ctypes.CDLL:
 
 
 def best_kernels() -> Kernels:
-    """The best that this processor has, and lets this process use."""
+    """The best kernels that this processor supports and this process may use."""
     return Kernels(load_library().penstock_best_isa())

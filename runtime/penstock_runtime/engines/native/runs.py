@@ -17,8 +17,8 @@ from typing import Any
 import numpy as np
 
 from penstock_runtime.engines.base import Ended, Parallelism, Threads
-from penstock_runtime.engines.native.graph_file import Output
-from penstock_runtime.engines.native.library import CJob, PoolingKind, Status, load_library
+from penstock_runtime.engines.native.graph_file import GraphOutput
+from penstock_runtime.engines.native.library import CJob, PoolingKind, RunStatus, load_library
 from penstock_runtime.errors import InferenceFailed
 from penstock_runtime.host import place_stream
 from penstock_runtime.rows import POOLED, Batch, Float, Int, Outputs, Pooling, Row
@@ -39,8 +39,10 @@ class NativeRun:
 
     __slots__ = ("_inputs", "_output", "_pooling", "_values", "record")
 
-    def __init__(self, model: int, batch: Batch, output: Output, width: int, *, threads: int, company: bool) -> None:
-        """`width`: floats in a line of the output's buffer; `threads` and `company` as in native.h."""
+    def __init__(
+        self, model: int, batch: Batch, output: GraphOutput, width: int, *, threads: int, when_idle: bool
+    ) -> None:
+        """`width`: floats in a line of the output's buffer; `threads` and `when_idle` as in native.h."""
         ids, mask, types = map(_numbers, (batch.input_ids, batch.attention_mask, batch.token_type_ids))
         rows, tokens = ids.shape
         pooling = pooling_of(batch.pooling, output)
@@ -61,7 +63,7 @@ class NativeRun:
             rows=rows,
             tokens=tokens,
             threads=threads,
-            company=company,
+            when_idle=when_idle,
             pooling=pooling,
         )
 
@@ -69,7 +71,7 @@ class NativeRun:
     def outputs(self) -> Outputs:
         """The outputs after the run, each in its own memory; InferenceFailed if the run failed."""
         status = self.record.status
-        if status != Status.OK:
+        if status != RunStatus.OK:
             raise run_failure(status, f"{self.record.rows} x {self.record.tokens} tokens", self._output.name)
         values, output = self._values, self._output
         if self._pooling:
@@ -86,7 +88,7 @@ class SingleRow:
     weights of the last run (docs/decisions/http-front-end.md). Here these are made once.
     """
 
-    def __init__(self, library: Any, model: int, output: Output, width: int) -> None:
+    def __init__(self, library: Any, model: int, output: GraphOutput, width: int) -> None:
         """`width`: floats in a line of the output's buffer."""
         self._run_function = library.penstock_run
         self._output = output
@@ -103,7 +105,7 @@ class SingleRow:
         )
         self._reference = ctypes.byref(self._record)
 
-    def run(self, row: Row, *, threads: int, company: bool) -> Outputs | None:
+    def run(self, row: Row, *, threads: int, when_idle: bool) -> Outputs | None:
         """The row's outputs, without the batch axis, each in its own memory. None for a row that must run as a batch.
 
         InferenceFailed if the run failed.
@@ -119,11 +121,11 @@ class SingleRow:
         record.types = None if types is None else types.buffer_info()[0]
         record.tokens = tokens
         record.threads = threads
-        record.company = company
+        record.when_idle = when_idle
         record.pooling = pooling
         self._run_function(self._reference)
         status = record.status
-        if status != Status.OK:
+        if status != RunStatus.OK:
             raise run_failure(status, f"1 x {tokens} tokens", self._output.name)
         return {POOLED if pooling else self._output.name: self._line.copy()}
 
@@ -200,11 +202,11 @@ def _result(run: NativeRun) -> Outputs | Exception:
 def run_failure(status: int, size: str, output: str) -> InferenceFailed:
     """The error of a run of this size; `output`: name of the graph's output."""
     match status:
-        case Status.NO_MEMORY:
+        case RunStatus.NO_MEMORY:
             return InferenceFailed(f"native: no memory for {size}", remedy="Allow the pod more memory")
-        case Status.BAD_MODEL:
+        case RunStatus.BAD_MODEL:
             return InferenceFailed(
-                f"native: the graph's output {output} has not as many lines as its file says",
+                f"native: the graph's output {output} has not as many lines as its file states",
                 remedy="Run penstock optimize again",
             )
         case _:
@@ -214,7 +216,7 @@ def run_failure(status: int, size: str, output: str) -> InferenceFailed:
             )
 
 
-def pooling_of(wanted: Pooling | None, output: Output) -> PoolingKind:
+def pooling_of(wanted: Pooling | None, output: GraphOutput) -> PoolingKind:
     """The pooling for the library; `EVERY`, which is none, if it does not have the wanted one or none is wanted."""
     if wanted is None or output.per_row or output.columns or output.chosen_id >= 0:
         return PoolingKind.EVERY

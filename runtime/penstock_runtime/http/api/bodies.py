@@ -26,7 +26,7 @@ from penstock_runtime.errors import (
 )
 from penstock_runtime.http.transport.message import ErrorFormat, Request, Response
 from penstock_runtime.serving.predictor import Answer
-from penstock_runtime.tasks.fields import Kind, json_words, printable
+from penstock_runtime.tasks.fields import FieldKind, json_words, printable
 
 LOOKED_AT = 100
 """Fields of a body among which a mistyped one is looked for: it may hold a hundred thousand."""
@@ -114,7 +114,7 @@ def rename_field(error: InvalidInput, field: str) -> None:
     error.field = field
 
 
-def checked(kind: Kind, body: Any) -> Any:
+def checked(kind: FieldKind, body: Any) -> Any:
     """The body as `kind` says; InvalidInput names the field as a client would."""
     try:
         return kind.parse(body, "body")

@@ -9,7 +9,7 @@ import pytest
 
 from penstock_runtime.engines.base import EngineFacts, Threads
 from penstock_runtime.engines.native import NativeEngine, library_path
-from penstock_runtime.engines.native.graph_file import NativeGraph, Output, Step
+from penstock_runtime.engines.native.graph_file import GraphOutput, GraphStep, NativeGraph
 from penstock_runtime.engines.native.library import Kernels, best_kernels
 from penstock_runtime.rows import Batch, Float
 
@@ -18,10 +18,10 @@ AVAILABLE = [kernels for kernels in Kernels if library_path().is_file() and kern
 """Every instruction set that this processor has."""
 
 
-def source(tokens: Float) -> tuple[Step, dict[str, Any]]:
+def source(tokens: Float) -> tuple[GraphStep, dict[str, Any]]:
     """A step that fills buffer 0 with `tokens` [tokens, width] for each row, and its tensors."""
     count, width = tokens.shape
-    step = Step(
+    step = GraphStep(
         operator="embed", target=0, inputs=1, outputs=width, positions=count,
         tensors={"weights": "words", "scales": "scale", "position_table": "rows"},
     )  # fmt: skip
@@ -30,11 +30,11 @@ def source(tokens: Float) -> tuple[Step, dict[str, Any]]:
 
 
 def engine(
-    steps: list[Step], tensors: dict[str, Any], *, kernels: Kernels, threads: int = 1, per_row: bool = False
+    steps: list[GraphStep], tensors: dict[str, Any], *, kernels: Kernels, threads: int = 1, per_row: bool = False
 ) -> NativeEngine:
     """The engine of these steps, which gives the last one's target."""
     last = steps[-1]
-    output = Output(name="y", buffer=last.target, width=last.outputs, per_row=per_row)
+    output = GraphOutput(name="y", buffer=last.target, width=last.outputs, per_row=per_row)
     facts = EngineFacts("native", "test", Threads(streams=1, per_stream=threads), "i8")
     return NativeEngine(NativeGraph(tuple(steps), output, tensors), facts, helpers=True, kernels=kernels)
 
@@ -48,7 +48,7 @@ def batch(rows: int, tokens: int, real: int | None = None) -> Batch:
 
 
 def run(
-    steps: list[Step], tensors: dict[str, Any], tokens: Float, *, kernels: Kernels, threads: int = 1,
+    steps: list[GraphStep], tensors: dict[str, Any], tokens: Float, *, kernels: Kernels, threads: int = 1,
     real: int | None = None, per_row: bool = False,
 ) -> Float:  # fmt: skip
     """The steps' result for one row of `tokens` [tokens, width]."""

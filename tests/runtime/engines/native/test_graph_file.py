@@ -11,17 +11,17 @@ import numpy as np
 import pytest
 
 from penstock.errors import ArtefactError
-from penstock_runtime.engines.native.graph_file import NativeGraph, Output, Step, read, write
+from penstock_runtime.engines.native.graph_file import GraphOutput, GraphStep, NativeGraph, read, write
 from tests.runtime.engines.native.programs import source
 
 
 def graph() -> NativeGraph:
     first, tensors = source(np.arange(96, dtype=np.float32).reshape(3, 32))
-    norm = Step(
+    norm = GraphStep(
         operator="norm", source=0, target=1, outputs=32, epsilon=1e-12, tensors={"weights": "g", "bias": "b"}
     )  # fmt: skip
     tensors |= {"g": np.ones(32, np.float32), "b": np.zeros(32, np.float32)}
-    return NativeGraph((first, norm), Output(name="y", buffer=1, width=32, per_row=False), tensors)
+    return NativeGraph((first, norm), GraphOutput(name="y", buffer=1, width=32, per_row=False), tensors)
 
 
 @pytest.fixture

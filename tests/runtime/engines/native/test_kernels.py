@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from penstock_runtime.engines.native.graph_file import DISTANCES_SPARE, Activation, Step
+from penstock_runtime.engines.native.graph_file import DISTANCES_SPARE, Activation, GraphStep
 from penstock_runtime.engines.native.library import Kernels
 from penstock_runtime.rows import Float
 from tests.runtime.engines.native.programs import AVAILABLE, needs_library, run
@@ -43,7 +43,7 @@ def activated(x: Float, activation: Activation) -> Float:
 def product(
     inputs: int, outputs: int, rng: np.random.Generator, *, activation: Activation = "none", residual: bool = False,
     bits: int = 8,
-) -> tuple[Step, dict[str, Any]]:  # fmt: skip
+) -> tuple[GraphStep, dict[str, Any]]:  # fmt: skip
     """An 8-bit product from buffer 0 to buffer 1, whose weights need so many bits."""
     tensors: dict[str, Any] = {
         "w": (rng.integers(-128 >> 8 - bits, 128 >> 8 - bits, (inputs, outputs)) << 8 - bits).astype(np.int8),
@@ -51,7 +51,7 @@ def product(
         "b": rng.normal(0, 1, outputs).astype(np.float32),
         "f": rng.uniform(0.5, 2, inputs).astype(np.float32),
     }
-    step = Step(
+    step = GraphStep(
         operator="linear8", source=0, target=1, inputs=inputs, outputs=outputs, activation=activation,
         residual=0 if residual else -1, tensors={"weights": "w", "scales": "s", "bias": "b"},
     )  # fmt: skip
@@ -140,7 +140,7 @@ def test_activations_and_the_residual_sum_follow_the_product(kernels: Kernels, a
 def test_activations_are_within_their_stated_error(kernels: Kernels, activation: Activation, bound: float) -> None:
     x = np.linspace(-12, 12, 32 * 500, dtype=np.float32).reshape(500, 32)
     tensors = {"w": np.eye(32, dtype=np.float32), "b": np.zeros(32, np.float32)}
-    step = Step(
+    step = GraphStep(
         operator="linear32", source=0, target=1, inputs=32, outputs=32, activation=activation,
         tensors={"weights": "w", "bias": "b"},
     )  # fmt: skip
@@ -210,7 +210,7 @@ def test_attention_is_softmax_over_the_kept_tokens(
     heads += heads * width % 32 > 0
     hidden, real = heads * width, max(1, tokens - padding)
     x = rng.normal(0, 2, (tokens, 3 * hidden)).astype(np.float32)
-    step = Step(
+    step = GraphStep(
         operator="attention", source=0, keys=0, values=0, target=1, outputs=hidden, heads=heads, epsilon=width**-0.5
     )
 
@@ -239,7 +239,7 @@ def test_what_is_added_to_a_score_depends_on_how_far_the_key_is_behind_its_query
     x = rng.normal(0, 1, (tokens, 3 * hidden)).astype(np.float32)
     bias = rng.normal(0, 3, (heads, 2 * positions - 1 + DISTANCES_SPARE)).astype(np.float32)
     bias[:, 2 * positions - 1 :] = 1e20  # never used
-    step = Step(
+    step = GraphStep(
         operator="attention", source=0, keys=0, values=0, target=1, outputs=hidden, heads=heads, epsilon=width**-0.5,
         positions=positions, tensors={"distances": "bias"},
     )  # fmt: skip
@@ -257,7 +257,7 @@ def test_scores_far_apart_neither_overflow_nor_lose_their_sum(kernels: Kernels) 
     x = np.zeros((40, 96), np.float32)
     x[:, 0], x[:, 32] = 300, np.linspace(-300, 300, 40)
     x[:, 64:] = np.arange(40)[:, None]
-    step = Step(operator="attention", source=0, keys=0, values=0, target=1, outputs=32, heads=1, epsilon=1.0)
+    step = GraphStep(operator="attention", source=0, keys=0, values=0, target=1, outputs=32, heads=1, epsilon=1.0)
 
     y = run([step], {}, x, kernels=kernels)
 
@@ -269,7 +269,7 @@ def test_scores_far_apart_neither_overflow_nor_lose_their_sum(kernels: Kernels) 
 @pytest.mark.parametrize("number", [5.0, -5.0])
 def test_the_largest_sums_that_attention_can_have_do_not_overflow(kernels: Kernels, tokens: int, number: float) -> None:
     x = np.full((tokens, 3 * 128), number, np.float32)
-    step = Step(operator="attention", source=0, keys=0, values=0, target=1, outputs=128, heads=1, epsilon=1.0)
+    step = GraphStep(operator="attention", source=0, keys=0, values=0, target=1, outputs=128, heads=1, epsilon=1.0)
 
     y = run([step], {}, x, kernels=kernels)
 
@@ -278,7 +278,7 @@ def test_the_largest_sums_that_attention_can_have_do_not_overflow(kernels: Kerne
 
 @KERNELS
 def test_attention_to_nothing_but_zeros_is_zero(kernels: Kernels) -> None:
-    step = Step(operator="attention", source=0, keys=0, values=0, target=1, outputs=64, heads=2, epsilon=1.0)
+    step = GraphStep(operator="attention", source=0, keys=0, values=0, target=1, outputs=64, heads=2, epsilon=1.0)
 
     y = run([step], {}, np.zeros((20, 3 * 64), np.float32), kernels=kernels)
 
@@ -292,7 +292,7 @@ def test_normalisation_is_numpy_s(kernels: Kernels, lines: int, width: int, seed
     rng = np.random.default_rng(seed)
     x = (rng.normal(0, 1, (lines, width)) + level).astype(np.float32)
     tensors = {"g": rng.normal(1, 0.1, width).astype(np.float32), "b": rng.normal(0, 1, width).astype(np.float32)}
-    step = Step(
+    step = GraphStep(
         operator="norm", source=0, target=1, outputs=width, epsilon=1e-12, tensors={"weights": "g", "bias": "b"}
     )
 
@@ -313,7 +313,7 @@ def test_a_small_product_stays_in_float(kernels: Kernels, lines: int, inputs: in
         "w": rng.normal(0, 0.1, (outputs, inputs)).astype(np.float32),
         "b": rng.normal(0, 1, outputs).astype(np.float32),
     }
-    step = Step(
+    step = GraphStep(
         operator="linear32", source=0, target=1, inputs=inputs, outputs=outputs,
         tensors={"weights": "w", "bias": "b"},
     )  # fmt: skip

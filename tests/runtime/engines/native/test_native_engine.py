@@ -20,7 +20,7 @@ from penstock.recipe import EngineName, Precision, Recipe
 from penstock_runtime.engines.base import EngineFacts, Threads
 from penstock_runtime.engines.load import load_engine
 from penstock_runtime.engines.native import NativeEngine
-from penstock_runtime.engines.native.graph_file import DISTANCES_SPARE, NativeGraph, Output, Step, write
+from penstock_runtime.engines.native.graph_file import DISTANCES_SPARE, GraphOutput, GraphStep, NativeGraph, write
 from penstock_runtime.engines.native.library import best_kernels
 from penstock_runtime.errors import InferenceFailed
 from penstock_runtime.rows import POOLED, Batch, Int, Pooling
@@ -54,23 +54,23 @@ def encoder(*, padding: int = -1, first: bool = False) -> NativeGraph:
     norm = {"weights": "g", "bias": "b"}
     table = {"weights": "words", "scales": "scales", "position_table": "positions"}
 
-    def normalised() -> Step:
-        return Step(operator="norm", source=0, target=1, outputs=WIDTH, epsilon=1e-12, tensors=norm)
+    def normalised() -> GraphStep:
+        return GraphStep(operator="norm", source=0, target=1, outputs=WIDTH, epsilon=1e-12, tensors=norm)
 
-    def product(name: str, source: int, target: int, inputs: int, outputs: int, **more: Any) -> Step:
-        return Step(
+    def product(name: str, source: int, target: int, inputs: int, outputs: int, **more: Any) -> GraphStep:
+        return GraphStep(
             operator="linear8", source=source, target=target, inputs=inputs, outputs=outputs,
             tensors=linear(name, inputs, outputs), **more,
         )  # fmt: skip
 
     steps = [
-        Step(
+        GraphStep(
             operator="embed", target=0, inputs=WORDS, outputs=WIDTH, positions=POSITIONS, padding=padding,
             tensors=table,
         ),
         normalised(),
         product("qkv", 1, 2, WIDTH, 3 * WIDTH),
-        Step(operator="attention", source=2, keys=2, values=2, target=3, outputs=WIDTH, heads=3, epsilon=32**-0.5),
+        GraphStep(operator="attention", source=2, keys=2, values=2, target=3, outputs=WIDTH, heads=3, epsilon=32**-0.5),
         product("out", 3, 0, WIDTH, WIDTH, residual=1),
         normalised(),
         product("up", 1, 4, WIDTH, INNER, activation="gelu"),
@@ -78,8 +78,8 @@ def encoder(*, padding: int = -1, first: bool = False) -> NativeGraph:
         normalised(),
     ]  # fmt: skip
     if first:
-        steps.append(Step(operator="first", source=1, target=5, outputs=WIDTH))
-    output = Output(name="last_hidden_state", buffer=steps[-1].target, width=WIDTH, per_row=first)
+        steps.append(GraphStep(operator="first", source=1, target=5, outputs=WIDTH))
+    output = GraphOutput(name="last_hidden_state", buffer=steps[-1].target, width=WIDTH, per_row=first)
     return NativeGraph(tuple(steps), output, tensors)
 
 
@@ -315,11 +315,11 @@ def test_outputs_that_are_no_token_vectors_are_not_pooled() -> None:
 def choosing(number: int) -> NativeGraph:
     """The tokens of one id after the layer, and a product of each."""
     graph = encoder()
-    chosen = Step(operator="chosen", source=1, target=5, outputs=WIDTH, padding=number)
-    head = Step(
+    chosen = GraphStep(operator="chosen", source=1, target=5, outputs=WIDTH, padding=number)
+    head = GraphStep(
         operator="linear8", source=5, target=6, inputs=WIDTH, outputs=INNER, tensors=graph.steps[6].tensors
     )  # fmt: skip
-    output = Output(name="last_hidden_state", buffer=6, width=INNER - 7, per_row=False, chosen_id=number)
+    output = GraphOutput(name="last_hidden_state", buffer=6, width=INNER - 7, per_row=False, chosen_id=number)
     return NativeGraph((*graph.steps, chosen, head), output, graph.tensors)
 
 
@@ -474,7 +474,7 @@ def test_a_graph_that_is_described_otherwise_is_refused(tmp_path: Path) -> None:
         load_engine(tmp_path / "model.native", io, RECIPE, Threads(1, 1))
 
 
-REFUSED: dict[str, Callable[[list[Step]], list[Step]]] = {
+REFUSED: dict[str, Callable[[list[GraphStep]], list[GraphStep]]] = {
     "reads what nobody wrote": lambda steps: [steps[0], steps[2]],
     "starts with a product": lambda steps: steps[1:],
     "embeds twice": lambda steps: [steps[0], *steps],
@@ -483,29 +483,29 @@ REFUSED: dict[str, Callable[[list[Step]], list[Step]]] = {
     "has heads that do not divide": lambda steps: [*steps[:3], steps[3].model_copy(update={"heads": 5}), *steps[4:]],
     "chooses among the chosen": lambda steps: [
         *steps,
-        Step(operator="chosen", source=1, target=5, outputs=WIDTH, padding=7),
-        Step(operator="chosen", source=5, target=6, outputs=WIDTH, padding=7),
+        GraphStep(operator="chosen", source=1, target=5, outputs=WIDTH, padding=7),
+        GraphStep(operator="chosen", source=5, target=6, outputs=WIDTH, padding=7),
     ],
     "chooses two ids": lambda steps: [
         *steps,
-        Step(operator="chosen", source=1, target=5, outputs=WIDTH, padding=7),
-        Step(operator="chosen", source=1, target=6, outputs=WIDTH, padding=8),
+        GraphStep(operator="chosen", source=1, target=5, outputs=WIDTH, padding=7),
+        GraphStep(operator="chosen", source=1, target=6, outputs=WIDTH, padding=8),
     ],
-    "chooses no id": lambda steps: [*steps, Step(operator="chosen", source=1, target=5, outputs=WIDTH)],
+    "chooses no id": lambda steps: [*steps, GraphStep(operator="chosen", source=1, target=5, outputs=WIDTH)],
     "attends from the chosen": lambda steps: [
         *steps,
-        Step(operator="chosen", source=2, target=5, outputs=3 * WIDTH, padding=7),
-        Step(operator="attention", source=5, keys=5, values=5, target=6, outputs=WIDTH, heads=3),
+        GraphStep(operator="chosen", source=2, target=5, outputs=3 * WIDTH, padding=7),
+        GraphStep(operator="attention", source=5, keys=5, values=5, target=6, outputs=WIDTH, heads=3),
     ],
     "adds the chosen to all": lambda steps: [
         *steps,
-        Step(operator="chosen", source=1, target=5, outputs=WIDTH, padding=7),
+        GraphStep(operator="chosen", source=1, target=5, outputs=WIDTH, padding=7),
         steps[4].model_copy(update={"residual": 5, "target": 6}),
     ],
     "takes the first token twice": lambda steps: [
         *steps,
-        Step(operator="first", source=1, target=5, outputs=WIDTH),
-        Step(operator="first", source=5, target=6, outputs=WIDTH),
+        GraphStep(operator="first", source=1, target=5, outputs=WIDTH),
+        GraphStep(operator="first", source=5, target=6, outputs=WIDTH),
     ],
 }
 

@@ -114,7 +114,7 @@ def test_types_are_those_of_the_row() -> None:
 def test_a_row_asks_for_the_threads_of_a_batch(*, helpers: bool) -> None:
     engine = opened(encoder(), Threads(2, 2), helpers=helpers)
     assert isinstance(engine, RunsRows)
-    fields = ("model", "floats", "rows", "tokens", "threads", "company", "pooling")
+    fields = ("model", "floats", "rows", "tokens", "threads", "when_idle", "pooling")
     for parallelism in (*Parallelism, *reversed(Parallelism)):
         wanted = row(9, Pooling.CLS)
         engine.run_row(wanted, parallelism)
