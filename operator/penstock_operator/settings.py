@@ -19,7 +19,7 @@ from pydantic import model_validator
 import penstock
 from penstock.errors import SettingError
 from penstock.settings import Group, Setting, described, load, setting
-from penstock_operator.plan.settings import PlanSettings, StoreVolume
+from penstock_operator.plan.installation import PlanSettings, StoreVolume
 
 PREFIX = "PENSTOCK_OPERATOR_"
 DOCUMENT = "docs/operator.md"
@@ -197,7 +197,7 @@ class WorkSettings(Group):
     probe_concurrency: int = setting(16, "Serving pods that are asked at the same time.", ge=1)
 
 
-class ScalingSettings(Group):
+class LoadSettings(Group):
     """How the load of endpoints is read."""
 
     scaling_interval_seconds: float = setting(
@@ -265,7 +265,7 @@ class Settings(Group):
     store: StoreSettings = StoreSettings()
     jobs: JobSettings = JobSettings()
     work: WorkSettings = WorkSettings()
-    scaling: ScalingSettings = ScalingSettings()
+    scaling: LoadSettings = LoadSettings()
     server: ServerSettings = ServerSettings()
     log: LogSettings = LogSettings()
 

@@ -15,7 +15,7 @@ from typing import Any
 import kopf
 from kubernetes.aio.client import Configuration
 
-from penstock_operator.cluster.kinds import MODEL_ENDPOINT, Json
+from penstock_operator.cluster.api import MODEL_ENDPOINT, Json
 
 SILENCE_SECONDS = 75.0
 
