@@ -51,7 +51,7 @@ WRITES_SKIPPED = Counter(
 PROBES = Counter(f"{PREFIX}probes_total", "Reads of /info of runtime pods", ["outcome"], registry=REGISTRY)
 MISSED = Counter(
     f"{PREFIX}events_missed_total",
-    "ModelEndpoints that the resync found to differ from the watch",
+    "ModelEndpoints, OptimizedModels and HardwareClasses that a resync found to differ from the watch",
     registry=REGISTRY,
 )
 COLLECTED = Counter(f"{PREFIX}optimized_models_deleted_total", "OptimizedModels deleted as unused", registry=REGISTRY)

@@ -47,9 +47,7 @@ async def run(settings: Settings) -> int:
     gc.freeze()
     configuration = await load_configuration(settings.cluster.kubeconfig)
     stop = asyncio.Event()
-    loop = asyncio.get_running_loop()
-    for number in (signal.SIGTERM, signal.SIGINT):
-        loop.add_signal_handler(number, stop.set)
+    _stop_on_signals(stop)
     health = HealthChecks(limit_seconds=settings.server.silence_limit_seconds)
     async with AsyncExitStack() as stack:
         try:
@@ -68,7 +66,9 @@ async def run(settings: Settings) -> int:
             )
         )
         health.add_ages(lambda: {"lease": election.silence_seconds})
-        health.set_readiness(lambda: "" if election.looked else "has not seen the lease yet: is the API server there?")
+        health.set_readiness(
+            lambda: "" if election.looked else "has not read the lease yet: is the API server reachable?"
+        )
         if not await _before(stop, election.acquire()):
             return 0
         hold = asyncio.create_task(election.hold(), name="the lease")
@@ -125,7 +125,7 @@ async def _lead(
             namespaces=namespaces,
             resync_seconds=settings.work.resync_seconds,
         )
-        probes = PodInfoReader(
+        pod_info = PodInfoReader(
             cache,
             timeout_seconds=settings.work.probe_timeout_seconds,
             concurrency=settings.work.probe_concurrency,
@@ -138,11 +138,11 @@ async def _lead(
         health.add_ages(lambda: {informer.name: informer.silence_seconds for informer in informers})
         health.add_ages(lambda: texts.silence_seconds)
         health.add_ages(lambda: {"work": controller.progress.age_seconds, "autoscaler": autoscaler.age_seconds})
-        health.set_readiness(lambda: _missing(informers))
-        census = CacheCollector(cache, health.ages)
-        REGISTRY.register(census)
-        figures = ScalingCollector(autoscaler.decisions)
-        REGISTRY.register(figures)
+        health.set_readiness(lambda: _missing(informers) or _not_begun(controller))
+        cache_metrics = CacheCollector(cache, health.ages)
+        REGISTRY.register(cache_metrics)
+        scaling_metrics = ScalingCollector(autoscaler.decisions)
+        REGISTRY.register(scaling_metrics)
         tasks = {hold, asyncio.create_task(stop.wait(), name="a signal")}
         tasks.update(
             asyncio.create_task(informer.run(), name=f"the watch of {informer.name}") for informer in informers
@@ -154,25 +154,24 @@ async def _lead(
             if synced not in done:
                 synced.cancel()
                 return _ended(done, stop)
-            await controller.begin()
             for name, work in (
                 ("the workers", controller.work(settings.work.workers)),
                 ("the resync", controller.resync()),
-                ("the probes", probes.run()),
-                ("the jobs' logs", logs.run()),
-                ("the watch of texts", texts.run()),
-                ("the collector of garbage", collector.run()),
+                ("the reads of /info", pod_info.run()),
+                ("the reads of job logs", logs.run()),
+                ("the watch of text ConfigMaps", texts.run()),
+                ("the garbage collection of the store", collector.run()),
                 ("the autoscaler", autoscaler.run()),
             ):
                 tasks.add(asyncio.create_task(work, name=name))
-            # The last one to start: at its end Kopf cancels every task that was started after it.
-            watch = _kopf(configuration, settings, controller, stop_kopf)
+            # Kopf starts last: when it ends it cancels every task that was started after it.
+            watch = _kopf(configuration, settings, controller, cache, stop=stop, stop_kopf=stop_kopf)
             tasks.add(asyncio.create_task(watch, name="Kopf"))
             done, _ = await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
             return _ended(done, stop)
         finally:
-            REGISTRY.unregister(census)
-            REGISTRY.unregister(figures)
+            REGISTRY.unregister(cache_metrics)
+            REGISTRY.unregister(scaling_metrics)
             stop_kopf.set()
             for task in tasks - {hold}:
                 if task.get_name() != "Kopf":
@@ -220,27 +219,49 @@ def make_autoscaler(
 
 
 def make_informers(port: ClusterPort, cache: ClusterCache, namespaces: tuple[str, ...]) -> tuple[Informer[Any], ...]:
-    """A watch for each kind and namespace; ModelEndpoints come by Kopf."""
-    everywhere = (Informer(port, cache.classes), Informer(port, cache.nodes))
-    own = (Informer(port, cache.models, namespace=namespace) for namespace in namespaces or ("",))
+    """A watch for each kind and namespace. Penstock's own kinds are not among them: Kopf watches them."""
     made = (
         Informer(port, store, namespace=namespace, labels=MANAGED_SELECTOR, optional=store is cache.scaled_objects)
         for store in cache.made
         for namespace in namespaces or ("",)
     )
-    return (*everywhere, *own, *made)
+    return (Informer(port, cache.nodes), *made)
 
 
-async def _kopf(configuration: Configuration, settings: Settings, controller: Controller, stop: asyncio.Event) -> None:
+async def _kopf(
+    configuration: Configuration,
+    settings: Settings,
+    controller: Controller,
+    cache: ClusterCache,
+    *,
+    stop: asyncio.Event,
+    stop_kopf: asyncio.Event,
+) -> None:
+    """Run Kopf until `stop_kopf`. It ends without an error only then; an earlier end is a failure."""
     namespaces = settings.cluster.namespaces
-    await kopf.operator(
-        registry=handlers.registry(controller.heard, lambda: handlers.connection_info(configuration)),
+    existing = asyncio.all_tasks()
+    tasks = await kopf.spawn_tasks(
+        registry=handlers.registry(
+            (cache.classes, cache.models, cache.endpoints),
+            start=controller.begin,
+            relisted=controller.relisted,
+            login=lambda: handlers.connection_info(configuration),
+        ),
         settings=handlers.settings(api_timeout_seconds=settings.cluster.api_timeout_seconds),
         standalone=True,
         clusterwide=not namespaces,
         namespaces=list(namespaces),
-        stop_flag=stop,
+        stop_flag=stop_kopf,
     )
+    # Kopf has installed its own handlers.
+    _stop_on_signals(stop)
+    await kopf.run_tasks(tasks, ignored=existing)
+
+
+def _stop_on_signals(stop: asyncio.Event) -> None:
+    loop = asyncio.get_running_loop()
+    for number in (signal.SIGTERM, signal.SIGINT):
+        loop.add_signal_handler(number, stop.set)
 
 
 async def _synced(informers: tuple[Informer[Any], ...]) -> None:
@@ -258,6 +279,10 @@ async def _synced(informers: tuple[Informer[Any], ...]) -> None:
 def _missing(informers: tuple[Informer[Any], ...]) -> str:
     names = [informer.name for informer in informers if not informer.synced.is_set()]
     return f"waiting for the first list of {', '.join(names)}" if names else ""
+
+
+def _not_begun(controller: Controller) -> str:
+    return "" if controller.begun.is_set() else "waiting for the first list of ModelEndpoints"
 
 
 async def _before(stop: asyncio.Event, work: Coroutine[Any, Any, None]) -> bool:
@@ -287,9 +312,8 @@ def _ended(done: set[asyncio.Task[Any]], stop: asyncio.Event) -> int:
         if error is not None:
             logger.error("%s ended: %s", task.get_name(), error, exc_info=error)
             return 1
-    # Kopf takes over the signals while it runs, and ends without an error for them only.
-    if stop.is_set() or any(task.get_name() == "Kopf" for task in done):
-        logger.info("told to end")
+    if stop.is_set():
+        logger.info("ending after a signal")
         return 0
     logger.error("%s ended", " and ".join(sorted(task.get_name() for task in done)))
     return 1

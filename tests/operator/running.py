@@ -141,7 +141,12 @@ async def running(
         port = wrap(real)
         cache = ClusterCache(chosen.plan_settings())
         controller = Controller(port, cache, identity="test", namespaces=(namespace,))
-        informers = (*make_informers(port, cache, (namespace,)), Informer(port, cache.endpoints, namespace=namespace))
+        informers = (
+            *make_informers(port, cache, (namespace,)),
+            Informer(port, cache.classes),
+            Informer(port, cache.models, namespace=namespace),
+            Informer(port, cache.endpoints, namespace=namespace),
+        )
         tasks: set[asyncio.Task[Any]] = {asyncio.create_task(informer.run()) for informer in informers}
         try:
             async with asyncio.timeout(120):

@@ -9,9 +9,9 @@ from collections.abc import Iterable
 from typing import Any
 
 from penstock.errors import PenstockError
-from penstock_operator.cluster.api import MODEL_ENDPOINT, ClusterPort
+from penstock_operator.cluster.api import ClusterPort
 from penstock_operator.cluster.errors import ClusterError, Conflict, NotLeading
-from penstock_operator.cluster.store import Index, ObjectKey, PackedObject, StoreChange, key_of
+from penstock_operator.cluster.store import Index, ObjectKey, PackedObject, Store, StoreChange, key_of
 from penstock_operator.health import WorkProgress
 from penstock_operator.logs import ENDPOINT
 from penstock_operator.loop.queue import Priority, TimeSlices, WorkQueue
@@ -22,6 +22,8 @@ from penstock_operator.watch.cluster_cache import ClusterCache
 MANY = 32
 """Changes that concern more endpoints than this have routine priority: changes of single endpoints go first."""
 LAG_SECONDS = 30.0
+RELIST_SECONDS = 5.0
+"""Delay between a gap in a watch and the list that finds the objects which were deleted in it."""
 GONE_SECONDS = 15.0
 """A deleted ScaledObject is created again after this time, unless KEDA's CRDs were deleted too: the API server
 checks every 5 s whether all objects of a CRD are gone."""
@@ -46,7 +48,9 @@ class Controller:
         self._namespaces = namespaces or ("",)
         self._resync_seconds = resync_seconds
         self._reconciler = Reconciler(port, cache, identity=identity)
-        self._begun = False
+        self.begun = asyncio.Event()
+        """Set once all endpoints are listed."""
+        self._relisted = asyncio.Event()
         self._slices = TimeSlices()
         self.queue: WorkQueue[ReconcileRequest] = WorkQueue()
         self.progress = WorkProgress(lambda: self.queue.oldest_seconds)
@@ -61,27 +65,41 @@ class Controller:
         cache.listen_reports(self._on_indexes)
 
     async def begin(self) -> None:
-        """Add all endpoints, after the other caches are filled. They have routine priority: later changes go first."""
+        """List Penstock's own kinds, after the other caches are filled. ClusterError: call it again.
+
+        All endpoints are added with routine priority: later changes go first.
+        """
         await self._list()
         for key in self._cache.models:
             if not self._cache.users(*key):
                 self.queue.add(ReconcileRequest("OptimizedModel", key), Priority.ROUTINE)
-        self._begun = True
+        self.begun.set()
         logger.info("reconciling %d ModelEndpoints", len(self._cache.endpoints))
 
     async def work(self, workers: int) -> None:
-        """Reconcile until cancelled."""
+        """Reconcile until cancelled, after `begin`."""
+        await self.begun.wait()
         async with asyncio.TaskGroup() as group:
             for _ in range(workers):
                 group.create_task(self._work())
 
+    def relisted(self) -> None:
+        """A watch had a gap and listed again: compare the caches with a new list soon."""
+        self._relisted.set()
+
     async def resync(self) -> None:
-        """List the endpoints from time to time: Kopf lists again after a gap in its watch but does not report
-        objects that were deleted in the gap. ConfigMaps of texts are read again too, in case their watch missed a
-        change."""
+        """List Penstock's own kinds from time to time, and soon after a gap in a watch: Kopf does not report objects
+        that were deleted in the gap. ConfigMaps of texts are read again too, in case their watch missed a change."""
+        await self.begun.wait()
         while True:
-            await asyncio.sleep(jittered(self._resync_seconds))
-            self._cache.texts.clear()
+            try:
+                async with asyncio.timeout(jittered(self._resync_seconds)):
+                    await self._relisted.wait()
+                # Kopf is still listing, and a gap of one watch often is one of all.
+                await asyncio.sleep(RELIST_SECONDS)
+            except TimeoutError:
+                self._cache.texts.clear()
+            self._relisted.clear()
             try:
                 missed = await self._list()
             except NotLeading:
@@ -91,24 +109,28 @@ class Controller:
                 continue
             if missed:
                 MISSED.inc(missed)
-                logger.warning(
-                    "the resync found %d ModelEndpoints that differ from the watch: events were missed", missed
-                )
+                logger.warning("the resync found %d objects that differ from the watch: events were missed", missed)
 
     async def _list(self) -> int:
-        """List all endpoints into the cache. Returns how many differed from it."""
+        """List Penstock's own kinds into the caches. Returns how many objects differed."""
+        # Endpoints last: their plans need the others.
+        stores: tuple[Store[Any], ...] = (self._cache.classes, self._cache.models, self._cache.endpoints)
+        return sum([await self._list_kind(store) for store in stores])
+
+    async def _list_kind(self, store: Store[Any]) -> int:
         differences = 0
-        for namespace in self._namespaces:
+        for namespace in self._namespaces if store.kind.namespaced else ("",):
             seen: set[ObjectKey] = set()
             version = 0
-            async for page in self._port.pages(MODEL_ENDPOINT, namespace):
+            async for page in self._port.pages(store.kind, namespace):
                 version = int(page.resource_version or 0)
                 for value in page.items:
-                    value.setdefault("apiVersion", MODEL_ENDPOINT.api_version)
-                    value.setdefault("kind", MODEL_ENDPOINT.name)
-                    differences += self._cache.endpoints.put(value)
+                    # The items of a list lack them.
+                    value.setdefault("apiVersion", store.kind.api_version)
+                    value.setdefault("kind", store.kind.name)
+                    differences += store.put(value)
                     seen.add(key_of(value))
-            differences += self._cache.endpoints.retain(seen, version=version, namespace=namespace)
+            differences += store.retain(seen, version=version, namespace=namespace)
         return differences
 
     async def _work(self) -> None:
@@ -174,7 +196,7 @@ class Controller:
 
     def _on_unused(self, index: Index) -> None:
         _, namespace, name = index
-        if not self._cache.users(namespace, name) and self._begun:
+        if not self._cache.users(namespace, name) and self.begun.is_set():
             self.queue.add(ReconcileRequest("OptimizedModel", ObjectKey(namespace, name)), Priority.ROUTINE)
 
     def _on_texts(self, change: StoreChange[None]) -> None:
@@ -219,4 +241,4 @@ class Controller:
 
     @property
     def _priority(self) -> Priority:
-        return Priority.URGENT if self._begun else Priority.ROUTINE
+        return Priority.URGENT if self.begun.is_set() else Priority.ROUTINE

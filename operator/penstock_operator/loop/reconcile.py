@@ -235,20 +235,19 @@ class Reconciler:
         now = self._stores[kind].get(place)
         if now is None or now.uid != entry.uid:
             return
-        result = await self._port.apply(
-            {
-                "apiVersion": kind.api_version,
-                "kind": kind.name,
-                # Only if the endpoint is the version that was planned: the status of an older spec would be wrong.
-                "metadata": {
-                    "name": place.name,
-                    "namespace": place.namespace,
-                    "resourceVersion": str(entry.version),
-                },
-                "status": status,
-            },
-            subresource="status",
-        )
+        value: Json = {
+            "apiVersion": kind.api_version,
+            "kind": kind.name,
+            # Only if the object is the version that was planned: the status of an older spec would be wrong.
+            "metadata": {"name": place.name, "namespace": place.namespace, "resourceVersion": str(entry.version)},
+            "status": status,
+        }
+        try:
+            result = await self._port.apply(value, subresource="status")
+        except NotFound:
+            # It was deleted, and the event was missed.
+            self._stores[kind].remove(place)
+            return
         self._written[kind, place] = _Written(wanted, _digest(result.get("status") or {}))
         self._stores[kind].put(result)
 

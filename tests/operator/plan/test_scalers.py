@@ -20,7 +20,7 @@ from penstock_operator.plan.observed import (
     replica_owners,
     scale_entries,
 )
-from penstock_operator.plan.scaling import LEAST_HELD_BACK, HpaBounds, behaviour, hpa_bounds, in_force, left_over
+from penstock_operator.plan.scaling import SMALLEST_PREVENTED, HpaBounds, behaviour, hpa_bounds, in_force, left_over
 from tests.operator.plan.kube import SETTINGS, Json, Kube
 
 KEDA = replace(SETTINGS, keda=True, prometheus_url="http://prometheus.monitoring:9090")
@@ -111,7 +111,7 @@ def test_an_hpa_with_its_tolerance_comes_to_the_very_number(current: int, desire
 @given(current=st.integers(1, 60), desired=st.integers(1, 60), late=st.integers(1, 60))
 def test_a_metric_that_lags_turns_nothing_back_once_the_number_is_bound(current: int, desired: int, late: int) -> None:
     between = hpa_bounds(Scaling(min_replicas=1, max_replicas=60), DesiredScale(desired), (OURS,))
-    if desired >= LEAST_HELD_BACK:
+    if desired >= SMALLEST_PREVENTED:
         assert controller(current, late, between) == desired
 
 
