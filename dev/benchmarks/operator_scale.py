@@ -28,10 +28,8 @@ from typing import Any
 import click
 
 from penstock.resources.base import API_VERSION
-from penstock_operator.cluster.access import load_configuration
-from penstock_operator.cluster.kinds import MODEL_ENDPOINT, Json
-from penstock_operator.cluster.kubernetes import KubernetesPort
-from penstock_operator.cluster.port import Change
+from penstock_operator.cluster.api import MODEL_ENDPOINT, Json, WatchEvent
+from penstock_operator.cluster.kubernetes import KubernetesPort, load_configuration
 from testbed.cluster import Cluster
 from testbed.control_plane import running_control_plane
 from testbed.fixtures import install_crds
@@ -168,7 +166,7 @@ async def watch_until_settled(port: KubernetesPort, operator: Operator, count: i
     done: set[str] = set()
     last = time.monotonic()
     async for change in changes(port, "0"):
-        assert isinstance(change, Change)
+        assert isinstance(change, WatchEvent)
         if settled(change.object):
             done.add(change.object["metadata"]["name"])
         if time.monotonic() - last > 10:

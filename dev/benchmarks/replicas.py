@@ -17,8 +17,8 @@ import aiohttp
 import psutil
 
 from penstock_operator.scaling.decide import Observation, ScalingSettings, Service, Started, State, decide
-from penstock_operator.scaling.read.exposition import read
 from penstock_operator.scaling.read.history import History
+from penstock_operator.scaling.read.scrape import parse_metrics
 from penstock_optimizer.capacity.curve import Replica, replica
 from penstock_optimizer.load.timing import Usage, family
 from penstock_simulator.policies.catalogue import OWN_SCRAPE_SECONDS
@@ -184,7 +184,7 @@ class _Play:
             now = time.time()
             for member in list(self._replicas.members):
                 async with self._session.get(f"{member.base}/metrics", headers={"accept": "text/plain"}) as answer:
-                    history.put(member.name, now, read(await answer.text()))
+                    history.put(member.name, now, parse_metrics(await answer.text()))
             names = [member.name for member in self._replicas.members]
             metrics = history.metrics(
                 names,

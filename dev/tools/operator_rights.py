@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import dataclass
 
-from penstock_operator.cluster.kinds import (
+from penstock_operator.cluster.api import (
     CONFIG_MAP,
     DEPLOYMENT,
     ENDPOINT_SLICE,
@@ -33,7 +33,7 @@ from penstock_operator.cluster.kinds import (
     SERVICE,
     SERVICE_ACCOUNT,
     Json,
-    Kind,
+    ResourceKind,
 )
 
 
@@ -41,7 +41,7 @@ from penstock_operator.cluster.kinds import (
 class Grant:
     """One resource, and what may be done with it."""
 
-    kind: Kind
+    kind: ResourceKind
     verbs: tuple[str, ...]
     why: str
     subresource: str = ""

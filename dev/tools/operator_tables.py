@@ -4,11 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from penstock_operator.collectors import Census
+from penstock_operator.collectors import CacheCollector, scaling_metrics
 from penstock_operator.metrics import REGISTRY
-from penstock_operator.scaling.collector import decision_metrics
 from penstock_operator.settings import DOCUMENT, SETTINGS, Settings
-from penstock_operator.watch.cluster_cache import World
+from penstock_operator.watch.cluster_cache import ClusterCache
 from tools import operator_rights as rbac
 
 
@@ -24,7 +23,11 @@ def settings() -> str:
 
 def metrics() -> str:
     """A row for every metric."""
-    families = [*REGISTRY.collect(), *Census(World(Settings().plan_settings()), dict).collect(), *decision_metrics({})]
+    families = [
+        *REGISTRY.collect(),
+        *CacheCollector(ClusterCache(Settings().plan_settings()), dict).collect(),
+        *scaling_metrics({}),
+    ]
     rows = ["| metric | kind | meaning |", "|---|---|---|"]
     for family in sorted(families, key=lambda one: one.name):
         name = f"{family.name}_total" if family.type == "counter" else family.name

@@ -1,6 +1,9 @@
-"""The operator: watches ModelEndpoints, has their models optimised, and keeps their pods as they should be.
+"""The operator: reconciles ModelEndpoints. It runs optimisation jobs, deploys the runtime pods and scales them.
 
-plan/       pure: what was observed -> what is desired
-autoscaler/ pure: demand and measured capacity -> replicas
-cluster/    the thin port to the API
+watch/     Kopf handlers, caches of objects, reports of pods
+loop/      queue, workers, reconcile
+plan/      pure: observation -> desired objects and statuses
+scaling/   autoscaler: read the load, decide, publish
+leader/    the Lease
+cluster/   client of the API server, stores, informers
 """

@@ -1,7 +1,7 @@
-"""Whether this process does its work, and the small HTTP server that says so: /healthz, /readyz, /metrics.
+"""Liveness and readiness of this process, and the HTTP server of /healthz, /readyz and /metrics.
 
-Alive is not "the server answers": a process whose watches have fallen silent, or whose queue does not move, answers as
-well. Ready does not mean leading: a follower is ready to take over.
+Liveness is not only that the server answers: it fails when a watch is silent or the queue makes no progress for too
+long. A follower is ready too: ready does not mean leading.
 """
 
 from __future__ import annotations
@@ -15,76 +15,78 @@ from aiohttp import web
 from prometheus_client import CONTENT_TYPE_LATEST, CollectorRegistry, generate_latest
 
 Ages = Callable[[], dict[str, float]]
-"""What is watched over, and for how many seconds nothing has been heard of it."""
+"""Name of each supervised activity, and seconds since its last sign of progress."""
 
 logger = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True)
-class Verdict:
-    """What a probe is answered."""
+class ProbeResult:
+    """The answer to a probe."""
 
-    well: bool
+    ok: bool
     message: str
 
     @property
     def response(self) -> web.Response:
         """200 or 503, with the message as the body."""
-        return web.Response(status=200 if self.well else 503, text=self.message + "\n")
+        return web.Response(status=200 if self.ok else 503, text=self.message + "\n")
 
 
-class Health:
-    """Collects what is known."""
+class HealthChecks:
+    """The checks behind liveness and readiness."""
 
     def __init__(self, *, limit_seconds: float) -> None:
         self._limit_seconds = limit_seconds
         self._ages: list[Ages] = []
         self._ready: Callable[[], str] = lambda: "starting"
 
-    def watch_over(self, ages: Ages) -> None:
-        """Include these in liveness."""
+    def add_ages(self, ages: Ages) -> None:
+        """Include these activities in liveness."""
         self._ages.append(ages)
 
-    def ready_when(self, missing: Callable[[], str]) -> None:
-        """What readiness waits for, in words; empty: ready."""
+    def set_readiness(self, missing: Callable[[], str]) -> None:
+        """Set the check for readiness: it returns what is missing; empty: ready."""
         self._ready = missing
 
     def ages(self) -> dict[str, float]:
-        """All that is watched over, seconds."""
+        """Seconds since the last progress of each activity."""
         return {name: age for ages in self._ages for name, age in ages().items()}
 
-    def live(self) -> Verdict:
-        """Not alive: end this process and start another."""
+    def live(self) -> ProbeResult:
+        """Liveness: when it fails, the process must be restarted."""
         late = {name: age for name, age in self.ages().items() if age > self._limit_seconds}
         if late:
-            return Verdict(False, "; ".join(f"{name}: nothing for {age:.0f} s" for name, age in sorted(late.items())))
-        return Verdict(True, "ok")
+            return ProbeResult(
+                False, "; ".join(f"{name}: nothing for {age:.0f} s" for name, age in sorted(late.items()))
+            )
+        return ProbeResult(True, "ok")
 
-    def ready(self) -> Verdict:
-        """Not ready: has not begun yet."""
+    def ready(self) -> ProbeResult:
+        """Readiness: fails until the process has started."""
         missing = self._ready()
-        return Verdict(not missing, missing or "ok")
+        return ProbeResult(not missing, missing or "ok")
 
 
-class Progress:
-    """Moves as long as there is nothing to do or something gets done."""
+class WorkProgress:
+    """Age of the last finished work while work is waiting."""
 
     def __init__(self, waiting_seconds: Callable[[], float]) -> None:
         self._waiting_seconds = waiting_seconds
         self._moved = time.monotonic()
 
     def moved(self) -> None:
-        """Something got done."""
+        """Work was finished."""
         self._moved = time.monotonic()
 
     @property
     def age_seconds(self) -> float:
-        """For how long work has waited with none being done."""
+        """How long work has waited without any being finished."""
         return min(self._waiting_seconds(), time.monotonic() - self._moved)
 
 
-async def serve(health: Health, registry: CollectorRegistry, *, host: str, port: int) -> web.AppRunner:
-    """Start the server; `await runner.cleanup()` ends it. OSError when the address is taken."""
+async def serve(health: HealthChecks, registry: CollectorRegistry, *, host: str, port: int) -> web.AppRunner:
+    """Start the server; `await runner.cleanup()` ends it. OSError when the address is in use."""
 
     async def live(_: web.Request) -> web.Response:
         return health.live().response
@@ -106,5 +108,5 @@ async def serve(health: Health, registry: CollectorRegistry, *, host: str, port:
         await runner.cleanup()
         raise
     address = runner.addresses[0]
-    logger.info("metrics and health on http://%s:%s", address[0], address[1])
+    logger.info("serving metrics and health on http://%s:%s", address[0], address[1])
     return runner

@@ -1,4 +1,4 @@
-"""Logs: one JSON object a line for machines, plain lines for a terminal."""
+"""Log formats: one JSON object per line, or plain lines for a terminal."""
 
 from __future__ import annotations
 
@@ -10,11 +10,11 @@ from contextvars import ContextVar
 from datetime import UTC, datetime
 
 ENDPOINT: ContextVar[str] = ContextVar("endpoint", default="")
-"""`namespace/name` of the endpoint that is being worked on: goes into each line."""
+"""`namespace/name` of the object that is being reconciled; added to each line."""
 
 
 class JsonFormatter(logging.Formatter):
-    """`time level logger message`, plus `endpoint` and `error` where there are such."""
+    """`time level logger message`, and `endpoint` and `error` where they apply."""
 
     def format(self, record: logging.LogRecord) -> str:
         """One line."""
@@ -32,10 +32,10 @@ class JsonFormatter(logging.Formatter):
 
 
 class TextFormatter(logging.Formatter):
-    """`time level message`, with the endpoint in front."""
+    """`time level message`, with the endpoint before the message."""
 
     def format(self, record: logging.LogRecord) -> str:
-        """One line, and the traceback's."""
+        """One line, and the lines of a traceback."""
         endpoint = ENDPOINT.get()
         where = f"{endpoint}: " if endpoint else ""
         time = datetime.fromtimestamp(record.created).astimezone().isoformat(timespec="milliseconds")
@@ -46,7 +46,7 @@ class TextFormatter(logging.Formatter):
 
 
 def configure(level: str, form: str) -> None:
-    """Send everything to standard error; libraries only their warnings."""
+    """Log to standard error: the operator at `level`, libraries at warning."""
     handler = logging.StreamHandler(sys.stderr)
     handler.setFormatter(TextFormatter() if form == "text" else JsonFormatter())
     logging.basicConfig(level=logging.WARNING, handlers=[handler], force=True)

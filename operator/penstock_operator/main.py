@@ -1,4 +1,4 @@
-"""`penstock-operator`: the console script."""
+"""The command `penstock-operator`."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def _help(setting: Setting) -> str:
 @click.version_option(penstock.__version__, prog_name="penstock-operator")
 @_options
 def command(**flags: Any) -> None:
-    """Watch ModelEndpoints, have their models optimised, and keep their pods as they should be.
+    """Reconcile ModelEndpoints: optimise their models, deploy and scale their pods.
 
     Runs in a pod of the cluster, or anywhere with a kubeconfig. Several replicas may run: one leads, the others stand
     by.
@@ -48,7 +48,7 @@ def command(**flags: Any) -> None:
 
 
 def _run(settings: Settings) -> int:
-    # Not at import: Kopf and the client take a second, which --help need not wait for.
+    # Imported late: Kopf and the client take a second to import, which --help does not need.
     from penstock_operator import logs, process
 
     logs.configure(settings.log.log_level, settings.log.log_format)

@@ -1,4 +1,4 @@
-"""The operator's own metrics. docs/reference/operator.md lists them from here."""
+"""The operator's metrics. docs/reference/operator.md lists them from this module."""
 
 from __future__ import annotations
 
@@ -9,18 +9,18 @@ PREFIX = "penstock_operator_"
 
 RECONCILE_SECONDS = Histogram(
     f"{PREFIX}reconcile_seconds",
-    "Time of one reconcile: reading the caches, planning, and whatever calls that asked for",
+    "Time of one reconcile: reading the caches, planning, and calls to the API server",
     ["outcome"],
     registry=REGISTRY,
     buckets=(0.001, 0.003, 0.01, 0.03, 0.1, 0.3, 1.0, 3.0, 10.0, 30.0),
 )
 RECONCILE_ERRORS = Counter(
-    f"{PREFIX}reconcile_errors_total", "Reconciles that failed, and will be tried again", ["reason"], registry=REGISTRY
+    f"{PREFIX}reconcile_errors_total", "Reconciles that failed and are retried", ["reason"], registry=REGISTRY
 )
-QUEUE_DEPTH = Gauge(f"{PREFIX}queue_depth", "Endpoints that wait to be reconciled now", ["lane"], registry=REGISTRY)
+QUEUE_DEPTH = Gauge(f"{PREFIX}queue_depth", "Endpoints that are waiting to be reconciled", ["lane"], registry=REGISTRY)
 QUEUE_WAIT_SECONDS = Histogram(
     f"{PREFIX}queue_wait_seconds",
-    "From an event to the begin of its reconcile",
+    "Time from an event to the start of its reconcile",
     ["lane"],
     registry=REGISTRY,
     buckets=(0.001, 0.003, 0.01, 0.03, 0.1, 0.3, 1.0, 3.0, 10.0, 30.0, 100.0),
@@ -30,41 +30,44 @@ API_REQUESTS = Counter(
     f"{PREFIX}api_requests_total", "Requests to the API server", ["verb", "kind", "code"], registry=REGISTRY
 )
 API_RETRIES = Counter(
-    f"{PREFIX}api_retries_total", "Requests that were tried again", ["kind", "code"], registry=REGISTRY
+    f"{PREFIX}api_retries_total", "Requests to the API server that were retried", ["kind", "code"], registry=REGISTRY
 )
 API_SECONDS = Histogram(
     f"{PREFIX}api_seconds",
-    "Time to the head of the answer",
+    "Time until the API server's response headers",
     ["verb"],
     registry=REGISTRY,
     buckets=(0.003, 0.01, 0.03, 0.1, 0.3, 1.0, 3.0, 10.0),
 )
 WATCH_RESTARTS = Counter(
-    f"{PREFIX}watch_restarts_total", "Watches that broke, by why", ["kind", "reason"], registry=REGISTRY
+    f"{PREFIX}watch_restarts_total",
+    "Watches that were restarted after an error, by reason",
+    ["kind", "reason"],
+    registry=REGISTRY,
 )
 WRITES_SKIPPED = Counter(
-    f"{PREFIX}writes_skipped_total", "Applies that were not needed: the object is as it was applied", registry=REGISTRY
+    f"{PREFIX}writes_skipped_total", "Applies that were skipped because nothing would change", registry=REGISTRY
 )
-PROBES = Counter(f"{PREFIX}probes_total", "Readings of runtime pods' /info", ["outcome"], registry=REGISTRY)
+PROBES = Counter(f"{PREFIX}probes_total", "Reads of /info of runtime pods", ["outcome"], registry=REGISTRY)
 MISSED = Counter(
     f"{PREFIX}events_missed_total",
-    "ModelEndpoints that the periodic list found to be other than the events had said",
+    "ModelEndpoints, OptimizedModels and HardwareClasses that a resync found to differ from the watch",
     registry=REGISTRY,
 )
 COLLECTED = Counter(f"{PREFIX}optimized_models_deleted_total", "OptimizedModels deleted as unused", registry=REGISTRY)
 COLLECTIONS = Counter(
     f"{PREFIX}store_collections_total",
-    "Jobs that clear the artefact store of what nothing refers to: begun, complete, failed",
+    "Jobs that remove unreferenced artefacts from the store: begun, complete, failed",
     ["outcome"],
     registry=REGISTRY,
 )
-SCRAPES = Counter(f"{PREFIX}scrapes_total", "Readings of runtime pods' /metrics", ["outcome"], registry=REGISTRY)
+SCRAPES = Counter(f"{PREFIX}scrapes_total", "Reads of /metrics of runtime pods", ["outcome"], registry=REGISTRY)
 PROMETHEUS_QUERIES = Counter(
     f"{PREFIX}prometheus_queries_total", "Queries to a Prometheus about the load", ["outcome"], registry=REGISTRY
 )
 SCALING_SECONDS = Histogram(
     f"{PREFIX}scaling_seconds",
-    "Time of one look at the load of all endpoints that scale",
+    "Time to read the load of all endpoints that scale",
     registry=REGISTRY,
     buckets=(0.003, 0.01, 0.03, 0.1, 0.3, 1.0, 3.0, 10.0, 30.0),
 )
@@ -72,5 +75,8 @@ SCALING_DECISIONS = Counter(
     f"{PREFIX}scaling_decisions_total", "Decisions on the number of replicas, by cause", ["cause"], registry=REGISTRY
 )
 SCALING_ERRORS = Counter(
-    f"{PREFIX}scaling_errors_total", "Endpoints that could not be decided upon", ["reason"], registry=REGISTRY
+    f"{PREFIX}scaling_errors_total",
+    "Scaling decisions that failed by a defect of the operator",
+    ["reason"],
+    registry=REGISTRY,
 )

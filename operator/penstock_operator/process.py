@@ -14,29 +14,24 @@ import kopf
 from kubernetes.aio.client import Configuration
 
 from penstock.errors import SettingError
-from penstock_operator.cluster.access import load_configuration
+from penstock_operator.cluster.api import ClusterPort
 from penstock_operator.cluster.informer import Informer
-from penstock_operator.cluster.kubernetes import NO_RETRIES, KubernetesPort
-from penstock_operator.cluster.port import ClusterPort
-from penstock_operator.collectors import Census
-from penstock_operator.health import Health, serve
+from penstock_operator.cluster.kubernetes import NO_RETRIES, KubernetesPort, load_configuration
+from penstock_operator.collectors import CacheCollector, ScalingCollector
+from penstock_operator.health import HealthChecks, serve
 from penstock_operator.leader.election import Election
 from penstock_operator.leader.lease import Leadership, LeaseTimes
 from penstock_operator.loop.controller import Controller
-from penstock_operator.loop.garbage_collection import Collector
+from penstock_operator.loop.garbage_collection import StoreCollection
 from penstock_operator.metrics import REGISTRY
 from penstock_operator.plan.names import GATEWAY_STATUS_PORT, HTTP_PORT
-from penstock_operator.scaling.collector import DecisionCollector
-from penstock_operator.scaling.loop import Autoscaler, Pace
-from penstock_operator.scaling.read.gateways import read_gateway
+from penstock_operator.scaling.loop import Autoscaler, ScalingIntervals
 from penstock_operator.scaling.read.prometheus import OwnPrometheus, PrometheusClient
-from penstock_operator.scaling.read.scraper import Scraper
-from penstock_operator.settings import ScalingSettings, Settings
+from penstock_operator.scaling.read.scrape import PodScraper, parse_gateway_metrics
+from penstock_operator.settings import LoadSettings, Settings
 from penstock_operator.watch import handlers
-from penstock_operator.watch.cluster_cache import OURS, World
-from penstock_operator.watch.job_log import JobLogs
-from penstock_operator.watch.pod_info import Probes
-from penstock_operator.watch.text_config_maps import TextsWatch
+from penstock_operator.watch.cluster_cache import MANAGED_SELECTOR, ClusterCache
+from penstock_operator.watch.pod_reports import JobLogReader, PodInfoReader, TextsWatcher
 
 ENDING_SECONDS = 8.0
 """For tasks to end. What hangs for longer is left behind: it may not write any more."""
@@ -52,10 +47,8 @@ async def run(settings: Settings) -> int:
     gc.freeze()
     configuration = await load_configuration(settings.cluster.kubeconfig)
     stop = asyncio.Event()
-    loop = asyncio.get_running_loop()
-    for number in (signal.SIGTERM, signal.SIGINT):
-        loop.add_signal_handler(number, stop.set)
-    health = Health(limit_seconds=settings.server.silence_limit_seconds)
+    _stop_on_signals(stop)
+    health = HealthChecks(limit_seconds=settings.server.silence_limit_seconds)
     async with AsyncExitStack() as stack:
         try:
             server = await serve(health, REGISTRY, host=settings.server.host, port=settings.server.port)
@@ -72,8 +65,10 @@ async def run(settings: Settings) -> int:
                 lambda: _leadership(settings, identity=identity), hung_seconds=settings.server.silence_limit_seconds
             )
         )
-        health.watch_over(lambda: {"lease": election.silence_seconds})
-        health.ready_when(lambda: "" if election.looked else "has not seen the lease yet: is the API server there?")
+        health.add_ages(lambda: {"lease": election.silence_seconds})
+        health.set_readiness(
+            lambda: "" if election.looked else "has not read the lease yet: is the API server reachable?"
+        )
         if not await _before(stop, election.acquire()):
             return 0
         hold = asyncio.create_task(election.hold(), name="the lease")
@@ -112,7 +107,7 @@ async def _lead(
     *,
     election: Election,
     identity: str,
-    health: Health,
+    health: HealthChecks,
     stop: asyncio.Event,
     hold: asyncio.Task[None],
 ) -> int:
@@ -121,33 +116,33 @@ async def _lead(
         timeout_seconds=settings.cluster.api_timeout_seconds,
         may_write=lambda: election.held,
     ) as port:
-        world = World(settings.plan_settings())
+        cache = ClusterCache(settings.plan_settings())
         namespaces = settings.cluster.namespaces
         controller = Controller(
             port,
-            world,
+            cache,
             identity=identity,
             namespaces=namespaces,
             resync_seconds=settings.work.resync_seconds,
         )
-        probes = Probes(
-            world,
+        pod_info = PodInfoReader(
+            cache,
             timeout_seconds=settings.work.probe_timeout_seconds,
             concurrency=settings.work.probe_concurrency,
         )
-        autoscaler = make_autoscaler(port, world, settings.scaling)
-        logs = JobLogs(port, world, interval_seconds=settings.work.progress_seconds)
-        texts = TextsWatch(port, world, namespaces)
-        collector = Collector(port, world, well=lambda: health.live().well)
-        informers = make_informers(port, world, namespaces)
-        health.watch_over(lambda: {informer.name: informer.silence_seconds for informer in informers})
-        health.watch_over(lambda: texts.silence_seconds)
-        health.watch_over(lambda: {"work": controller.progress.age_seconds, "autoscaler": autoscaler.age_seconds})
-        health.ready_when(lambda: _missing(informers))
-        census = Census(world, health.ages)
-        REGISTRY.register(census)
-        decision_collector = DecisionCollector(autoscaler.decisions)
-        REGISTRY.register(decision_collector)
+        autoscaler = make_autoscaler(port, cache, settings.scaling)
+        logs = JobLogReader(port, cache, interval_seconds=settings.work.progress_seconds)
+        texts = TextsWatcher(port, cache, namespaces)
+        collector = StoreCollection(port, cache, caches_current=lambda: health.live().ok)
+        informers = make_informers(port, cache, namespaces)
+        health.add_ages(lambda: {informer.name: informer.silence_seconds for informer in informers})
+        health.add_ages(lambda: texts.silence_seconds)
+        health.add_ages(lambda: {"work": controller.progress.age_seconds, "autoscaler": autoscaler.age_seconds})
+        health.set_readiness(lambda: _missing(informers) or _not_begun(controller))
+        cache_metrics = CacheCollector(cache, health.ages)
+        REGISTRY.register(cache_metrics)
+        scaling_metrics = ScalingCollector(autoscaler.decisions)
+        REGISTRY.register(scaling_metrics)
         tasks = {hold, asyncio.create_task(stop.wait(), name="a signal")}
         tasks.update(
             asyncio.create_task(informer.run(), name=f"the watch of {informer.name}") for informer in informers
@@ -159,25 +154,24 @@ async def _lead(
             if synced not in done:
                 synced.cancel()
                 return _ended(done, stop)
-            await controller.begin()
             for name, work in (
                 ("the workers", controller.work(settings.work.workers)),
                 ("the resync", controller.resync()),
-                ("the probes", probes.run()),
-                ("the jobs' logs", logs.run()),
-                ("the watch of texts", texts.run()),
-                ("the collector of garbage", collector.run()),
+                ("the reads of /info", pod_info.run()),
+                ("the reads of job logs", logs.run()),
+                ("the watch of text ConfigMaps", texts.run()),
+                ("the garbage collection of the store", collector.run()),
                 ("the autoscaler", autoscaler.run()),
             ):
                 tasks.add(asyncio.create_task(work, name=name))
-            # The last one to start: at its end Kopf cancels every task that was started after it.
-            watch = _kopf(configuration, settings, controller, stop_kopf)
+            # Kopf starts last: when it ends it cancels every task that was started after it.
+            watch = _kopf(configuration, settings, controller, cache, stop=stop, stop_kopf=stop_kopf)
             tasks.add(asyncio.create_task(watch, name="Kopf"))
             done, _ = await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
             return _ended(done, stop)
         finally:
-            REGISTRY.unregister(census)
-            REGISTRY.unregister(decision_collector)
+            REGISTRY.unregister(cache_metrics)
+            REGISTRY.unregister(scaling_metrics)
             stop_kopf.set()
             for task in tasks - {hold}:
                 if task.get_name() != "Kopf":
@@ -190,8 +184,8 @@ async def _lead(
 
 def make_autoscaler(
     port: ClusterPort,
-    world: World,
-    settings: ScalingSettings,
+    cache: ClusterCache,
+    settings: LoadSettings,
     *,
     pod_port: int = HTTP_PORT,
     gateway_port: int = GATEWAY_STATUS_PORT,
@@ -199,21 +193,23 @@ def make_autoscaler(
     """As the settings say."""
     return Autoscaler(
         port,
-        world,
-        scraper=Scraper(
+        cache,
+        scraper=PodScraper(
             timeout_seconds=settings.scrape_timeout_seconds, concurrency=settings.scrape_concurrency, port=pod_port
         ),
-        gateways=Scraper(
+        gateways=PodScraper(
             timeout_seconds=settings.scrape_timeout_seconds,
             concurrency=settings.scrape_concurrency,
             port=gateway_port,
-            reader=read_gateway,
+            reader=parse_gateway_metrics,
         ),
         gateway_port=gateway_port,
         prometheus=PrometheusClient(
             timeout_seconds=settings.prometheus_timeout_seconds, concurrency=settings.prometheus_concurrency
         ),
-        pace=Pace(tick=settings.scaling_interval_seconds, prometheus=settings.prometheus_interval_seconds),
+        intervals=ScalingIntervals(
+            tick=settings.scaling_interval_seconds, prometheus=settings.prometheus_interval_seconds
+        ),
         default=OwnPrometheus(
             settings.prometheus_url,
             token_file=settings.prometheus_token_file,
@@ -222,28 +218,50 @@ def make_autoscaler(
     )
 
 
-def make_informers(port: ClusterPort, world: World, namespaces: tuple[str, ...]) -> tuple[Informer[Any], ...]:
-    """A watch for each kind and namespace; ModelEndpoints come by Kopf."""
-    everywhere = (Informer(port, world.classes), Informer(port, world.nodes))
-    own = (Informer(port, world.models, namespace=namespace) for namespace in namespaces or ("",))
+def make_informers(port: ClusterPort, cache: ClusterCache, namespaces: tuple[str, ...]) -> tuple[Informer[Any], ...]:
+    """A watch for each kind and namespace. Penstock's own kinds are not among them: Kopf watches them."""
     made = (
-        Informer(port, store, namespace=namespace, labels=OURS, optional=store is world.scaled_objects)
-        for store in world.made
+        Informer(port, store, namespace=namespace, labels=MANAGED_SELECTOR, optional=store is cache.scaled_objects)
+        for store in cache.made
         for namespace in namespaces or ("",)
     )
-    return (*everywhere, *own, *made)
+    return (Informer(port, cache.nodes), *made)
 
 
-async def _kopf(configuration: Configuration, settings: Settings, controller: Controller, stop: asyncio.Event) -> None:
+async def _kopf(
+    configuration: Configuration,
+    settings: Settings,
+    controller: Controller,
+    cache: ClusterCache,
+    *,
+    stop: asyncio.Event,
+    stop_kopf: asyncio.Event,
+) -> None:
+    """Run Kopf until `stop_kopf`. It ends without an error only then; an earlier end is a failure."""
     namespaces = settings.cluster.namespaces
-    await kopf.operator(
-        registry=handlers.registry(controller.heard, lambda: handlers.connection_info(configuration)),
+    existing = asyncio.all_tasks()
+    tasks = await kopf.spawn_tasks(
+        registry=handlers.registry(
+            (cache.classes, cache.models, cache.endpoints),
+            start=controller.begin,
+            relisted=controller.relisted,
+            login=lambda: handlers.connection_info(configuration),
+        ),
         settings=handlers.settings(api_timeout_seconds=settings.cluster.api_timeout_seconds),
         standalone=True,
         clusterwide=not namespaces,
         namespaces=list(namespaces),
-        stop_flag=stop,
+        stop_flag=stop_kopf,
     )
+    # Kopf has installed its own handlers.
+    _stop_on_signals(stop)
+    await kopf.run_tasks(tasks, ignored=existing)
+
+
+def _stop_on_signals(stop: asyncio.Event) -> None:
+    loop = asyncio.get_running_loop()
+    for number in (signal.SIGTERM, signal.SIGINT):
+        loop.add_signal_handler(number, stop.set)
 
 
 async def _synced(informers: tuple[Informer[Any], ...]) -> None:
@@ -261,6 +279,10 @@ async def _synced(informers: tuple[Informer[Any], ...]) -> None:
 def _missing(informers: tuple[Informer[Any], ...]) -> str:
     names = [informer.name for informer in informers if not informer.synced.is_set()]
     return f"waiting for the first list of {', '.join(names)}" if names else ""
+
+
+def _not_begun(controller: Controller) -> str:
+    return "" if controller.begun.is_set() else "waiting for the first list of ModelEndpoints"
 
 
 async def _before(stop: asyncio.Event, work: Coroutine[Any, Any, None]) -> bool:
@@ -290,9 +312,8 @@ def _ended(done: set[asyncio.Task[Any]], stop: asyncio.Event) -> int:
         if error is not None:
             logger.error("%s ended: %s", task.get_name(), error, exc_info=error)
             return 1
-    # Kopf takes over the signals while it runs, and ends without an error for them only.
-    if stop.is_set() or any(task.get_name() == "Kopf" for task in done):
-        logger.info("told to end")
+    if stop.is_set():
+        logger.info("ending after a signal")
         return 0
     logger.error("%s ended", " and ".join(sorted(task.get_name() for task in done)))
     return 1

@@ -18,7 +18,7 @@ from pydantic import model_validator
 import penstock
 from penstock.errors import SettingError, closest
 from penstock.settings import Setting, SettingsGroup, described, load, setting
-from penstock_operator.plan.settings import PlanSettings, StoreVolume
+from penstock_operator.plan.installation import PlanSettings, StoreVolume
 
 PREFIX = "PENSTOCK_OPERATOR_"
 DOCUMENT = "docs/reference/operator.md"
@@ -196,7 +196,7 @@ class WorkSettings(SettingsGroup):
     probe_concurrency: int = setting(16, "Serving pods that are asked at the same time.", ge=1)
 
 
-class ScalingSettings(SettingsGroup):
+class LoadSettings(SettingsGroup):
     """How the load of endpoints is read."""
 
     scaling_interval_seconds: float = setting(
@@ -264,7 +264,7 @@ class Settings(SettingsGroup):
     store: StoreSettings = StoreSettings()
     jobs: JobSettings = JobSettings()
     work: WorkSettings = WorkSettings()
-    scaling: ScalingSettings = ScalingSettings()
+    scaling: LoadSettings = LoadSettings()
     server: ServerSettings = ServerSettings()
     log: LogSettings = LogSettings()
 

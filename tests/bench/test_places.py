@@ -7,7 +7,7 @@ import pytest
 from penstock.errors import HostError
 from penstock.hardware import CpuIdentity
 from penstock_bench.places import place
-from penstock_runtime.host import Core, Host, Memory
+from penstock_runtime.host import Core, Host, HostMemory
 
 
 def host(*siblings: tuple[int, ...], affinity: tuple[int, ...] | None = None) -> Host:
@@ -19,7 +19,7 @@ def host(*siblings: tuple[int, ...], affinity: tuple[int, ...] | None = None) ->
         affinity=affinity or online,
         cpuset=None,
         quota=None,
-        memory=Memory(total=2**34, available=2**34, limit=None),
+        memory=HostMemory(total=2**34, available=2**34, limit=None),
     )
 
 

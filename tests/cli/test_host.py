@@ -10,7 +10,7 @@ import pytest
 
 from penstock.hardware import CpuIdentity
 from penstock_cli.host import describe_memory
-from penstock_runtime.host import Memory, read_host
+from penstock_runtime.host import HostMemory, read_host
 from tests.cli.endpoints import invoke
 
 
@@ -40,7 +40,7 @@ def test_people_get_a_line_for_each_fact(line: str) -> None:
 def test_the_memory_of_a_container_is_its_limit_as_well(limit: int | None, said: str) -> None:
     host = read_host()
 
-    assert describe_memory(replace(host, memory=Memory(24 * 2**30, limit, 2**30))) == said
+    assert describe_memory(replace(host, memory=HostMemory(24 * 2**30, limit, 2**30))) == said
 
 
 def test_the_variable_stands_in_for_the_flag() -> None:

@@ -20,9 +20,9 @@ from hypothesis import strategies as st
 from penstock.resources.hardware_class import HardwareClassSpec
 from penstock.resources.pod import Pod, Toleration, TolerationOperator
 from penstock.resources.shipped_classes import HARDWARE_CLASSES
-from penstock_operator.plan.placement import Needs, Node, Taint, place
+from penstock_operator.plan.installation import PlanSettings
+from penstock_operator.plan.placement import NodeFacts, PodRequirements, Taint, place
 from penstock_operator.plan.pod_template import pod_spec, resources
-from penstock_operator.plan.settings import PlanSettings
 from testbed.control_plane import ControlPlane
 from tests.crds.conftest import ApiServer, proxied
 from tests.examples import examples
@@ -48,7 +48,7 @@ def create(server: ApiServer, path: str, value: dict[str, Any]) -> None:
     assert status == 201, body["message"]
 
 
-def add(server: ApiServer, node: Node) -> None:
+def add(server: ApiServer, node: NodeFacts) -> None:
     """Register a node that is ready."""
     create(
         server,
@@ -104,9 +104,9 @@ def remove(server: ApiServer, *, pods: Iterator[str] | list[str], nodes: list[st
         server.call("DELETE", f"/api/v1/nodes/{name}")
 
 
-def named(node: Node, name: str, **labels: str) -> Node:
+def named(node: NodeFacts, name: str, **labels: str) -> NodeFacts:
     """The same node under another name, with further labels."""
-    return Node(
+    return NodeFacts(
         name, {**node.labels, **labels}, node.taints, node.allocatable, node.requested, node.cordoned, node.ready
     )
 
@@ -119,19 +119,19 @@ def test_every_class_gets_the_nodes_that_it_should(scheduler: ApiServer) -> None
     candidates = [
         *(node for node, _ in BELONGS),
         on("inf1.xlarge"),
-        Node("", on("c6i.xlarge").labels, dedicated, ROOM),
-        Node("", on("c6i.xlarge").labels, (Taint("gpu", "NoSchedule"),), ROOM),
-        Node("", on("c6i.xlarge").labels, (Taint("gpu", "PreferNoSchedule"),), ROOM),
-        Node("", on("c6i.xlarge").labels, (), ROOM, cordoned=True),
-        Node("", on("c6i.xlarge").labels, (), {**ROOM, "cpu": Fraction(79, 10)}),
-        Node("", on("c6i.xlarge").labels, (), {**ROOM, "memory": Fraction(2**27)}),
-        Node("", on("inf1.24xlarge").labels, neuron, {**ROOM, "aws.amazon.com/neuron": Fraction(16)}),
-        Node("", on("inf2.24xlarge").labels, neuron, {**ROOM, "aws.amazon.com/neuron": Fraction(6)}),
+        NodeFacts("", on("c6i.xlarge").labels, dedicated, ROOM),
+        NodeFacts("", on("c6i.xlarge").labels, (Taint("gpu", "NoSchedule"),), ROOM),
+        NodeFacts("", on("c6i.xlarge").labels, (Taint("gpu", "PreferNoSchedule"),), ROOM),
+        NodeFacts("", on("c6i.xlarge").labels, (), ROOM, cordoned=True),
+        NodeFacts("", on("c6i.xlarge").labels, (), {**ROOM, "cpu": Fraction(79, 10)}),
+        NodeFacts("", on("c6i.xlarge").labels, (), {**ROOM, "memory": Fraction(2**27)}),
+        NodeFacts("", on("inf1.24xlarge").labels, neuron, {**ROOM, "aws.amazon.com/neuron": Fraction(16)}),
+        NodeFacts("", on("inf2.24xlarge").labels, neuron, {**ROOM, "aws.amazon.com/neuron": Fraction(6)}),
     ]
     # Each node takes one pod of each class, so that none is in another's way.
     nodes = {
         f"node-{index}": named(
-            Node("", node.labels, node.taints,
+            NodeFacts("", node.labels, node.taints,
                  room if node.allocatable == ROOM else node.allocatable, cordoned=node.cordoned),
             f"node-{index}", case=str(index),
         )
@@ -143,7 +143,7 @@ def test_every_class_gets_the_nodes_that_it_should(scheduler: ApiServer) -> None
     for (node_name, node), (class_name, hardware) in itertools.product(nodes.items(), HARDWARE_CLASSES.items()):
         pod = Pod(node_selector={"case": node.labels["case"]})
         name = f"{class_name}-{node_name}"
-        needs = Needs.of(class_name, hardware, pod, cores=4, memory_bytes=MEMORY)
+        needs = PodRequirements.of(class_name, hardware, pod, cores=4, memory_bytes=MEMORY)
         expected[name] = "".join(place(needs, nodes.values()).nodes)
     # `any` last: it fits nearly everywhere, and would be in the way of the small nodes' own.
     order = sorted(expected, key=lambda name: name.startswith("any-"))
@@ -160,15 +160,17 @@ def test_every_class_gets_the_nodes_that_it_should(scheduler: ApiServer) -> None
 
 def test_a_pod_that_finds_the_class_full_is_refused_as_we_say(scheduler: ApiServer) -> None:
     room = {"cpu": Fraction(5), "memory": Fraction(2**33), "pods": Fraction(110)}
-    node = Node("small", on("c7g.2xlarge").labels, allocatable=room)
+    node = NodeFacts("small", on("c7g.2xlarge").labels, allocatable=room)
     add(scheduler, node)
     graviton = HARDWARE_CLASSES["graviton3"]
     create(scheduler, PODS, pod_of("first", graviton, Pod(), 3))
     assert decisions(scheduler, {"first": True}) == {"first": "small"}
     create(scheduler, PODS, pod_of("second", graviton, Pod(), 3))
     assert decisions(scheduler, {"second": False}) == {"second": ""}
-    taken = Node("small", node.labels, allocatable=room, requested={"cpu": Fraction(3), "memory": Fraction(MEMORY)})
-    placement = place(Needs.of("graviton3", graviton, Pod(), cores=3, memory_bytes=MEMORY), [taken])
+    taken = NodeFacts(
+        "small", node.labels, allocatable=room, requested={"cpu": Fraction(3), "memory": Fraction(MEMORY)}
+    )
+    placement = place(PodRequirements.of("graviton3", graviton, Pod(), cores=3, memory_bytes=MEMORY), [taken])
     assert placement.explanation.startswith(
         "the nodes of hardwareClass graviton3 are full: 3 CPUs are wanted, and the most that is free is 2 CPUs (small)"
     )
@@ -183,7 +185,7 @@ SIZES = st.fixed_dictionaries({
 })  # fmt: skip
 CANDIDATES = st.lists(
     st.builds(
-        lambda labels, taints, allocatable, cordoned: Node("", labels, taints, allocatable, cordoned=cordoned),
+        lambda labels, taints, allocatable, cordoned: NodeFacts("", labels, taints, allocatable, cordoned=cordoned),
         LABELS,
         TAINTS,
         SIZES,
@@ -219,7 +221,7 @@ CLASSES = st.builds(
 @settings(max_examples=examples(40), suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(CANDIDATES, CLASSES, LABELS)
 def test_any_pod_goes_to_a_node_that_we_name_or_to_none(
-    scheduler: ApiServer, candidates: list[Node], hardware: HardwareClassSpec, selector: dict[str, str]
+    scheduler: ApiServer, candidates: list[NodeFacts], hardware: HardwareClassSpec, selector: dict[str, str]
 ) -> None:
     number = next(NUMBERS)
     nodes = [named(node, f"any-{number}-{index}", example=str(number)) for index, node in enumerate(candidates)]
@@ -228,7 +230,7 @@ def test_any_pod_goes_to_a_node_that_we_name_or_to_none(
         add(scheduler, node)
     pod, name = Pod(node_selector={**selector, "example": str(number)}), f"pod-{number}"
     create(scheduler, PODS, pod_of(name, hardware, pod, 1))
-    placement = place(Needs.of("mine", hardware, pod, cores=1, memory_bytes=MEMORY), nodes)
+    placement = place(PodRequirements.of("mine", hardware, pod, cores=1, memory_bytes=MEMORY), nodes)
     found = decisions(scheduler, {name: placement.placeable}).get(name, "")
     remove(scheduler, pods=[name], nodes=[node.name for node in nodes])
     assert (found in placement.nodes) if placement.placeable else found == "", json.dumps(placement.explanation)

@@ -9,15 +9,13 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from penstock_operator.cluster.access import load_configuration
+from penstock_operator.cluster.api import ClusterPort, Json, ListPage, ResourceKind, WatchEvent
 from penstock_operator.cluster.informer import Informer
-from penstock_operator.cluster.kinds import Json, Kind
-from penstock_operator.cluster.kubernetes import KubernetesPort
-from penstock_operator.cluster.port import Change, ClusterPort, Page
+from penstock_operator.cluster.kubernetes import KubernetesPort, load_configuration
 from penstock_operator.loop.controller import Controller
 from penstock_operator.process import make_informers
 from penstock_operator.settings import Settings
-from penstock_operator.watch.cluster_cache import World
+from penstock_operator.watch.cluster_cache import ClusterCache
 
 QUIET_LOOKS = 12
 LOOK_SECONDS = 0.05
@@ -63,24 +61,24 @@ class Tripwire(ClusterPort):
         result: Json = await self._write(f"replace {value['kind']}", lambda: self._port.replace(value))
         return result
 
-    async def disown(self, kind: Kind, value: Json, entries: Sequence[int]) -> Json:
-        act = lambda: self._port.disown(kind, value, entries)  # noqa: E731 - one of six of its kind
+    async def remove_owners(self, kind: ResourceKind, value: Json, entries: Sequence[int]) -> Json:
+        act = lambda: self._port.remove_owners(kind, value, entries)  # noqa: E731 - one of six of its kind
         result: Json = await self._write(f"disown {kind}", act)
         return result
 
-    async def delete(self, kind: Kind, name: str, namespace: str = "", *, uid: str = "") -> bool:
+    async def delete(self, kind: ResourceKind, name: str, namespace: str = "", *, uid: str = "") -> bool:
         act = lambda: self._port.delete(kind, name, namespace, uid=uid)  # noqa: E731 - one of five of its kind
         return bool(await self._write(f"delete {kind}", act))
 
-    async def get(self, kind: Kind, name: str, namespace: str = "") -> Json | None:
+    async def get(self, kind: ResourceKind, name: str, namespace: str = "") -> Json | None:
         return await self._port.get(kind, name, namespace)
 
-    def pages(self, kind: Kind, namespace: str = "", *, labels: str = "") -> AsyncIterator[Page]:
+    def pages(self, kind: ResourceKind, namespace: str = "", *, labels: str = "") -> AsyncIterator[ListPage]:
         return self._port.pages(kind, namespace, labels=labels)
 
     def watch(
-        self, kind: Kind, namespace: str = "", *, labels: str = "", resource_version: str
-    ) -> AsyncIterator[Change]:
+        self, kind: ResourceKind, namespace: str = "", *, labels: str = "", resource_version: str
+    ) -> AsyncIterator[WatchEvent]:
         return self._port.watch(kind, namespace, labels=labels, resource_version=resource_version)
 
     async def log_tail(self, pod: str, namespace: str, *, lines: int, max_bytes: int) -> str:
@@ -90,15 +88,15 @@ class Tripwire(ClusterPort):
 class Running:
     """One life of it."""
 
-    def __init__(self, world: World, controller: Controller, tasks: set[asyncio.Task[Any]]) -> None:
-        self.world = world
+    def __init__(self, cache: ClusterCache, controller: Controller, tasks: set[asyncio.Task[Any]]) -> None:
+        self.cache = cache
         self.controller = controller
         self._tasks = tasks
         self._quiet_looks = 0
         self._last: tuple[object, ...] = ()
-        for store in world.stores.values():
+        for store in cache.stores.values():
             store.listen(partial(self._hear, store.kind))
-        world.listen_said(self._hear)
+        cache.listen_reports(self._hear)
 
     def _hear(self, *what: object) -> None:
         self._quiet_looks = 0
@@ -141,9 +139,14 @@ async def running(
     configuration = await load_configuration(str(kubeconfig))
     async with KubernetesPort(configuration) as real:
         port = wrap(real)
-        world = World(chosen.plan_settings())
-        controller = Controller(port, world, identity="test", namespaces=(namespace,))
-        informers = (*make_informers(port, world, (namespace,)), Informer(port, world.endpoints, namespace=namespace))
+        cache = ClusterCache(chosen.plan_settings())
+        controller = Controller(port, cache, identity="test", namespaces=(namespace,))
+        informers = (
+            *make_informers(port, cache, (namespace,)),
+            Informer(port, cache.classes),
+            Informer(port, cache.models, namespace=namespace),
+            Informer(port, cache.endpoints, namespace=namespace),
+        )
         tasks: set[asyncio.Task[Any]] = {asyncio.create_task(informer.run()) for informer in informers}
         try:
             async with asyncio.timeout(120):
@@ -151,7 +154,7 @@ async def running(
                     await informer.synced.wait()
             await controller.begin()
             tasks.add(asyncio.create_task(controller.work(4)))
-            yield Running(world, controller, tasks)
+            yield Running(cache, controller, tasks)
         finally:
             for task in tasks:
                 task.cancel()

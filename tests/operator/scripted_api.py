@@ -12,7 +12,7 @@ from typing import Any
 from aiohttp import web
 from kubernetes.aio.client import Configuration
 
-from penstock_operator.cluster.backoff import Backoff
+from penstock_operator.cluster.errors import Backoff
 from penstock_operator.cluster.kubernetes import KubernetesPort
 
 Answer = Callable[[web.Request], Awaitable[web.StreamResponse]]

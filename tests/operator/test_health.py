@@ -8,45 +8,45 @@ import aiohttp
 import pytest
 from prometheus_client import CollectorRegistry, Counter
 
-from penstock_operator.health import Health, Progress, serve
+from penstock_operator.health import HealthChecks, WorkProgress, serve
 
 
 @pytest.mark.parametrize(
-    ("ages", "well", "message"),
+    ("ages", "ok", "message"),
     [
         ({}, True, "ok"),
         ({"Pod": 59.0, "work": 0.0}, True, "ok"),
         ({"Pod": 61.0, "Job": 300.0}, False, "Job: nothing for 300 s; Pod: nothing for 61 s"),
     ],
 )
-def test_a_watch_that_is_silent_for_too_long_is_the_end(ages: dict[str, float], well: bool, message: str) -> None:
-    health = Health(limit_seconds=60)
-    health.watch_over(lambda: ages)
+def test_a_watch_that_is_silent_for_too_long_is_the_end(ages: dict[str, float], ok: bool, message: str) -> None:
+    health = HealthChecks(limit_seconds=60)
+    health.add_ages(lambda: ages)
 
     verdict = health.live()
 
-    assert (verdict.well, verdict.message) == (well, message)
+    assert (verdict.ok, verdict.message) == (ok, message)
 
 
 def test_an_empty_queue_is_no_standstill_and_a_full_one_that_moves_neither() -> None:
-    assert Progress(lambda: 0.0).age_seconds == 0.0
-    moving = Progress(lambda: 1000.0)
+    assert WorkProgress(lambda: 0.0).age_seconds == 0.0
+    moving = WorkProgress(lambda: 1000.0)
     moving.moved()
 
     assert moving.age_seconds < 100
 
 
 def test_readiness_says_what_it_waits_for() -> None:
-    health = Health(limit_seconds=60)
-    health.ready_when(lambda: "waiting for the first list of Pod")
+    health = HealthChecks(limit_seconds=60)
+    health.set_readiness(lambda: "waiting for the first list of Pod")
 
     assert health.ready().message == "waiting for the first list of Pod"
-    assert not health.ready().well
+    assert not health.ready().ok
 
 
 def test_probes_and_metrics_are_served() -> None:
     async def scenario() -> list[tuple[int, str]]:
-        health = Health(limit_seconds=60)
+        health = HealthChecks(limit_seconds=60)
         registry = CollectorRegistry()
         Counter("some_things_total", "Some things", registry=registry).inc()
         runner = await serve(health, registry, host="127.0.0.1", port=0)

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from penstock_operator.cluster.kinds import KINDS
+from penstock_operator.cluster.api import KINDS
 from penstock_operator.plan.names import FIELD_MANAGER
 from penstock_operator.settings import Settings
-from penstock_operator.watch.cluster_cache import World
+from penstock_operator.watch.cluster_cache import ClusterCache
 from tools import operator_rights as rbac
 
 ALL = (*rbac.CLUSTER, *rbac.NAMESPACED, *rbac.KEDA, *rbac.OWN)
@@ -31,7 +31,7 @@ def test_nothing_is_granted_wholesale() -> None:
 def test_whatever_has_a_store_is_listed_and_watched() -> None:
     seen = {grant.kind for grant in ALL if {"list", "watch"} <= set(grant.verbs)}
 
-    assert set(World(Settings().plan_settings()).stores) <= seen
+    assert set(ClusterCache(Settings().plan_settings()).stores) <= seen
 
 
 def test_rules_are_in_the_form_of_a_role() -> None:

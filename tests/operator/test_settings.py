@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from penstock.errors import SettingError
-from penstock_operator.plan.settings import StoreVolume
+from penstock_operator.plan.installation import StoreVolume
 from penstock_operator.settings import PREFIX, SETTINGS, Settings
 
 PROMISED = {

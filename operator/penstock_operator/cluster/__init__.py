@@ -1,8 +1,9 @@
-"""The cluster as the operator sees it: a thin port, its one adapter, and caches of what it watches.
+"""The client of the API server, and the stores and informers of watched kinds.
 
-    port.ClusterPort     what the operator asks of an API server; everything above depends on this alone
-    kubernetes           the adapter, over `kubernetes.aio`: retries, time-outs, server-side apply
-    store, informer      what is known of a kind, and the watch that keeps it so
+    api           kinds, and the interface ClusterPort that all other packages depend on
+    kubernetes    its implementation over `kubernetes.aio`: retries, time-outs, server-side apply
+    store         the facts of the objects of one kind
+    informer      keeps a store up to date
 
-No decision is taken here: which objects should be there is the business of `penstock_operator.plan`.
+Decisions about objects are made in `penstock_operator.plan`.
 """

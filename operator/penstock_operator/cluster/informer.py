@@ -1,4 +1,4 @@
-"""Keeps a store as the cluster is: lists a kind once, then watches it, and lists again when the watch has a gap."""
+"""Keeps a store up to date: lists a kind, then watches it, and lists again when the watch has a gap."""
 
 from __future__ import annotations
 
@@ -7,10 +7,9 @@ import logging
 import time
 from typing import Generic, TypeVar
 
-from penstock_operator.cluster.backoff import Backoff
-from penstock_operator.cluster.errors import ClusterError, Expired, Forbidden, NotFound
-from penstock_operator.cluster.port import ClusterPort
-from penstock_operator.cluster.store import Key, Store, key_of, version_of
+from penstock_operator.cluster.api import ClusterPort
+from penstock_operator.cluster.errors import Backoff, ClusterError, Forbidden, NotFound, WatchExpired
+from penstock_operator.cluster.store import ObjectKey, Store, key_of, version_of
 from penstock_operator.metrics import WATCH_RESTARTS
 
 BACKOFF = Backoff(first_seconds=0.2, limit_seconds=20.0)
@@ -31,14 +30,14 @@ class Informer(Generic[Facts]):
         labels: str = "",
         optional: bool = False,
     ) -> None:
-        """`optional`: the API server need not know the kind. Then there is nothing of it, the store says so, and it is
-        looked for again until it is there."""
+        """`optional`: the API server need not serve the kind. Then the store is empty and marked as not served, and
+        the informer retries until the kind is served."""
         self.store = store
         self._optional = optional
         self.namespace = namespace
         self._port = port
         self._labels = labels
-        self._heard = time.monotonic()
+        self._last_contact = time.monotonic()
         self._version = 0
         self.synced = asyncio.Event()
         """Set once the first list is complete."""
@@ -50,8 +49,8 @@ class Informer(Generic[Facts]):
 
     @property
     def silence_seconds(self) -> float:
-        """Since the API server last said anything: an event, a bookmark, a list."""
-        return time.monotonic() - self._heard
+        """Seconds since the API server last sent anything: an event, a bookmark or a list."""
+        return time.monotonic() - self._last_contact
 
     async def run(self) -> None:
         """Until cancelled."""
@@ -61,13 +60,13 @@ class Informer(Generic[Facts]):
             try:
                 if not self._version:
                     self._version = await self._list()
-                    self.store.tell_served(True)
+                    self.store.set_served(True)
                     self.synced.set()
                 await self._watch()
-                # A stream that ends as soon as it has begun is a failure too, and not to be repeated at full speed.
+                # A stream that ends immediately counts as a failure, so that it is not restarted at full speed.
                 failures = failures + 1 if time.monotonic() - begin < 1.0 else 0
-            except Expired as error:
-                logger.info("%s: listing again: %s", self.name, error)
+            except WatchExpired as error:
+                logger.info("watch of %s expired, listing again: %s", self.name, error)
                 WATCH_RESTARTS.labels(self.store.kind.name, "expired").inc()
                 self._version = 0
                 failures += 1
@@ -78,31 +77,31 @@ class Informer(Generic[Facts]):
                 failures += 1
                 WATCH_RESTARTS.labels(self.store.kind.name, type(error).__name__.lower()).inc()
                 level = logging.ERROR if isinstance(error, Forbidden) or failures > 3 else logging.WARNING
-                logger.log(level, "%s: %s", self.name, error)
+                logger.log(level, "watch of %s failed: %s", self.name, error)
             if failures:
                 await asyncio.sleep(BACKOFF.seconds(failures))
 
     def _missing(self, error: NotFound) -> None:
-        """The API server does not know the kind (any more)."""
+        """The API server does not serve the kind."""
         WATCH_RESTARTS.labels(self.store.kind.name, "notfound").inc()
-        # It was heard: that of all things it has not this one.
-        self._heard = time.monotonic()
+        # The API server answered, so it is not silent.
+        self._last_contact = time.monotonic()
         self._version = 0
         if not self._optional:
-            logger.error("%s: %s", self.name, error)
+            logger.error("watch of %s failed: %s", self.name, error)
             return
         if self.store.served:
-            logger.warning("%s: the API server has no %s (yet)", self.name, self.store.kind.plural)
+            logger.warning("watch of %s: the API server does not serve %s", self.name, self.store.kind.plural)
         for key in self.store:
             self.store.remove(key)
-        self.store.tell_served(False)
+        self.store.set_served(False)
         self.synced.set()
 
     async def _list(self) -> int:
-        seen: set[Key] = set()
+        seen: set[ObjectKey] = set()
         version = 0
         async for page in self._port.pages(self.store.kind, self.namespace, labels=self._labels):
-            self._heard = time.monotonic()
+            self._last_contact = time.monotonic()
             version = int(page.resource_version or 0)
             for value in page.items:
                 self.store.put(value)
@@ -111,12 +110,12 @@ class Informer(Generic[Facts]):
         return version
 
     async def _watch(self) -> None:
-        """Follow the changes until the stream ends."""
+        """Follow the events until the stream ends."""
         stream = self._port.watch(
             self.store.kind, self.namespace, labels=self._labels, resource_version=str(self._version)
         )
         async for change in stream:
-            self._heard = time.monotonic()
+            self._last_contact = time.monotonic()
             self._version = max(self._version, version_of(change.object))
             if change.type == "DELETED":
                 self.store.remove(key_of(change.object), version=version_of(change.object))

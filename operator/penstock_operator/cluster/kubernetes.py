@@ -1,8 +1,8 @@
-"""The port to a real API server, over `kubernetes.aio`.
+"""The client of a real API server, over `kubernetes.aio`.
 
-Objects go in and out as JSON: the client's model classes would cost memory and know nothing of our kinds. What passes
-by itself (429, 5xx, a broken connection) is tried again with back-off and as Retry-After asks; every call has a
-time-out; every write asks first whether this process still leads.
+Objects are JSON: the client's model classes would cost memory and do not have Penstock's kinds. Temporary failures
+(429, 5xx, broken connections) are retried with back-off and Retry-After; every call has a time-out; every write first
+checks that this process leads. docs/decisions/kubernetes-client.md explains what of the client is used.
 """
 
 from __future__ import annotations
@@ -10,16 +10,21 @@ from __future__ import annotations
 import asyncio
 import json
 import logging
+import os
 import time
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
+from pathlib import Path
 from typing import Any, Self
 from urllib.parse import urlencode
 
 import aiohttp
+from kubernetes.aio import config
 from kubernetes.aio.client import ApiClient, Configuration
 
-from penstock_operator.cluster.backoff import Backoff
+from penstock.errors import SettingError
+from penstock_operator.cluster.api import KINDS, POD, Json, ListPage, ResourceKind, WatchEvent
 from penstock_operator.cluster.errors import (
+    Backoff,
     ClusterError,
     Conflict,
     NotFound,
@@ -28,26 +33,52 @@ from penstock_operator.cluster.errors import (
     Unavailable,
     from_status,
 )
-from penstock_operator.cluster.kinds import KINDS, POD, Json, Kind
-from penstock_operator.cluster.port import Change, Page
 from penstock_operator.metrics import API_REQUESTS, API_RETRIES, API_SECONDS
+from penstock_operator.plan.names import FIELD_MANAGER
 
-FIELD_MANAGER = "penstock-operator"
+SERVICE_ACCOUNT = Path("/var/run/secrets/kubernetes.io/serviceaccount")
+
+
+async def load_configuration(kubeconfig: str = "", context: str = "") -> Configuration:
+    """The client's configuration: from the given file, else the pod's service account, else `$KUBECONFIG`.
+
+    SettingError when there is none or it cannot be read.
+    """
+    configuration = Configuration()
+    try:
+        if not kubeconfig and "KUBERNETES_SERVICE_HOST" in os.environ and (SERVICE_ACCOUNT / "token").exists():
+            config.load_incluster_config(client_configuration=configuration)
+        else:
+            path = kubeconfig or os.environ.get("KUBECONFIG") or str(Path.home() / ".kube" / "config")
+            await config.load_kube_config(path, context=context or None, client_configuration=configuration)
+    except (config.ConfigException, OSError, ValueError) as error:
+        raise SettingError(
+            f"no way into a cluster: {error}",
+            field="KUBECONFIG",
+            remedy="Run in a pod with a service account, or set KUBECONFIG to the file of a cluster",
+        ) from error
+    # KubernetesPort retries by itself: the client's retries would hide 429s and multiply the attempts.
+    configuration.retries = None
+    configuration.connection_pool_maxsize = 64
+    # Python 3.13 refuses certificates without RFC 5280's key identifiers, which some clusters have.
+    configuration.disable_strict_ssl_verification = True
+    return configuration
+
+
 PAGE_SIZE = 500
 SILENCE_SECONDS = 75.0
-"""API servers send a bookmark about every minute: a watch that is silent for longer is dead, whatever TCP says."""
+"""API servers send a bookmark about every minute: a watch without data for longer is dead."""
 STREAM_SECONDS = 600
-"""The server ends a watch after this, so that streams spread over API servers again after one was away."""
+"""The server ends a watch after this time, so that streams spread over API servers again after a restart of one."""
 RETRIES = Backoff(first_seconds=0.25, limit_seconds=8.0, attempts=5)
 METADATA_ONLY = {"LIST": "PartialObjectMetadataList", "WATCH": "PartialObjectMetadata"}
-"""What is to be answered with where the kind says that its metadata suffices, by verb."""
+"""Form of the answer for kinds whose metadata is enough, by verb."""
 NO_RETRIES = Backoff(first_seconds=0.25, limit_seconds=0.25, attempts=1)
-
 logger = logging.getLogger(__name__)
 
 
 class KubernetesPort:
-    """A `ClusterPort`. To be closed."""
+    """A `ClusterPort`. An async context manager."""
 
     def __init__(
         self,
@@ -69,14 +100,14 @@ class KubernetesPort:
     async def __aexit__(self, *_: object) -> None:
         await self._client.close()
 
-    async def get(self, kind: Kind, name: str, namespace: str = "") -> Json | None:
-        """One object; None when there is none."""
+    async def get(self, kind: ResourceKind, name: str, namespace: str = "") -> Json | None:
+        """One object; None when it does not exist."""
         try:
             return await self._json("GET", kind, kind.path(namespace, name), f"get {kind} {_where(namespace, name)}")
         except NotFound:
             return None
 
-    async def pages(self, kind: Kind, namespace: str = "", *, labels: str = "") -> AsyncIterator[Page]:
+    async def pages(self, kind: ResourceKind, namespace: str = "", *, labels: str = "") -> AsyncIterator[ListPage]:
         """All objects, 500 at a time."""
         query: dict[str, str] = {"limit": str(PAGE_SIZE)}
         if labels:
@@ -84,15 +115,15 @@ class KubernetesPort:
         while True:
             answer = await self._json("GET", kind, kind.path(namespace), f"list {kind}", query=query, verb="LIST")
             metadata = answer.get("metadata") or {}
-            yield Page(tuple(answer.get("items") or ()), str(metadata.get("resourceVersion") or ""))
+            yield ListPage(tuple(answer.get("items") or ()), str(metadata.get("resourceVersion") or ""))
             if not metadata.get("continue"):
                 return
             query["continue"] = str(metadata["continue"])
 
     async def watch(
-        self, kind: Kind, namespace: str = "", *, labels: str = "", resource_version: str
-    ) -> AsyncIterator[Change]:
-        """Changes since then; ends when the server ends it, or falls silent."""
+        self, kind: ResourceKind, namespace: str = "", *, labels: str = "", resource_version: str
+    ) -> AsyncIterator[WatchEvent]:
+        """Events since then; ends when the server ends the stream or it falls silent."""
         query = {
             "watch": "true",
             "allowWatchBookmarks": "true",
@@ -103,7 +134,7 @@ class KubernetesPort:
             query["labelSelector"] = labels
         what = f"watch {kind}"
         limits = aiohttp.ClientTimeout(total=None, sock_connect=5.0, sock_read=SILENCE_SECONDS)
-        # No retries here: the informer decides whether to go on or to list again.
+        # No retries here: the informer decides whether to continue or to list again.
         response = await self._send("GET", kind, kind.path(namespace), what, query=query, limits=limits, verb="WATCH")
         try:
             async for line in response.content:
@@ -111,21 +142,20 @@ class KubernetesPort:
                 value = event.get("object") or {}
                 if event.get("type") == "ERROR":
                     raise from_status(int(value.get("code") or 500), json.dumps(value).encode(), what=what)
-                yield Change(event["type"], value)
+                yield WatchEvent(event["type"], value)
         except TimeoutError:
             logger.debug("%s fell silent for %g s", what, SILENCE_SECONDS)
         except (aiohttp.ClientError, ValueError) as error:
-            # ValueError: a line cut in half by a server that went away.
+            # ValueError: a truncated line from a server that went away.
             raise Unavailable(f"{what}: {error or type(error).__name__}") from error
         finally:
-            # At once: a stream that is left has nothing to take leave of, and a busy server may keep TLS's goodbye open
-            # for longer than this process lives.
+            # Abort: a graceful TLS shutdown of an unused stream may take longer than this process lives.
             if response.connection is not None and response.connection.transport is not None:
                 response.connection.transport.abort()
             response.close()
 
     async def apply(self, value: Json, *, subresource: str = "") -> Json:
-        """Server-side apply, with force: the fields that we set are ours."""
+        """Server-side apply with force: the operator owns the fields that it sets."""
         kind = KINDS[value["kind"]]
         name, namespace = value["metadata"]["name"], value["metadata"].get("namespace", "")
         return await self._json(
@@ -141,7 +171,7 @@ class KubernetesPort:
         )
 
     async def create(self, value: Json) -> Json:
-        """A new object; Conflict when there is one of that name."""
+        """Create an object; Conflict when one of that name exists."""
         kind = KINDS[value["kind"]]
         name, namespace = value["metadata"]["name"], value["metadata"].get("namespace", "")
         query = {"fieldManager": FIELD_MANAGER}
@@ -149,21 +179,21 @@ class KubernetesPort:
         return await self._json("POST", kind, kind.path(namespace), what, query=query, body=value)
 
     async def replace(self, value: Json) -> Json:
-        """The whole object, on condition of its resourceVersion."""
+        """Replace the object if it has the given resourceVersion."""
         kind = KINDS[value["kind"]]
         name, namespace = value["metadata"]["name"], value["metadata"].get("namespace", "")
         query = {"fieldManager": FIELD_MANAGER}
         what = f"replace {kind} {_where(namespace, name)}"
         return await self._json("PUT", kind, kind.path(namespace, name), what, query=query, body=value)
 
-    async def disown(self, kind: Kind, value: Json, entries: Sequence[int]) -> Json:
-        """Strike entries of managedFields, on condition of the object's resourceVersion."""
+    async def remove_owners(self, kind: ResourceKind, value: Json, entries: Sequence[int]) -> Json:
+        """Remove managedFields entries if the object has the given resourceVersion."""
         metadata = value["metadata"]
         name, namespace, version = metadata["name"], metadata.get("namespace", ""), metadata["resourceVersion"]
         patch: list[Json] = [{"op": "test", "path": "/metadata/resourceVersion", "value": version}]
-        # From the end: what is struck moves what comes after it.
+        # From the end: a removal shifts the later indexes.
         patch += [{"op": "remove", "path": f"/metadata/managedFields/{place}"} for place in sorted(entries)[::-1]]
-        what = f"strike owners of fields of {kind} {_where(namespace, name)}"
+        what = f"remove owners of fields of {kind} {_where(namespace, name)}"
         try:
             return await self._json(
                 "PATCH",
@@ -175,11 +205,11 @@ class KubernetesPort:
                 content_type="application/json-patch+json",
             )
         except Refused as error:
-            # So the API server calls a test that does not hold.
+            # The API server reports a failed test as 422.
             raise Conflict(str(error), status=error.status) from error
 
-    async def delete(self, kind: Kind, name: str, namespace: str = "", *, uid: str = "") -> bool:
-        """Delete in the background: the API server's garbage collector takes what the object owns."""
+    async def delete(self, kind: ResourceKind, name: str, namespace: str = "", *, uid: str = "") -> bool:
+        """Delete in the background: the API server's garbage collector deletes what the object owns."""
         body: Json = {"kind": "DeleteOptions", "apiVersion": "v1", "propagationPolicy": "Background"}
         if uid:
             body["preconditions"] = {"uid": uid}
@@ -190,7 +220,7 @@ class KubernetesPort:
         except NotFound:
             return False
         except ClusterError as error:
-            # 409: another object of that name has taken its place, which nobody asked to delete.
+            # 409: another object of that name exists now, which must not be deleted.
             if error.status == 409 and uid:
                 return False
             raise
@@ -203,15 +233,15 @@ class KubernetesPort:
         try:
             body = await self._bytes("GET", POD, POD.path(namespace, pod, "log"), what, query=query, subresource="log")
         except (NotFound, Refused):
-            # 400 while the container is being made.
+            # 400 while the container is being created.
             return ""
         return body.decode(errors="replace")
 
-    async def _json(self, method: str, kind: Kind, path: str, what: str, **more: Any) -> Json:
+    async def _json(self, method: str, kind: ResourceKind, path: str, what: str, **more: Any) -> Json:
         answer: Json = json.loads(await self._bytes(method, kind, path, what, **more))
         return answer
 
-    async def _bytes(self, method: str, kind: Kind, path: str, what: str, **more: Any) -> bytes:
+    async def _bytes(self, method: str, kind: ResourceKind, path: str, what: str, **more: Any) -> bytes:
         failures = 0
         while True:
             try:
@@ -223,7 +253,7 @@ class KubernetesPort:
                 finally:
                     response.release()
             except Unavailable as error:
-                # Every call is safe to repeat: reads, applies and deletes say what shall be, names are deterministic.
+                # Every call is safe to repeat: reads, applies and deletes are idempotent, names are deterministic.
                 failures += 1
                 if not self._retries.allows(failures):
                     raise
@@ -233,7 +263,7 @@ class KubernetesPort:
     async def _send(
         self,
         method: str,
-        kind: Kind,
+        kind: ResourceKind,
         path: str,
         what: str,
         *,
@@ -246,7 +276,7 @@ class KubernetesPort:
     ) -> aiohttp.ClientResponse:
         """One request; the response when it is a success, to be read or closed."""
         if method != "GET" and not self._may_write():
-            raise NotLeading(f"{what}: this process does not hold the lease", remedy="The holder will do it")
+            raise NotLeading(f"{what}: this process does not hold the lease", remedy="The leader will do it")
         verb, label = verb or method, f"{kind}{'/' if subresource else ''}{subresource}"
         accepted = "application/json"
         if kind.metadata_only and verb in METADATA_ONLY:

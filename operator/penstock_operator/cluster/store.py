@@ -1,6 +1,6 @@
-"""What is known of the objects of one kind: the facts that plans depend on, by name and by an index.
+"""Stores the known objects of one kind: the facts that plans depend on, by name and by index keys.
 
-Objects themselves are not kept: of a pod's 6 KB of JSON a plan wants 300 bytes.
+The objects themselves are not kept: of a pod's 6 KB of JSON a plan needs 300 bytes.
 """
 
 from __future__ import annotations
@@ -10,15 +10,15 @@ from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from typing import Generic, NamedTuple, TypeVar
 
-from penstock_operator.cluster.kinds import Json, Kind
+from penstock_operator.cluster.api import Json, ResourceKind
 
 Facts = TypeVar("Facts")
 Index = tuple[str, ...]
-"""Something that objects have in common, such as `("node", "n1")`."""
+"""A property that objects share, such as `("node", "n1")`."""
 
 
-class Packed:
-    """An object kept as JSON text: a tenth of the memory of dicts, for thirty microseconds at each look."""
+class PackedObject:
+    """An object kept as JSON text: a tenth of the memory of dicts, for thirty microseconds at each access."""
 
     __slots__ = ("_text",)
 
@@ -32,22 +32,22 @@ class Packed:
 
     @property
     def value(self) -> Json:
-        """The object, the caller's own."""
+        """The object; a new copy."""
         value: Json = json.loads(self._text)
         return value
 
     def __eq__(self, other: object) -> bool:
-        return isinstance(other, Packed) and self._text == other._text
+        return isinstance(other, PackedObject) and self._text == other._text
 
     def __hash__(self) -> int:
         return hash(self._text)
 
 
-class Key(NamedTuple):
-    """An object's place."""
+class ObjectKey(NamedTuple):
+    """Namespace and name of an object."""
 
     namespace: str
-    """Empty for kinds without."""
+    """Empty for cluster-scoped kinds."""
     name: str
 
     def __str__(self) -> str:
@@ -55,25 +55,25 @@ class Key(NamedTuple):
 
 
 @dataclass(frozen=True, slots=True)
-class Entry(Generic[Facts]):
+class StoreEntry(Generic[Facts]):
     """One object."""
 
     version: int
-    """`metadata.resourceVersion`: larger is newer. Kubernetes promises the order since 1.35, and etcd always had it."""
+    """`metadata.resourceVersion`: larger is newer. Kubernetes guarantees the order since 1.35; etcd always had it."""
     uid: str
     marker: int
-    """Changes when somebody changes what is asked of the object: its generation, or its version where it has none."""
+    """Changes when the desired state of the object changes: its generation, or its version if it has none."""
     facts: Facts
     index: tuple[Index, ...]
 
 
 @dataclass(frozen=True, slots=True)
-class Difference(Generic[Facts]):
-    """What changed: `old` or `new` is None for an object that came or went."""
+class StoreChange(Generic[Facts]):
+    """A change: `old` or `new` is None for an object that appeared or disappeared."""
 
-    key: Key
-    old: Entry[Facts] | None
-    new: Entry[Facts] | None
+    key: ObjectKey
+    old: StoreEntry[Facts] | None
+    new: StoreEntry[Facts] | None
 
     @property
     def indexes(self) -> frozenset[Index]:
@@ -83,19 +83,19 @@ class Difference(Generic[Facts]):
 
 
 class Store(Generic[Facts]):
-    """The known objects of a kind. Listeners hear of each change that is one: facts, identity or what is asked."""
+    """The known objects of a kind. Listeners are called when facts, uid or marker of an object change."""
 
     def __init__(
         self,
-        kind: Kind,
+        kind: ResourceKind,
         distil: Callable[[Json], Facts],
         *,
         index: Callable[[Json], Iterable[Index]] = lambda _: (),
-        wanted: Callable[[Key], bool] = lambda _: True,
+        wanted: Callable[[ObjectKey], bool] = lambda _: True,
         marker: Callable[[Json], int] | None = None,
     ) -> None:
-        """`wanted`: objects that it denies are passed over, as if they were not there. `marker`: of objects without a
-        generation, a number that changes with what is asked of them."""
+        """`wanted`: objects for which it is false are ignored. `marker`: for objects without a generation, a number
+        that changes with their desired state."""
         self.kind = kind
         self._wanted = wanted
         self._marker = marker or version_of
@@ -103,47 +103,47 @@ class Store(Generic[Facts]):
         self._served_listeners: list[Callable[[], None]] = []
         self._distil = distil
         self._index = index
-        self._entries: dict[Key, Entry[Facts]] = {}
-        self._by_index: dict[Index, set[Key]] = {}
-        self._listeners: list[Callable[[Difference[Facts]], None]] = []
+        self._entries: dict[ObjectKey, StoreEntry[Facts]] = {}
+        self._by_index: dict[Index, set[ObjectKey]] = {}
+        self._listeners: list[Callable[[StoreChange[Facts]], None]] = []
 
     def __len__(self) -> int:
         return len(self._entries)
 
-    def __iter__(self) -> Iterator[Key]:
+    def __iter__(self) -> Iterator[ObjectKey]:
         return iter(tuple(self._entries))
 
-    def listen(self, listener: Callable[[Difference[Facts]], None]) -> None:
+    def listen(self, listener: Callable[[StoreChange[Facts]], None]) -> None:
         """Call this on each change, in the event loop; it must not block."""
         self._listeners.append(listener)
 
     @property
     def served(self) -> bool:
-        """Whether the API server knows the kind at all; only of some is it known that it may not."""
+        """Whether the API server serves the kind; False only for optional kinds."""
         return self._served
 
-    def tell_served(self, served: bool) -> None:
-        """The API server has come to know the kind, or does not know it."""
+    def set_served(self, served: bool) -> None:
+        """The API server started or stopped serving the kind."""
         if served is not self._served:
             self._served = served
             for listener in self._served_listeners:
                 listener()
 
     def listen_served(self, listener: Callable[[], None]) -> None:
-        """Call this when the API server comes to know the kind or no longer does; it must not block."""
+        """Call this when the API server starts or stops serving the kind; it must not block."""
         self._served_listeners.append(listener)
 
-    def get(self, key: Key) -> Entry[Facts] | None:
-        """What is known of an object."""
+    def get(self, key: ObjectKey) -> StoreEntry[Facts] | None:
+        """The entry of an object."""
         return self._entries.get(key)
 
-    def facts(self, key: Key) -> Facts | None:
-        """The facts alone."""
+    def facts(self, key: ObjectKey) -> Facts | None:
+        """The facts of an object."""
         entry = self._entries.get(key)
         return None if entry is None else entry.facts
 
-    def of(self, index: Index) -> list[tuple[Key, Entry[Facts]]]:
-        """The objects with this index key, in order of their names."""
+    def of(self, index: Index) -> list[tuple[ObjectKey, StoreEntry[Facts]]]:
+        """The objects with this index key, ordered by name."""
         return [(key, self._entries[key]) for key in sorted(self._by_index.get(index, ()))]
 
     def has(self, index: Index) -> bool:
@@ -151,13 +151,13 @@ class Store(Generic[Facts]):
         return index in self._by_index
 
     def sizes(self, first: str) -> dict[Index, int]:
-        """How many objects each index key has that begins with this word."""
+        """Number of objects of each index key that starts with this word."""
         return {index: len(keys) for index, keys in self._by_index.items() if index[0] == first}
 
     def put(self, value: Json) -> bool:
-        """An object as the API has it, from a watch, a list or the answer to a write. True when that changed anything.
+        """Store an object from a watch, a list or the answer to a write. True when a listener was called.
 
-        One that is older than what is known is passed over: a watch lags behind the answers to our writes.
+        An older version than the stored one is ignored: a watch lags behind the answers to writes.
         """
         key, version, metadata = key_of(value), version_of(value), value["metadata"]
         if not self._wanted(key):
@@ -166,7 +166,7 @@ class Store(Generic[Facts]):
         uid = str(metadata.get("uid") or "")
         if old is not None and version <= old.version:
             return False
-        new = Entry(
+        new = StoreEntry(
             version=version,
             uid=uid,
             marker=int(metadata.get("generation") or self._marker(value)),
@@ -180,21 +180,22 @@ class Store(Generic[Facts]):
                 self._by_index.setdefault(index, set()).add(key)
         changed = old is None or (old.uid, old.marker, old.facts) != (new.uid, new.marker, new.facts)
         if changed:
-            self._tell(Difference(key, old, new))
+            self._notify(StoreChange(key, old, new))
         return changed
 
-    def remove(self, key: Key, *, version: int | None = None) -> bool:
-        """An object is gone. With a version: unless what is known is newer, as when it was made again."""
+    def remove(self, key: ObjectKey, *, version: int | None = None) -> bool:
+        """Remove an object. With a version: unless the stored one is newer, as when it was created again."""
         old = self._entries.get(key)
         if old is None or (version is not None and old.version > version):
             return False
         del self._entries[key]
         self._unindex(key, old)
-        self._tell(Difference(key, old, None))
+        self._notify(StoreChange(key, old, None))
         return True
 
-    def retain(self, seen: set[Key], *, version: int, namespace: str = "") -> int:
-        """After a whole list (of one namespace, or all): whatever was not in it is gone. Returns how many were."""
+    def retain(self, seen: set[ObjectKey], *, version: int, namespace: str = "") -> int:
+        """After a complete list (of one namespace, or of all): remove the objects that it lacks. Returns their
+        number."""
         gone = [
             key
             for key, entry in self._entries.items()
@@ -202,7 +203,7 @@ class Store(Generic[Facts]):
         ]
         return sum(self.remove(key) for key in gone)
 
-    def _unindex(self, key: Key, entry: Entry[Facts] | None) -> None:
+    def _unindex(self, key: ObjectKey, entry: StoreEntry[Facts] | None) -> None:
         for index in entry.index if entry is not None else ():
             keys = self._by_index.get(index)
             if keys is not None:
@@ -210,17 +211,17 @@ class Store(Generic[Facts]):
                 if not keys:
                     del self._by_index[index]
 
-    def _tell(self, difference: Difference[Facts]) -> None:
+    def _notify(self, difference: StoreChange[Facts]) -> None:
         for listener in self._listeners:
             listener(difference)
 
 
-def key_of(value: Json) -> Key:
-    """The place of an object."""
+def key_of(value: Json) -> ObjectKey:
+    """Namespace and name of an object."""
     metadata = value["metadata"]
-    return Key(str(metadata.get("namespace") or ""), str(metadata["name"]))
+    return ObjectKey(str(metadata.get("namespace") or ""), str(metadata["name"]))
 
 
 def version_of(value: Json) -> int:
-    """The resourceVersion of an object or of a list, as the number that it is."""
+    """The resourceVersion of an object or a list as a number."""
     return int((value.get("metadata") or {}).get("resourceVersion") or 0)

@@ -1,8 +1,8 @@
-"""The lease in a thread of its own, with an event loop and connections of its own.
+"""Holds the lease in a separate thread with its own event loop and connections.
 
-A renewal has seconds to be in time, and the operator's loop has thousands of endpoints to look at: whatever keeps that
-loop busy must not cost the lease. A thread that renews while the work hangs would be as bad: it looks whether the
-operator's loop still turns, and gives the lease up when it has not for long.
+A renewal must be in time even while the operator's loop is busy with thousands of endpoints. A thread that renews while
+the operator hangs would be as bad: it checks whether the operator's loop still turns, and releases the lease when it
+has not for too long.
 """
 
 from __future__ import annotations
@@ -20,14 +20,14 @@ from typing import Any, Self, TypeVar
 from penstock_operator.leader.lease import Leadership
 
 TURN_SECONDS = 1.0
-"""How often the operator's loop says that it turns."""
+"""Interval at which the operator's loop reports that it turns."""
 
 Result = TypeVar("Result")
 logger = logging.getLogger(__name__)
 
 
 class Election:
-    """One replica's part in it. An async context manager: at its end the lease is handed over, if it is held."""
+    """One replica's part in the election. An async context manager: at its end it hands over a held lease."""
 
     def __init__(
         self,
@@ -36,8 +36,8 @@ class Election:
         hung_seconds: float,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        """`leadership` is opened and closed in the thread. `hung_seconds`: an operator whose loop has not turned for
-        this long does not lead any more."""
+        """`leadership` is opened and closed in the thread. `hung_seconds`: the lease is released when the operator's
+        loop has not turned for this time."""
         self._open = leadership
         self._hung_seconds = hung_seconds
         self._clock = clock
@@ -51,7 +51,7 @@ class Election:
 
     @property
     def held(self) -> bool:
-        """Whether this process may write. From any thread."""
+        """Whether this process may write. Callable from any thread."""
         return self._leadership is not None and self._leadership.held
 
     @property
@@ -61,7 +61,7 @@ class Election:
 
     @property
     def silence_seconds(self) -> float:
-        """Since the API server last answered."""
+        """Seconds since the API server last answered."""
         return self._clock() - self._began if self._leadership is None else self._leadership.silence_seconds
 
     async def __aenter__(self) -> Self:
@@ -90,7 +90,7 @@ class Election:
         await self._call(self._leadership.acquire())
 
     async def hold(self) -> None:
-        """Renew until the lease is lost or given up; the caller ends the process, which may not write any more."""
+        """Renew until the lease is lost or released; then the process must end, because it may not write any more."""
         await self._call(self._hold())
 
     async def _call(self, work: Coroutine[Any, Any, Result]) -> Result:
@@ -126,7 +126,7 @@ class Election:
                 await asyncio.wait({self._holding}, timeout=TURN_SECONDS)
                 seconds = self._clock() - self._turned
                 if seconds > self._hung_seconds:
-                    logger.error("the operator has not done anything for %.0f s: it gives up the lease", seconds)
+                    logger.error("the event loop has not turned for %.0f s: releasing the lease", seconds)
                     await self._release()
                     return
             self._holding.result()
@@ -136,7 +136,7 @@ class Election:
     async def _release(self) -> None:
         assert self._leadership is not None  # noqa: S101 - it is open
         if self._holding is not None:
-            # A renewal that is under way would be in the way of the handing over.
+            # A pending renewal would conflict with the release.
             self._holding.cancel()
             await asyncio.wait({self._holding})
         await self._leadership.release()

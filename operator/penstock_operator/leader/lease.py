@@ -1,15 +1,15 @@
-"""Which replica leads: a coordination.k8s.io Lease, held by renewing it.
+"""Leader election with a coordination.k8s.io Lease, by the rules of client-go.
 
-The rules are client-go's. Others' clocks are not believed: a follower takes the lease when it has not *seen it change*
-for the duration stated in it. The leader stops writing (`held`) before that, counted from when it *began* its last
-successful renewal, so that a stalled process cannot write beside its successor.
+Clocks of other hosts are not trusted: a follower takes the lease when it has not seen it change for the duration stated
+in it. The leader stops writing (`held`) earlier, counted from the start of its last successful renewal, so that a
+stalled process cannot write concurrently with its successor.
 
     duration 10 s    a follower waits this long after the last change that it saw
-    deadline 8 s     the leader gives up after this long without a renewal: an API server may be away for so long
-    interval 1.25 s  renewals, and a follower's looks
+    deadline 8 s     the leader gives up after this time without a renewal: the API server may be away for so long
+    interval 1.25 s  between renewals, and between a follower's checks
 
-After a kill -9 the next one leads within duration + 2 x interval, 12.5 s, and works a second later. A leader that ends
-in order hands over at once.
+After a kill -9 the next replica leads within duration + 2 x interval, 12.5 s. A leader that ends normally hands over
+immediately.
 """
 
 from __future__ import annotations
@@ -22,13 +22,12 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from datetime import UTC, datetime
 
+from penstock_operator.cluster.api import LEASE, ClusterPort, Json
 from penstock_operator.cluster.errors import ClusterError, Conflict
-from penstock_operator.cluster.kinds import LEASE, Json
-from penstock_operator.cluster.port import ClusterPort
 from penstock_operator.metrics import LEADER
 
 HAND_OVER_SECONDS = 2.0
-"""Whoever ends because the API server is away need not wait for it any longer."""
+"""Limit of the hand-over: a process that ends because the API server is away need not wait longer."""
 
 logger = logging.getLogger(__name__)
 
@@ -42,7 +41,7 @@ class LeaseTimes:
     interval_seconds: float = 1.25
 
     def __post_init__(self) -> None:
-        """Refuse times that would let two lead."""
+        """Reject times with which two replicas could lead."""
         if self.deadline_seconds + self.interval_seconds >= self.duration_seconds:
             raise ValueError(
                 f"deadline {self.deadline_seconds:g} s and interval {self.interval_seconds:g} s reach the lease's "
@@ -79,37 +78,38 @@ class Leadership:
 
     @property
     def silence_seconds(self) -> float:
-        """Since the API server last answered."""
+        """Seconds since the API server last answered."""
         return self._clock() - self._answered
 
     @property
     def held(self) -> bool:
-        """Whether this process may write: renewed recently enough that nobody else can have taken over."""
+        """Whether this process may write: its last renewal is recent enough that no other replica can have taken
+        over."""
         return self._clock() - self._renewed < self.times.deadline_seconds
 
     async def acquire(self) -> None:
         """Wait until this replica leads."""
         waiting_for = ""
-        # Well within the deadline, so that one lost packet does not keep it from looking.
+        # Well within the deadline, so that one lost packet does not prevent the next attempt.
         while not await self._try(self.times.deadline_seconds / 2):
             holder = _holder(self._lease)
             if holder and holder != waiting_for:
                 logger.info("standing by: %s leads", holder)
                 waiting_for = holder
-            # Jitter, so that several followers do not collide at every look.
+            # Jitter, so that several followers do not collide at every attempt.
             await asyncio.sleep(self.times.interval_seconds * random.uniform(0.8, 1.0))  # noqa: S311
         LEADER.set(1)
         logger.info("leading as %s", self.identity)
 
     async def hold(self) -> None:
-        """Renew until the lease is lost; returns then. The caller ends the process: it may not write any more."""
+        """Renew until the lease is lost, then return. The caller must end the process: it may not write any more."""
         pending: set[asyncio.Task[bool]] = set()
         try:
             while self.held:
                 next_at = self._clock() + self.times.interval_seconds
-                # A renewal without an answer is not waited for, and not given up: the next one is sent beside it. The
-                # answer may have been lost, or the API server may be slow; whichever comes first will do. Several do
-                # no harm: each is on condition of the version that it knows.
+                # A renewal without an answer is neither awaited nor cancelled: the next one is sent in parallel. The
+                # answer may be lost or the API server slow; the first answer counts. Several do no harm: each has the
+                # known version as a precondition.
                 pending.add(asyncio.create_task(self._try(self.times.deadline_seconds)))
                 while pending and (left := next_at - self._clock()) > 0:
                     done, pending = await asyncio.wait(pending, timeout=left, return_when=asyncio.FIRST_COMPLETED)
@@ -123,10 +123,12 @@ class Leadership:
             await _cancelled(pending)
             LEADER.set(0)
         self._renewed = float("-inf")
-        logger.error("the lease %s/%s is lost to %s", self._namespace, self._name, _holder(self._lease) or "silence")
+        holder = _holder(self._lease)
+        why = f"{holder} holds it" if holder not in {"", self.identity} else "no renewal in time"
+        logger.error("lost the lease %s/%s: %s", self._namespace, self._name, why)
 
     async def release(self) -> None:
-        """Hand over: the next one need not wait for the lease to run out."""
+        """Hand over: the next replica need not wait until the lease expires."""
         self._renewed = float("-inf")
         LEADER.set(0)
         if self._lease is None or _holder(self._lease) != self.identity:
@@ -137,14 +139,14 @@ class Leadership:
                     try:
                         self._lease = await self._port.replace(self._written(self._lease, holder=""))
                     except Conflict:
-                        # A renewal that was cancelled under way may have arrived all the same: its version counts.
+                        # A cancelled renewal may have been executed nevertheless: its version counts.
                         self._lease = await self._port.get(LEASE, self._name, self._namespace)
         except (ClusterError, TimeoutError) as error:
             seconds, why = self.times.duration_seconds, error or "no answer in time"
-            logger.warning("could not hand over the lease; it runs out in %g s: %s", seconds, why)
+            logger.warning("could not hand over the lease, it expires in %g s: %s", seconds, why)
 
     async def _try(self, within_seconds: float) -> bool:
-        """One look, and a renewal or an attempt to take it. True when this replica holds the lease now."""
+        """Read the lease once, and renew it or try to take it. True when this replica holds the lease now."""
         begin = self._clock()
         try:
             async with asyncio.timeout(within_seconds):
@@ -155,21 +157,23 @@ class Leadership:
                 elif self._may_take(self._lease):
                     self._lease = await self._port.replace(self._written(self._lease, holder=self.identity))
                 else:
-                    self._heard()
+                    self._last_contact()
                     return False
         except Conflict:
-            # Somebody was faster, or the lease was edited: look again next time.
+            # Another replica was faster, or the lease was edited: read it again next time.
             self._lease = None
-            self._heard()
+            self._last_contact()
             return False
         except (ClusterError, TimeoutError) as error:
-            logger.warning("lease %s/%s: %s", self._namespace, self._name, error or "no answer in time")
+            logger.warning(
+                "cannot renew or read the lease %s/%s: %s", self._namespace, self._name, error or "no answer in time"
+            )
             return False
         self._renewed = max(self._renewed, begin)
-        self._heard()
+        self._last_contact()
         return True
 
-    def _heard(self) -> None:
+    def _last_contact(self) -> None:
         self._answered = self._clock()
         self.looked = True
 
@@ -181,7 +185,7 @@ class Leadership:
         holder = spec.get("holderIdentity") or ""
         if holder in {"", self.identity}:
             return True
-        # What the holder states: its times may be others than ours during an upgrade.
+        # The holder's duration: during an upgrade its times may differ from ours.
         duration = float(spec.get("leaseDurationSeconds") or self.times.duration_seconds)
         return self._clock() - self._seen[1] >= duration
 
@@ -194,7 +198,7 @@ class Leadership:
         spec.update(
             holderIdentity=holder,
             renewTime=now,
-            # Whole seconds, as the API has it; rounded up, so that nobody takes it early.
+            # Whole seconds, as the API requires; rounded up, so that it is not taken early.
             leaseDurationSeconds=int(-(-self.times.duration_seconds // 1)),
         )
         metadata = {"name": self._name, "namespace": self._namespace}

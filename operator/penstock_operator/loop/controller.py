@@ -1,5 +1,4 @@
-"""What happens when something happens: from a change in a store to the endpoints that it concerns, and the workers that
-reconcile them."""
+"""The controller: maps changes in the caches to reconcile requests and runs the workers that reconcile them."""
 
 from __future__ import annotations
 
@@ -10,131 +9,145 @@ from collections.abc import Iterable
 from typing import Any
 
 from penstock.errors import PenstockError
+from penstock_operator.cluster.api import ClusterPort
 from penstock_operator.cluster.errors import ClusterError, Conflict, NotLeading
-from penstock_operator.cluster.kinds import MODEL_ENDPOINT, Json
-from penstock_operator.cluster.port import ClusterPort
-from penstock_operator.cluster.store import Difference, Index, Key, Packed, key_of, version_of
-from penstock_operator.health import Progress
+from penstock_operator.cluster.store import Index, ObjectKey, PackedObject, Store, StoreChange, key_of
+from penstock_operator.health import WorkProgress
 from penstock_operator.logs import ENDPOINT
-from penstock_operator.loop.queue import Lane, WorkQueue
-from penstock_operator.loop.reconcile import Reconciler, Subject, jittered
-from penstock_operator.loop.time_slices import Slices
+from penstock_operator.loop.queue import Priority, TimeSlices, WorkQueue
+from penstock_operator.loop.reconcile import Reconciler, ReconcileRequest, jittered
 from penstock_operator.metrics import MISSED, RECONCILE_ERRORS, RECONCILE_SECONDS
-from penstock_operator.watch.cluster_cache import World
+from penstock_operator.watch.cluster_cache import ClusterCache
 
 MANY = 32
-"""A change that concerns more endpoints than this is not urgent: others' changes go first."""
+"""Changes that concern more endpoints than this have routine priority: changes of single endpoints go first."""
 LAG_SECONDS = 30.0
+RELIST_SECONDS = 5.0
+"""Delay between a gap in a watch and the list that finds the objects which were deleted in it."""
 GONE_SECONDS = 15.0
-"""A ScaledObject that somebody took away is made again after this, unless KEDA's definitions went with it: the API
-server looks every 5 s whether all objects of a definition are gone."""
+"""A deleted ScaledObject is created again after this time, unless KEDA's CRDs were deleted too: the API server
+checks every 5 s whether all objects of a CRD are gone."""
 
 logger = logging.getLogger(__name__)
 
 
 class Controller:
-    """Feeds the queue and works on it."""
+    """Fills the queue and works on it."""
 
     def __init__(
         self,
         port: ClusterPort,
-        world: World,
+        cache: ClusterCache,
         *,
         identity: str,
         namespaces: tuple[str, ...] = (),
         resync_seconds: float = 900.0,
     ) -> None:
         self._port = port
-        self._world = world
+        self._cache = cache
         self._namespaces = namespaces or ("",)
         self._resync_seconds = resync_seconds
-        self._reconciler = Reconciler(port, world, identity=identity)
-        self._begun = False
-        self._slices = Slices()
-        self.queue: WorkQueue[Subject] = WorkQueue()
-        self.progress = Progress(lambda: self.queue.oldest_seconds)
-        world.endpoints.listen(self._on_endpoint)
-        world.models.listen(self._on_model)
-        world.classes.listen(lambda change: self._add_all(("class", change.key.name)))
-        world.nodes.listen(lambda _: self._add_all(("unready",)))
-        world.text_sources.listen(self._on_texts)
-        for store in world.made:
-            store.listen(self._on_scaled_object if store is world.scaled_objects else self._on_made)
-        world.scaled_objects.listen_served(lambda: self._add_all(("keda",)))
-        world.listen_said(self._on_indexes)
+        self._reconciler = Reconciler(port, cache, identity=identity)
+        self.begun = asyncio.Event()
+        """Set once all endpoints are listed."""
+        self._relisted = asyncio.Event()
+        self._slices = TimeSlices()
+        self.queue: WorkQueue[ReconcileRequest] = WorkQueue()
+        self.progress = WorkProgress(lambda: self.queue.oldest_seconds)
+        cache.endpoints.listen(self._on_endpoint)
+        cache.models.listen(self._on_model)
+        cache.classes.listen(lambda change: self._add_all(("class", change.key.name)))
+        cache.nodes.listen(lambda _: self._add_all(("unready",)))
+        cache.text_sources.listen(self._on_texts)
+        for store in cache.made:
+            store.listen(self._on_scaled_object if store is cache.scaled_objects else self._on_made)
+        cache.scaled_objects.listen_served(lambda: self._add_all(("keda",)))
+        cache.listen_reports(self._on_indexes)
 
     async def begin(self) -> None:
-        """Learn of all endpoints, once the caches of everything else are filled. They are looked at in the routine
-        lane: what happens from now on goes first."""
-        await self._list()
-        for key in self._world.models:
-            if not self._world.users(*key):
-                self.queue.add(Subject("OptimizedModel", key), Lane.ROUTINE)
-        self._begun = True
-        logger.info("looking after %d ModelEndpoints", len(self._world.endpoints))
+        """List Penstock's own kinds, after the other caches are filled. ClusterError: call it again.
 
-    def heard(self, kind: str | None, value: Json) -> None:
-        """An event of a ModelEndpoint, as Kopf tells it: None is the initial listing."""
-        if kind == "DELETED":
-            self._world.endpoints.remove(key_of(value), version=version_of(value))
-        else:
-            self._world.endpoints.put(value)
+        All endpoints are added with routine priority: later changes go first.
+        """
+        await self._list()
+        for key in self._cache.models:
+            if not self._cache.users(*key):
+                self.queue.add(ReconcileRequest("OptimizedModel", key), Priority.ROUTINE)
+        self.begun.set()
+        logger.info("reconciling %d ModelEndpoints", len(self._cache.endpoints))
 
     async def work(self, workers: int) -> None:
-        """Reconcile until cancelled."""
+        """Reconcile until cancelled, after `begin`."""
+        await self.begun.wait()
         async with asyncio.TaskGroup() as group:
             for _ in range(workers):
                 group.create_task(self._work())
 
+    def relisted(self) -> None:
+        """A watch had a gap and listed again: compare the caches with a new list soon."""
+        self._relisted.set()
+
     async def resync(self) -> None:
-        """Now and then list the endpoints, in case an event was lost: Kopf lists again after a gap in its watch, and
-        what was deleted in the gap is in no list. ConfigMaps of texts are read again as well, in case their watch
-        missed something."""
+        """List Penstock's own kinds from time to time, and soon after a gap in a watch: Kopf does not report objects
+        that were deleted in the gap. ConfigMaps of texts are read again too, in case their watch missed a change."""
+        await self.begun.wait()
         while True:
-            await asyncio.sleep(jittered(self._resync_seconds))
-            self._world.texts.clear()
+            try:
+                async with asyncio.timeout(jittered(self._resync_seconds)):
+                    await self._relisted.wait()
+                # Kopf is still listing, and a gap of one watch often is one of all.
+                await asyncio.sleep(RELIST_SECONDS)
+            except TimeoutError:
+                self._cache.texts.clear()
+            self._relisted.clear()
             try:
                 missed = await self._list()
             except NotLeading:
                 raise
             except ClusterError as error:
-                logger.warning("%s; trying again with the next resync", error)
+                logger.warning("resync failed, next attempt with the next resync: %s", error)
                 continue
             if missed:
                 MISSED.inc(missed)
-                logger.warning("%d ModelEndpoints were other than their events had said", missed)
+                logger.warning("the resync found %d objects that differ from the watch: events were missed", missed)
 
     async def _list(self) -> int:
-        """How many were not as they were known."""
+        """List Penstock's own kinds into the caches. Returns how many objects differed."""
+        # Endpoints last: their plans need the others.
+        stores: tuple[Store[Any], ...] = (self._cache.classes, self._cache.models, self._cache.endpoints)
+        return sum([await self._list_kind(store) for store in stores])
+
+    async def _list_kind(self, store: Store[Any]) -> int:
         differences = 0
-        for namespace in self._namespaces:
-            seen: set[Key] = set()
+        for namespace in self._namespaces if store.kind.namespaced else ("",):
+            seen: set[ObjectKey] = set()
             version = 0
-            async for page in self._port.pages(MODEL_ENDPOINT, namespace):
+            async for page in self._port.pages(store.kind, namespace):
                 version = int(page.resource_version or 0)
                 for value in page.items:
-                    value.setdefault("apiVersion", MODEL_ENDPOINT.api_version)
-                    value.setdefault("kind", MODEL_ENDPOINT.name)
-                    differences += self._world.endpoints.put(value)
+                    # The items of a list lack them.
+                    value.setdefault("apiVersion", store.kind.api_version)
+                    value.setdefault("kind", store.kind.name)
+                    differences += store.put(value)
                     seen.add(key_of(value))
-            differences += self._world.endpoints.retain(seen, version=version, namespace=namespace)
+            differences += store.retain(seen, version=version, namespace=namespace)
         return differences
 
     async def _work(self) -> None:
         while True:
-            # A reconcile that finds nothing to write waits for nothing: of thousands that are due at the same time,
-            # one worker would do all in a single turn of the loop, and nobody else would get to anything meanwhile.
-            await self._slices.give_way()
-            subject = await self.queue.get()
-            token = ENDPOINT.set(str(subject.key))
+            # A reconcile without writes never waits: without this pause one worker would process thousands of due
+            # endpoints in a single iteration of the event loop, and block everything else.
+            await self._slices.pause()
+            request = await self.queue.get()
+            token = ENDPOINT.set(str(request.key))
             begin = time.monotonic()
             outcome = "ok"
             again: float | None = None
             try:
-                again = await self._reconciler.reconcile(subject)
-                logger.debug("%s is reconciled", subject)
+                again = await self._reconciler.reconcile(request)
+                logger.debug("reconciled %s", request)
             except Conflict as error:
-                # Read again, decide again: usually the event of the other write is already here.
+                # Plan again: usually the event of the other write has already arrived.
                 outcome = "conflict"
                 logger.debug("%s", error)
             except NotLeading:
@@ -142,90 +155,90 @@ class Controller:
             except PenstockError as error:
                 outcome = "failed"
                 RECONCILE_ERRORS.labels(type(error).__name__).inc()
-                logger.warning("%s; trying again", error)
+                logger.warning("reconcile failed, retrying: %s", error)
             except Exception as error:
-                # One endpoint that we have a mistake for must not end the work on all others.
+                # A defect that one endpoint triggers must not stop the reconciles of all others.
                 outcome = "failed"
                 RECONCILE_ERRORS.labels(type(error).__name__).inc()
-                logger.exception("%s: this is a defect of the operator; trying again", subject)
+                logger.exception("reconcile of %s failed, retrying: this is a defect of the operator", request)
             finally:
                 ENDPOINT.reset(token)
             RECONCILE_SECONDS.labels(outcome).observe(time.monotonic() - begin)
             self.progress.moved()
-            gone = subject.kind == "ModelEndpoint" and self._world.endpoints.get(subject.key) is None
-            if again is None and not gone and subject.kind == "ModelEndpoint":
+            gone = request.kind == "ModelEndpoint" and self._cache.endpoints.get(request.key) is None
+            if again is None and not gone and request.kind == "ModelEndpoint":
                 again = jittered(self._resync_seconds)
-            self.queue.done(subject, failed=outcome != "ok" and not gone, again_seconds=again)
+            self.queue.done(request, failed=outcome != "ok" and not gone, again_seconds=again)
 
-    def _on_endpoint(self, change: Difference[Packed]) -> None:
-        subject = Subject("ModelEndpoint", change.key)
+    def _on_endpoint(self, change: StoreChange[PackedObject]) -> None:
+        request = ReconcileRequest("ModelEndpoint", change.key)
         if change.new is None:
-            self.queue.forget(subject)
+            self.queue.forget(request)
         else:
-            self.queue.add(subject, self._lane)
+            self.queue.add(request, self._priority)
         before = set(change.old.index) if change.old is not None else set()
         now = set(change.new.index) if change.new is not None else set()
         for index in before - now:
             if index[0] == "model":
                 self._on_unused(index)
 
-    def _on_model(self, change: Difference[Packed]) -> None:
+    def _on_model(self, change: StoreChange[PackedObject]) -> None:
         index = ("model", *change.key)
         same_stage = change.old is not None and change.new is not None and change.old.index == change.new.index
-        users = self._world.users(*change.key)
+        users = self._cache.users(*change.key)
         if same_stage and len(users) > MANY:
-            # `Optimizing 8/23` in thousands of statuses may lag a little.
+            # Progress (`Optimizing 8/23`) in thousands of statuses may lag a little.
             for key in users:
-                self.queue.add_after(Subject("ModelEndpoint", key), jittered(LAG_SECONDS))
+                self.queue.add_after(ReconcileRequest("ModelEndpoint", key), jittered(LAG_SECONDS))
         else:
             self._add_all(index)
         self._on_unused(index)
 
     def _on_unused(self, index: Index) -> None:
         _, namespace, name = index
-        if not self._world.users(namespace, name) and self._begun:
-            self.queue.add(Subject("OptimizedModel", Key(namespace, name)), Lane.ROUTINE)
+        if not self._cache.users(namespace, name) and self.begun.is_set():
+            self.queue.add(ReconcileRequest("OptimizedModel", ObjectKey(namespace, name)), Priority.ROUTINE)
 
-    def _on_texts(self, change: Difference[None]) -> None:
-        read = self._world.texts.get(change.key)
+    def _on_texts(self, change: StoreChange[None]) -> None:
+        read = self._cache.texts.get(change.key)
         now = change.new.version if change.new is not None else 0
         if read is None or read.version == now:
-            # Nobody has read them yet, or this is what was read.
+            # They have not been read yet, or this version was read.
             return
-        del self._world.texts[change.key]
+        del self._cache.texts[change.key]
         self._add_all(("texts", *change.key))
 
-    def _on_made(self, change: Difference[Any]) -> None:
+    def _on_made(self, change: StoreChange[Any]) -> None:
         self._on_indexes(change.indexes)
 
-    def _on_scaled_object(self, change: Difference[Any]) -> None:
-        # The API server takes away a definition only when it has seen none of its objects: whoever removes KEDA must
-        # not find one that was made anew meanwhile.
+    def _on_scaled_object(self, change: StoreChange[Any]) -> None:
+        # The API server deletes a CRD only once it has no objects left: while KEDA is being removed, no new one may
+        # appear.
         self._on_indexes(change.indexes, after_seconds=GONE_SECONDS if change.new is None else 0.0)
 
     def _on_indexes(self, indexes: Iterable[Index], *, after_seconds: float = 0.0) -> None:
         for index in indexes:
             what, *rest = index
             if what == "endpoint":
-                subject = Subject("ModelEndpoint", Key(*rest))
-                if self._world.endpoints.get(subject.key) is None:
+                request = ReconcileRequest("ModelEndpoint", ObjectKey(*rest))
+                if self._cache.endpoints.get(request.key) is None:
                     continue
                 if after_seconds:
-                    self.queue.add_after(subject, after_seconds)
+                    self.queue.add_after(request, after_seconds)
                 else:
-                    self.queue.add(subject, self._lane)
+                    self.queue.add(request, self._priority)
             elif what == "model":
-                # One of the users suffices: it writes the OptimizedModel's status, and that tells the others.
-                users = self._world.users(*rest)
+                # One user suffices: it writes the OptimizedModel's status, and that change triggers the others.
+                users = self._cache.users(*rest)
                 if users:
-                    self.queue.add(Subject("ModelEndpoint", users[0]), self._lane)
+                    self.queue.add(ReconcileRequest("ModelEndpoint", users[0]), self._priority)
 
     def _add_all(self, index: Index) -> None:
-        found = self._world.endpoints.of(index)
-        lane = self._lane if len(found) <= MANY else Lane.ROUTINE
+        found = self._cache.endpoints.of(index)
+        priority = self._priority if len(found) <= MANY else Priority.ROUTINE
         for key, _ in found:
-            self.queue.add(Subject("ModelEndpoint", key), lane)
+            self.queue.add(ReconcileRequest("ModelEndpoint", key), priority)
 
     @property
-    def _lane(self) -> Lane:
-        return Lane.URGENT if self._begun else Lane.ROUTINE
+    def _priority(self) -> Priority:
+        return Priority.URGENT if self.begun.is_set() else Priority.ROUTINE

@@ -1,8 +1,8 @@
-"""Has the artefact store cleared of what nothing refers to any more, once in a period.
+"""Starts jobs that remove unreferenced artefacts from the artefact store, once in each period.
 
-State is in the cluster: a job of this period's name has been made, or not. What is referred to is read from the caches,
-in all namespaces that are looked after: every digest that a ModelEndpoint or an OptimizedModel names anywhere, in its
-spec or status, and what Deployments, ReplicaSets and pods serve.
+The state is in the cluster: the job of a period exists or not. Referenced artefacts come from the caches, in all
+watched namespaces: every digest in the spec or status of a ModelEndpoint or an OptimizedModel, and what Deployments,
+ReplicaSets and pods serve.
 """
 
 from __future__ import annotations
@@ -14,42 +14,55 @@ import time
 from collections.abc import Callable
 
 from penstock.errors import PenstockError
+from penstock_operator.cluster.api import ClusterPort
 from penstock_operator.cluster.errors import ClusterError, NotLeading
-from penstock_operator.cluster.port import ClusterPort
-from penstock_operator.cluster.store import Difference, Key
+from penstock_operator.cluster.store import ObjectKey, StoreChange
 from penstock_operator.metrics import COLLECTIONS
-from penstock_operator.plan.collection import Home, Target, is_collection, job, keep_list, name_of, targets
-from penstock_operator.plan.endpoint import Endpoint
-from penstock_operator.plan.observed import JobFacts
-from penstock_operator.watch.cluster_cache import World
+from penstock_operator.plan.collection import (
+    CollectionHome,
+    CollectionTarget,
+    is_collection,
+    job,
+    keep_list,
+    name_of,
+    targets,
+)
+from penstock_operator.plan.endpoint import ParsedEndpoint
+from penstock_operator.plan.workloads import JobFacts
+from penstock_operator.watch.cluster_cache import ClusterCache
 
 AT_ONCE = 4
-"""Collections that run at the same time: there may be a thousand nodes, and no hurry."""
+"""Maximum number of jobs at the same time: there may be a thousand nodes, and no hurry."""
 SETTLING_SECONDS = 900.0
-"""An operator that has just begun to lead leaves the store alone: let it have seen everything."""
+"""A new leader starts no job before this time: its caches must be complete."""
 BETWEEN_SECONDS = 15.0
-"""Looks at whether there is room for another one."""
+"""Interval between checks whether another job may start."""
 REFUSED_SECONDS = 900.0
 
 logger = logging.getLogger(__name__)
 _DIGEST = re.compile(rb"sha256:[0-9a-f]{64}")
 
 
-class Collector:
-    """`run` it while leading. `well`: whether the caches are current; while they are not, nothing is begun."""
+class StoreCollection:
+    """Run it while leading. `caches_current`: whether the caches are current; no job starts while they are not."""
 
     def __init__(
-        self, port: ClusterPort, world: World, *, well: Callable[[], bool], clock: Callable[[], float] = time.time
+        self,
+        port: ClusterPort,
+        cache: ClusterCache,
+        *,
+        caches_current: Callable[[], bool],
+        clock: Callable[[], float] = time.time,
     ) -> None:
         self._port = port
-        self._world = world
-        self._well = well
+        self._cache = cache
+        self._caches_current = caches_current
         self._clock = clock
-        world.jobs.listen(self._on_job)
+        cache.jobs.listen(self._on_job)
 
     async def run(self) -> None:
-        """Until cancelled; at once asleep for ever where nothing is to be collected."""
-        every = self._world.settings.store_collect_seconds
+        """Until cancelled; sleeps forever when collection is disabled."""
+        every = self._cache.settings.store_collect_seconds
         if not every:
             await asyncio.Event().wait()
         await asyncio.sleep(min(SETTLING_SECONDS, every))
@@ -59,61 +72,63 @@ class Collector:
             except NotLeading:
                 raise
             except ClusterError as error:
-                logger.warning("collecting garbage in the artefact store: %s; trying again", error)
+                logger.warning("cannot start a job that collects garbage in the artefact store, retrying: %s", error)
                 await asyncio.sleep(REFUSED_SECONDS)
                 continue
             await asyncio.sleep(BETWEEN_SECONDS if more else every - self._clock() % every)
 
     async def collect(self) -> bool:
-        """Begin what there is room for; True while some of this period has not been begun. ClusterError."""
-        settings = self._world.settings
+        """Start jobs up to the limit. True while jobs of this period remain to be started. ClusterError."""
+        settings = self._cache.settings
         period = int(self._clock() // settings.store_collect_seconds)
-        nodes = [entry.facts for name in self._world.nodes if (entry := self._world.nodes.get(name)) is not None]
+        nodes = [entry.facts for name in self._cache.nodes if (entry := self._cache.nodes.get(name)) is not None]
         wanted = targets(self._homes(), nodes, settings)
-        due = [target for target in wanted if self._world.jobs.get(_key(target, period)) is None]
-        if not self._well():
+        due = [target for target in wanted if self._cache.jobs.get(_key(target, period)) is None]
+        if not self._caches_current():
             return bool(due)
-        room = AT_ONCE - sum(1 for key in self._world.jobs if is_collection(key.name) and self._runs(key))
+        room = AT_ONCE - sum(1 for key in self._cache.jobs if is_collection(key.name) and self._runs(key))
         for target in due[: max(0, room)]:
             made = await self._port.apply(job(target, period, settings))
-            self._world.jobs.put(made)
-            # After the job: the later it is made, the less it lacks. Its pod waits for it.
-            await self._port.apply(keep_list(made, referred(self._world)))
+            self._cache.jobs.put(made)
+            # After the job: a later list misses less. The job's pod waits for the list.
+            await self._port.apply(keep_list(made, referred(self._cache)))
             COLLECTIONS.labels("begun").inc()
             logger.info(
-                "collecting garbage in the artefact store: job %s/%s%s",
+                "started garbage collection of the artefact store: job %s/%s%s",
                 target.home.namespace,
                 made["metadata"]["name"],
                 f" on node {target.node}" if target.node else "",
             )
         return len(due) > room
 
-    def _homes(self) -> list[Home]:
-        """The first endpoint of each namespace that can be understood."""
-        homes: dict[str, Home] = {}
-        for key in sorted(self._world.endpoints):
-            entry = self._world.endpoints.get(key) if key.namespace not in homes else None
+    def _homes(self) -> list[CollectionHome]:
+        """The first readable endpoint of each namespace."""
+        homes: dict[str, CollectionHome] = {}
+        for key in sorted(self._cache.endpoints):
+            entry = self._cache.endpoints.get(key) if key.namespace not in homes else None
             if entry is None or "deletionTimestamp" in entry.facts.value["metadata"]:
                 continue
             try:
-                homes[key.namespace] = Home(key.namespace, Endpoint.from_object(entry.facts.value).spec.pod)
+                homes[key.namespace] = CollectionHome(
+                    key.namespace, ParsedEndpoint.from_object(entry.facts.value).spec.pod
+                )
             except PenstockError:
                 continue
         return list(homes.values())
 
-    def _runs(self, key: Key) -> bool:
-        facts = self._world.jobs.facts(key)
+    def _runs(self, key: ObjectKey) -> bool:
+        facts = self._cache.jobs.facts(key)
         return facts is not None and facts.ended is None
 
-    def _on_job(self, change: Difference[JobFacts]) -> None:
+    def _on_job(self, change: StoreChange[JobFacts]) -> None:
         if change.new is None or not is_collection(change.key.name):
             return
         ended = change.old is not None and change.old.facts.ended is not None
         if change.new.facts.failed and not ended:
             COLLECTIONS.labels("failed").inc()
             logger.warning(
-                "collecting garbage in the artefact store failed (%s): kubectl logs -n %s job/%s says why; tried again "
-                "in the next period",
+                "garbage collection of the artefact store failed (%s): see kubectl logs -n %s job/%s; the next attempt "
+                "is in the next period",
                 change.new.facts.failed_message or change.new.facts.failed,
                 *change.key,
             )
@@ -121,15 +136,15 @@ class Collector:
             COLLECTIONS.labels("complete").inc()
 
 
-def referred(world: World) -> frozenset[str]:
-    """All digests that anything known refers to. Some are of other things than artefacts, which does no harm."""
+def referred(cache: ClusterCache) -> frozenset[str]:
+    """All referenced digests. Some are not artefacts, which does no harm."""
     found: set[str] = set()
-    for packed in (world.endpoints, world.models):
+    for packed in (cache.endpoints, cache.models):
         for key in packed:
             entry = packed.get(key)
             if entry is not None:
                 found.update(digest.decode() for digest in _DIGEST.findall(entry.facts.text))
-    for serving in (world.deployments, world.replica_sets, world.pods):
+    for serving in (cache.deployments, cache.replica_sets, cache.pods):
         for key in serving:
             facts = serving.facts(key)
             if facts is not None and facts.artefact:
@@ -137,5 +152,5 @@ def referred(world: World) -> frozenset[str]:
     return frozenset(found)
 
 
-def _key(target: Target, period: int) -> Key:
-    return Key(target.home.namespace, name_of(target, period))
+def _key(target: CollectionTarget, period: int) -> ObjectKey:
+    return ObjectKey(target.home.namespace, name_of(target, period))

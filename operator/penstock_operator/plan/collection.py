@@ -1,8 +1,8 @@
-"""Deleting from the artefact store what nothing refers to any more: which jobs, where, and what they have to keep.
+"""Jobs that remove unreferenced artefacts from the artefact store: which jobs, where, and what they must keep.
 
-The store may be a folder of each node, a volume of each namespace, or a service: a collection is a job beside an
-endpoint, since that is where the volume, the Secret and the account are by which pods reach the store. It is handed the
-list of what is referred to, has no token for the API, and leaves alone whatever is younger than it was told.
+The store may be a folder of each node, a volume of each namespace, or a service. A job runs in the namespace of an
+endpoint, which has the volume, the Secret and the service account to reach the store. It gets the list of referenced
+artefacts, has no API token, and keeps everything younger than the given age.
 """
 
 from __future__ import annotations
@@ -14,49 +14,59 @@ from dataclasses import dataclass
 
 from penstock.artefact_store import ALGORITHM, DIGITS_KEPT, StoreScheme, StoreUri
 from penstock.resources.pod import Pod
+from penstock_operator.plan.installation import Json, PlanSettings
 from penstock_operator.plan.names import CONTAINER, INSTANCE, MANAGED_BY, MANAGER, NAME
-from penstock_operator.plan.pod_template import CONTAINER_SECURITY, POD_SECURITY, TMP, environment, scratch
-from penstock_operator.plan.settings import Json, PlanSettings
-from penstock_operator.plan.store import store_access
+from penstock_operator.plan.pod_template import (
+    CONTAINER_SECURITY,
+    POD_SECURITY,
+    TMP,
+    environment,
+    scratch,
+    store_access,
+)
 
 STORE = "penstock-store"
 KEEP_FOLDER = "/etc/penstock"
 KEEP_KEY = "keep.json"
 MEMORY = "256Mi"
 DEADLINE_SECONDS = 900
-"""The older the list of what is kept, the likelier that it lacks something. Listing a store takes seconds."""
+"""Limit of a job: its list of referenced artefacts becomes outdated. Listing a store takes seconds."""
 SHORTEST_KEPT_SECONDS = 3600
-"""A finished job stays at least as long, for its log."""
+"""A finished job stays at least this long, for its log."""
 
 
 @dataclass(frozen=True)
-class Home:
-    """An endpoint beside which a collection can run."""
+class CollectionHome:
+    """An endpoint in whose namespace a job can run."""
 
     namespace: str
     pod: Pod
-    """What it says of its pods: account, pull secrets."""
+    """Its pod settings: service account, pull secrets."""
 
 
 @dataclass(frozen=True)
-class Target:
-    """One collection."""
+class CollectionTarget:
+    """One job."""
 
-    home: Home
+    home: CollectionHome
     node: str = ""
-    """The node whose folder it is; empty where the store is reached from any."""
+    """The node whose folder it is; empty where the store is reachable from any node."""
 
 
-def targets(homes: Sequence[Home], nodes: Iterable[Json], settings: PlanSettings) -> tuple[Target, ...]:
-    """All that is to be collected. `homes`: one for each namespace with endpoints; none, and nothing is done."""
+def targets(
+    homes: Sequence[CollectionHome], nodes: Iterable[Json], settings: PlanSettings
+) -> tuple[CollectionTarget, ...]:
+    """All jobs of a period. `homes`: one for each namespace with endpoints; without any, there are no jobs."""
     if not homes:
         return ()
     first = min(homes, key=lambda home: home.namespace)
     if StoreUri.parse(settings.store_uri).scheme is not StoreScheme.FILE:
-        return (Target(first),)
+        return (CollectionTarget(first),)
     if settings.store_volume is not None and settings.store_volume.claim:
-        return tuple(Target(home) for home in sorted(homes, key=lambda home: home.namespace))
-    return tuple(Target(first, name) for name in sorted(node["metadata"]["name"] for node in nodes if _is_ready(node)))
+        return tuple(CollectionTarget(home) for home in sorted(homes, key=lambda home: home.namespace))
+    return tuple(
+        CollectionTarget(first, name) for name in sorted(node["metadata"]["name"] for node in nodes if _is_ready(node))
+    )
 
 
 def _is_ready(node: Json) -> bool:
@@ -64,18 +74,18 @@ def _is_ready(node: Json) -> bool:
     return any(entry.get("type") == "Ready" and entry.get("status") == "True" for entry in conditions)
 
 
-def name_of(target: Target, period: int) -> str:
-    """Of the job and its list: one for each target and period, whoever makes it."""
+def name_of(target: CollectionTarget, period: int) -> str:
+    """Name of the job and its list: one for each target and period."""
     digest = hashlib.sha256(f"{target.home.namespace}/{target.node}".encode()).hexdigest()[:8]
     return f"{STORE}-{period}-{digest}"
 
 
 def is_collection(job: str) -> bool:
-    """Whether a job of this name is one of these."""
+    """Whether a job has such a name."""
     return job.startswith(f"{STORE}-")
 
 
-def job(target: Target, period: int, settings: PlanSettings) -> Json:
+def job(target: CollectionTarget, period: int, settings: PlanSettings) -> Json:
     """The job of a target for this period."""
     name, store = name_of(target, period), store_access(settings, writes=True)
     tmp_volume, tmp_mount = scratch("tmp", TMP)
@@ -92,7 +102,7 @@ def job(target: Target, period: int, settings: PlanSettings) -> Json:
         ],
         "env": environment(settings, store.env, {}),
         "securityContext": CONTAINER_SECURITY,
-        # No CPU: a thousandth of one would keep a node's last whole core from everybody.
+        # No CPU request: even 1m would keep the node's last whole core from being allocated.
         "resources": {"requests": {"memory": MEMORY}, "limits": {"memory": MEMORY}},
         "volumeMounts": [*store.mounts, {"name": "keep", "mountPath": KEEP_FOLDER, "readOnly": True}, tmp_mount],
     }
@@ -110,7 +120,7 @@ def job(target: Target, period: int, settings: PlanSettings) -> Json:
         only = {"key": "metadata.name", "operator": "In", "values": [target.node]}
         terms = {"nodeSelectorTerms": [{"matchFields": [only]}]}
         pod["affinity"] = {"nodeAffinity": {"requiredDuringSchedulingIgnoredDuringExecution": terms}}
-        # Wherever an endpoint may have been placed.
+        # An endpoint may run on any node.
         pod["tolerations"] = [{"operator": "Exists"}]
     secrets = [*(secret.name for secret in target.home.pod.image_pull_secrets), *settings.image_pull_secrets]
     if secrets:
@@ -126,7 +136,7 @@ def job(target: Target, period: int, settings: PlanSettings) -> Json:
             "completions": 1,
             "parallelism": 1,
             "activeDeadlineSeconds": DEADLINE_SECONDS,
-            # As long as the period, so that it is known to have been done.
+            # As long as the period, so that the job of this period is known to exist.
             "ttlSecondsAfterFinished": max(SHORTEST_KEPT_SECONDS, int(settings.store_collect_seconds)),
             "template": {"metadata": {"labels": _labels(name)}, "spec": pod},
         },
@@ -134,7 +144,7 @@ def job(target: Target, period: int, settings: PlanSettings) -> Json:
 
 
 def keep_list(made: Json, digests: Iterable[str]) -> Json:
-    """What the job, as the API has it, must keep: its pod waits for this ConfigMap."""
+    """The ConfigMap of what the job must keep; the job's pod waits for it."""
     metadata = made["metadata"]
     begin = len(ALGORITHM) + 1
     kept = sorted({digest[begin : begin + DIGITS_KEPT] for digest in digests})

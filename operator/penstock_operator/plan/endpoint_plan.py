@@ -1,131 +1,156 @@
-"""From what was observed of one endpoint to what to do: the whole of the operator's judgement, as one function.
+"""Plans one ModelEndpoint: computes the objects to apply and delete and the statuses to write from what was observed.
 
-    read, accept          is there anything that can be acted upon?
-    optimise              the OptimizedModel of the spec's key, its next run
-    choose                what to serve: the result, the fp32 graph, or what serves already
-    objects               Service, NetworkPolicy, PodDisruptionBudget, Deployment
-    findings              conditions, from what the pods do and report
+    accept      is the spec valid, and does what it names exist?
+    optimise    the OptimizedModel of the spec and its next job
+    choose      the artefact to serve: the result, the fp32 graph, or the present artefact
+    objects     Service, NetworkPolicy, PodDisruptionBudget, Deployment, gateway, the object that scales
+    status      conditions and status from what the pods do and report
 
-Pure: the same observation gives the same plan, and acting on it changes nothing that would change the plan.
+Pure: the same observation gives the same plan. Planning again after the plan was carried out gives no further action.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
+from typing import Any
 
 from penstock.resources.hardware_class import HardwareClassSpec
 from penstock.resources.optimized_model import OptimizedModelStatus, Phase, optimized_model_name
 from penstock.resources.scaling import ScalingMode
-from penstock.resources.status import ConditionType, EndpointStatus
 from penstock_operator.plan import gateway
-from penstock_operator.plan.acceptance import accepted, fitting, hardware_class, read
-from penstock_operator.plan.actions import Event, Plan, StatusWrite
-from penstock_operator.plan.autoscaling import bounds, horizontal_pod_autoscaler, prometheus_of, scaled_object
-from penstock_operator.plan.availability import available, progressing, troubles
-from penstock_operator.plan.conditions import Finding, conditions, no, unknown
-from penstock_operator.plan.deployment import deployment
-from penstock_operator.plan.disruption import disruption_budget
-from penstock_operator.plan.endpoint import Endpoint
-from penstock_operator.plan.events import events
-from penstock_operator.plan.evidence import accuracy, model_resolved, objective, optimized, p95_words, speed_words
+from penstock_operator.plan.conditions import Event, Finding, Reason, events
+from penstock_operator.plan.endpoint import ParsedEndpoint, hardware_class, read_endpoint, usable
+from penstock_operator.plan.installation import Json
 from penstock_operator.plan.job import config_map, job
-from penstock_operator.plan.memory import job_memory, runtime_memory
+from penstock_operator.plan.model_conditions import accepted
 from penstock_operator.plan.names import TEMPLATE_HASH
-from penstock_operator.plan.network_policy import network_policy
-from penstock_operator.plan.observed import DeploymentFacts, Observed, OptimizedModelFacts, Ref, RuntimePod
-from penstock_operator.plan.optimized_model import Optimization, assess, find, resource, wanted_spec
-from penstock_operator.plan.pinning import cores_pinned, judge
-from penstock_operator.plan.readiness import ready, reason_words
-from penstock_operator.plan.replicas import DECIDED, Replicas, replicas
-from penstock_operator.plan.scalers import left_over
-from penstock_operator.plan.scaling import curve_current, metrics_available, scaled, scaling_status
-from penstock_operator.plan.scheduling import missing_for
-from penstock_operator.plan.service import service
-from penstock_operator.plan.serving import Serving, choose
-from penstock_operator.plan.settings import Json
-from penstock_operator.plan.status import (
-    history,
-    plan_status,
-    pod_reports,
-    read_status,
-    selector,
+from penstock_operator.plan.observed import DeploymentFacts, EndpointSnapshot, OptimizedModelFacts, Ref
+from penstock_operator.plan.optimized_model import (
+    OptimizationState,
+    StatusWrite,
+    assess,
+    find,
+    optimized_model_object,
+    wanted_spec,
 )
+from penstock_operator.plan.placement import missing_for
+from penstock_operator.plan.pod_conditions import PinVerdict, judge_pinning, pod_problems
+from penstock_operator.plan.pod_template import job_memory, runtime_memory
+from penstock_operator.plan.scaling import (
+    ReplicaTarget,
+    horizontal_pod_autoscaler,
+    hpa_bounds,
+    left_over,
+    prometheus_of,
+    replica_target,
+    scaled_object,
+    scaling_events,
+)
+from penstock_operator.plan.serving import ServingChoice, choose
+from penstock_operator.plan.serving_objects import deployment, disruption_budget, network_policy, service
+from penstock_operator.plan.status import (
+    EndpointState,
+    conditions_of,
+    endpoint_status,
+    invalid_spec_status,
+    read_status,
+)
+from penstock_operator.plan.workloads import RuntimePod
 
 PROGRESS_SECONDS = 5.0
-"""How often the log of a running job is looked into."""
+"""Interval between plans while a job runs, to show its progress."""
 REPORT_SECONDS = 2.0
-"""How often a pod that has not told where it runs is asked."""
+"""Interval between plans while a pod has not yet reported its host."""
 
 
-def plan(observed: Observed) -> Plan:
+@dataclass(frozen=True)
+class ReconcilePlan:
+    """What to do now for one endpoint. Carrying it out and planning again gives no further action."""
+
+    apply: tuple[Json, ...] = ()
+    """Desired objects in the order to apply them: server-side apply as field manager `penstock-operator`, with force.
+    Fields that are left out (such as `replicas` where an HPA scales) are not owned by the operator."""
+    guarded: frozenset[Ref] = frozenset()
+    """Desired objects to apply only if they have not changed since this plan was made."""
+    taken_over: frozenset[Ref] = frozenset()
+    """Deployments whose `spec.replicas` the operator takes over: other owners of the field are removed first."""
+    delete: tuple[Ref, ...] = ()
+    """Existing objects to delete before anything is applied, with background propagation."""
+    status: Json = field(default_factory=dict)
+    """The whole status of the ModelEndpoint, to write if it differs from the present one."""
+    optimized_status: tuple[StatusWrite, ...] = ()
+    """Statuses of existing OptimizedModels. A new OptimizedModel gets its status with the next plan."""
+    events: tuple[Event, ...] = ()
+    requeue_seconds: float | None = None
+    """Plan again after this time even without an event; None: the resync is enough."""
+
+    def object(self, kind: str, name: str | None = None) -> dict[str, Any] | None:
+        """The desired object of this kind (and name), if there is one."""
+        for value in self.apply:
+            if value["kind"] == kind and name in {None, value["metadata"]["name"]}:
+                return value
+        return None
+
+
+def plan(observed: EndpointSnapshot) -> ReconcilePlan:
     """What to do now for this endpoint."""
     if "deletionTimestamp" in observed.endpoint["metadata"]:
-        # What it owns goes with it, whether an operator runs or not.
-        return Plan(status=dict(observed.endpoint.get("status") or {}))
-    endpoint = read(observed)
+        # The API server's garbage collector deletes what the endpoint owns, also while no operator runs.
+        return ReconcilePlan(status=dict(observed.endpoint.get("status") or {}))
+    endpoint = observed.parsed if observed.parsed is not None else read_endpoint(observed.endpoint)
     if isinstance(endpoint, Finding):
-        return _unreadable(observed, endpoint)
-    return _Planning(endpoint, observed).run()
-
-
-def _unreadable(observed: Observed, why: Finding) -> Plan:
-    """The spec is of another version, or was let through: all stays as it is, and is said."""
-    metadata, status = observed.endpoint["metadata"], dict(observed.endpoint.get("status") or {})
-    before = read_status(status)
-    findings: dict[str, Finding] = {kind: unknown("NotAccepted", why.message) for kind in ConditionType}
-    findings[ConditionType.ACCEPTED] = why
-    findings[ConditionType.READY] = no(why.reason, why.message)
-    generation = int(metadata.get("generation") or 1)
-    written = conditions(findings, before=status.get("conditions") or (), generation=generation, now=observed.now)
-    update = {"conditions": written, "observed_generation": generation, "reason": why.reason}
-    after = before.model_copy(update=update)
-    return Plan(status=after.to_object(), events=events(before.conditions, written))
+        # Nothing is changed for a spec that this version does not understand.
+        before = read_status(dict(observed.endpoint.get("status") or {}))
+        after = invalid_spec_status(observed, endpoint)
+        return ReconcilePlan(status=after.to_object(), events=events(before.conditions, after.conditions))
+    return _Planner(endpoint, observed).run()
 
 
 @dataclass
-class _Planning:
-    """One plan in the making."""
+class _Planner:
+    """Builds one plan."""
 
-    endpoint: Endpoint
-    observed: Observed
+    endpoint: ParsedEndpoint
+    observed: EndpointSnapshot
     apply: list[Json] = field(default_factory=list)
     delete: list[Ref] = field(default_factory=list)
     writes: list[StatusWrite] = field(default_factory=list)
     requeue: list[float] = field(default_factory=list)
     classes: dict[str, HardwareClassSpec | Finding] = field(default_factory=dict)
-    """Those that were read for this plan: reading is a good part of its cost."""
+    """HardwareClasses parsed for this plan: parsing is a large part of its cost."""
 
-    def run(self) -> Plan:
-        """The whole of it."""
+    def run(self) -> ReconcilePlan:
+        """The whole plan."""
         endpoint, observed = self.endpoint, self.observed
         hardware = self._class(endpoint.spec.hardware_class)
         acceptance = accepted(endpoint, observed, hardware)
-        wanted: Optimization | None = None
+        wanted: OptimizationState | None = None
         if acceptance.true and not isinstance(hardware, Finding):
             wanted = self._optimise(hardware)
         present = observed.deployment
         served = find(observed.optimized_models, present.optimized_model if present is not None else "")
-        serving_model = None if served is None else assess(served, now=observed.now, settings=observed.settings)
-        if wanted is not None and serving_model is not None and serving_model.name == wanted.name:
-            serving_model = wanted
-        elif wanted is not None and served is not None and serving_model is not None and serving_model.running:
-            # The fp32 graph of an older spec serves; what its job would find is no longer wanted.
+        present_model = None if served is None else assess(served, now=observed.now, settings=observed.settings)
+        if wanted is not None and present_model is not None and present_model.name == wanted.name:
+            present_model = wanted
+        elif wanted is not None and served is not None and present_model is not None and present_model.running:
+            # The fp32 graph of an older spec serves; the result of its job is no longer wanted.
             self._end_jobs(served)
-        serving = choose(endpoint, wanted, serving_model, present)
+        serving = choose(endpoint, wanted, present_model, present)
         others = bool(left_over(observed.scalers, endpoint.spec.scaling.mode))
-        count = replicas(endpoint, present, observed.scale, others=others)
+        count = replica_target(endpoint, present, observed.scale, others=others)
         template = self._objects(serving, count) if acceptance.true else ""
-        models = tuple(model for model in (wanted, serving_model) if model is not None)
-        return self._told(acceptance, wanted, serving, count, template=template, models=models)
+        models = tuple(model for model in (wanted, present_model) if model is not None)
+        state = self._state(acceptance, wanted, serving, count, template=template, models=models)
+        return self._finished(state)
 
     def _class(self, name: str) -> HardwareClassSpec | Finding:
         if name not in self.classes:
             self.classes[name] = hardware_class(name, self.observed.hardware_classes)
         return self.classes[name]
 
-    def _optimise(self, hardware: HardwareClassSpec) -> Optimization | None:
-        """The OptimizedModel of the spec, and its next run."""
+    def _optimise(self, hardware: HardwareClassSpec) -> OptimizationState | None:
+        """The OptimizedModel of the spec, and its next job."""
         endpoint, observed = self.endpoint, self.observed
         spec = wanted_spec(endpoint.spec, observed.settings, observed.workload_texts)
         if spec is None:
@@ -135,14 +160,14 @@ class _Planning:
         suspended = endpoint.spec.suspend
         if facts is None:
             if not suspended:
-                self.apply.append(resource(None, spec, endpoint, ready=False))
-            return Optimization(name, spec, OptimizedModelStatus(), exists=False)
+                self.apply.append(optimized_model_object(None, spec, endpoint, ready=False))
+            return OptimizationState(name, spec, OptimizedModelStatus(), exists=False)
         found = assess(facts, now=observed.now, settings=observed.settings, suspended=suspended)
         if found is None or facts.deleting:
-            # Made again as soon as it is gone.
+            # It is created again as soon as the deleted one has disappeared.
             self.requeue.append(REPORT_SECONDS)
             return found
-        self.apply.append(resource(facts, spec, endpoint, ready=found.ready))
+        self.apply.append(optimized_model_object(facts, spec, endpoint, ready=found.ready))
         if found.start:
             self.apply.append(config_map(found, facts, endpoint.namespace, observed.workload_texts))
             self.apply.append(job(found, facts, endpoint, hardware, observed.settings))
@@ -156,17 +181,17 @@ class _Planning:
         return found
 
     def _end_jobs(self, facts: OptimizedModelFacts) -> None:
-        """Jobs of an OptimizedModel end, unless somebody else waits for it."""
+        """Delete the jobs of an OptimizedModel unless another endpoint uses it."""
         if any(user.uid != self.endpoint.uid for user in facts.users):
             return
         jobs = (Ref("Job", entry.name) for entry in facts.jobs if not entry.deleting)
         self.delete += [ref for ref in jobs if ref in self.observed.present]
 
-    def _objects(self, serving: Serving | None, count: Replicas) -> str:
-        """What serves. The hash of the desired pod template; empty when the present one stays as it is."""
+    def _objects(self, serving: ServingChoice | None, count: ReplicaTarget) -> str:
+        """Add the objects that serve. Returns the hash of the desired pod template; empty: the present one stays."""
         endpoint, observed = self.endpoint, self.observed
         self.apply.append(service(endpoint, through_gateway=gateway.answers(endpoint, observed.gateway)))
-        # Its pods go on until the Service has turned away from them.
+        # The gateway's pods stay until the Service no longer selects them.
         self.delete += gateway.superfluous(endpoint, observed)
         self.apply.append(network_policy(endpoint, observed.settings))
         budget = disruption_budget(endpoint, count.wanted)
@@ -176,9 +201,9 @@ class _Planning:
             self.delete.append(ref)
         if serving is None or not serving.known:
             return ""
-        hardware = fitting(self._class(serving.hardware_class), serving.cores)
+        hardware = usable(self._class(serving.hardware_class), serving.cores)
         if hardware is None:
-            # The class of an older spec was deleted or changed; its pods go on.
+            # The class of an older spec was deleted or changed; its pods keep running.
             return ""
         desired = deployment(endpoint, serving, hardware, count, observed.settings)
         self.apply.append(desired)
@@ -187,13 +212,13 @@ class _Planning:
         return str(desired["spec"]["template"]["metadata"]["annotations"][TEMPLATE_HASH])
 
     def _scalers(self) -> None:
-        """The object that scales in the modes HPA and KEDA. It is not made before that of the mode before is gone, and
-        KEDA's with it: there is one writer at any time."""
+        """Add the object that scales in the modes HPA and KEDA. It is created only after the object of the previous
+        mode (and KEDA's HPA) has disappeared: there is one writer of the replica count at any time."""
         endpoint, observed = self.endpoint, self.observed
         scaling, suspended = endpoint.spec.scaling, endpoint.spec.suspend
         wanted: Json | None = None
         url = prometheus_of(endpoint, observed.settings)
-        between = bounds(scaling, observed.scale, observed.scalers)
+        between = hpa_bounds(scaling, observed.scale, observed.scalers)
         if scaling.mode is ScalingMode.HPA:
             wanted = horizontal_pod_autoscaler(endpoint, between)
         elif scaling.mode is ScalingMode.KEDA and observed.settings.keda and url:
@@ -209,118 +234,75 @@ class _Planning:
             if kind != kept and (ref := Ref(kind, endpoint.name)) in observed.present
         ]
 
-    def _told(
+    def _state(
         self,
         acceptance: Finding,
-        wanted: Optimization | None,
-        serving: Serving | None,
-        count: Replicas,
+        wanted: OptimizationState | None,
+        serving: ServingChoice | None,
+        count: ReplicaTarget,
         *,
         template: str,
-        models: Sequence[Optimization],
-    ) -> Plan:
-        """What is said about it."""
-        endpoint, observed = self.endpoint, self.observed
-        before = read_status(endpoint.status)
-        class_name, cores = (
-            (serving.hardware_class, serving.cores)
-            if serving is not None
-            else (endpoint.spec.hardware_class, endpoint.spec.cores)
-        )
-        hardware = fitting(self._class(class_name), cores)
+        models: tuple[OptimizationState, ...],
+    ) -> EndpointState:
+        """What the conditions and the status are computed from."""
+        spec, observed = self.endpoint.spec, self.observed
+        of = spec if serving is None else serving
+        class_name, cores = of.hardware_class, of.cores
+        hardware = usable(self._class(class_name), cores)
         cpus = cores if hardware is None else hardware.requests(cores)["cpu"]
-        live = [entry for entry in observed.pods if not entry.pod.deleting]
-        wrong = troubles(live, self._missing_for_pods(serving, hardware, class_name, cores, live))
-        verdicts = judge(
+        live = tuple(entry for entry in observed.pods if not entry.pod.deleting)
+        verdicts = judge_pinning(
             [entry for entry in live if entry.pod.node and entry.pod.phase == "Running"],
             cpus=cpus,
             hardware=hardware,
             class_name=class_name,
             neighbours=observed.neighbours,
         )
-        answering = {entry.pod.name for entry in live if entry.pod.ready}
+        self._ask_again(verdicts)
+        return EndpointState(
+            endpoint=self.endpoint,
+            observed=observed,
+            acceptance=acceptance,
+            wanted=wanted,
+            serving=serving,
+            models=models,
+            replicas=count,
+            desired_template=template,
+            cpus=cpus,
+            pods=live,
+            problems=pod_problems(live, self._missing_for_pods(serving, hardware, class_name, cores, live)),
+            verdicts=verdicts,
+            missing_for_job=self._missing_for_job(wanted),
+        )
+
+    def _ask_again(self, verdicts: Sequence[PinVerdict]) -> None:
         if any(verdict.pinned is None for verdict in verdicts):
             self.requeue.append(REPORT_SECONDS)
-        pinned = cores_pinned(verdicts, answering)
-        findings: dict[str, Finding] = {
-            ConditionType.ACCEPTED: acceptance,
-            ConditionType.MODEL_RESOLVED: model_resolved(endpoint, wanted),
-            ConditionType.OPTIMIZED: optimized(endpoint, wanted, serving, self._missing_for_job(wanted)),
-            ConditionType.ACCURACY_WITHIN_BUDGET: accuracy(wanted, serving),
-            ConditionType.CORES_PINNED: pinned,
-            ConditionType.AVAILABLE: available(
-                endpoint,
-                serving,
-                observed.deployment,
-                count,
-                wrong,
-                held=gateway.answers(endpoint, observed.gateway) if gateway.wanted(endpoint) else None,
-            ),
-            ConditionType.OBJECTIVE_MET: objective(endpoint, serving, pinned, verdicts),
-            ConditionType.CURVE_CURRENT: curve_current(endpoint, observed.scale),
-            ConditionType.METRICS_AVAILABLE: metrics_available(observed, endpoint),
-            ConditionType.PROGRESSING: progressing(
-                endpoint,
-                observed.deployment,
-                count,
-                desired_template=template,
-                pods=live,
-                wrong=wrong,
-                cpus=cpus,
-            ),
-        }
-        summed = ready(endpoint, findings, wrong)
-        findings[ConditionType.READY] = summed
-        written = conditions(
-            findings,
-            before=endpoint.status.get("conditions") or (),
-            generation=endpoint.generation,
-            now=observed.now,
-        )
-        shown = plan_status(serving, before.plan, live, models)
-        figures = _figures(endpoint, serving, shown, findings)
-        present = observed.deployment
-        deployment_ref = Ref("Deployment", endpoint.name)
-        after = EndpointStatus(
-            observed_generation=endpoint.generation,
-            conditions=written,
-            reason=reason_words(summed, wanted),
-            optimized_model=wanted.name if wanted is not None else "",
-            plan=shown,
-            replicas=present.replicas if present is not None else 0,
-            ready_replicas=present.ready if present is not None else 0,
-            selector=selector(endpoint.name),
-            url=endpoint.url,
-            p95=figures[0],
-            speed_up=figures[1],
-            scaling=scaling_status(
-                before.scaling if endpoint.spec.scaling.mode in DECIDED else None,
-                count,
-                observed.scale,
-                observed.now,
-            ),
-            pods=pod_reports(live, verdicts, wrong),
-            history=history(before, shown, observed.now),
-        )
-        return Plan(
+
+    def _finished(self, state: EndpointState) -> ReconcilePlan:
+        before = read_status(self.endpoint.status)
+        after = endpoint_status(state, conditions_of(state), before)
+        present, count = self.observed.deployment, state.replicas
+        ref = Ref("Deployment", self.endpoint.name)
+        return ReconcilePlan(
             apply=tuple(self.apply),
-            # Somebody else may be writing the number at this moment, and what is written here is his of a moment ago.
-            guarded=frozenset({deployment_ref} if count.kept else ()),
-            taken_over=frozenset({deployment_ref} if _taken_over(present, count) else ()),
+            # An HPA may be writing the replica count now, and what is applied here is the count that was read earlier.
+            guarded=frozenset({ref} if count.kept else ()),
+            taken_over=frozenset({ref} if _taken_over(present, count) else ()),
             delete=tuple(self.delete),
             status=after.to_object(),
             optimized_status=tuple(self.writes),
             events=(
-                *events(before.conditions, written),
-                *self._started(wanted),
-                *scaled(before.scaling, after.scaling, count, suspended=endpoint.spec.suspend),
+                *events(before.conditions, after.conditions),
+                *_started(state.wanted),
+                *scaling_events(before.scaling, after.scaling, count, suspended=self.endpoint.spec.suspend),
             ),
             requeue_seconds=min(self.requeue, default=None),
         )
 
     def _missing_for_pods(
         self,
-        serving: Serving | None,
+        serving: ServingChoice | None,
         hardware: HardwareClassSpec | None,
         class_name: str,
         cores: int,
@@ -334,39 +316,27 @@ class _Planning:
             self.endpoint, self.observed, hardware, class_name=class_name, cores=cores, memory_bytes=memory
         )
 
-    def _missing_for_job(self, wanted: Optimization | None) -> str:
+    def _missing_for_job(self, wanted: OptimizationState | None) -> str:
         if wanted is None or wanted.running is None or not wanted.running.unschedulable:
             return ""
         spec = wanted.spec
-        memory = job_memory(self.endpoint.spec.pod, self.observed.settings)
         return missing_for(
             self.endpoint,
             self.observed,
-            fitting(self._class(spec.hardware_class), spec.cores),
+            usable(self._class(spec.hardware_class), spec.cores),
             class_name=spec.hardware_class,
             cores=spec.cores,
-            memory_bytes=memory,
+            memory_bytes=job_memory(self.endpoint.spec.pod, self.observed.settings),
         )
 
-    @staticmethod
-    def _started(wanted: Optimization | None) -> tuple[Event, ...]:
-        if wanted is None or not wanted.start:
-            return ()
-        which = "" if wanted.start == 1 else f", run {wanted.start}"
-        return (Event("Normal", "OptimizationStarted", f"The job {wanted.status.job} is made{which}."),)
+
+def _started(wanted: OptimizationState | None) -> tuple[Event, ...]:
+    if wanted is None or not wanted.start:
+        return ()
+    which = "" if wanted.start == 1 else f", run {wanted.start}"
+    return (Event("Normal", Reason.OPTIMIZATION_STARTED, f"The job {wanted.status.job} is created{which}."),)
 
 
-def _taken_over(present: DeploymentFacts | None, count: Replicas) -> bool:
-    """The number is written here, and somebody who has scaled still counts as an owner."""
+def _taken_over(present: DeploymentFacts | None, count: ReplicaTarget) -> bool:
+    """Whether the operator writes the replica count while another scaler still counts as an owner of the field."""
     return present is not None and present.replicas_scaled and count.written and not count.kept
-
-
-def _figures(
-    endpoint: Endpoint, serving: Serving | None, shown: object, findings: Mapping[str, Finding]
-) -> tuple[str, str]:
-    """p95 and speed-up for people. Only for pods that own their cores, and once they serve that plan."""
-    if serving is None or not findings[ConditionType.CORES_PINNED].true:
-        return "", ""
-    if getattr(shown, "digest", "") != serving.digest:
-        return "", ""
-    return p95_words(serving.result, endpoint.spec.scaling.headroom), speed_words(serving.result)

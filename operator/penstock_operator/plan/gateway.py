@@ -1,7 +1,8 @@
-"""The gateway of an endpoint: its pods, what they may read, and the Service that lists the replicas for them.
+"""The objects of an endpoint's gateway: Deployment, ServiceAccount, Role, RoleBinding, Service, NetworkPolicy and
+budget.
 
-It is in the way of every request, so it comes and goes without one being lost: the endpoint's Service leads to it only
-once it is there, and straight to the replicas before and after that.
+All requests pass the gateway, so it is added and removed without losing one: the endpoint's Service selects the
+gateway's pods only while they are available, and the runtime pods otherwise.
 """
 
 from __future__ import annotations
@@ -9,9 +10,8 @@ from __future__ import annotations
 from collections.abc import Iterable
 
 from penstock.resources.endpoint import GatewayMode
-from penstock_operator.plan.deployment import Drain, template_hash
-from penstock_operator.plan.endpoint import Endpoint
-from penstock_operator.plan.memory import quantity
+from penstock_operator.plan.endpoint import ParsedEndpoint
+from penstock_operator.plan.installation import Json, PlanSettings
 from penstock_operator.plan.names import (
     CONTAINER,
     GATEWAY_STATUS_PORT,
@@ -23,40 +23,41 @@ from penstock_operator.plan.names import (
     pods_service_name,
     runtime_selector,
 )
-from penstock_operator.plan.observed import DeploymentFacts, Observed, Ref
-from penstock_operator.plan.pod_template import CONTAINER_SECURITY, POD_SECURITY, TMP, environment, scratch
-from penstock_operator.plan.settings import Json, PlanSettings
+from penstock_operator.plan.observed import DeploymentFacts, EndpointSnapshot, Ref
+from penstock_operator.plan.pod_template import CONTAINER_SECURITY, POD_SECURITY, TMP, environment, quantity, scratch
+from penstock_operator.plan.serving_objects import Drain, template_hash
 
 CONCURRENCY_PER_CORE, LEAST_CONCURRENCY = 16, 32
-"""Requests that a replica is given at a time: several times what it has within its objective, so that an overload shows
-in its own latency, and few enough that a crowd that was held waits where the next replica can take from it."""
+"""Requests sent to a replica at a time: several times its capacity within the objective, so that an overload shows
+in its latency, and few enough that held requests remain for the next replica."""
 ANSWER_SECONDS = 300
 FINISH_SECONDS = 60
-"""Beyond what a request may be held: for those that have just been let go."""
+"""After the longest hold time: for requests that were just released."""
 MARGIN_SECONDS = 10
 """Between the process's own limit and the kubelet's SIGKILL."""
 BASE_BYTES = 96 * 2**20
 """Python, HAProxy, Lua."""
 HELD_BYTES = 80 * 2**10
-"""A request that waits: its buffer, and the stream around it."""
+"""Memory of a held request: its buffer and the stream."""
 KINDS = ("ServiceAccount", "Role", "RoleBinding", "Deployment", "PodDisruptionBudget", "NetworkPolicy")
 
 
-def wanted(endpoint: Endpoint) -> bool:
-    """Whether there is to be one. Not while the endpoint is suspended: nobody would come to answer what it holds."""
+def wanted(endpoint: ParsedEndpoint) -> bool:
+    """Whether the endpoint needs a gateway. Not while it is suspended: no replica would come to answer held
+    requests."""
     spec = endpoint.spec
     if spec.suspend or spec.gateway.mode is GatewayMode.NEVER:
         return False
     return spec.gateway.mode is GatewayMode.ALWAYS or spec.scaling.min_replicas == 0
 
 
-def answers(endpoint: Endpoint, gateway: DeploymentFacts | None) -> bool:
-    """Whether the gateway is there to take requests."""
+def answers(endpoint: ParsedEndpoint, gateway: DeploymentFacts | None) -> bool:
+    """Whether the gateway is available to take requests."""
     return wanted(endpoint) and gateway is not None and not gateway.deleting and gateway.available > 0
 
 
-def objects(endpoint: Endpoint, observed: Observed) -> list[Json]:
-    """All that the gateway consists of, in the order to apply it; nothing when there is to be none."""
+def objects(endpoint: ParsedEndpoint, observed: EndpointSnapshot) -> list[Json]:
+    """The gateway's objects in the order to apply them; empty when none is wanted."""
     if not wanted(endpoint):
         return []
     found = [*_access(endpoint), _pods_service(endpoint), _policy(endpoint), _deployment(endpoint, observed.settings)]
@@ -65,15 +66,17 @@ def objects(endpoint: Endpoint, observed: Observed) -> list[Json]:
     return found
 
 
-def superfluous(endpoint: Endpoint, observed: Observed) -> Iterable[Ref]:
-    """What is there of a gateway and should not be."""
+def superfluous(endpoint: ParsedEndpoint, observed: EndpointSnapshot) -> Iterable[Ref]:
+    """Existing objects of a gateway that should not exist."""
     name = gateway_name(endpoint.name)
     present = [Ref(kind, name) for kind in KINDS] + [Ref("Service", pods_service_name(endpoint.name))]
     kept = {Ref(value["kind"], value["metadata"]["name"]) for value in objects(endpoint, observed)}
     return [ref for ref in present if ref in observed.present and ref not in kept]
 
 
-def _owned(endpoint: Endpoint, api_version: str, kind: str, spec: Json | None, **fields: Json | list[Json]) -> Json:
+def _owned(
+    endpoint: ParsedEndpoint, api_version: str, kind: str, spec: Json | None, **fields: Json | list[Json]
+) -> Json:
     value = endpoint.owned(api_version, kind, spec or {}, name=gateway_name(endpoint.name))
     value["metadata"]["labels"] = gateway_labels(endpoint.name)
     if spec is None:
@@ -81,8 +84,8 @@ def _owned(endpoint: Endpoint, api_version: str, kind: str, spec: Json | None, *
     return {**value, **fields}
 
 
-def _access(endpoint: Endpoint) -> list[Json]:
-    """It reads which replicas there are, in its own namespace, and nothing else."""
+def _access(endpoint: ParsedEndpoint) -> list[Json]:
+    """Rights of the gateway: it reads the endpoint slices of its own namespace, nothing else."""
     name = gateway_name(endpoint.name)
     rule: Json = {"apiGroups": ["discovery.k8s.io"], "resources": ["endpointslices"], "verbs": ["list", "watch"]}
     subject: Json = {"kind": "ServiceAccount", "name": name, "namespace": endpoint.namespace}
@@ -94,8 +97,8 @@ def _access(endpoint: Endpoint) -> list[Json]:
     ]
 
 
-def _pods_service(endpoint: Endpoint) -> Json:
-    """Headless: a list of the replicas, by which the gateway knows them. Names resolve to their addresses as well."""
+def _pods_service(endpoint: ParsedEndpoint) -> Json:
+    """Headless Service: its endpoint slices list the replicas for the gateway."""
     value = endpoint.owned(
         "v1",
         "Service",
@@ -111,9 +114,9 @@ def _pods_service(endpoint: Endpoint) -> Json:
     return value
 
 
-def _policy(endpoint: Endpoint) -> Json:
-    """Requests, and the status port for the operator and whoever gathers metrics. Nothing is said of what goes out: the
-    API server's address is none that a policy could name."""
+def _policy(endpoint: ParsedEndpoint) -> Json:
+    """Ingress for requests, and for the status port (operator, Prometheus). Egress is open: the API server has no
+    address that a policy could name."""
     ports = [{"port": port, "protocol": "TCP"} for port in (HTTP_PORT, GATEWAY_STATUS_PORT)]
     spec: Json = {
         "podSelector": {"matchLabels": gateway_selector(endpoint.name)},
@@ -123,7 +126,7 @@ def _policy(endpoint: Endpoint) -> Json:
     return _owned(endpoint, "networking.k8s.io/v1", "NetworkPolicy", spec)
 
 
-def _budget(endpoint: Endpoint) -> Json:
+def _budget(endpoint: ParsedEndpoint) -> Json:
     spec: Json = {
         "maxUnavailable": 1,
         "selector": {"matchLabels": gateway_selector(endpoint.name)},
@@ -132,7 +135,7 @@ def _budget(endpoint: Endpoint) -> Json:
     return _owned(endpoint, "policy/v1", "PodDisruptionBudget", spec)
 
 
-def _deployment(endpoint: Endpoint, settings: PlanSettings) -> Json:
+def _deployment(endpoint: ParsedEndpoint, settings: PlanSettings) -> Json:
     spec: Json = {
         "replicas": endpoint.spec.gateway.replicas,
         "selector": {"matchLabels": gateway_selector(endpoint.name)},
@@ -144,7 +147,7 @@ def _deployment(endpoint: Endpoint, settings: PlanSettings) -> Json:
     return _owned(endpoint, "apps/v1", "Deployment", spec)
 
 
-def _template(endpoint: Endpoint, settings: PlanSettings) -> Json:
+def _template(endpoint: ParsedEndpoint, settings: PlanSettings) -> Json:
     gateway, pod = endpoint.spec.gateway, endpoint.spec.pod
     name, drain = gateway_name(endpoint.name), Drain.of(endpoint.spec.rollout.drain_seconds)
     finish = gateway.hold_seconds + FINISH_SECONDS
@@ -175,7 +178,7 @@ def _template(endpoint: Endpoint, settings: PlanSettings) -> Json:
         ],
         "resources": {
             "requests": {"cpu": settings.gateway_cpu, "memory": memory},
-            # No limit of CPU: what is throttled here is late for everybody.
+            # No CPU limit: throttling the gateway would delay all requests.
             "limits": {"memory": memory},
         },
         "securityContext": CONTAINER_SECURITY,
@@ -187,7 +190,7 @@ def _template(endpoint: Endpoint, settings: PlanSettings) -> Json:
     }
     spec: Json = {
         "serviceAccountName": name,
-        # The only pods of ours with a token: see _access.
+        # The only pods of the operator with a token: see _access.
         "automountServiceAccountToken": True,
         "enableServiceLinks": False,
         "securityContext": POD_SECURITY,

@@ -1,4 +1,4 @@
-"""The optimisation job: one pod, pinned like the runtime, on a node of the class, without a token for the API."""
+"""The optimisation job: one pod, pinned like the runtime, on a node of the class, without an API token."""
 
 from __future__ import annotations
 
@@ -8,29 +8,29 @@ from collections.abc import Sequence
 from penstock.artefact_store import StoreScheme, StoreUri
 from penstock.resources.hardware_class import HardwareClassSpec
 from penstock.resources.source import ModelSource, Scheme
-from penstock_operator.plan.endpoint import Endpoint
-from penstock_operator.plan.memory import job_memory
+from penstock_operator.plan.endpoint import ParsedEndpoint
+from penstock_operator.plan.installation import Json, PlanSettings
 from penstock_operator.plan.names import API_VERSION, job_labels, job_name, model_labels
 from penstock_operator.plan.observed import OptimizedModelFacts
-from penstock_operator.plan.optimized_model import Optimization, texts_file
-from penstock_operator.plan.pod_template import TMP, environment, pod_spec, resources, scratch
-from penstock_operator.plan.settings import Json, PlanSettings
-from penstock_operator.plan.store import store_access
+from penstock_operator.plan.optimized_model import OptimizationState, texts_file
+from penstock_operator.plan.pod_template import TMP, environment, job_memory, pod_spec, resources, scratch, store_access
 
 SPEC_FOLDER = "/etc/penstock"
 SPEC_KEY = "spec.json"
 TEXTS_KEY = "texts.txt"
 WORK = "/var/lib/penstock/work"
 CLAIMS = "/var/run/penstock/claims"
-"""Where `pvc://claim/path` is looked for (`penstock_runtime.models.sources`)."""
+"""Where the job looks for `pvc://claim/path` (`penstock_runtime.models.sources`)."""
 KEPT_SECONDS = 86_400
-"""A finished job stays for a day: its log is what people want to see when it failed."""
+"""A finished job stays for a day, for its log."""
 GRACE_SECONDS = 30
-"""From SIGTERM to SIGKILL: a job says that it was interrupted, and its partial work stays usable."""
+"""From SIGTERM to SIGKILL: the job reports the interruption, and its partial work stays usable."""
 
 
-def config_map(model: Optimization, facts: OptimizedModelFacts, namespace: str, texts: Sequence[str] | None) -> Json:
-    """What the job reads: the spec, and the texts as they were when the key was made."""
+def config_map(
+    model: OptimizationState, facts: OptimizedModelFacts, namespace: str, texts: Sequence[str] | None
+) -> Json:
+    """The job's input: the spec, and the texts as they were when the key was computed."""
     data = {SPEC_KEY: json.dumps(model.spec.to_object(), sort_keys=True, indent=1)}
     if model.spec.texts_digest is not None and texts is not None:
         data[TEXTS_KEY] = texts_file(texts)
@@ -48,15 +48,15 @@ def config_map(model: Optimization, facts: OptimizedModelFacts, namespace: str, 
 
 
 def job(
-    model: Optimization,
+    model: OptimizationState,
     facts: OptimizedModelFacts,
-    endpoint: Endpoint,
+    endpoint: ParsedEndpoint,
     hardware: HardwareClassSpec,
     settings: PlanSettings,
 ) -> Json:
-    """The run that `model` says is to start now, with the endpoint's wishes for its pod.
+    """The job of run `model.start`, with the endpoint's pod settings.
 
-    Applied once: the template of a Job cannot be changed. SpecError when the class's devices are not whole.
+    Applied once: a Job's template is immutable. SpecError when the class's devices are not whole.
     """
     labels = job_labels(model.name, model.start)
     pod = _pod(model, endpoint, hardware, settings)
@@ -70,7 +70,7 @@ def job(
             "ownerReferences": [_owner(facts)],
         },
         "spec": {
-            # Whether to run again is decided by what went wrong, which the Job controller cannot know.
+            # Retries depend on the failure, which the Job controller does not know.
             "backoffLimit": 0,
             "completions": 1,
             "parallelism": 1,
@@ -80,7 +80,7 @@ def job(
                 "metadata": {
                     "labels": {**endpoint.spec.pod.labels, **labels},
                     "annotations": {
-                        # An autoscaler of nodes would throw away what was measured.
+                        # A node autoscaler would lose the measurements.
                         "cluster-autoscaler.kubernetes.io/safe-to-evict": "false",
                         "karpenter.sh/do-not-disrupt": "true",
                         **endpoint.spec.pod.annotations,
@@ -92,7 +92,9 @@ def job(
     }
 
 
-def _pod(model: Optimization, endpoint: Endpoint, hardware: HardwareClassSpec, settings: PlanSettings) -> Json:
+def _pod(
+    model: OptimizationState, endpoint: ParsedEndpoint, hardware: HardwareClassSpec, settings: PlanSettings
+) -> Json:
     spec = model.spec
     store = store_access(settings, writes=True)
     spec_volume: Json = {"name": "spec", "configMap": {"name": f"{model.name}-spec"}}
@@ -116,7 +118,7 @@ def _pod(model: Optimization, endpoint: Endpoint, hardware: HardwareClassSpec, s
         ),
         "volumeMounts": [*store.mounts, spec_mount, work_mount, tmp_mount, *mounts],
     }
-    # The credentials of the model last: where both Secrets have a key, the download is what they are for here.
+    # The model's credentials come last and win: in this pod they are for the download.
     sources = list(store.env_from)
     if spec.model_credentials is not None:
         sources.append({"secretRef": {"name": spec.model_credentials.secret_name}})
@@ -131,13 +133,13 @@ def _pod(model: Optimization, endpoint: Endpoint, hardware: HardwareClassSpec, s
     )
     pod["restartPolicy"] = "Never"
     pod["terminationGracePeriodSeconds"] = GRACE_SECONDS
-    # The pod's, not the Job's: that one would count the time in which no node had room.
+    # The pod's deadline, not the Job's, which would include the time without a free node.
     pod["activeDeadlineSeconds"] = int(spec.optimization.budget_seconds + settings.job_overtime_seconds)
     return pod
 
 
 def _model_volume(source: ModelSource, settings: PlanSettings) -> tuple[list[Json], list[Json]]:
-    """What a model needs mounted that is in a volume of the cluster, or in a folder of the nodes."""
+    """The volume and mount of a model in a PersistentVolumeClaim or in a folder of the nodes."""
     if source.scheme is Scheme.PVC:
         claim = source.location.partition("/")[0]
         volume: Json = {"name": "model", "persistentVolumeClaim": {"claimName": claim, "readOnly": True}}

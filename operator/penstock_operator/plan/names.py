@@ -1,4 +1,4 @@
-"""Names of everything that the operator writes: labels, annotations, object names. The same input, the same name."""
+"""Names that the operator writes: labels, annotations and object names. The same input always gives the same name."""
 
 from __future__ import annotations
 
@@ -14,11 +14,11 @@ MANAGED_BY = "app.kubernetes.io/managed-by"
 ENDPOINT = f"{GROUP}/endpoint"
 OPTIMIZED_MODEL = f"{GROUP}/optimized-model"
 ATTEMPT = f"{GROUP}/attempt"
-"""Label of a Job and its pod: which run it is, from 1."""
+"""Label of a Job and its pod: the number of the run, from 1."""
 ARTEFACT = f"{GROUP}/artefact"
-"""Annotation of runtime pods: the digest that they serve. Too long for a label."""
+"""Annotation of runtime pods: the digest of the artefact that they serve. It is too long for a label."""
 TEMPLATE_HASH = f"{GROUP}/template-hash"
-"""Annotation of runtime pods: the hash of the template as the operator wrote it."""
+"""Annotation of runtime pods: the hash of the pod template as the operator wrote it."""
 
 RUNTIME = "penstock-runtime"
 OPTIMIZER = "penstock-optimizer"
@@ -29,13 +29,13 @@ CONTAINER = "penstock"
 HTTP_PORT = 8080
 SERVICE_PORT = 80
 GATEWAY_STATUS_PORT = 8404
-"""Metrics and probes of the gateway, and whether it holds anything."""
+"""Port of the gateway's metrics and probes, and of `/demand`."""
 
 LABEL_LIMIT = 63
 
 
 def shortened(name: str, *, suffix: str = "") -> str:
-    """`name` and `suffix` within the 63 characters of a DNS label; a cut name ends in a digest of the whole."""
+    """`name` and `suffix` within the 63 characters of a DNS label; a cut name ends in a digest of the whole name."""
     if len(name) + len(suffix) <= LABEL_LIMIT:
         return f"{name}{suffix}"
     digest = hashlib.sha256(name.encode()).hexdigest()[:8]
@@ -43,7 +43,7 @@ def shortened(name: str, *, suffix: str = "") -> str:
 
 
 def runtime_selector(endpoint: str) -> dict[str, str]:
-    """What chooses the runtime pods of an endpoint: never changes, as a Deployment's selector may not."""
+    """Labels that select the runtime pods of an endpoint. They never change: a Deployment's selector is immutable."""
     return {NAME: RUNTIME, ENDPOINT: endpoint}
 
 
@@ -53,7 +53,7 @@ def runtime_labels(endpoint: str) -> dict[str, str]:
 
 
 def gateway_name(endpoint: str) -> str:
-    """The name of all that the gateway of an endpoint consists of."""
+    """The name of all objects of an endpoint's gateway."""
     return shortened(endpoint, suffix="-gateway")
 
 
@@ -63,17 +63,17 @@ def pods_service_name(endpoint: str) -> str:
 
 
 def gateway_selector(endpoint: str) -> dict[str, str]:
-    """What chooses the gateway's pods of an endpoint."""
+    """Labels that select the gateway pods of an endpoint."""
     return {NAME: GATEWAY, ENDPOINT: endpoint}
 
 
 def gateway_labels(endpoint: str) -> dict[str, str]:
-    """Labels of all that the gateway of an endpoint consists of."""
+    """Labels of all objects of an endpoint's gateway."""
     return {**gateway_selector(endpoint), INSTANCE: endpoint, MANAGED_BY: MANAGER}
 
 
 def model_labels(optimized_model: str) -> dict[str, str]:
-    """Labels of what belongs to an OptimizedModel."""
+    """Labels of the objects of an OptimizedModel."""
     return {NAME: OPTIMIZER, INSTANCE: optimized_model, MANAGED_BY: MANAGER, OPTIMIZED_MODEL: optimized_model}
 
 

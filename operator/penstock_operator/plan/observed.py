@@ -1,134 +1,99 @@
-"""Everything that was read from the cluster for one endpoint, as plain values: the only input of `plan`.
+"""The input of a plan: what was read from the cluster for one endpoint, as plain values.
 
-The rim reads objects as JSON and hands them over; `from_object` of each class distils what a plan depends on, so that
-tests write down facts instead of whole API objects. Nothing here asks the cluster or the clock.
+`from_object` of each class extracts from an API object the fields that plans depend on, so that tests can state facts
+instead of whole API objects. Nothing here calls the cluster or reads the clock.
 """
 
 from __future__ import annotations
 
-import json
-from collections.abc import Mapping
-from dataclasses import dataclass, field, replace
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
 from datetime import datetime
 
-from penstock_operator.plan.names import ARTEFACT, ATTEMPT, FIELD_MANAGER, OPTIMIZED_MODEL, TEMPLATE_HASH
-from penstock_operator.plan.ownership import left_behind, writers
-from penstock_operator.plan.pod_facts import ContainerFacts, HostReport, Object, PodFacts, RuntimePod, moment, number
-from penstock_operator.plan.scalers import ScalerFacts
-from penstock_operator.plan.settings import Json, PlanSettings
+from penstock_operator.plan.conditions import Finding
+from penstock_operator.plan.endpoint import ParsedEndpoint
+from penstock_operator.plan.installation import Json, PlanSettings
+from penstock_operator.plan.names import ARTEFACT, FIELD_MANAGER, OPTIMIZED_MODEL, TEMPLATE_HASH
+from penstock_operator.plan.workloads import JobFacts, Object, RuntimePod, moment
 
-__all__ = [
-    "ContainerFacts",
-    "DeploymentFacts",
-    "HostReport",
-    "JobFacts",
-    "JobLog",
-    "Neighbour",
-    "Observed",
-    "OptimizedModelFacts",
-    "PodFacts",
-    "Progress",
-    "Ref",
-    "ReplicaSetFacts",
-    "RuntimePod",
-    "Scale",
-    "ScalerFacts",
-    "User",
-    "moment",
-]
+
+def replica_owners(managed: Iterable[Object]) -> set[str]:
+    """The field managers that own `spec.replicas`."""
+    return {str(entry.get("manager")) for entry in managed if _owns(entry)}
+
+
+def scale_entries(managed: Iterable[Object]) -> tuple[int, ...]:
+    """Indexes of the managedFields entries of clients that used the scale subresource (an HPA, `kubectl scale`).
+
+    When an apply sets the same count that such a client has set, both own the field, although the client may no longer
+    exist. Such an entry contains only the replica count, so it can be removed before the operator takes the field over.
+    """
+    return tuple(place for place, entry in enumerate(managed) if entry.get("subresource") == "scale" and _owns(entry))
+
+
+def _owns(entry: Object) -> bool:
+    return "f:replicas" in ((entry.get("fieldsV1") or {}).get("f:spec") or {})
+
+
+HPA = "HorizontalPodAutoscaler"
+SCALED_OBJECT = "ScaledObject"
 
 
 @dataclass(frozen=True)
-class Progress:
-    """The newest progress line of a job's log."""
+class ScalerFacts:
+    """A HorizontalPodAutoscaler or ScaledObject of the endpoint: the operator's, or the HPA that KEDA creates."""
 
-    done: int
-    of: int
-    stage: str = ""
+    kind: str
+    name: str
+    owner: str = ""
+    """Kind of its controller: `ModelEndpoint` when the operator created it, `ScaledObject` when KEDA did."""
+    exact: bool = False
+    """The API server kept the requested tolerance of 0 (feature gate HPAConfigurableTolerance)."""
+    working: bool | None = None
+    """Whether it can scale: the condition ScalingActive of an HPA, Ready of a ScaledObject; None: not reported yet."""
+    reason: str = ""
     message: str = ""
+    deleting: bool = False
 
     @property
-    def summary(self) -> str:
-        """Such as `7/23`."""
-        return f"{self.done}/{self.of}"
+    def ours(self) -> bool:
+        """Whether the operator created it, and so deletes it."""
+        return self.owner == "ModelEndpoint"
 
-
-@dataclass(frozen=True)
-class JobLog:
-    """What the tail of a job's log says."""
-
-    progress: Progress | None = None
-    baseline_digest: str = ""
-    """`sha256:...` of the fp32 artefact, once it is published."""
-    baseline_uri: str = ""
-    baseline_bytes: int | None = None
-    """Where the job says it."""
+    @property
+    def broken(self) -> bool:
+        """Whether it reports that it cannot scale. At zero replicas an HPA reports ScalingDisabled, which is normal."""
+        return self.working is False and self.reason != "ScalingDisabled"
 
     @classmethod
-    def from_lines(cls, text: str) -> JobLog:
-        """Read JSON lines; what is not one of ours (a library's chatter, a line cut in half) is passed over."""
-        log = cls()
-        for line in text.splitlines():
-            try:
-                value = json.loads(line)
-            except ValueError:
-                continue
-            if not isinstance(value, dict):
-                continue
-            done, of, digest = value.get("done"), value.get("of"), value.get("digest")
-            if value.get("event") == "progress" and isinstance(done, int) and isinstance(of, int):
-                stage, message = str(value.get("stage") or ""), str(value.get("message") or "")
-                log = replace(log, progress=Progress(done, of, stage, message))
-            elif value.get("event") == "baseline" and isinstance(digest, str):
-                size = value.get("bytes")
-                uri, known = str(value.get("uri") or ""), size if isinstance(size, int) and size >= 0 else None
-                log = replace(log, baseline_digest=digest, baseline_uri=uri, baseline_bytes=known)
-        return log
-
-
-@dataclass(frozen=True)
-class JobFacts:
-    """A Job of ours with its pod, if it has one."""
-
-    name: str
-    attempt: int
-    uid: str = ""
-    created: datetime | None = None
-    complete: bool = False
-    failed: str = ""
-    """Reason of the Failed condition: `DeadlineExceeded`, `BackoffLimitExceeded`; empty: not failed."""
-    failed_message: str = ""
-    ended: datetime | None = None
-    """When it completed or failed."""
-    deleting: bool = False
-    pod: PodFacts | None = None
-    log: JobLog = JobLog()
-
-    @classmethod
-    def from_object(cls, job: Object, pod: Object | None = None, log: str = "") -> JobFacts:
-        """Distil a Job object, its (newest) pod and the tail of that pod's log."""
-        metadata, status = job["metadata"], job.get("status") or {}
-        true = {entry["type"]: entry for entry in status.get("conditions") or [] if entry.get("status") == "True"}
-        failed = true.get("Failed") or {}
-        end = true.get("Complete") or failed
+    def from_object(cls, value: Object) -> ScalerFacts:
+        """Extract the facts of a HorizontalPodAutoscaler (autoscaling/v2) or a ScaledObject (keda.sh/v1alpha1)."""
+        metadata, spec, status = value["metadata"], value.get("spec") or {}, value.get("status") or {}
+        kind = SCALED_OBJECT if "triggers" in spec else HPA
+        wanted = "Ready" if kind == SCALED_OBJECT else "ScalingActive"
+        condition: Object = next((entry for entry in status.get("conditions") or [] if entry.get("type") == wanted), {})
+        owners = metadata.get("ownerReferences") or []
         return cls(
+            kind=kind,
             name=metadata["name"],
-            attempt=number((metadata.get("labels") or {}).get(ATTEMPT)),
-            uid=metadata.get("uid") or "",
-            created=moment(metadata.get("creationTimestamp")),
-            complete="Complete" in true,
-            failed=(failed.get("reason") or "Failed") if failed else "",
-            failed_message=failed.get("message") or "",
-            ended=moment(end.get("lastTransitionTime")),
+            owner=next((str(owner["kind"]) for owner in owners if owner.get("controller")), ""),
+            exact=_tolerance(spec.get("behavior") or {}),
+            working={"True": True, "False": False}.get(condition.get("status") or ""),
+            reason=condition.get("reason") or "",
+            message=condition.get("message") or "",
             deleting="deletionTimestamp" in metadata,
-            pod=None if pod is None else PodFacts.from_object(pod),
-            log=JobLog.from_lines(log),
         )
 
 
+def _tolerance(behaviour: Object) -> bool:
+    """Whether both directions have the tolerance that the operator sets. API servers without the feature drop the
+    field."""
+    return all("tolerance" in (behaviour.get(direction) or {}) for direction in ("scaleUp", "scaleDown"))
+
+
 @dataclass(frozen=True, order=True)
-class User:
-    """A ModelEndpoint that uses an OptimizedModel: its status names it (`optimizedModel` or `serving`)."""
+class ModelUser:
+    """A ModelEndpoint that uses an OptimizedModel: its status names it (`optimizedModel` or `plan.optimizedModel`)."""
 
     name: str
     uid: str
@@ -136,25 +101,25 @@ class User:
 
 @dataclass(frozen=True)
 class OptimizedModelFacts:
-    """An OptimizedModel with the jobs that it owns."""
+    """An OptimizedModel with its jobs."""
 
     name: str
     spec: Json
-    """As the API has it (`penstock.resources.optimized_model.OptimizedModelSpec`)."""
+    """As JSON (`penstock.resources.optimized_model.OptimizedModelSpec`)."""
     uid: str = ""
     generation: int = 1
     created: datetime | None = None
     deleting: bool = False
     status: Json = field(default_factory=dict)
     jobs: tuple[JobFacts, ...] = ()
-    users: tuple[User, ...] = ()
-    """The endpoints of the namespace that use it, this one or others."""
+    users: tuple[ModelUser, ...] = ()
+    """The endpoints of the namespace that use it, at most `OWNERS` of them."""
 
     @classmethod
     def from_object(
-        cls, value: Object, jobs: tuple[JobFacts, ...] = (), users: tuple[User, ...] = ()
+        cls, value: Object, jobs: tuple[JobFacts, ...] = (), users: tuple[ModelUser, ...] = ()
     ) -> OptimizedModelFacts:
-        """Distil an OptimizedModel object."""
+        """Extract the facts of an OptimizedModel object."""
         metadata = value["metadata"]
         return cls(
             name=metadata["name"],
@@ -179,9 +144,9 @@ class DeploymentFacts:
     wanted: int = 1
     """`spec.replicas`."""
     replicas_ours_alone: bool = False
-    """The operator has applied `spec.replicas`, and nobody else has written it since."""
+    """The operator applied `spec.replicas`, and no other client has written it since."""
     replicas_scaled: bool = False
-    """Somebody who has scaled it owns `spec.replicas`, alone or with others."""
+    """A client of the scale subresource owns `spec.replicas`, alone or with others."""
     replicas: int = 0
     updated: int = 0
     ready: int = 0
@@ -192,15 +157,15 @@ class DeploymentFacts:
     """Message of the ReplicaFailure condition (quota, admission); empty: none."""
     deleting: bool = False
     template: str = ""
-    """Our hash of its pod template (annotation)."""
+    """The operator's hash of its pod template (annotation)."""
     artefact: str = ""
-    """`sha256:...` that its pod template serves."""
+    """`sha256:...` of the artefact that its pod template serves."""
     optimized_model: str = ""
-    """The OptimizedModel that the artefact is from; empty for a pinned one."""
+    """The OptimizedModel of the artefact; empty for a pinned one."""
 
     @classmethod
     def from_object(cls, value: Object) -> DeploymentFacts:
-        """Distil a Deployment object."""
+        """Extract the facts of a Deployment object."""
         metadata, spec, status = value["metadata"], value["spec"], value.get("status") or {}
         template = spec["template"].get("metadata") or {}
         labels, annotations = template.get("labels") or {}, template.get("annotations") or {}
@@ -213,8 +178,8 @@ class DeploymentFacts:
             generation=int(metadata.get("generation") or 1),
             observed_generation=int(status.get("observedGeneration") or 0),
             wanted=1 if wanted is None else int(wanted),
-            replicas_ours_alone=writers(managed) == {FIELD_MANAGER},
-            replicas_scaled=bool(left_behind(managed)),
+            replicas_ours_alone=replica_owners(managed) == {FIELD_MANAGER},
+            replicas_scaled=bool(scale_entries(managed)),
             replicas=int(status.get("replicas") or 0),
             updated=int(status.get("updatedReplicas") or 0),
             ready=int(status.get("readyReplicas") or 0),
@@ -240,7 +205,7 @@ class ReplicaSetFacts:
 
     @classmethod
     def from_object(cls, value: Object) -> ReplicaSetFacts:
-        """Distil a ReplicaSet object."""
+        """Extract the facts of a ReplicaSet object."""
         spec, status = value["spec"], value.get("status") or {}
         annotations = ((spec.get("template") or {}).get("metadata") or {}).get("annotations") or {}
         return cls(
@@ -254,7 +219,7 @@ class ReplicaSetFacts:
 
 @dataclass(frozen=True)
 class Neighbour:
-    """A runtime pod of another endpoint, of whatever namespace, on the node of one of this endpoint's."""
+    """A runtime pod of another endpoint (of any namespace) on a node of one of this endpoint's pods."""
 
     name: str
     namespace: str
@@ -272,67 +237,64 @@ class Ref:
 
 
 @dataclass(frozen=True)
-class Scale:
-    """What the autoscaler has decided: in the modes Internal, HPA and KEDA."""
+class DesiredScale:
+    """The autoscaler's last published decision, in the modes Internal, HPA and KEDA."""
 
     replicas: int
     reason: str = ""
-    """The figures that it was made from, in one sentence."""
+    """The figures of the decision in one sentence."""
     cause: str = ""
-    """What kind of a decision it is, in one CamelCase word."""
-    metrics_available: bool = True
-    metrics_reason: str = ""
-    """CamelCase, where the load cannot be read."""
-    metrics_message: str = ""
-    """Why the load cannot be read, and what to do."""
+    """The kind of decision, as one CamelCase word."""
+    metrics: Finding | None = None
+    """Whether the load can be read, for the condition MetricsAvailable; None: it can."""
     requests_per_second: float | None = None
-    """The load that was read."""
+    """The measured load."""
     capacity_per_replica: float | None = None
-    """Requests a second."""
+    """Requests per second."""
     p95_milliseconds: float | None = None
     """As observed."""
-    curve_current: bool | None = None
-    """Whether replicas are as fast as their capacity curve says; None: nobody can tell."""
-    curve_reason: str = ""
-    curve_message: str = ""
+    curve: Finding | None = None
+    """Whether replicas are as fast as their capacity curve, for the condition CurveCurrent; None: not known."""
     slowdown: float | None = None
-    """How many times slower replicas are than their curve."""
+    """How many times slower the replicas are than their capacity curve."""
     memory: str = ""
-    """What a new leader's autoscaler goes on from."""
+    """The autoscaler's state that a new leader continues from."""
 
 
 @dataclass(frozen=True)
-class Observed:
-    """One endpoint and all that belongs to it, at one moment."""
+class EndpointSnapshot:
+    """One endpoint and everything that belongs to it, at one moment."""
 
     endpoint: Json
-    """The ModelEndpoint object as the API has it, with metadata and status."""
+    """The ModelEndpoint object as JSON, with metadata and status."""
     now: datetime
     """With a time zone."""
     settings: PlanSettings
+    parsed: ParsedEndpoint | Finding | None = None
+    """The endpoint as it was parsed for this reconcile, or why it cannot be; None: the plan parses it."""
     hardware_classes: Mapping[str, Json] = field(default_factory=dict)
-    """The HardwareClass objects of the cluster, by name: the one of the spec, and of what serves, are looked up."""
+    """The HardwareClass objects of the cluster by name."""
     optimized_models: tuple[OptimizedModelFacts, ...] = ()
-    """At least that of the spec's key (`optimized_model_name`), and the one that the Deployment serves."""
+    """At least the OptimizedModel of the spec's key and the one that the Deployment serves."""
     deployment: DeploymentFacts | None = None
     gateway: DeploymentFacts | None = None
     """The Deployment of its gateway."""
     replica_sets: tuple[ReplicaSetFacts, ...] = ()
     pods: tuple[RuntimePod, ...] = ()
-    """The runtime pods, those that are being deleted as well."""
+    """The runtime pods, including those that are being deleted."""
     neighbours: tuple[Neighbour, ...] = ()
     present: frozenset[Ref] = frozenset()
-    """Which objects of ours exist: only these are ever deleted."""
+    """Which of the operator's objects exist: only these are ever deleted."""
     workload_texts: tuple[str, ...] | None = None
-    """The texts of `workload.textsFrom`, without empty lines; None: there is no such ConfigMap or key."""
-    foreign: frozenset[Ref] = frozenset()
-    """Objects that have the names of ours and are not ours (no label `app.kubernetes.io/managed-by: penstock`): never
-    touched, and said."""
+    """The texts of `workload.textsFrom` without empty lines; None: the ConfigMap or the key does not exist."""
+    conflicting: frozenset[Ref] = frozenset()
+    """Objects with the operator's names that it did not create (no label `app.kubernetes.io/managed-by: penstock`).
+    They are never changed; the condition Accepted names them."""
     nodes: tuple[Json, ...] = ()
-    """Node objects as the API has them (labels, taints, unschedulable, allocatable suffice)."""
-    scale: Scale | None = None
-    """None: no decision, and the present number stays."""
+    """Node objects as JSON (labels, taints, unschedulable, allocatable are enough)."""
+    scale: DesiredScale | None = None
+    """None: no decision, and the present replica count stays."""
     scalers: tuple[ScalerFacts, ...] = ()
-    """What scales the Deployment besides the operator: what it made for that, and what KEDA made of that."""
+    """The objects besides the operator that scale the Deployment: those that it created, and KEDA's HPAs."""
     unknown_kinds: frozenset[str] = frozenset()
-    """Kinds that the API server does not serve, of those that it need not: `ScaledObject`."""
+    """Optional kinds that the API server does not serve: `ScaledObject`."""

@@ -1,30 +1,108 @@
-"""What the pods of jobs and of runtimes have in common: whole cores of their own, on nodes of the class, and no rights.
+"""The common parts of the pods of jobs and runtimes: memory, access to the artefact store, node selection, security.
 
-Guaranteed QoS is the point of it: one container, integer CPUs, requests equal to limits. Only then does a kubelet with
-static CPU management give a pod cores of its own.
+Pods have Guaranteed QoS: one container with integer CPUs and requests equal to limits. Only such pods get exclusive
+cores from a kubelet with static CPU management.
 """
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
+from penstock.artefact_store import StoreScheme, StoreUri
 from penstock.resources.hardware_class import HardwareClassSpec, SelectorOperator
 from penstock.resources.pod import Pod
-from penstock_operator.plan.memory import quantity
+from penstock.resources.result import ArtefactReference, Result
+from penstock.resources.text_fields import parse_quantity
+from penstock_operator.plan.installation import Json, PlanSettings, StoreVolume
 from penstock_operator.plan.names import CONTAINER
-from penstock_operator.plan.settings import Json, PlanSettings
+
+MEBIBYTE = 2**20
+ROUND_TO = 64 * MEBIBYTE
+ABOVE_MEASURED = 1.3
+"""Factor on the resident memory measured under load: longer texts, fuller queues, heap fragmentation."""
+COPIES = 2.5
+"""Factor on the file size of an unmeasured artefact: the engine's weights, its repacked copy, the activations."""
+PROCESS = 512 * MEBIBYTE
+"""Interpreter, engine, tokenizer, queues."""
+
+
+def in_bytes(text: str) -> int:
+    """A memory quantity in bytes, rounded up."""
+    return math.ceil(parse_quantity(text))
+
+
+def quantity(memory_bytes: int) -> str:
+    """Bytes as a quantity, rounded up to 64 Mi: the same need gives the same text."""
+    return f"{-(-memory_bytes // ROUND_TO) * ROUND_TO // MEBIBYTE}Mi"
+
+
+def runtime_memory(
+    pod: Pod, settings: PlanSettings, *, result: Result | None, artefact: ArtefactReference | None
+) -> int:
+    """Memory in bytes of a runtime pod that serves this artefact: the endpoint's value, else from the measurement,
+    else from the size of the artefact. The limit equals the request."""
+    if pod.memory is not None:
+        return in_bytes(pod.memory)
+    if result is not None and result.resident_bytes:
+        return int(result.resident_bytes * ABOVE_MEASURED) + PROCESS // 2
+    if artefact is not None and artefact.bytes:
+        return max(in_bytes(settings.runtime_memory) // 2, int(artefact.bytes * COPIES) + PROCESS)
+    return in_bytes(settings.runtime_memory)
+
+
+def job_memory(pod: Pod, settings: PlanSettings, *, factor: int = 1) -> int:
+    """Memory in bytes of an optimisation job: several engines load the model in turn, next to the reference model.
+
+    `factor` applies to a run after one that ran out of memory.
+    """
+    asked = in_bytes(pod.memory) if pod.memory is not None else 0
+    return max(asked, in_bytes(settings.job_memory)) * factor
+
+
+VOLUME = "store"
+
+
+@dataclass(frozen=True)
+class StoreAccess:
+    """How a pod reaches the artefact store: a volume for a folder, variables of a Secret for a service."""
+
+    env: tuple[Json, ...]
+    env_from: tuple[Json, ...] = ()
+    volumes: tuple[Json, ...] = ()
+    mounts: tuple[Json, ...] = ()
+
+
+def store_access(settings: PlanSettings, *, writes: bool) -> StoreAccess:
+    """For a job (`writes`), or for a runtime pod, which only reads."""
+    uri = StoreUri.parse(settings.store_uri)
+    env: tuple[Json, ...] = ({"name": "PENSTOCK_STORE_URI", "value": str(uri)},)
+    secret = settings.store_secret
+    env_from: tuple[Json, ...] = ({"secretRef": {"name": secret}},) if secret else ()
+    if uri.scheme is not StoreScheme.FILE:
+        return StoreAccess(env, env_from)
+    where = settings.store_volume or StoreVolume(host_path=uri.location)
+    volume: Json = {"name": VOLUME}
+    if where.claim:
+        volume["persistentVolumeClaim"] = {"claimName": where.claim, "readOnly": not writes}
+    else:
+        # Not DirectoryOrCreate: the kubelet would create it for root, and no job could write to it.
+        volume["hostPath"] = {"path": where.host_path, "type": "Directory"}
+    mount: Json = {"name": VOLUME, "mountPath": uri.location, "readOnly": not writes}
+    return StoreAccess(env, env_from, (volume,), (mount,))
+
 
 UID = 65_532
-"""Of the images' user; given in the pod, so that a namespace with restricted security takes any image."""
-TMP = "/tmp"  # noqa: S108 - a volume of the pod's own
-
+"""User id of the images; set in the pod, so that a namespace with restricted pod security accepts any image."""
+TMP = "/tmp"  # noqa: S108 - an emptyDir of the pod
 POD_SECURITY: Json = {
     "runAsNonRoot": True,
     "runAsUser": UID,
     "runAsGroup": UID,
     "fsGroup": UID,
-    # Without it, a large volume would be walked file by file at each start.
+    # Without it, each start would change the owner of every file of a large volume.
     "fsGroupChangePolicy": "OnRootMismatch",
     "seccompProfile": {"type": "RuntimeDefault"},
 }
@@ -44,13 +122,14 @@ def resources(hardware: HardwareClassSpec, cores: int, memory_bytes: int) -> Jso
 
 
 def scratch(name: str, path: str, *, bytes_limit: int | None = None) -> tuple[Json, Json]:
-    """An empty volume and its mount: the root file system is read-only."""
+    """An emptyDir volume and its mount: the root file system is read-only."""
     empty: Json = {} if bytes_limit is None else {"sizeLimit": quantity(bytes_limit)}
     return {"name": name, "emptyDir": empty}, {"name": name, "mountPath": path}
 
 
 def environment(settings: PlanSettings, given: Sequence[Json], values: Mapping[str, str]) -> list[Json]:
-    """Environment variables: the installation's, then ours, which win. Each name once, or the API server refuses it."""
+    """Environment variables: the installation's, overridden by the operator's. Each name once, or the API server
+    refuses it."""
     ours = {entry["name"]: entry for entry in (*given, *({"name": key, "value": text} for key, text in values.items()))}
     extra = {name: {"name": name, "value": value} for name, value in settings.extra_env if name not in ours}
     return [*extra.values(), *ours.values()]
@@ -67,7 +146,7 @@ def pod_spec(
 ) -> Json:
     """The spec of a pod with this one container, on nodes of this class.
 
-    `spread_over`: labels of the pods to be spread over nodes; None: no spreading.
+    `spread_over`: labels of the pods to spread over nodes; None: no spreading.
     """
     spec: Json = {
         "automountServiceAccountToken": False,
@@ -108,7 +187,7 @@ def pod_spec(
 
 
 def _terms(hardware: HardwareClassSpec, pod: Pod) -> list[Json]:
-    """Node selector terms: any of the class's, and each of them with what the endpoint and the architecture add."""
+    """Node selector terms: each of the class's terms with the endpoint's nodeSelector and the architecture added."""
     both: list[Json] = []
     if hardware.architecture is not None:
         both.append(_one_of("kubernetes.io/arch", hardware.architecture.value))
@@ -134,7 +213,8 @@ def _one_of(key: str, value: str) -> Json:
 
 
 def _spread(pod: Pod, labels: Mapping[str, str]) -> list[dict[str, Any]]:
-    """As the endpoint says; else over nodes, where that is possible: one lost node must not be the endpoint."""
+    """The endpoint's constraints; else spread over nodes where possible, so that one lost node is not the whole
+    endpoint."""
     asked: list[Json] = [
         {
             "topologyKey": entry.topology_key,
@@ -143,7 +223,7 @@ def _spread(pod: Pod, labels: Mapping[str, str]) -> list[dict[str, Any]]:
         }
         for entry in pod.topology_spread_constraints
     ] or [{"topologyKey": "kubernetes.io/hostname", "maxSkew": 1, "whenUnsatisfiable": "ScheduleAnyway"}]
-    # Old and new pods of a rollout are spread each among themselves.
+    # Old and new pods of a rollout are spread separately.
     return [
         {**entry, "labelSelector": {"matchLabels": dict(labels)}, "matchLabelKeys": ["pod-template-hash"]}
         for entry in asked

@@ -1,101 +1,304 @@
-"""What is said of scaling: the last decision in the status, an Event when the number changes, and whether the load is
-known."""
+"""Replica count, the objects that scale in the modes HPA and KEDA, and the conditions and Events about scaling.
+
+In each mode there is exactly one writer of `spec.replicas`: the operator in the modes Internal, External and None, an
+HPA in the modes HPA and KEDA.
+
+An HPA of the operator scales on the number that the operator decided, with a target of one per replica. An HPA does
+nothing while the ratio of the metric to the target is within 10 % of 1, so from ten replicas on it would not add or
+remove a single one. Therefore its tolerance is set to 0 (feature gate HPAConfigurableTolerance: since Kubernetes 1.33,
+on by default since 1.35). An API server without the feature drops the field; then minReplicas and maxReplicas are set
+to the decided number itself, because an HPA enforces its bounds regardless of tolerance. Its stabilisation windows are
+0: the operator has already applied its own.
+"""
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+from dataclasses import dataclass, replace
 from datetime import datetime
 
-from penstock.resources.scaling import ScalingMode
+from penstock.resources.scaling import Scaling, ScalingMode
 from penstock.resources.status import ScalingStatus, timestamp
-from penstock_operator.plan.actions import Event
-from penstock_operator.plan.autoscaling import METRIC, prometheus_of
-from penstock_operator.plan.conditions import Finding, clipped, no, stopped, unknown, yes
-from penstock_operator.plan.endpoint import Endpoint
-from penstock_operator.plan.observed import Observed, Scale
-from penstock_operator.plan.replicas import DECIDED, Replicas
-from penstock_operator.plan.scalers import SCALED_OBJECT, ScalerFacts, left_over
+from penstock_operator.plan.conditions import Event, Finding, Reason, clipped, no, sentence, stopped, unknown, yes
+from penstock_operator.plan.endpoint import ParsedEndpoint
+from penstock_operator.plan.installation import Json, PlanSettings
+from penstock_operator.plan.observed import (
+    HPA,
+    SCALED_OBJECT,
+    DeploymentFacts,
+    DesiredScale,
+    EndpointSnapshot,
+    ScalerFacts,
+)
 from penstock_operator.scaling.decide import Cause
 
-WHAT_TO_DO = (
+DECIDED = frozenset({ScalingMode.INTERNAL, ScalingMode.HPA, ScalingMode.KEDA})
+"""The modes in which the autoscaler decides the replica count."""
+
+
+def operator_writes(mode: ScalingMode) -> bool:
+    """Whether the operator writes the decided count itself; otherwise an HPA does."""
+    return mode is ScalingMode.INTERNAL
+
+
+@dataclass(frozen=True)
+class ReplicaTarget:
+    """The replica count of the Deployment and its writer."""
+
+    wanted: int
+    written: bool
+    """True: the operator applies `spec.replicas`. False: it leaves the field out, and an HPA owns it."""
+    kept: bool = False
+    """The operator applies the present count until an HPA has written one."""
+
+
+def replica_target(
+    endpoint: ParsedEndpoint, deployment: DeploymentFacts | None, scale: DesiredScale | None, *, others: bool = False
+) -> ReplicaTarget:
+    """The replica count. `others`: a scaler of a previous mode still exists.
+
+    A suspended endpoint has 0 in every mode; an HPA ignores a Deployment with 0 replicas.
+    """
+    spec = endpoint.spec
+    if spec.suspend:
+        return ReplicaTarget(0, written=True)
+    if others and deployment is not None:
+        # It may still write its count: two writers would make pods come and go.
+        return _present_count(deployment)
+    match spec.scaling.mode:
+        case ScalingMode.EXTERNAL | ScalingMode.NONE:
+            return ReplicaTarget(spec.replicas, written=True)
+        case ScalingMode.HPA | ScalingMode.KEDA:
+            # A Deployment that no HPA has scaled yet starts with the API server's default of 1.
+            if deployment is None or deployment.wanted == 0:
+                return ReplicaTarget(1, written=False)
+            return _present_count(deployment)
+        case ScalingMode.INTERNAL:
+            return ReplicaTarget(_internal(endpoint, deployment, scale), written=True)
+
+
+def _present_count(deployment: DeploymentFacts) -> ReplicaTarget:
+    """Keep the present count. When the operator is the only owner of the field it keeps applying it until another
+    client has written a count: a field without an owner would return to the default of 1."""
+    ours = deployment.replicas_ours_alone
+    return ReplicaTarget(deployment.wanted, written=ours, kept=ours)
+
+
+def _internal(endpoint: ParsedEndpoint, deployment: DeploymentFacts | None, scale: DesiredScale | None) -> int:
+    scaling = endpoint.spec.scaling
+    least, most = scaling.min_replicas, scaling.max_replicas
+    if scale is not None:
+        return min(most, max(least, scale.replicas))
+    if deployment is None:
+        return max(1, least)
+    if deployment.wanted == 0:
+        # Idle by the autoscaler's decision; or just resumed after suspension, which needs a pod again.
+        idle = (endpoint.status.get("scaling") or {}).get("desired") == 0
+        return least if idle else max(1, least)
+    return min(most, max(least, deployment.wanted))
+
+
+def in_force(scalers: Iterable[ScalerFacts]) -> ScalerFacts | None:
+    """The HorizontalPodAutoscaler that writes the count."""
+    return next((one for one in scalers if one.kind == HPA and not one.deleting), None)
+
+
+def left_over(scalers: Iterable[ScalerFacts], mode: ScalingMode) -> tuple[ScalerFacts, ...]:
+    """Scalers of a previous mode (including KEDA's): until they are gone they may write the count."""
+    return tuple(one for one in scalers if not _belongs(one, mode))
+
+
+def _belongs(scaler: ScalerFacts, mode: ScalingMode) -> bool:
+    if mode is ScalingMode.HPA:
+        return scaler.kind == HPA and scaler.ours
+    return mode is ScalingMode.KEDA and SCALED_OBJECT in {scaler.kind, scaler.owner}
+
+
+METRIC = "penstock_operator_desired_replicas"
+"""The operator's gauge, and its name in an external metrics API."""
+POLLING_SECONDS = 15
+COOLDOWN_SECONDS = 300
+SMALLEST_PREVENTED = 9
+"""The smallest count that a tolerance of 10 % can prevent: 9 after 10."""
+
+
+@dataclass(frozen=True)
+class HpaBounds:
+    """minReplicas and maxReplicas of an HPA."""
+
+    least: int
+    most: int
+
+
+def hpa_bounds(scaling: Scaling, scale: DesiredScale | None, scalers: tuple[ScalerFacts, ...]) -> HpaBounds:
+    """The bounds of the spec; the decided number itself where the HPA's tolerance could prevent it.
+
+    While the HPA does not exist, it is not known whether the API server keeps the tolerance: it starts with the spec's
+    bounds.
+    """
+    present = in_force(scalers)
+    if scale is None or present is None or present.exact or scale.replicas < SMALLEST_PREVENTED:
+        return HpaBounds(scaling.min_replicas, scaling.max_replicas)
+    number = min(scaling.max_replicas, max(scaling.min_replicas, scale.replicas))
+    return HpaBounds(number, number)
+
+
+def labels(endpoint: ParsedEndpoint) -> dict[str, str]:
+    """Labels of the gauge's series for this endpoint."""
+    return {"model_endpoint": endpoint.name, "model_endpoint_namespace": endpoint.namespace}
+
+
+def behaviour() -> Json:
+    """Scale immediately, without stabilisation windows or tolerance."""
+    at_once = {"type": "Percent", "value": 100, "periodSeconds": 15}
+    up = [at_once, {"type": "Pods", "value": 4, "periodSeconds": 15}]
+    common = {"stabilizationWindowSeconds": 0, "tolerance": "0", "selectPolicy": "Max"}
+    return {"scaleUp": {**common, "policies": up}, "scaleDown": {**common, "policies": [at_once]}}
+
+
+def horizontal_pod_autoscaler(endpoint: ParsedEndpoint, between: HpaBounds) -> Json:
+    """The HPA over an external metric: the server of external.metrics.k8s.io must provide the operator's gauge."""
+    return endpoint.owned(
+        "autoscaling/v2",
+        "HorizontalPodAutoscaler",
+        {
+            "scaleTargetRef": {"apiVersion": "apps/v1", "kind": "Deployment", "name": endpoint.name},
+            # 0 needs a feature gate of the API server that is off by default.
+            "minReplicas": max(1, between.least),
+            "maxReplicas": between.most,
+            "metrics": [
+                {
+                    "type": "External",
+                    "external": {
+                        "metric": {"name": METRIC, "selector": {"matchLabels": labels(endpoint)}},
+                        "target": {"type": "AverageValue", "averageValue": "1"},
+                    },
+                }
+            ],
+            "behavior": behaviour(),
+        },
+    )
+
+
+def prometheus_of(endpoint: ParsedEndpoint, settings: PlanSettings) -> str:
+    """The Prometheus that KEDA queries for the operator's gauge; empty: not configured."""
+    return endpoint.spec.scaling.metrics.prometheus.url or settings.prometheus_url
+
+
+def scaled_object(endpoint: ParsedEndpoint, prometheus_url: str, between: HpaBounds) -> Json:
+    """KEDA's ScaledObject over the operator's gauge in this Prometheus.
+
+    The HPA that KEDA creates for it has KEDA's own name, so it never replaces another HPA, and this object's labels, by
+    which the operator watches it.
+    """
+    matchers = ",".join(f'{key}="{value}"' for key, value in sorted(labels(endpoint).items()))
+    return endpoint.owned(
+        "keda.sh/v1alpha1",
+        "ScaledObject",
+        {
+            "scaleTargetRef": {"apiVersion": "apps/v1", "kind": "Deployment", "name": endpoint.name},
+            "pollingInterval": POLLING_SECONDS,
+            "cooldownPeriod": COOLDOWN_SECONDS,
+            "minReplicaCount": between.least,
+            "maxReplicaCount": between.most,
+            "advanced": {"horizontalPodAutoscalerConfig": {"behavior": behaviour()}},
+            "triggers": [
+                {
+                    "type": "prometheus",
+                    "metricType": "AverageValue",
+                    "metadata": {
+                        "serverAddress": prometheus_url,
+                        # During a change of leader two operators may export the series: the larger number counts.
+                        "query": f"max({METRIC}{{{matchers}}})",
+                        "threshold": "1",
+                        # A missing series must not be taken for zero load.
+                        "ignoreNullValues": "false",
+                    },
+                }
+            ],
+        },
+    )
+
+
+METRICS_REMEDY = (
     "Do the pods answer on /metrics from where the operator runs (network policies), or does the Prometheus of "
     "scaling.metrics.prometheus scrape them? Nothing shrinks meanwhile."
 )
 
 
-def metrics_available(observed: Observed, endpoint: Endpoint) -> Finding:
-    """Whether the load can be read, where the operator has to, and the number that follows from it by what scales."""
+def metrics_available(observed: EndpointSnapshot, endpoint: ParsedEndpoint) -> Finding:
+    """The condition MetricsAvailable: the load can be read where the operator needs it, and the scaler follows the
+    decision."""
     scaling, scale = endpoint.spec.scaling, observed.scale
     mode = scaling.mode
     old = left_over(observed.scalers, mode)
     if old and not endpoint.spec.suspend:
         return _handing_over(old)
     if mode not in DECIDED:
-        return yes("NotNeeded", f"With scaling.mode {mode.value} the operator does not read the load.")
+        return yes(Reason.NOT_NEEDED, f"With scaling.mode {mode.value} the operator does not read the load.")
     if mode is ScalingMode.INTERNAL and scaling.min_replicas == scaling.max_replicas:
-        return yes("NotNeeded", "minReplicas is maxReplicas: whatever the load is, the number stays.")
+        return yes(Reason.NOT_NEEDED, "minReplicas is maxReplicas: whatever the load is, the number stays.")
     if mode is ScalingMode.KEDA and observed.settings.keda:
         if SCALED_OBJECT in observed.unknown_kinds:
             return no(
-                "NoKeda",
+                Reason.NO_KEDA,
                 "The mode KEDA needs KEDA, and the API server has no scaledobjects.keda.sh: install KEDA, or choose "
                 "another scaling.mode, such as Internal. The number of replicas stays as it is.",
             )
         if not prometheus_of(endpoint, observed.settings):
             return no(
-                "NoPrometheus",
+                Reason.NO_PROMETHEUS,
                 "The mode KEDA needs a Prometheus that has the operator's metrics: name it in "
                 "scaling.metrics.prometheus.url, or for all endpoints with the operator's --prometheus-url.",
             )
     if scale is None:
-        return unknown("NotRead", "The load has not been read yet.")
-    if not scale.metrics_available:
-        why = scale.metrics_message or "The load cannot be read"
-        return no(scale.metrics_reason or "MetricsMissing", f"{why[:1].upper()}{why[1:].rstrip('.')}. {WHAT_TO_DO}")
+        return unknown(Reason.NOT_READ, "The load has not been read yet.")
+    if scale.metrics is not None and scale.metrics.false:
+        return no(scale.metrics.reason, f"{sentence(scale.metrics.message)} {METRICS_REMEDY}")
     broken = next((one for one in observed.scalers if one.broken and not one.deleting), None)
     if broken is not None:
         return _cannot_scale(broken)
-    return yes("Read", "The load is read: status.scaling has the last decision.")
+    return yes(Reason.READ, "The load is read: status.scaling has the last decision.")
 
 
 def _handing_over(old: tuple[ScalerFacts, ...]) -> Finding:
     names = ", ".join(f"the {one.kind} {one.name}" for one in old)
     keda = any(SCALED_OBJECT in {one.kind, one.owner} for one in old)
-    hint = " KEDA has to let go of it: does its operator run?" if keda else ""
-    return unknown("HandingOver", f"The number of replicas stays until {names} of the mode before is gone.{hint}")
+    hint = " KEDA has to remove it: does its operator run?" if keda else ""
+    return unknown(Reason.HANDING_OVER, f"The number of replicas stays until {names} of the mode before is gone.{hint}")
 
 
 def _cannot_scale(scaler: ScalerFacts) -> Finding:
-    """The operator has decided, and what is to follow it does not."""
+    """The operator decided, but the scaler that should follow the decision cannot."""
     where = (
         "its triggers"
         if SCALED_OBJECT in {scaler.kind, scaler.owner}
         else f"external.metrics.k8s.io, which has to have {METRIC}: docs/how-to/scale-with-hpa-or-keda.md has the rule "
         "for an adapter"
     )
-    said = stopped(f"{scaler.reason}: {scaler.message}" if scaler.message else scaler.reason)
+    message = stopped(f"{scaler.reason}: {scaler.message}" if scaler.message else scaler.reason)
     return no(
-        "ScalerFails",
-        f"The {scaler.kind} {scaler.name} cannot scale: {said} The number of replicas stays as it is. Look at {where}.",
+        Reason.SCALER_FAILS,
+        f"The {scaler.kind} {scaler.name} cannot scale: {message} The number of replicas stays as it is. "
+        f"Look at {where}.",
     )
 
 
-def curve_current(endpoint: Endpoint, scale: Scale | None) -> Finding:
-    """Whether what serves is as fast as it was measured to be, as far as its traffic tells."""
+def curve_current(endpoint: ParsedEndpoint, scale: DesiredScale | None) -> Finding:
+    """The condition CurveCurrent: the replicas are as fast as measured, judged by the latency of their traffic."""
     if endpoint.spec.scaling.mode not in DECIDED:
-        return unknown("NotWatched", "In this scaling mode the operator does not look at the latency of the traffic.")
-    if scale is None or scale.curve_current is None:
-        return unknown("NotRead", "The latency of the traffic has not been read yet.")
-    message = scale.curve_message or "The observed p95 was held against the measured one"
-    said = f"{message[:1].upper()}{message[1:].rstrip('.')}."
-    if scale.curve_current:
-        return yes("AsMeasured", said)
-    return no(scale.curve_reason or "SlowerThanMeasured", said)
+        return unknown(
+            Reason.NOT_WATCHED, "In this scaling mode the operator does not look at the latency of the traffic."
+        )
+    if scale is None or scale.curve is None:
+        return unknown(Reason.NOT_READ, "The latency of the traffic has not been read yet.")
+    return replace(scale.curve, message=sentence(scale.curve.message))
 
 
 def scaling_status(
-    before: ScalingStatus | None, replicas: Replicas, scale: Scale | None, now: datetime
+    before: ScalingStatus | None, replicas: ReplicaTarget, scale: DesiredScale | None, now: datetime
 ) -> ScalingStatus | None:
-    """The last decision of the autoscaler; without a new one, the last stays as it was."""
+    """`status.scaling`: the autoscaler's last decision. Without a new decision the previous one stays."""
     if scale is None:
         return before
     desired = replicas.wanted if replicas.written else scale.replicas
@@ -113,19 +316,23 @@ def scaling_status(
     )
 
 
-def scaled(
-    before: ScalingStatus | None, after: ScalingStatus | None, replicas: Replicas, *, suspended: bool
+def scaling_events(
+    before: ScalingStatus | None, after: ScalingStatus | None, replicas: ReplicaTarget, *, suspended: bool
 ) -> tuple[Event, ...]:
-    """Events when the number changes, and when maxReplicas begins to hold it down: the decision in its own words."""
+    """Events when the count changes, and when maxReplicas begins to limit it, with the reason of the decision."""
     if before is None or after is None or suspended:
         return ()
-    said = after.reason or f"{after.desired} replicas, {before.desired} before."
+    message = after.reason or f"{after.desired} replicas, {before.desired} before."
     events = []
     if after.desired != before.desired:
         up = after.desired > before.desired
-        # An HPA follows, and has an event of its own about it; it does not know why.
-        reasons = ("ScaledUp", "ScaledDown") if replicas.written else ("MoreReplicasWanted", "FewerReplicasWanted")
-        events.append(Event("Normal", reasons[0 if up else 1], said))
+        # An HPA follows and posts its own event, which does not have the reason of the decision.
+        reasons = (
+            (Reason.SCALED_UP, Reason.SCALED_DOWN)
+            if replicas.written
+            else (Reason.MORE_REPLICAS_WANTED, Reason.FEWER_REPLICAS_WANTED)
+        )
+        events.append(Event("Normal", reasons[0 if up else 1], message))
     if after.cause == Cause.MAXIMUM.value != before.cause:
-        events.append(Event("Warning", "ScalingLimited", said))
+        events.append(Event("Warning", Reason.SCALING_LIMITED, message))
     return tuple(events)

@@ -1,6 +1,7 @@
-"""Which artefact the pods are to serve: the result, or the fp32 graph meanwhile, or what they have served so far.
+"""Chooses the artefact that the pods serve: the result, the fp32 graph until there is a result, or the present
+artefact.
 
-The one rule that matters: what serves is replaced only by something that is there, was judged, and is not worse.
+An artefact that serves is replaced only by one that exists, was judged, and is not worse.
 """
 
 from __future__ import annotations
@@ -11,18 +12,18 @@ from penstock.resources.endpoint import OptimizationMode
 from penstock.resources.optimized_model import OptimizedModelSpec
 from penstock.resources.result import ArtefactReference, Result
 from penstock.tasks import TaskName
-from penstock_operator.plan.endpoint import Endpoint
+from penstock_operator.plan.conditions import Reason
+from penstock_operator.plan.endpoint import ParsedEndpoint
 from penstock_operator.plan.observed import DeploymentFacts
-from penstock_operator.plan.optimized_model import Optimization
+from penstock_operator.plan.optimized_model import OptimizationState
 
-NOTICEABLY = 0.9
-"""A result that takes less than this share of what the present one takes, measured alike, is worse, not noise."""
-NO_CANDIDATE = "NoCandidateWithinBudget"
+WORSE_SHARE = 0.9
+"""A result with less than this share of the present capacity, measured alike, is worse; less difference is noise."""
 
 
 @dataclass(frozen=True)
-class Serving:
-    """What the Deployment is to serve, and what it was made for."""
+class ServingChoice:
+    """The artefact that the Deployment is to serve, and the spec that it was made for."""
 
     artefact: ArtefactReference | None
     """None: pinned, or not known."""
@@ -36,27 +37,30 @@ class Serving:
     max_input_tokens: int | None
     truncate: bool
     result: Result | None = None
-    """The evidence; None for the fp32 graph while it is all there is, and for a pinned artefact."""
+    """The measurements; None for the fp32 graph while the search runs, and for a pinned artefact."""
     baseline: bool = False
-    """The fp32 graph, while the search is not through."""
+    """It is the fp32 graph, and the search has not ended."""
     kept: str = ""
-    """Why it is not what the present spec asks for; empty: it is."""
-    same_wish: bool = False
-    """It is kept, and was made for the same spec by another version of the optimiser: as good as asked for."""
+    """Why it is not the artefact that the present spec asks for; empty: it is."""
+    same_spec: bool = False
+    """It is kept, and another version of the optimiser made it for the same spec."""
     known: bool = True
-    """False: nothing is known of it but its digest, and the Deployment stays exactly as it is."""
+    """False: only its digest is known, and the Deployment is not changed."""
 
 
 def choose(
-    endpoint: Endpoint, wanted: Optimization | None, serving: Optimization | None, deployment: DeploymentFacts | None
-) -> Serving | None:
+    endpoint: ParsedEndpoint,
+    wanted: OptimizationState | None,
+    serving: OptimizationState | None,
+    deployment: DeploymentFacts | None,
+) -> ServingChoice | None:
     """What to serve; None: nothing yet.
 
     `wanted` is the OptimizedModel of the present spec (None: pinned, or not known), `serving` that of the Deployment.
     """
     spec = endpoint.spec
     if spec.optimization.mode is OptimizationMode.PINNED and spec.optimization.artefact is not None:
-        return Serving(
+        return ServingChoice(
             artefact=None,
             digest=spec.optimization.artefact,
             optimized_model="",
@@ -69,10 +73,10 @@ def choose(
     present = deployment.artefact if deployment is not None else ""
     if wanted is not None and wanted.ready and wanted.status.artefact is not None:
         if serving is not None and present and wanted.name != serving.name:
-            worse = why_worse(wanted, serving)
+            worse = _why_worse(wanted, serving)
             if worse:
                 same = _without_toolchain(wanted.spec) == _without_toolchain(serving.spec)
-                kept = _of(serving, _reference(serving, present), kept=worse, same_wish=same)
+                kept = _of(serving, _reference(serving, present), kept=worse, same_spec=same)
                 return kept or _unknown(endpoint, present, deployment, kept=worse)
         return _of(wanted, wanted.status.artefact)
     if present:
@@ -84,17 +88,17 @@ def choose(
     if wanted is None or not spec.optimization.serve_while_optimizing:
         return None
     failure = wanted.status.failure
-    if wanted.failed and failure is not None and failure.reason == NO_CANDIDATE:
-        # whenNoCandidate: Fail. The fp32 graph is exactly what is not wanted.
+    if wanted.failed and failure is not None and failure.reason == Reason.NO_CANDIDATE_WITHIN_BUDGET:
+        # whenNoCandidate: Fail does not allow the fp32 graph either.
         return None
     return _of(wanted, wanted.status.baseline) if wanted.status.baseline is not None else None
 
 
-def why_worse(new: Optimization, old: Optimization) -> str:
+def _why_worse(new: OptimizationState, old: OptimizationState) -> str:
     """Why the result of the present spec should not replace what serves; empty when it should.
 
-    Speeds are compared only where all that differs is who measured them (another version of the optimiser): a changed
-    spec asks for something else, and gets it.
+    Capacities are compared only where nothing but the version of the optimiser differs: a changed spec asks for
+    something else.
     """
     found, present = new.status.result, old.status.result
     if found is None or present is None:
@@ -104,7 +108,7 @@ def why_worse(new: Optimization, old: Optimization) -> str:
     if _without_toolchain(new.spec) != _without_toolchain(old.spec) or found.cpu.isa is not present.cpu.isa:
         return ""
     now, before = found.capacity.requests_per_second, present.capacity.requests_per_second
-    if before and (now is None or now < NOTICEABLY * before):
+    if before and (now is None or now < WORSE_SHARE * before):
         return (
             f"the new result takes {0 if now is None else now:.4g} requests/s within the objective, "
             f"and what serves takes {before:.4g}"
@@ -117,12 +121,12 @@ def _without_toolchain(spec: OptimizedModelSpec) -> object:
 
 
 def _of(
-    model: Optimization, artefact: ArtefactReference | None, *, kept: str = "", same_wish: bool = False
-) -> Serving | None:
+    model: OptimizationState, artefact: ArtefactReference | None, *, kept: str = "", same_spec: bool = False
+) -> ServingChoice | None:
     if artefact is None:
         return None
     result = model.status.artefact is not None and artefact.digest == model.status.artefact.digest
-    return Serving(
+    return ServingChoice(
         artefact=artefact,
         digest=artefact.digest,
         optimized_model=model.name,
@@ -134,21 +138,21 @@ def _of(
         result=model.status.result if result else None,
         baseline=not result,
         kept=kept,
-        same_wish=same_wish,
+        same_spec=same_spec,
     )
 
 
-def _reference(model: Optimization, digest: str) -> ArtefactReference | None:
+def _reference(model: OptimizationState, digest: str) -> ArtefactReference | None:
     for known in (model.status.artefact, model.status.baseline):
         if known is not None and known.digest == digest:
             return known
-    return None  # that OptimizedModel was deleted, and another of its name found something else
+    return None  # the OptimizedModel was deleted, and a new one of its name has another result
 
 
-def _unknown(endpoint: Endpoint, digest: str, deployment: DeploymentFacts | None, *, kept: str) -> Serving:
-    """What serves was pinned, or its OptimizedModel was deleted: the Deployment stays exactly as it is."""
+def _unknown(endpoint: ParsedEndpoint, digest: str, deployment: DeploymentFacts | None, *, kept: str) -> ServingChoice:
+    """A previously pinned artefact, or one whose OptimizedModel was deleted: the Deployment is not changed."""
     spec = endpoint.spec
-    return Serving(
+    return ServingChoice(
         artefact=None,
         digest=digest,
         optimized_model=deployment.optimized_model if deployment is not None else "",
@@ -162,5 +166,5 @@ def _unknown(endpoint: Endpoint, digest: str, deployment: DeploymentFacts | None
     )
 
 
-def _baseline_digest(model: Optimization) -> str:
+def _baseline_digest(model: OptimizationState) -> str:
     return "" if model.status.baseline is None else model.status.baseline.digest

@@ -1,69 +1,262 @@
-"""The status of the endpoint: what people read in `kubectl get`, and what the autoscaler and the next plan build on."""
+"""Builds the status of a ModelEndpoint: its ten conditions and Ready, the served plan, scaling, pods and history.
+
+`conditions_of` computes each condition as a `Finding`; `endpoint_status` writes the findings and the other fields.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from datetime import datetime
 
 from pydantic import ValidationError
 
 from penstock.hardware import CpuIdentity
 from penstock.resources.status import (
+    Condition,
+    ConditionStatus,
+    ConditionType,
     EndpointStatus,
     PlanStatus,
     PodReport,
     ServedBefore,
     timestamp,
+    updated_conditions,
 )
-from penstock_operator.plan.availability import Trouble
-from penstock_operator.plan.conditions import clipped
+from penstock_operator.plan import gateway
+from penstock_operator.plan.conditions import Finding, Reason, clipped, conditions, no, unknown, yes
+from penstock_operator.plan.endpoint import ParsedEndpoint
+from penstock_operator.plan.installation import Json
+from penstock_operator.plan.model_conditions import accuracy, model_resolved, objective, optimized, p95_text, speed_text
 from penstock_operator.plan.names import runtime_selector
-from penstock_operator.plan.observed import RuntimePod
-from penstock_operator.plan.optimized_model import Optimization
-from penstock_operator.plan.pinning import PinVerdict, spoken
-from penstock_operator.plan.serving import Serving
-from penstock_operator.plan.settings import Json
+from penstock_operator.plan.observed import EndpointSnapshot
+from penstock_operator.plan.optimized_model import OptimizationState
+from penstock_operator.plan.pod_conditions import (
+    PinVerdict,
+    PodProblem,
+    available,
+    cores_pinned,
+    cpu_list,
+    progressing,
+)
+from penstock_operator.plan.scaling import (
+    DECIDED,
+    ReplicaTarget,
+    curve_current,
+    metrics_available,
+    scaling_status,
+)
+from penstock_operator.plan.serving import ServingChoice
+from penstock_operator.plan.workloads import RuntimePod
 
-MOST_PODS = 32
-MOST_HISTORY = 5
+MAX_PODS = 32
+MAX_HISTORY = 5
+MESSAGE_LIMIT = 2048
+
+NEEDED = (ConditionType.ACCEPTED, ConditionType.OPTIMIZED, ConditionType.AVAILABLE, ConditionType.CORES_PINNED)
+"""Ready requires these conditions to be true."""
+NOT_DENIED = (ConditionType.MODEL_RESOLVED, ConditionType.ACCURACY_WITHIN_BUDGET, ConditionType.OBJECTIVE_MET)
+"""Ready requires these conditions not to be false. Unknown does not prevent Ready: an artefact may be pinned, or a
+measurement may have been left out.
+
+MetricsAvailable is in neither group: an endpoint serves without metrics; only its replica count no longer changes.
+"""
+
+
+@dataclass(frozen=True)
+class EndpointState:
+    """Everything that the conditions and the status of one endpoint are computed from."""
+
+    endpoint: ParsedEndpoint
+    observed: EndpointSnapshot
+    acceptance: Finding
+    wanted: OptimizationState | None
+    """The OptimizedModel of the present spec; None: the artefact is pinned, or the spec is not accepted."""
+    serving: ServingChoice | None
+    models: tuple[OptimizationState, ...]
+    """`wanted`, and the OptimizedModel of the Deployment."""
+    replicas: ReplicaTarget
+    desired_template: str
+    """The hash of the desired pod template; empty: the present template stays."""
+    cpus: int
+    """CPUs that a new pod requests."""
+    pods: tuple[RuntimePod, ...]
+    """The runtime pods that are not being deleted."""
+    problems: tuple[PodProblem, ...]
+    verdicts: tuple[PinVerdict, ...]
+    missing_for_job: str
+    """What the nodes lack for the optimisation job; empty: nothing is known to be missing."""
+
+
+def conditions_of(state: EndpointState) -> dict[str, Finding]:
+    """The findings of all conditions by type, Ready last."""
+    endpoint, observed, serving = state.endpoint, state.observed, state.serving
+    pinned = cores_pinned(state.verdicts, {entry.pod.name for entry in state.pods if entry.pod.ready})
+    found: dict[str, Finding] = {
+        ConditionType.ACCEPTED: state.acceptance,
+        ConditionType.MODEL_RESOLVED: model_resolved(endpoint, state.wanted),
+        ConditionType.OPTIMIZED: optimized(endpoint, state.wanted, serving, state.missing_for_job),
+        ConditionType.ACCURACY_WITHIN_BUDGET: accuracy(state.wanted, serving),
+        ConditionType.CORES_PINNED: pinned,
+        ConditionType.AVAILABLE: available(
+            endpoint,
+            serving,
+            observed.deployment,
+            state.replicas,
+            state.problems,
+            held=gateway.answers(endpoint, observed.gateway) if gateway.wanted(endpoint) else None,
+        ),
+        ConditionType.OBJECTIVE_MET: objective(endpoint, serving, pinned, state.verdicts),
+        ConditionType.CURVE_CURRENT: curve_current(endpoint, observed.scale),
+        ConditionType.METRICS_AVAILABLE: metrics_available(observed, endpoint),
+        ConditionType.PROGRESSING: progressing(
+            endpoint,
+            observed.deployment,
+            state.replicas,
+            desired_template=state.desired_template,
+            pods=state.pods,
+            problems=state.problems,
+            cpus=state.cpus,
+        ),
+    }
+    found[ConditionType.READY] = ready(endpoint, found, state.problems)
+    return found
+
+
+def ready(endpoint: ParsedEndpoint, findings: Mapping[str, Finding], problems: Sequence[PodProblem]) -> Finding:
+    """Ready: the pods serve what the spec asks for and are known to own their cores.
+
+    The reason of a false Ready is the reason of the first condition that prevents it. An endpoint may answer requests
+    without being Ready: that is the condition Available.
+    """
+    if endpoint.spec.suspend:
+        return no(Reason.SUSPENDED, "The endpoint is suspended. Set spec.suspend to false to serve again.")
+    answering = findings[ConditionType.AVAILABLE]
+    idle = answering.true and answering.reason == Reason.SCALED_TO_ZERO
+    for kind in NEEDED:
+        finding = findings[kind]
+        if idle and kind == ConditionType.CORES_PINNED and not finding.false:
+            # There is no pod to inspect. The next one will be inspected.
+            continue
+        if not finding.true:
+            return no(finding.reason, finding.message)
+    for kind in NOT_DENIED:
+        if findings[kind].false:
+            return no(findings[kind].reason, findings[kind].message)
+    crashing = [problem for problem in problems if problem.crashing]
+    if crashing:
+        return no(crashing[0].reason, crashing[0].message)
+    rollout = findings[ConditionType.PROGRESSING]
+    if rollout.reason in {Reason.ROLLING_OUT, Reason.NO_ROOM_FOR_SURGE, Reason.ROLLOUT_STUCK}:
+        return no(rollout.reason, rollout.message)
+    return yes(Reason.SCALED_TO_ZERO if idle else Reason.SERVING, answering.message)
+
+
+def endpoint_status(state: EndpointState, findings: Mapping[str, Finding], before: EndpointStatus) -> EndpointStatus:
+    """The status to write. `before`: the present status."""
+    endpoint, observed, serving = state.endpoint, state.observed, state.serving
+    present = observed.deployment
+    shown = plan_status(serving, before.plan, state.pods, state.models)
+    p95, speed_up = _figures(state, shown, findings)
+    return EndpointStatus(
+        observed_generation=endpoint.generation,
+        conditions=conditions(
+            findings,
+            before=endpoint.status.get("conditions") or (),
+            generation=endpoint.generation,
+            now=observed.now,
+        ),
+        reason=_printed_reason(findings[ConditionType.READY], state.wanted),
+        optimized_model=state.wanted.name if state.wanted is not None else "",
+        plan=shown,
+        replicas=present.replicas if present is not None else 0,
+        ready_replicas=present.ready if present is not None else 0,
+        selector=label_selector(endpoint.name),
+        url=endpoint.url,
+        p95=p95,
+        speed_up=speed_up,
+        scaling=scaling_status(
+            before.scaling if endpoint.spec.scaling.mode in DECIDED else None,
+            state.replicas,
+            observed.scale,
+            observed.now,
+        ),
+        pods=pod_reports(state.pods, state.verdicts, state.problems),
+        history=history(before, shown, observed.now),
+    )
+
+
+def invalid_spec_status(observed: EndpointSnapshot, why: Finding) -> EndpointStatus:
+    """The status of an endpoint whose spec cannot be parsed: Accepted is false, all other conditions are unknown."""
+    status = observed.endpoint.get("status") or {}
+    generation = int(observed.endpoint["metadata"].get("generation") or 1)
+    findings: dict[str, Finding] = {kind: unknown(Reason.NOT_ACCEPTED, why.message) for kind in ConditionType}
+    findings[ConditionType.ACCEPTED] = why
+    findings[ConditionType.READY] = no(why.reason, why.message)
+    written = conditions(findings, before=status.get("conditions") or (), generation=generation, now=observed.now)
+    update = {"conditions": written, "observed_generation": generation, "reason": str(why.reason)}
+    return read_status(status).model_copy(update=update)
+
+
+def with_apply_failure(status: Json, message: str, now: datetime, *, forbidden: bool) -> Json:
+    """The status with Ready false because the API server refused an object. `message`: the API server's message."""
+    known = EndpointStatus.model_validate(status)
+    remedy = (
+        "A ResourceQuota, an admission policy or missing rights of the operator's service account forbid it"
+        if forbidden
+        else "An admission policy may ask for other fields; spec.pod has labels, annotations and more"
+    )
+    failed = Condition(
+        type=ConditionType.READY,
+        status=ConditionStatus.FALSE,
+        reason=str(Reason.APPLY_FAILED),
+        message=f"{message}. {remedy}."[:MESSAGE_LIMIT],
+        observed_generation=known.observed_generation,
+        last_transition_time=timestamp(now),
+    )
+    update = {"conditions": updated_conditions(known.conditions, [failed]), "reason": str(Reason.APPLY_FAILED)}
+    return known.model_copy(update=update).to_object()
 
 
 def read_status(value: Json) -> EndpointStatus:
-    """The status as it stands; an empty one when somebody else wrote it."""
+    """Parse the present status; an empty status when it is not valid (another program wrote it)."""
     try:
         return EndpointStatus.model_validate(value)
     except ValidationError:
         return EndpointStatus()
 
 
-def selector(name: str) -> str:
-    """The labels of the pods, for the scale subresource."""
+def label_selector(name: str) -> str:
+    """The label selector of the runtime pods, for the scale subresource."""
     return ",".join(f"{key}={value}" for key, value in sorted(runtime_selector(name).items()))
 
 
 def plan_status(
-    serving: Serving | None, before: PlanStatus | None, pods: Sequence[RuntimePod], models: Sequence[Optimization]
+    serving: ServingChoice | None,
+    before: PlanStatus | None,
+    pods: Sequence[RuntimePod],
+    models: Sequence[OptimizationState],
 ) -> PlanStatus | None:
-    """What is served: in a rollout the old plan, until a pod answers with the new one."""
+    """The served plan. During a rollout it is the old plan until a pod answers with the new one."""
     answering = {entry.pod.artefact for entry in pods if entry.pod.ready and not entry.pod.deleting}
     if before is not None and before.digest in answering and (serving is None or serving.digest not in answering):
         return before
     return None if serving is None else _plan_status(serving, pods, models)
 
 
-def _plan_status(serving: Serving, pods: Sequence[RuntimePod], models: Sequence[Optimization]) -> PlanStatus:
-    words = serving.result.plan.summary if serving.result is not None else ""
-    if not words:
-        said = (
+def _plan_status(serving: ServingChoice, pods: Sequence[RuntimePod], models: Sequence[OptimizationState]) -> PlanStatus:
+    summary = serving.result.plan.summary if serving.result is not None else ""
+    if not summary:
+        reported = (
             entry.report.plan for entry in pods if entry.report is not None and entry.pod.artefact == serving.digest
         )
-        words = next(filter(None, said), "fp32, while the optimisation runs" if serving.baseline else "")
-    if not words:
+        summary = next(filter(None, reported), "fp32, while the optimisation runs" if serving.baseline else "")
+    if not summary:
         known = (model.status for model in models if model.status.artefact is not None)
         same = (status.result for status in known if status.artefact and status.artefact.digest == serving.digest)
-        words = next((result.plan.summary for result in same if result is not None), "")
+        summary = next((result.plan.summary for result in same if result is not None), "")
     return PlanStatus(
-        summary=clipped(words, 256),
+        summary=clipped(summary, 256),
         digest=serving.digest,
         optimized_model=serving.optimized_model,
         baseline=serving.baseline,
@@ -71,26 +264,26 @@ def _plan_status(serving: Serving, pods: Sequence[RuntimePod], models: Sequence[
 
 
 def history(before: EndpointStatus, plan: PlanStatus | None, now: datetime) -> tuple[ServedBefore, ...]:
-    """Plans that were served before, the latest first, each once."""
+    """Plans that were served earlier, newest first, each digest once."""
     past = before.history
     last = before.plan
     if last is not None and last.digest and plan is not None and plan.digest != last.digest:
         past = (ServedBefore(digest=last.digest, summary=last.summary, until=timestamp(now)), *past)
     present = plan.digest if plan is not None else ""
     unique = {entry.digest: entry for entry in reversed(past) if entry.digest != present}
-    return tuple(reversed(unique.values()))[:MOST_HISTORY]
+    return tuple(reversed(unique.values()))[:MAX_HISTORY]
 
 
 def pod_reports(
-    pods: Sequence[RuntimePod], verdicts: Sequence[PinVerdict], wrong: Sequence[Trouble]
+    pods: Sequence[RuntimePod], verdicts: Sequence[PinVerdict], problems: Sequence[PodProblem]
 ) -> tuple[PodReport, ...]:
-    """What the pods say of themselves."""
+    """The entries of `status.pods`: node, readiness, pinning and CPU of each pod, ordered by name."""
     judged = {verdict.pod: verdict for verdict in verdicts}
-    trouble = {entry.pod: entry.message for entry in wrong}
+    messages = {problem.pod: problem.message for problem in problems}
     reports = []
-    for entry in sorted(pods, key=lambda entry: entry.pod.name)[:MOST_PODS]:
+    for entry in sorted(pods, key=lambda entry: entry.pod.name)[:MAX_PODS]:
         pod, report, verdict = entry.pod, entry.report, judged.get(entry.pod.name)
-        said = trouble.get(pod.name) or (verdict.message or verdict.wrong_cpu if verdict is not None else "")
+        message = messages.get(pod.name) or (verdict.message or verdict.wrong_cpu if verdict is not None else "")
         reports.append(
             PodReport(
                 name=pod.name,
@@ -98,12 +291,29 @@ def pod_reports(
                 ready=pod.ready,
                 digest=pod.artefact,
                 pinned=verdict.pinned if verdict is not None else None,
-                reason=clipped(said, 512),
-                cpus=clipped(spoken(report.cpus), 256) if report is not None else "",
+                reason=clipped(message, 512),
+                cpus=clipped(cpu_list(report.cpus), 256) if report is not None else "",
                 cpu=_cpu(report.cpu) if report is not None else "",
             )
         )
     return tuple(reports)
+
+
+def _printed_reason(summary: Finding, wanted: OptimizationState | None) -> str:
+    """The reason for the printer column, with the progress while the job runs: `Optimizing 7/23`."""
+    if summary.reason == Reason.OPTIMIZING and wanted is not None and wanted.status.progress:
+        return f"{Reason.OPTIMIZING} {wanted.status.progress}"
+    return str(summary.reason)
+
+
+def _figures(state: EndpointState, shown: PlanStatus | None, findings: Mapping[str, Finding]) -> tuple[str, str]:
+    """p95 and speed-up as text. Empty unless the pods serve this plan and own their cores: else they do not apply."""
+    serving = state.serving
+    if serving is None or not findings[ConditionType.CORES_PINNED].true:
+        return "", ""
+    if shown is None or shown.digest != serving.digest:
+        return "", ""
+    return p95_text(serving.result, state.endpoint.spec.scaling.headroom), speed_text(serving.result)
 
 
 def _cpu(value: Json) -> str:

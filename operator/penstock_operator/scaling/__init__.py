@@ -1,13 +1,13 @@
-"""The autoscaler at work: reads the load of every endpoint that scales, has it judged, and tells the plan the number.
+"""The autoscaler: reads the load of every endpoint that scales, decides the replica count, and publishes it to the
+plan.
 
-    exposition  the text of a runtime's /metrics -> a reading
-    history     readings of an endpoint's pods -> three-state metrics
-    scraper     asks the pods
-    queries     PromQL over the runtime's metrics -> three-state metrics
-    prometheus  asks a Prometheus
-    target      what the autoscaler has to know of one endpoint, from the caches
-    telling     which decisions are worth a write
-    loop        a tick for all endpoints: read, decide, tell
+    read/history      readings of an endpoint's pods -> three-state metrics
+    read/scrape       scrapes /metrics of runtime pods and gateways
+    read/queries      PromQL over the runtime's metrics -> three-state metrics
+    read/prometheus   queries a Prometheus
+    read/target       what the autoscaler needs to know of an endpoint, from the caches
+    decide/           pure: demand and capacity -> replicas
+    loop              for all endpoints at an interval: read, decide, publish
 
-The judgement is `penstock_operator.scaling.decide`; the one writer of the Deployment's replicas is the plan.
+The plan writes the replica count: the autoscaler itself writes nothing to the cluster.
 """

@@ -1,8 +1,10 @@
-"""One tick for all endpoints, every few seconds: read the load, decide, tell the plan.
+"""The autoscaler's loop: at an interval, for each endpoint that scales, read the load, decide, and publish the
+decision.
 
-Writes nothing itself. What it decides is kept in `world.scales`; the plan applies it with the Deployment and says it in
-the status, so that there is one writer of each. A new leader begins with what runs, and shrinks nothing before it has
-watched for a whole window.
+Published decisions are in `ClusterCache.scales`; the plan applies the replica count with the Deployment and writes the
+status, so that each has one writer. Not every decision is published: a decision is made every few seconds with slightly
+different figures, and each publication causes a write. A new leader starts from the present state and does not shrink
+before it has observed a whole window.
 """
 
 from __future__ import annotations
@@ -12,125 +14,215 @@ import logging
 import time
 from collections import defaultdict
 from contextlib import AsyncExitStack
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Self
 
+from penstock.resources.status import ConditionStatus
+from penstock_operator.cluster.api import SECRET, ClusterPort
 from penstock_operator.cluster.errors import ClusterError, Forbidden, NotLeading
-from penstock_operator.cluster.kinds import SECRET
-from penstock_operator.cluster.port import ClusterPort
-from penstock_operator.cluster.store import Key
+from penstock_operator.cluster.store import ObjectKey
 from penstock_operator.logs import ENDPOINT
-from penstock_operator.loop.time_slices import Slices
+from penstock_operator.loop.queue import TimeSlices
 from penstock_operator.metrics import SCALING_DECISIONS, SCALING_ERRORS, SCALING_SECONDS
+from penstock_operator.plan.conditions import Finding, Reason, no, yes
 from penstock_operator.plan.names import GATEWAY_STATUS_PORT
-from penstock_operator.plan.observed import Scale
-from penstock_operator.plan.replicas import written_here
+from penstock_operator.plan.observed import DesiredScale
+from penstock_operator.plan.scaling import operator_writes
 from penstock_operator.scaling.decide import (
     Cause,
+    Condition,
     Decision,
     Metrics,
     Observation,
     State,
+    Unknown,
+    Value,
     decide,
     dump_handover,
     restore_handover,
 )
-from penstock_operator.scaling.publish import as_available_as, blindness, scale_of, unavailable, worth_telling
-from penstock_operator.scaling.read.gateways import Waker, combined
 from penstock_operator.scaling.read.history import History
-from penstock_operator.scaling.read.prometheus import Access, OwnPrometheus, PrometheusClient, Source
-from penstock_operator.scaling.read.queries import Place, Windows
-from penstock_operator.scaling.read.scraper import Pod, Scraper
-from penstock_operator.scaling.read.target import Target, Targets
-from penstock_operator.watch.cluster_cache import World
+from penstock_operator.scaling.read.prometheus import (
+    OwnPrometheus,
+    PrometheusAccess,
+    PrometheusClient,
+    PrometheusSource,
+)
+from penstock_operator.scaling.read.queries import EndpointPods, Windows
+from penstock_operator.scaling.read.scrape import DemandWatcher, PodAddress, PodScraper, combined
+from penstock_operator.scaling.read.target import ScalingTarget, ScalingTargets
+from penstock_operator.watch.cluster_cache import ClusterCache
 
-AT_ONCE = 256
-"""Endpoints whose answers are waited for at the same time."""
-REST = 3.0
-"""Looking takes at most a quarter of the time..."""
-LONGEST_REST_SECONDS = 5.0
-"""... or comes this soon again: whatever its size, a fleet is not to wait for longer."""
+QUIET_SECONDS = 60.0
+"""Minimum interval between publications that change neither the count nor the availability of metrics."""
+NOTICEABLE = 0.25
+"""Figures that differ by less count as equal."""
+
+
+def desired_scale(decision: Decision, seen: Observation, memory: str = "") -> DesiredScale:
+    """The decision as plans read it, with the state for a new leader. Figures are rounded to three digits."""
+    demand, p95 = decision.demand, seen.metrics.p95_milliseconds
+    return DesiredScale(
+        replicas=decision.replicas,
+        reason=f"{decision.reason}.",
+        cause=decision.cause.value,
+        metrics=_finding(decision.metrics_available),
+        curve=_finding(decision.curve_current),
+        requests_per_second=None if demand is None else _rounded(demand.now),
+        capacity_per_replica=None if decision.capacity is None else _rounded(decision.capacity),
+        p95_milliseconds=_rounded(p95.value) if isinstance(p95, Value) else None,
+        slowdown=round(decision.slowdown, 2),
+        memory=memory,
+    )
+
+
+def _finding(condition: Condition) -> Finding:
+    """The finding of a decision's condition."""
+    return (yes if condition.status else no)(condition.reason, condition.message)
+
+
+def unknown_load(seen: Observation) -> str:
+    """Why neither rate of the load is known, as a clause; empty: at least one is."""
+    fast, slow = seen.metrics.arrivals_fast, seen.metrics.arrivals_slow
+    return fast.reason if isinstance(fast, Unknown) and isinstance(slow, Unknown) else ""
+
+
+def with_metrics_missing(scale: DesiredScale, why: str, seconds: float) -> DesiredScale:
+    """The same scale with MetricsAvailable false: the load has been unknown for `seconds`."""
+    message = f"{why}, for {seconds:.0f} s: replicas do not shrink"
+    return replace(scale, metrics=no(Reason.METRICS_MISSING, message))
+
+
+def with_metrics_of(before: DesiredScale, scale: DesiredScale) -> DesiredScale:
+    """The same scale with the finding published before: one or two missed readings do not change the condition."""
+    return replace(scale, metrics=before.metrics)
+
+
+def worth_publishing(before: DesiredScale | None, now: DesiredScale, *, seconds: float) -> bool:
+    """Whether to publish `now`, `seconds` after `before` was published."""
+    if before is None or before.replicas != now.replicas:
+        return True
+    if _status(before.metrics) != _status(now.metrics):
+        return True
+    if _status(before.curve)[0] is not _status(now.curve)[0]:
+        return True
+    if seconds < QUIET_SECONDS:
+        return False
+    if before.cause != now.cause or before.memory != now.memory:
+        return True
+    return any(
+        _differ(old, new)
+        for old, new in (
+            (before.requests_per_second, now.requests_per_second),
+            (before.capacity_per_replica, now.capacity_per_replica),
+            (before.slowdown, now.slowdown),
+        )
+    )
+
+
+def _status(finding: Finding | None) -> tuple[ConditionStatus | None, str]:
+    return (None, "") if finding is None else (finding.status, finding.reason)
+
+
+def _differ(old: float | None, new: float | None) -> bool:
+    if old is None or new is None:
+        return old is not new
+    # Below one request per second only the change from or to zero matters.
+    if max(old, new) < 1:
+        return (old == 0) is not (new == 0)
+    return abs(new - old) > NOTICEABLE * max(old, new)
+
+
+def _rounded(value: float) -> float:
+    return float(f"{value:.3g}")
+
+
+CONCURRENCY = 256
+"""Endpoints whose metrics are read at the same time."""
+PAUSE_FACTOR = 3.0
+"""Reading takes at most a quarter of the time..."""
+MAX_PAUSE_SECONDS = 5.0
+"""... but starts again after at most this pause."""
 SECRET_SECONDS = 60.0
-"""A Secret is read again after this: tokens are renewed."""
-CONSENT = "penstock.dev/prometheus"
-"""Label that a Secret must have, with the value `true`, to be read: who may make ModelEndpoints need not be somebody
-who may read Secrets, and must not be able to have any of them sent somewhere."""
-
+"""A Secret is read again after this time: tokens are renewed."""
+CONSENT_LABEL = "penstock.dev/prometheus"
+"""Label (value `true`) that a Secret must have to be read: a user who may create ModelEndpoints may lack the right
+to read Secrets, and must not be able to have their content sent to a URL."""
 logger = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True)
-class Pace:
-    """How often, in seconds."""
+class ScalingIntervals:
+    """Intervals in seconds."""
 
     tick: float = 2.0
-    """Between two looks at the pods."""
+    """Between two scrapes of the pods."""
     prometheus: float = 15.0
-    """Between two scrapes of the Prometheus that is asked, and between two questions."""
+    """Between two scrapes by the Prometheus that is queried, and between two queries."""
 
 
 @dataclass
-class _Member:
-    """What is remembered of one endpoint."""
+class _ScaledEndpoint:
+    """What the autoscaler remembers of one endpoint."""
 
     uid: str
     state: State
     history: History = field(default_factory=History)
     gateway: History = field(default_factory=History)
-    """What the gateway's pods have said."""
-    gateways: tuple[Pod, ...] = ()
-    """Where to ask whether anybody waits, while there is no replica."""
+    """Readings of the gateway's pods."""
+    gateways: tuple[PodAddress, ...] = ()
+    """Gateway pods to ask for waiting requests while there is no replica."""
     decision: Decision | None = None
-    told: Scale | None = None
-    told_at: float = 0.0
-    blind_since: float | None = None
-    """Nothing has been known of the load since, seconds since the epoch."""
+    published: DesiredScale | None = None
+    published_at: float = 0.0
+    unknown_since: float | None = None
+    """The load has been unknown since then, seconds since the epoch."""
     asked_at: float | None = None
-    """Prometheus only, seconds since the epoch."""
+    """Last query of Prometheus, seconds since the epoch."""
 
 
 class Autoscaler:
-    """Runs while this process leads. An async context manager, for whoever ticks it by himself."""
+    """Runs while this process leads. An async context manager."""
 
     def __init__(
         self,
         port: ClusterPort,
-        world: World,
+        cache: ClusterCache,
         *,
-        scraper: Scraper,
-        gateways: Scraper,
+        scraper: PodScraper,
+        gateways: PodScraper,
         prometheus: PrometheusClient,
-        pace: Pace,
+        intervals: ScalingIntervals,
         gateway_port: int = GATEWAY_STATUS_PORT,
         default: OwnPrometheus | None = None,
     ) -> None:
         self._port = port
-        self._world = world
-        self._targets = Targets(world)
+        self._cache = cache
+        self._targets = ScalingTargets(cache)
         self._scraper = scraper
         self._gateways = gateways
-        self._waker = Waker(self._woken, port=gateway_port)
-        self._turns: defaultdict[Key, asyncio.Lock] = defaultdict(asyncio.Lock)
-        """One look at an endpoint at a time: a tick's, or one that a waiting request asks for."""
+        self._demand = DemandWatcher(self._on_demand, port=gateway_port)
+        self._locks: defaultdict[ObjectKey, asyncio.Lock] = defaultdict(asyncio.Lock)
+        """One decision on an endpoint at a time: by a tick, or because a request waits."""
         self._prometheus = prometheus
-        self._pace = pace
-        self._windows = Windows.of(pace.prometheus)
+        self._intervals = intervals
+        self._windows = Windows.of(intervals.prometheus)
         self._default = default
-        self._members: dict[Key, _Member] = {}
-        self._secrets: dict[Key, tuple[float, Access | str]] = {}
+        self._endpoints: dict[ObjectKey, _ScaledEndpoint] = {}
+        self._secrets: dict[ObjectKey, tuple[float, PrometheusAccess | str]] = {}
         self._connections = AsyncExitStack()
-        self._slices = Slices()
-        self._moved = time.monotonic()
+        self._slices = TimeSlices()
+        self._last_tick = time.monotonic()
 
     @property
     def age_seconds(self) -> float:
-        """Since the last whole tick: part of liveness."""
-        return time.monotonic() - self._moved
+        """Seconds since the last complete tick: part of liveness."""
+        return time.monotonic() - self._last_tick
 
     async def __aenter__(self) -> Self:
         await self._connections.enter_async_context(self._scraper)
         await self._connections.enter_async_context(self._gateways)
-        await self._connections.enter_async_context(self._waker)
+        await self._connections.enter_async_context(self._demand)
         await self._connections.enter_async_context(self._prometheus)
         return self
 
@@ -143,139 +235,144 @@ class Autoscaler:
             while True:
                 begin = time.monotonic()
                 await self.tick(time.time())
-                self._waker.watch({key: one.gateways for key, one in self._members.items() if one.gateways})
+                self._demand.watch({key: one.gateways for key, one in self._endpoints.items() if one.gateways})
                 seconds = time.monotonic() - begin
                 SCALING_SECONDS.observe(seconds)
-                self._moved = time.monotonic()
-                # With thousands of pods a look takes as long as its interval: reconciles need their time as well.
-                await asyncio.sleep(max(self._pace.tick - seconds, min(REST * seconds, LONGEST_REST_SECONDS)))
+                self._last_tick = time.monotonic()
+                # With thousands of pods a tick takes as long as its interval: reconciles need their time as well.
+                await asyncio.sleep(max(self._intervals.tick - seconds, min(PAUSE_FACTOR * seconds, MAX_PAUSE_SECONDS)))
 
     async def tick(self, now: float) -> None:
-        """Look at every endpoint once; `now` is seconds since the epoch."""
+        """Decide on every endpoint once; `now` is seconds since the epoch."""
         keys = await self._scaled()
-        for key in set(self._members).difference(keys):
+        for key in set(self._endpoints).difference(keys):
             self._forget(key)
         self._targets.retain(set(keys))
         left = iter(keys)
 
         async def look() -> None:
             for key in left:
-                await self._slices.give_way()
-                await self._safely(key, now)
+                await self._slices.pause()
+                await self._look_safely(key, now)
 
-        await asyncio.gather(*(look() for _ in range(min(AT_ONCE, len(keys)))))
+        await asyncio.gather(*(look() for _ in range(min(CONCURRENCY, len(keys)))))
 
-    async def _scaled(self) -> list[Key]:
-        """The endpoints that there is something to decide about: a small part of many, or a few."""
-        found: list[Key] = []
-        for key in self._world.deployments:
-            await self._slices.give_way()
+    async def _scaled(self) -> list[ObjectKey]:
+        """The endpoints that scale."""
+        found: list[ObjectKey] = []
+        for key in self._cache.deployments:
+            await self._slices.pause()
             if self._targets.scales(key):
                 found.append(key)
         return sorted(found)
 
-    async def _safely(self, key: Key, now: float) -> None:
-        """One endpoint that we have a mistake for must not keep the others from being scaled."""
+    async def _look_safely(self, key: ObjectKey, now: float) -> None:
+        """A defect that one endpoint triggers must not stop the others from being scaled."""
         token = ENDPOINT.set(str(key))
         try:
-            async with self._turns[key]:
+            async with self._locks[key]:
                 await self._look(key, now)
         except NotLeading:
             raise
         except Exception as error:
             SCALING_ERRORS.labels(type(error).__name__).inc()
-            logger.exception("the autoscaler cannot decide: this is a defect of the operator; trying again")
+            logger.exception("the scaling decision failed, retrying: this is a defect of the operator")
         finally:
             ENDPOINT.reset(token)
 
-    async def _woken(self, key: Key) -> None:
-        """Somebody waits for the first replica."""
-        if key in self._members:
-            await self._safely(key, time.time())
+    async def _on_demand(self, key: ObjectKey) -> None:
+        """A request waits for the first replica."""
+        if key in self._endpoints:
+            await self._look_safely(key, time.time())
 
-    async def _look(self, key: Key, now: float) -> None:
+    async def _look(self, key: ObjectKey, now: float) -> None:
         target = self._targets.find(key)
         if target is None:
             self._forget(key)
             return
-        member = self._members.get(key)
-        if member is None or member.uid != target.uid:
+        endpoint = self._endpoints.get(key)
+        if endpoint is None or endpoint.uid != target.uid:
             state = restore_handover(target.memory, target.settings, now, slowdown=target.slowdown)
-            member = self._members[key] = _Member(target.uid, state)
-        metrics = await self._metrics(target, member, now)
+            endpoint = self._endpoints[key] = _ScaledEndpoint(target.uid, state)
+        metrics = await self._metrics(target, endpoint, now)
         if target.gateways and not target.counted_by_query:
-            metrics = await self._with_gateway(target, member, metrics, now)
+            metrics = await self._with_gateway(target, endpoint, metrics, now)
         if metrics is None:
             return
-        # What this process decided is in force, whatever somebody else may have written meanwhile.
-        mine = member.told is not None and written_here(target.mode)
-        replicas = member.told.replicas if mine and member.told is not None else target.replicas
+        # The decision of this process is in force, whatever another client may have written meanwhile.
+        mine = endpoint.published is not None and operator_writes(target.mode)
+        replicas = endpoint.published.replicas if mine and endpoint.published is not None else target.replicas
         seen = Observation(replicas, len(target.ready), metrics, rolling_out=target.rolling_out, started=target.started)
-        decision, member.state = decide(target.settings, target.service, seen, member.state, now)
-        member.gateways = target.gateways if decision.replicas == 0 else ()
+        decision, endpoint.state = decide(target.settings, target.service, seen, endpoint.state, now)
+        endpoint.gateways = target.gateways if decision.replicas == 0 else ()
         SCALING_DECISIONS.labels(decision.cause.value).inc()
-        self._tell(target, member, decision, seen, now)
+        self._publish(target, endpoint, decision, seen, now)
 
-    def _tell(self, target: Target, member: _Member, decision: Decision, seen: Observation, now: float) -> None:
-        member.decision = decision
-        # Who sees a request wait sees enough, rate or no rate.
-        why = "" if decision.cause is Cause.WOKEN else blindness(seen)
-        member.blind_since = None if not why else now if member.blind_since is None else member.blind_since
-        blind_seconds = 0.0 if member.blind_since is None else now - member.blind_since
-        if why and member.told is None and blind_seconds < target.settings.unknown_seconds:
-            # Two readings make a rate: until then there is nothing to say.
+    def _publish(
+        self, target: ScalingTarget, endpoint: _ScaledEndpoint, decision: Decision, seen: Observation, now: float
+    ) -> None:
+        endpoint.decision = decision
+        # A waiting request is enough to know, with or without a rate.
+        why = "" if decision.cause is Cause.WOKEN else unknown_load(seen)
+        endpoint.unknown_since = None if not why else now if endpoint.unknown_since is None else endpoint.unknown_since
+        unknown_for = 0.0 if endpoint.unknown_since is None else now - endpoint.unknown_since
+        if why and endpoint.published is None and unknown_for < target.settings.unknown_seconds:
+            # A rate needs two readings: until then nothing is published.
             return
-        scale = scale_of(decision, seen, dump_handover(member.state))
-        if why and member.told is not None and blind_seconds < target.settings.unknown_seconds:
-            scale = as_available_as(member.told, scale)
+        scale = desired_scale(decision, seen, dump_handover(endpoint.state))
+        if why and endpoint.published is not None and unknown_for < target.settings.unknown_seconds:
+            scale = with_metrics_of(endpoint.published, scale)
         elif why:
-            scale = unavailable(scale, why, blind_seconds)
-        if not worth_telling(member.told, scale, seconds=now - member.told_at):
+            scale = with_metrics_missing(scale, why, unknown_for)
+        if not worth_publishing(endpoint.published, scale, seconds=now - endpoint.published_at):
             return
-        if member.told is not None and member.told.replicas != scale.replicas:
-            logger.info("%s", scale.reason)
-        member.told, member.told_at = scale, now
-        self._world.tell_scale(target.key, scale)
+        if endpoint.published is not None and endpoint.published.replicas != scale.replicas:
+            logger.info("scaling: %s", scale.reason)
+        endpoint.published, endpoint.published_at = scale, now
+        self._cache.put_scale(target.key, scale)
 
-    def _forget(self, key: Key) -> None:
-        self._turns.pop(key, None)
-        if self._members.pop(key, None) is not None:
-            self._world.tell_scale(key, None)
+    def _forget(self, key: ObjectKey) -> None:
+        self._locks.pop(key, None)
+        if self._endpoints.pop(key, None) is not None:
+            self._cache.put_scale(key, None)
 
-    async def _metrics(self, target: Target, member: _Member, now: float) -> Metrics | None:
-        """What is known of the load; None: it is not time to ask again yet."""
+    async def _metrics(self, target: ScalingTarget, endpoint: _ScaledEndpoint, now: float) -> Metrics | None:
+        """The known load; None: the interval of queries has not passed."""
         source = await self._source(target, now)
         if source is None:
-            return await self._scraped(target, member, now)
-        if member.asked_at is not None and 0 <= now - member.asked_at < self._pace.prometheus - self._pace.tick / 2:
+            return await self._scraped(target, endpoint, now)
+        if (
+            endpoint.asked_at is not None
+            and 0 <= now - endpoint.asked_at < self._intervals.prometheus - self._intervals.tick / 2
+        ):
             return None
-        member.asked_at = now
+        endpoint.asked_at = now
         if isinstance(source, str):
             return Metrics.unknown(source)
-        place = Place(target.key.namespace, target.key.name, target.ready)
+        place = EndpointPods(target.key.namespace, target.key.name, target.ready)
         objective = target.objective_seconds
         return await self._prometheus.metrics(source, place, self._windows, objective_seconds=objective)
 
-    async def _scraped(self, target: Target, member: _Member, now: float) -> Metrics:
+    async def _scraped(self, target: ScalingTarget, endpoint: _ScaledEndpoint, now: float) -> Metrics:
         answers = await self._scraper.scrape(target.pods)
         problem = ""
         for pod, answer in answers.items():
             if isinstance(answer, str):
                 problem = problem or answer
             else:
-                member.history.put(pod, now, answer)
-        return member.history.metrics(
+                endpoint.history.put(pod, now, answer)
+        return endpoint.history.metrics(
             target.ready,
             now,
             objective_seconds=target.objective_seconds,
-            interval_seconds=self._pace.tick,
+            interval_seconds=self._intervals.tick,
             problem=problem,
         )
 
     async def _with_gateway(
-        self, target: Target, member: _Member, replicas: Metrics | None, now: float
+        self, target: ScalingTarget, endpoint: _ScaledEndpoint, replicas: Metrics | None, now: float
     ) -> Metrics | None:
-        """The load as the gateway counts it. `replicas` None: it is not time to ask about them; there may be none."""
+        """The load as the gateway counts it. `replicas` None: their metrics are not due; there may be no replicas."""
         if replicas is None:
             if target.ready or target.replicas:
                 return None
@@ -286,19 +383,20 @@ class Autoscaler:
             if isinstance(answer, str):
                 problem = problem or answer
             else:
-                member.gateway.put(pod, now, answer)
-        counted = member.gateway.metrics(
+                endpoint.gateway.put(pod, now, answer)
+        counted = endpoint.gateway.metrics(
             target.gateways_ready,
             now,
             objective_seconds=target.objective_seconds,
-            interval_seconds=self._pace.tick,
+            interval_seconds=self._intervals.tick,
             problem=problem,
         )
         ready, least = len(target.ready), target.settings.coverage_least
         return combined(counted, replicas, ready=ready, coverage_least=least)
 
-    async def _source(self, target: Target, now: float) -> Source | str | None:
-        """Where this endpoint's load is read; None: from its pods; text: why it cannot be, as a clause."""
+    async def _source(self, target: ScalingTarget, now: float) -> PrometheusSource | str | None:
+        """The Prometheus to query for this endpoint; None: scrape its pods; text: why it cannot be queried, as a
+        clause."""
         asked = target.prometheus
         if asked.url is None and asked.secret_name is None:
             if self._default is None or not self._default.url:
@@ -308,44 +406,44 @@ class Autoscaler:
         if not url:
             return "scaling.metrics.prometheus has a secretName and no url"
         if asked.secret_name is None:
-            # The operator's own way in is for its own Prometheus only.
-            return Source(url, Access(), asked.queries)
-        access = await self._access(Key(target.key.namespace, asked.secret_name), now)
-        return access if isinstance(access, str) else Source(url, access, asked.queries)
+            # The operator's credentials are for its own Prometheus only.
+            return PrometheusSource(url, PrometheusAccess(), asked.queries)
+        access = await self._access(ObjectKey(target.key.namespace, asked.secret_name), now)
+        return access if isinstance(access, str) else PrometheusSource(url, access, asked.queries)
 
-    async def _access(self, place: Key, now: float) -> Access | str:
+    async def _access(self, place: ObjectKey, now: float) -> PrometheusAccess | str:
         known = self._secrets.get(place)
         if known is not None and 0 <= now - known[0] < SECRET_SECONDS:
             return known[1]
         try:
             value = await self._port.get(SECRET, place.name, place.namespace)
         except Forbidden:
-            found: Access | str = (
+            found: PrometheusAccess | str = (
                 f"the operator may not read the Secret {place.name}: install the chart with prometheus.readSecrets"
             )
         except ClusterError as error:
-            # What was read a minute ago is better than nothing.
-            good = known is not None and isinstance(known[1], Access)
+            # A Secret read earlier is better than none.
+            good = known is not None and isinstance(known[1], PrometheusAccess)
             found = known[1] if good and known is not None else f"the Secret {place.name} cannot be read: {error}"
         else:
-            found = _consented(value, place.name)
+            found = _access_of(value, place.name)
         self._secrets[place] = (now, found)
         return found
 
-    def decisions(self) -> dict[Key, Decision]:
-        """The last one about each endpoint."""
-        return {key: member.decision for key, member in self._members.items() if member.decision is not None}
+    def decisions(self) -> dict[ObjectKey, Decision]:
+        """The last decision on each endpoint."""
+        return {key: endpoint.decision for key, endpoint in self._endpoints.items() if endpoint.decision is not None}
 
 
-def _consented(value: dict[str, object] | None, name: str) -> Access | str:
+def _access_of(value: dict[str, object] | None, name: str) -> PrometheusAccess | str:
     if value is None:
         return f"there is no Secret {name}"
     metadata, data = value.get("metadata"), value.get("data")
     labels = metadata.get("labels") if isinstance(metadata, dict) else None
-    if not isinstance(labels, dict) or labels.get(CONSENT) != "true":
-        return f"the Secret {name} is not meant for this: give it the label {CONSENT}: 'true'"
+    if not isinstance(labels, dict) or labels.get(CONSENT_LABEL) != "true":
+        return f"the Secret {name} is not meant for this: give it the label {CONSENT_LABEL}: 'true'"
     try:
-        access = Access.from_secret(data if isinstance(data, dict) else {})
+        access = PrometheusAccess.from_secret(data if isinstance(data, dict) else {})
         access.trust()
     except ValueError as error:
         return f"the Secret {name} cannot be used: {error}"

@@ -1,7 +1,7 @@
-"""What the operator knows of the cluster: a store for each kind that plans depend on, and what its pods say.
+"""The caches of the operator: a store for each watched kind, the reports of pods and jobs, and the autoscaler's
+decisions.
 
-`observe` puts together what belongs to one endpoint, from memory alone: no call is made, so that looking at five
-thousand endpoints costs the API server nothing.
+`observe` collects what belongs to one endpoint from memory alone: planning an endpoint costs the API server nothing.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
 from typing import Any, Generic, TypeVar
 
-from penstock_operator.cluster.kinds import (
+from penstock_operator.cluster.api import (
     CONFIG_MAP,
     CONFIG_MAP_METADATA,
     DEPLOYMENT,
@@ -33,62 +33,119 @@ from penstock_operator.cluster.kinds import (
     SERVICE,
     SERVICE_ACCOUNT,
     Json,
-    Kind,
+    ResourceKind,
 )
-from penstock_operator.cluster.store import Index, Key, Packed, Store, version_of
-from penstock_operator.plan.names import MANAGED_BY, MANAGER, gateway_name
+from penstock_operator.cluster.store import Index, ObjectKey, PackedObject, Store, version_of
+from penstock_operator.plan.endpoint import ParsedEndpoint, read_endpoint
+from penstock_operator.plan.installation import PlanSettings
+from penstock_operator.plan.names import ENDPOINT, GATEWAY, MANAGED_BY, MANAGER, NAME, OPTIMIZER, RUNTIME, gateway_name
+from penstock_operator.plan.names import OPTIMIZED_MODEL as MODEL_LABEL
 from penstock_operator.plan.observed import (
     DeploymentFacts,
-    HostReport,
-    JobFacts,
-    JobLog,
+    DesiredScale,
+    EndpointSnapshot,
+    ModelUser,
     Neighbour,
-    Observed,
     OptimizedModelFacts,
-    PodFacts,
     Ref,
     ReplicaSetFacts,
-    RuntimePod,
-    Scale,
     ScalerFacts,
-    User,
 )
-from penstock_operator.plan.optimized_model import OWNERS
-from penstock_operator.plan.settings import PlanSettings
-from penstock_operator.watch.indexes import (
-    endpoint_index,
-    model_index,
-    models_named,
-    owner_index,
-    pod_index,
-    texts_source,
-)
+from penstock_operator.plan.optimized_model import OWNERS, wanted_name
+from penstock_operator.plan.workloads import HostReport, JobFacts, JobLog, PodFacts, RuntimePod
 
-OURS = f"{MANAGED_BY}={MANAGER}"
-"""Label selector of what the operator makes: nobody else's pods are ever listed."""
 
+def texts_source(endpoint: Json) -> tuple[str, str] | None:
+    """Name and key of the ConfigMap that an endpoint takes its texts from; None: it names none."""
+    source = ((endpoint.get("spec") or {}).get("workload") or {}).get("textsFrom") or {}
+    name, key = source.get("configMapName"), source.get("key")
+    return (str(name), str(key)) if name and key else None
+
+
+def readiness(endpoint: Json) -> tuple[str, str]:
+    """Status and reason of its Ready condition."""
+    conditions = (endpoint.get("status") or {}).get("conditions") or []
+    ready: Json = next((entry for entry in conditions if entry.get("type") == "Ready"), {})
+    return str(ready.get("status") or "Unknown"), str(ready.get("reason") or "New")
+
+
+def models_named(endpoint: Json) -> set[str]:
+    """The OptimizedModels that its status names: the wanted one and the served one."""
+    status = endpoint.get("status") or {}
+    return {status.get("optimizedModel") or "", (status.get("plan") or {}).get("optimizedModel") or ""} - {""}
+
+
+def endpoint_index(value: Json) -> Iterator[Index]:
+    """Index keys of an endpoint: its models, class, text ConfigMap, KEDA and readiness."""
+    namespace = value["metadata"].get("namespace") or ""
+    for model in sorted(models_named(value)):
+        yield ("model", namespace, model)
+    yield ("class", str((value.get("spec") or {}).get("hardwareClass") or "any"))
+    source = texts_source(value)
+    if source is not None:
+        yield ("texts", namespace, source[0])
+    if ((value.get("spec") or {}).get("scaling") or {}).get("mode") == "KEDA":
+        yield ("keda",)
+    status, reason = readiness(value)
+    yield ("ready", status, reason)
+    if status != "True":
+        yield ("unready",)
+
+
+def model_index(value: Json) -> Iterator[Index]:
+    """Index keys of an OptimizedModel: the phase and artefacts, without its progress."""
+    status = value.get("status") or {}
+    artefacts = ((status.get(name) or {}).get("digest") or "" for name in ("baseline", "artefact"))
+    yield ("stage", str(status.get("phase") or "Pending"), *artefacts)
+
+
+def owner_index(value: Json) -> Iterator[Index]:
+    """Index key of an object of the operator: the endpoint or the OptimizedModel that it belongs to."""
+    metadata = value["metadata"]
+    labels, namespace = metadata.get("labels") or {}, metadata.get("namespace") or ""
+    if labels.get(ENDPOINT):
+        yield ("endpoint", namespace, labels[ENDPOINT])
+    elif labels.get(MODEL_LABEL):
+        yield ("model", namespace, labels[MODEL_LABEL])
+
+
+def pod_index(value: Json) -> Iterator[Index]:
+    """Index keys of a pod: its owner, and the node of a runtime pod."""
+    labels = value["metadata"].get("labels") or {}
+    if labels.get(NAME) == GATEWAY and labels.get(ENDPOINT):
+        yield ("gateway", value["metadata"].get("namespace") or "", labels[ENDPOINT])
+    if labels.get(NAME) not in {RUNTIME, OPTIMIZER}:
+        return
+    yield from owner_index(value)
+    node = (value.get("spec") or {}).get("nodeName")
+    if node and labels.get(NAME) == RUNTIME:
+        yield ("node", str(node))
+
+
+MANAGED_SELECTOR = f"{MANAGED_BY}={MANAGER}"
+"""Label selector of the operator's objects: no other pods are ever listed."""
 Value = TypeVar("Value")
 
 
-class Said(Generic[Value]):
-    """What pods have said, by their uid."""
+class PodReports(Generic[Value]):
+    """Reports of pods by the pod's uid."""
 
     def __init__(self) -> None:
         self._values: dict[str, Value] = {}
 
     def get(self, uid: str) -> Value | None:
-        """What this pod said last."""
+        """The last report of this pod."""
         return self._values.get(uid)
 
     def put(self, uid: str, value: Value) -> bool:
-        """Remember it; True when it is new."""
+        """Store a report. True when it differs from the last one."""
         if self._values.get(uid) == value:
             return False
         self._values[uid] = value
         return True
 
     def forget(self, uid: str) -> None:
-        """The pod is gone."""
+        """Remove the report of a deleted pod."""
         self._values.pop(uid, None)
 
     def __len__(self) -> int:
@@ -96,16 +153,16 @@ class Said(Generic[Value]):
 
 
 @dataclass(frozen=True, slots=True)
-class Texts:
-    """What a ConfigMap held when it was read."""
+class ConfigMapTexts:
+    """The content of a ConfigMap when it was read."""
 
     version: int = 0
-    """0: it was not there."""
+    """resourceVersion; 0: it did not exist."""
     data: Mapping[str, str] = field(default_factory=dict)
 
 
-class World:
-    """All the stores."""
+class ClusterCache:
+    """All stores."""
 
     def __init__(self, settings: PlanSettings) -> None:
         self.settings = settings
@@ -117,71 +174,73 @@ class World:
         self.replica_sets = Store(REPLICA_SET, ReplicaSetFacts.from_object, index=owner_index)
         self.pods = Store(POD, PodFacts.from_object, index=pod_index)
         self.jobs = Store(JOB, JobFacts.from_object, index=owner_index)
-        self.services = Store(SERVICE, _nothing, index=owner_index)
-        self.budgets = Store(POD_DISRUPTION_BUDGET, _nothing, index=owner_index)
+        self.services = Store(SERVICE, _no_facts, index=owner_index)
+        self.budgets = Store(POD_DISRUPTION_BUDGET, _no_facts, index=owner_index)
         self.autoscalers = Store(HORIZONTAL_POD_AUTOSCALER, ScalerFacts.from_object, index=owner_index, marker=_of_spec)
-        """KEDA's as well: they carry the labels of our ScaledObjects."""
+        """Including KEDA's: they carry the labels of the operator's ScaledObjects."""
         self.scaled_objects = Store(SCALED_OBJECT, ScalerFacts.from_object, index=owner_index)
-        """Followed only where KEDA is to be: `PlanSettings.keda`."""
-        self.policies = Store(NETWORK_POLICY, _nothing, index=owner_index)
-        self.accounts = Store(SERVICE_ACCOUNT, _nothing, index=owner_index)
-        self.roles = Store(ROLE, _nothing, index=owner_index)
-        self.bindings = Store(ROLE_BINDING, _nothing, index=owner_index)
-        """Of gateways, as the two above it."""
-        self.config_maps = Store(CONFIG_MAP, _nothing, index=owner_index)
-        self.reports: Said[tuple[HostReport | None, str]] = Said()
-        """Of serving pods: what `/info` said, or why it could not be read."""
-        self.logs: Said[JobLog] = Said()
-        """Of jobs' pods."""
-        self.text_sources = Store(CONFIG_MAP_METADATA, _nothing, wanted=lambda key: self.endpoints.has(("texts", *key)))
-        """The ConfigMaps that endpoints take texts from, which are not ours: which version there is of each."""
-        self.texts: dict[Key, Texts] = {}
-        """Their contents, as far as they were read."""
-        self.scales: dict[Key, Scale] = {}
-        """By endpoint: what the autoscaler has decided."""
-        self.foreign: dict[Key, frozenset[Ref]] = {}
-        """By endpoint: objects that have the names of its own and are somebody else's."""
-        self._said_listeners: list[Callable[[tuple[Index, ...]], None]] = []
+        """Watched only where KEDA is installed: `PlanSettings.keda`."""
+        self.policies = Store(NETWORK_POLICY, _no_facts, index=owner_index)
+        self.accounts = Store(SERVICE_ACCOUNT, _no_facts, index=owner_index)
+        self.roles = Store(ROLE, _no_facts, index=owner_index)
+        self.bindings = Store(ROLE_BINDING, _no_facts, index=owner_index)
+        """ServiceAccounts, Roles and RoleBindings belong to gateways."""
+        self.config_maps = Store(CONFIG_MAP, _no_facts, index=owner_index)
+        self.reports: PodReports[tuple[HostReport | None, str]] = PodReports()
+        """Of runtime pods: the parsed `/info`, or why it could not be read."""
+        self.logs: PodReports[JobLog] = PodReports()
+        """Of the pods of jobs."""
+        self.text_sources = Store(
+            CONFIG_MAP_METADATA, _no_facts, wanted=lambda key: self.endpoints.has(("texts", *key))
+        )
+        """Versions of the ConfigMaps that endpoints take texts from. Users own these ConfigMaps."""
+        self.texts: dict[ObjectKey, ConfigMapTexts] = {}
+        """The contents of those ConfigMaps that were read."""
+        self.scales: dict[ObjectKey, DesiredScale] = {}
+        """By endpoint: the autoscaler's last published decision."""
+        self.conflicting: dict[ObjectKey, frozenset[Ref]] = {}
+        """By endpoint: objects with the operator's names that it did not create."""
+        self._report_listeners: list[Callable[[tuple[Index, ...]], None]] = []
 
-    def listen_said(self, listener: Callable[[tuple[Index, ...]], None]) -> None:
-        """Call this with the pod's index keys whenever a pod says something new."""
-        self._said_listeners.append(listener)
+    def listen_reports(self, listener: Callable[[tuple[Index, ...]], None]) -> None:
+        """Call this with the pod's index keys whenever a pod's report or an endpoint's scale changes."""
+        self._report_listeners.append(listener)
 
-    def tell_report(self, pod: Key, uid: str, report: tuple[HostReport | None, str]) -> None:
-        """A serving pod said where it runs, or could not be asked."""
+    def put_report(self, pod: ObjectKey, uid: str, report: tuple[HostReport | None, str]) -> None:
+        """Store what a runtime pod reported, or why it could not be read."""
         if self.reports.put(uid, report):
-            self._tell_said(pod)
+            self._publish_report(pod)
 
-    def tell_log(self, pod: Key, uid: str, log: JobLog) -> None:
-        """A job's pod said how far it is."""
+    def put_log(self, pod: ObjectKey, uid: str, log: JobLog) -> None:
+        """Store the progress of a job's pod."""
         if self.logs.put(uid, log):
-            self._tell_said(pod)
+            self._publish_report(pod)
 
-    def tell_scale(self, endpoint: Key, scale: Scale | None) -> None:
-        """The autoscaler has decided; None: it has nothing to say (any more)."""
+    def put_scale(self, endpoint: ObjectKey, scale: DesiredScale | None) -> None:
+        """Publish the autoscaler's decision for an endpoint; None: withdraw it."""
         if self.scales.get(endpoint) == scale:
             return
         if scale is None:
             del self.scales[endpoint]
         else:
             self.scales[endpoint] = scale
-        for listener in self._said_listeners:
+        for listener in self._report_listeners:
             listener((("endpoint", *endpoint),))
 
-    def _tell_said(self, pod: Key) -> None:
+    def _publish_report(self, pod: ObjectKey) -> None:
         entry = self.pods.get(pod)
-        for listener in self._said_listeners if entry is not None else ():
+        for listener in self._report_listeners if entry is not None else ():
             listener(entry.index if entry is not None else ())
 
     @property
-    def stores(self) -> dict[Kind, Store[Any]]:
-        """All of them, by kind."""
+    def stores(self) -> dict[ResourceKind, Store[Any]]:
+        """All stores by kind."""
         stores: tuple[Store[Any], ...] = (self.endpoints, self.models, self.classes, self.nodes, *self.made)
         return {store.kind: store for store in stores}
 
     @property
     def made(self) -> tuple[Store[Any], ...]:
-        """Of the kinds that the operator makes, directly or not, and labels."""
+        """The stores of the kinds that carry the operator's labels."""
         return (
             self.deployments,
             self.replica_sets,
@@ -198,33 +257,34 @@ class World:
             self.config_maps,
         )
 
-    def put_texts(self, place: Key, value: Json | None) -> bool:
-        """A ConfigMap of texts was read; None: it is not there. False: there is a newer one by now, so read again."""
+    def put_texts(self, place: ObjectKey, value: Json | None) -> bool:
+        """Store a ConfigMap of texts that was read; None: it does not exist. False: a newer version is known; read
+        it again."""
         known = self.text_sources.get(place)
         if value is None:
-            self.texts[place] = Texts()
+            self.texts[place] = ConfigMapTexts()
             return True
         version = version_of(value)
         if known is not None and known.version > version:
             return False
-        # First what was read, then that it is there: who hears of the latter compares the two.
-        self.texts[place] = Texts(version, dict(value.get("data") or {}))
+        # Store the content first: listeners of the store compare the two versions.
+        self.texts[place] = ConfigMapTexts(version, dict(value.get("data") or {}))
         self.text_sources.put(value)
         return True
 
-    def users(self, namespace: str, model: str) -> list[Key]:
-        """The endpoints that use an OptimizedModel, in order of their names."""
+    def users(self, namespace: str, model: str) -> list[ObjectKey]:
+        """The endpoints that use an OptimizedModel, ordered by name."""
         return [key for key, _ in self.endpoints.of(("model", namespace, model))]
 
-    def model(self, key: Key) -> OptimizedModelFacts | None:
-        """An OptimizedModel with its jobs and those of its users that may own it."""
+    def model(self, key: ObjectKey) -> OptimizedModelFacts | None:
+        """An OptimizedModel with its jobs, and the users that may own it."""
         entry = self.models.get(key)
         if entry is None:
             return None
         pods: dict[str, PodFacts] = {}
         for _, pod in self.pods.of(("model", *key)):
             before = pods.get(pod.facts.owner)
-            # The newest pod of a job counts: an evicted one may still be there.
+            # The newest pod of a job counts: an evicted one may still exist.
             if before is None or (pod.facts.created or _EPOCH) >= (before.created or _EPOCH):
                 pods[pod.facts.owner] = pod.facts
         jobs = tuple(self._job(job.facts, pods.get(job.facts.name)) for _, job in self.jobs.of(("model", *key)))
@@ -232,41 +292,45 @@ class World:
         return replace(
             OptimizedModelFacts.from_object(entry.facts.value),
             jobs=tuple(sorted(jobs, key=lambda job: job.attempt)),
-            users=tuple(User(name.name, endpoint.uid) for name, endpoint in users if endpoint is not None),
+            users=tuple(ModelUser(name.name, endpoint.uid) for name, endpoint in users if endpoint is not None),
         )
 
-    def observe(self, key: Key, *, model_names: Iterable[str] = ()) -> Observed | None:
-        """All that belongs to an endpoint, now; None when there is no such endpoint.
-
-        `model_names` are OptimizedModels that matter besides those that its status and its Deployment name.
-        """
+    def observe(self, key: ObjectKey) -> EndpointSnapshot | None:
+        """Everything that belongs to an endpoint, now; None when there is no such endpoint. Parses its spec once."""
         endpoint = self.endpoints.get(key)
         if endpoint is None:
             return None
         value = endpoint.facts.value
+        parsed = read_endpoint(value)
         index = ("endpoint", *key)
         deployment = self.deployments.facts(key)
-        names = {*models_named(value), *model_names}
-        if deployment is not None and deployment.optimized_model:
+        texts = self._texts(key, value)
+        names = models_named(value)
+        if isinstance(parsed, ParsedEndpoint):
+            # Another endpoint may have created the OptimizedModel of the present spec.
+            names.add(wanted_name(parsed.spec, self.settings, texts))
+        if deployment is not None:
             names.add(deployment.optimized_model)
-        models = [self.model(Key(key.namespace, name)) for name in sorted(names)]
+        names.discard("")
+        models = [self.model(ObjectKey(key.namespace, name)) for name in sorted(names)]
         pods = tuple(self._runtime_pod(pod.facts) for _, pod in self.pods.of(index))
-        return Observed(
+        return EndpointSnapshot(
             endpoint=value,
             now=datetime.now(UTC),
             settings=self.settings,
+            parsed=parsed,
             hardware_classes={name.name: entry.facts for name in self.classes if (entry := self.classes.get(name))},
             optimized_models=tuple(model for model in models if model is not None),
             deployment=deployment,
-            gateway=self.deployments.facts(Key(key.namespace, gateway_name(key.name))),
+            gateway=self.deployments.facts(ObjectKey(key.namespace, gateway_name(key.name))),
             replica_sets=tuple(entry.facts for _, entry in self.replica_sets.of(index)),
             pods=pods,
             neighbours=tuple(self._neighbours(key, pods)),
             scalers=tuple(self._scalers(key)),
             unknown_kinds=frozenset(store.kind.name for store in self.made if not store.served),
             present=frozenset(self._present(key, names)),
-            workload_texts=self._texts(key, value),
-            foreign=self.foreign.get(key, frozenset()),
+            workload_texts=texts,
+            conflicting=self.conflicting.get(key, frozenset()),
             scale=self.scales.get(key),
             nodes=tuple(entry.facts for name in self.nodes if (entry := self.nodes.get(name))),
         )
@@ -279,7 +343,7 @@ class World:
         report, problem = self.reports.get(pod.uid) or (None, "")
         return RuntimePod(pod, report, problem)
 
-    def _neighbours(self, key: Key, own: Iterable[RuntimePod]) -> Iterator[Neighbour]:
+    def _neighbours(self, key: ObjectKey, own: Iterable[RuntimePod]) -> Iterator[Neighbour]:
         for node in sorted({entry.pod.node for entry in own} - {""}):
             for place, pod in self.pods.of(("node", node)):
                 if ("endpoint", *key) in pod.index:
@@ -287,7 +351,7 @@ class World:
                 report, _ = self.reports.get(pod.uid) or (None, "")
                 yield Neighbour(place.name, place.namespace, node, () if report is None else report.cpus)
 
-    def _present(self, key: Key, models: Iterable[str]) -> Iterator[Ref]:
+    def _present(self, key: ObjectKey, models: Iterable[str]) -> Iterator[Ref]:
         for store in (
             self.deployments,
             self.services,
@@ -304,34 +368,32 @@ class World:
             if scaler.ours and not scaler.deleting:
                 yield Ref(scaler.kind, scaler.name)
         for name in models:
-            if self.models.get(Key(key.namespace, name)) is not None:
+            if self.models.get(ObjectKey(key.namespace, name)) is not None:
                 yield Ref(OPTIMIZED_MODEL.name, name)
             for owned in (self.jobs, self.config_maps):
                 for place, _ in owned.of(("model", key.namespace, name)):
                     yield Ref(owned.kind.name, place.name)
 
-    def _scalers(self, key: Key) -> Iterator[ScalerFacts]:
+    def _scalers(self, key: ObjectKey) -> Iterator[ScalerFacts]:
         for store in (self.autoscalers, self.scaled_objects):
             for _, entry in store.of(("endpoint", *key)):
                 yield entry.facts
 
-    def _texts(self, key: Key, endpoint: Json) -> tuple[str, ...] | None:
+    def _texts(self, key: ObjectKey, endpoint: Json) -> tuple[str, ...] | None:
         source = texts_source(endpoint)
         if source is None:
             return None
-        text = self.texts.get(Key(key.namespace, source[0]), Texts()).data.get(source[1])
+        text = self.texts.get(ObjectKey(key.namespace, source[0]), ConfigMapTexts()).data.get(source[1])
         return None if text is None else tuple(line for line in text.splitlines() if line.strip())
 
 
 _EPOCH = datetime.fromtimestamp(0, UTC)
-
-
-_NOISE = {"managedFields", "resourceVersion", "selfLink"}
+_IRRELEVANT = {"managedFields", "resourceVersion", "selfLink"}
 
 
 def _trimmed(value: Json) -> Json:
-    """Without what changes on every write and what is large and says nothing to a plan."""
-    metadata = {name: field for name, field in value["metadata"].items() if name not in _NOISE}
+    """The object without metadata that changes on every write or is large and irrelevant to plans."""
+    metadata = {name: field for name, field in value["metadata"].items() if name not in _IRRELEVANT}
     annotations = dict(metadata.get("annotations") or {})
     annotations.pop("kubectl.kubernetes.io/last-applied-configuration", None)
     if "annotations" in metadata:
@@ -339,12 +401,12 @@ def _trimmed(value: Json) -> Json:
     return {**value, "metadata": metadata}
 
 
-def _packed(value: Json) -> Packed:
-    return Packed(_trimmed(value))
+def _packed(value: Json) -> PackedObject:
+    return PackedObject(_trimmed(value))
 
 
 def _node(value: Json) -> Json:
-    """What placement asks of a node. Its heartbeats and images are left out, so that they wake nobody."""
+    """The fields of a node that placement needs. Heartbeats and images are left out, so they cause no reconcile."""
     metadata, spec, status = value["metadata"], value.get("spec") or {}, value.get("status") or {}
     conditions = [
         {"type": entry["type"], "status": entry["status"]}
@@ -358,10 +420,10 @@ def _node(value: Json) -> Json:
     }
 
 
-def _nothing(_: Json) -> None:
-    """Of some kinds it matters only that they are there."""
+def _no_facts(_: Json) -> None:
+    """For kinds of which only the existence matters."""
 
 
 def _of_spec(value: Json) -> int:
-    """HorizontalPodAutoscalers have no generation, and their status changes with the load."""
+    """HorizontalPodAutoscalers have no generation, and their status changes with the load: use a hash of the spec."""
     return zlib.crc32(json.dumps(value.get("spec"), sort_keys=True).encode())

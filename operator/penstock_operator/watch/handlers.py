@@ -1,9 +1,8 @@
-"""Kopf's part: it watches ModelEndpoints and hands each event on. The only module that knows Kopf's decorators.
+"""The Kopf handlers: Kopf watches ModelEndpoints, OptimizedModels and HardwareClasses, and starts the controller.
 
-Events only, on purpose. Kopf's state-changing handlers (create, update, resume, delete, timers) would write an
-annotation of progress into every object and a finalizer into most: twice the writes, and objects that cannot be deleted
-while the operator is down. What Kopf's change detection offers, the reconcile has from comparing what is with what
-should be.
+Only login, start-up and event handlers are used. Kopf's change handlers (create, update, resume, delete) and timers
+would write a progress annotation into every object and a finalizer into most. docs/decisions/kopf.md has the reasons
+for each feature of Kopf that is used or not.
 """
 
 from __future__ import annotations
@@ -15,40 +14,80 @@ from typing import Any
 import kopf
 from kubernetes.aio.client import Configuration
 
-from penstock_operator.cluster.kinds import MODEL_ENDPOINT, Json
+from penstock_operator.cluster.errors import NotLeading
+from penstock_operator.cluster.store import Store, key_of, version_of
 
 SILENCE_SECONDS = 75.0
+START_RETRY_SECONDS = 5.0
 
 
 def registry(
-    heard: Callable[[str | None, Json], None], login: Callable[[], Awaitable[kopf.ConnectionInfo]]
+    stores: tuple[Store[Any], ...],
+    *,
+    start: Callable[[], Awaitable[None]],
+    relisted: Callable[[], None],
+    login: Callable[[], Awaitable[kopf.ConnectionInfo]],
 ) -> kopf.OperatorRegistry:
-    """Handlers that call `heard` with the type and the object of each event of a ModelEndpoint."""
+    """Handlers that keep the stores up to date.
+
+    `start` is called before the watches begin, and again until it succeeds. `relisted` is called when Kopf lists a kind
+    again after a gap in its watch: it does not report the objects that were deleted in the gap.
+    """
     handlers = kopf.OperatorRegistry()
 
     @kopf.on.login(registry=handlers)
     async def _login(**_: Any) -> kopf.ConnectionInfo:
         return await login()
 
-    @kopf.on.event(MODEL_ENDPOINT.group, MODEL_ENDPOINT.version, MODEL_ENDPOINT.plural, registry=handlers)
-    async def _event(event: Any, **_: Any) -> None:
-        heard(event["type"], event["object"])
+    @kopf.on.startup(registry=handlers, errors=kopf.ErrorsMode.TEMPORARY, backoff=START_RETRY_SECONDS)
+    async def _start(**_: Any) -> None:
+        try:
+            await start()
+        except NotLeading as error:
+            raise kopf.PermanentError(str(error)) from error
 
+    for store in stores:
+        kind = store.kind
+        on_event = kopf.on.event(kind.group, kind.version, kind.plural, id=kind.plural, registry=handlers)
+        on_event(event_handler(store, relisted))
     return handlers
 
 
+def event_handler(store: Store[Any], relisted: Callable[[], None]) -> Callable[..., Awaitable[None]]:
+    """A handler that applies the events of a kind to its store, and detects a second listing."""
+    listed: set[tuple[str, str]] = set()
+    """Objects of the present listing."""
+
+    async def _event(event: Any, **_: Any) -> None:
+        value = event["object"]
+        key = key_of(value)
+        if event["type"] == "DELETED":
+            listed.discard(key)
+            store.remove(key, version=version_of(value))
+            return
+        store.put(value)
+        if event["type"] is None:
+            # An object of a listing. One that was listed before belongs to a new listing.
+            if key in listed:
+                listed.clear()
+                relisted()
+            listed.add(key)
+
+    return _event
+
+
 class _Connection(kopf.ConnectionInfo):
-    """Verifies as the client does (`cluster.access`): chain and host, not the form of certificates."""
+    """Verifies certificates as the client does (`cluster.kubernetes`): chain and host, not RFC 5280's extensions."""
 
     def as_ssl_context(self) -> ssl.SSLContext:
-        """Kopf's, without what Python 3.13 added."""
+        """Kopf's context without the strict flag that Python 3.13 added."""
         made = super().as_ssl_context()
         made.verify_flags &= ~ssl.VERIFY_X509_STRICT
         return made
 
 
 async def connection_info(configuration: Configuration) -> kopf.ConnectionInfo:
-    """The client's way into the cluster, for Kopf. Asked for again when the API server refuses it: tokens expire."""
+    """The client's access to the cluster, for Kopf. Kopf asks again when the API server rejects it: tokens expire."""
     authorization = await configuration.get_api_key_with_prefix("BearerToken", alias="authorization")
     scheme, _, token = (authorization or "").partition(" ")
     return _Connection(
@@ -64,11 +103,11 @@ async def connection_info(configuration: Configuration) -> kopf.ConnectionInfo:
 
 
 def settings(*, api_timeout_seconds: float) -> kopf.OperatorSettings:
-    """Kopf as it is to behave here."""
+    """Kopf's settings."""
     chosen = kopf.OperatorSettings()
-    # Events are posted by us, with stable reasons; Kopf would post its own log.
+    # The operator posts Events itself, with stable reasons; Kopf would post its log.
     chosen.posting.enabled = False
-    # No watch of all CRDs and namespaces of the cluster, and no rights for it: ours are there, or we wait for them.
+    # No watch of all CRDs and namespaces of the cluster, which would need more rights: the CRDs exist at start-up.
     chosen.scanning.disabled = True
     chosen.peering.standalone = True
     chosen.watching.server_timeout = 600
@@ -77,7 +116,7 @@ def settings(*, api_timeout_seconds: float) -> kopf.OperatorSettings:
     chosen.watching.chunk_size = 500
     chosen.watching.reconnect_backoff = 0.5
     chosen.networking.request_timeout = api_timeout_seconds
-    # An API server that restarts is away for a minute or two; the lease says when it has been too long.
+    # A restarting API server is away for a minute or two; the lease limits how long the operator waits for it.
     chosen.networking.error_backoffs = (0.5, 1, 2, 3, 5, 5, 5, 5, 5, 5, 10, 10, 10, 10, 10, 10)
     chosen.networking.enforce_retry_after = True
     chosen.process.ultimate_exiting_timeout = 20

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from penstock_operator.cluster.backoff import Backoff
+from penstock_operator.cluster.errors import Backoff
 
 
 @given(st.integers(1, 5000), st.floats(0.01, 10), st.floats(10, 1000))

@@ -10,7 +10,7 @@ import pytest
 import yaml
 from kubernetes.aio.client import Configuration
 
-from penstock_operator.cluster.access import load_configuration
+from penstock_operator.cluster.kubernetes import load_configuration
 from penstock_operator.watch.handlers import connection_info
 
 

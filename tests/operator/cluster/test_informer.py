@@ -8,10 +8,10 @@ from collections.abc import Callable
 import pytest
 
 from penstock_operator.cluster import informer as module
-from penstock_operator.cluster.backoff import Backoff
+from penstock_operator.cluster.api import POD
+from penstock_operator.cluster.errors import Backoff
 from penstock_operator.cluster.informer import Informer
-from penstock_operator.cluster.kinds import POD
-from penstock_operator.cluster.store import Key, Store
+from penstock_operator.cluster.store import ObjectKey, Store
 from tests.operator.scripted_api import Answer, ScriptedApi, cut, listing, problem, scripted, stream, thing
 
 
@@ -100,7 +100,7 @@ def test_an_api_server_that_restarts_is_waited_for() -> None:
 
 
 def test_a_list_that_fails_half_way_removes_nothing() -> None:
-    async def scenario() -> set[Key]:
+    async def scenario() -> set[ObjectKey]:
         async with scripted(problem(410, "the continue token is too old")) as api, api.port() as port:
             store: Store[None] = Store(POD, lambda _: None)
             store.put(thing("x", 1))
@@ -110,7 +110,7 @@ def test_a_list_that_fails_half_way_removes_nothing() -> None:
             await asyncio.gather(task, return_exceptions=True)
             return set(store)
 
-    assert asyncio.run(scenario()) == {Key("a", "x")}
+    assert asyncio.run(scenario()) == {ObjectKey("a", "x")}
 
 
 def test_only_what_is_ours_is_ever_asked_for() -> None:

@@ -10,20 +10,28 @@ import pytest
 from aiohttp import web
 
 from penstock_operator.cluster import kubernetes as adapter
+from penstock_operator.cluster.api import (
+    CONFIG_MAP,
+    CONFIG_MAP_METADATA,
+    KINDS,
+    NODE,
+    POD,
+    ListPage,
+    ResourceKind,
+    WatchEvent,
+)
 from penstock_operator.cluster.errors import (
     ClusterError,
     Conflict,
-    Expired,
     Forbidden,
     NotFound,
     NotLeading,
     Refused,
     Unavailable,
+    WatchExpired,
     from_status,
 )
-from penstock_operator.cluster.kinds import CONFIG_MAP, CONFIG_MAP_METADATA, KINDS, NODE, POD, Kind
 from penstock_operator.cluster.kubernetes import KubernetesPort
-from penstock_operator.cluster.port import Change, Page
 from tests.operator.scripted_api import (
     Answer,
     ScriptedApi,
@@ -94,7 +102,7 @@ def test_the_server_is_asked_again_no_sooner_than_it_said() -> None:
 
 @pytest.mark.parametrize(
     ("status", "kind"),
-    [(409, Conflict), (410, Expired), (403, Forbidden), (401, Forbidden), (422, Refused), (400, Refused)],
+    [(409, Conflict), (410, WatchExpired), (403, Forbidden), (401, Forbidden), (422, Refused), (400, Refused)],
 )
 def test_what_does_not_pass_by_itself_is_told_at_once(status: int, kind: type[ClusterError]) -> None:
     async def scenario() -> int:
@@ -112,7 +120,7 @@ def test_what_does_not_pass_by_itself_is_told_at_once(status: int, kind: type[Cl
     ("kind", "expected"),
     [(CONFIG_MAP, {""}), (CONFIG_MAP_METADATA, {"PartialObjectMetadata", "PartialObjectMetadataList"})],
 )
-def test_where_the_metadata_suffices_no_more_is_asked_for(kind: Kind, expected: set[str]) -> None:
+def test_where_the_metadata_suffices_no_more_is_asked_for(kind: ResourceKind, expected: set[str]) -> None:
     async def both(port: KubernetesPort) -> None:
         async for _ in port.pages(kind):
             pass
@@ -188,7 +196,7 @@ def test_long_lists_come_in_pages() -> None:
     first = answer(200, {"metadata": {"resourceVersion": "7", "continue": "token"}, "items": [thing("x", 1)]})
     second = answer(200, {"metadata": {"resourceVersion": "7"}, "items": [thing("y", 2)]})
 
-    async def all_pages(port: KubernetesPort) -> list[Page]:
+    async def all_pages(port: KubernetesPort) -> list[ListPage]:
         return [page async for page in port.pages(POD, labels="a=b")]
 
     pages, api = ask(all_pages, first, second)
@@ -199,7 +207,7 @@ def test_long_lists_come_in_pages() -> None:
     assert {seen.query["labelSelector"] for seen in api.seen} == {"a=b"}
 
 
-async def changes(port: KubernetesPort) -> list[Change]:
+async def changes(port: KubernetesPort) -> list[WatchEvent]:
     return [change async for change in port.watch(NODE, resource_version="3")]
 
 
@@ -219,7 +227,7 @@ def test_a_watch_gives_what_comes_and_ends_with_the_stream() -> None:
 def test_a_watch_that_begins_too_far_back_says_so_within_the_stream() -> None:
     gone = {"type": "ERROR", "object": {"kind": "Status", "code": 410, "message": "too old resource version"}}
 
-    with pytest.raises(Expired, match="too old"):
+    with pytest.raises(WatchExpired, match="too old"):
         ask(changes, stream(gone))
 
 

@@ -9,8 +9,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from penstock_operator.cluster.kinds import POD
-from penstock_operator.cluster.store import Difference, Key, Store
+from penstock_operator.cluster.api import POD
+from penstock_operator.cluster.store import ObjectKey, Store, StoreChange
 
 
 def pod(name: str, version: int, *, uid: str = "u", node: str = "n", phase: str = "Running", **more: Any) -> Any:
@@ -22,9 +22,9 @@ def by_node(value: Any) -> Iterator[tuple[str, str]]:
     yield ("node", value["spec"]["nodeName"])
 
 
-def make() -> tuple[Store[str], list[Difference[str]]]:
+def make() -> tuple[Store[str], list[StoreChange[str]]]:
     store: Store[str] = Store(POD, lambda value: str(value["status"]["phase"]), index=by_node)
-    heard: list[Difference[str]] = []
+    heard: list[StoreChange[str]] = []
     store.listen(heard.append)
     return store, heard
 
@@ -34,9 +34,9 @@ def test_a_new_object_is_told_and_found_by_name_and_index() -> None:
 
     assert store.put(pod("x", 1))
 
-    assert [change.key for change in heard] == [Key("a", "x")]
-    assert store.facts(Key("a", "x")) == "Running"
-    assert [key for key, _ in store.of(("node", "n"))] == [Key("a", "x")]
+    assert [change.key for change in heard] == [ObjectKey("a", "x")]
+    assert store.facts(ObjectKey("a", "x")) == "Running"
+    assert [key for key, _ in store.of(("node", "n"))] == [ObjectKey("a", "x")]
 
 
 def test_an_event_that_changes_no_fact_wakes_nobody() -> None:
@@ -47,7 +47,7 @@ def test_an_event_that_changes_no_fact_wakes_nobody() -> None:
     assert not store.put(pod("y", 4, generation=7))
 
     assert heard == []
-    entry = store.get(Key("a", "y"))
+    entry = store.get(ObjectKey("a", "y"))
     assert entry is not None
     assert entry.version == 4
 
@@ -68,7 +68,7 @@ def test_old_news_is_passed_over() -> None:
 
     assert not store.put(pod("x", 4, phase="Pending"))
 
-    assert store.facts(Key("a", "x")) == "Running"
+    assert store.facts(ObjectKey("a", "x")) == "Running"
 
 
 def test_an_object_made_again_under_its_name_is_a_change() -> None:
@@ -85,9 +85,9 @@ def test_the_end_of_a_predecessor_does_not_remove_its_successor() -> None:
     store, _ = make()
     store.put(pod("x", 9, uid="second"))
 
-    assert not store.remove(Key("a", "x"), version=5)
+    assert not store.remove(ObjectKey("a", "x"), version=5)
 
-    assert store.facts(Key("a", "x")) == "Running"
+    assert store.facts(ObjectKey("a", "x")) == "Running"
 
 
 def test_an_object_that_moves_is_found_at_its_new_place_only() -> None:
@@ -107,7 +107,7 @@ def test_what_a_whole_list_lacks_is_gone_but_not_what_came_after_it() -> None:
     store.put(pod("newer", 30))
     heard.clear()
 
-    assert store.retain({Key("a", "stays")}, version=10) == 1
+    assert store.retain({ObjectKey("a", "stays")}, version=10) == 1
 
     assert sorted(key.name for key in store) == ["newer", "stays"]
     assert [change.key.name for change in heard if change.new is None] == ["missed"]
@@ -129,7 +129,7 @@ def test_objects_without_a_namespace_have_a_place_too(missing: dict[str, Any]) -
 
     store.put(value)
 
-    assert store.facts(Key("", "x")) == "Running"
+    assert store.facts(ObjectKey("", "x")) == "Running"
 
 
 @given(

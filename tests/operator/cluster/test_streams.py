@@ -16,7 +16,7 @@ from pathlib import Path
 import pytest
 from kubernetes.aio.client import Configuration
 
-from penstock_operator.cluster.kinds import POD
+from penstock_operator.cluster.api import POD
 from penstock_operator.cluster.kubernetes import KubernetesPort
 from testbed.identities import Authority
 

@@ -12,9 +12,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from penstock_operator.cluster.api import ClusterPort, Json, ResourceKind
 from penstock_operator.cluster.errors import Conflict, Unavailable
-from penstock_operator.cluster.kinds import Json, Kind
-from penstock_operator.cluster.port import ClusterPort
 from penstock_operator.leader.lease import HAND_OVER_SECONDS, Leadership, LeaseTimes
 from tests.operator.virtual_time import run
 
@@ -54,7 +53,7 @@ class Network:
             await asyncio.sleep(60)
             raise Unavailable("no way")
 
-    async def get(self, kind: Kind, name: str, namespace: str = "") -> Json | None:
+    async def get(self, kind: ResourceKind, name: str, namespace: str = "") -> Json | None:
         await self._travel()
         return copy.deepcopy(self._server.value)
 

@@ -10,38 +10,38 @@ from typing import Any, cast
 
 import pytest
 
-from penstock_operator.cluster.port import ClusterPort, Page
-from penstock_operator.cluster.store import Key
+from penstock_operator.cluster.api import ClusterPort, ListPage
+from penstock_operator.cluster.store import ObjectKey
 from penstock_operator.loop.controller import GONE_SECONDS, MANY, Controller
-from penstock_operator.loop.reconcile import Reconciler, Subject
+from penstock_operator.loop.reconcile import Reconciler, ReconcileRequest
 from penstock_operator.plan import names
-from penstock_operator.plan.observed import HostReport
+from penstock_operator.plan.workloads import HostReport
 from penstock_operator.settings import Settings
-from penstock_operator.watch.cluster_cache import World
+from penstock_operator.watch.cluster_cache import ClusterCache
 from tests.operator import objects
 from tests.operator.virtual_time import run
 
-Change = Callable[[World], Any]
+Change = Callable[[ClusterCache], Any]
 
 
 class Empty:
     """A cluster without endpoints: `begin` lists them."""
 
     async def pages(self, *_: Any, **__: Any) -> Any:
-        yield Page((), "1")
+        yield ListPage((), "1")
 
 
 def looked_at(before: Change, change: Change, *, wait: float = 0.0) -> list[str]:
     """Who is looked at after a change, in their order."""
 
     async def scenario() -> list[str]:
-        world = World(replace(Settings().plan_settings(), keda=True))
-        controller = Controller(cast("ClusterPort", Empty()), world, identity="test")
+        cache = ClusterCache(replace(Settings().plan_settings(), keda=True))
+        controller = Controller(cast("ClusterPort", Empty()), cache, identity="test")
         await controller.begin()
-        before(world)
+        before(cache)
         while len(controller.queue):
             controller.queue.done(await controller.queue.get())
-        change(world)
+        change(cache)
         await asyncio.sleep(wait)
         found: list[str] = []
         while len(controller.queue):
@@ -53,11 +53,11 @@ def looked_at(before: Change, change: Change, *, wait: float = 0.0) -> list[str]
     return run(scenario())
 
 
-def two_endpoints(world: World) -> None:
-    world.endpoints.put(objects.endpoint("e1", status={"optimizedModel": "m"}))
-    world.endpoints.put(objects.endpoint("e2", status={"optimizedModel": "m"}, hardwareClass="icelake"))
-    world.models.put(objects.optimized_model("m"))
-    world.pods.put(objects.runtime_pod("p", "e1", ip="10.0.0.1", node="n"))
+def two_endpoints(cache: ClusterCache) -> None:
+    cache.endpoints.put(objects.endpoint("e1", status={"optimizedModel": "m"}))
+    cache.endpoints.put(objects.endpoint("e2", status={"optimizedModel": "m"}, hardwareClass="icelake"))
+    cache.models.put(objects.optimized_model("m"))
+    cache.pods.put(objects.runtime_pod("p", "e1", ip="10.0.0.1", node="n"))
 
 
 def of(name: str) -> dict[str, Any]:
@@ -75,11 +75,11 @@ def of(name: str) -> dict[str, Any]:
         (lambda w: w.pods.put(objects.job_pod("j", "m", 1, 9)), ["e1"]),
         (lambda w: w.services.put(of("e2")), ["e2"]),
         (lambda w: w.services.put(of("nobody")), []),
-        (lambda w: w.pods.remove(Key("a", "p")), ["e1"]),
-        (lambda w: w.tell_report(Key("a", "p"), "uid-p", (HostReport(), "")), ["e1"]),
+        (lambda w: w.pods.remove(ObjectKey("a", "p")), ["e1"]),
+        (lambda w: w.put_report(ObjectKey("a", "p"), "uid-p", (HostReport(), "")), ["e1"]),
         (lambda w: w.classes.put({"metadata": {"name": "icelake", "resourceVersion": "9"}}), ["e2"]),
         (lambda w: w.nodes.put({"metadata": {"name": "n", "resourceVersion": "9"}}), ["e1", "e2"]),
-        (lambda w: w.endpoints.remove(Key("a", "e1")), []),
+        (lambda w: w.endpoints.remove(ObjectKey("a", "e1")), []),
         (lambda w: w.endpoints.put(objects.endpoint("e2", 9, status={"optimizedModel": "other"})), ["e2"]),
     ],
 )
@@ -88,21 +88,21 @@ def test_a_change_concerns(change: Change, expected: list[str]) -> None:
 
 
 def test_a_scaled_object_that_went_is_made_again_only_when_keda_s_definitions_can_have_gone_as_well() -> None:
-    def with_scaled_object(world: World) -> None:
-        two_endpoints(world)
-        world.scaled_objects.put(of("e1"))
+    def with_scaled_object(cache: ClusterCache) -> None:
+        two_endpoints(cache)
+        cache.scaled_objects.put(of("e1"))
 
-    def goes(world: World) -> None:
-        world.scaled_objects.remove(Key("a", "e1"))
+    def goes(cache: ClusterCache) -> None:
+        cache.scaled_objects.remove(ObjectKey("a", "e1"))
 
     assert looked_at(with_scaled_object, goes, wait=0.9 * GONE_SECONDS) == []
     assert looked_at(with_scaled_object, goes, wait=1.1 * GONE_SECONDS) == ["e1"]
 
 
 def test_the_last_user_that_goes_leaves_an_unused_model() -> None:
-    def both_go(world: World) -> None:
-        world.endpoints.remove(Key("a", "e1"))
-        world.endpoints.remove(Key("a", "e2"))
+    def both_go(cache: ClusterCache) -> None:
+        cache.endpoints.remove(ObjectKey("a", "e1"))
+        cache.endpoints.remove(ObjectKey("a", "e2"))
 
     assert looked_at(two_endpoints, both_go) == ["model m"]
 
@@ -120,25 +120,25 @@ def test_nodes_are_no_news_to_endpoints_that_are_ready() -> None:
 
 @pytest.mark.parametrize(("wait", "expected"), [(0.0, 0), (60.0, MANY + 1)])
 def test_progress_reaches_thousands_of_users_with_a_lag(wait: float, expected: int) -> None:
-    def many(world: World) -> None:
-        world.models.put(objects.optimized_model("m", status={"phase": "Optimizing", "progress": "7/23"}))
+    def many(cache: ClusterCache) -> None:
+        cache.models.put(objects.optimized_model("m", status={"phase": "Optimizing", "progress": "7/23"}))
         for number in range(MANY + 1):
-            world.endpoints.put(objects.endpoint(f"e{number}", status={"optimizedModel": "m"}))
+            cache.endpoints.put(objects.endpoint(f"e{number}", status={"optimizedModel": "m"}))
 
-    def goes_on(world: World) -> None:
-        world.models.put(objects.optimized_model("m", 9, status={"phase": "Optimizing", "progress": "8/23"}))
+    def goes_on(cache: ClusterCache) -> None:
+        cache.models.put(objects.optimized_model("m", 9, status={"phase": "Optimizing", "progress": "8/23"}))
 
     assert len(looked_at(many, goes_on, wait=wait)) == expected
 
 
 def test_the_result_reaches_thousands_of_users_at_once() -> None:
-    def many(world: World) -> None:
-        world.models.put(objects.optimized_model("m", status={"phase": "Optimizing"}))
+    def many(cache: ClusterCache) -> None:
+        cache.models.put(objects.optimized_model("m", status={"phase": "Optimizing"}))
         for number in range(MANY + 1):
-            world.endpoints.put(objects.endpoint(f"e{number}", status={"optimizedModel": "m"}))
+            cache.endpoints.put(objects.endpoint(f"e{number}", status={"optimizedModel": "m"}))
 
-    def ready(world: World) -> None:
-        world.models.put(objects.optimized_model("m", 9, status={"phase": "Ready"}))
+    def ready(cache: ClusterCache) -> None:
+        cache.models.put(objects.optimized_model("m", 9, status={"phase": "Ready"}))
 
     assert len(looked_at(many, ready)) == MANY + 1
 
@@ -150,56 +150,56 @@ def config_map(name: str, version: int) -> dict[str, Any]:
     return {"metadata": objects.metadata(name, version), "data": {"t": "one"}}
 
 
-def takes_texts(world: World) -> None:
-    world.endpoints.put(objects.endpoint("e", workload=TEXTS))
-    world.endpoints.put(objects.endpoint("other"))
-    world.put_texts(Key("a", "texts"), config_map("texts", 5))
+def takes_texts(cache: ClusterCache) -> None:
+    cache.endpoints.put(objects.endpoint("e", workload=TEXTS))
+    cache.endpoints.put(objects.endpoint("other"))
+    cache.put_texts(ObjectKey("a", "texts"), config_map("texts", 5))
 
 
 @pytest.mark.parametrize(
     ("change", "expected", "read"),
     [
         (lambda w: w.text_sources.put(config_map("texts", 6)), ["e"], False),
-        (lambda w: w.text_sources.remove(Key("a", "texts")), ["e"], False),
+        (lambda w: w.text_sources.remove(ObjectKey("a", "texts")), ["e"], False),
         (lambda w: w.text_sources.put(config_map("texts", 5)), [], True),
         (lambda w: w.text_sources.put(config_map("strange", 6)), [], True),
     ],
     ids=["edited", "deleted", "as it was read", "another one"],
 )
 def test_texts_are_read_again_when_their_config_map_is_another(change: Change, expected: list[str], read: bool) -> None:
-    worlds: list[World] = []
+    worlds: list[ClusterCache] = []
 
-    def changed(world: World) -> None:
-        worlds.append(world)
-        change(world)
+    def changed(cache: ClusterCache) -> None:
+        worlds.append(cache)
+        change(cache)
 
     assert looked_at(takes_texts, changed) == expected
-    assert (Key("a", "texts") in worlds[0].texts) is read
+    assert (ObjectKey("a", "texts") in worlds[0].texts) is read
 
 
 def test_texts_that_were_missing_are_read_once_they_are_there() -> None:
-    def waits(world: World) -> None:
-        world.endpoints.put(objects.endpoint("e", workload=TEXTS))
-        world.put_texts(Key("a", "texts"), None)
+    def waits(cache: ClusterCache) -> None:
+        cache.endpoints.put(objects.endpoint("e", workload=TEXTS))
+        cache.put_texts(ObjectKey("a", "texts"), None)
 
     assert looked_at(waits, lambda w: w.text_sources.put(config_map("texts", 6))) == ["e"]
 
 
 def test_of_many_that_are_due_at_once_and_need_nothing_the_loop_gets_its_turns(monkeypatch: pytest.MonkeyPatch) -> None:
     """A renewal of the lease, a change that somebody makes, a probe: all wait for the loop to turn."""
-    reconciled: list[Subject] = []
+    reconciled: list[ReconcileRequest] = []
 
-    async def nothing_to_write(self: Reconciler, subject: Subject) -> None:
+    async def nothing_to_write(self: Reconciler, subject: ReconcileRequest) -> None:
         end = time.thread_time() + 0.003
         while time.thread_time() < end:
             pass
         reconciled.append(subject)
 
     async def scenario() -> tuple[int, float]:
-        world = World(Settings().plan_settings())
-        controller = Controller(cast("ClusterPort", Empty()), world, identity="test")
+        cache = ClusterCache(Settings().plan_settings())
+        controller = Controller(cast("ClusterPort", Empty()), cache, identity="test")
         for number in range(300):
-            world.endpoints.put(objects.endpoint(f"e{number}"))
+            cache.endpoints.put(objects.endpoint(f"e{number}"))
         workers = asyncio.create_task(controller.work(8))
         gaps: list[float] = []
         while len(reconciled) < 300:

@@ -11,16 +11,14 @@ from typing import Any
 import pytest
 
 from penstock.resources.pod import Pod
-from penstock_operator.cluster.access import load_configuration
+from penstock_operator.cluster.api import ClusterPort, Json
 from penstock_operator.cluster.informer import Informer
-from penstock_operator.cluster.kinds import Json
-from penstock_operator.cluster.kubernetes import KubernetesPort
-from penstock_operator.cluster.port import ClusterPort
-from penstock_operator.loop.garbage_collection import AT_ONCE, Collector, referred
+from penstock_operator.cluster.kubernetes import KubernetesPort, load_configuration
+from penstock_operator.loop.garbage_collection import AT_ONCE, StoreCollection, referred
 from penstock_operator.plan import names
-from penstock_operator.plan.collection import Home, Target, job
+from penstock_operator.plan.collection import CollectionHome, CollectionTarget, job
 from penstock_operator.settings import Settings
-from penstock_operator.watch.cluster_cache import World
+from penstock_operator.watch.cluster_cache import ClusterCache
 from penstock_runtime.store.__main__ import main
 from testbed.cluster import Cluster
 from testbed.kubectl import Kubectl
@@ -56,17 +54,19 @@ class Scene:
     """Endpoints, nodes, a clock."""
 
     def __init__(self, nodes: int = 1) -> None:
-        self.world = World(settings().plan_settings())
+        self.cache = ClusterCache(settings().plan_settings())
         self.cluster = Recording()
         self.now = 10 * DAY + 5
-        self.well = True
+        self.caches_current = True
         port: Any = self.cluster
-        self.collector = Collector(port, self.world, well=lambda: self.well, clock=lambda: self.now)
-        self.world.endpoints.put(objects.endpoint("emotion"))
+        self.collector = StoreCollection(
+            port, self.cache, caches_current=lambda: self.caches_current, clock=lambda: self.now
+        )
+        self.cache.endpoints.put(objects.endpoint("emotion"))
         for number in range(nodes):
             status = {"conditions": [{"type": "Ready", "status": "True"}]}
             name = f"n{number}"
-            self.world.nodes.put({"metadata": {"name": name, "resourceVersion": "1", "uid": name}, "status": status})
+            self.cache.nodes.put({"metadata": {"name": name, "resourceVersion": "1", "uid": name}, "status": status})
 
     def collect(self) -> bool:
         return asyncio.run(self.collector.collect())
@@ -78,7 +78,7 @@ class Scene:
             version = str(int(self.now) + 10_000)
             ended = [{"type": condition, "status": "True", "lastTransitionTime": "2026-11-21T19:00:00Z"}]
             metadata = {**made["metadata"], "resourceVersion": version, "uid": "u"}
-            self.world.jobs.put({**made, "metadata": metadata, "status": {"conditions": ended}})
+            self.cache.jobs.put({**made, "metadata": metadata, "status": {"conditions": ended}})
 
 
 def test_it_is_done_once_in_a_period_whoever_leads() -> None:
@@ -88,7 +88,7 @@ def test_it_is_done_once_in_a_period_whoever_leads() -> None:
     assert scene.collect() is False
     assert len(scene.cluster.names("Job")) == 1
     port: Any = scene.cluster
-    next_leader = Collector(port, scene.world, well=lambda: True, clock=lambda: scene.now)
+    next_leader = StoreCollection(port, scene.cache, caches_current=lambda: True, clock=lambda: scene.now)
     assert asyncio.run(next_leader.collect()) is False
     assert len(scene.cluster.names("Job")) == 1
     scene.end()
@@ -111,7 +111,7 @@ def test_many_nodes_are_done_a_few_at_a_time() -> None:
 
 def test_while_the_caches_may_be_old_nothing_is_begun() -> None:
     scene = Scene()
-    scene.well = False
+    scene.caches_current = False
 
     assert scene.collect() is True
     assert scene.cluster.applied == []
@@ -119,7 +119,7 @@ def test_while_the_caches_may_be_old_nothing_is_begun() -> None:
 
 def test_without_endpoints_there_is_nowhere_to_run_and_nothing_is_done() -> None:
     scene = Scene()
-    scene.world.endpoints.remove(next(iter(scene.world.endpoints)))
+    scene.cache.endpoints.remove(next(iter(scene.cache.endpoints)))
 
     assert scene.collect() is False
     assert scene.cluster.applied == []
@@ -134,20 +134,20 @@ def test_one_that_failed_is_told_and_not_repeated_at_once(caplog: pytest.LogCapt
     assert [record.levelname for record in caplog.records if "says why" in record.message] == ["WARNING"]
 
 
-def world_of_references() -> World:
+def world_of_references() -> ClusterCache:
     """Everything that may refer to an artefact refers to one."""
-    world = World(settings().plan_settings())
-    world.endpoints.put(objects.endpoint("pinned", optimization={"mode": "Pinned", "artefact": DIGESTS["pinned"]}))
-    world.endpoints.put(objects.endpoint("emotion", status={"plan": {"artefact": DIGESTS["shown"]}}))
+    cache = ClusterCache(settings().plan_settings())
+    cache.endpoints.put(objects.endpoint("pinned", optimization={"mode": "Pinned", "artefact": DIGESTS["pinned"]}))
+    cache.endpoints.put(objects.endpoint("emotion", status={"plan": {"artefact": DIGESTS["shown"]}}))
     status = {"baseline": {"digest": DIGESTS["base"]}, "artefact": {"digest": DIGESTS["best"]}}
-    world.models.put(objects.optimized_model("m", status=status))
+    cache.models.put(objects.optimized_model("m", status=status))
     template = {"metadata": {"annotations": {names.ARTEFACT: DIGESTS["old"]}}}
     labels = names.runtime_labels("emotion")
-    world.replica_sets.put({"metadata": objects.metadata("r", 1, labels), "spec": {"template": template}})
+    cache.replica_sets.put({"metadata": objects.metadata("r", 1, labels), "spec": {"template": template}})
     pod = objects.runtime_pod("p", "emotion")
     pod["metadata"]["annotations"] = {names.ARTEFACT: DIGESTS["pod"]}
-    world.pods.put(pod)
-    return world
+    cache.pods.put(pod)
+    return cache
 
 
 def test_whatever_anything_refers_to_is_kept() -> None:
@@ -163,22 +163,22 @@ def test_a_real_api_server_takes_it_and_its_controllers_clear_it_up(crds: Cluste
     async def scenario() -> Json:
         configuration = await load_configuration(str(crds.kubeconfig))
         async with KubernetesPort(configuration) as port:
-            world = World(chosen)
+            cache = ClusterCache(chosen)
             value = objects.endpoint("emotion")
-            world.endpoints.put({**value, "metadata": {**value["metadata"], "namespace": namespace}})
+            cache.endpoints.put({**value, "metadata": {**value["metadata"], "namespace": namespace}})
             cluster: ClusterPort = port
-            collector = Collector(cluster, world, well=lambda: True, clock=lambda: DAY)
-            watch = asyncio.create_task(Informer(port, world.pods, namespace=namespace).run())
+            collector = StoreCollection(cluster, cache, caches_current=lambda: True, clock=lambda: DAY)
+            watch = asyncio.create_task(Informer(port, cache.pods, namespace=namespace).run())
             there = asyncio.Event()
-            world.pods.listen(lambda _: there.set())
+            cache.pods.listen(lambda _: there.set())
             assert await collector.collect() is False
             # The Job controller makes its pod, so admission has nothing against it.
             async with asyncio.timeout(120):
                 await there.wait()
             watch.cancel()
             await asyncio.gather(watch, return_exceptions=True)
-            (key,) = world.jobs
-            await port.delete(world.jobs.kind, key.name, namespace)
+            (key,) = cache.jobs
+            await port.delete(cache.jobs.kind, key.name, namespace)
         return {"name": key.name}
 
     made = asyncio.run(scenario())
@@ -188,9 +188,9 @@ def test_a_real_api_server_takes_it_and_its_controllers_clear_it_up(crds: Cluste
 
 
 def test_the_command_of_the_job_is_one_that_the_image_has(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    (container,) = job(Target(Home("a", Pod())), 1, settings().plan_settings())["spec"]["template"]["spec"][
-        "containers"
-    ]
+    (container,) = job(CollectionTarget(CollectionHome("a", Pod())), 1, settings().plan_settings())["spec"]["template"][
+        "spec"
+    ]["containers"]
     keep = tmp_path / "keep.json"
     keep.write_text('{"keep": []}')
     (tmp_path / "store").mkdir()

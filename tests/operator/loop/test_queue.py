@@ -6,8 +6,8 @@ import asyncio
 
 import pytest
 
-from penstock_operator.cluster.backoff import Backoff
-from penstock_operator.loop.queue import Lane, WorkQueue
+from penstock_operator.cluster.errors import Backoff
+from penstock_operator.loop.queue import Priority, WorkQueue
 from tests.operator.virtual_time import run
 
 
@@ -50,7 +50,7 @@ def test_what_has_just_happened_goes_before_the_routine() -> None:
     async def scenario() -> list[str | None]:
         queue: WorkQueue[str] = WorkQueue()
         for key in ("r1", "r2", "r3"):
-            queue.add(key, Lane.ROUTINE)
+            queue.add(key, Priority.ROUTINE)
         queue.add("now")
         queue.add("r3")
         return [await taken(queue) for _ in range(4)]
@@ -152,7 +152,7 @@ def test_many_workers_and_many_events_lose_nothing() -> None:
         async def feed() -> None:
             for turn in range(3):
                 for number in range(100):
-                    queue.add(f"k{number}", Lane.ROUTINE if number % 2 else Lane.URGENT)
+                    queue.add(f"k{number}", Priority.ROUTINE if number % 2 else Priority.URGENT)
                     if number % 10 == turn:
                         await asyncio.sleep(0.05)
 
@@ -174,7 +174,7 @@ def test_the_age_of_the_oldest_tells_a_queue_that_does_not_move() -> None:
     async def scenario() -> tuple[float, float]:
         queue: WorkQueue[str] = WorkQueue()
         empty = queue.oldest_seconds
-        queue.add("a", Lane.ROUTINE)
+        queue.add("a", Priority.ROUTINE)
         await asyncio.sleep(42)
         queue.add("b")
         return empty, queue.oldest_seconds

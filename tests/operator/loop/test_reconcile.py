@@ -9,8 +9,8 @@ from typing import Any
 
 import pytest
 
-from penstock_operator.cluster.port import ClusterPort
-from penstock_operator.loop.reconcile import Subject
+from penstock_operator.cluster.api import ClusterPort
+from penstock_operator.loop.reconcile import ReconcileRequest
 from testbed.cluster import Cluster
 from testbed.fixtures import install_crds
 from testbed.kubectl import Kubectl
@@ -176,8 +176,8 @@ def test_at_rest_nothing_is_written_and_whatever_is_changed_by_others_is_put_bac
                 await operator.rest()
                 # A new process applies everything once. From then on:
                 wires[0].writes.clear()
-                for key in operator.world.endpoints:
-                    operator.controller.queue.add(Subject("ModelEndpoint", key))
+                for key in operator.cache.endpoints:
+                    operator.controller.queue.add(ReconcileRequest("ModelEndpoint", key))
                 await operator.rest()
                 at_rest = list(wires[0].writes)
                 for change in (

@@ -8,7 +8,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from penstock_operator.loop.time_slices import Slices
+from penstock_operator.loop.queue import TimeSlices
 
 WORK_SECONDS = 0.002
 
@@ -22,12 +22,12 @@ def work(left: Iterator[int], done: list[int]) -> None:
 
 async def longest_turn(tasks: int, pieces: int) -> float:
     """Seconds that this thread computed, while so many tasks do so many pieces of work that nobody waits for."""
-    slices, left, done = Slices(), iter(range(pieces)), list[int]()
+    slices, left, done = TimeSlices(), iter(range(pieces)), list[int]()
     gaps: list[float] = []
 
     async def some() -> None:
         while len(done) < pieces:
-            await slices.give_way()
+            await slices.pause()
             if len(done) < pieces:
                 work(left, done)
 
@@ -55,7 +55,7 @@ def test_a_turn_has_room_for_one_slice_whoever_works(tasks: int) -> None:
 
 def test_what_is_left_of_a_slice_is_used_without_a_turn() -> None:
     async def body() -> bool:
-        slices, turned = Slices(seconds=60.0), False
+        slices, turned = TimeSlices(seconds=60.0), False
 
         def note() -> None:
             nonlocal turned
@@ -63,7 +63,7 @@ def test_what_is_left_of_a_slice_is_used_without_a_turn() -> None:
 
         asyncio.get_running_loop().call_soon(note)
         for _ in range(100):
-            await slices.give_way()
+            await slices.pause()
         return turned
 
     assert asyncio.run(body()) is False

@@ -13,22 +13,20 @@ from typing import Any
 from penstock.resources.job_summary import Failure, Summary
 from penstock.resources.result import ArtefactReference, Result
 from penstock_operator.plan import names
-from penstock_operator.plan.actions import Plan
-from penstock_operator.plan.endpoint_plan import plan
+from penstock_operator.plan.endpoint_plan import ReconcilePlan, plan
+from penstock_operator.plan.installation import PlanSettings
 from penstock_operator.plan.observed import (
     DeploymentFacts,
-    JobFacts,
+    DesiredScale,
+    EndpointSnapshot,
+    ModelUser,
     Neighbour,
-    Observed,
     OptimizedModelFacts,
     Ref,
     ReplicaSetFacts,
-    RuntimePod,
-    Scale,
     ScalerFacts,
-    User,
 )
-from penstock_operator.plan.settings import PlanSettings
+from penstock_operator.plan.workloads import JobFacts, RuntimePod
 
 Json = dict[str, Any]
 BEGIN = datetime(2026, 11, 21, 12, 0, tzinfo=UTC)
@@ -154,14 +152,14 @@ class Kube:
         self.infos: dict[str, Json] = {}
         self.logs: dict[str, str] = {}
         self.neighbours: list[Neighbour] = []
-        self.foreign: set[Ref] = set()
+        self.conflicting: set[Ref] = set()
         self.nodes: list[Json] = []
         self.texts: tuple[str, ...] | None = None
-        self.scale: Scale | None = None
+        self.scale: DesiredScale | None = None
         self.kedas: list[ScalerFacts] = []
         """What KEDA has made."""
         self.unknown_kinds: set[str] = set()
-        self.other_users: dict[str, list[User]] = {}
+        self.other_users: dict[str, list[ModelUser]] = {}
         self.deleted: list[Ref] = []
         self._made = 0
         self._replicas_ours: set[tuple[str, str]] = set()
@@ -182,11 +180,11 @@ class Kube:
         self.endpoint["spec"] = {**self.spec, **spec}
         self.endpoint["metadata"]["generation"] += 1
 
-    def observed(self) -> Observed:
+    def observed(self) -> EndpointSnapshot:
         value = copy.deepcopy(self.endpoint)
         found = self.objects.get(("Deployment", self.name))
         gateway = self.objects.get(("Deployment", names.gateway_name(self.name)))
-        return Observed(
+        return EndpointSnapshot(
             endpoint=value,
             now=self.now,
             settings=self.settings,
@@ -206,7 +204,7 @@ class Kube:
             ),
             neighbours=tuple(self.neighbours),
             present=frozenset(Ref(kind, name) for kind, name in self.objects),
-            foreign=frozenset(self.foreign),
+            conflicting=frozenset(self.conflicting),
             workload_texts=self.texts,
             nodes=tuple(self.nodes),
             scale=self.scale,
@@ -226,15 +224,15 @@ class Kube:
         status = self.endpoint["status"]
         users = list(self.other_users.get(name, []))
         if name in {status.get("optimizedModel"), (status.get("plan") or {}).get("optimizedModel")}:
-            users.append(User(self.name, self.endpoint["metadata"]["uid"]))
+            users.append(ModelUser(self.name, self.endpoint["metadata"]["uid"]))
         return OptimizedModelFacts.from_object(self.objects["OptimizedModel", name], tuple(jobs), tuple(users))
 
     # what is done
 
-    def plan(self) -> Plan:
+    def plan(self) -> ReconcilePlan:
         return plan(self.observed())
 
-    def act(self, made: Plan) -> None:
+    def act(self, made: ReconcilePlan) -> None:
         """As the operator: delete, apply, write."""
         for ref in made.delete:
             assert (ref.kind, ref.name) in self.objects, f"{ref} is not there to be deleted"
@@ -275,7 +273,7 @@ class Kube:
         self.objects.pop((ref.kind, ref.name), None)
         self.pods.pop(f"{ref.name}-pod", None)
 
-    def reconcile(self) -> Plan:
+    def reconcile(self) -> ReconcilePlan:
         """Plan and act until nothing changes any more; the last plan."""
         for _ in range(8):
             before = self.picture()
@@ -487,7 +485,7 @@ def info(
     }
 
 
-def condition(made: Plan, kind: str) -> tuple[str, str, str]:
+def condition(made: ReconcilePlan, kind: str) -> tuple[str, str, str]:
     """Status, reason and message of a condition."""
     found = next(entry for entry in made.status["conditions"] if entry["type"] == kind)
     return found["status"], found["reason"], found["message"]

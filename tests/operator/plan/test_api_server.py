@@ -9,7 +9,7 @@ from dataclasses import replace
 import pytest
 
 from penstock_operator.plan import names
-from penstock_operator.plan.settings import StoreVolume
+from penstock_operator.plan.installation import StoreVolume
 from testbed.cluster import Cluster
 from testbed.kubectl import Kubectl, KubectlError
 from tests.operator.plan.kube import SETTINGS, Json, Kube, container, digest, hardware_class, info, result

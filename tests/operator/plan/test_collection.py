@@ -8,12 +8,20 @@ from dataclasses import replace
 import pytest
 
 from penstock.resources.pod import Pod
-from penstock_operator.plan.collection import Home, Target, is_collection, job, keep_list, name_of, targets
-from penstock_operator.plan.settings import PlanSettings, StoreVolume
+from penstock_operator.plan.collection import (
+    CollectionHome,
+    CollectionTarget,
+    is_collection,
+    job,
+    keep_list,
+    name_of,
+    targets,
+)
+from penstock_operator.plan.installation import PlanSettings, StoreVolume
 from penstock_runtime.store.store import KeepList
 from tests.operator.plan.kube import SETTINGS, Json
 
-A, B = Home("a", Pod()), Home("b", Pod())
+A, B = CollectionHome("a", Pod()), CollectionHome("b", Pod())
 CLAIM = replace(SETTINGS, store_volume=StoreVolume(claim="shared"))
 FOLDER = replace(SETTINGS, store_volume=StoreVolume(host_path="/srv/artefacts"))
 S3 = replace(SETTINGS, store_uri="s3://models/here", store_secret="s3")
@@ -30,36 +38,40 @@ NODES = [node("n2"), node("n1"), node("lost", "Unknown"), {"metadata": {"name": 
     ("homes", "settings", "expected"),
     [
         ([], S3, ()),
-        ([B, A], S3, (Target(A),)),
-        ([B, A], CLAIM, (Target(A), Target(B))),
-        ([B, A], FOLDER, (Target(A, "n1"), Target(A, "n2"))),
-        ([A], replace(SETTINGS, store_volume=None), (Target(A, "n1"), Target(A, "n2"))),
+        ([B, A], S3, (CollectionTarget(A),)),
+        ([B, A], CLAIM, (CollectionTarget(A), CollectionTarget(B))),
+        ([B, A], FOLDER, (CollectionTarget(A, "n1"), CollectionTarget(A, "n2"))),
+        ([A], replace(SETTINGS, store_volume=None), (CollectionTarget(A, "n1"), CollectionTarget(A, "n2"))),
     ],
     ids=["no endpoint", "a service", "a claim in each namespace", "a folder of each node", "a folder by the address"],
 )
 def test_it_is_done_wherever_the_store_is(
-    homes: list[Home], settings: PlanSettings, expected: tuple[Target, ...]
+    homes: list[CollectionHome], settings: PlanSettings, expected: tuple[CollectionTarget, ...]
 ) -> None:
     assert targets(homes, NODES, settings) == expected
 
 
 def test_a_name_is_of_one_target_and_period() -> None:
-    names = [name_of(target, period) for target in (Target(A), Target(B), Target(A, "n1")) for period in (1, 2)]
+    names = [
+        name_of(target, period)
+        for target in (CollectionTarget(A), CollectionTarget(B), CollectionTarget(A, "n1"))
+        for period in (1, 2)
+    ]
 
     assert len(set(names)) == len(names)
     assert all(map(is_collection, names))
-    assert name_of(Target(A), 1) == names[0]
+    assert name_of(CollectionTarget(A), 1) == names[0]
     assert not is_collection("emotion-1")
 
 
-def pod_of(target: Target, settings: PlanSettings) -> Json:
+def pod_of(target: CollectionTarget, settings: PlanSettings) -> Json:
     pod: Json = job(target, 7, settings)["spec"]["template"]["spec"]
     return pod
 
 
 @pytest.mark.parametrize("settings", [S3, CLAIM, FOLDER])
 def test_its_pod_has_no_token_no_rights_and_takes_no_core(settings: PlanSettings) -> None:
-    pod = pod_of(Target(A, "n1"), settings)
+    pod = pod_of(CollectionTarget(A, "n1"), settings)
     (container,) = pod["containers"]
 
     assert pod["automountServiceAccountToken"] is False
@@ -69,7 +81,7 @@ def test_its_pod_has_no_token_no_rights_and_takes_no_core(settings: PlanSettings
 
 
 def test_it_writes_to_the_store_and_to_no_other_volume() -> None:
-    (container,) = pod_of(Target(A), CLAIM)["containers"]
+    (container,) = pod_of(CollectionTarget(A), CLAIM)["containers"]
 
     assert {mount["mountPath"]: mount.get("readOnly", False) for mount in container["volumeMounts"]} == {
         "/var/lib/penstock/artefacts": False,
@@ -79,16 +91,16 @@ def test_it_writes_to_the_store_and_to_no_other_volume() -> None:
 
 
 def test_on_a_node_it_runs_there_whatever_its_taints() -> None:
-    pod = pod_of(Target(A, "n1"), FOLDER)
+    pod = pod_of(CollectionTarget(A, "n1"), FOLDER)
     (term,) = pod["affinity"]["nodeAffinity"]["requiredDuringSchedulingIgnoredDuringExecution"]["nodeSelectorTerms"]
 
     assert term == {"matchFields": [{"key": "metadata.name", "operator": "In", "values": ["n1"]}]}
     assert pod["tolerations"] == [{"operator": "Exists"}]
-    assert "affinity" not in pod_of(Target(A), S3)
+    assert "affinity" not in pod_of(CollectionTarget(A), S3)
 
 
 def test_it_comes_at_the_store_as_the_endpoint_does() -> None:
-    pod = pod_of(Target(Home("a", Pod.model_validate({"serviceAccountName": "reader"}))), S3)
+    pod = pod_of(CollectionTarget(CollectionHome("a", Pod.model_validate({"serviceAccountName": "reader"}))), S3)
     (container,) = pod["containers"]
 
     assert pod["serviceAccountName"] == "reader"

@@ -7,7 +7,7 @@ from dataclasses import replace
 import pytest
 
 from penstock_operator.plan import names
-from penstock_operator.plan.observed import Ref, User
+from penstock_operator.plan.observed import ModelUser, Ref
 from tests.operator.plan.kube import (
     BASELINE,
     OTHER,
@@ -229,7 +229,7 @@ def test_suspending_leaves_a_job_alone_that_another_endpoint_waits_for() -> None
     kube.reconcile()
     kube.job_runs()
     kube.reconcile()
-    kube.other_users[kube.endpoint["status"]["optimizedModel"]] = [User("other", "uid-other")]
+    kube.other_users[kube.endpoint["status"]["optimizedModel"]] = [ModelUser("other", "uid-other")]
     kube.edit(suspend=True)
     kube.reconcile()
     assert not kube.deleted
@@ -261,7 +261,7 @@ def test_endpoints_that_wait_own_an_optimized_model_and_nobody_owns_a_result() -
     kube = Kube()
     kube.reconcile()
     name = kube.endpoint["status"]["optimizedModel"]
-    kube.other_users[name] = [User("other", "uid-other")]
+    kube.other_users[name] = [ModelUser("other", "uid-other")]
     kube.reconcile()
     owners = kube.objects["OptimizedModel", name]["metadata"]["ownerReferences"]
     assert [owner["uid"] for owner in owners] == ["uid-endpoint", "uid-other"]

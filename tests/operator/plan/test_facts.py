@@ -9,17 +9,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from penstock_operator.plan.conditions import Finding, clipped, no, sentence, yes
-from penstock_operator.plan.observed import (
-    DeploymentFacts,
-    HostReport,
-    JobFacts,
-    JobLog,
-    OptimizedModelFacts,
-    PodFacts,
-    ReplicaSetFacts,
-    moment,
-)
-from penstock_operator.plan.pinning import spoken
+from penstock_operator.plan.observed import DeploymentFacts, OptimizedModelFacts, ReplicaSetFacts
+from penstock_operator.plan.pod_conditions import cpu_list
+from penstock_operator.plan.workloads import HostReport, JobFacts, JobLog, PodFacts, moment
 from tests.operator.plan.kube import Json, info
 
 ANYTHING = st.recursive(
@@ -87,7 +79,7 @@ def test_a_report_says_where_a_pod_runs() -> None:
 
 @given(st.sets(st.integers(min_value=0, max_value=300)))
 def test_cpu_numbers_are_written_as_the_kernel_does(cpus: set[int]) -> None:
-    text = spoken(cpus)
+    text = cpu_list(cpus)
     found: set[int] = set()
     for part in text.split(",") if cpus else []:
         first, _, last = part.partition("-")

@@ -10,7 +10,7 @@ import pytest
 
 from penstock_gateway.settings import GatewaySettings
 from penstock_operator.plan import names
-from penstock_operator.plan.observed import Ref, Scale
+from penstock_operator.plan.observed import DesiredScale, Ref
 from tests.operator.plan.kube import SETTINGS, Json, Kube, condition
 
 ZERO = {"minReplicas": 0, "maxReplicas": 3}
@@ -189,7 +189,7 @@ def at_zero(**spec: Any) -> Kube:
     kube.pods_serve()
     kube.reconcile()
     gateway_up(kube)
-    kube.scale = Scale(replicas=0, reason="0 replicas, down from 1: nobody asks.")
+    kube.scale = DesiredScale(replicas=0, reason="0 replicas, down from 1: nobody asks.")
     kube.reconcile()
     kube.pods_serve()
     kube.reconcile()
@@ -208,7 +208,7 @@ def test_an_endpoint_at_zero_is_ready_and_says_that_it_is_asleep() -> None:
 
 def test_an_endpoint_that_wakes_says_that_it_starts() -> None:
     kube = at_zero()
-    kube.scale = Scale(replicas=1, reason="1 replica, up from 0: a request waits.")
+    kube.scale = DesiredScale(replicas=1, reason="1 replica, up from 0: a request waits.")
     made = kube.reconcile()
 
     assert kube.deployment["spec"]["replicas"] == 1
@@ -226,7 +226,7 @@ def test_an_endpoint_at_zero_without_a_gateway_that_is_up_is_not_available() -> 
 
 def test_a_gateways_object_of_somebody_else_is_not_taken_over() -> None:
     kube = Kube(scaling=ZERO)
-    kube.foreign = {Ref("Deployment", "emotion-gateway")}
+    kube.conflicting = {Ref("Deployment", "emotion-gateway")}
     made = kube.reconcile()
 
     assert condition(made, "Accepted")[:2] == ("False", "NameTaken")

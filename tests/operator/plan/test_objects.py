@@ -10,9 +10,9 @@ from dataclasses import replace
 import pytest
 
 from penstock_operator.plan import names
-from penstock_operator.plan.deployment import Drain
-from penstock_operator.plan.observed import Ref, Scale
-from penstock_operator.plan.settings import PlanSettings, StoreVolume
+from penstock_operator.plan.installation import PlanSettings, StoreVolume
+from penstock_operator.plan.observed import DesiredScale, Ref
+from penstock_operator.plan.serving_objects import Drain
 from tests.operator.plan.kube import SETTINGS, Json, Kube, hardware_class, reference, result
 
 
@@ -336,20 +336,20 @@ def test_the_budget_goes_with_the_second_replica() -> None:
     ("scaling", "replicas", "scale", "present", "expected"),
     [
         ({"mode": "None"}, 3, None, None, 3),
-        ({"mode": "External"}, 3, Scale(9), 1, 3),
+        ({"mode": "External"}, 3, DesiredScale(9), 1, 3),
         ({"mode": "Internal", "minReplicas": 2, "maxReplicas": 8}, 1, None, None, 2),
-        ({"mode": "Internal", "minReplicas": 2, "maxReplicas": 8}, 1, Scale(5), 2, 5),
-        ({"mode": "Internal", "minReplicas": 2, "maxReplicas": 8}, 1, Scale(50), 2, 8),
+        ({"mode": "Internal", "minReplicas": 2, "maxReplicas": 8}, 1, DesiredScale(5), 2, 5),
+        ({"mode": "Internal", "minReplicas": 2, "maxReplicas": 8}, 1, DesiredScale(50), 2, 8),
         ({"mode": "Internal", "minReplicas": 2, "maxReplicas": 8}, 1, None, 6, 6),
         ({"mode": "Internal", "minReplicas": 0, "maxReplicas": 8}, 1, None, None, 1),
-        ({"mode": "Internal", "minReplicas": 0, "maxReplicas": 8}, 1, Scale(0), 1, 0),
-        ({"mode": "HPA"}, 3, Scale(9), None, None),
-        ({"mode": "HPA"}, 3, Scale(9), 4, None),
+        ({"mode": "Internal", "minReplicas": 0, "maxReplicas": 8}, 1, DesiredScale(0), 1, 0),
+        ({"mode": "HPA"}, 3, DesiredScale(9), None, None),
+        ({"mode": "HPA"}, 3, DesiredScale(9), 4, None),
         ({"mode": "KEDA"}, 3, None, 4, None),
     ],
 )
 def test_the_number_of_replicas_has_exactly_one_writer(
-    scaling: Json, replicas: int, scale: Scale | None, present: int | None, expected: int | None
+    scaling: Json, replicas: int, scale: DesiredScale | None, present: int | None, expected: int | None
 ) -> None:
     kube = Kube(scaling=scaling, replicas=replicas)
     kube.reconcile()
@@ -378,7 +378,7 @@ def test_suspending_writes_zero_in_every_mode_and_resuming_gives_the_number_back
 
 def test_an_idle_endpoint_stays_at_zero_while_the_autoscaler_says_nothing() -> None:
     kube = Kube(scaling={"mode": "Internal", "minReplicas": 0}).optimised()
-    kube.scale = Scale(0, "idle")
+    kube.scale = DesiredScale(0, "idle")
     kube.reconcile()
     kube.scale = None
     kube.reconcile()

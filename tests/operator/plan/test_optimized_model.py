@@ -8,17 +8,23 @@ from datetime import timedelta
 
 import pytest
 
-from penstock_operator.plan.endpoint import Endpoint
-from penstock_operator.plan.observed import OptimizedModelFacts, User
-from penstock_operator.plan.optimized_model import assess, resource, sweep, wanted_name, wanted_spec
+from penstock_operator.plan.endpoint import ParsedEndpoint
+from penstock_operator.plan.observed import ModelUser, OptimizedModelFacts
+from penstock_operator.plan.optimized_model import (
+    assess,
+    optimized_model_object,
+    unused_model_action,
+    wanted_name,
+    wanted_spec,
+)
 from tests.operator.plan.kube import BEGIN, SETTINGS, Json, Kube
 
 GRACE = timedelta(seconds=SETTINGS.unused_grace_seconds)
-USER = User("emotion", "uid")
+USER = ModelUser("emotion", "uid")
 
 
 def name_of(kube: Kube) -> str:
-    return wanted_name(Endpoint.from_object(kube.endpoint).spec, kube.settings, kube.texts)
+    return wanted_name(ParsedEndpoint.from_object(kube.endpoint).spec, kube.settings, kube.texts)
 
 
 @pytest.mark.parametrize(
@@ -87,39 +93,39 @@ def model(**more: object) -> OptimizedModelFacts:
 
 def test_a_result_that_nobody_uses_is_deleted_after_the_grace_time() -> None:
     now = BEGIN + timedelta(days=1)
-    marked = sweep(model(), now=now, settings=SETTINGS)
+    marked = unused_model_action(model(), now=now, settings=SETTINGS)
     assert not marked.delete
     assert marked.status is not None
     assert marked.requeue_seconds == GRACE.total_seconds()
     later = model(status=marked.status.status)
-    early = sweep(later, now=now + GRACE / 2, settings=SETTINGS)
+    early = unused_model_action(later, now=now + GRACE / 2, settings=SETTINGS)
     assert not early.delete
     assert early.requeue_seconds == pytest.approx(GRACE.total_seconds() / 2)
-    assert sweep(later, now=now + GRACE, settings=SETTINGS).delete
+    assert unused_model_action(later, now=now + GRACE, settings=SETTINGS).delete
 
 
 def test_a_result_that_is_used_again_forgets_that_it_was_not() -> None:
     unused = model(status={"phase": "Ready", "lastUsed": "2026-11-21T12:00:00Z"}, users=(USER,))
-    again = sweep(unused, now=BEGIN + 2 * GRACE, settings=SETTINGS)
+    again = unused_model_action(unused, now=BEGIN + 2 * GRACE, settings=SETTINGS)
     assert not again.delete
     assert again.status is not None
     assert "lastUsed" not in again.status.status
 
 
 def test_a_result_in_use_is_left_alone() -> None:
-    swept = sweep(model(users=(USER,)), now=BEGIN + 10 * GRACE, settings=SETTINGS)
+    swept = unused_model_action(model(users=(USER,)), now=BEGIN + 10 * GRACE, settings=SETTINGS)
     assert (swept.delete, swept.status, swept.requeue_seconds) == (False, None, None)
 
 
 @pytest.mark.parametrize("phase", ["Pending", "Optimizing", "Failed"])
 def test_what_has_no_result_and_no_user_is_deleted_at_once_unless_it_is_new(phase: str) -> None:
     facts = model(status={"phase": phase})
-    assert not sweep(facts, now=BEGIN + timedelta(seconds=5), settings=SETTINGS).delete
-    assert sweep(facts, now=BEGIN + timedelta(seconds=60), settings=SETTINGS).delete
+    assert not unused_model_action(facts, now=BEGIN + timedelta(seconds=5), settings=SETTINGS).delete
+    assert unused_model_action(facts, now=BEGIN + timedelta(seconds=60), settings=SETTINGS).delete
 
 
 def test_one_that_is_being_deleted_is_left_alone() -> None:
-    assert not sweep(model(deleting=True, status={}), now=BEGIN + 10 * GRACE, settings=SETTINGS).delete
+    assert not unused_model_action(model(deleting=True, status={}), now=BEGIN + 10 * GRACE, settings=SETTINGS).delete
 
 
 def test_a_spec_of_another_version_is_not_acted_upon() -> None:
@@ -187,13 +193,13 @@ def _as_the_api_server_tells(number: str) -> int | float:
 @pytest.mark.parametrize("more", [{}, {"later": 1}], ids=["the same", "of a later version"])
 def test_a_spec_is_applied_as_it_was_at_first_or_as_another_version_has_written_it(more: Json) -> None:
     kube = Kube(objective={"latency": {"p95Milliseconds": 20.0}}, optimization={"budgetSeconds": 90.0})
-    endpoint = Endpoint.from_object(kube.endpoint)
+    endpoint = ParsedEndpoint.from_object(kube.endpoint)
     spec = wanted_spec(endpoint.spec, kube.settings, kube.texts)
     assert spec is not None
-    first = resource(None, spec, endpoint, ready=False)
+    first = optimized_model_object(None, spec, endpoint, ready=False)
     told = json.loads(json.dumps({**first["spec"], **more}), parse_float=_as_the_api_server_tells)
     assert json.dumps(told) != json.dumps(first["spec"])
 
-    again = resource(OptimizedModelFacts(name_of(kube), spec=told), spec, endpoint, ready=False)
+    again = optimized_model_object(OptimizedModelFacts(name_of(kube), spec=told), spec, endpoint, ready=False)
 
     assert json.dumps(again["spec"]) == json.dumps(told if more else first["spec"])

@@ -12,7 +12,16 @@ from hypothesis import strategies as st
 from penstock.resources.hardware_class import HardwareClassSpec, LabelRequirement, NodeTerm, SelectorOperator
 from penstock.resources.pod import Pod, TaintEffect, Toleration, TolerationOperator
 from penstock.resources.shipped_classes import HARDWARE_CLASSES
-from penstock_operator.plan.placement import Needs, Node, Placement, Taint, fulfilled, missed, place, tolerated
+from penstock_operator.plan.placement import (
+    NodeFacts,
+    PlacementResult,
+    PodRequirements,
+    Taint,
+    fulfilled,
+    mismatch,
+    place,
+    tolerated,
+)
 
 GIB = Fraction(2**30)
 ROOM = {"cpu": Fraction(64), "memory": 256 * GIB, "pods": Fraction(110)}
@@ -20,22 +29,22 @@ EC2 = "node.kubernetes.io/instance-type"
 NFD = "feature.node.kubernetes.io"
 
 
-def needs(name: str, cores: int = 4, memory: Fraction = GIB, pod: Pod | None = None) -> Needs:
-    return Needs.of(name, HARDWARE_CLASSES[name], pod or Pod(), cores=cores, memory_bytes=int(memory))
+def needs(name: str, cores: int = 4, memory: Fraction = GIB, pod: Pod | None = None) -> PodRequirements:
+    return PodRequirements.of(name, HARDWARE_CLASSES[name], pod or Pod(), cores=cores, memory_bytes=int(memory))
 
 
-def node(name: str = "n", **labels: str) -> Node:
+def node(name: str = "n", **labels: str) -> NodeFacts:
     """A large node with these labels."""
-    return Node(name, {"kubernetes.io/arch": "amd64", **labels}, allocatable=ROOM)
+    return NodeFacts(name, {"kubernetes.io/arch": "amd64", **labels}, allocatable=ROOM)
 
 
-def on(instance: str, name: str = "n", **more: Fraction) -> Node:
+def on(instance: str, name: str = "n", **more: Fraction) -> NodeFacts:
     arch = "arm64" if instance.startswith("c7g") else "amd64"
     devices = {"aws.amazon.com/neuron": more["neuron"]} if "neuron" in more else {}
-    return Node(name, {"kubernetes.io/arch": arch, EC2: instance}, allocatable={**ROOM, **devices})
+    return NodeFacts(name, {"kubernetes.io/arch": arch, EC2: instance}, allocatable={**ROOM, **devices})
 
 
-def nfd(vendor: str, family: int, model: int, *flags: str, threads: str = "true") -> Node:
+def nfd(vendor: str, family: int, model: int, *flags: str, threads: str = "true") -> NodeFacts:
     labels = {
         "kubernetes.io/arch": "amd64",
         f"{NFD}/cpu-model.vendor_id": vendor,
@@ -44,17 +53,17 @@ def nfd(vendor: str, family: int, model: int, *flags: str, threads: str = "true"
         f"{NFD}/cpu-hardware_multithreading": threads,
         **{f"{NFD}/cpu-cpuid.{flag}": "true" for flag in flags},
     }
-    return Node("bare", labels, allocatable=ROOM)
+    return NodeFacts("bare", labels, allocatable=ROOM)
 
 
-def gke(family: str, *platforms: str) -> Node:
+def gke(family: str, *platforms: str) -> NodeFacts:
     labels = {"kubernetes.io/arch": "amd64", "cloud.google.com/machine-family": family}
     labels |= {f"supported-cpu-platform.cloud.google.com/{platform}": "true" for platform in platforms}
-    return Node("gke", labels, allocatable=ROOM)
+    return NodeFacts("gke", labels, allocatable=ROOM)
 
 
 VNNI = "AVX512VNNI"
-BELONGS: list[tuple[Node, set[str]]] = [
+BELONGS: list[tuple[NodeFacts, set[str]]] = [
     (node(), set()),
     (on("c6i.xlarge"), {"icelake"}),
     (on("m6id.metal"), {"icelake"}),
@@ -92,11 +101,11 @@ BELONGS: list[tuple[Node, set[str]]] = [
 
 
 @pytest.mark.parametrize(("candidate", "classes"), BELONGS)
-def test_a_node_belongs_to_the_classes_that_its_labels_say(candidate: Node, classes: set[str]) -> None:
+def test_a_node_belongs_to_the_classes_that_its_labels_say(candidate: NodeFacts, classes: set[str]) -> None:
     assert {name for name in HARDWARE_CLASSES if place(needs(name), [candidate]).placeable} == classes | {"any"}
 
 
-def words(placement: Placement) -> str:
+def words(placement: PlacementResult) -> str:
     assert not placement.placeable
     return placement.explanation
 
@@ -135,12 +144,14 @@ def test_the_label_of_the_endpoint_itself_is_named() -> None:
 
 
 def test_another_architecture_is_named() -> None:
-    arm = Node("arm", {EC2: "c6i.xlarge", "kubernetes.io/arch": "arm64"}, allocatable=ROOM)
+    arm = NodeFacts("arm", {EC2: "c6i.xlarge", "kubernetes.io/arch": "arm64"}, allocatable=ROOM)
     assert "1 (arm) has not kubernetes.io/arch=amd64" in words(place(needs("icelake"), [arm]))
 
 
 def test_a_taint_is_named_with_the_toleration_to_write() -> None:
-    tainted = Node("t", {EC2: "c6i.xlarge", "kubernetes.io/arch": "amd64"}, (Taint("team", "NoSchedule", "x"),), ROOM)
+    tainted = NodeFacts(
+        "t", {EC2: "c6i.xlarge", "kubernetes.io/arch": "amd64"}, (Taint("team", "NoSchedule", "x"),), ROOM
+    )
     told = words(place(needs("icelake"), [tainted, node("a")]))
     assert told.startswith("the nodes of hardwareClass icelake have taints that the pod does not tolerate: add a ")
     assert "toleration of team=x:NoSchedule to spec.pod.tolerations or to the class, or remove the taint" in told
@@ -148,7 +159,7 @@ def test_a_taint_is_named_with_the_toleration_to_write() -> None:
 
 
 def test_a_tolerated_taint_is_no_obstacle() -> None:
-    tainted = Node("t", {}, (Taint("team", "NoSchedule", "x"), Taint("soft", "PreferNoSchedule")), ROOM)
+    tainted = NodeFacts("t", {}, (Taint("team", "NoSchedule", "x"), Taint("soft", "PreferNoSchedule")), ROOM)
     pod = Pod(tolerations=(Toleration(key="team", value="x"),))
     assert place(needs("any", pod=pod), [tainted]).nodes == ("t",)
 
@@ -190,7 +201,7 @@ OTHERWISE = [
 
 @pytest.mark.parametrize(("changed", "beginning", "ending"), OTHERWISE)
 def test_what_else_keeps_a_pod_out(changed: dict[str, Any], beginning: str, ending: str) -> None:
-    told = words(place(needs("any"), [Node(**{"name": "n", "allocatable": ROOM, **changed})]))
+    told = words(place(needs("any"), [NodeFacts(**{"name": "n", "allocatable": ROOM, **changed})]))
     assert told.startswith(beginning)
     assert told.endswith(ending)
 
@@ -200,10 +211,10 @@ def test_a_cluster_without_nodes_is_told() -> None:
 
 
 def test_many_nodes_are_counted_and_few_are_named() -> None:
-    nodes = [Node(f"n{index}", {}, (Taint("x", "NoSchedule"),), ROOM) for index in range(500)]
+    nodes = [NodeFacts(f"n{index}", {}, (Taint("x", "NoSchedule"),), ROOM) for index in range(500)]
     told = words(place(needs("any"), nodes))
     assert "500 nodes were looked at: 500 (n0, n1, n10 and 497 more) are tainted x:NoSchedule" in told
-    many = [Node(f"n{index}", {}, (Taint(f"x{index}", "NoSchedule"),), ROOM) for index in range(50)]
+    many = [NodeFacts(f"n{index}", {}, (Taint(f"x{index}", "NoSchedule"),), ROOM) for index in range(50)]
     assert "44 for other reasons" in words(place(needs("any"), many))
     assert len(words(place(needs("any"), many))) < 2000
 
@@ -256,7 +267,7 @@ def test_a_node_of_the_api_server_is_read() -> None:
             "conditions": [{"type": "Ready", "status": "Unknown"}],
         },
     }
-    assert Node.from_object(value, requested={"cpu": Fraction(1)}) == Node(
+    assert NodeFacts.from_object(value, requested={"cpu": Fraction(1)}) == NodeFacts(
         name="n",
         labels={"a": "b"},
         taints=(Taint("k", "NoSchedule"),),
@@ -265,7 +276,7 @@ def test_a_node_of_the_api_server_is_read() -> None:
         cordoned=True,
         ready=False,
     )
-    assert Node.from_object({"metadata": {"name": "bare"}}) == Node("bare")
+    assert NodeFacts.from_object({"metadata": {"name": "bare"}}) == NodeFacts("bare")
 
 
 LABELS = st.dictionaries(st.sampled_from("abc"), st.sampled_from(["1", "2", "x"]), max_size=3)
@@ -289,7 +300,7 @@ AMOUNTS = st.fixed_dictionaries(
     {"cpu": st.integers(0, 4).map(Fraction), "example.com/d": st.integers(0, 2).map(Fraction)}
 )
 NODES = st.builds(
-    Node,
+    NodeFacts,
     name=st.sampled_from(["m", "n", "o"]),
     labels=LABELS,
     taints=TAINTS,
@@ -299,7 +310,7 @@ NODES = st.builds(
     ready=st.booleans(),
 )
 NEEDS = st.builds(
-    Needs,
+    PodRequirements,
     hardware_class=st.just("mine"),
     terms=TERMS,
     labels=LABELS,
@@ -309,7 +320,9 @@ NEEDS = st.builds(
 
 
 @given(NEEDS, st.lists(NODES, max_size=6))
-def test_either_there_are_nodes_or_there_are_words_that_name_them(asked: Needs, nodes: list[Node]) -> None:
+def test_either_there_are_nodes_or_there_are_words_that_name_them(
+    asked: PodRequirements, nodes: list[NodeFacts]
+) -> None:
     placement = place(asked, nodes)
     assert bool(placement.nodes) != bool(placement.explanation)
     assert len(placement.nodes) + len(placement.misses) == len(nodes)
@@ -319,17 +332,17 @@ def test_either_there_are_nodes_or_there_are_words_that_name_them(asked: Needs, 
 
 
 @given(NEEDS, NODES)
-def test_a_pod_that_asks_for_less_finds_a_node_as_well(asked: Needs, candidate: Node) -> None:
-    if missed(asked, candidate) is None:
-        less = Needs("mine", asked.terms, {}, asked.tolerations, {"cpu": asked.requests["cpu"] / 2})
-        assert missed(less, candidate) is None
+def test_a_pod_that_asks_for_less_finds_a_node_as_well(asked: PodRequirements, candidate: NodeFacts) -> None:
+    if mismatch(asked, candidate) is None:
+        less = PodRequirements("mine", asked.terms, {}, asked.tolerations, {"cpu": asked.requests["cpu"] / 2})
+        assert mismatch(less, candidate) is None
 
 
 @given(NEEDS, st.lists(NODES, max_size=4), NODES)
-def test_another_node_takes_none_away(asked: Needs, nodes: list[Node], another: Node) -> None:
+def test_another_node_takes_none_away(asked: PodRequirements, nodes: list[NodeFacts], another: NodeFacts) -> None:
     assert set(place(asked, nodes).nodes) <= set(place(asked, [*nodes, another]).nodes)
 
 
 def test_an_empty_class_takes_every_node() -> None:
-    asked = Needs.of("mine", HardwareClassSpec(), Pod(), cores=1)
+    asked = PodRequirements.of("mine", HardwareClassSpec(), Pod(), cores=1)
     assert place(asked, [node("a"), node("b")]).nodes == ("a", "b")

@@ -7,7 +7,8 @@ from dataclasses import dataclass
 import pytest
 
 from penstock.resources.job_summary import Failure
-from penstock_operator.plan.observed import Neighbour, Ref, Scale
+from penstock_operator.plan.conditions import no
+from penstock_operator.plan.observed import DesiredScale, Neighbour, Ref
 from tests.operator.plan.kube import ZEN3, Json, Kube, condition, container, info, result
 
 UNSCHEDULABLE = {
@@ -276,7 +277,7 @@ def test_a_spec_that_cannot_be_acted_upon_is_not_accepted_and_leaves_what_serves
 
 def test_a_service_of_somebody_elses_is_not_taken_over() -> None:
     kube = Kube()
-    kube.foreign = {Ref("Service", "emotion"), Ref("Service", "other")}
+    kube.conflicting = {Ref("Service", "emotion"), Ref("Service", "other")}
     made = kube.reconcile()
     assert condition(made, "Accepted")[:2] == ("False", "NameTaken")
     assert made.apply == ()
@@ -316,13 +317,13 @@ def test_a_hardware_class_that_vanishes_leaves_the_pods() -> None:
     ("scale", "expected"),
     [
         (None, ("Unknown", "NotRead")),
-        (Scale(2, "2 replicas: 120 requests/s"), ("True", "Read")),
-        (Scale(2, metrics_available=False, metrics_message="Prometheus does not answer."), ("False", "MetricsMissing")),
-        (Scale(2, metrics_available=False), ("False", "MetricsMissing")),
+        (DesiredScale(2, "2 replicas: 120 requests/s"), ("True", "Read")),
+        (DesiredScale(2, metrics=no("MetricsMissing", "Prometheus does not answer.")), ("False", "MetricsMissing")),
+        (DesiredScale(2, metrics=no("MetricsMissing", "metrics are missing")), ("False", "MetricsMissing")),
     ],
 )
 def test_missing_metrics_are_said_and_do_not_make_an_endpoint_unready(
-    scale: Scale | None, expected: tuple[str, str]
+    scale: DesiredScale | None, expected: tuple[str, str]
 ) -> None:
     kube = Kube().optimised()
     kube.scale = scale
@@ -335,22 +336,22 @@ def test_missing_metrics_are_said_and_do_not_make_an_endpoint_unready(
 
 def test_the_autoscalers_figures_are_in_the_status_and_its_time_moves_with_the_number() -> None:
     kube = Kube().optimised()
-    kube.scale = Scale(3, "3 replicas: 200 requests/s", requests_per_second=200.0, capacity_per_replica=88.0)
+    kube.scale = DesiredScale(3, "3 replicas: 200 requests/s", requests_per_second=200.0, capacity_per_replica=88.0)
     kube.reconcile()
     before = kube.endpoint["status"]["scaling"]
     assert (before["desired"], before["requestsPerSecond"]) == (3, 200.0)
     kube.pass_by(60)
-    kube.scale = Scale(3, "3 replicas: 210 requests/s")
+    kube.scale = DesiredScale(3, "3 replicas: 210 requests/s")
     kube.reconcile()
     assert kube.endpoint["status"]["scaling"]["lastScaleTime"] == before["lastScaleTime"]
-    kube.scale = Scale(4, "4 replicas")
+    kube.scale = DesiredScale(4, "4 replicas")
     kube.reconcile()
     assert kube.endpoint["status"]["scaling"]["lastScaleTime"] != before["lastScaleTime"]
 
 
 def test_figures_of_the_autoscaler_go_when_somebody_else_scales() -> None:
     kube = Kube().optimised()
-    kube.scale = Scale(2, "2 replicas")
+    kube.scale = DesiredScale(2, "2 replicas")
     kube.reconcile()
     assert kube.endpoint["status"]["scaling"]["desired"] == 2
     kube.scale = None

@@ -10,9 +10,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from penstock.resources.status import ConditionType, EndpointStatus
-from penstock_operator.plan.actions import Plan
-from penstock_operator.plan.endpoint_plan import plan
-from penstock_operator.plan.observed import Neighbour, Scale
+from penstock_operator.plan.endpoint_plan import ReconcilePlan, plan
+from penstock_operator.plan.observed import DesiredScale, Neighbour
 from tests.examples import examples
 from tests.operator.plan.kube import SETTINGS, ZEN3, Json, Kube, container, digest, info, result
 
@@ -120,12 +119,12 @@ HAPPENINGS: dict[str, Callable[..., None]] = {
     "time": lambda kube, dice: kube.pass_by(dice.choice([1, 10, 600, 90_000])),
     "edit": edit,
     "upgrade": upgrade,
-    "scale": lambda kube, dice: setattr(kube, "scale", dice.choice([None, Scale(dice.randrange(6), "so")])),
+    "scale": lambda kube, dice: setattr(kube, "scale", dice.choice([None, DesiredScale(dice.randrange(6), "so")])),
 }
 LIVES = st.lists(st.sampled_from(sorted(HAPPENINGS)), max_size=16)
 
 
-def check(made: Plan) -> None:
+def check(made: ReconcilePlan) -> None:
     """What holds of every plan."""
     EndpointStatus.model_validate(made.status)
     found = made.status["conditions"]

@@ -10,10 +10,17 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from penstock.resources.scaling import Scaling, ScalingMode
-from penstock_operator.plan.autoscaling import LEAST_HELD_BACK, Bounds, behaviour, bounds
-from penstock_operator.plan.observed import Ref, Scale
-from penstock_operator.plan.ownership import left_behind, writers
-from penstock_operator.plan.scalers import HPA, SCALED_OBJECT, ScalerFacts, in_force, left_over
+from penstock_operator.plan.conditions import no
+from penstock_operator.plan.observed import (
+    HPA,
+    SCALED_OBJECT,
+    DesiredScale,
+    Ref,
+    ScalerFacts,
+    replica_owners,
+    scale_entries,
+)
+from penstock_operator.plan.scaling import SMALLEST_PREVENTED, HpaBounds, behaviour, hpa_bounds, in_force, left_over
 from tests.operator.plan.kube import SETTINGS, Json, Kube
 
 KEDA = replace(SETTINGS, keda=True, prometheus_url="http://prometheus.monitoring:9090")
@@ -83,7 +90,7 @@ def test_the_writer_is_the_hpa_whoever_made_it_and_not_one_that_goes() -> None:
     assert in_force((replace(OURS, deleting=True), SCALED)) is None
 
 
-def controller(current: int, desired: int, between: Bounds) -> int:
+def controller(current: int, desired: int, between: HpaBounds) -> int:
     """An HPA of Kubernetes 1.34 with the tolerance of 10 %, over AverageValue 1 of the desired number."""
     if current < between.least:
         wanted = between.least
@@ -96,35 +103,35 @@ def controller(current: int, desired: int, between: Bounds) -> int:
 
 @given(current=st.integers(1, 60), desired=st.integers(1, 60))
 def test_an_hpa_with_its_tolerance_comes_to_the_very_number(current: int, desired: int) -> None:
-    between = bounds(Scaling(min_replicas=1, max_replicas=60), Scale(desired), (OURS,))
+    between = hpa_bounds(Scaling(min_replicas=1, max_replicas=60), DesiredScale(desired), (OURS,))
 
     assert controller(current, desired, between) == desired
 
 
 @given(current=st.integers(1, 60), desired=st.integers(1, 60), late=st.integers(1, 60))
 def test_a_metric_that_lags_turns_nothing_back_once_the_number_is_bound(current: int, desired: int, late: int) -> None:
-    between = bounds(Scaling(min_replicas=1, max_replicas=60), Scale(desired), (OURS,))
-    if desired >= LEAST_HELD_BACK:
+    between = hpa_bounds(Scaling(min_replicas=1, max_replicas=60), DesiredScale(desired), (OURS,))
+    if desired >= SMALLEST_PREVENTED:
         assert controller(current, late, between) == desired
 
 
 @pytest.mark.parametrize(
     ("scale", "scalers", "expected"),
     [
-        (Scale(11), (OURS,), Bounds(11, 11)),
-        (Scale(9), (OURS,), Bounds(9, 9)),
-        (Scale(8), (OURS,), Bounds(2, 20)),
-        (Scale(11), (replace(OURS, exact=True),), Bounds(2, 20)),
-        (Scale(11), (SCALED, KEDAS), Bounds(11, 11)),
-        (Scale(11), (), Bounds(2, 20)),
-        (None, (OURS,), Bounds(2, 20)),
-        (Scale(30), (OURS,), Bounds(20, 20)),
+        (DesiredScale(11), (OURS,), HpaBounds(11, 11)),
+        (DesiredScale(9), (OURS,), HpaBounds(9, 9)),
+        (DesiredScale(8), (OURS,), HpaBounds(2, 20)),
+        (DesiredScale(11), (replace(OURS, exact=True),), HpaBounds(2, 20)),
+        (DesiredScale(11), (SCALED, KEDAS), HpaBounds(11, 11)),
+        (DesiredScale(11), (), HpaBounds(2, 20)),
+        (None, (OURS,), HpaBounds(2, 20)),
+        (DesiredScale(30), (OURS,), HpaBounds(20, 20)),
     ],
 )
 def test_bounds_are_the_specs_unless_the_tolerance_is_in_the_way(
-    scale: Scale | None, scalers: tuple[ScalerFacts, ...], expected: Bounds
+    scale: DesiredScale | None, scalers: tuple[ScalerFacts, ...], expected: HpaBounds
 ) -> None:
-    assert bounds(Scaling(min_replicas=2, max_replicas=20), scale, scalers) == expected
+    assert hpa_bounds(Scaling(min_replicas=2, max_replicas=20), scale, scalers) == expected
 
 
 @pytest.mark.parametrize(("old", "new"), [("HPA", "KEDA"), ("KEDA", "HPA")])
@@ -151,7 +158,7 @@ def test_kedas_own_hpa_is_not_ours_to_delete_and_the_next_writer_waits_until_it_
 
     kube.edit(scaling={"mode": "Internal", "maxReplicas": 8})
     kube.deployment["spec"]["replicas"] = 5
-    kube.scale = Scale(3, "3 replicas: 120 requests/s.")
+    kube.scale = DesiredScale(3, "3 replicas: 120 requests/s.")
     kube.reconcile()
     status, reason, message = condition(kube)
     assert (status, reason) == ("Unknown", "HandingOver")
@@ -187,7 +194,7 @@ def test_a_scaler_that_cannot_scale_is_said_in_its_own_words(
     mode: str, facts: dict[str, Any], words: tuple[str, ...]
 ) -> None:
     kube = Kube(settings=KEDA, scaling={"mode": mode}).optimised()
-    kube.scale = Scale(2)
+    kube.scale = DesiredScale(2)
     kind = HPA if mode == "HPA" else SCALED_OBJECT
     said = {"status": "False", "reason": "FailedGetExternalMetric", "message": "no metrics returned"}
     kind_of_condition = "ScalingActive" if mode == "HPA" else "Ready"
@@ -198,7 +205,7 @@ def test_a_scaler_that_cannot_scale_is_said_in_its_own_words(
     status, reason, message = condition(kube)
     assert (status, reason) == ("False", "ScalerFails")
     assert all(word in message for word in words)
-    kube.scale = Scale(2, metrics_available=False, metrics_reason="MetricsMissing")
+    kube.scale = DesiredScale(2, metrics=no("MetricsMissing", "the load cannot be read"))
     kube.reconcile()
     assert condition(kube)[1] == "MetricsMissing", "what comes first is said first"
 
@@ -249,5 +256,5 @@ def test_only_what_scaled_is_left_behind_and_only_for_the_number() -> None:
         {"manager": "kube-controller-manager", "subresource": "status", "fieldsV1": other},
         {"manager": "kubectl", "subresource": "scale", "fieldsV1": number},
     ]
-    assert left_behind(managed) == (1, 4)
-    assert writers(managed) == {"penstock-operator", "kube-controller-manager", "kubectl-edit", "kubectl"}
+    assert scale_entries(managed) == (1, 4)
+    assert replica_owners(managed) == {"penstock-operator", "kube-controller-manager", "kubectl-edit", "kubectl"}

@@ -7,7 +7,8 @@ from dataclasses import replace
 import pytest
 
 from penstock_operator.plan import names
-from penstock_operator.plan.observed import DeploymentFacts, Ref, Scale
+from penstock_operator.plan.conditions import no, yes
+from penstock_operator.plan.observed import DeploymentFacts, DesiredScale, Ref
 from penstock_operator.scaling.decide import Cause
 from tests.operator.plan.kube import SETTINGS, Json, Kube, result
 
@@ -127,18 +128,18 @@ def test_keda_without_a_prometheus_is_said() -> None:
     [
         ({"mode": "Internal"}, None, ("Unknown", "NotRead")),
         ({"mode": "HPA"}, None, ("Unknown", "NotRead")),
-        ({"mode": "HPA"}, Scale(2), ("True", "Read")),
+        ({"mode": "HPA"}, DesiredScale(2), ("True", "Read")),
         ({"mode": "Internal", "minReplicas": 2, "maxReplicas": 2}, None, ("True", "NotNeeded")),
         ({"mode": "External"}, None, ("True", "NotNeeded")),
         (
             {"mode": "Internal"},
-            Scale(2, metrics_available=False, metrics_reason="PartialScrape"),
+            DesiredScale(2, metrics=no("PartialScrape", "half of the replicas were read")),
             ("False", "PartialScrape"),
         ),
     ],
 )
 def test_whether_the_load_is_known_is_said_where_somebody_needs_it(
-    scaling: Json, scale: Scale | None, expected: tuple[str, str]
+    scaling: Json, scale: DesiredScale | None, expected: tuple[str, str]
 ) -> None:
     kube = Kube(scaling=scaling).optimised()
     kube.scale = scale
@@ -151,17 +152,17 @@ def test_whether_the_load_is_known_is_said_where_somebody_needs_it(
     [
         ({}, None, ("Unknown", "NotRead")),
         ({"mode": "None"}, None, ("Unknown", "NotWatched")),
-        ({}, Scale(2, curve_current=True, curve_message="fits"), ("True", "AsMeasured")),
+        ({}, DesiredScale(2, curve=yes("AsMeasured", "fits")), ("True", "AsMeasured")),
         (
             {},
-            Scale(2, curve_current=False, curve_reason="SlowerThanMeasured", curve_message="1.4 times slower"),
+            DesiredScale(2, curve=no("SlowerThanMeasured", "1.4 times slower")),
             ("False", "SlowerThanMeasured"),
         ),
-        ({}, Scale(2, curve_current=False, curve_reason="NoCurve", curve_message="none"), ("False", "NoCurve")),
+        ({}, DesiredScale(2, curve=no("NoCurve", "none")), ("False", "NoCurve")),
     ],
 )
 def test_replicas_that_are_slower_than_their_curve_are_said(
-    scaling: Json, scale: Scale | None, expected: tuple[str, str]
+    scaling: Json, scale: DesiredScale | None, expected: tuple[str, str]
 ) -> None:
     kube = Kube(scaling=scaling).optimised()
     kube.scale = scale
@@ -172,18 +173,18 @@ def test_replicas_that_are_slower_than_their_curve_are_said(
 def test_a_change_of_the_number_is_an_event_with_the_decision_and_the_same_number_is_none() -> None:
     kube = Kube(scaling={"maxReplicas": 8}).optimised()
 
-    def said(scale: Scale) -> list[tuple[str, str]]:
+    def said(scale: DesiredScale) -> list[tuple[str, str]]:
         kube.scale = scale
         events = kube.plan().events
         kube.reconcile()
         return [(event.reason, event.message) for event in events if event.reason in {"ScaledUp", "ScaledDown"}]
 
-    assert said(Scale(2, "2 replicas: 120 requests/s.")) == [], "nobody knows what was before"
-    assert said(Scale(5, "5 replicas, up from 2: 300 requests/s.")) == [
+    assert said(DesiredScale(2, "2 replicas: 120 requests/s.")) == [], "nobody knows what was before"
+    assert said(DesiredScale(5, "5 replicas, up from 2: 300 requests/s.")) == [
         ("ScaledUp", "5 replicas, up from 2: 300 requests/s.")
     ]
-    assert said(Scale(5, "5 replicas: 310 requests/s.")) == []
-    assert said(Scale(3, "3 replicas, down from 5: 100 requests/s.")) == [
+    assert said(DesiredScale(5, "5 replicas: 310 requests/s.")) == []
+    assert said(DesiredScale(3, "3 replicas, down from 5: 100 requests/s.")) == [
         ("ScaledDown", "3 replicas, down from 5: 100 requests/s.")
     ]
 
@@ -191,14 +192,14 @@ def test_a_change_of_the_number_is_an_event_with_the_decision_and_the_same_numbe
 def test_that_the_maximum_holds_the_number_down_is_a_warning_once() -> None:
     kube = Kube(scaling={"maxReplicas": 5}).optimised()
 
-    def warned(scale: Scale) -> list[tuple[str, str]]:
+    def warned(scale: DesiredScale) -> list[tuple[str, str]]:
         kube.scale = scale
         events = kube.plan().events
         kube.reconcile()
         return [(event.type, event.message) for event in events if event.reason == "ScalingLimited"]
 
-    limited = Scale(5, "5 replicas: 900 requests/s; 14 are wanted, maxReplicas is 5.", cause=Cause.MAXIMUM.value)
-    assert warned(Scale(5, "5 replicas: 300 requests/s.", cause=Cause.DEMAND.value)) == []
+    limited = DesiredScale(5, "5 replicas: 900 requests/s; 14 are wanted, maxReplicas is 5.", cause=Cause.MAXIMUM.value)
+    assert warned(DesiredScale(5, "5 replicas: 300 requests/s.", cause=Cause.DEMAND.value)) == []
     assert warned(limited) == [("Warning", limited.reason)]
     assert warned(limited) == []
 
@@ -206,7 +207,11 @@ def test_that_the_maximum_holds_the_number_down_is_a_warning_once() -> None:
 def test_where_an_hpa_writes_the_number_the_event_says_what_is_wanted_and_why() -> None:
     kube = Kube(scaling={"mode": "HPA", "maxReplicas": 8}).optimised()
     reasons = []
-    for scale in (Scale(2, "2 replicas."), Scale(4, "4 replicas, up from 2."), Scale(3, "3 replicas, down from 4.")):
+    for scale in (
+        DesiredScale(2, "2 replicas."),
+        DesiredScale(4, "4 replicas, up from 2."),
+        DesiredScale(3, "3 replicas, down from 4."),
+    ):
         kube.scale = scale
         reasons += [(event.reason, event.message) for event in kube.plan().events if "Wanted" in event.reason]
         kube.reconcile()
@@ -219,7 +224,7 @@ def test_where_an_hpa_writes_the_number_the_event_says_what_is_wanted_and_why() 
 
 def test_in_the_mode_hpa_the_status_has_what_the_operator_asks_for() -> None:
     kube = Kube(scaling={"mode": "HPA"}).optimised()
-    kube.scale = Scale(3, "3 replicas: 200 requests/s.", slowdown=1.2, p95_milliseconds=14.0)
+    kube.scale = DesiredScale(3, "3 replicas: 200 requests/s.", slowdown=1.2, p95_milliseconds=14.0)
     kube.reconcile()
     scaling = kube.endpoint["status"]["scaling"]
     assert (scaling["desired"], scaling["slowDown"], scaling["p95Milliseconds"]) == (3, 1.2, 14)

@@ -11,7 +11,7 @@ from typing import Any
 
 import yaml
 
-from penstock_operator.scaling.read.prometheus import Access, Source
+from penstock_operator.scaling.read.prometheus import PrometheusAccess, PrometheusSource
 from testbed.identities import Authority
 from testbed.ports import some_free_ports
 
@@ -73,8 +73,8 @@ class Server:
         return {key: base64.b64encode(value).decode() for key, value in data.items()}
 
     @property
-    def source(self) -> Source:
-        return Source(self.url, Access.from_secret(self.secret))
+    def source(self) -> PrometheusSource:
+        return PrometheusSource(self.url, PrometheusAccess.from_secret(self.secret))
 
     def kill(self) -> None:
         self.process.kill()

@@ -13,12 +13,12 @@ from typing import Any
 
 from penstock.resources.job_summary import Summary
 from penstock.resources.result import ArtefactReference
-from penstock_operator.cluster.port import ClusterPort
-from penstock_operator.cluster.store import Key
+from penstock_operator.cluster.api import ClusterPort
+from penstock_operator.cluster.store import ObjectKey
 from penstock_operator.plan.names import CONTAINER
 from penstock_operator.process import make_autoscaler
 from penstock_operator.scaling.loop import Autoscaler
-from penstock_operator.settings import ScalingSettings, Settings
+from penstock_operator.settings import LoadSettings, Settings
 from testbed.kubectl import Kubectl
 from tests.operator import kubelet
 from tests.operator.running import Running, Tripwire, running
@@ -78,12 +78,12 @@ class Scene:
             self.wire = Tripwire(port)
             return self.wire
 
-        chosen = ScalingSettings(**settings)
+        chosen = LoadSettings(**settings)
         settings_of_all = Settings(scaling=chosen)
         async with running(
             self.kubeconfig, self.kubectl.namespace, wrap=trip, settings=settings_of_all
         ) as self.operator:
-            self.autoscaler = make_autoscaler(self.wire, self.operator.world, chosen, pod_port=self.fleet.port)
+            self.autoscaler = make_autoscaler(self.wire, self.operator.cache, chosen, pod_port=self.fleet.port)
             async with self.autoscaler:
                 await self.operator.rest()
                 yield
@@ -102,7 +102,7 @@ class Scene:
 
     @property
     def deployment(self) -> Any:
-        return self.operator.world.deployments.facts(Key(self.kubectl.namespace, "emotion"))
+        return self.operator.cache.deployments.facts(ObjectKey(self.kubectl.namespace, "emotion"))
 
     async def call(self, function: Callable[..., Any], *arguments: Any) -> Any:
         return await asyncio.to_thread(function, *arguments)
@@ -122,10 +122,10 @@ class Scene:
         assert self.deployment.ready == wanted
 
     async def _pods_come(self) -> None:
-        world, key = self.operator.world, ("endpoint", self.kubectl.namespace, "emotion")
+        cache, key = self.operator.cache, ("endpoint", self.kubectl.namespace, "emotion")
 
         def there() -> list[str]:
-            return [place.name for place, entry in world.pods.of(key) if not entry.facts.deleting]
+            return [place.name for place, entry in cache.pods.of(key) if not entry.facts.deleting]
 
         await self.until(lambda: len(there()) == self.deployment.wanted)
         self.addresses = {name: address for name, address in self.addresses.items() if name in there()}

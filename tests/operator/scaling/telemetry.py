@@ -12,9 +12,9 @@ from typing import Any
 import yaml
 from prometheus_client import CollectorRegistry
 
-from penstock_operator.cluster.store import Key
-from penstock_operator.health import Health, serve
-from penstock_operator.scaling.collector import DecisionCollector
+from penstock_operator.cluster.store import ObjectKey
+from penstock_operator.collectors import ScalingCollector
+from penstock_operator.health import HealthChecks, serve
 from penstock_operator.scaling.decide import Decision
 from testbed.aggregated import running_external_metrics
 from testbed.build import binary
@@ -33,10 +33,10 @@ def adapter_configuration() -> str:
     return yaml.safe_dump({"externalRules": values["rules"]["external"]})
 
 
-def registry_of(decisions: Callable[[], Mapping[Key, Decision]]) -> CollectorRegistry:
+def registry_of(decisions: Callable[[], Mapping[ObjectKey, Decision]]) -> CollectorRegistry:
     """With the figures of the operator's decisions."""
     registry = CollectorRegistry()
-    registry.register(DecisionCollector(decisions))
+    registry.register(ScalingCollector(decisions))
     return registry
 
 
@@ -47,7 +47,7 @@ async def scraped(
     """A Prometheus that has these metrics within a second or two, from where the operator serves its own; `folder` is
     for its files, `others` are what else it scrapes."""
     (port,) = some_free_ports(1)
-    metrics = await serve(Health(limit_seconds=60), registry, host=LOOPBACK, port=port)
+    metrics = await serve(HealthChecks(limit_seconds=60), registry, host=LOOPBACK, port=port)
     scrape = {"job_name": "operator", "static_configs": [{"targets": [f"{LOOPBACK}:{port}"]}]}
     program = await asyncio.to_thread(binary, PROMETHEUS)
     prometheus = Server(program, folder, [scrape, *others], secure=False)

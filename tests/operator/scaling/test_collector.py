@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from penstock_operator.cluster.store import Key
-from penstock_operator.scaling.collector import decision_metrics
+from penstock_operator.cluster.store import ObjectKey
+from penstock_operator.collectors import scaling_metrics
 from penstock_operator.scaling.decide import Metrics
 from tests.operator.scaling.decide.cases import Replay, traffic
 
@@ -14,7 +14,7 @@ def said(metrics: Metrics) -> dict[str, tuple[dict[str, str], float]]:
     """Of one endpoint with two replicas: name -> labels beyond its place, and the value."""
     decision = Replay(replicas=2).tick(metrics)
     found = {}
-    for family in decision_metrics({Key("shop", "emotion"): decision}):
+    for family in scaling_metrics({ObjectKey("shop", "emotion"): decision}):
         for sample in family.samples:
             assert sample.labels.items() >= PLACE.items()
             labels = {key: value for key, value in sample.labels.items() if key not in PLACE}

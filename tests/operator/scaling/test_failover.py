@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from penstock_operator.cluster.store import Key
+from penstock_operator.cluster.store import ObjectKey
 from testbed.cluster import Cluster
 from testbed.kubectl import Kubectl
 from tests.operator.scaling.scene import TICK, WINDOW, Scene, played
@@ -116,7 +116,7 @@ def test_how_long_pods_take_to_start_is_read_from_the_pods(
 
         assert len(started) == len(scene.addresses)
         assert all(0 <= one["seconds"] < 60 for one in started), "made until ready, as the API server has it"
-        decision = scene.autoscaler.decisions()[Key(kubectl.namespace, "emotion")]
+        decision = scene.autoscaler.decisions()[ObjectKey(kubectl.namespace, "emotion")]
         assert decision.demand is not None
         assert decision.demand.ahead_seconds < 40, "three pods are more than the setting"
 

@@ -17,7 +17,7 @@ from typing import Any
 import pytest
 from prometheus_client import CollectorRegistry, Gauge
 
-from penstock_operator.cluster.kinds import MODEL_ENDPOINT
+from penstock_operator.cluster.api import MODEL_ENDPOINT
 from penstock_operator.scaling.decide import Decision
 from testbed.aggregated import ROUTING_OFF
 from testbed.cluster import Cluster

@@ -14,7 +14,7 @@ from typing import Self
 
 import pytest
 
-from penstock_operator.cluster.store import Key
+from penstock_operator.cluster.store import ObjectKey
 from penstock_operator.scaling.decide import Decision
 from testbed import keda
 from testbed.aggregated import ROUTING_OFF
@@ -80,7 +80,7 @@ class Stage:
         """Write down who writes from now on."""
         self.history = await self._stack.enter_async_context(chronicle(self.scene.wire, self.scene.kubectl.namespace))
 
-    def _decisions(self) -> Mapping[Key, Decision]:
+    def _decisions(self) -> Mapping[ObjectKey, Decision]:
         autoscaler = getattr(self.scene, "autoscaler", None)
         return {} if autoscaler is None else autoscaler.decisions()
 

@@ -7,8 +7,8 @@ from typing import Any
 
 import pytest
 
-from penstock_operator.plan.autoscaling import Bounds, scaled_object
-from penstock_operator.plan.endpoint import Endpoint
+from penstock_operator.plan.endpoint import ParsedEndpoint
+from penstock_operator.plan.scaling import HpaBounds, scaled_object
 from testbed import keda
 from testbed.cluster import Cluster
 from testbed.control_plane import ControlPlane
@@ -47,27 +47,27 @@ def test_keda_may_come_later_and_its_definitions_take_our_object(plane: ControlP
             assert (await scene.found())["status"]["reason"] != "ApplyFailed"
 
             await scene.call(keda.install_definitions, kubectl)
-            await scene.until(lambda: len(scene.operator.world.scaled_objects) == 1, within=WITHIN_SECONDS)
+            await scene.until(lambda: len(scene.operator.cache.scaled_objects) == 1, within=WITHIN_SECONDS)
             found = await scene.call(kubectl.get, "scaledobject", "emotion")
             assert found["spec"]["minReplicaCount"] == 2
             assert found["spec"]["advanced"]["horizontalPodAutoscalerConfig"]["behavior"]["scaleUp"]["tolerance"] == "0"
             assert await undropped(scene, found)
 
             await scene.call(kubectl.apply, endpoint(mode="Internal"))
-            await scene.until(lambda: not len(scene.operator.world.scaled_objects))
+            await scene.until(lambda: not len(scene.operator.cache.scaled_objects))
 
             await scene.call(kubectl.apply, endpoint(mode="KEDA"))
-            await scene.until(lambda: len(scene.operator.world.scaled_objects) == 1)
+            await scene.until(lambda: len(scene.operator.cache.scaled_objects) == 1)
             await scene.call(keda.remove_definitions, kubectl)
-            await scene.until(lambda: not scene.operator.world.scaled_objects.served, within=WITHIN_SECONDS)
+            await scene.until(lambda: not scene.operator.cache.scaled_objects.served, within=WITHIN_SECONDS)
             await scene.operator.rest()
             assert (await scene.condition())[1] == "NoKeda"
             assert await scene.replicas() == 1
 
     async def undropped(scene: Scene, found: dict[str, Any]) -> bool:
         """Whether the API server has kept every field that was written."""
-        made = Endpoint.from_object(await scene.found())
-        wanted = scaled_object(made, PROMETHEUS, Bounds(2, 9))["spec"]
+        made = ParsedEndpoint.from_object(await scene.found())
+        wanted = scaled_object(made, PROMETHEUS, HpaBounds(2, 9))["spec"]
         return bool(contains(found["spec"], wanted))
 
     played(kubectl, plane.kubeconfig, play)
@@ -86,8 +86,8 @@ def test_a_scaled_object_with_a_mistake_is_one_that_the_definition_refuses(
     plane: ControlPlane, kubectl: Kubectl
 ) -> None:
     keda.install_definitions(kubectl)
-    value = Endpoint.from_object({**endpoint(mode="KEDA"), "metadata": {"name": "emotion", "uid": "u"}})
-    made = json.loads(json.dumps(scaled_object(value, PROMETHEUS, Bounds(1, 4))))
+    value = ParsedEndpoint.from_object({**endpoint(mode="KEDA"), "metadata": {"name": "emotion", "uid": "u"}})
+    made = json.loads(json.dumps(scaled_object(value, PROMETHEUS, HpaBounds(1, 4))))
     made["metadata"] = {"name": "emotion"}
     kubectl("apply", "--server-side", "--dry-run=server", "--filename", "-", text=json.dumps(made))
     made["spec"]["triggers"][0]["metadata"]["threshold"] = 1

@@ -8,15 +8,15 @@ from typing import Any, cast
 
 import pytest
 
+from penstock_operator.cluster.api import ClusterPort
 from penstock_operator.cluster.errors import ClusterError, Forbidden, Unavailable
-from penstock_operator.cluster.port import ClusterPort
-from penstock_operator.cluster.store import Key
+from penstock_operator.cluster.store import ObjectKey
 from penstock_operator.plan import names
-from penstock_operator.plan.observed import Scale
+from penstock_operator.plan.observed import DesiredScale
 from penstock_operator.process import make_autoscaler
 from penstock_operator.scaling.loop import Autoscaler
-from penstock_operator.settings import ScalingSettings, Settings
-from penstock_operator.watch.cluster_cache import World
+from penstock_operator.settings import LoadSettings, Settings
+from penstock_operator.watch.cluster_cache import ClusterCache
 from tests.operator import objects
 from tests.operator.scaling.pods import fleet
 
@@ -53,24 +53,24 @@ def deployment(name: str, replicas: int) -> dict[str, Any]:
     }
 
 
-def world_of(replicas: int = 2, **spec: Any) -> World:
-    world = World(Settings().plan_settings())
-    world.endpoints.put(objects.endpoint("e", **spec))
-    world.deployments.put(deployment("e", replicas))
-    return world
+def world_of(replicas: int = 2, **spec: Any) -> ClusterCache:
+    cache = ClusterCache(Settings().plan_settings())
+    cache.endpoints.put(objects.endpoint("e", **spec))
+    cache.deployments.put(deployment("e", replicas))
+    return cache
 
 
-async def ticked(port: object, world: World, seconds: float, **settings: Any) -> Autoscaler:
+async def ticked(port: object, cache: ClusterCache, seconds: float, **settings: Any) -> Autoscaler:
     """Ticks of five seconds."""
-    autoscaler = make_autoscaler(cast("ClusterPort", port), world, ScalingSettings(**settings), pod_port=1)
+    autoscaler = make_autoscaler(cast("ClusterPort", port), cache, LoadSettings(**settings), pod_port=1)
     async with autoscaler:
         for index in range(int(seconds / 5)):
             await autoscaler.tick(START + 5 * index)
     return autoscaler
 
 
-def scale_of(world: World) -> Scale:
-    return world.scales[Key("a", "e")]
+def scale_of(cache: ClusterCache) -> DesiredScale:
+    return cache.scales[ObjectKey("a", "e")]
 
 
 @pytest.mark.parametrize(
@@ -86,29 +86,32 @@ def scale_of(world: World) -> Scale:
     ],
 )
 def test_a_secret_is_used_only_when_it_agrees_and_all_else_is_said(answer: Any, why: str) -> None:
-    world = world_of(scaling={"metrics": {"prometheus": PROMETHEUS}})
+    cache = world_of(scaling={"metrics": {"prometheus": PROMETHEUS}})
     port = Secrets(answer)
 
-    asyncio.run(ticked(port, world, 120))
+    asyncio.run(ticked(port, cache, 120))
 
-    scale = scale_of(world)
-    assert (scale.replicas, scale.metrics_available, scale.metrics_reason) == (2, False, "MetricsMissing")
-    assert why in scale.metrics_message
+    scale = scale_of(cache)
+    assert scale.metrics is not None
+    assert (scale.replicas, scale.metrics.true, scale.metrics.reason) == (2, False, "MetricsMissing")
+    assert why in scale.metrics.message
     assert port.asked <= 3, "it is not read with every tick"
 
 
 def test_a_secret_without_a_url_is_said() -> None:
-    world = world_of(scaling={"metrics": {"prometheus": {"secretName": "access"}}})
-    asyncio.run(ticked(Secrets(None), world, 120))
-    assert "no url" in scale_of(world).metrics_message
+    cache = world_of(scaling={"metrics": {"prometheus": {"secretName": "access"}}})
+    asyncio.run(ticked(Secrets(None), cache, 120))
+    metrics = scale_of(cache).metrics
+    assert metrics is not None
+    assert "no url" in metrics.message
 
 
 def test_the_fall_back_is_gone_up_to_and_never_down() -> None:
     missing = {"whenMetricsMissing": "Fallback", "fallbackReplicas": 3}
     low, high = world_of(2, scaling=missing), world_of(4, scaling=missing)
-    for world in (low, high):
-        world.models.put(objects.optimized_model("m"))
-        asyncio.run(ticked(Secrets(None), world, 200))
+    for cache in (low, high):
+        cache.models.put(objects.optimized_model("m"))
+        asyncio.run(ticked(Secrets(None), cache, 200))
     # Nothing is known of what a replica takes either: then the number stays in any case.
     assert (scale_of(low).cause, scale_of(high).replicas) == ("NoCapacityCurve", 4)
 
@@ -124,45 +127,43 @@ def test_the_fall_back_is_gone_up_to_and_never_down() -> None:
     ],
 )
 def test_where_nothing_is_to_be_decided_nobody_is_asked(spec: dict[str, Any]) -> None:
-    async def scenario() -> tuple[int, World]:
+    async def scenario() -> tuple[int, ClusterCache]:
         async with fleet() as pods:
             pod = await pods.add("127.0.0.2")
-            world = world_of(**spec)
-            world.pods.put(objects.runtime_pod("p", "e", ip="127.0.0.2", ready=True))
-            autoscaler = make_autoscaler(
-                cast("ClusterPort", Secrets(None)), world, ScalingSettings(), pod_port=pods.port
-            )
+            cache = world_of(**spec)
+            cache.pods.put(objects.runtime_pod("p", "e", ip="127.0.0.2", ready=True))
+            autoscaler = make_autoscaler(cast("ClusterPort", Secrets(None)), cache, LoadSettings(), pod_port=pods.port)
             async with autoscaler:
                 await autoscaler.tick(START)
-            return pod.scrapes, world
+            return pod.scrapes, cache
 
-    scrapes, world = asyncio.run(scenario())
-    assert (scrapes, world.scales) == (0, {})
+    scrapes, cache = asyncio.run(scenario())
+    assert (scrapes, cache.scales) == (0, {})
 
 
 def test_what_was_decided_is_forgotten_when_somebody_else_scales_or_the_endpoint_goes() -> None:
-    async def scenario(end: Any) -> dict[Key, Scale]:
-        world = world_of(2)
-        autoscaler = make_autoscaler(cast("ClusterPort", Secrets(None)), world, ScalingSettings(), pod_port=1)
+    async def scenario(end: Any) -> dict[ObjectKey, DesiredScale]:
+        cache = world_of(2)
+        autoscaler = make_autoscaler(cast("ClusterPort", Secrets(None)), cache, LoadSettings(), pod_port=1)
         async with autoscaler:
             for index in range(20):
                 await autoscaler.tick(START + 5 * index)
-            assert Key("a", "e") in world.scales
-            end(world)
+            assert ObjectKey("a", "e") in cache.scales
+            end(cache)
             await autoscaler.tick(START + 200)
         assert autoscaler.decisions() == {}
-        return world.scales
+        return cache.scales
 
-    assert asyncio.run(scenario(lambda world: world.endpoints.put(objects.endpoint("e", 9, suspend=True)))) == {}
-    assert asyncio.run(scenario(lambda world: world.endpoints.remove(Key("a", "e")))) == {}
+    assert asyncio.run(scenario(lambda cache: cache.endpoints.put(objects.endpoint("e", 9, suspend=True)))) == {}
+    assert asyncio.run(scenario(lambda cache: cache.endpoints.remove(ObjectKey("a", "e")))) == {}
 
 
 def test_one_endpoint_that_cannot_be_decided_upon_does_not_keep_the_others_from_it(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    world = world_of(2)
-    world.endpoints.put(objects.endpoint("d"))
-    world.deployments.put(deployment("d", 1))
+    cache = world_of(2)
+    cache.endpoints.put(objects.endpoint("d"))
+    cache.deployments.put(deployment("d", 1))
     find = "penstock_operator.scaling.read.target.scaling_settings"
     from penstock_operator.scaling.read import target
 
@@ -174,7 +175,7 @@ def test_one_endpoint_that_cannot_be_decided_upon_does_not_keep_the_others_from_
         return real(endpoint, **more)
 
     monkeypatch.setattr(find, broken)
-    asyncio.run(ticked(Secrets(None), world, 120))
+    asyncio.run(ticked(Secrets(None), cache, 120))
 
-    assert set(world.scales) == {Key("a", "e")}
+    assert set(cache.scales) == {ObjectKey("a", "e")}
     assert "this is a defect of the operator" in caplog.text

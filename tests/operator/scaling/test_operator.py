@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from penstock_operator.scaling.collector import decision_metrics
+from penstock_operator.collectors import scaling_metrics
 from testbed.cluster import Cluster
 from testbed.kubectl import Kubectl
 from tests.operator.scaling.scene import Scene, endpoint, played, writers
@@ -131,7 +131,7 @@ def test_the_number_survives_the_change_to_an_hpa_and_belongs_to_whoever_scales(
             assert await scene.call(writers, kubectl) == {("kubectl", "scale")}
             scaler = await scene.call(kubectl.get, "horizontalpodautoscaler", "emotion")
             assert scaler["spec"]["behavior"]["scaleUp"]["stabilizationWindowSeconds"] == 0
-            families = {family.name: family for family in decision_metrics(scene.autoscaler.decisions())}
+            families = {family.name: family for family in scaling_metrics(scene.autoscaler.decisions())}
             (desired,) = families["penstock_operator_desired_replicas"].samples
             assert desired.labels == {"model_endpoint": "emotion", "model_endpoint_namespace": kubectl.namespace}
             status = (await scene.found())["status"]["scaling"]

@@ -6,13 +6,15 @@ from dataclasses import replace
 
 import pytest
 
-from penstock_operator.plan.observed import Scale
-from penstock_operator.scaling.publish import worth_telling
+from penstock_operator.plan.conditions import no, yes
+from penstock_operator.plan.observed import DesiredScale
+from penstock_operator.scaling.loop import worth_publishing
 
-BEFORE = Scale(
+BEFORE = DesiredScale(
     2,
     "2 replicas: 100 requests/s now.",
     cause="Demand",
+    metrics=yes("Scraped", "rates are known"),
     requests_per_second=100.0,
     capacity_per_replica=88.0,
     slowdown=1.0,
@@ -24,8 +26,8 @@ BEFORE = Scale(
     [
         ({}, False, False),
         ({"replicas": 3}, True, True),
-        ({"metrics_available": False, "metrics_reason": "MetricsMissing"}, True, True),
-        ({"metrics_message": "for 65 s", "reason": "2 replicas: 101 requests/s now."}, False, False),
+        ({"metrics": no("MetricsMissing", "the load cannot be read")}, True, True),
+        ({"metrics": yes("Scraped", "for 65 s"), "reason": "2 replicas: 101 requests/s now."}, False, False),
         ({"requests_per_second": 124.0}, False, False),
         ({"requests_per_second": 140.0}, False, True),
         ({"requests_per_second": None}, False, True),
@@ -41,11 +43,11 @@ def test_the_number_is_told_at_once_and_figures_only_when_they_are_others(
 ) -> None:
     now = replace(BEFORE, **change)  # type: ignore[arg-type]  # by the name of its field
 
-    assert (worth_telling(BEFORE, now, seconds=5), worth_telling(BEFORE, now, seconds=61)) == (at_once, later)
+    assert (worth_publishing(BEFORE, now, seconds=5), worth_publishing(BEFORE, now, seconds=61)) == (at_once, later)
 
 
 def test_the_first_decision_is_told() -> None:
-    assert worth_telling(None, BEFORE, seconds=0)
+    assert worth_publishing(None, BEFORE, seconds=0)
 
 
 @pytest.mark.parametrize(("old", "new", "expected"), [(0.2, 0.7, False), (0.2, 0.0, True), (0.0, 0.3, True)])
@@ -53,4 +55,4 @@ def test_of_less_than_a_request_a_second_only_its_end_and_its_begin_are_told(
     old: float, new: float, expected: bool
 ) -> None:
     before, now = replace(BEFORE, requests_per_second=old), replace(BEFORE, requests_per_second=new)
-    assert worth_telling(before, now, seconds=100) is expected
+    assert worth_publishing(before, now, seconds=100) is expected

@@ -8,8 +8,7 @@ from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from typing import Any
 
-from penstock_operator.cluster.kinds import DEPLOYMENT, Kind
-from penstock_operator.cluster.port import ClusterPort
+from penstock_operator.cluster.api import DEPLOYMENT, ClusterPort, ResourceKind
 
 Writer = tuple[str, str]
 """Field manager and subresource."""
@@ -48,7 +47,7 @@ class Chronicle:
 
 @asynccontextmanager
 async def chronicle(
-    port: ClusterPort, namespace: str, name: str = "emotion", kind: Kind = DEPLOYMENT
+    port: ClusterPort, namespace: str, name: str = "emotion", kind: ResourceKind = DEPLOYMENT
 ) -> AsyncIterator[Chronicle]:
     """Follow the object from now on."""
     kept = Chronicle()

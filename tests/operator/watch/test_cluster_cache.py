@@ -4,15 +4,17 @@ from __future__ import annotations
 
 import pytest
 
-from penstock_operator.cluster.store import Key
-from penstock_operator.plan.observed import HostReport, JobLog, Observed, Progress, Ref
-from penstock_operator.plan.optimized_model import OWNERS
+from penstock_operator.cluster.store import ObjectKey
+from penstock_operator.plan.endpoint import ParsedEndpoint
+from penstock_operator.plan.observed import EndpointSnapshot, Ref
+from penstock_operator.plan.optimized_model import OWNERS, wanted_name
+from penstock_operator.plan.workloads import HostReport, JobLog, JobProgress
 from penstock_operator.settings import Settings
-from penstock_operator.watch.cluster_cache import World
+from penstock_operator.watch.cluster_cache import ClusterCache
 from tests.operator import objects
 from tests.operator.objects import Json
 
-KEY = Key("a", "emotion")
+KEY = ObjectKey("a", "emotion")
 
 
 def texts(text: str, version: int = 1) -> Json:
@@ -20,43 +22,44 @@ def texts(text: str, version: int = 1) -> Json:
 
 
 @pytest.fixture
-def world() -> World:
-    found = World(Settings().plan_settings())
+def cache() -> ClusterCache:
+    found = ClusterCache(Settings().plan_settings())
     status = {"optimizedModel": "new", "plan": {"optimizedModel": "old"}}
     found.endpoints.put(objects.endpoint("emotion", status=status))
     return found
 
 
-def seen(world: World, *more: str) -> Observed:
-    observed = world.observe(KEY, model_names=more)
+def seen(cache: ClusterCache) -> EndpointSnapshot:
+    observed = cache.observe(KEY)
     assert observed is not None
     return observed
 
 
-def test_an_endpoint_that_is_not_known_is_none(world: World) -> None:
-    assert world.observe(Key("a", "other")) is None
-    assert world.observe(Key("b", "emotion")) is None
+def test_an_endpoint_that_is_not_known_is_none(cache: ClusterCache) -> None:
+    assert cache.observe(ObjectKey("a", "other")) is None
+    assert cache.observe(ObjectKey("b", "emotion")) is None
 
 
-def test_the_model_of_the_spec_and_the_one_that_serves_are_both_seen(world: World) -> None:
-    for name in ("new", "old", "wanted", "strange"):
-        world.models.put(objects.optimized_model(name))
+def test_the_model_of_the_spec_and_the_one_that_serves_are_both_seen(cache: ClusterCache) -> None:
+    wanted = wanted_name(ParsedEndpoint.from_object(objects.endpoint("emotion")).spec, cache.settings, None)
+    for name in ("new", "old", wanted, "strange"):
+        cache.models.put(objects.optimized_model(name))
 
-    assert [model.name for model in seen(world, "wanted").optimized_models] == ["new", "old", "wanted"]
+    assert {model.name for model in seen(cache).optimized_models} == {"new", "old", wanted}
 
 
-def test_a_job_comes_with_its_newest_pod_and_what_that_says(world: World) -> None:
-    world.models.put(objects.optimized_model("new"))
-    world.jobs.put(objects.job("new", 2))
-    world.jobs.put(objects.job("new", 1, version=2))
+def test_a_job_comes_with_its_newest_pod_and_what_that_says(cache: ClusterCache) -> None:
+    cache.models.put(objects.optimized_model("new"))
+    cache.jobs.put(objects.job("new", 2))
+    cache.jobs.put(objects.job("new", 1, version=2))
     evicted = objects.job_pod("p-old", "new", 2)
     evicted["metadata"]["creationTimestamp"] = "2026-11-21T18:00:00Z"
-    world.pods.put(evicted)
-    world.pods.put(objects.job_pod("p-new", "new", 2))
-    log = JobLog(Progress(7, 23))
-    world.tell_log(Key("a", "p-new"), "uid-p-new", log)
+    cache.pods.put(evicted)
+    cache.pods.put(objects.job_pod("p-new", "new", 2))
+    log = JobLog(JobProgress(7, 23))
+    cache.put_log(ObjectKey("a", "p-new"), "uid-p-new", log)
 
-    (model,) = seen(world).optimized_models
+    (model,) = seen(cache).optimized_models
 
     assert [job.attempt for job in model.jobs] == [1, 2]
     assert model.jobs[0].pod is None
@@ -65,30 +68,30 @@ def test_a_job_comes_with_its_newest_pod_and_what_that_says(world: World) -> Non
     assert model.jobs[1].log == log
 
 
-def test_pods_come_with_their_reports_and_neighbours_are_those_on_the_same_node(world: World) -> None:
-    world.pods.put(objects.runtime_pod("mine", "emotion", ip="10.0.0.1", node="n1"))
-    world.pods.put(objects.runtime_pod("theirs", "other", ip="10.0.0.2", node="n1"))
-    world.pods.put(objects.runtime_pod("far", "other", ip="10.0.0.3", node="n2"))
-    world.tell_report(Key("a", "mine"), "uid-mine", (HostReport(cpus=(1,)), ""))
-    world.tell_report(Key("a", "theirs"), "uid-theirs", (HostReport(cpus=(2, 3)), ""))
+def test_pods_come_with_their_reports_and_neighbours_are_those_on_the_same_node(cache: ClusterCache) -> None:
+    cache.pods.put(objects.runtime_pod("mine", "emotion", ip="10.0.0.1", node="n1"))
+    cache.pods.put(objects.runtime_pod("theirs", "other", ip="10.0.0.2", node="n1"))
+    cache.pods.put(objects.runtime_pod("far", "other", ip="10.0.0.3", node="n2"))
+    cache.put_report(ObjectKey("a", "mine"), "uid-mine", (HostReport(cpus=(1,)), ""))
+    cache.put_report(ObjectKey("a", "theirs"), "uid-theirs", (HostReport(cpus=(2, 3)), ""))
 
-    observed = seen(world)
+    observed = seen(cache)
 
     assert [(pod.pod.name, pod.report and pod.report.cpus) for pod in observed.pods] == [("mine", (1,))]
     assert [(neighbour.name, neighbour.cpus) for neighbour in observed.neighbours] == [("theirs", (2, 3))]
 
 
-def test_what_is_there_is_told_by_kind_and_name(world: World) -> None:
+def test_what_is_there_is_told_by_kind_and_name(cache: ClusterCache) -> None:
     labels = {"penstock.dev/endpoint": "emotion"}
-    world.services.put({"metadata": objects.metadata("emotion", 1, labels)})
-    world.policies.put({"metadata": objects.metadata("someone-else", 1, {"penstock.dev/endpoint": "x"})})
-    world.models.put(objects.optimized_model("new"))
-    world.jobs.put(objects.job("new", 1))
+    cache.services.put({"metadata": objects.metadata("emotion", 1, labels)})
+    cache.policies.put({"metadata": objects.metadata("someone-else", 1, {"penstock.dev/endpoint": "x"})})
+    cache.models.put(objects.optimized_model("new"))
+    cache.jobs.put(objects.job("new", 1))
 
-    assert seen(world).present == {Ref("Service", "emotion"), Ref("OptimizedModel", "new"), Ref("Job", "new-1")}
+    assert seen(cache).present == {Ref("Service", "emotion"), Ref("OptimizedModel", "new"), Ref("Job", "new-1")}
 
 
-def test_a_nodes_heartbeat_is_no_news(world: World) -> None:
+def test_a_nodes_heartbeat_is_no_news(cache: ClusterCache) -> None:
     def node(version: int, heartbeat: str, ready: str = "True") -> Json:
         return {
             "metadata": {"name": "n", "resourceVersion": str(version), "uid": "u", "generation": 1},
@@ -99,64 +102,64 @@ def test_a_nodes_heartbeat_is_no_news(world: World) -> None:
             },
         }
 
-    assert world.nodes.put(node(1, "19:00"))
-    assert world.nodes.put(node(2, "19:05")) is False
-    assert world.nodes.put(node(3, "19:10", ready="Unknown"))
+    assert cache.nodes.put(node(1, "19:00"))
+    assert cache.nodes.put(node(2, "19:05")) is False
+    assert cache.nodes.put(node(3, "19:10", ready="Unknown"))
 
 
-def test_thousands_of_users_do_not_make_a_plan_of_thousands(world: World) -> None:
-    world.models.put(objects.optimized_model("new"))
+def test_thousands_of_users_do_not_make_a_plan_of_thousands(cache: ClusterCache) -> None:
+    cache.models.put(objects.optimized_model("new"))
     for number in range(100):
-        world.endpoints.put(objects.endpoint(f"e{number:03}", status={"optimizedModel": "new"}))
+        cache.endpoints.put(objects.endpoint(f"e{number:03}", status={"optimizedModel": "new"}))
 
-    (model,) = seen(world).optimized_models
+    (model,) = seen(cache).optimized_models
 
     assert len(model.users) == OWNERS
-    assert len(world.users("a", "new")) == 101
+    assert len(cache.users("a", "new")) == 101
 
 
-def test_a_finished_endpoint_no_longer_waits_for_nodes(world: World) -> None:
-    assert [key for key, _ in world.endpoints.of(("unready",))] == [KEY]
+def test_a_finished_endpoint_no_longer_waits_for_nodes(cache: ClusterCache) -> None:
+    assert [key for key, _ in cache.endpoints.of(("unready",))] == [KEY]
 
     ready = {"conditions": [{"type": "Ready", "status": "True"}]}
-    world.endpoints.put(objects.endpoint("emotion", 2, status=ready))
+    cache.endpoints.put(objects.endpoint("emotion", 2, status=ready))
 
-    assert world.endpoints.of(("unready",)) == []
+    assert cache.endpoints.of(("unready",)) == []
 
 
-def test_what_a_pod_says_twice_is_told_once(world: World) -> None:
+def test_what_a_pod_says_twice_is_told_once(cache: ClusterCache) -> None:
     heard: list[object] = []
-    world.listen_said(heard.append)
-    world.pods.put(objects.runtime_pod("mine", "emotion", ip="10.0.0.1", node="n1"))
+    cache.listen_reports(heard.append)
+    cache.pods.put(objects.runtime_pod("mine", "emotion", ip="10.0.0.1", node="n1"))
 
     for _ in range(2):
-        world.tell_report(Key("a", "mine"), "uid-mine", (None, "is not up yet"))
+        cache.put_report(ObjectKey("a", "mine"), "uid-mine", (None, "is not up yet"))
 
     assert heard == [(("endpoint", "a", "emotion"), ("node", "n1"))]
 
 
-def test_texts_are_those_of_the_config_map_once_it_was_read(world: World) -> None:
+def test_texts_are_those_of_the_config_map_once_it_was_read(cache: ClusterCache) -> None:
     source = {"workload": {"textsFrom": {"configMapName": "texts", "key": "t"}}}
-    world.endpoints.put(objects.endpoint("emotion", 2, **source))
-    before = seen(world).workload_texts
-    assert world.put_texts(Key("a", "texts"), texts("one\n\ntwo\n"))
+    cache.endpoints.put(objects.endpoint("emotion", 2, **source))
+    before = seen(cache).workload_texts
+    assert cache.put_texts(ObjectKey("a", "texts"), texts("one\n\ntwo\n"))
 
     assert before is None
-    assert seen(world).workload_texts == ("one", "two")
+    assert seen(cache).workload_texts == ("one", "two")
 
 
-def test_texts_that_were_changed_while_they_were_read_are_to_be_read_again(world: World) -> None:
+def test_texts_that_were_changed_while_they_were_read_are_to_be_read_again(cache: ClusterCache) -> None:
     source = {"workload": {"textsFrom": {"configMapName": "texts", "key": "t"}}}
-    world.endpoints.put(objects.endpoint("emotion", 2, **source))
-    place = Key("a", "texts")
-    world.put_texts(place, texts("one"))
-    world.text_sources.put(texts("", 3))
+    cache.endpoints.put(objects.endpoint("emotion", 2, **source))
+    place = ObjectKey("a", "texts")
+    cache.put_texts(place, texts("one"))
+    cache.text_sources.put(texts("", 3))
 
-    assert world.put_texts(place, texts("two", 2)) is False
-    assert world.put_texts(place, texts("three", 3)) is True
-    assert seen(world).workload_texts == ("three",)
+    assert cache.put_texts(place, texts("two", 2)) is False
+    assert cache.put_texts(place, texts("three", 3)) is True
+    assert seen(cache).workload_texts == ("three",)
 
 
-def test_a_config_map_that_nobody_takes_texts_from_is_passed_over(world: World) -> None:
-    assert world.text_sources.put(texts("one")) is False
-    assert len(world.text_sources) == 0
+def test_a_config_map_that_nobody_takes_texts_from_is_passed_over(cache: ClusterCache) -> None:
+    assert cache.text_sources.put(texts("one")) is False
+    assert len(cache.text_sources) == 0

@@ -7,10 +7,10 @@ import json
 
 from aiohttp import web
 
-from penstock_operator.plan.observed import JobLog, Progress
+from penstock_operator.plan.workloads import JobLog, JobProgress
 from penstock_operator.settings import Settings
-from penstock_operator.watch.cluster_cache import World
-from penstock_operator.watch.job_log import JobLogs
+from penstock_operator.watch.cluster_cache import ClusterCache
+from penstock_operator.watch.pod_reports import JobLogReader
 from tests.operator import objects
 from tests.operator.scripted_api import Answer, ScriptedApi, problem, scripted
 
@@ -31,18 +31,18 @@ def followed(until: int, *answers: Answer, phase: str = "Running") -> tuple[JobL
 
     async def scenario() -> tuple[JobLog | None, ScriptedApi]:
         async with scripted(*answers) as api, api.port() as port:
-            world = World(Settings().plan_settings())
-            logs = JobLogs(port, world, interval_seconds=0.01)
+            cache = ClusterCache(Settings().plan_settings())
+            logs = JobLogReader(port, cache, interval_seconds=0.01)
             there = asyncio.Event()
 
             def heard(_: object) -> None:
-                known = world.logs.get("uid-j")
+                known = cache.logs.get("uid-j")
                 if known is not None and known.progress is not None and known.progress.done == until:
                     there.set()
 
-            world.listen_said(heard)
+            cache.listen_reports(heard)
             task = asyncio.create_task(logs.run())
-            world.pods.put(objects.job_pod("j", "m", phase=phase))
+            cache.pods.put(objects.job_pod("j", "m", phase=phase))
             try:
                 async with asyncio.timeout(60 if phase == "Running" else 0.2):
                     await there.wait()
@@ -50,7 +50,7 @@ def followed(until: int, *answers: Answer, phase: str = "Running") -> tuple[JobL
                 assert phase != "Running"
             task.cancel()
             await asyncio.gather(task, return_exceptions=True)
-            return world.logs.get("uid-j"), api
+            return cache.logs.get("uid-j"), api
 
     return asyncio.run(scenario())
 
@@ -58,7 +58,7 @@ def followed(until: int, *answers: Answer, phase: str = "Running") -> tuple[JobL
 def test_progress_is_read_as_it_grows() -> None:
     found, api = followed(8, log(progress(7)), log("Downloading...", progress(7), progress(8)))
 
-    assert found == JobLog(Progress(8, 23, "measuring", ""))
+    assert found == JobLog(JobProgress(8, 23, "measuring", ""))
     assert api.seen[0].path == "/api/v1/namespaces/a/pods/j/log"
 
 

@@ -10,13 +10,13 @@ from typing import Any
 import pytest
 from aiohttp import web
 
-from penstock_operator.cluster.backoff import Backoff
-from penstock_operator.cluster.store import Key
-from penstock_operator.plan.observed import HostReport
+from penstock_operator.cluster.errors import Backoff
+from penstock_operator.cluster.store import ObjectKey
+from penstock_operator.plan.workloads import HostReport
 from penstock_operator.settings import Settings
-from penstock_operator.watch import pod_info as module
-from penstock_operator.watch.cluster_cache import World
-from penstock_operator.watch.pod_info import Probes
+from penstock_operator.watch import pod_reports as module
+from penstock_operator.watch.cluster_cache import ClusterCache
+from penstock_operator.watch.pod_reports import PodInfoReader
 from tests.operator import objects
 
 INFO = {"host": {"cpus_allowed": [1, 2], "cores": {"granted": 1, "pinned": True}, "cpu": {"isa": "AVX2"}}}
@@ -66,41 +66,41 @@ async def serving(pods: dict[str, Pod]) -> AsyncIterator[int]:
             await runner.cleanup()
 
 
-def probed(pods: dict[str, Pod], until: Callable[[World], bool], *, timeout: float = 30.0) -> World:
+def probed(pods: dict[str, Pod], until: Callable[[ClusterCache], bool], *, timeout: float = 30.0) -> ClusterCache:
     """The world once the pods have been asked."""
 
-    async def scenario() -> World:
-        world = World(Settings().plan_settings())
+    async def scenario() -> ClusterCache:
+        cache = ClusterCache(Settings().plan_settings())
         async with serving(pods) as port:
-            probes = Probes(world, timeout_seconds=timeout, concurrency=4, port=port)
+            probes = PodInfoReader(cache, timeout_seconds=timeout, concurrency=4, port=port)
             said = asyncio.Event()
-            world.listen_said(lambda _: said.set() if until(world) else None)
+            cache.listen_reports(lambda _: said.set() if until(cache) else None)
             task = asyncio.create_task(probes.run())
             for number, address in enumerate(pods):
-                world.pods.put(objects.runtime_pod(f"p{number}", "e", ip=address, node="n"))
+                cache.pods.put(objects.runtime_pod(f"p{number}", "e", ip=address, node="n"))
             async with asyncio.timeout(60):
                 await said.wait()
             task.cancel()
             await asyncio.gather(task, return_exceptions=True)
-            return world
+            return cache
 
     return asyncio.run(scenario())
 
 
-def report(world: World, number: int = 0) -> tuple[HostReport | None, str]:
-    return world.reports.get(f"uid-p{number}") or (None, "")
+def report(cache: ClusterCache, number: int = 0) -> tuple[HostReport | None, str]:
+    return cache.reports.get(f"uid-p{number}") or (None, "")
 
 
-def has_report(world: World) -> bool:
-    return report(world)[0] is not None
+def has_report(cache: ClusterCache) -> bool:
+    return report(cache)[0] is not None
 
 
 def test_a_pod_is_asked_once_and_its_report_kept() -> None:
     pod = Pod(INFO)
 
-    world = probed({"127.0.0.1": pod}, has_report)
+    cache = probed({"127.0.0.1": pod}, has_report)
 
-    assert report(world) == (HostReport.from_info(INFO), "")
+    assert report(cache) == (HostReport.from_info(INFO), "")
     assert pod.asked == 1
 
 
@@ -117,9 +117,9 @@ def test_a_pod_is_asked_once_and_its_report_kept() -> None:
 def test_a_pod_that_gives_no_report_is_asked_again_and_why_is_told_meanwhile(bad: Any, why: str) -> None:
     problems = []
 
-    def until(world: World) -> bool:
-        problems.append(report(world)[1])
-        return has_report(world)
+    def until(cache: ClusterCache) -> bool:
+        problems.append(report(cache)[1])
+        return has_report(cache)
 
     # Time for all but the one that hangs.
     probed({"127.0.0.1": Pod(bad, INFO)}, until, timeout=0.05 if bad == "hang" else 30.0)
@@ -130,37 +130,37 @@ def test_a_pod_that_gives_no_report_is_asked_again_and_why_is_told_meanwhile(bad
 def test_a_pod_that_hangs_does_not_keep_the_others_waiting() -> None:
     pods = {"127.0.0.1": Pod("hang"), "127.0.0.2": Pod(INFO), "127.0.0.3": Pod(INFO)}
 
-    world = probed(pods, lambda world: all(report(world, number)[0] is not None for number in (1, 2)), timeout=30.0)
+    cache = probed(pods, lambda cache: all(report(cache, number)[0] is not None for number in (1, 2)), timeout=30.0)
 
-    assert report(world, 0) == (None, "")
+    assert report(cache, 0) == (None, "")
 
 
 def test_a_body_without_end_is_not_read_to_its_end() -> None:
-    world = probed({"127.0.0.1": Pod("x" * 2_000_000)}, lambda world: bool(report(world)[1]))
+    cache = probed({"127.0.0.1": Pod("x" * 2_000_000)}, lambda cache: bool(report(cache)[1]))
 
-    assert "says nothing" in report(world)[1]
+    assert "says nothing" in report(cache)[1]
 
 
 def test_what_a_pod_said_is_forgotten_with_it() -> None:
-    world = probed({"127.0.0.1": Pod(INFO)}, has_report)
+    cache = probed({"127.0.0.1": Pod(INFO)}, has_report)
 
-    world.pods.remove(Key("a", "p0"))
+    cache.pods.remove(ObjectKey("a", "p0"))
 
-    assert len(world.reports) == 0
+    assert len(cache.reports) == 0
 
 
 def test_jobs_and_pods_without_an_address_are_not_asked() -> None:
     async def scenario() -> bool:
-        world = World(Settings().plan_settings())
-        probes = Probes(world, timeout_seconds=1, concurrency=1, port=1)
-        world.pods.put(objects.job_pod("j", "m"))
-        world.pods.put(objects.runtime_pod("p", "e"))
+        cache = ClusterCache(Settings().plan_settings())
+        probes = PodInfoReader(cache, timeout_seconds=1, concurrency=1, port=1)
+        cache.pods.put(objects.job_pod("j", "m"))
+        cache.pods.put(objects.runtime_pod("p", "e"))
         task = asyncio.create_task(probes.run())
         try:
             async with asyncio.timeout(0.1):
                 await task
         except TimeoutError:
-            return len(world.reports) == 0
+            return len(cache.reports) == 0
         return False
 
     assert asyncio.run(scenario())

@@ -13,7 +13,7 @@ from penstock.hardware import CpuIdentity, Isa
 from penstock.manifest import MANIFEST_NAME, Axes, Manifest, ModelFacts, ServedGraph, ServedModel
 from penstock.recipe import Batching, EngineName, Plan, Precision, Recipe, ShortRoute
 from penstock.tasks import Head, TaskName
-from penstock_runtime.host import Memory, read_host
+from penstock_runtime.host import HostMemory, read_host
 from penstock_runtime.serving.loaded_model import fit_plan, load_artefact
 from tests.runtime.minilm import ORT_DYNAMIC, ORT_FP32, folder, graph
 
@@ -131,7 +131,7 @@ def test_the_graph_of_short_rows_is_verified_and_its_memory_counted(artefact: Pa
     manifest = routed(artefact)
     needed = sum((artefact / one).stat().st_size for one in (manifest.chosen.path, manifest.baseline.path)) * 2
     with pytest.raises(HostError):
-        load_artefact(artefact, "chosen", replace(HOST, memory=Memory(total=2**34, limit=needed, available=needed)))
+        load_artefact(artefact, "chosen", replace(HOST, memory=HostMemory(total=2**34, limit=needed, available=needed)))
     (artefact / manifest.baseline.path).write_bytes(b"another graph")
 
     with pytest.raises(ArtefactError, match="is not the file that was optimised"):
@@ -235,7 +235,7 @@ def test_a_graph_without_a_digest_is_refused(artefact: Path) -> None:
 
 
 def test_too_little_memory_is_said_before_loading(artefact: Path) -> None:
-    tight = replace(HOST, memory=Memory(total=2**34, limit=2**27, available=2**26))
+    tight = replace(HOST, memory=HostMemory(total=2**34, limit=2**27, available=2**26))
 
     with pytest.raises(HostError, match="serving onnxruntime-int8-dynamic"):
         load_artefact(artefact, "chosen", tight)

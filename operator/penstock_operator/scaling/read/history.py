@@ -1,4 +1,4 @@
-"""What the pods of one endpoint have said lately -> three-state metrics. Pure: time is an argument."""
+"""Readings of the pods of one endpoint -> three-state metrics. Pure: time is an argument."""
 
 from __future__ import annotations
 
@@ -11,15 +11,15 @@ from penstock_operator.scaling.decide import counters
 from penstock_operator.scaling.decide.counters import Sample, Series
 from penstock_operator.scaling.decide.interpret import Buckets, good_share, quantile
 from penstock_operator.scaling.decide.measurement import Idle, Measurement, Metrics, Unknown, Value, of_answers
-from penstock_operator.scaling.read.exposition import Reading
+from penstock_operator.scaling.read.scrape import PodReading
 
 FAST_SECONDS = 30.0
-"""The newest rate is of the last two readings, and of none that are older than this."""
+"""The fast rate is of the last two readings, both no older than this."""
 PAIRED = 0.75
-"""Readings this share of their interval apart make a rate: they are never quite punctual."""
+"""Two readings give a rate if they are at least this share of the interval apart: scrapes are not exactly periodic."""
 SLOW_SECONDS = 120.0
 BUCKETS_SECONDS = 9.0
-"""Histograms are kept this far apart: two minutes of them need no more, and they are most of the memory."""
+"""Minimum interval between kept histograms: two minutes need no more, and they use most of the memory."""
 
 
 class _Pod:
@@ -32,9 +32,9 @@ class _Pod:
         self.in_flight: deque[Sample] = deque()
         self.buckets: deque[tuple[float, tuple[float, ...], array[float]]] = deque()
 
-    def put(self, at: float, reading: Reading) -> None:
+    def put(self, at: float, reading: PodReading) -> None:
         if self.arrivals and at <= self.arrivals[-1].at:
-            # The clock went back: what is from the future would stay there until it comes.
+            # The clock went back: samples from the future would stay until that time.
             self.arrivals.clear()
             self.in_flight.clear()
             self.buckets.clear()
@@ -57,14 +57,14 @@ class History:
     def __init__(self) -> None:
         self._pods: dict[str, _Pod] = {}
 
-    def put(self, pod: str, at: float, reading: Reading) -> None:
-        """A reading at `at`, seconds since the epoch by the clock of whoever asked."""
+    def put(self, pod: str, at: float, reading: PodReading) -> None:
+        """Add a reading at `at`, seconds since the epoch."""
         self._pods.setdefault(pod, _Pod()).put(at, reading)
 
     def metrics(
         self, ready: Sequence[str], now: float, *, objective_seconds: float, interval_seconds: float, problem: str = ""
     ) -> Metrics:
-        """What is known at `now`. `problem`: why pods could not be read, as a clause."""
+        """The metrics at `now`. `problem`: why pods could not be read, as a clause."""
         self._forget(now - SLOW_SECONDS - BUCKETS_SECONDS)
         freshest = max(3 * interval_seconds, FAST_SECONDS / 2)
         in_flight_series = {name: pod.in_flight for name, pod in self._pods.items()}
@@ -80,7 +80,7 @@ class History:
         growing = counters.lately(_lists(in_flight_series), PAIRED * interval_seconds, FAST_SECONDS, now)
         fast = _arrivals(newest, growing, FAST_SECONDS, in_flight, now)
         slow = _arrivals(arrivals, _lists(in_flight_series), SLOW_SECONDS, in_flight, now)
-        # Only a zero of all of them is a zero.
+        # The load is zero only if all pods report zero.
         quiet = isinstance(slow, Idle) and coverage == 1
         return Metrics(
             arrivals_fast=fast,
@@ -89,7 +89,7 @@ class History:
             good_share=of_answers(share_within(buckets, objective_seconds), quiet=quiet),
             p95_milliseconds=of_answers(quantile(buckets, 0.95), quiet=quiet, scale=1000),
             coverage=coverage,
-            # What was counted over so short a time is chance as well.
+            # A rate over so short a time is uncertain.
             fast_seconds=counters.span_seconds(newest) or FAST_SECONDS,
             slow_seconds=SLOW_SECONDS,
         )
@@ -101,11 +101,11 @@ class History:
                 del self._pods[name]
 
     def _bucket_rates(self, now: float) -> Buckets | str:
-        """Answers/s up to each bound, over all pods; bounds that not all of them have are left out."""
+        """Answers/s up to each bound, over all pods; only bounds that all of them have."""
         rates: list[dict[float, float]] = []
         for pod in self._pods.values():
             inside = [entry for entry in pod.buckets if now - SLOW_SECONDS - BUCKETS_SECONDS <= entry[0] <= now]
-            # After a restart with another objective the bounds are others: only the newest ones count.
+            # After a restart with another objective the bounds differ: use the newest bounds only.
             inside = [entry for entry in inside if entry[1] == inside[-1][1]]
             if len(inside) >= 2 and inside[-1][0] > inside[0][0]:
                 seconds = inside[-1][0] - inside[0][0]
@@ -120,7 +120,7 @@ class History:
 def _arrivals(
     arrivals: Series, in_flight: Series, window: float, in_flight_now: Measurement, now: float
 ) -> Measurement:
-    """Requests/s that came: those that ended, and what piled up."""
+    """Arriving requests/s: those that ended, plus the growth of requests in flight."""
     ended = counters.rate(arrivals, window, now)
     if isinstance(ended, Unknown):
         return ended
@@ -136,7 +136,7 @@ def _lists(series: dict[str, deque[Sample]]) -> dict[str, Sequence[Sample]]:
 
 
 def _increases(entries: Iterable[tuple[float, tuple[float, ...], array[float]]]) -> list[float]:
-    """How much each bucket has grown; a histogram whose total went down has been reset, and counts from zero."""
+    """The increase of each bucket; a histogram whose total decreased was reset and counts from zero."""
     total: list[float] = []
     before: array[float] | None = None
     for _, _, counts in entries:
@@ -150,8 +150,8 @@ def _increases(entries: Iterable[tuple[float, tuple[float, ...], array[float]]])
 
 
 def share_within(buckets: Buckets | str, seconds: float) -> float | str:
-    """The share of answers within a time: exact where it is a bound, else linear within its bucket; or why there is
-    none. Pods of an older template do not have the bound yet."""
+    """The share of answers within a time: exact at a bound, else interpolated within its bucket; or why there is
+    none. Pods of an older template may lack the bound."""
     exact = good_share(buckets, seconds)
     if not isinstance(exact, str) or isinstance(buckets, str) or buckets[-1][1] <= 0:
         return exact

@@ -1,4 +1,4 @@
-"""Asks a Prometheus over its HTTP API: instant queries, all of a round at one time of Prometheus' own clock."""
+"""Queries a Prometheus over its HTTP API: instant queries, all of a round at one time of Prometheus' own clock."""
 
 from __future__ import annotations
 
@@ -19,14 +19,14 @@ from penstock.resources.scaling import PrometheusQueries
 from penstock_operator.metrics import PROMETHEUS_QUERIES
 from penstock_operator.scaling.decide.interpret import Answer, Failure, Vector
 from penstock_operator.scaling.decide.measurement import Metrics
-from penstock_operator.scaling.read.queries import Place, Windows, judged, queries, read
+from penstock_operator.scaling.read.queries import EndpointPods, Windows, error_message, judged, queries, read
 
 MAX_BYTES = 4_194_304
 
 
 @dataclass(frozen=True)
-class Access:
-    """How to get in. Its secrets are in no message and no repr."""
+class PrometheusAccess:
+    """Credentials and CA. No secret appears in messages or repr."""
 
     token: str = field(default="", repr=False)
     username: str = ""
@@ -35,8 +35,8 @@ class Access:
     """Certificates (PEM) to trust instead of the system's."""
 
     @classmethod
-    def from_secret(cls, data: Mapping[str, str]) -> Access:
-        """Of the `data` of a Secret: `token`, or `username` and `password`; `ca.crt`. ValueError with a clause."""
+    def from_secret(cls, data: Mapping[str, str]) -> PrometheusAccess:
+        """From the `data` of a Secret: `token`, or `username` and `password`; `ca.crt`. ValueError with a clause."""
         text: dict[str, str] = {}
         for key in ("token", "username", "password", "ca.crt"):
             try:
@@ -50,7 +50,7 @@ class Access:
         return cls(text["token"], text["username"], text["password"], text["ca.crt"])
 
     def headers(self) -> dict[str, str]:
-        """For every request."""
+        """HTTP headers for every request."""
         if self.token:
             return {"Authorization": f"Bearer {self.token}"}
         if self.username:
@@ -59,7 +59,7 @@ class Access:
         return {}
 
     def trust(self) -> ssl.SSLContext | bool:
-        """Whom to trust. ValueError with a clause when the certificates cannot be read."""
+        """The TLS context. ValueError with a clause when the certificates cannot be parsed."""
         if not self.ca:
             return True
         try:
@@ -69,24 +69,24 @@ class Access:
 
 
 @dataclass(frozen=True)
-class Source:
-    """A Prometheus and what to ask it."""
+class PrometheusSource:
+    """A Prometheus and the queries for it."""
 
     url: str
-    access: Access = Access()
+    access: PrometheusAccess = PrometheusAccess()
     queries: PrometheusQueries = field(default_factory=PrometheusQueries)
 
 
 class OwnPrometheus:
-    """The installation's own, for endpoints that name none: its token is read again whenever it is asked for, since
-    projected tokens are renewed in place."""
+    """The installation's Prometheus, for endpoints that name none. Its token is read again for each round: projected
+    tokens are renewed in place."""
 
     def __init__(self, url: str, *, token_file: str = "", ca_file: str = "") -> None:
         self.url = url
         self._token_file = token_file
         self._ca_file = ca_file
 
-    def source(self, queries: PrometheusQueries) -> Source | str:
+    def source(self, queries: PrometheusQueries) -> PrometheusSource | str:
         """The source for these queries; a clause where a file cannot be read."""
         texts = []
         for file in (self._token_file, self._ca_file):
@@ -94,7 +94,7 @@ class OwnPrometheus:
                 texts.append(Path(file).read_text(encoding="utf-8").strip() if file else "")
             except (OSError, UnicodeDecodeError) as error:
                 return f"the file {file} of the operator's settings cannot be read: {error}"
-        return Source(self.url, Access(token=texts[0], ca=texts[1]), queries)
+        return PrometheusSource(self.url, PrometheusAccess(token=texts[0], ca=texts[1]), queries)
 
 
 class PrometheusClient:
@@ -102,7 +102,7 @@ class PrometheusClient:
 
     def __init__(self, *, timeout_seconds: float, concurrency: int) -> None:
         self._timeout = aiohttp.ClientTimeout(total=timeout_seconds)
-        self._turns = asyncio.Semaphore(concurrency)
+        self._slots = asyncio.Semaphore(concurrency)
         self._session: aiohttp.ClientSession | None = None
         self._trust: dict[str, ssl.SSLContext | bool] = {}
 
@@ -116,8 +116,10 @@ class PrometheusClient:
         if self._session is not None:
             await self._session.close()
 
-    async def metrics(self, source: Source, place: Place, windows: Windows, *, objective_seconds: float) -> Metrics:
-        """What this Prometheus knows of an endpoint's load."""
+    async def metrics(
+        self, source: PrometheusSource, place: EndpointPods, windows: Windows, *, objective_seconds: float
+    ) -> Metrics:
+        """The metrics of an endpoint's load from this Prometheus."""
         clock = await self._ask(source, "time()", None)
         if isinstance(clock, Failure):
             return Metrics.unknown(clock.reason)
@@ -133,13 +135,13 @@ class PrometheusClient:
             objective_seconds=objective_seconds,
         )
 
-    async def _ask(self, source: Source, query: str, at: float | None) -> Answer:
-        async with self._turns:
+    async def _ask(self, source: PrometheusSource, query: str, at: float | None) -> Answer:
+        async with self._slots:
             answer = await self._post(source, query, at)
         PROMETHEUS_QUERIES.labels("ok" if isinstance(answer, Vector) else "failed").inc()
         return answer
 
-    async def _post(self, source: Source, query: str, at: float | None) -> Answer:
+    async def _post(self, source: PrometheusSource, query: str, at: float | None) -> Answer:
         assert self._session is not None  # noqa: S101 - used as a context manager
         form = {"query": query, "timeout": f"{self._timeout.total:g}s"}
         if at is not None:
@@ -151,7 +153,7 @@ class PrometheusClient:
                 data=form,
                 headers=source.access.headers(),
                 ssl=trust,
-                # A redirect would take the token somewhere else.
+                # A redirect would send the token to another server.
                 allow_redirects=False,
             ) as response:
                 body = bytearray()
@@ -161,10 +163,8 @@ class PrometheusClient:
                         return Failure(f"prometheus gave more than {MAX_BYTES} bytes")
                 if response.status == 200:
                     return read(bytes(body))
-                said = read(bytes(body)) if response.status in {400, 422, 503} else None
-                known = isinstance(said, Failure) and said.reason.startswith("prometheus says")
-                words = f": {said.reason}" if known and isinstance(said, Failure) else ""
-                return Failure(f"prometheus at {source.url} answered {response.status}{words}")
+                detail = error_message(bytes(body)) if response.status in {400, 422, 503} else ""
+                return Failure(f"prometheus at {source.url} answered {response.status}{detail and f': {detail}'}")
         except TimeoutError:
             return Failure(f"prometheus at {source.url} does not answer within {self._timeout.total:g} s")
         except aiohttp.ClientError as error:
@@ -172,7 +172,7 @@ class PrometheusClient:
         except ValueError as error:
             return Failure(f"prometheus at {source.url} cannot be asked: {error}")
 
-    def _trusted(self, access: Access) -> ssl.SSLContext | bool:
+    def _trusted(self, access: PrometheusAccess) -> ssl.SSLContext | bool:
         key = hashlib.sha256(access.ca.encode()).hexdigest()
         if key not in self._trust:
             self._trust[key] = access.trust()

@@ -1,6 +1,6 @@
-"""What to ask a Prometheus about one endpoint, and what its answers mean. Pure.
+"""PromQL queries about one endpoint, and the meaning of their answers. Pure.
 
-None of the queries has an `or vector(0)`: that is what turns an outage into an idle service.
+No query has `or vector(0)`: it would turn an outage into an idle service.
 """
 
 from __future__ import annotations
@@ -23,17 +23,17 @@ from penstock_operator.scaling.decide.interpret import (
     metrics_of,
 )
 from penstock_operator.scaling.decide.measurement import Idle, Measurement, Metrics, Unknown, Value
-from penstock_operator.scaling.read.exposition import ANSWERED, BUCKET, IN_FLIGHT, REQUESTS, UNANSWERED_CODES
+from penstock_operator.scaling.read.scrape import ANSWERED, BUCKET, IN_FLIGHT, REQUESTS, UNANSWERED_CODES
 
 GOOD_SHARE = 0.95
-"""What p95 within the objective means."""
+"""p95 within the objective means that this share of the answers is."""
 GENERATED_NAME_LIMIT = 58
-"""Characters of a pod's name before its random part; a longer name is cut."""
+"""Maximum length of a pod's name before its random part; a longer name is cut."""
 
 
 @dataclass(frozen=True)
 class Windows:
-    """Over which times to look, in seconds. Each must hold several scrapes."""
+    """Time windows of the queries in seconds. Each must contain several scrapes."""
 
     scrape_interval: float
     fast: float
@@ -41,15 +41,15 @@ class Windows:
 
     @classmethod
     def of(cls, scrape_interval_seconds: float) -> Windows:
-        """For a Prometheus that scrapes this often: a rate of fewer than four samples is chance."""
+        """For a Prometheus with this scrape interval: a rate needs at least four samples."""
         return cls(
             scrape_interval_seconds, max(30.0, 4 * scrape_interval_seconds), max(120.0, 8 * scrape_interval_seconds)
         )
 
 
 @dataclass(frozen=True)
-class Place:
-    """Whose metrics."""
+class EndpointPods:
+    """The pods that a query is about."""
 
     namespace: str
     endpoint: str
@@ -57,34 +57,34 @@ class Place:
     """Names of the ready pods."""
 
 
-def selector(place: Place) -> str:
-    """The label matchers of the pods of an endpoint: of its Deployment's name, a hash and five random characters.
+def selector(place: EndpointPods) -> str:
+    """Label matchers of the pods of an endpoint: the Deployment's name, a hash and five random characters.
 
-    By their form and not by the pods of the moment, so that one that has just ended still counts with what it answered.
+    By pattern instead of the present names, so that a pod that has just ended still counts.
     """
     base = f"{place.endpoint}-"
     pods = f"{_literal(place.endpoint)}-[a-z0-9]{{1,10}}-[a-z0-9]{{5}}"
     if len(base) + len("1234567890-") > GENERATED_NAME_LIMIT:
-        # The name is cut at an unknown place: those that are known.
+        # The name is cut at an unknown position: use the known names.
         pods = "|".join(map(_literal, place.ready)) or pods
     return f'namespace="{place.namespace}",pod=~"{pods}"'
 
 
 def _literal(name: str) -> str:
-    """A name of Kubernetes in a regular expression within PromQL's quotes."""
+    """A Kubernetes name as a regular expression inside PromQL quotes."""
     return name.replace(".", "[.]")
 
 
-def queries(place: Place, windows: Windows, own: PrometheusQueries) -> dict[str, str]:
-    """PromQL by the field of `Answers` that it answers. What `own` overrides is asked in the user's words."""
+def queries(place: EndpointPods, windows: Windows, own: PrometheusQueries) -> dict[str, str]:
+    """PromQL by the field of `Answers`. Queries that `own` overrides are the user's."""
     pods, fast, slow = selector(place), f"{windows.fast:.0f}s", f"{windows.slow:.0f}s"
     codes = "|".join(sorted(UNANSWERED_CODES))
-    # The request that scrapes is being answered while it is counted.
+    # The scrape itself is in flight while it is counted.
     waiting = f"clamp_min({IN_FLIGHT}{{{pods}}} - 1, 0)"
 
     def arrivals(window: str) -> str:
         ended = f"sum by (pod) (rate({ANSWERED}{{{pods}}}[{window}]))"
-        # Refused ones, of the pods that have refused any yet; what piles up, of those that have two samples.
+        # Refused requests of pods that have refused any; growth of pods with two samples.
         others = f'sum by (pod) (rate({REQUESTS}{{{pods},code=~"{codes}"}}[{window}]))'
         grown = f"sum by (pod) (deriv({IN_FLIGHT}{{{pods}}}[{window}]))"
         return f"sum({ended} + ({others} or 0 * {ended}) + ({grown} or 0 * {ended}))"
@@ -97,7 +97,7 @@ def queries(place: Place, windows: Windows, own: PrometheusQueries) -> dict[str,
         "buckets": f"sum by (le) (rate({BUCKET}{{{pods}}}[{slow}]))",
     }
     if own.request_rate is not None:
-        # What it counts, and where, is the user's business; there need be no target of ours.
+        # The user's query defines what it counts; there may be no scrape target of these pods.
         rate = _filled(own.request_rate, place)
         asked |= {"arrivals_fast": rate, "arrivals_slow": rate}
         del asked["scraped_at"]
@@ -109,23 +109,23 @@ def queries(place: Place, windows: Windows, own: PrometheusQueries) -> dict[str,
     return asked
 
 
-def _filled(query: str, place: Place) -> str:
+def _filled(query: str, place: EndpointPods) -> str:
     return Template(query).safe_substitute(namespace=place.namespace, endpoint=place.endpoint)
 
 
 def judged(
     answers: Mapping[str, Answer],
-    place: Place,
+    place: EndpointPods,
     windows: Windows,
     own: PrometheusQueries,
     *,
     evaluated_at: float,
     objective_seconds: float,
 ) -> Metrics:
-    """The metrics that the answers to `queries` tell of."""
+    """The metrics from the answers to `queries`."""
     scraped = answers.get("scraped_at")
     if scraped is None:
-        # Nobody can tell whose targets a foreign query counts: an answer is of all of them.
+        # The targets of a user's query are unknown: treat its answer as complete.
         scraped = Vector(tuple(Element({"pod": name}, evaluated_at) for name in place.ready))
     found = metrics_of(
         Answers(
@@ -164,19 +164,19 @@ def _share(answer: Answer, *, quiet: bool) -> Measurement:
 
 
 def _p95(good: Measurement, objective_milliseconds: float) -> Measurement:
-    """A share says no more of the p95 than on which side of the objective it is: above it, that is at least something
-    to hold against the curve; below, there is nothing."""
+    """A share tells only on which side of the objective the p95 is: above it, the objective is a lower bound; below
+    it, nothing is known."""
     if isinstance(good, Value):
         return Value(objective_milliseconds) if good.value < GOOD_SHARE else Idle()
     return good
 
 
 def read(body: bytes) -> Answer:
-    """An answer of /api/v1/query: a vector, or a scalar as a vector of one element without labels."""
+    """Parse an answer of /api/v1/query: a vector, or a scalar as a vector of one element without labels."""
     try:
         value: Any = json.loads(body)
         if value["status"] != "success":
-            return Failure(f"prometheus says {str(value.get('error') or 'error')[:200]!r}")
+            return Failure(_error_of(value))
         data = value["data"]
         if data["resultType"] == "scalar":
             return Vector((Element({}, float(data["result"][1])),))
@@ -185,6 +185,19 @@ def read(body: bytes) -> Answer:
         return Vector(tuple(_element(entry) for entry in data["result"]))
     except (ValueError, KeyError, TypeError, IndexError, AttributeError):
         return Failure("what answers is no prometheus")
+
+
+def error_message(body: bytes) -> str:
+    """The error in an answer of /api/v1/query with an error status; empty when it is not an answer of a Prometheus."""
+    try:
+        value: Any = json.loads(body)
+        return _error_of(value) if value["status"] == "error" else ""
+    except (ValueError, KeyError, TypeError, AttributeError):
+        return ""
+
+
+def _error_of(value: Any) -> str:
+    return f"prometheus says {str(value.get('error') or 'error')[:200]!r}"
 
 
 def _element(entry: Mapping[str, Any]) -> Element:

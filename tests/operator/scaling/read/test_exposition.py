@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from prometheus_client.parser import text_string_to_metric_families
 
-from penstock_operator.scaling.read.exposition import UnreadableMetrics, read
+from penstock_operator.scaling.read.scrape import UnreadableMetrics, parse_metrics
 from tests.operator.scaling.pods import ServingPod
 
 GOOD = """\
@@ -30,7 +30,7 @@ def test_what_the_runtime_says_is_read() -> None:
     pod.metrics.finished("/healthz", 200, 0.001, inference=False)
     pod.metrics.in_flight = 5
 
-    found = read(pod.text())
+    found = parse_metrics(pod.text())
 
     assert (found.arrivals, found.in_flight) == (17, 5)
     assert found.counts[found.bounds.index(0.0175)] == 10, "on the objective is within it"
@@ -49,7 +49,7 @@ def test_the_client_library_reads_the_same() -> None:
         if sample.name.endswith("_bucket")
     }
 
-    found = read(text)
+    found = parse_metrics(text)
     assert dict(zip(found.bounds, found.counts, strict=True)) == buckets
 
 
@@ -67,17 +67,17 @@ def test_the_client_library_reads_the_same() -> None:
     ],
 )
 def test_what_is_no_statement_of_a_runtime_is_refused(old: str, new: str, why: str) -> None:
-    read(GOOD)
+    parse_metrics(GOOD)
     with pytest.raises(UnreadableMetrics, match=why):
-        read(GOOD.replace(old, new))
+        parse_metrics(GOOD.replace(old, new))
 
 
 def test_a_time_after_the_value_and_brackets_in_labels_do_no_harm() -> None:
     odd = GOOD.replace("} 3.0", ',x="a} b{"} 3.0 1700000000000')
-    assert read(odd) == read(GOOD)
+    assert parse_metrics(odd) == parse_metrics(GOOD)
 
 
 @given(st.text())
 def test_whatever_answers_on_that_port_is_either_read_or_refused(text: str) -> None:
     with pytest.raises(UnreadableMetrics):
-        read(text)
+        parse_metrics(text)

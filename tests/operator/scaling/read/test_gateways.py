@@ -11,20 +11,19 @@ from typing import Any, cast
 import pytest
 
 from penstock_gateway.control import Control
-from penstock_operator.cluster.port import ClusterPort
-from penstock_operator.cluster.store import Key
+from penstock_operator.cluster.api import ClusterPort
+from penstock_operator.cluster.store import ObjectKey
 from penstock_operator.plan import names
 from penstock_operator.process import make_autoscaler
 from penstock_operator.scaling.decide import Idle, Metrics, Unknown, Value
-from penstock_operator.scaling.read.exposition import UnreadableMetrics
-from penstock_operator.scaling.read.gateways import combined, read_gateway
-from penstock_operator.scaling.read.target import Targets
-from penstock_operator.settings import ScalingSettings, Settings
-from penstock_operator.watch.cluster_cache import World
+from penstock_operator.scaling.read.scrape import UnreadableMetrics, combined, parse_gateway_metrics
+from penstock_operator.scaling.read.target import ScalingTargets
+from penstock_operator.settings import LoadSettings, Settings
+from penstock_operator.watch.cluster_cache import ClusterCache
 from tests.gateway.rig import Crowd, Gateway, Rig, running_rig
 from tests.operator import objects
 
-KEY = Key("a", "e")
+KEY = ObjectKey("a", "e")
 TEXT = """# TYPE penstock_gateway_requests_total counter
 penstock_gateway_requests_total 12
 penstock_gateway_in_flight_requests 5
@@ -33,7 +32,7 @@ penstock_gateway_held_requests 2
 
 
 def test_what_has_ended_and_what_is_under_way_is_read() -> None:
-    reading = read_gateway(TEXT)
+    reading = parse_gateway_metrics(TEXT)
 
     assert (reading.arrivals, reading.in_flight) == (7, 5)
 
@@ -44,7 +43,7 @@ def test_what_has_ended_and_what_is_under_way_is_read() -> None:
 )
 def test_what_is_no_gateways_is_refused(text: str) -> None:
     with pytest.raises(UnreadableMetrics):
-        read_gateway(text)
+        parse_gateway_metrics(text)
 
 
 def test_rates_are_the_gateways_and_latency_is_the_replicas() -> None:
@@ -88,17 +87,17 @@ def gateway_pod(name: str, *, ready: bool = True, deleting: bool = False, versio
     }
 
 
-def sleeping_world(replicas: int = 0, **spec: Any) -> World:
-    world = World(Settings().plan_settings())
-    world.endpoints.put(objects.endpoint("e", **{"scaling": {"minReplicas": 0}, **spec}))
-    world.deployments.put(
+def sleeping_world(replicas: int = 0, **spec: Any) -> ClusterCache:
+    cache = ClusterCache(Settings().plan_settings())
+    cache.endpoints.put(objects.endpoint("e", **{"scaling": {"minReplicas": 0}, **spec}))
+    cache.deployments.put(
         {
             "metadata": objects.metadata("e", 3, names.runtime_labels("e"), generation=1),
             "spec": {"replicas": replicas, "template": {}},
             "status": {"observedGeneration": 1, "replicas": replicas, "updatedReplicas": replicas},
         }
     )
-    return world
+    return cache
 
 
 @pytest.mark.parametrize(
@@ -117,10 +116,10 @@ def sleeping_world(replicas: int = 0, **spec: Any) -> World:
 def test_zero_is_possible_only_behind_a_gateway_that_is_up(
     spec: dict[str, Any], pods: list[tuple[str, bool, bool]], least: int, pooled_by: tuple[str, ...]
 ) -> None:
-    world = sleeping_world(1, **spec)
+    cache = sleeping_world(1, **spec)
     for name, ready, deleting in pods:
-        world.pods.put(gateway_pod(name, ready=ready, deleting=deleting))
-    target = Targets(world).find(KEY)
+        cache.pods.put(gateway_pod(name, ready=ready, deleting=deleting))
+    target = ScalingTargets(cache).find(KEY)
 
     assert target is not None
     assert target.settings.min_replicas == least
@@ -136,11 +135,11 @@ def rig() -> Iterator[Rig]:
 
 
 @asynccontextmanager
-async def operating(world: World, gateway: Gateway, **settings: Any) -> AsyncIterator[None]:
+async def operating(cache: ClusterCache, gateway: Gateway, **settings: Any) -> AsyncIterator[None]:
     """The autoscaler at work on this world, with a real gateway."""
-    chosen = ScalingSettings(**settings)
+    chosen = LoadSettings(**settings)
     port = cast("ClusterPort", object())
-    autoscaler = make_autoscaler(port, world, chosen, pod_port=1, gateway_port=gateway.status_port)
+    autoscaler = make_autoscaler(port, cache, chosen, pod_port=1, gateway_port=gateway.status_port)
     work = asyncio.create_task(autoscaler.run())
     try:
         yield
@@ -159,24 +158,24 @@ async def until(condition: Any, *, seconds: float = 60) -> None:
 
 def test_a_request_that_is_held_wakes_the_endpoint_long_before_the_next_look(rig: Rig) -> None:
     gateway = rig.gateway()
-    world = sleeping_world()
-    world.pods.put(gateway_pod("g"))
+    cache = sleeping_world()
+    cache.pods.put(gateway_pod("g"))
 
     async def play() -> None:
         # Looks come twenty seconds apart, which is the most that may be set.
-        async with operating(world, gateway, scaling_interval_seconds=20.0):
+        async with operating(cache, gateway, scaling_interval_seconds=20.0):
             deadline = time.monotonic() + 60
             while not await asyncio.to_thread(is_asked, gateway):
                 assert time.monotonic() < deadline
                 await asyncio.sleep(0.05)
             crowd = Crowd(gateway.url, 3)
             # 0.1 s on a quiet machine.
-            await until(lambda: KEY in world.scales and world.scales[KEY].replicas == 1, seconds=15)
+            await until(lambda: KEY in cache.scales and cache.scales[KEY].replicas == 1, seconds=15)
             await asyncio.to_thread(rig.start, "a")
             assert {answer.status_code for answer in await asyncio.to_thread(crowd.finish)} == {200}
 
     asyncio.run(play())
-    scale = world.scales[KEY]
+    scale = cache.scales[KEY]
 
     assert scale.cause == "Woken"
     assert "up from 0" in scale.reason
@@ -190,15 +189,17 @@ def is_asked(gateway: Gateway) -> bool:
 
 def test_an_endpoint_that_nobody_asks_stays_asleep(rig: Rig) -> None:
     gateway = rig.gateway()
-    world = sleeping_world()
-    world.pods.put(gateway_pod("g"))
+    cache = sleeping_world()
+    cache.pods.put(gateway_pod("g"))
 
     async def play() -> None:
-        async with operating(world, gateway, scaling_interval_seconds=0.2):
-            await until(lambda: KEY in world.scales)
+        async with operating(cache, gateway, scaling_interval_seconds=0.2):
+            await until(lambda: KEY in cache.scales)
             await asyncio.sleep(1)
 
     asyncio.run(play())
 
-    assert world.scales[KEY].replicas == 0
-    assert world.scales[KEY].metrics_available
+    assert cache.scales[KEY].replicas == 0
+    metrics = cache.scales[KEY].metrics
+    assert metrics is not None
+    assert metrics.true

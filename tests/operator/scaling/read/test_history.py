@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 
 from penstock_operator.scaling.decide import Idle, Metrics, Unknown, Value
-from penstock_operator.scaling.read.exposition import read
 from penstock_operator.scaling.read.history import History, share_within
+from penstock_operator.scaling.read.scrape import parse_metrics
 from tests.operator.scaling.pods import ServingPod
 
 START = 1_700_000_000.0
@@ -23,7 +23,7 @@ class Watch:
 
     def scrape(self, *names: str) -> None:
         for name in names or self.pods:
-            self.history.put(name, self.now, read(self.pods[name].text()))
+            self.history.put(name, self.now, parse_metrics(self.pods[name].text()))
 
     def metrics(self, **more: str) -> Metrics:
         ready = sorted(self.pods)

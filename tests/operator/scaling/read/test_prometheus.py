@@ -14,15 +14,20 @@ import pytest
 
 from penstock.resources.scaling import PrometheusQueries
 from penstock_operator.scaling.decide import Metrics, Unknown, Value, known
-from penstock_operator.scaling.read.prometheus import Access, OwnPrometheus, PrometheusClient, Source
-from penstock_operator.scaling.read.queries import Place, Windows
+from penstock_operator.scaling.read.prometheus import (
+    OwnPrometheus,
+    PrometheusAccess,
+    PrometheusClient,
+    PrometheusSource,
+)
+from penstock_operator.scaling.read.queries import EndpointPods, Windows
 from testbed.build import binary
 from testbed.tools import PROMETHEUS
 from tests.operator.scaling.pods import Fleet, ServingPod, fleet
 from tests.operator.scaling.prometheus_server import Server
 
 PODS = {"emotion-5f7d9c6b8-abcde": "127.0.0.2", "emotion-5f7d9c6b8-fghij": "127.0.0.3"}
-PLACE = Place("team-a", "emotion", tuple(PODS))
+PLACE = EndpointPods("team-a", "emotion", tuple(PODS))
 WINDOWS = Windows(scrape_interval=1, fast=10, slow=20)
 STARTS_SECONDS = 120.0
 
@@ -68,7 +73,7 @@ class Busy:
 def test_a_real_prometheus_tells_the_load_and_when_it_is_gone_nothing_is_known(
     prometheus: Path, tmp_path: Path
 ) -> None:
-    async def ask(client: PrometheusClient, source: Source) -> Metrics:
+    async def ask(client: PrometheusClient, source: PrometheusSource) -> Metrics:
         return await client.metrics(source, PLACE, WINDOWS, objective_seconds=0.02)
 
     async def scenario() -> None:
@@ -92,9 +97,9 @@ def test_a_real_prometheus_tells_the_load_and_when_it_is_gone_nothing_is_known(
             assert found.p95_milliseconds.value > 20
 
             refused = [
-                (Source(server.source.url, Access(ca=server.source.access.ca)), "answered 401"),
-                (Source(server.source.url), "cannot be reached"),
-                (Source(server.source.url.replace("https", "http")), "answered 400"),
+                (PrometheusSource(server.source.url, PrometheusAccess(ca=server.source.access.ca)), "answered 401"),
+                (PrometheusSource(server.source.url), "cannot be reached"),
+                (PrometheusSource(server.source.url.replace("https", "http")), "answered 400"),
             ]
             for source, why in refused:
                 unknown = (await ask(client, source)).arrivals_fast
@@ -128,27 +133,29 @@ def test_a_real_prometheus_tells_the_load_and_when_it_is_gone_nothing_is_known(
 )
 def test_a_secret_that_lets_nobody_in_is_refused_with_the_reason(data: dict[str, str], why: str) -> None:
     with pytest.raises(ValueError, match=why):
-        Access.from_secret(data)
+        PrometheusAccess.from_secret(data)
 
 
 def test_certificates_that_are_none_are_refused() -> None:
-    access = Access.from_secret({"ca.crt": base64.b64encode(b"x").decode()})
+    access = PrometheusAccess.from_secret({"ca.crt": base64.b64encode(b"x").decode()})
     with pytest.raises(ValueError, match="no certificate"):
         access.trust()
 
 
 def test_secrets_are_in_no_representation() -> None:
-    assert "secret" not in repr(Source("http://x", Access(token="secret", username="u", password="secret")))
+    assert "secret" not in repr(
+        PrometheusSource("http://x", PrometheusAccess(token="secret", username="u", password="secret"))
+    )
 
 
 def test_the_operators_own_token_is_read_again_each_time(tmp_path: Path) -> None:
     file = tmp_path / "token"
     own = OwnPrometheus("http://prometheus:9090", token_file=str(file))
-    missing = own.source(Source("").queries)
+    missing = own.source(PrometheusSource("").queries)
     assert isinstance(missing, str)
     assert "cannot be read" in missing
     for token in ("one", "two"):
         file.write_text(f"{token}\n")
-        source = own.source(Source("").queries)
-        assert isinstance(source, Source)
+        source = own.source(PrometheusSource("").queries)
+        assert isinstance(source, PrometheusSource)
         assert source.access.headers() == {"Authorization": f"Bearer {token}"}

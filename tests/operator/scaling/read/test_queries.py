@@ -10,9 +10,9 @@ import pytest
 from penstock.resources.scaling import PrometheusQueries
 from penstock_operator.scaling.decide import Idle, Metrics, Unknown, Value
 from penstock_operator.scaling.decide.interpret import Answer, Element, Failure, Vector
-from penstock_operator.scaling.read.queries import Place, Windows, judged, queries, read, selector
+from penstock_operator.scaling.read.queries import EndpointPods, Windows, judged, queries, read, selector
 
-PLACE = Place("team-a", "emotion", ("emotion-5f7d9c6b8-abcde", "emotion-5f7d9c6b8-fghij"))
+PLACE = EndpointPods("team-a", "emotion", ("emotion-5f7d9c6b8-abcde", "emotion-5f7d9c6b8-fghij"))
 WINDOWS = Windows.of(15)
 NOW = 1_700_000_000.0
 OWN = PrometheusQueries()
@@ -45,7 +45,7 @@ def found(**changed: Answer) -> Metrics:
     return judged(answers(**changed), PLACE, WINDOWS, OWN, evaluated_at=NOW, objective_seconds=0.02)
 
 
-def matches(place: Place, pod: str) -> bool:
+def matches(place: EndpointPods, pod: str) -> bool:
     pattern = re.search(r'pod=~"(.*)"', selector(place))
     assert pattern is not None
     return re.fullmatch(pattern.group(1), pod) is not None
@@ -67,12 +67,12 @@ def test_the_pods_of_an_endpoint_are_told_from_those_of_others_by_their_names(po
 
 
 def test_a_dot_in_a_name_is_a_dot() -> None:
-    assert matches(Place("a", "v1.2", ()), "v1.2-5f7d9c6b8-abcde")
-    assert not matches(Place("a", "v1.2", ()), "v1x2-5f7d9c6b8-abcde")
+    assert matches(EndpointPods("a", "v1.2", ()), "v1.2-5f7d9c6b8-abcde")
+    assert not matches(EndpointPods("a", "v1.2", ()), "v1x2-5f7d9c6b8-abcde")
 
 
 def test_pods_whose_generated_names_are_cut_are_named_one_by_one() -> None:
-    place = Place("a", "e" * 60, ("e" * 58 + "abcde",))
+    place = EndpointPods("a", "e" * 60, ("e" * 58 + "abcde",))
     assert matches(place, "e" * 58 + "abcde")
     assert not matches(place, "e" * 58 + "fghij")
 

@@ -1,4 +1,5 @@
-"""The Deployment of the runtime: pods that own their cores, replaced without losing a request."""
+"""The objects that serve an endpoint: Service, NetworkPolicy, PodDisruptionBudget, and the Deployment of the
+runtime."""
 
 from __future__ import annotations
 
@@ -6,31 +7,93 @@ import hashlib
 import json
 from dataclasses import dataclass
 
+from penstock.artefact_store import StoreScheme, StoreUri
 from penstock.resources.hardware_class import HardwareClassSpec
-from penstock_operator.plan.endpoint import Endpoint
-from penstock_operator.plan.memory import runtime_memory
+from penstock_operator.plan.endpoint import ParsedEndpoint
+from penstock_operator.plan.installation import Json, PlanSettings
 from penstock_operator.plan.names import (
     ARTEFACT,
     HTTP_PORT,
     OPTIMIZED_MODEL,
+    SERVICE_PORT,
     TEMPLATE_HASH,
+    gateway_selector,
     runtime_labels,
     runtime_selector,
 )
-from penstock_operator.plan.pod_template import TMP, environment, pod_spec, resources, scratch
-from penstock_operator.plan.replicas import Replicas
-from penstock_operator.plan.serving import Serving
-from penstock_operator.plan.settings import Json, PlanSettings
-from penstock_operator.plan.store import store_access
+from penstock_operator.plan.pod_template import (
+    TMP,
+    environment,
+    pod_spec,
+    resources,
+    runtime_memory,
+    scratch,
+    store_access,
+)
+from penstock_operator.plan.scaling import ReplicaTarget
+from penstock_operator.plan.serving import ServingChoice
+
+
+def service(endpoint: ParsedEndpoint, *, through_gateway: bool) -> Json:
+    """The desired Service. It exists from the start, so that the address is known before the first pod is ready.
+
+    `through_gateway`: it selects the gateway's pods, which listen on the same port as the runtime's.
+    """
+    return endpoint.owned(
+        "v1",
+        "Service",
+        {
+            "type": "ClusterIP",
+            "selector": gateway_selector(endpoint.name) if through_gateway else runtime_selector(endpoint.name),
+            # By number: a port name would be resolved for each pod.
+            "ports": [{"name": "http", "port": SERVICE_PORT, "targetPort": HTTP_PORT, "protocol": "TCP"}],
+        },
+    )
+
+
+def network_policy(endpoint: ParsedEndpoint, settings: PlanSettings) -> Json:
+    """The desired NetworkPolicy of the runtime pods.
+
+    All pods of the cluster may send requests; users may add narrower policies. A runtime makes no outgoing connections
+    when its artefact comes from a mounted volume, so egress is closed then.
+    """
+    spec: Json = {
+        "podSelector": {"matchLabels": runtime_selector(endpoint.name)},
+        "policyTypes": ["Ingress"],
+        "ingress": [{"ports": [{"port": HTTP_PORT, "protocol": "TCP"}]}],
+    }
+    if StoreUri.parse(settings.store_uri).scheme is StoreScheme.FILE:
+        # Egress without rules denies all. An empty list means the same, but the API server drops it and then treats
+        # each apply as a change.
+        spec["policyTypes"] = ["Ingress", "Egress"]
+    return endpoint.owned("networking.k8s.io/v1", "NetworkPolicy", spec)
+
+
+def disruption_budget(endpoint: ParsedEndpoint, replicas: int) -> Json | None:
+    """The desired PodDisruptionBudget: node drains evict one replica at a time. None for fewer than two replicas,
+    where it would block every drain."""
+    if replicas < 2:
+        return None
+    return endpoint.owned(
+        "policy/v1",
+        "PodDisruptionBudget",
+        {
+            "maxUnavailable": 1,
+            "selector": {"matchLabels": runtime_selector(endpoint.name)},
+            # Pods that are not ready must not block a drain.
+            "unhealthyPodEvictionPolicy": "AlwaysAllow",
+        },
+    )
+
 
 CACHE = "/var/lib/penstock/cache"
-"""Where the artefact is fetched to: a volume of the pod, gone with it."""
+"""The artefact is downloaded to this path: an emptyDir of the pod."""
 MIN_READY_SECONDS = 2
-"""A new pod that dies at once must not end an old one."""
+"""A new pod that crashes immediately must not replace an old one."""
 PROGRESS_DEADLINE_SECONDS = 900
-"""A rollout that gets nowhere for this long is said to be stuck: image, artefact and warm-up fit into it."""
+"""A rollout without progress for this time is reported as stuck; image pull, download and warm-up fit into it."""
 FINISH_SECONDS = 35
-"""After the last accepted request: a little over the 30 s that one may take (PENSTOCK_DEADLINE_SECONDS)."""
+"""After the last accepted request: slightly longer than the 30 s of one request (PENSTOCK_DEADLINE_SECONDS)."""
 MARGIN_SECONDS = 5
 """Between the process's own limit and the kubelet's SIGKILL."""
 
@@ -40,11 +103,11 @@ class Drain:
     """How a pod ends, in seconds from SIGTERM. delay < limit < grace."""
 
     delay: int
-    """Goes on accepting while the Service forgets it."""
+    """It continues to accept requests while the Service removes it."""
     limit: int
-    """Its own last moment."""
+    """The process ends by itself."""
     grace: int
-    """The kubelet's."""
+    """The kubelet kills it."""
 
     @classmethod
     def of(cls, drain_seconds: int) -> Drain:
@@ -54,7 +117,11 @@ class Drain:
 
 
 def deployment(
-    endpoint: Endpoint, serving: Serving, hardware: HardwareClassSpec, replicas: Replicas, settings: PlanSettings
+    endpoint: ParsedEndpoint,
+    serving: ServingChoice,
+    hardware: HardwareClassSpec,
+    replicas: ReplicaTarget,
+    settings: PlanSettings,
 ) -> Json:
     """The desired Deployment. SpecError when the class's devices are not whole."""
     spec: Json = {
@@ -73,8 +140,11 @@ def deployment(
     return endpoint.owned("apps/v1", "Deployment", spec)
 
 
-def template(endpoint: Endpoint, serving: Serving, hardware: HardwareClassSpec, settings: PlanSettings) -> Json:
-    """The pod template. What the optimisation depended on comes from `serving`, which may be older than the spec."""
+def template(
+    endpoint: ParsedEndpoint, serving: ServingChoice, hardware: HardwareClassSpec, settings: PlanSettings
+) -> Json:
+    """The pod template. Values that the optimisation depended on come from `serving`, which may be older than the
+    spec."""
     pod = endpoint.spec.pod
     labels = {**pod.labels, **runtime_labels(endpoint.name)}
     if serving.optimized_model:
@@ -116,12 +186,12 @@ def template(endpoint: Endpoint, serving: Serving, hardware: HardwareClassSpec, 
 
 
 def template_hash(value: Json) -> str:
-    """Of a template as we write it: the API server's defaults must not look like changes."""
+    """Hash of a template as the operator writes it: the API server's defaults must not look like changes."""
     canonical = json.dumps(value, sort_keys=True, separators=(",", ":"))
     return hashlib.sha256(canonical.encode()).hexdigest()[:16]
 
 
-def _environment(endpoint: Endpoint, serving: Serving, hardware: HardwareClassSpec) -> dict[str, str]:
+def _environment(endpoint: ParsedEndpoint, serving: ServingChoice, hardware: HardwareClassSpec) -> dict[str, str]:
     drain = Drain.of(endpoint.spec.rollout.drain_seconds)
     values = {
         "PENSTOCK_ARTEFACT": serving.digest,
@@ -140,16 +210,16 @@ def _environment(endpoint: Endpoint, serving: Serving, hardware: HardwareClassSp
         values["PENSTOCK_MAX_INPUT_TOKENS"] = str(serving.max_input_tokens)
     objective = _objective_milliseconds(endpoint, serving)
     if objective is not None:
-        # A bound of the latency histogram: the share of good answers is then counted and not guessed.
+        # It becomes a bucket of the latency histogram, so that the share of requests within it is exact.
         values["PENSTOCK_OBJECTIVE_P95_MILLISECONDS"] = repr(float(objective))
     if hardware.neuron is not None:
-        # They are about CPUs, and here the devices do the work.
+        # With Neuron devices the CPU settings do not apply.
         del values["PENSTOCK_CORES"], values["PENSTOCK_THREADS_PER_CORE"]
     return values
 
 
-def _objective_milliseconds(endpoint: Endpoint, serving: Serving) -> float | None:
-    """The p95 that what serves was measured for: where the endpoint states none, the one that its curve was cut at."""
+def _objective_milliseconds(endpoint: ParsedEndpoint, serving: ServingChoice) -> float | None:
+    """The p95 objective that the served artefact was measured for; else the endpoint's."""
     if serving.result is not None and serving.result.capacity.p95_objective_milliseconds is not None:
         return serving.result.capacity.p95_objective_milliseconds
     latency = endpoint.spec.objective.latency
@@ -166,10 +236,10 @@ def _get(path: str, *, every: int, failures: int, timeout: int) -> Json:
 
 
 PROBES: Json = {
-    # The process listens within seconds and only then fetches and loads: what takes long is readiness, not this.
+    # The process listens within seconds and loads afterwards: loading delays readiness, not start-up.
     "startupProbe": _get("/healthz", every=1, failures=120, timeout=2),
-    # Every second: the endpoint is as fast to come as its pods are to be found ready.
+    # Every second: the endpoint becomes ready as fast as its pods.
     "readinessProbe": _get("/readyz", every=1, failures=3, timeout=2),
-    # A minute of silence: all cores compute, and a restart would only lose what they have.
+    # A minute without an answer is normal under full load, and a restart would lose the requests.
     "livenessProbe": _get("/healthz", every=10, failures=6, timeout=5),
 }

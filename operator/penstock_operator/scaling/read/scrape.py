@@ -1,0 +1,273 @@
+"""Scrapes /metrics of runtime pods and gateways without a Prometheus: many at once, each with a time and size limit.
+
+The text format is parsed here and not by the Prometheus client library, which creates objects for all hundred and fifty
+lines: a thousand pods are scraped every few seconds.
+
+Behind a gateway the replicas get a limited number of requests and the rest waits in the gateway. Arrivals and requests
+in flight come from the gateway then, the latency from the replicas.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import math
+import re
+from array import array
+from collections.abc import Awaitable, Callable, Iterable, Mapping
+from dataclasses import dataclass, replace
+from types import TracebackType
+from typing import Self
+
+import aiohttp
+
+from penstock_operator.cluster.store import ObjectKey
+from penstock_operator.metrics import SCRAPES
+from penstock_operator.plan.names import HTTP_PORT
+from penstock_operator.scaling.decide.measurement import Idle, Metrics, Unknown, known
+
+ANSWERED = "penstock_request_seconds_count"
+BUCKET = "penstock_request_seconds_bucket"
+REQUESTS = "penstock_requests_total"
+IN_FLIGHT = "penstock_in_flight_requests"
+UNANSWERED_CODES = frozenset({"429", "499"})
+"""Refused, or aborted by the client: they count as demand and are not in the histogram."""
+_CODE = re.compile(r'[{,]code="([^"]*)"')
+_BOUND = re.compile(r'[{,]le="([^"]*)"')
+
+
+class UnreadableMetrics(ValueError):
+    """The text is not a runtime's metrics; the message is a clause."""
+
+
+@dataclass(frozen=True, slots=True)
+class PodReading:
+    """The metrics of one pod at one moment. Counters count from the start of its process."""
+
+    arrivals: float
+    """Requests to the model that were answered, refused or aborted."""
+    in_flight: float
+    """Requests in progress, without the scrape itself."""
+    bounds: tuple[float, ...]
+    """Upper bounds of the latency histogram in seconds, ascending, the last one infinite."""
+    counts: array[float]
+    """Answers up to each bound."""
+
+
+def parse_metrics(text: str) -> PodReading:
+    """Parse a runtime's /metrics. UnreadableMetrics when a series is missing or a value is not a count."""
+    answered: float | None = None
+    in_flight: float | None = None
+    unanswered = 0.0
+    buckets: list[tuple[float, float]] = []
+    for line in text.splitlines():
+        if not line.startswith("penstock_"):
+            continue
+        series, _, rest = line.rpartition("} ") if "} " in line else line.partition(" ")
+        name = series.partition("{")[0]
+        if name == BUCKET:
+            found = _BOUND.search(series)
+            if found is None:
+                raise UnreadableMetrics("its latency histogram has a series without a bound (le)")
+            buckets.append((_number(found.group(1), line), _count(rest, line)))
+        elif name == REQUESTS:
+            code = _CODE.search(series)
+            if code is not None and code.group(1) in UNANSWERED_CODES:
+                unanswered += _count(rest, line)
+        elif name == ANSWERED:
+            answered = _count(rest, line)
+        elif name == IN_FLIGHT:
+            in_flight = _count(rest, line)
+    if answered is None or in_flight is None or not buckets:
+        raise UnreadableMetrics(f"it says nothing of {ANSWERED}, {BUCKET} and {IN_FLIGHT}")
+    buckets.sort()
+    if buckets[-1][0] != math.inf:
+        raise UnreadableMetrics("its latency histogram has no infinite bound")
+    return PodReading(
+        arrivals=answered + unanswered,
+        # The scrape itself is in flight while it is counted.
+        in_flight=max(0.0, in_flight - 1),
+        bounds=tuple(bound for bound, _ in buckets),
+        counts=array("d", (count for _, count in buckets)),
+    )
+
+
+def _number(text: str, line: str) -> float:
+    try:
+        return float(text)
+    except ValueError:
+        raise UnreadableMetrics(f"it says {line[:80]!r}, which is no number") from None
+
+
+def _count(rest: str, line: str) -> float:
+    # A timestamp may follow the value.
+    value = _number(rest.split(" ", 1)[0], line)
+    if not math.isfinite(value) or value < 0:
+        raise UnreadableMetrics(f"it says {line[:80]!r}, which is no count")
+    return value
+
+
+MAX_BYTES = 1_048_576
+
+
+@dataclass(frozen=True, slots=True, order=True)
+class PodAddress:
+    """Name and IP address of a pod."""
+
+    name: str
+    ip: str
+
+
+class PodScraper:
+    """An async context manager: it keeps connections."""
+
+    def __init__(
+        self,
+        *,
+        timeout_seconds: float,
+        concurrency: int,
+        port: int = HTTP_PORT,
+        reader: Callable[[str], PodReading] = parse_metrics,
+    ) -> None:
+        self._timeout = aiohttp.ClientTimeout(total=timeout_seconds)
+        self._slots = asyncio.Semaphore(concurrency)
+        self._concurrency = concurrency
+        self._port = port
+        self._reader = reader
+        self._session: aiohttp.ClientSession | None = None
+
+    async def __aenter__(self) -> Self:
+        connector = aiohttp.TCPConnector(limit=self._concurrency, keepalive_timeout=60.0)
+        self._session = aiohttp.ClientSession(connector=connector, timeout=self._timeout, trust_env=False)
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        if self._session is not None:
+            await self._session.close()
+
+    async def scrape(self, pods: Iterable[PodAddress]) -> dict[str, PodReading | str]:
+        """The reading of each pod, or why it cannot be read, as a clause."""
+        asked = list(pods)
+        answers = await asyncio.gather(*(self._ask(pod) for pod in asked))
+        return {pod.name: answer for pod, answer in zip(asked, answers, strict=True)}
+
+    async def _ask(self, pod: PodAddress) -> PodReading | str:
+        async with self._slots:
+            answer = await self._get(pod)
+        SCRAPES.labels("failed" if isinstance(answer, str) else "ok").inc()
+        return answer
+
+    async def _get(self, pod: PodAddress) -> PodReading | str:
+        assert self._session is not None  # noqa: S101 - used as a context manager
+        host = f"[{pod.ip}]" if ":" in pod.ip else pod.ip
+        url = f"http://{host}:{self._port}/metrics"
+        try:
+            async with self._session.get(url, allow_redirects=False, headers={"Accept": "text/plain"}) as response:
+                if response.status != 200:
+                    return f"{pod.name} answers {response.status} to {url}"
+                body = bytearray()
+                async for chunk in response.content.iter_any():
+                    body += chunk
+                    if len(body) > MAX_BYTES:
+                        return f"{pod.name} says more than {MAX_BYTES} bytes on {url}"
+            return self._reader(body.decode(errors="replace"))
+        except TimeoutError:
+            return f"{pod.name} does not answer within {self._timeout.total:g} s on {url}"
+        except aiohttp.ClientError as error:
+            return f"{pod.name} cannot be reached on {url}: {error}"
+        except UnreadableMetrics as error:
+            return f"{pod.name} gives no metrics that can be read on {url}: {error}"
+
+
+GATEWAY_REQUESTS = "penstock_gateway_requests_total"
+GATEWAY_IN_FLIGHT = "penstock_gateway_in_flight_requests"
+WAIT_SECONDS = 50
+"""Time that a gateway may take to answer a question for waiting requests."""
+PAUSE_SECONDS = 1.0
+"""Between an answer and the next question, and after a failure."""
+logger = logging.getLogger(__name__)
+
+
+def parse_gateway_metrics(text: str) -> PodReading:
+    """Parse a gateway's /metrics. UnreadableMetrics when a series is missing or a value is not a count."""
+    found: dict[str, float] = {}
+    for line in text.splitlines():
+        name, _, value = line.partition(" ")
+        if name in {GATEWAY_REQUESTS, GATEWAY_IN_FLIGHT}:
+            try:
+                found[name] = float(value)
+            except ValueError:
+                raise UnreadableMetrics(f"it says {line[:80]!r}, which is no count") from None
+    if len(found) < 2 or not all(math.isfinite(value) and value >= 0 for value in found.values()):
+        raise UnreadableMetrics(f"it says nothing of {GATEWAY_REQUESTS} and {GATEWAY_IN_FLIGHT}")
+    # A reading counts ended requests; the others are in flight.
+    ended = max(0.0, found[GATEWAY_REQUESTS] - found[GATEWAY_IN_FLIGHT])
+    return PodReading(ended, found[GATEWAY_IN_FLIGHT], bounds=(math.inf,), counts=array("d", [0.0]))
+
+
+def combined(gateway: Metrics, replicas: Metrics, *, ready: int, coverage_least: float) -> Metrics:
+    """The load as the gateway counts it, with the latency of the replicas."""
+    good_share, p95 = replicas.good_share, replicas.p95_milliseconds
+    if not ready:
+        empty = Idle() if known(gateway.arrivals_fast) == 0 else Unknown("no replica is ready")
+        good_share = p95 = empty
+    elif replicas.coverage < coverage_least:
+        good_share = p95 = Unknown(f"only {replicas.coverage:.0%} of the ready replicas were scraped")
+    return replace(gateway, good_share=good_share, p95_milliseconds=p95)
+
+
+class DemandWatcher:
+    """Asks the gateways of endpoints without replicas whether a request waits, by long polling.
+
+    An async context manager. One open question for each gateway pod; the answer comes within milliseconds of a request.
+    """
+
+    def __init__(self, wake: Callable[[ObjectKey], Awaitable[None]], *, port: int) -> None:
+        self._wake = wake
+        self._port = port
+        self._tasks: dict[tuple[ObjectKey, PodAddress], asyncio.Task[None]] = {}
+        self._session: aiohttp.ClientSession | None = None
+
+    async def __aenter__(self) -> Self:
+        timeout = aiohttp.ClientTimeout(total=WAIT_SECONDS + 10, sock_connect=5)
+        connector = aiohttp.TCPConnector(limit=0)
+        self._session = aiohttp.ClientSession(connector=connector, timeout=timeout, trust_env=False)
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.watch({})
+        if self._session is not None:
+            await self._session.close()
+
+    def watch(self, asleep: Mapping[ObjectKey, tuple[PodAddress, ...]]) -> None:
+        """Ask for these endpoints, and no others."""
+        wanted = {(key, pod) for key, pods in asleep.items() for pod in pods}
+        for place in self._tasks.keys() - wanted:
+            self._tasks.pop(place).cancel()
+        for place in wanted - self._tasks.keys():
+            name = f"demand of {place[0]}"
+            self._tasks[place] = asyncio.get_running_loop().create_task(self._listen(*place), name=name)
+
+    async def _listen(self, key: ObjectKey, pod: PodAddress) -> None:
+        while True:
+            try:
+                waiting = await self._ask(pod)
+            except (aiohttp.ClientError, TimeoutError, ValueError) as error:
+                # The next scrape of its metrics reports the problem and detects demand as well, slightly later.
+                logger.debug("%s cannot be asked for demand: %s", pod.name, error)
+                waiting = 0
+            if waiting:
+                await self._wake(key)
+            await asyncio.sleep(PAUSE_SECONDS)
+
+    async def _ask(self, pod: PodAddress) -> int:
+        assert self._session is not None  # noqa: S101 - used as a context manager
+        host = f"[{pod.ip}]" if ":" in pod.ip else pod.ip
+        url = f"http://{host}:{self._port}/demand?seconds={WAIT_SECONDS}"
+        async with self._session.get(url, allow_redirects=False) as response:
+            response.raise_for_status()
+            return int(await response.text())
