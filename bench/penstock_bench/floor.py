@@ -28,7 +28,7 @@ from penstock_optimizer.load.workload import TextMaker
 if TYPE_CHECKING:
     from penstock_runtime.engines.base import Engine
 
-SERVABLE = {Outcome.CHOSEN, Outcome.SLOWER, Outcome.TEACHER}
+SERVABLE = {Outcome.CHOSEN, Outcome.SLOWER, Outcome.REFERENCE}
 START_SECONDS = 120.0
 
 

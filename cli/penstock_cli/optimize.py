@@ -22,7 +22,7 @@ from penstock_cli.host import describe_cpu
 from penstock_cli.packages import require_optimizer
 from penstock_cli.progress import OptimizationView, show_result
 from penstock_cli.screen import INTERRUPTED, TRANSFER_SECONDS, console, fact
-from penstock_optimizer.job.progress import Progress
+from penstock_optimizer.job.progress import ProgressEvent
 from penstock_runtime.host import read_host
 
 
@@ -51,7 +51,7 @@ def command(
     require_optimizer()
     # Not with the module: `penstock --help` and the documents read this command, and need none of it.
     from penstock_optimizer.job.optimise import optimise
-    from penstock_optimizer.job.progress import Fetching
+    from penstock_optimizer.job.progress import DownloadReporter
 
     endpoint = ModelEndpoint.from_file(file)
     models = models.expanduser()
@@ -60,7 +60,7 @@ def command(
         _end_with_input()
         optimise(
             endpoint, store=store, models=models, cores=cores, budget_seconds=budget_seconds, token=token,
-            on_progress=_print_json, on_transfer=Fetching(_print_json, every_seconds=TRANSFER_SECONDS),
+            on_progress=_print_json, on_transfer=DownloadReporter(_print_json, every_seconds=TRANSFER_SECONDS),
         )  # fmt: skip
         return
     fact("cpu", describe_cpu(read_host()))
@@ -69,7 +69,7 @@ def command(
         with sigterm_interrupts(), OptimizationView() as view:
             artefact = optimise(
                 endpoint, store=store, models=models, cores=cores, budget_seconds=budget_seconds, token=token,
-                on_progress=view, on_transfer=Fetching(view, every_seconds=TRANSFER_SECONDS),
+                on_progress=view, on_transfer=DownloadReporter(view, every_seconds=TRANSFER_SECONDS),
             )  # fmt: skip
     except KeyboardInterrupt:
         fact("ended", "interrupted: the same command goes on from there")
@@ -93,7 +93,7 @@ def _serve_command(file: Path, *, store: Path, models: Path, cores: int | None) 
     return shlex.join(words)
 
 
-def _print_json(progress: Progress) -> None:
+def _print_json(progress: ProgressEvent) -> None:
     sys.stdout.write(progress.to_json_line() + "\n")
     sys.stdout.flush()
 

@@ -16,7 +16,7 @@ from rich.table import Column, Table
 
 from penstock.manifest import CandidateFacts, Manifest, Outcome
 from penstock_cli.screen import NAME_WIDTH, PLAIN_SECONDS, bytes_text, console, fact
-from penstock_optimizer.job.progress import Progress as Event
+from penstock_optimizer.job.progress import ProgressEvent as Event
 from penstock_optimizer.job.progress import Stage
 
 TABLE_TOKENS = (8, 32, 128, 512)
@@ -144,7 +144,7 @@ def candidates_table(candidates: Sequence[CandidateFacts]) -> Table:
 
 
 def _rank(candidate: CandidateFacts) -> tuple[int, float]:
-    order = [Outcome.CHOSEN, Outcome.SLOWER, Outcome.TEACHER, Outcome.REJECTED, Outcome.FAILED, Outcome.SKIPPED]
+    order = [Outcome.CHOSEN, Outcome.SLOWER, Outcome.REFERENCE, Outcome.REJECTED, Outcome.FAILED, Outcome.SKIPPED]
     middle = candidate.latency[len(candidate.latency) // 2].p50_milliseconds if candidate.latency else 0.0
     return order.index(candidate.outcome), middle
 

@@ -170,17 +170,17 @@ class Serving:
         require_optimizer()
         # Building and searching bring libraries that serving an artefact does without.
         from penstock_optimizer.job.optimise import prepare
-        from penstock_optimizer.job.progress import Fetching, said
+        from penstock_optimizer.job.progress import DownloadReporter, transfer_message
 
         self._show_model(self._endpoint.spec.model, self._endpoint.spec.task)
         loop = asyncio.get_running_loop()
         waiting = server.status.message
         with OptimizationView() as view:
-            shown = Fetching(view, every_seconds=TRANSFER_SECONDS)
+            shown = DownloadReporter(view, every_seconds=TRANSFER_SECONDS)
 
             def show(step: Transfer) -> None:
                 is_over = step.bytes_done == step.bytes_total and not step.note
-                server.status.message = waiting if is_over else said(step)
+                server.status.message = waiting if is_over else transfer_message(step)
                 shown(step)
 
             def tell(step: Transfer) -> None:
@@ -262,10 +262,10 @@ class Serving:
                 view(event)
                 artefact = Path(event.facts["artefact"]) if "artefact" in event.facts else artefact
         status = await process.wait()
-        said = (await errors).decode(errors="replace").strip()
+        transfer_message = (await errors).decode(errors="replace").strip()
         if status != 0 or artefact is None:
-            logger.debug("penstock optimize said: %s", said)
-            raise _failure(status, said)
+            logger.debug("penstock optimize transfer_message: %s", transfer_message)
+            raise _failure(status, transfer_message)
         server.status.optimization = None
         return artefact
 
@@ -301,15 +301,15 @@ class Serving:
         console.print(f"\n  {command}\n", markup=False)
 
 
-def _failure(status: int, said: str) -> PenstockError:
+def _failure(status: int, transfer_message: str) -> PenstockError:
     """Why `penstock optimize` has made nothing: its own last words, unless it had no time for any."""
     # With the search's libraries, which serving an artefact does without.
     from penstock_optimizer.candidate.isolation import death_reason
 
-    if said and status >= 0:
-        return PenstockError(said.splitlines()[-1].removeprefix("error: "))
+    if transfer_message and status >= 0:
+        return PenstockError(transfer_message.splitlines()[-1].removeprefix("error: "))
     remedy = "The next start goes on from there"
     if status == -signal.SIGKILL:
         remedy = "Leave it more memory, or take a smaller model: the next start goes on from there"
     was = "was " if status < 0 else ""
-    return PenstockError(f"it {was}{death_reason(status, said)}", remedy=remedy)
+    return PenstockError(f"it {was}{death_reason(status, transfer_message)}", remedy=remedy)

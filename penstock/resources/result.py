@@ -197,7 +197,7 @@ class Result(Facts):
     def of(cls, manifest: Manifest) -> Self:
         """The result that a manifest has in full."""
         speeds = [speed for speed in manifest.speed_up.values() if speed > 0]
-        chosen = _candidate(manifest, Outcome.CHOSEN) or _candidate(manifest, Outcome.TEACHER)
+        chosen = _candidate(manifest, Outcome.CHOSEN) or _candidate(manifest, Outcome.REFERENCE)
         short = manifest.chosen.plan.short
         beside = short.recipe if short is not None else None
         return cls(
@@ -220,7 +220,7 @@ class Result(Facts):
             rejected=tuple(
                 RejectedFacts(recipe=cut(one.recipe.name, 128), outcome=one.outcome, reason=cut(one.reason, 256))
                 for one in manifest.candidates
-                if one.outcome not in {Outcome.CHOSEN, Outcome.TEACHER} and one.recipe != beside
+                if one.outcome not in {Outcome.CHOSEN, Outcome.REFERENCE} and one.recipe != beside
             )[:32],
             findings=tuple(cut(finding, 256) for finding in manifest.findings[:16]),
         )

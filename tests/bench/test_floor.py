@@ -40,7 +40,7 @@ def candidate(outcome: Outcome, milliseconds: dict[int, float], *, chosen: bool 
         ({8: 2.0, 512: 20.0}, Outcome.SLOWER, {8: 1.0, 512: 0.8}),
         # A recipe with wrong answers has no speed.
         ({8: 0.1, 512: 0.1}, Outcome.REJECTED, {8: 1.0, 512: 1.0}),
-        ({8: 0.5}, Outcome.TEACHER, {8: 0.5, 512: 1.0}),
+        ({8: 0.5}, Outcome.REFERENCE, {8: 0.5, 512: 1.0}),
     ],
 )
 def test_the_fastest_engine_with_right_answers_is_the_floor(

@@ -1,5 +1,5 @@
-"""`python -m penstock_optimizer.pod`: the process of an optimisation job's pod.
+"""Runs an optimisation job in a pod: `python -m penstock_optimizer.pod`.
 
-Told everything by its environment (docs/settings.md), needs no API token: progress goes to standard output as JSON
-lines, the artefacts into the store, the result into the termination message.
+All settings are environment variables (docs/settings.md), and no API token is needed: progress goes to standard output
+as JSON lines, artefacts into the store, the result into the termination message.
 """

@@ -77,7 +77,7 @@ def sample_manifest() -> Manifest:
     candidates = (
         CandidateFacts(
             recipe=FP32,
-            outcome=Outcome.TEACHER,
+            outcome=Outcome.REFERENCE,
             reason="the fp32 graph that the others are judged by",
             latency=latency(1.0),
             fused_nodes=fused,

@@ -73,7 +73,7 @@ def manifest(**changes: Any) -> Manifest:
         "chosen": served(INT8),
         "baseline": served(FP32),
         "candidates": (
-            CandidateFacts(recipe=FP32, outcome=Outcome.TEACHER, reason="the teacher"),
+            CandidateFacts(recipe=FP32, outcome=Outcome.REFERENCE, reason="the teacher"),
             CandidateFacts(
                 recipe=INT8,
                 outcome=Outcome.CHOSEN,
@@ -128,7 +128,7 @@ def test_where_the_fp32_graph_itself_is_served_its_own_figures_are_told() -> Non
         candidates=(
             CandidateFacts(
                 recipe=FP32,
-                outcome=Outcome.TEACHER,
+                outcome=Outcome.REFERENCE,
                 reason="the teacher",
                 latency=(LatencyPoint(tokens=8, p50_milliseconds=3, minimum_milliseconds=3),),
             ),
