@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 from penstock.manifest import CandidateFacts, Manifest, ReasonCode
 from penstock.recipe import Plan, Recipe
-from penstock_runtime.models.progress import ProgressEvent as Transfer
+from penstock_runtime.models.progress import Progress as Transfer
 
 if TYPE_CHECKING:
     # Types alone: the command line imports this module at every start.
