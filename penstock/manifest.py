@@ -174,7 +174,7 @@ _REASONS = {
 
 
 class Metric(Frozen):
-    """One measured agreement with the teacher and the budget it was held against."""
+    """One measured agreement with the reference (fp32) and its budget."""
 
     name: str
     """Such as `min_cosine`, `argmax_agreement`, `batch_invariance`."""
@@ -280,7 +280,7 @@ class Manifest(Frozen):
     capacity: CapacityCurve = CapacityCurve()
     gemm: tuple[GemmShare, ...] = ()
     speed_up: dict[int, float] = Field(default_factory=dict)
-    """fp32 teacher time over chosen time, by tokens."""
+    """fp32 time over the time of the chosen plan, by tokens."""
     noise: float = 0.0
     """Relative spread of repeated measurements: gains below it promote nothing."""
     workload: str = ""

@@ -19,7 +19,7 @@ def fewest_tokens(task: TaskName, tokenizer: Tokenizer) -> int:
     maker = TextMaker(tokenizer)
     match task:
         case TaskName.TEXT_RANKING | TaskName.QUESTION_ANSWERING:
-            return maker.count(maker.bricks[0], maker.bricks[0])
+            return maker.count(maker.one_token_words[0], maker.one_token_words[0])
         case TaskName.FILL_MASK:
             return maker.specials + 2
         case _:

@@ -13,7 +13,7 @@ from penstock.settings import hugging_face_token
 from penstock_bench.results import OURS
 from penstock_bench.server import Server, free_port
 from penstock_optimizer.job.optimise import optimise
-from penstock_optimizer.job.progress import Fetching, Progress, Stage
+from penstock_optimizer.job.progress import DownloadReporter, ProgressEvent, Stage
 
 COMMAND = (sys.executable, "-m", "penstock_cli.main")
 READY_PATH = "/readyz"
@@ -30,7 +30,7 @@ def find_or_make(
     PenstockErrors as `optimise`.
     """
 
-    def tell(progress: Progress) -> None:
+    def tell(progress: ProgressEvent) -> None:
         on_line(progress.message if progress.stage is Stage.DOWNLOAD else f"{progress.short}: {progress.message}")
 
     return optimise(
@@ -40,7 +40,7 @@ def find_or_make(
         cores=cores,
         token=hugging_face_token(os.environ),
         on_progress=tell,
-        on_transfer=Fetching(tell, every_seconds=TRANSFER_SECONDS),
+        on_transfer=DownloadReporter(tell, every_seconds=TRANSFER_SECONDS),
     )
 
 

@@ -37,7 +37,7 @@ from penstock_bench.results import BASELINE, OURS, BenchResults, Served, Setting
 from penstock_bench.server import Server, free_port
 from penstock_bench.subject import Subject, read_subject
 from penstock_bench.turns import Turn, measure_in_turn
-from penstock_optimizer.job.progress import Fetching, Progress
+from penstock_optimizer.job.progress import DownloadReporter, ProgressEvent
 from penstock_runtime.host import Host, read_host
 
 READY_SECONDS = 300.0
@@ -84,7 +84,7 @@ def run_bench(options: BenchOptions, on_progress: OnProgress = lambda _: None) -
     baseline's libraries missing, a server that does not start or dies.
     """
 
-    def fetching(event: Progress) -> None:
+    def fetching(event: ProgressEvent) -> None:
         on_progress(BenchProgress(0, 0, event.message, is_note="note" in event.facts))
 
     if options.baseline:
@@ -94,7 +94,7 @@ def run_bench(options: BenchOptions, on_progress: OnProgress = lambda _: None) -
     host = read_host()
     models = (options.models or DEFAULT_MODELS).expanduser()
     subject = read_subject(
-        options, models=models, on_transfer=Fetching(fetching, every_seconds=endpoints.TRANSFER_SECONDS)
+        options, models=models, on_transfer=DownloadReporter(fetching, every_seconds=endpoints.TRANSFER_SECONDS)
     )
     grid = plan_grid(
         options.cores,

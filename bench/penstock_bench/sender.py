@@ -19,9 +19,15 @@ from typing import Any
 import psutil
 
 from penstock_bench.cell import CellResult, CellSpec
-from penstock_optimizer.load.client import SWEEP_SECONDS, Exchanges, is_good, status_name
+from penstock_optimizer.load.client import SWEEP_SECONDS, LoadClient, is_good, status_name
 from penstock_optimizer.load.summary import quantile
-from penstock_optimizer.load.timing import SHORTEST_NANOSECONDS, USUAL_NANOSECONDS, PreciseTimer, Usage, set_time_slice
+from penstock_optimizer.load.timing import (
+    SHORTEST_NANOSECONDS,
+    USUAL_NANOSECONDS,
+    PreciseTimer,
+    ResourceUsage,
+    set_time_slice,
+)
 
 MOST_FAILURES = 100
 """Requests in a row without a 2xx answer that end a cell: the rest would measure nothing."""
@@ -32,7 +38,7 @@ class Reading:
 
     def __init__(self, pids: Iterable[int], cpus: Iterable[int], *, at: float | None = None) -> None:
         self.client = time.process_time()
-        self.server = Usage.of(pids)
+        self.server = ResourceUsage.of(pids)
         wanted = list(cpus)
         everything = psutil.cpu_times(percpu=True) if wanted else []
         self.busy = sum(_busy(everything[cpu]) for cpu in wanted if cpu < len(everything))
@@ -50,7 +56,7 @@ class Sender:
 
     def __init__(self, spec: CellSpec) -> None:
         self._spec = spec
-        self._exchanges = Exchanges(spec, self._settled)
+        self._exchanges = LoadClient(spec, self._settled)
         self._recording_from: int | None = None
         self._before: Reading | None = None
         self._after: Reading | None = None

@@ -23,7 +23,7 @@ from penstock_cli.options import FiniteRange, models_option, store_option, verbo
 from penstock_cli.packages import require_optimizer
 from penstock_cli.progress import OptimizationView, show_result
 from penstock_cli.screen import INTERRUPTED, TRANSFER_SECONDS, console, fact
-from penstock_optimizer.job.progress import Progress
+from penstock_optimizer.job.progress import ProgressEvent
 from penstock_runtime.host import read_host
 
 
@@ -61,7 +61,7 @@ def command(
     require_optimizer()
     # Imported here, because `penstock optimize --help` needs none of it.
     from penstock_optimizer.job.optimise import optimise
-    from penstock_optimizer.job.progress import Fetching
+    from penstock_optimizer.job.progress import DownloadReporter
 
     endpoint = ModelEndpoint.from_file(file)
     models = models.expanduser()
@@ -70,7 +70,7 @@ def command(
         _end_with_input()
         optimise(
             endpoint, store=store, models=models, cores=cores, budget_seconds=budget_seconds, token=token,
-            on_progress=_print_json, on_transfer=Fetching(_print_json, every_seconds=TRANSFER_SECONDS),
+            on_progress=_print_json, on_transfer=DownloadReporter(_print_json, every_seconds=TRANSFER_SECONDS),
         )  # fmt: skip
         return
     fact("cpu", describe_cpu(read_host()))
@@ -79,7 +79,7 @@ def command(
         with sigterm_interrupts(), OptimizationView() as view:
             artefact = optimise(
                 endpoint, store=store, models=models, cores=cores, budget_seconds=budget_seconds, token=token,
-                on_progress=view, on_transfer=Fetching(view, every_seconds=TRANSFER_SECONDS),
+                on_progress=view, on_transfer=DownloadReporter(view, every_seconds=TRANSFER_SECONDS),
             )  # fmt: skip
     except KeyboardInterrupt:
         fact("ended", "interrupted: the same command goes on from there")
@@ -107,7 +107,7 @@ def _serve_command(file: Path, *, store: Path, models: Path, cores: int | None) 
     return shlex.join(words)
 
 
-def _print_json(progress: Progress) -> None:
+def _print_json(progress: ProgressEvent) -> None:
     sys.stdout.write(progress.to_json_line() + "\n")
     sys.stdout.flush()
 

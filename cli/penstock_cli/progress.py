@@ -16,7 +16,7 @@ from rich.table import Column, Table
 
 from penstock.manifest import CandidateFacts, Manifest, Outcome
 from penstock_cli.screen import NAME_WIDTH, PLAIN_SECONDS, bytes_text, console, fact
-from penstock_optimizer.job.progress import Progress as Event
+from penstock_optimizer.job.progress import ProgressEvent as Event
 from penstock_optimizer.job.progress import Stage
 
 TABLE_TOKENS = (8, 32, 128, 512)

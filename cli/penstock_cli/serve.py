@@ -154,17 +154,17 @@ class ServeSession:
         require_optimizer()
         # These import libraries that serving an artefact does not need.
         from penstock_optimizer.job.optimise import prepare
-        from penstock_optimizer.job.progress import Fetching, transfer_text
+        from penstock_optimizer.job.progress import DownloadReporter, transfer_message
 
         self._show_model(self._endpoint.spec.model, self._endpoint.spec.task)
         loop = asyncio.get_running_loop()
         waiting = server.status.message
         with OptimizationView() as view:
-            shown = Fetching(view, every_seconds=TRANSFER_SECONDS)
+            shown = DownloadReporter(view, every_seconds=TRANSFER_SECONDS)
 
             def show(step: Transfer) -> None:
                 is_over = step.bytes_done == step.bytes_total and not step.note
-                server.status.message = waiting if is_over else transfer_text(step)
+                server.status.message = waiting if is_over else transfer_message(step)
                 shown(step)
 
             def show_later(step: Transfer) -> None:

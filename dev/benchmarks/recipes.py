@@ -26,10 +26,10 @@ from penstock.recipe import EngineName, Precision, Recipe
 from penstock.resources.endpoint import AccuracyBudget
 from penstock.tasks import HEAD_OF_TASK, TaskName
 from penstock_optimizer.export import Exported, Flavour, export
-from penstock_optimizer.guard import Teacher, arithmetic_of, forward_of, guard_candidate, teach
+from penstock_optimizer.guard import Reference, arithmetic_of, forward_of, judge_candidate, observe_reference
 from penstock_optimizer.guard.calibration import calibration_rows, judging_samples, own_corpus, samples, split
 from penstock_optimizer.quantise import build
-from penstock_optimizer.search.recipes import TEACHER, candidate_recipes
+from penstock_optimizer.search.recipes import REFERENCE, candidate_recipes
 from penstock_runtime.batching.collate import collate
 from penstock_runtime.engines.base import Engine, Threads
 from penstock_runtime.engines.load import load_engine
@@ -63,7 +63,7 @@ class Workshop:
     task: Task
     exported: dict[EngineName, Exported]
     calibration: list[Row]
-    teacher: Teacher
+    teacher: Reference
     threads: int
     folder: Path
 
@@ -82,9 +82,9 @@ class Workshop:
         }
         calibrating, judging = split(own_corpus())
         fused = exported[EngineName.ONNXRUNTIME]
-        engine = load_engine(fused.path, fused.io, TEACHER, Threads(1, threads))
+        engine = load_engine(fused.path, fused.io, REFERENCE, Threads(1, threads))
         requests = judging_samples(task, samples(task_name, judging))
-        teacher = teach(task, forward_of(engine, fused.io), requests)
+        teacher = observe_reference(task, forward_of(engine, fused.io), requests)
         rows = calibration_rows(task, samples(task_name, calibrating))
         return cls(task, exported, rows, teacher, threads, folder)
 
@@ -95,7 +95,7 @@ class Workshop:
         built = build(recipe, source.path, source.io, self.calibration, self.folder / recipe.slug, threads=self.threads)
         seconds = time.perf_counter() - begin
         engine = load_engine(built.path, built.io, recipe, Threads(1, self.threads))
-        verdict = guard_candidate(
+        verdict = judge_candidate(
             self.task,
             forward_of(engine, built.io),
             self.teacher,

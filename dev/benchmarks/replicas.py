@@ -19,8 +19,8 @@ import psutil
 from penstock_operator.scaling.decide import Observation, ScalingSettings, Service, Started, State, decide
 from penstock_operator.scaling.read.history import History
 from penstock_operator.scaling.read.scrape import parse_metrics
-from penstock_optimizer.capacity.curve import Replica, replica
-from penstock_optimizer.load.timing import Usage, family
+from penstock_optimizer.capacity.curve import ReplicaServer, serve_replica
+from penstock_optimizer.load.timing import ResourceUsage, process_tree
 from penstock_simulator.policies.catalogue import OWN_SCRAPE_SECONDS
 
 START_SECONDS = 60.0
@@ -56,7 +56,7 @@ class Played:
 class Member:
     """A replica that serves."""
 
-    server: Replica
+    server: ReplicaServer
     name: str
     outstanding: int = 0
 
@@ -83,7 +83,7 @@ class Replicas:
         number = self.asked
         self.asked += 1
         begin = time.monotonic()
-        context = replica(
+        context = serve_replica(
             self.artefact,
             cores=1,
             cpus=(self.cpus[number],),
@@ -100,7 +100,7 @@ class Replicas:
 
     def used_seconds(self) -> float:
         """CPU time of all of them."""
-        return Usage.of(pid for member in self.members for pid in family(member.server.pid)).seconds
+        return ResourceUsage.of(pid for member in self.members for pid in process_tree(member.server.pid)).seconds
 
 
 async def play(

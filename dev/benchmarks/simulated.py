@@ -28,7 +28,7 @@ from penstock.resources.endpoint import ModelEndpoint
 from penstock.tasks import TaskName
 from penstock_bench.places import place
 from penstock_operator.scaling.decide import ScalingSettings, Service
-from penstock_optimizer.capacity.curve import measure_capacity, replica
+from penstock_optimizer.capacity.curve import measure_capacity, serve_replica
 from penstock_optimizer.job.optimise import prepare
 from penstock_optimizer.load.client import RequestBody
 from penstock_optimizer.load.generator import poisson_arrivals
@@ -118,7 +118,7 @@ def measured_curve(
 ) -> CapacityCurve:
     """As the optimiser measures it: one replica on its core, over HTTP."""
     deadline = time.monotonic() + CURVE_SECONDS
-    with replica(artefact, cores=1, cpus=(cpu,), log=log, start_seconds=START_SECONDS) as server:
+    with serve_replica(artefact, cores=1, cpus=(cpu,), log=log, start_seconds=START_SECONDS) as server:
         return measure_capacity(
             server,
             bodies,

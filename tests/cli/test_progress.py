@@ -12,7 +12,7 @@ from rich.console import Console
 
 from penstock_cli import progress, screen
 from penstock_cli.progress import OptimizationView, candidates_table, event_from_json, show_result
-from penstock_optimizer.job.progress import Progress, Stage
+from penstock_optimizer.job.progress import ProgressEvent, Stage
 from tests.optimizer.report.sample import sample_manifest
 
 
@@ -87,7 +87,7 @@ def test_the_result_has_plan_speed_and_accuracy(shown: io.StringIO) -> None:
 
 
 def test_an_event_survives_the_way_through_a_line() -> None:
-    event = Progress(Stage.PLANS, 3, 7, "2x1 threads", {"promoted": True}, 12, 30)
+    event = ProgressEvent(Stage.PLANS, 3, 7, "2x1 threads", {"promoted": True}, 12, 30)
 
     assert event_from_json(json.loads(event.to_json_line())) == event
 
@@ -95,14 +95,14 @@ def test_an_event_survives_the_way_through_a_line() -> None:
 def test_an_event_of_a_newer_optimiser_is_understood() -> None:
     line = {"stage": "export", "done": 1, "total": 1, "message": "m", "colour": "blue"}
 
-    assert event_from_json(line) == Progress(Stage.EXPORT, 1, 1, "m")
+    assert event_from_json(line) == ProgressEvent(Stage.EXPORT, 1, 1, "m")
 
 
 def test_a_log_gets_a_line_now_and_then_and_the_last_one_always(shown: io.StringIO) -> None:
     with OptimizationView() as view:
         for step in range(50):
-            view(Progress(Stage.MEASURE, step, 50, f"round {step}", {}, step, 50))
-        view(Progress(Stage.DONE, 1, 1, "onnxruntime-fp32", {}, 50, 50))
+            view(ProgressEvent(Stage.MEASURE, step, 50, f"round {step}", {}, step, 50))
+        view(ProgressEvent(Stage.DONE, 1, 1, "onnxruntime-fp32", {}, 50, 50))
     lines = shown.getvalue().splitlines()
 
     assert len(lines) < 10
@@ -111,8 +111,8 @@ def test_a_log_gets_a_line_now_and_then_and_the_last_one_always(shown: io.String
 
 def test_a_log_has_what_is_told_of_a_download_and_notes_by_their_name(shown: io.StringIO) -> None:
     with OptimizationView() as view:
-        view(Progress(Stage.DOWNLOAD, 34_000_000, 91_000_000, "fetching model.safetensors: 34 of 91 MB"))
-        view(Progress(Stage.DOWNLOAD, 0, 0, "using the cached revision", {"note": "using the cached revision"}))
+        view(ProgressEvent(Stage.DOWNLOAD, 34_000_000, 91_000_000, "fetching model.safetensors: 34 of 91 MB"))
+        view(ProgressEvent(Stage.DOWNLOAD, 0, 0, "using the cached revision", {"note": "using the cached revision"}))
 
     assert shown.getvalue().splitlines() == [
         "download   fetching model.safetensors: 34 of 91 MB",
@@ -122,7 +122,7 @@ def test_a_log_has_what_is_told_of_a_download_and_notes_by_their_name(shown: io.
 
 def test_a_terminal_has_a_download_in_its_bar(terminal: io.StringIO) -> None:
     with OptimizationView() as view:
-        view(Progress(Stage.DOWNLOAD, 34_000_000, 91_000_000, "fetching model.safetensors: 34 of 91 MB"))
+        view(ProgressEvent(Stage.DOWNLOAD, 34_000_000, 91_000_000, "fetching model.safetensors: 34 of 91 MB"))
         view.refresh()
     bars = [line for line in plain(terminal.getvalue()).splitlines() if line.startswith("download")]
 
@@ -130,8 +130,8 @@ def test_a_terminal_has_a_download_in_its_bar(terminal: io.StringIO) -> None:
     assert "fetching model.safetensors" in bars[-1]
 
 
-def settled(message: str) -> Progress:
-    return Progress(Stage.CANDIDATES, 2, 9, message, {"candidate": {}}, 3, 30)
+def settled(message: str) -> ProgressEvent:
+    return ProgressEvent(Stage.CANDIDATES, 2, 9, message, {"candidate": {}}, 3, 30)
 
 
 def test_a_log_has_every_candidate_that_is_settled(shown: io.StringIO) -> None:
@@ -144,8 +144,8 @@ def test_a_log_has_every_candidate_that_is_settled(shown: io.StringIO) -> None:
 
 def test_a_bar_leaves_the_facts_above_it_whole(terminal: io.StringIO) -> None:
     with OptimizationView() as view:
-        view(Progress(Stage.EXPORT, 0, 1, "writing", {"budget_seconds": 600}, 0, 30))
-        view(Progress(Stage.EXPORT, 1, 1, "fused ONNX graph", {}, 1, 30))
+        view(ProgressEvent(Stage.EXPORT, 0, 1, "writing", {"budget_seconds": 600}, 0, 30))
+        view(ProgressEvent(Stage.EXPORT, 1, 1, "fused ONNX graph", {}, 1, 30))
         view(settled("openvino-bf16: passed"))
     lines = plain(terminal.getvalue()).splitlines()
 
@@ -156,7 +156,7 @@ def test_a_bar_leaves_the_facts_above_it_whole(terminal: io.StringIO) -> None:
 
 def test_a_long_message_takes_nothing_from_the_bar(terminal: io.StringIO) -> None:
     with OptimizationView() as view:
-        view(Progress(Stage.PLANS, 3, 12, "a plan and what became of it " * 9, {}, 20, 38))
+        view(ProgressEvent(Stage.PLANS, 3, 12, "a plan and what became of it " * 9, {}, 20, 38))
         view.refresh()
     bars = [line for line in plain(terminal.getvalue()).splitlines() if line.startswith("plans")]
 

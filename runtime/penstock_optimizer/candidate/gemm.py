@@ -1,12 +1,11 @@
-"""How many operations one forward pass takes, from the model's configuration: 2 x M x K x N for each matrix product.
+"""Measures the machine's ceiling for matrix products, and counts the operations of an encoder to compare with it.
 
-Element-wise work (softmax, normalisation, activations) is left out: the ceiling that this is held against is one of
-matrix products.
+The ceiling is the best rate that any engine reaches on a chain of square products in the wanted precision, large enough
+to be bound by arithmetic and not by memory. The chain has the inputs of a model, so that the engines that serve run it,
+with the plan's threads.
 
-The machine's ceiling for matrix products: the best rate that any engine here reaches on a graph of nothing else.
-
-The graph is a chain of square products in the wanted precision, large enough to be bound by arithmetic and not by
-memory. It has the inputs of a model, so that the very engines that serve run it, at the plan's threads.
+One product of M x K and K x N counts 2 x M x K x N operations. Element-wise work (softmax, normalisation, activations)
+is left out, as the ceiling has none.
 """
 
 from __future__ import annotations
@@ -38,15 +37,15 @@ class EncoderShape:
     layers: int
     feed_forward: int
     first_only: bool = False
-    """The last layer is computed for the first token alone, which is all that is read of it; its keys and values are of
+    """The last layer is computed for the first token only, which is all that is read of it; its keys and values are of
     all tokens."""
 
     @classmethod
     def of(cls, config: Mapping[str, Any], *, head: Head = Head.ENCODER, how: str = "") -> EncoderShape | None:
-        """From `config.json`, under any of the names that families use; None when a size is missing.
+        """Read the sizes from `config.json`, under any of the names that families use; None when a size is missing.
 
-        `head` and `how` (as `ExportedFacts` has it): of the graph. Those that are built from the weights leave out what
-        a sequence's classification does not read.
+        `head` and `how` describe the graph (as in `ExportedFacts`). Graphs that are built from the weights leave out
+        what a sequence classification does not read.
         """
         sizes = [
             next((int(config[name]) for name in names if isinstance(config.get(name), int)), None)
@@ -65,7 +64,7 @@ class EncoderShape:
         return rows * ((self.layers - 1) * layer + last)
 
     def _layer(self, tokens: int, queries: int) -> int:
-        """One layer's, of which only `queries` of the tokens come out."""
+        """Operations of one layer that computes only `queries` of the tokens."""
         keys_and_values = 2 * 2 * tokens * self.hidden * self.hidden
         queries_and_output = 2 * 2 * queries * self.hidden * self.hidden
         attention = 2 * 2 * queries * tokens * self.hidden
@@ -76,7 +75,7 @@ class EncoderShape:
 ROWS = 256
 SIZE = 1024
 CHAIN = 16
-"""Products in a row: casting the inputs before the first and reducing the last then weigh little."""
+"""Products in a row: casting the inputs and reducing the last result then weigh little."""
 OPERATIONS = 2 * ROWS * SIZE * SIZE * CHAIN
 IO = GraphIO(inputs=("input_ids",), outputs={"logits": Axes.ROW})
 RUNS = 7
@@ -136,12 +135,12 @@ def write_chain(path: Path, *, int8: bool) -> None:
 
 
 def chain_recipes(precision: Precision, engines: Sequence[EngineName]) -> tuple[Recipe, ...]:
-    """How to run the chain in a precision, with each engine that has it."""
+    """The recipes that run the chain in a precision, one for each engine that has it."""
     plain = Precision.INT8_STATIC if precision in _INT8 else precision
     return tuple(
         Recipe(engine=engine, precision=plain)
         for engine in engines
-        # Our own engine runs encoders, not any graph: its products are held against what the libraries reach.
+        # The native engine runs encoders, not any graph: its products are compared with the rate of the libraries.
         if engine is not EngineName.NATIVE
         if plain is not Precision.BF16 or engine is EngineName.OPENVINO
     )
@@ -153,7 +152,8 @@ def is_int8(precision: Precision) -> bool:
 
 
 def measure_chain(engine: Engine, *, runs: int = RUNS, clock: Callable[[], float] = time.perf_counter) -> float:
-    """The rate of a loaded chain, 10^9 operations a second: of its fastest run, since a ceiling is what can be had."""
+    """The rate of a loaded chain, 10^9 operations a second, of its fastest run: a ceiling is the best that can be
+    reached."""
     ids = np.random.default_rng(1).integers(0, SIZE, (ROWS, SIZE), dtype=np.int64)
     batch = Batch(input_ids=ids, attention_mask=np.ones_like(ids), token_type_ids=np.zeros_like(ids))
     engine.run(batch)

@@ -41,13 +41,13 @@ class Failure(StrEnum):
     """How a call went wrong."""
 
     RAISED = "raised"
-    """The method raised; the worker lives on."""
+    """The method raised; the worker continues."""
     DIED = "died"
     TIMED_OUT = "timed out"
 
 
 class WorkerFailed(Exception):
-    """A call brought no value; `reason` is one line for the report, `log_tail` the last words on standard error."""
+    """A call returned no value; `reason` is one line for the report, `log_tail` the end of standard error."""
 
     def __init__(
         self,
@@ -65,20 +65,21 @@ class WorkerFailed(Exception):
         self.kind = kind
         """Class name of a PenstockError that the method raised."""
         self.remedy = remedy
-        """Of that error."""
+        """The remedy of that error."""
         self.log_tail = log_tail
         self.seconds = seconds
-        """That a call which timed out was given."""
+        """The limit of a call that timed out."""
 
     @property
     def out_of_memory(self) -> bool:
-        """True for a worker that was killed (nobody else here sends SIGKILL), and for allocators that gave up."""
+        """True for a worker that the kernel killed (this program sends no SIGKILL before a call times out), and for
+        allocators that failed."""
         killed = self.failure is Failure.DIED and self.reason.startswith(f"killed by signal {signal.SIGKILL.value} ")
         return killed or "bad_alloc" in self.reason or self.reason.startswith(("MemoryError", "_ArrayMemoryError"))
 
     def as_error(self, what: str) -> PenstockError:
-        """The PenstockError that the method raised, OutOfMemory where the kernel or the allocator said so, or an
-        OptimizationError that says what came to nothing."""
+        """The PenstockError that the method raised, OutOfMemory where memory ran out, or an OptimizationError about
+        `what`."""
         if self.out_of_memory:
             return OutOfMemory(
                 f"{what}: {self.reason}",
@@ -92,10 +93,10 @@ class WorkerFailed(Exception):
 
 
 class Worker:
-    """One process with one object in it. Use as a context manager, or `close` it."""
+    """A process that holds one object. Use as a context manager, or `close` it."""
 
     def __init__(self, target: str, *, log: Path, cpus: Sequence[int] = ()) -> None:
-        """`target`: `package.module:Class`, made without arguments in the worker. `log`: takes all that it prints."""
+        """`target`: `package.module:Class`, made without arguments in the worker. `log`: receives all its output."""
         command = [sys.executable, "-m", "penstock_optimizer.candidate.isolation", target]
         if cpus:
             command += ["--cpus", ",".join(map(str, cpus))]
@@ -117,7 +118,7 @@ class Worker:
 
     @property
     def alive(self) -> bool:
-        """False after the process has ended, for whatever reason."""
+        """False after the process has ended, for any reason."""
         return self._process.poll() is None
 
     def call(self, method: str, *, timeout_seconds: float, **arguments: Any) -> Any:
@@ -137,7 +138,7 @@ class Worker:
         return answer["value"]
 
     def close(self) -> None:
-        """End the worker: politely, then not."""
+        """End the worker: close its input, and kill it if it does not end."""
         if self._process.stdin is not None:
             with contextlib.suppress(BrokenPipeError):
                 self._process.stdin.close()
@@ -172,7 +173,7 @@ class Worker:
         return WorkerFailed(Failure.DIED, death_reason(self._process.wait(), self._tail()), log_tail=self._tail())
 
     def _tail(self) -> str:
-        """The last words of the log."""
+        """The end of the log."""
         with contextlib.suppress(OSError), self._log.open("rb") as file:
             file.seek(max(0, file.seek(0, os.SEEK_END) - TAIL_BYTES))
             return file.read(TAIL_BYTES).decode(errors="replace").strip()
@@ -180,7 +181,7 @@ class Worker:
 
 
 def death_reason(return_code: int, log_tail: str) -> str:
-    """Why a process ended, in one line: the signal by number and name, or the exit code, and its last words."""
+    """Why a process ended, in one line: the signal by number and name, or the exit code with the last output."""
     if return_code < 0:
         number = -return_code
         with contextlib.suppress(ValueError):
@@ -188,23 +189,23 @@ def death_reason(return_code: int, log_tail: str) -> str:
             hint = ", out of memory in all likelihood" if number == signal.SIGKILL else ""
             return f"killed by signal {number} ({name}{hint})"
         return f"killed by signal {number}"
-    last = log_tail.splitlines()[-1].strip() if log_tail else "it said nothing"
+    last = log_tail.splitlines()[-1].strip() if log_tail else "no output"
     return f"ended with exit code {return_code}: {last}"
 
 
 PARENT_GONE = 3
-"""Exit code when the parent died in the middle of a call."""
+"""Exit code when the parent died during a call."""
 
 
 def to_json(value: Any) -> Any:
-    """Values of calls as JSON: pydantic models as objects; the rest must be JSON already."""
+    """Encode values of calls as JSON: pydantic models as objects; the rest must be JSON already."""
     if isinstance(value, BaseModel):
         return value.model_dump(mode="json")
     raise TypeError(f"{type(value).__name__} does not go through JSON")
 
 
-def failed(error: Exception) -> dict[str, str]:
-    """What a call that raised is answered with: `kind` is the class of a PenstockError, else empty."""
+def error_answer(error: Exception) -> dict[str, str]:
+    """The answer to a call that raised: `kind` is the class of a PenstockError, else empty."""
     if isinstance(error, PenstockError):
         return {"error": error.message, "remedy": error.remedy, "kind": type(error).__name__}
     if isinstance(error, OSError) and error.errno in FULL:
@@ -221,18 +222,18 @@ def serve(target: object, calls: queue.SimpleQueue[bytes | None], busy: threadin
         try:
             answer = {"value": getattr(target, call["method"])(**call["arguments"])}
             encoded = json.dumps(answer, default=to_json)
-        except Exception as error:  # whatever a candidate does is its outcome, not our end
-            # The log may be on the very disk that is full.
+        except Exception as error:  # any error of a candidate is its outcome; the worker continues
+            # The log may be on the full disk.
             with contextlib.suppress(OSError):
                 traceback.print_exc()
-            encoded = json.dumps(failed(error))
+            encoded = json.dumps(error_answer(error))
         busy.clear()
         output.write(encoded.encode() + b"\n")
         output.flush()
 
 
 def _read(calls: queue.SimpleQueue[bytes | None], busy: threading.Event) -> None:
-    """Queue what comes in. When the input ends during a call, nobody wants its result: end at once.
+    """Queue the calls that come in. When the input ends during a call, its result is of no use: exit at once.
 
     Reads the descriptor: `sys.stdin` holds a lock while it waits, on which the interpreter aborts when it ends.
     """
@@ -240,7 +241,7 @@ def _read(calls: queue.SimpleQueue[bytes | None], busy: threading.Event) -> None
     while piece := os.read(0, 1 << 16):
         *lines, pending = (pending + piece).split(b"\n")
         for line in lines:
-            # Here and not where it is answered: the input may end before that has begun.
+            # Set here and not where the call is answered: the input may end before that has begun.
             busy.set()
             calls.put(line)
     if busy.is_set():
@@ -254,11 +255,11 @@ def main() -> None:
     parser.add_argument("target")
     parser.add_argument("--cpus", default="")
     options = parser.parse_args()
-    # The first to go when memory runs out is this process, not the one that keeps the results.
+    # When memory runs out, the kernel should kill this process first, not the one that holds the results.
     with contextlib.suppress(OSError):
         Path("/proc/self/oom_score_adj").write_text("1000", encoding="ascii")
     if options.cpus:
-        # Before the imports: thread pools size and place themselves by the affinity that they find.
+        # Before the imports: thread pools size and place themselves by the affinity at import.
         os.sched_setaffinity(0, [int(cpu) for cpu in options.cpus.split(",")])
     output = os.fdopen(os.dup(1), "wb")
     os.dup2(2, 1)

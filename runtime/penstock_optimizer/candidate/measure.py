@@ -1,8 +1,7 @@
-"""The engines of a candidate's process: loaded when a plan asks for them, and kept for the next one that does.
+"""Measures an engine and a plan in process: single runs by length, lone requests, requests at saturation.
 
-Measures an engine and a plan in process: single runs by length, lone requests, requests at saturation.
-
-What is measured is the code that serves: tokenising, batching, forward pass and assembling; only HTTP is left out.
+The measured code is the code that serves: tokenising, batching, forward pass and assembling; only HTTP is left out.
+`EngineCache` keeps the last engines of a candidate's process, since a challenger and its incumbent take turns.
 """
 
 from __future__ import annotations
@@ -24,7 +23,7 @@ from penstock.recipe import Plan, Recipe
 from penstock_optimizer.candidate.work_folder import GraphFile
 from penstock_optimizer.load.generator import poisson_arrivals
 from penstock_optimizer.load.summary import quantile
-from penstock_optimizer.search.goal import Sample
+from penstock_optimizer.search.goal import PlanSample
 from penstock_runtime.engines.base import Engine, EngineFacts, Streams, Threads
 from penstock_runtime.engines.load import load_engine
 from penstock_runtime.engines.routed import RoutedEngine
@@ -34,20 +33,20 @@ from penstock_runtime.serving.loaded_model import check_same_outputs
 
 ENGINES_KEPT = 2
 LARGE_BYTES = 600_000_000
-"""Of a graph's files: of larger ones only one engine is kept."""
+"""Total size of a graph's files: of larger graphs only one engine is cached."""
 
 Shape = tuple[Recipe, Threads, bool]
-"""What an engine runs, its threads, and whether it runs wide."""
+"""The recipe of an engine, its threads, and whether it runs wide (all cores for one row)."""
 
 
 def shapes(plan: Plan) -> tuple[Shape, ...]:
-    """Of the engines that a plan takes: its own, and that of its short rows."""
+    """The engines of a plan: its own, and that of its short rows."""
     sides = [side for side in (plan, plan.of_short_rows) if side is not None]
     return tuple((side.recipe, Threads(side.streams, side.threads_per_stream), side.may_run_wide) for side in sides)
 
 
-class Kept:
-    """An engine that its user may not close: it is used again for the next plan."""
+class BorrowedEngine:
+    """An engine whose `close` does nothing: the cache uses it again for the next plan."""
 
     def __init__(self, engine: Engine) -> None:
         self._engine = engine
@@ -74,11 +73,11 @@ class Kept:
         return self._engine.start_streams()
 
     def close(self) -> None:
-        """Nothing: whoever keeps it closes it."""
+        """Do nothing: the cache closes it."""
 
 
-class KeptEngines:
-    """Engines of one recipe's graph, and of those that serve short rows beside it."""
+class EngineCache:
+    """Engines of one recipe's graph, and of those that serve its short rows."""
 
     def __init__(self, recipe: Recipe, graph: GraphFile) -> None:
         self._recipe = recipe
@@ -86,46 +85,46 @@ class KeptEngines:
         self._engines: dict[Shape, Engine] = {}
         self._warm: set[tuple[Shape, ...] | Plan] = set()
 
-    def know(self, recipe: Recipe, graph: GraphFile) -> None:
-        """Where another recipe's graph lies. ArtefactError when its answers cannot be read like the own one's."""
+    def add_graph(self, recipe: Recipe, graph: GraphFile) -> None:
+        """Add another recipe's graph. ArtefactError when its outputs differ from those of the cache's own graph."""
         check_same_outputs(self._graphs[self._recipe].io, graph.io)
         self._graphs[recipe] = graph
 
     def of(self, plan: Plan) -> Engine:
-        """The engine of a plan, or its two as one."""
+        """The engine of a plan, or its two engines as one."""
         own, *short = [self.get(shape) for shape in shapes(plan)]
         return own if plan.short is None else RoutedEngine(own, short[0], plan.short.longest_tokens)
 
     def get(self, shape: Shape) -> Engine:
-        """A graph, loaded with these threads. The last few are kept: a challenger and its incumbent take turns."""
+        """A graph, loaded with these threads. The least recently used engine is closed when too many are open."""
         engine = self._engines.pop(shape, None)
         if engine is None:
             recipe, threads, wide = shape
             graph = self._graphs[recipe]
-            # That of short rows comes on top: the one that it is beside was asked for just before.
-            most = _kept_of(graph) + (recipe != self._recipe)
+            # An engine for short rows is in addition to the engine that was asked for just before.
+            most = _most_engines(graph) + (recipe != self._recipe)
             while len(self._engines) >= most:
                 self._forget(next(iter(self._engines)))
             engine = load_engine(Path(graph.path), graph.io, recipe, threads, wide=wide)
-        # At the end again: the first one is the one that was not used for the longest time.
+        # Move to the end: the first one is the least recently used.
         self._engines[shape] = engine
         return engine
 
     @property
     def most(self) -> int:
-        """How many of the own graph are kept at once."""
-        return _kept_of(self._graphs[self._recipe])
+        """How many engines of the own graph are cached."""
+        return _most_engines(self._graphs[self._recipe])
 
     def is_warm(self, what: tuple[Shape, ...] | Plan) -> bool:
-        """True when `warmed` was said of it since its engines were loaded."""
+        """True when `mark_warm` was called with it since its engines were loaded."""
         return what in self._warm
 
-    def warmed(self, what: tuple[Shape, ...] | Plan) -> None:
-        """Remember that these engines, or the batches of this plan, have run."""
+    def mark_warm(self, what: tuple[Shape, ...] | Plan) -> None:
+        """Record that these engines, or the batches of this plan, have run."""
         self._warm.add(what)
 
     def close(self, *, but: Shape | None = None) -> None:
-        """Free all of them, or all but one."""
+        """Close all of them, or all but one."""
         for shape in list(self._engines):
             if shape != but:
                 self._forget(shape)
@@ -135,15 +134,15 @@ class KeptEngines:
         self._warm = {one for one in self._warm if shape not in (shapes(one) if isinstance(one, Plan) else one)}
 
 
-def _kept_of(graph: GraphFile) -> int:
+def _most_engines(graph: GraphFile) -> int:
     size = sum(file.stat().st_size for file in Path(graph.path).parent.iterdir() if file.is_file())
     return ENGINES_KEPT if size < LARGE_BYTES else 1
 
 
 def resident_bytes() -> int:
-    """Memory of this process that is in use now: what was freed is given back first."""
+    """Resident memory of this process, after freed memory is returned to the system."""
     gc.collect()
-    with contextlib.suppress(OSError, AttributeError):  # another C library than glibc keeps what it keeps
+    with contextlib.suppress(OSError, AttributeError):  # C libraries other than glibc
         ctypes.CDLL(None).malloc_trim(0)
     pages = int(Path("/proc/self/statm").read_text(encoding="ascii").split()[1])
     return pages * os.sysconf("SC_PAGESIZE")
@@ -159,24 +158,24 @@ SATURATION_SECONDS = 0.7
 MOST_SATURATION_SECONDS = 6.0
 LOADED_SECONDS = 2.0
 DRAIN_SECONDS = 10.0
-"""For what is still under way when the last request of the asked rate was due: no longer, or a slow model with too high
-a rate would be waited for until its process counts as hanging."""
+"""For requests in progress when the last one of the asked rate was due. No longer: a slow model at too high a rate
+would count as hanging."""
 MOST_RATE = 20_000.0
-"""Requests a second: more than this process can send, let alone a model answer."""
+"""Requests a second: more than this process can send, and more than any model answers."""
 OUTSTANDING = 32
-"""Requests under way at saturation: as many clients as the mixed-traffic benchmark has."""
+"""Requests in progress at saturation: as many clients as the mixed-traffic benchmark has."""
 
 
-class Predicts(Protocol):
+class Predicting(Protocol):
     """The part of the predictor that is measured."""
 
     async def predict(self, inputs: Any, parameters: Mapping[str, Any]) -> Any:
-        """The answer."""
+        """Return the answer."""
         ...
 
 
 @dataclass(frozen=True)
-class Request:
+class PredictRequest:
     """A request as the predictor takes it."""
 
     inputs: Any
@@ -199,7 +198,7 @@ def no_collection() -> Iterator[None]:
 def time_runs(
     run: Callable[[], object], seconds: float, *, clock: Callable[[], float] = time.perf_counter
 ) -> list[float]:
-    """Milliseconds of single runs: after one that is not counted, for about `seconds`, at least three of them."""
+    """Milliseconds of single runs: after one that does not count, for about `seconds`, at least three of them."""
     run()
     times: list[float] = []
     with no_collection():
@@ -212,14 +211,14 @@ def time_runs(
 
 
 async def sample_plan(
-    predictor: Predicts,
-    requests: Sequence[Request],
+    predictor: Predicting,
+    requests: Sequence[PredictRequest],
     *,
-    short: Mapping[int, Sequence[Request]] | None = None,
+    short: Mapping[int, Sequence[PredictRequest]] | None = None,
     rate: float | None = None,
-) -> Sample:
-    """Measure a plan with requests of the workload's mix: each in turn alone, those of the shortest lengths (`short`,
-    by tokens) as well, then many at once, and where `rate` (requests/s) is given, arriving at random at that rate."""
+) -> PlanSample:
+    """Measure a plan with requests of the workload's mix: one at a time, those of the shortest lengths (`short`, by
+    tokens) too, then many at once, and with `rate` (requests/s) arriving at random at that rate."""
     for request in requests[:4]:
         await predictor.predict(request.inputs, request.parameters)
     with no_collection():
@@ -230,7 +229,7 @@ async def sample_plan(
         }
         rows = await saturation(predictor, requests, expected_seconds=mean)
         loaded = await loaded_p95(predictor, requests, rate) if rate is not None else None
-    return Sample(
+    return PlanSample(
         p50_milliseconds=p50,
         p95_milliseconds=p95,
         requests_per_second=rows,
@@ -240,12 +239,12 @@ async def sample_plan(
 
 
 async def lone_latency(
-    predictor: Predicts, requests: Sequence[Request], *, seconds: float = LONE_SECONDS
+    predictor: Predicting, requests: Sequence[PredictRequest], *, seconds: float = LONE_SECONDS
 ) -> tuple[float, float, float]:
     """p50 and p95 in milliseconds over the mix, and the mean in seconds, one request at a time, for about `seconds`.
 
-    Whole rounds over the mix, so that every measurement has the same lengths; each request counts with its median
-    over the rounds, so that one disturbance is not the tail.
+    Whole rounds over the mix, so that every measurement has the same lengths; each request counts with its median over
+    the rounds, so that one disturbance does not become the tail.
     """
     times: list[list[float]] = [[] for _ in requests]
     begin = time.perf_counter()
@@ -264,10 +263,10 @@ async def lone_latency(
     return quantile(medians, 0.5) * 1e3, quantile(medians, 0.95) * 1e3, sum(medians) / len(medians)
 
 
-async def saturation(predictor: Predicts, requests: Sequence[Request], *, expected_seconds: float) -> float:
-    """Requests a second with many under way at all times: a fixed amount of work, whole rounds over the mix.
+async def saturation(predictor: Predicting, requests: Sequence[PredictRequest], *, expected_seconds: float) -> float:
+    """Requests a second with many in progress at all times: a fixed amount of work, whole rounds over the mix.
 
-    `expected_seconds`: of a lone request, to choose the amount.
+    `expected_seconds`: time of a lone request, to choose the amount.
     """
     round_seconds = max(expected_seconds * len(requests), 1e-6)
     rounds = max(1, min(round(SATURATION_SECONDS / round_seconds), 50))
@@ -288,11 +287,11 @@ async def saturation(predictor: Predicts, requests: Sequence[Request], *, expect
     return len(todo) / (time.perf_counter() - begin)
 
 
-async def loaded_p95(predictor: Predicts, requests: Sequence[Request], rate: float) -> float:
+async def loaded_p95(predictor: Predicting, requests: Sequence[PredictRequest], rate: float) -> float:
     """p95 in milliseconds with requests arriving at random at `rate` a second, counted from when each was due.
 
-    What is refused, and what has no answer DRAIN_SECONDS after the last was due, counts as waiting until then: a plan
-    that the rate is too high for is bad, not broken.
+    A request that is refused, or has no answer DRAIN_SECONDS after the last was due, counts as waiting until then: a
+    plan that the rate is too high for is slow, not broken.
     """
     rate = min(rate, MOST_RATE)
     seconds = max(LOADED_SECONDS, min(40 / rate, 3 * LOADED_SECONDS))
@@ -314,7 +313,8 @@ async def loaded_p95(predictor: Predicts, requests: Sequence[Request], rate: flo
         if delay > 0:
             await asyncio.sleep(delay)
         elif index % OUTSTANDING == OUTSTANDING - 1:
-            # More are due than can be sent: the answers want the loop as well, and what is not sent in time is a miss.
+            # More are due than can be sent: the answers need the event loop too, and a request not sent in time is a
+            # miss.
             await asyncio.sleep(0)
             if loop.time() - begin > seconds:
                 break

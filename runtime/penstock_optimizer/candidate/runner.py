@@ -1,7 +1,7 @@
-"""What the optimisation does with candidates, as an interface: processes in earnest (`processes`), cost models in
-tests. Every call may raise WorkerFailed.
+"""Runs candidates: the interface that the optimisation uses, and its implementation with worker processes.
 
-The lab in earnest: each candidate in a worker process (`candidate`), kept on the cores that will serve.
+`ProcessRunner` starts one worker process for each candidate (`candidate`), pinned to the cores that will serve. Tests
+use an implementation with a cost model. Every call may raise WorkerFailed.
 """
 
 from __future__ import annotations
@@ -17,13 +17,13 @@ from penstock.resources.endpoint import AccuracyBudget, Workload
 from penstock.tasks import TaskName
 from penstock_optimizer.candidate.isolation import Failure, Worker, WorkerFailed
 from penstock_optimizer.candidate.work_folder import BuiltFacts, ExportedFacts, GraphFile, WorkFolder
-from penstock_optimizer.search.goal import Sample
-from penstock_optimizer.search.recipes import TEACHER
+from penstock_optimizer.search.goal import PlanSample
+from penstock_optimizer.search.recipes import REFERENCE
 from penstock_optimizer.search.space import WideFrom
 
 
-class Subject(Frozen):
-    """What all candidates have in common."""
+class CandidateContext(Frozen):
+    """What all candidates of an optimisation have in common."""
 
     model: str
     """The model's folder."""
@@ -34,18 +34,18 @@ class Subject(Frozen):
     accuracy: AccuracyBudget = AccuracyBudget()
     cores: int
     requests_per_second: float | None = None
-    """The rate at which p95 is wanted, where the objective has both."""
+    """The rate for p95, where the objective has both."""
 
 
-class Session(Protocol):
-    """One candidate in a process of its own. Times are hard limits: beyond them the process is killed."""
+class CandidateSession(Protocol):
+    """One candidate in a separate process. Time limits are hard: beyond them the process is killed."""
 
     def build(self, *, timeout_seconds: float) -> BuiltFacts:
         """Make the graph in the candidate's folder."""
         ...
 
     def judge(self, *, timeout_seconds: float) -> Verdict:
-        """Ask the guard."""
+        """Ask the guard for a verdict."""
         ...
 
     def time(self, lengths: Sequence[int], *, seconds: float, timeout_seconds: float) -> dict[int, list[float]]:
@@ -53,20 +53,21 @@ class Session(Protocol):
         ...
 
     def wide_from(self, lengths: Sequence[int], *, timeout_seconds: float) -> WideFrom:
-        """The shortest of these lengths from which all cores answer a lone row sooner than one core, by so much that
-        it pays among others, and for a client that is alone; None: none."""
+        """The shortest of these lengths from which all cores answer a lone row sooner than one core: by enough to pay
+        among other clients, and for a client that is alone. None: at no length."""
         ...
 
     def lone(self, lengths: Sequence[int], *, wide: bool, timeout_seconds: float) -> dict[int, float]:
-        """Median milliseconds of a lone row by tokens, on one core or on all, of an engine with a stream for each."""
+        """Median milliseconds of a lone row by tokens, on one core or on all, of an engine with one stream for each
+        core."""
         ...
 
-    def sample(self, plan: Plan, *, timeout_seconds: float) -> Sample:
+    def sample(self, plan: Plan, *, timeout_seconds: float) -> PlanSample:
         """Measure a plan over the workload's length mix. The graph of its short rows, if it has one, is on disk."""
         ...
 
     def judge_plan(self, plan: Plan, *, timeout_seconds: float) -> Verdict:
-        """Ask the guard about the answers of a plan with two graphs, each of which it let pass already."""
+        """Ask the guard for a verdict on a plan with two graphs, each of which it has accepted."""
         ...
 
     def close(self) -> None:
@@ -74,11 +75,11 @@ class Session(Protocol):
         ...
 
 
-class Lab(Protocol):
-    """Where candidates are made and measured."""
+class CandidateRunner(Protocol):
+    """Makes and measures candidates."""
 
-    def open(self, recipe: Recipe, *, built: BuiltFacts | None = None) -> Session:
-        """A process for a candidate; `built` when its graph is there already."""
+    def open(self, recipe: Recipe, *, built: BuiltFacts | None = None) -> CandidateSession:
+        """Start the process of a candidate; `built` when its graph exists."""
         ...
 
     def ceiling(self, precision: Precision, *, timeout_seconds: float) -> float:
@@ -88,28 +89,28 @@ class Lab(Protocol):
 
 TARGET = "penstock_optimizer.candidate.candidate:Candidate"
 FLAVOURS = {EngineName.ONNXRUNTIME: "fused", EngineName.OPENVINO: "plain", EngineName.NATIVE: "fused"}
-"""Which form of the fp32 graph an engine's candidates are made from."""
+"""The form of the fp32 graph that an engine's candidates are made from."""
 CONFIGURE_SECONDS = 60.0
-"""Starting Python and importing, on a busy machine."""
+"""Limit for starting Python and importing, on a busy machine."""
 
 
 class ProcessSession:
-    """See `Session`."""
+    """A CandidateSession in a worker process."""
 
-    def __init__(self, lab: ProcessLab, recipe: Recipe, built: BuiltFacts | None) -> None:
-        self._lab = lab
+    def __init__(self, runner: ProcessRunner, recipe: Recipe, built: BuiltFacts | None) -> None:
+        self._runner = runner
         self._recipe = recipe
-        self._folder = lab.work.candidate(recipe)
-        self._worker = Worker(TARGET, log=lab.work.log(recipe.slug), cpus=lab.cpus)
+        self._folder = runner.work.candidate(recipe)
+        self._worker = Worker(TARGET, log=runner.work.log(recipe.slug), cpus=runner.cpus)
         self._built = built
         self._configured = False
 
     def build(self, *, timeout_seconds: float) -> BuiltFacts:
-        """See `Session`."""
-        self._built = self._lab.copy_of_the_same(self._recipe)
+        """See `CandidateSession`."""
+        self._built = self._runner.copy_of_the_same(self._recipe)
         if self._built is not None:
             return self._built
-        exported = self._lab.exported(FLAVOURS[self._recipe.engine], timeout_seconds=timeout_seconds)
+        exported = self._runner.exported(FLAVOURS[self._recipe.engine], timeout_seconds=timeout_seconds)
         value = self._call(
             "build",
             timeout_seconds,
@@ -117,52 +118,52 @@ class ProcessSession:
             out=str(self._folder),
         )
         self._built = BuiltFacts.model_validate(value)
-        if not self._built.fused_nodes and self._recipe == TEACHER:
-            # The quantiser copies the teacher as it is: what was fused, the export knows.
+        if not self._built.fused_nodes and self._recipe == REFERENCE:
+            # The quantiser copies the reference as it is: only the export has the counts of fused nodes.
             self._built = self._built.model_copy(update={"fused_nodes": exported.fused_nodes})
         return self._built
 
     def judge(self, *, timeout_seconds: float) -> Verdict:
-        """See `Session`."""
-        method = "teach" if self._recipe == TEACHER else "judge"
-        return Verdict.model_validate(self._call(method, timeout_seconds, file=str(self._lab.work.teacher)))
+        """See `CandidateSession`."""
+        method = "observe_reference" if self._recipe == REFERENCE else "judge"
+        return Verdict.model_validate(self._call(method, timeout_seconds, file=str(self._runner.work.reference)))
 
     def time(self, lengths: Sequence[int], *, seconds: float, timeout_seconds: float) -> dict[int, list[float]]:
-        """See `Session`."""
+        """See `CandidateSession`."""
         value = self._call("time", timeout_seconds, lengths=list(lengths), seconds=seconds)
         return {int(tokens): times for tokens, times in value.items()}
 
     def wide_from(self, lengths: Sequence[int], *, timeout_seconds: float) -> WideFrom:
-        """See `Session`."""
+        """See `CandidateSession`."""
         return WideFrom(*self._call("wide_from", timeout_seconds, lengths=list(lengths)))
 
     def lone(self, lengths: Sequence[int], *, wide: bool, timeout_seconds: float) -> dict[int, float]:
-        """See `Session`."""
+        """See `CandidateSession`."""
         value = self._call("lone", timeout_seconds, lengths=list(lengths), wide=wide)
         return {int(tokens): milliseconds for tokens, milliseconds in value.items()}
 
-    def sample(self, plan: Plan, *, timeout_seconds: float) -> Sample:
-        """See `Session`."""
-        return Sample.model_validate(self._call("sample", timeout_seconds, **self._planned(plan)))
+    def sample(self, plan: Plan, *, timeout_seconds: float) -> PlanSample:
+        """See `CandidateSession`."""
+        return PlanSample.model_validate(self._call("sample", timeout_seconds, **self._planned(plan)))
 
     def judge_plan(self, plan: Plan, *, timeout_seconds: float) -> Verdict:
-        """See `Session`."""
-        file = str(self._lab.work.teacher)
+        """See `CandidateSession`."""
+        file = str(self._runner.work.reference)
         return Verdict.model_validate(self._call("judge_plan", timeout_seconds, file=file, **self._planned(plan)))
 
     def close(self) -> None:
-        """See `Session`."""
+        """See `CandidateSession`."""
         self._worker.close()
 
     def _planned(self, plan: Plan) -> dict[str, Any]:
-        """The plan as a call's arguments, with the graph of its short rows. WorkerFailed when that is not there."""
+        """The plan as arguments of a call, with the graph of its short rows. WorkerFailed when that is missing."""
         arguments: dict[str, Any] = {"plan": plan.model_dump(mode="json")}
         if plan.short is not None:
             recipe = plan.short.recipe
-            known = self._lab.work.load(recipe)
+            known = self._runner.work.load(recipe)
             if known is None or known.io is None or not known.graph:
                 raise WorkerFailed(Failure.RAISED, f"the graph of {recipe.name} is not in the work folder any more")
-            graph = GraphFile(path=str(self._lab.work.candidate(recipe) / known.graph), io=known.io)
+            graph = GraphFile(path=str(self._runner.work.candidate(recipe) / known.graph), io=known.io)
             arguments["short"] = graph.model_dump(mode="json")
         return arguments
 
@@ -172,7 +173,7 @@ class ProcessSession:
             self._worker.call(
                 "configure",
                 timeout_seconds=limit,
-                subject=self._lab.subject.model_dump(mode="json"),
+                context=self._runner.context.model_dump(mode="json"),
                 recipe=self._recipe.model_dump(mode="json"),
             )
             self._configured = True
@@ -182,22 +183,22 @@ class ProcessSession:
         return self._worker.call(method, timeout_seconds=timeout_seconds, **arguments)
 
 
-class ProcessLab:
-    """See `Lab`."""
+class ProcessRunner:
+    """A CandidateRunner with worker processes."""
 
-    def __init__(self, subject: Subject, work: WorkFolder, cpus: Sequence[int]) -> None:
-        self.subject = subject
+    def __init__(self, context: CandidateContext, work: WorkFolder, cpus: Sequence[int]) -> None:
+        self.context = context
         self.work = work
         self.cpus = tuple(cpus)
         self._exported: dict[str, ExportedFacts] = {}
         self._failed: dict[str, WorkerFailed] = {}
 
     def open(self, recipe: Recipe, *, built: BuiltFacts | None = None) -> ProcessSession:
-        """See `Lab`."""
+        """See `CandidateRunner`."""
         return ProcessSession(self, recipe, built)
 
     def copy_of_the_same(self, recipe: Recipe) -> BuiltFacts | None:
-        """Another recipe's graph that is also this one's, copied; None when none was made yet, or not whole."""
+        """Copy the graph of another recipe that has the same one; None when there is none, or it is incomplete."""
         begin = time.perf_counter()
         for other in {recipe.as_built, recipe.with_bf16_rest} - {recipe}:
             known = self.work.load(other)
@@ -226,7 +227,7 @@ class ProcessLab:
         return self._exported[flavour]
 
     def ceiling(self, precision: Precision, *, timeout_seconds: float) -> float:
-        """See `Lab`."""
+        """See `CandidateRunner`."""
         folder = self.work.path / "gemm"
         with self._worker("gemm") as worker:
             value = worker.call(
@@ -239,7 +240,7 @@ class ProcessLab:
         if known is not None:
             return known
         folder = self.work.export(flavour)
-        # What a killed run, a damaged disk or an earlier version left there is no part of this export.
+        # Leftovers of a killed run, a damaged disk or an earlier version are no part of this export.
         shutil.rmtree(folder, ignore_errors=True)
         with self._worker(f"export-{flavour}") as worker:
             value = worker.call("export", timeout_seconds=timeout_seconds, out=str(folder), flavour=flavour)
@@ -250,7 +251,7 @@ class ProcessLab:
     def _worker(self, name: str) -> Worker:
         worker = Worker(TARGET, log=self.work.log(name), cpus=self.cpus)
         try:
-            worker.call("configure", timeout_seconds=CONFIGURE_SECONDS, subject=self.subject.model_dump(mode="json"))
+            worker.call("configure", timeout_seconds=CONFIGURE_SECONDS, context=self.context.model_dump(mode="json"))
         except BaseException:
             worker.close()
             raise

@@ -1,19 +1,16 @@
-"""The folder of an optimisation under way: built candidates, what is known of them, trials and logs.
+"""Stores an optimisation in progress: built candidates, their records, the reference's outcomes, trials and logs.
 
     <store>/<key>.lock            held while an optimisation runs
     <store>/<key>.work/
         export/<flavour>/         the fp32 graphs
-        export/<flavour>.json     what is known of one (ExportRecord)
+        export/<flavour>.json     the record of one (ExportRecord)
         candidates/<slug>/        the built graph, as it goes into the artefact
-        candidates/<slug>.json    what is known of it (CandidateRecord)
-        teacher.zip               what the teacher answered (`teacher_file`)
+        candidates/<slug>.json    its record (CandidateRecord)
+        teacher.zip               the outcomes of the fp32 reference (`save_observed`)
         trials.jsonl              the plan search
-        logs/<slug>.log           what libraries printed
+        logs/<slug>.log           output of libraries
 
-An interrupted optimisation reads it and goes on; a finished one deletes it.
-
-The teacher's outcomes on disk, so that each candidate's process need not run fp32 again: JSON, with arrays beside it
-in NumPy's own format. No pickles: stores may be shared volumes.
+An interrupted optimisation reads it and continues; a finished one deletes it.
 """
 
 from __future__ import annotations
@@ -35,7 +32,7 @@ from pydantic import BaseModel, Field, ValidationError
 
 from penstock.manifest import MANIFEST_NAME, CandidateFacts, Frozen, GraphIO
 from penstock.recipe import Recipe
-from penstock_optimizer.guard import Observed
+from penstock_optimizer.guard import Observation
 from penstock_runtime.host.disk import lock_file, translate_write_errors
 
 REPORT_NAME = "report.html"
@@ -49,7 +46,7 @@ def sha256(path: Path) -> str:
 
 
 def digests(folder: Path) -> dict[str, str]:
-    """sha256 of every file below a folder, by relative path; the manifest and the report are not among them."""
+    """sha256 of every file below a folder, by relative path, without the manifest and the report."""
     return {
         name: sha256(path)
         for path in sorted(folder.rglob("*"))
@@ -89,41 +86,41 @@ class GraphFile(Frozen):
 
 
 class CandidateRecord(Frozen):
-    """One candidate on disk."""
+    """The record of one candidate."""
 
     facts: CandidateFacts
     graph: str = ""
-    """File name of the graph within the candidate's folder; empty when none was built."""
+    """File name of the graph in the candidate's folder; empty when none was built."""
     io: GraphIO | None = None
     files: dict[str, str] = Field(default_factory=dict)
     """sha256 of the built files, by relative path."""
     taught: str = ""
-    """sha256 of the teacher's outcomes, in the teacher's record; empty in those of others and of earlier versions."""
+    """sha256 of the outcomes that the reference gave; empty in the records of others."""
 
 
 class ExportRecord(Frozen):
-    """An exported fp32 graph on disk."""
+    """The record of an exported fp32 graph."""
 
     facts: ExportedFacts
-    """With the graph's name for its path: the next run may reach the same store by another path."""
+    """The path is the file name alone: the next run may reach the same store by another path."""
     files: dict[str, str]
     """sha256 of the exported files, by relative path."""
 
 
 @dataclass(frozen=True)
 class WorkFolder:
-    """Paths and records."""
+    """Paths and records of one work folder."""
 
     path: Path
 
     @property
     def trials(self) -> Path:
-        """The plan search's memory."""
+        """The measurements of the plan search."""
         return self.path / "trials.jsonl"
 
     @property
-    def teacher(self) -> Path:
-        """The teacher's outcomes."""
+    def reference(self) -> Path:
+        """The outcomes of the fp32 reference."""
         return self.path / "teacher.zip"
 
     def export(self, flavour: str) -> Path:
@@ -135,18 +132,18 @@ class WorkFolder:
         return self.path / "candidates" / recipe.slug
 
     def log(self, name: str) -> Path:
-        """A log file, its folder made."""
+        """A log file; its folder is made."""
         folder = self.path / "logs"
         folder.mkdir(parents=True, exist_ok=True)
         return folder / f"{name}.log"
 
     def save(self, record: CandidateRecord) -> None:
-        """Remember a candidate, atomically."""
+        """Store a candidate's record, atomically."""
         _write(self._record(record.facts.recipe), record)
 
     def load(self, recipe: Recipe) -> CandidateRecord | None:
-        """What is known of a candidate; None when nothing is, when it is of another version, or when its files are
-        not those that were built."""
+        """The record of a candidate; None when there is none, when it is of another version, or when its files were
+        changed."""
         path = self._record(recipe)
         try:
             record = CandidateRecord.model_validate_json(path.read_bytes())
@@ -158,18 +155,18 @@ class WorkFolder:
             return None
         return record
 
-    def taught(self) -> str:
-        """sha256 of the teacher's outcomes; empty when there are none."""
-        return sha256(self.teacher) if self.teacher.is_file() else ""
+    def reference_digest(self) -> str:
+        """sha256 of the reference's outcomes; empty when there are none."""
+        return sha256(self.reference) if self.reference.is_file() else ""
 
     def save_export(self, flavour: str, facts: ExportedFacts) -> None:
-        """Remember the export of a flavour, which lies in its folder, atomically."""
+        """Store the record of an exported graph, which is in its folder, atomically."""
         named = facts.model_copy(update={"graph": Path(facts.graph).name})
         _write(self._export_record(flavour), ExportRecord(facts=named, files=digests(self.export(flavour))))
 
     def load_export(self, flavour: str) -> ExportedFacts | None:
-        """The export of a flavour; None when there is none, when it is of another version, or when its files are not
-        those that were exported."""
+        """The export of a flavour; None when there is none, when it is of another version, or when its files were
+        changed."""
         try:
             record = ExportRecord.model_validate_json(self._export_record(flavour).read_bytes())
         except (FileNotFoundError, ValidationError):
@@ -180,7 +177,7 @@ class WorkFolder:
         return record.facts.model_copy(update={"graph": str(folder / record.facts.graph)})
 
     def remove(self) -> None:
-        """Delete all of it."""
+        """Delete the folder."""
         shutil.rmtree(self.path, ignore_errors=True)
 
     def _record(self, recipe: Recipe) -> Path:
@@ -191,7 +188,7 @@ class WorkFolder:
 
 
 def _write(path: Path, record: BaseModel) -> None:
-    """Atomically, also where the machine loses its power: on the disk before it gets its name."""
+    """Write atomically, safe against a power failure: contents are on the disk before the file gets its name."""
     path.parent.mkdir(parents=True, exist_ok=True)
     draft = path.with_suffix(".tmp")
     with draft.open("w", encoding="utf-8") as file:
@@ -202,7 +199,7 @@ def _write(path: Path, record: BaseModel) -> None:
 
 
 def _are_whole(folder: Path, files: dict[str, str]) -> bool:
-    """True when the folder has these files, by their sha256, and no others."""
+    """True when the folder has exactly these files, by their sha256."""
     return bool(files) and digests(folder) == files
 
 
@@ -223,9 +220,12 @@ _ARRAY = "$array"
 _INDEX = "observed.json"
 
 
-def save_observed(observed: Sequence[Observed], path: Path) -> None:
-    """Write the outcomes, atomically. What rows were boiled down to is kept where it is arrays (the embeddings, which
-    the guard compares); answers are always kept."""
+def save_observed(observed: Sequence[Observation], path: Path) -> None:
+    """Write the outcomes of the reference, atomically, so that no other candidate's process need run fp32 again.
+
+    A zip file with JSON and arrays in NumPy's format; no pickles, since stores may be shared volumes. Of the reduced
+    rows only arrays are stored (embeddings, which the guard compares); answers always are.
+    """
     arrays: list[np.ndarray[Any, Any]] = []
     entries = [
         {
@@ -243,14 +243,14 @@ def save_observed(observed: Sequence[Observed], path: Path) -> None:
                 buffer = io.BytesIO()
                 np.save(buffer, array, allow_pickle=False)
                 archive.writestr(f"{index}.npy", buffer.getvalue())
-        # On the disk before the teacher's record is, which says that it is there.
+        # On the disk before the reference's record, which refers to it.
         file.flush()
         os.fsync(file.fileno())
     draft.replace(path)
 
 
-def load_observed(path: Path) -> tuple[Observed, ...]:
-    """Read them back."""
+def load_observed(path: Path) -> tuple[Observation, ...]:
+    """Read the outcomes that `save_observed` wrote."""
     with zipfile.ZipFile(path) as archive:
         entries = json.loads(archive.read(_INDEX))
 
@@ -259,7 +259,7 @@ def load_observed(path: Path) -> tuple[Observed, ...]:
             return found
 
         return tuple(
-            Observed(_thaw(entry["answer"], array), tuple(_thaw(value, array) for value in entry["reduced"]))
+            Observation(_thaw(entry["answer"], array), tuple(_thaw(value, array) for value in entry["reduced"]))
             for entry in entries
         )
 

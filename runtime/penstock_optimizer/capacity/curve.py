@@ -30,12 +30,12 @@ FIRST_SHARE = 0.15
 GROWTH = 1.6
 REFINEMENTS = 4
 CLOSE = 1.06
-"""Good and bad rates this near each other need no further halving."""
+"""Good and bad rates within this factor of each other need no further halving."""
 VOTES = 3
 LOWEST_SHARE = 0.02
-"""Below this share of saturation an objective is out of reach: it is tighter than a lone request takes."""
+"""Below this share of saturation an objective is out of reach: it is shorter than the time of a lone request."""
 UNSTATED_FACTOR = 3.0
-"""Without a latency objective, the knee is where p95 is this many times that of a nearly idle replica."""
+"""Without a latency objective, the limit is this many times the p95 of a nearly idle replica."""
 
 
 @dataclass
@@ -43,7 +43,7 @@ class CapacitySteps:
     """The state of one curve."""
 
     saturation: float
-    """Requests a second that a closed loop of many clients got."""
+    """Requests a second of a closed loop with many clients."""
     p95_objective: float | None
     """Milliseconds; None: set by the first point."""
     measured: dict[float, list[CapacityPoint]] = field(default_factory=dict)
@@ -51,7 +51,7 @@ class CapacitySteps:
 
     @property
     def limit(self) -> float | None:
-        """The p95 in milliseconds that a good point keeps; None before the first point where none is stated."""
+        """The p95 limit of a good point in milliseconds; None before the first point where no objective is stated."""
         if self.p95_objective is not None:
             return self.p95_objective
         if not self.measured:
@@ -60,7 +60,7 @@ class CapacitySteps:
         return UNSTATED_FACTOR * _middle(idle).p95_milliseconds
 
     def record(self, point: CapacityPoint) -> None:
-        """Take in a measurement at the rate that `next_rate` gave."""
+        """Add a measurement at the rate that `next_rate` returned."""
         self.measured.setdefault(point.arrivals_per_second, []).append(point)
 
     def next_rate(self) -> float | None:
@@ -89,11 +89,11 @@ class CapacitySteps:
         return CapacityCurve(points=points, p95_objective_milliseconds=self.limit)
 
     def _meets(self, point: CapacityPoint) -> bool:
-        # Before the first point there is no limit, and the first point is what sets it.
+        # Before the first point there is no limit; the first point sets it.
         return point.meets(self.limit if self.limit is not None else math.inf)
 
     def _undecided(self, points: Sequence[CapacityPoint]) -> bool:
-        """A first miss asks for a second opinion, and a split vote for a third."""
+        """True when a rate needs another measurement: a first miss needs a second one, a tie a third."""
         votes = [self._meets(point) for point in points]
         if votes == [True]:
             return False
@@ -112,19 +112,19 @@ def _middle(points: Sequence[CapacityPoint]) -> CapacityPoint:
 
 CLIENTS = 32
 SATURATION_SECONDS = 1.5
-"""Of the first try; where nothing was answered in it, the next ones are longer."""
+"""Of the first attempt; when no request is answered, the next ones are longer."""
 LEAST_SECONDS, MOST_SECONDS = 2.0, 6.0
 WANTED_SAMPLES = 200
-"""A point lasts until it has about this many requests, within its limits: p95 then has ten beyond it."""
+"""A point lasts until it has about this many requests, within its limits: ten are then beyond p95."""
 FEWEST_SAMPLES, LONGEST_SECONDS = 40, 15.0
-"""A slow model's point lasts longer, until it has at least so many."""
+"""A slow model's point lasts longer, until it has at least this many."""
 REQUEST_SECONDS = 5.0
-"""Until a request counts as not answered, or four times the objective where that is longer."""
+"""Time until a request counts as not answered, or four times the objective where that is longer."""
 WARM_UP_SECONDS = 0.4
 OVERHEAD_SECONDS = 1.0
 """Starting the load process and draining."""
 LEAST_START_SECONDS = 2.0
-"""With less time than this a replica is not started."""
+"""A replica is not started with less time than this."""
 NO_TIME = "the time budget was spent before the capacity could be measured"
 STOP_SECONDS = 10.0
 
@@ -134,24 +134,24 @@ class CapacityFailed(PenstockError):
 
 
 class ReplicaBroken(CapacityFailed):
-    """The server ended before it was ready, or answered nobody: what it serves must not be served."""
+    """The server ended before it was ready, or answered no request: its plan must not be served."""
 
 
 @dataclass(frozen=True)
-class Measured:
-    """What was found."""
+class CapacityMeasurement:
+    """The result of measuring the capacity."""
 
     curve: CapacityCurve
     saturation_per_second: float
-    """Requests a second with 32 clients that never pause."""
+    """Requests a second with 32 clients in a closed loop."""
     resident_bytes: int | None
     """Of the serving process under load."""
     finished: bool
-    """False: the time was up before the knee was found."""
+    """False: the time ended before the knee was found."""
 
 
 @dataclass(frozen=True)
-class Replica:
+class ReplicaServer:
     """A running server."""
 
     url: str
@@ -159,7 +159,7 @@ class Replica:
 
 
 @contextmanager
-def replica(
+def serve_replica(
     artefact: Path,
     *,
     cores: int,
@@ -167,8 +167,8 @@ def replica(
     log: Path,
     max_tokens: int | None = None,
     start_seconds: float,
-) -> Iterator[Replica]:
-    """Serve an artefact on these CPUs while the context lasts; CapacityFailed when it does not start in time."""
+) -> Iterator[ReplicaServer]:
+    """Serve an artefact on these CPUs within the context; CapacityFailed when it does not start in time."""
     if start_seconds < LEAST_START_SECONDS:
         raise CapacityFailed(NO_TIME, remedy="Allow more time")
     command = [sys.executable, "-m", "penstock_optimizer.capacity.replica", str(artefact), "--cores", str(cores)]
@@ -182,18 +182,18 @@ def replica(
     assert process.stdin is not None  # noqa: S101
     line = b""
     try:
-        line = _first_line(process, start_seconds)
+        line = _read_first_line(process, start_seconds)
         if not line:
             code = process.poll()
             if code is None:
                 raise CapacityFailed(f"the server was not ready after {start_seconds:.0f} s", remedy=f"See {log}")
             tail = log.read_text(encoding="utf-8", errors="replace")[-2000:].strip()
             raise ReplicaBroken(f"the server did not start: {death_reason(code, tail)}", remedy=f"See {log}")
-        yield Replica(f"http://127.0.0.1:{json.loads(line)['port']}/predict", process.pid)
+        yield ReplicaServer(f"http://127.0.0.1:{json.loads(line)['port']}/predict", process.pid)
     finally:
         process.stdin.close()
         try:
-            # Not ready: it does not listen to the end of its input yet.
+            # Not ready yet: it does not react to the end of its input.
             if not line:
                 process.kill()
             process.wait(STOP_SECONDS)
@@ -204,15 +204,15 @@ def replica(
 
 
 def measure_capacity(
-    server: Replica,
+    server: ReplicaServer,
     bodies: Sequence[RequestBody],
     *,
     p95_objective: float | None,
     load_cpus: Sequence[int],
     seconds_left: Callable[[], float],
     on_point: Callable[[CapacityPoint], None] = lambda _: None,
-) -> Measured:
-    """Measure the curve, within `seconds_left`. CapacityFailed as soon as it is clear that there will be none."""
+) -> CapacityMeasurement:
+    """Measure the curve within `seconds_left`. CapacityFailed as soon as it is clear that there will be none."""
     request_seconds = max(REQUEST_SECONDS, 4e-3 * (p95_objective or 0.0))
 
     def load(pattern: OpenLoop | ClosedLoop, seconds: float, *, request_seconds: float, seed: int = 0) -> LoadResult:
@@ -230,8 +230,8 @@ def measure_capacity(
             )
         )
 
-    saturated = _saturated(
-        # Whatever a try may last, so that no answer in it is refused for its length.
+    saturated = _measure_saturation(
+        # The time limit of a request covers the whole attempt, so that no late answer is refused.
         lambda seconds: load(ClosedLoop(clients=CLIENTS), seconds, request_seconds=request_seconds + seconds),
         seconds_left,
     )
@@ -248,21 +248,22 @@ def measure_capacity(
         try:
             result = load(OpenLoop(arrivals_per_second=rate), seconds, request_seconds=request_seconds, seed=seed)
         except LoadFailed:
-            # The curve so far stands; its last point was complete.
+            # The curve so far is kept; its last point was complete.
             finished = False
             break
         point = to_point(rate, result)
         steps.record(point)
         on_point(point)
         resident = max(filter(None, (resident, result.target_rss_bytes)), default=None)
-    return Measured(steps.curve(), saturated.completed_per_second, resident, finished)
+    return CapacityMeasurement(steps.curve(), saturated.completed_per_second, resident, finished)
 
 
-def _saturated(load: Callable[[float], LoadResult], seconds_left: Callable[[], float]) -> LoadResult:
-    """What clients that never pause get (`load`: for so many seconds), for as long as it takes until some are answered.
+def _measure_saturation(load: Callable[[float], LoadResult], seconds_left: Callable[[], float]) -> LoadResult:
+    """Measure the rate of clients in a closed loop, for longer until some requests are answered. `load` takes the
+    seconds.
 
-    A server whose every answer is an error is broken. One that only takes long is not: a large model's first answers
-    come after seconds.
+    A server that answers every request with an error is broken. A slow one is not: a large model's first answers come
+    after seconds.
     """
     seconds = SATURATION_SECONDS
     while True:
@@ -288,13 +289,13 @@ def _saturated(load: Callable[[float], LoadResult], seconds_left: Callable[[], f
 
 
 def point_seconds(rate: float) -> float:
-    """How long a point at this rate (requests/s) is measured."""
+    """Seconds to measure a point at this rate (requests/s)."""
     usual = min(max(WANTED_SAMPLES / rate, LEAST_SECONDS), MOST_SECONDS)
     return max(usual, min(FEWEST_SAMPLES / rate, LONGEST_SECONDS))
 
 
 def to_point(rate: float, result: LoadResult) -> CapacityPoint:
-    """A measurement as a point of the curve. Without a single answer its latency is the whole time."""
+    """Convert a measurement to a point of the curve. Without an answer the latency is the whole time."""
     latency = result.latency
     nothing = result.seconds * 1e3
     return CapacityPoint(
@@ -308,8 +309,8 @@ def to_point(rate: float, result: LoadResult) -> CapacityPoint:
     )
 
 
-def _first_line(process: subprocess.Popen[bytes], seconds: float) -> bytes:
-    """The line that says that it is ready; empty when it ended or took too long."""
+def _read_first_line(process: subprocess.Popen[bytes], seconds: float) -> bytes:
+    """The line that reports the server ready; empty when it ended or took too long."""
     assert process.stdout is not None  # noqa: S101 - a pipe
     end = time.monotonic() + seconds
     line = b""
@@ -318,7 +319,7 @@ def _first_line(process: subprocess.Popen[bytes], seconds: float) -> bytes:
             break
         line = process.stdout.readline()
         if not line:
-            # The end of its output comes a moment before its own.
+            # Its output ends a moment before the process.
             with contextlib.suppress(subprocess.TimeoutExpired):
                 process.wait(STOP_SECONDS)
             break

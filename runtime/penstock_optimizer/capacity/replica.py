@@ -1,7 +1,8 @@
-"""A replica for measuring: the real server around an artefact, on a free port of the loopback interface.
+"""Runs a replica to measure: the real server with an artefact, on a free port of the loopback interface.
 
 `python -m penstock_optimizer.capacity.replica ARTEFACT --cores 2 --cpus 0,1` prints one JSON line `{"port": ...}` when
-it is ready, and serves until its standard input ends or it is told to stop.
+it is ready, and serves until its standard input ends or it gets a signal. It imports only what a server does: its
+memory is reported as the server's.
 """
 
 from __future__ import annotations
@@ -23,7 +24,7 @@ from penstock_runtime.settings import Settings
 
 
 async def serve(artefact: Path, *, cores: int, max_tokens: int | None) -> None:
-    """Load, listen, say so, serve."""
+    """Load the artefact, listen, print the port, and serve."""
     settings = Settings.model_validate({"http": {"host": "127.0.0.1", "port": 0}})
     model = load_artefact(
         artefact,
@@ -39,7 +40,7 @@ async def serve(artefact: Path, *, cores: int, max_tokens: int | None) -> None:
     sys.stdout.write(json.dumps({"port": server.port}) + "\n")
     sys.stdout.flush()
     reader = asyncio.StreamReader()
-    # Whoever started this holds the other end: when that is gone, nobody measures any more.
+    # The parent holds the other end: when it ends, the measurement has too.
     await asyncio.get_running_loop().connect_read_pipe(lambda: asyncio.StreamReaderProtocol(reader), sys.stdin)
     ended = asyncio.create_task(reader.read())
     ended.add_done_callback(lambda _: server.stop())

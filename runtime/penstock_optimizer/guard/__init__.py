@@ -1,38 +1,38 @@
-"""The guard: are a candidate's answers still right, and do they stay so in company? Without labels.
+"""The accuracy gate: compares a candidate's answers with those of the fp32 reference, alone and in batches. No labels.
 
-The fp32 graph is the teacher. `teach` runs the judging requests through it once; `guard_candidate` runs them through
-a candidate, by the very tasks and engines that serve, and returns the verdict with its evidence.
+`observe_reference` runs the judging requests through the reference once. `judge_candidate` runs them through a
+candidate, with the tasks and engines that serve, and returns the verdict with its evidence.
 """
 
 from penstock_optimizer.guard.gate import (
-    Alone,
     Forward,
     Invariance,
-    Teacher,
+    Reference,
+    SingleRowForward,
     arithmetic_of,
     forward_of,
-    guard_answers,
-    guard_candidate,
+    judge_answers,
+    judge_candidate,
     measure_invariance,
+    observe_reference,
     prepare,
-    teach,
 )
-from penstock_optimizer.guard.judge import Observed, Sample, judge, unread
+from penstock_optimizer.guard.judge import Observation, SampleRequest, judge, unused_budgets
 
 __all__ = [
-    "Alone",
     "Forward",
     "Invariance",
-    "Observed",
-    "Sample",
-    "Teacher",
+    "Observation",
+    "Reference",
+    "SampleRequest",
+    "SingleRowForward",
     "arithmetic_of",
     "forward_of",
-    "guard_answers",
-    "guard_candidate",
     "judge",
+    "judge_answers",
+    "judge_candidate",
     "measure_invariance",
+    "observe_reference",
     "prepare",
-    "teach",
-    "unread",
+    "unused_budgets",
 ]

@@ -1,8 +1,6 @@
-"""How near two answers, or two sets of them, are to each other. Pure functions of numbers; no budgets here.
+"""Measures how near answers are to each other, and how certain a share or a mean is. Pure functions of numbers.
 
-1 means the same everywhere, unless the name says that it is a distance.
-
-How sure a share or a mean is. Pure; the bootstrap is seeded, so that the same answers give the same verdict.
+1 means equal, unless a name is that of a distance. The bootstrap is seeded, so that equal answers get equal verdicts.
 """
 
 from __future__ import annotations
@@ -18,11 +16,11 @@ from penstock_runtime.rows import Float
 
 Vector = NDArray[np.float64]
 SMALLEST_PROBABILITY = 1e-7
-"""Probabilities below count as this: float32 has no more to say, and logarithms want to stay finite."""
+"""Smaller probabilities count as this one: float32 does not resolve them, and the logarithm must stay finite."""
 
 
 def cosines(expected: Sequence[Float], actual: Sequence[Float]) -> Vector:
-    """The cosine of each pair of vectors (flattened); two zero vectors are the same, one alone is not: 1 and 0."""
+    """The cosine of each pair of vectors (flattened); 1 for two zero vectors, 0 for one."""
     result = np.empty(len(expected))
     for index, (one, other) in enumerate(zip(expected, actual, strict=True)):
         a, b = np.ravel(one).astype(np.float64), np.ravel(other).astype(np.float64)
@@ -34,7 +32,7 @@ def cosines(expected: Sequence[Float], actual: Sequence[Float]) -> Vector:
 def neighbour_overlap(expected: Sequence[Float], actual: Sequence[Float], count: int) -> Vector:
     """For each text the share of its `count` nearest others (by cosine) that are the same in both sets of vectors.
 
-    Fewer texts than that: all others, of which the overlap is 1.
+    With fewer texts all others count, and the share is 1.
     """
     before, after = _nearest(expected, count), _nearest(actual, count)
     return np.array([len(set(a) & set(b)) / max(len(a), 1) for a, b in zip(before, after, strict=True)])
@@ -66,8 +64,8 @@ def best_and_margin(scores: Mapping[str, float]) -> tuple[str, float]:
 
 
 def kendall_tau(expected: Sequence[float], actual: Sequence[float]) -> float:
-    """Kendall's tau-b of two lists of scores for the same things: 1 the same order, -1 the reverse. Equal scores on
-    both sides are no disagreement; fewer than two things, or nothing but equals in both, are the same order."""
+    """Kendall's tau-b of two lists of scores for the same items: 1 for the same order, -1 for the reverse. Items equal
+    in both lists agree; fewer than two items, or only equal ones in both lists, give 1."""
     a, b = np.asarray(expected, np.float64), np.asarray(actual, np.float64)
     if a.size < 2:
         return 1.0
@@ -85,7 +83,7 @@ Span = tuple[int, int, str]
 
 
 def entities(labels: Sequence[str]) -> set[Span]:
-    """Runs of tokens with the same label, `B-` and `I-` left aside (`B-` starts anew), without `O`."""
+    """Runs of tokens with the same label, without `O` and without the prefixes `B-` (starts a new run) and `I-`."""
     found: set[Span] = set()
     start, current = 0, "O"
     for index, label in enumerate([*labels, "O"]):
@@ -98,17 +96,17 @@ def entities(labels: Sequence[str]) -> set[Span]:
 
 
 def f1(expected: set[Span], actual: set[Span]) -> tuple[int, int]:
-    """Twice the hits, and the sum of both sizes: their quotient is F1, sums over texts give the micro average."""
+    """Twice the hits, and the sum of both sizes: the quotient is F1; sums over texts give the micro average."""
     return 2 * len(expected & actual), len(expected) + len(actual)
 
 
 def overlap(expected: Sequence[int], actual: Sequence[int]) -> float:
-    """The share of `expected` that is in `actual` as well; 1 when nothing is expected."""
+    """The share of `expected` that is also in `actual`; 1 when nothing is expected."""
     return len(set(expected) & set(actual)) / len(set(expected)) if expected else 1.0
 
 
 def character_f1(expected: tuple[int, int], actual: tuple[int, int]) -> float:
-    """How far two spans of characters overlap: 1 the same, 0 apart; two empty ones are the same."""
+    """The overlap of two spans of characters: 1 for equal ones, 0 for separate ones; two empty ones are equal."""
     if expected == actual:
         return 1.0
     common = min(expected[1], actual[1]) - max(expected[0], actual[0])
@@ -125,7 +123,7 @@ SEED = 20240229
 def wilson_lower(successes: float, trials: int) -> float:
     """The lower end of the 95 % Wilson interval of a share; 0 without trials.
 
-    Wilson's, since shares here are near 1, where the normal interval has no width at all.
+    Shares here are near 1, where the normal interval has no width.
     """
     if trials == 0:
         return 0.0

@@ -1,8 +1,7 @@
-"""The requests that calibrate and judge: Penstock's own texts and the endpoint's, in the form of its task, no labels.
+"""Makes the requests that calibrate and judge: Penstock's texts and the endpoint's, in the form of its task, no labels.
 
 Calibration and judging sets share no text. Both have every length, from one token to more than the model takes, since
-the range of an activation and the damage of rounding depend on it: outliers of very short texts are not those of long
-ones.
+the range of an activation and the effect of rounding depend on it: very short texts have other outliers than long ones.
 """
 
 from __future__ import annotations
@@ -18,20 +17,20 @@ from typing import TypeVar
 
 from penstock.tasks import TaskName
 from penstock_optimizer.guard.gate import prepare
-from penstock_optimizer.guard.judge import Sample
+from penstock_optimizer.guard.judge import SampleRequest
 from penstock_runtime.rows import Row
 from penstock_runtime.tasks.base import Task
 
 T = TypeVar("T")
 
 CANDIDATES_PER_QUERY = 5
-"""Texts in each ranking or similarity request."""
+"""Number of texts in each ranking or similarity request."""
 TOGETHER = 4
-"""Themes that make a text of more than 512 tokens."""
+"""Number of themes that make a text of more than 512 tokens."""
 LABELS = ("travel", "business", "cooking", "science", "sport", "technology", "law")
 TOP_MASKS = 10
 STRATA = ((8, 0.30), (32, 0.35), (128, 0.25), (None, 0.10))
-"""Length classes: upper end in tokens (the last one is open) and share. Long texts are few, since each costs as much as
+"""Length classes: upper end in tokens (the last one is open) and share. Few texts are long, since each costs as much as
 dozens of short ones and averages its errors out."""
 CALIBRATION_ROWS = 128
 JUDGING_SAMPLES = 240
@@ -39,7 +38,7 @@ JUDGING_SAMPLES = 240
 
 @dataclass(frozen=True)
 class Theme:
-    """Sentences about one thing, and questions that they answer."""
+    """Sentences about one subject, and questions that they answer."""
 
     questions: tuple[str, ...]
     sentences: tuple[str, ...]
@@ -51,11 +50,11 @@ class Corpus:
 
     themes: tuple[Theme, ...]
     texts: tuple[str, ...]
-    """Texts that stand for themselves: short, foreign, hostile, and the endpoint's own."""
+    """Separate texts: short, foreign, hostile, and the endpoint's."""
 
     def singles(self) -> tuple[str, ...]:
-        """All texts, short and long: each of `texts`, and of each theme its sentences, the first few sentences
-        together, and the whole; some themes together."""
+        """All texts, short and long: each of `texts`; of each theme its sentences, the first few together, and all
+        together; and several themes together."""
         joined: list[str] = []
         for theme in self.themes:
             joined += [*theme.sentences, " ".join(theme.sentences[:3]), " ".join(theme.sentences)]
@@ -80,22 +79,21 @@ def own_corpus() -> Corpus:
 
 
 def _lines(name: str) -> str:
-    """A text file of ours without the comment at its head."""
+    """One of the package's text files, without the comment at its head."""
     text = (files("penstock_optimizer.guard") / "texts" / name).read_text(encoding="utf-8")
     return "\n".join(line for line in text.split("\n") if not line.startswith("# ")).strip("\n")
 
 
 def _literal(line: str) -> str:
-    """A string literal, perhaps times a number."""
+    """Evaluate a string literal, which may be multiplied by a number."""
     text, times, count = line.rpartition('" * ')
     return str(ast.literal_eval(text + '"')) * int(count) if times else str(ast.literal_eval(line))
 
 
 def split(corpus: Corpus, own_texts: Sequence[str] = ()) -> tuple[Corpus, Corpus]:
-    """A corpus for calibration and one for judging, without a common text: by hash, so that it does not depend on the
-    order or on what else there is. `own_texts` are the endpoint's, in both by turns. A third of the themes and of the
-    texts calibrates.
-    """
+    """A corpus for calibration and one for judging, without a common text: split by hash, so that it does not depend on
+    the order or on other texts. `own_texts` are the endpoint's, divided like the others. A third of the themes and of
+    the texts calibrates."""
     texts = list(dict.fromkeys([*corpus.texts, *own_texts]))
     calibrates = {text for text in texts if _hash(text) % 3 == 0}
     themes = sorted(corpus.themes, key=lambda theme: _hash(theme.sentences[0]))
@@ -110,48 +108,52 @@ def _hash(text: str) -> int:
     return int.from_bytes(hashlib.sha256(text.encode("utf-8", "replace")).digest()[:8], "big")
 
 
-def samples(task: TaskName, corpus: Corpus, *, mask: str = "[MASK]") -> tuple[Sample, ...]:
-    """A corpus as requests of a task. `mask` is the tokenizer's (fill-mask only)."""
+def samples(task: TaskName, corpus: Corpus, *, mask: str = "[MASK]") -> tuple[SampleRequest, ...]:
+    """Make requests of a task from a corpus. `mask` is the tokenizer's mask token (fill-mask only)."""
     return _SAMPLES[task](corpus, mask)
 
 
-def _single(corpus: Corpus, _mask: str) -> tuple[Sample, ...]:
-    return tuple(Sample(text) for text in corpus.singles())
+def _single(corpus: Corpus, _mask: str) -> tuple[SampleRequest, ...]:
+    return tuple(SampleRequest(text) for text in corpus.singles())
 
 
-def _similarity(corpus: Corpus, _mask: str) -> tuple[Sample, ...]:
-    return tuple(Sample({"source_sentence": query, "sentences": candidates}) for query, candidates in _queries(corpus))
-
-
-def _ranking(corpus: Corpus, _mask: str) -> tuple[Sample, ...]:
+def _similarity(corpus: Corpus, _mask: str) -> tuple[SampleRequest, ...]:
     return tuple(
-        Sample({"query": query, "texts": candidates}, {"raw_scores": True}) for query, candidates in _queries(corpus)
+        SampleRequest({"source_sentence": query, "sentences": candidates}) for query, candidates in _queries(corpus)
+    )
+
+
+def _ranking(corpus: Corpus, _mask: str) -> tuple[SampleRequest, ...]:
+    return tuple(
+        SampleRequest({"query": query, "texts": candidates}, {"raw_scores": True})
+        for query, candidates in _queries(corpus)
     )
 
 
 def _queries(corpus: Corpus) -> list[tuple[str, list[str]]]:
-    """Questions with sentences of their own theme and of others, and texts with other texts; all lengths."""
+    """Questions with sentences of their theme and of others, and texts with other texts; all lengths."""
     result = []
-    strangers = cycle(corpus.singles())
+    others = cycle(corpus.singles())
     for theme in corpus.themes:
         for index, question in enumerate(theme.questions):
             near = [theme.sentences[(index + step) % len(theme.sentences)] for step in (0, 3)]
-            result.append(
-                (question, [*near, " ".join(theme.sentences[:4]), *islice(strangers, CANDIDATES_PER_QUERY - 3)])
-            )
-        result.append((theme.sentences[0], [" ".join(theme.sentences), *islice(strangers, CANDIDATES_PER_QUERY - 1)]))
-    result += [(text, list(islice(strangers, CANDIDATES_PER_QUERY))) for text in corpus.texts[::2]]
+            result.append((question, [*near, " ".join(theme.sentences[:4]), *islice(others, CANDIDATES_PER_QUERY - 3)]))
+        result.append((theme.sentences[0], [" ".join(theme.sentences), *islice(others, CANDIDATES_PER_QUERY - 1)]))
+    result += [(text, list(islice(others, CANDIDATES_PER_QUERY))) for text in corpus.texts[::2]]
     return result
 
 
-def _tokens(corpus: Corpus, _mask: str) -> tuple[Sample, ...]:
+def _tokens(corpus: Corpus, _mask: str) -> tuple[SampleRequest, ...]:
     return tuple(
-        Sample(text, {"aggregation_strategy": "none", "ignore_labels": []}) for text in corpus.singles() if text.strip()
+        SampleRequest(text, {"aggregation_strategy": "none", "ignore_labels": []})
+        for text in corpus.singles()
+        if text.strip()
     )
 
 
-def _questions(corpus: Corpus, _mask: str) -> tuple[Sample, ...]:
-    """Each theme's questions with its sentences as context, some of them, and another theme's in front."""
+def _questions(corpus: Corpus, _mask: str) -> tuple[SampleRequest, ...]:
+    """Each theme's questions with its sentences as context, with some of them, and with another theme's sentences in
+    front."""
     result = []
     for theme, other in zip(corpus.themes, (*corpus.themes[1:], *corpus.themes[:1]), strict=True):
         contexts = (
@@ -160,32 +162,38 @@ def _questions(corpus: Corpus, _mask: str) -> tuple[Sample, ...]:
             " ".join((*other.sentences, *theme.sentences, *other.sentences)),
         )
         result += [
-            Sample({"question": question, "context": context}) for question in theme.questions for context in contexts
+            SampleRequest({"question": question, "context": context})
+            for question in theme.questions
+            for context in contexts
         ]
     starters = cycle(("What is this about?", "Who is meant?", "What happened?", "Where?", "When?"))
     result += [
-        Sample({"question": next(starters), "context": text}) for text in corpus.singles() if len(text.split()) > 5
+        SampleRequest({"question": next(starters), "context": text})
+        for text in corpus.singles()
+        if len(text.split()) > 5
     ]
     return tuple(result)
 
 
-def _masks(corpus: Corpus, mask: str) -> tuple[Sample, ...]:
-    """One word of each text masked, another place in each."""
+def _masks(corpus: Corpus, mask: str) -> tuple[SampleRequest, ...]:
+    """Mask one word of each text, at another position in each."""
     result = []
     for text in corpus.singles():
         words = text.split()
         if words:
             at = _hash(text) % min(len(words), 100)
-            result.append(Sample(" ".join((*words[:at], mask, *words[at + 1 :])), {"top_k": TOP_MASKS}))
+            result.append(SampleRequest(" ".join((*words[:at], mask, *words[at + 1 :])), {"top_k": TOP_MASKS}))
     return tuple(result)
 
 
-def _zero_shot(corpus: Corpus, _mask: str) -> tuple[Sample, ...]:
+def _zero_shot(corpus: Corpus, _mask: str) -> tuple[SampleRequest, ...]:
     """Every third text: each costs as many rows as there are labels."""
-    return tuple(Sample(text, {"candidate_labels": list(LABELS)}) for text in corpus.singles()[::3] if text.strip())
+    return tuple(
+        SampleRequest(text, {"candidate_labels": list(LABELS)}) for text in corpus.singles()[::3] if text.strip()
+    )
 
 
-_SAMPLES: dict[TaskName, Callable[[Corpus, str], tuple[Sample, ...]]] = {
+_SAMPLES: dict[TaskName, Callable[[Corpus, str], tuple[SampleRequest, ...]]] = {
     TaskName.FEATURE_EXTRACTION: _single,
     TaskName.SENTENCE_SIMILARITY: _similarity,
     TaskName.TEXT_RANKING: _ranking,
@@ -197,14 +205,16 @@ _SAMPLES: dict[TaskName, Callable[[Corpus, str], tuple[Sample, ...]]] = {
 }
 
 
-def calibration_rows(task: Task, requests: Sequence[Sample], *, at_most: int = CALIBRATION_ROWS) -> list[Row]:
-    """Rows to calibrate with, of all lengths, the same for the same requests."""
+def calibration_rows(task: Task, requests: Sequence[SampleRequest], *, at_most: int = CALIBRATION_ROWS) -> list[Row]:
+    """Rows of all lengths for calibration, the same for the same requests."""
     rows = [row for prepared in prepare(task, requests) for row in prepared.rows]
     return _by_length(rows, [row.length for row in rows], at_most)
 
 
-def judging_samples(task: Task, requests: Sequence[Sample], *, at_most: int = JUDGING_SAMPLES) -> list[Sample]:
-    """Requests to judge with, of all lengths; those that the task refuses are left out."""
+def judging_samples(
+    task: Task, requests: Sequence[SampleRequest], *, at_most: int = JUDGING_SAMPLES
+) -> list[SampleRequest]:
+    """Requests of all lengths for judging; those that the task refuses are left out."""
     taken, lengths = [], []
     for request in requests:
         for prepared in prepare(task, [request]):
@@ -214,8 +224,8 @@ def judging_samples(task: Task, requests: Sequence[Sample], *, at_most: int = JU
 
 
 def _by_length(things: Sequence[T], lengths: Sequence[int], at_most: int) -> list[T]:
-    """`at_most` of the things, the shares of the length classes as in `STRATA` as far as they have enough, evenly from
-    each class; what a class lacks is taken from the others."""
+    """`at_most` of the items, in the shares of the length classes of `STRATA` as far as they have enough, evenly from
+    each class; the other classes fill what one lacks."""
     classes: list[list[int]] = [[] for _ in STRATA]
     for index, length in enumerate(lengths):
         place = next(i for i, (upper, _) in enumerate(STRATA) if upper is None or length <= upper)

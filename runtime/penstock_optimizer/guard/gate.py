@@ -1,13 +1,11 @@
-"""Whether a row's outputs depend on what it shares a run with, and so how far it may be batched. Pure.
+"""Judges a candidate with the tasks and the engine that serve: its answers alone, and whether batching changes them.
 
-A server that batches strangers' requests owes each of them the answer that it would get alone. Dynamic int8 breaks
-this: the scale of its activations comes from the whole batch. Static and fp32 graphs hold it, as long as a row's own
-numbers are summed in the same order whatever stands beside it; where they are not, the last bits of floating point
-move, and rounding to int8 turns that, now and then, into a step of its grid that every later layer makes larger.
+In a batch, each request must get the answer that it would get alone. Dynamic int8 breaks this: the scale of its
+activations comes from the whole batch. Static and fp32 graphs keep it, if a row's numbers are summed in the same order
+whatever the other rows are; otherwise the last bits change, and rounding to int8 sometimes turns that into a step of
+its grid, which every later layer enlarges.
 
-The groups are those that the batcher itself makes of the judging rows, since it is what decides on policy.
-
-Runs the judging requests through the tasks and the engine that serve, and asks for a verdict.
+The batches are those that the runtime's batch policy makes of the judging rows.
 """
 
 from __future__ import annotations
@@ -23,7 +21,7 @@ import numpy as np
 from penstock.manifest import GraphIO, Metric, Verdict
 from penstock.recipe import BF16_REST, LARGEST_BATCH_TOKENS, LARGEST_PADDING_SHARE, Batching, Precision, Recipe
 from penstock.resources.endpoint import AccuracyBudget
-from penstock_optimizer.guard.judge import Observed, Sample, judge
+from penstock_optimizer.guard.judge import Observation, SampleRequest, judge
 from penstock_runtime.batching.collate import run_rows
 from penstock_runtime.batching.queue import BatchPolicy, RowQueue
 from penstock_runtime.engines.base import Engine
@@ -33,38 +31,38 @@ from penstock_runtime.rows import Outputs, Row
 from penstock_runtime.tasks.base import Prepared, Task
 
 Forward = Callable[[Sequence[Row]], Sequence[Outputs]]
-"""Runs rows in one batch, padded to the longest, and returns each row's own outputs, padding cut off."""
+"""Runs rows in one batch, padded to the longest, and returns each row's outputs without padding."""
 
 TOLERANCE = 1e-4
-"""The largest relative difference |batched - alone| / |alone| of a row's outputs that counts as the same answer: what
-fp32 may do to itself by summing in another order, in a deep model. It turns a vector by 5e-9 of cosine."""
+"""The largest relative difference |batched - alone| / |alone| of a row's outputs that counts as equal: what summing in
+another order changes in a deep fp32 model. It turns a vector by 5e-9 of cosine."""
 BF16_TOLERANCE = 2.0**-8
-"""The same where activations are rounded to bf16: the largest error of one such rounding."""
+"""The same where activations are rounded to bf16: the largest error of one rounding."""
 ROWS_PER_BATCH = 8
 LONG_TOKENS = 64
 LONG_ROWS = 4
-"""Of rows longer than that, so many are looked at: they cost much, and their sums are those of shorter ones."""
+"""How many longer rows are compared: they cost much, and their sums are made like those of shorter ones."""
 WAITING = 24
-"""Rows that wait at a time while padded batches are made of them, as under load."""
+"""Rows in the queue while padded batches are made, as under load."""
 SEED = 20261121
-"""Of the order in which they wait."""
+"""Seed of their order in the queue."""
 
 
 @dataclass(frozen=True)
 class Arithmetic:
-    """What a recipe computes in, as far as policy is concerned."""
+    """The arithmetic of a recipe, as far as batching matters."""
 
     tolerance: float = TOLERANCE
     rounds: bool = False
-    """Activations are rounded on the way. Where sums come out differently in their last bits, a number crosses a
-    rounding limit so rarely that samples may show nothing (2 of 100 pairs of MiniLM's rows), and then by 2 %."""
+    """Activations are rounded on the way. Where sums differ in their last bits, a number crosses a rounding limit so
+    rarely that samples may not show it (2 of 100 pairs of MiniLM's rows), and then changes by 2 %."""
 
 
 FP32 = Arithmetic()
 
 
 def arithmetic_of(recipe: Recipe) -> Arithmetic:
-    """Of a recipe."""
+    """The arithmetic of a recipe."""
     if recipe.precision is Precision.FP32:
         return FP32
     is_bf16 = recipe.precision is Precision.BF16 or BF16_REST in recipe.options
@@ -72,19 +70,19 @@ def arithmetic_of(recipe: Recipe) -> Arithmetic:
 
 
 def forward_of(engine: Engine, io: GraphIO) -> Forward:
-    """An engine's forward, by the code that serves."""
+    """An engine's forward pass, with the code that serves."""
     return partial(run_rows, engine.run, io)
 
 
 @dataclass(eq=False)
-class Alone:
-    """A forward of one row at a time that remembers what shorter rows gave: the guard asks for them twice."""
+class SingleRowForward:
+    """Runs one row at a time, and caches the outputs of shorter rows: the guard needs them twice."""
 
     forward: Forward
     _kept: dict[int, tuple[Row, Outputs]] = field(default_factory=dict)
 
     def __call__(self, rows: Sequence[Row]) -> list[Outputs]:
-        """Each row's outputs, run by itself."""
+        """Each row's outputs, run alone."""
         return [self._one(row) for row in rows]
 
     def _one(self, row: Row) -> Outputs:
@@ -92,22 +90,23 @@ class Alone:
             outputs = self.forward([row])[0]
             if row.length > LONG_TOKENS:
                 return outputs
-            # With the row, so that no other one can get its identity.
+            # The row is stored too, so that no other one can get its id.
             self._kept[id(row)] = (row, outputs)
         return self._kept[id(row)][1]
 
 
 def equal_groups(rows: Sequence[Row], grid: ShapeGrid | None = None) -> list[list[Row]]:
-    """Batches that the batcher makes of rows of the same length (to an engine that pads to a grid: the same point of
-    it)."""
+    """The batches that the batch policy makes of rows of equal length (for an engine that pads to a grid: of equal
+    points on it)."""
     policy = BatchPolicy(Batching.EQUAL_LENGTH, ROWS_PER_BATCH, LARGEST_BATCH_TOKENS, 0.0, grid)
-    return _batches(_looked_at(rows), policy)
+    return _batches(_sampled(rows), policy)
 
 
 def padded_groups(rows: Sequence[Row], grid: ShapeGrid | None = None) -> list[list[Row]]:
-    """Batches of rows of different lengths that the batcher makes with the widest padding that a plan may allow."""
+    """The batches that the batch policy makes of rows of different lengths with the largest padding that a plan may
+    allow."""
     policy = BatchPolicy(Batching.PADDED, ROWS_PER_BATCH, LARGEST_BATCH_TOKENS, LARGEST_PADDING_SHARE, grid)
-    some = _looked_at(rows)
+    some = _sampled(rows)
     order = random.Random(SEED).sample(some, len(some))  # noqa: S311 - reproducible, not secret
     groups = []
     for start in range(0, len(order), WAITING):
@@ -115,14 +114,14 @@ def padded_groups(rows: Sequence[Row], grid: ShapeGrid | None = None) -> list[li
     return [group for group in groups if len({policy.length(row) for row in group}) > 1]
 
 
-def _looked_at(rows: Sequence[Row]) -> list[Row]:
+def _sampled(rows: Sequence[Row]) -> list[Row]:
     short = [row for row in rows if row.length <= LONG_TOKENS]
     long = sorted((row for row in rows if row.length > LONG_TOKENS), key=lambda row: row.length)
     return [*short, *long[:LONG_ROWS]]
 
 
 def _batches(rows: Sequence[Row], policy: BatchPolicy) -> list[list[Row]]:
-    """What one worker takes out of a queue of these rows, without those that run alone."""
+    """The batches that one worker takes from a queue of these rows, without batches of one."""
     queue = RowQueue(policy)
     queue.push(rows, None, arrived=0.0, deadline=math.inf, tokens_per_second=1.0)
     groups = []
@@ -147,7 +146,7 @@ def relative_difference(alone: Outputs, batched: Outputs) -> float:
 
 @dataclass(frozen=True)
 class Invariance:
-    """How far a recipe may be batched, and the evidence."""
+    """The widest batching that changes no row, and the evidence."""
 
     batching: Batching
     metrics: tuple[Metric, ...]
@@ -161,15 +160,15 @@ def measure_invariance(
     arithmetic: Arithmetic = FP32,
     grid: ShapeGrid | None = None,
 ) -> Invariance:
-    """Run groups of rows together and each row alone; the widest batching in which all rows stay the same.
+    """Run rows in batches and alone; find the widest batching in which all rows stay the same.
 
-    `alone` runs rows one by one (default: by `forward`); `grid` is the engine's, if it has one: its sums depend on the
-    shape, and arithmetic that rounds is not padded to another one. Where the rows offer no group of a kind, that kind
-    is not proved: fails closed.
+    `alone` runs rows one by one (default: by `forward`). `grid` is the engine's, if it has one: its sums depend on the
+    shape, and arithmetic that rounds is not padded to another one. A kind of batch that the rows do not offer is not
+    proved: it fails closed.
     """
     metrics = []
     widest = Batching.SINGLE
-    one_by_one = alone or Alone(forward)
+    one_by_one = alone or SingleRowForward(forward)
     for batching, groups in (
         (Batching.EQUAL_LENGTH, equal_groups(rows, grid)),
         (Batching.PADDED, padded_groups(rows, grid)),
@@ -199,11 +198,11 @@ def _worst(forward: Forward, alone: Forward, group: Sequence[Row]) -> float:
 
 
 @dataclass(frozen=True, eq=False)
-class Teacher:
-    """The judging requests, tokenised once, with the fp32 graph's outcomes."""
+class Reference:
+    """The judging requests, tokenised once, with the outcomes of the fp32 reference."""
 
     prepared: tuple[Prepared, ...]
-    observed: tuple[Observed, ...]
+    observed: tuple[Observation, ...]
 
     @property
     def rows(self) -> list[Row]:
@@ -211,9 +210,9 @@ class Teacher:
         return [row for prepared in self.prepared for row in prepared.rows]
 
 
-def prepare(task: Task, samples: Sequence[Sample]) -> tuple[Prepared, ...]:
-    """Tokenise requests; those that the task refuses (too long where nothing may be cut), and those of which nothing is
-    left to run, are left out."""
+def prepare(task: Task, samples: Sequence[SampleRequest]) -> tuple[Prepared, ...]:
+    """Tokenise requests, without those that the task refuses (too long where nothing may be truncated), and those
+    without a row."""
     result = []
     for sample in samples:
         try:
@@ -225,50 +224,50 @@ def prepare(task: Task, samples: Sequence[Sample]) -> tuple[Prepared, ...]:
     return tuple(result)
 
 
-def observe(task: Task, forward: Forward, prepared: Prepared) -> Observed:
-    """One request's outcome, each of its rows run alone. InferenceFailed for NaN, as when serving."""
+def observe(task: Task, forward: Forward, prepared: Prepared) -> Observation:
+    """Run each row of a request alone. InferenceFailed for NaN, as when serving."""
     reduced = tuple(task.reduce(row, forward([row])[0]) for row in prepared.rows)
-    return Observed(task.assemble(prepared, reduced), reduced)
+    return Observation(task.assemble(prepared, reduced), reduced)
 
 
-def teach(task: Task, forward: Forward, samples: Sequence[Sample]) -> Teacher:
-    """The teacher's side, once for all candidates."""
+def observe_reference(task: Task, forward: Forward, samples: Sequence[SampleRequest]) -> Reference:
+    """Run the judging requests through the reference, once for all candidates."""
     prepared = prepare(task, samples)
-    return Teacher(prepared, tuple(observe(task, forward, one) for one in prepared))
+    return Reference(prepared, tuple(observe(task, forward, one) for one in prepared))
 
 
-def guard_candidate(
+def judge_candidate(
     task: Task,
     forward: Forward,
-    teacher: Teacher,
+    reference: Reference,
     budget: AccuracyBudget,
     *,
     arithmetic: Arithmetic = FP32,
     grid: ShapeGrid | None = None,
 ) -> Verdict:
-    """Judge a candidate: its answers one row at a time, and whether they stay the same in policy, as far as its
-    arithmetic (`arithmetic_of`) can, in the shapes that its engine rounds to (`grid`).
+    """Judge a candidate: its answers one row at a time, and whether batches change them, as far as its arithmetic
+    (`arithmetic_of`) can, in the shapes of its engine's `grid`.
 
-    A candidate whose engine fails or whose outputs hold NaN is not accepted; other errors are the caller's.
+    A candidate whose engine fails or whose outputs hold NaN is rejected; other errors are raised.
     """
     try:
-        alone = Alone(forward)
-        observed = [observe(task, alone, prepared) for prepared in teacher.prepared]
+        alone = SingleRowForward(forward)
+        observed = [observe(task, alone, prepared) for prepared in reference.prepared]
     except InferenceFailed as error:
-        return Verdict(passed=False, reason=f"a judging request failed: {error.message}", texts=len(teacher.prepared))
-    verdict = judge(task.name, teacher.observed, observed, budget)
+        return Verdict(passed=False, reason=f"a judging request failed: {error.message}", texts=len(reference.prepared))
+    verdict = judge(task.name, reference.observed, observed, budget)
     if not verdict.passed:
         return verdict
-    invariance = measure_invariance(forward, teacher.rows, alone=alone, arithmetic=arithmetic, grid=grid)
+    invariance = measure_invariance(forward, reference.rows, alone=alone, arithmetic=arithmetic, grid=grid)
     return verdict.model_copy(
         update={"metrics": (*verdict.metrics, *invariance.metrics), "batching": invariance.batching.value}
     )
 
 
-def guard_answers(task: Task, forward: Forward, teacher: Teacher, budget: AccuracyBudget) -> Verdict:
-    """Judge the answers alone, row by row: for two graphs that were each proved in policy, and now serve together."""
+def judge_answers(task: Task, forward: Forward, reference: Reference, budget: AccuracyBudget) -> Verdict:
+    """Judge only the answers, row by row: for two graphs that were each proved in batches, and now serve together."""
     try:
-        observed = [observe(task, forward, prepared) for prepared in teacher.prepared]
+        observed = [observe(task, forward, prepared) for prepared in reference.prepared]
     except InferenceFailed as error:
-        return Verdict(passed=False, reason=f"a judging request failed: {error.message}", texts=len(teacher.prepared))
-    return judge(task.name, teacher.observed, observed, budget)
+        return Verdict(passed=False, reason=f"a judging request failed: {error.message}", texts=len(reference.prepared))
+    return judge(task.name, reference.observed, observed, budget)

@@ -1,8 +1,6 @@
-"""A request of the calibration or judging set, and what was observed when it ran.
+"""Computes the verdict: compares a candidate's answers with those of the fp32 reference, by task. Pure.
 
-The verdict: answers of a candidate against those of the fp32 teacher, by task. Pure.
-
-No labels are needed: the teacher is right by definition. docs/reference/accuracy-budgets.md gives the reason for each
+No labels are needed: the reference is right by definition. docs/reference/accuracy-budgets.md gives the reason for each
 metric and budget.
 """
 
@@ -23,34 +21,35 @@ from penstock_optimizer.guard.agreement import bootstrap_lower, wilson_lower
 
 
 @dataclass(frozen=True)
-class Sample:
-    """A request in the HF shape."""
+class SampleRequest:
+    """A request of the calibration or judging set, in the HF shape."""
 
     inputs: Any
     parameters: Mapping[str, Any] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, eq=False)
-class Observed:
-    """One sample's outcome."""
+class Observation:
+    """The outcome of one request."""
 
     answer: Any
     """In the HF shape, as `Task.assemble` gives it."""
     reduced: tuple[Any, ...] = ()
-    """What `Task.reduce` made of each row."""
+    """The result of `Task.reduce` for each row."""
 
 
 MEAN_COSINE = 0.985
-"""Embeddings: the mean over the texts must surely be this high: the lower end of its interval counts."""
+"""Embeddings: the least mean over the texts; the lower end of its interval must reach it."""
 P1_COSINE = 0.95
-"""Embeddings: at most one text in a hundred has a lower cosine."""
+"""Embeddings: at most one text in a hundred may have a lower cosine."""
 MIN_COSINE = 0.90
-"""Embeddings: no text has a lower one. A few words average little rounding error out: they set the minimum."""
+"""Embeddings: no text may have a lower one. Texts of few words set the minimum, since they average little rounding
+error out."""
 NEIGHBOURS = 10
 MIN_NEIGHBOUR_OVERLAP = 0.80
-"""Embeddings: the mean share of the ten nearest texts that stay."""
+"""Embeddings: the least mean share of the ten nearest texts that stay the same."""
 MAX_SIMILARITY_CHANGE = 0.05
-"""Similarity: the largest change of any, on the scale from -1 to 1."""
+"""Similarity: the largest change of any value, on the scale from -1 to 1."""
 MIN_AGREEMENT = {
     TaskName.SENTENCE_SIMILARITY: 0.95,
     TaskName.TEXT_RANKING: 0.95,
@@ -60,61 +59,61 @@ MIN_AGREEMENT = {
     TaskName.FILL_MASK: 0.90,
     TaskName.ZERO_SHOT_CLASSIFICATION: 0.95,
 }
-"""The share of answers that stay, where the endpoint does not say."""
-HAVE_COSINES = frozenset({TaskName.FEATURE_EXTRACTION, TaskName.SENTENCE_SIMILARITY})
-"""The tasks that minCosine is about; minAgreement is about those of MIN_AGREEMENT."""
-DRAW = 0.02
-"""Two labels whose scores the teacher has this near to each other: either of them is its answer."""
+"""The least share of answers that stay the same, where the endpoint states none."""
+COSINE_TASKS = frozenset({TaskName.FEATURE_EXTRACTION, TaskName.SENTENCE_SIMILARITY})
+"""The tasks that minCosine applies to; minAgreement applies to those of MIN_AGREEMENT."""
+TIE = 0.02
+"""Two labels whose reference scores are this close tie: either is right."""
 MAX_DIVERGENCE = 0.02
 """Classification: mean Kullback-Leibler divergence, nats."""
 MAX_FLIPPED_MARGIN = 0.005
-"""Classification: mean over all texts of the lead that the teacher's label had where it lost."""
+"""Classification: mean over all texts of the lead that the reference's label had where another label won."""
 MIN_TAU = 0.90
 """Ranking: mean Kendall tau."""
 MIN_ENTITY_F1 = 0.95
 MIN_SPAN_F1 = 0.93
 MIN_TOP_K_OVERLAP = 0.85
-"""Fill-mask: the mean share of the best tokens that stay among the best."""
+"""Fill-mask: the least mean share of the best tokens that stay among the best."""
 SCORE_CHANGE = 0.2
-"""Regression: of the spread of the scores over the texts."""
-UNSHARED = 0.01
-"""Scores of a text whose sum is this far from 1 are not shares of one whole."""
-FEW = 60
-"""Samples: with fewer, the verdict says so."""
+"""Regression: the largest change, as a share of the spread of the scores over the texts."""
+SUM_TOLERANCE = 0.01
+"""Scores of a text whose sum differs from 1 by more than this are not a distribution."""
+FEW_SAMPLES = 60
+"""With fewer samples the verdict mentions the uncertainty."""
 
 
 @dataclass(frozen=True)
 class _Case:
-    """What the metrics of a task are made from."""
+    """The data that the metrics of a task are computed from."""
 
-    teacher: Sequence[Observed]
-    candidate: Sequence[Observed]
+    reference: Sequence[Observation]
+    candidate: Sequence[Observation]
     agreement: float
     stated_cosine: float | None
-    """The endpoint's own budget, for every text."""
+    """The endpoint's budget, for every text."""
 
     def answers(self) -> list[tuple[Any, Any]]:
-        return [(a.answer, b.answer) for a, b in zip(self.teacher, self.candidate, strict=True)]
+        return [(a.answer, b.answer) for a, b in zip(self.reference, self.candidate, strict=True)]
 
 
 def judge(
-    task: TaskName, teacher: Sequence[Observed], candidate: Sequence[Observed], budget: AccuracyBudget
+    task: TaskName, reference: Sequence[Observation], candidate: Sequence[Observation], budget: AccuracyBudget
 ) -> Verdict:
-    """Hold a candidate's answers against the teacher's, sample by sample.
+    """Compare a candidate's answers with the reference's, sample by sample.
 
-    Fails closed: no samples, another number of answers, or a value that is not finite are not accepted.
+    Fails closed: no samples, another number of answers, or a value that is not finite are rejected.
     """
-    if not teacher:
+    if not reference:
         return Verdict(passed=False, reason="there was nothing to judge with: no samples")
-    if len(teacher) != len(candidate):
+    if len(reference) != len(candidate):
         return Verdict(
-            passed=False, reason=f"{len(candidate)} answers for {len(teacher)} samples", texts=len(candidate)
+            passed=False, reason=f"{len(candidate)} answers for {len(reference)} samples", texts=len(candidate)
         )
     broken = sum(not finite(observed.answer) for observed in candidate)
     if broken:
         return Verdict(passed=False, reason=f"{broken} answers hold NaN or infinity", texts=len(candidate))
     case = _Case(
-        teacher,
+        reference,
         candidate,
         agreement=budget.min_agreement if budget.min_agreement is not None else MIN_AGREEMENT.get(task, 0.0),
         stated_cosine=budget.min_cosine,
@@ -122,16 +121,16 @@ def judge(
     metrics = _METRICS[task](case)
     return Verdict(
         passed=all(metric.passed for metric in metrics),
-        reason=explain(metrics, len(teacher)),
+        reason=explain(metrics, len(reference)),
         metrics=metrics,
-        texts=len(teacher),
+        texts=len(reference),
     )
 
 
-def unread(task: TaskName, budget: AccuracyBudget) -> tuple[str, ...]:
-    """A sentence for each budget that is stated and that nothing of this task is held against."""
+def unused_budgets(task: TaskName, budget: AccuracyBudget) -> tuple[str, ...]:
+    """A sentence for each stated budget that does not apply to the task."""
     found = []
-    if budget.min_cosine is not None and task not in HAVE_COSINES:
+    if budget.min_cosine is not None and task not in COSINE_TASKS:
         found.append(f"{task.value} has no cosines: accuracy.minCosine decides nothing there. State minAgreement")
     if budget.min_agreement is not None and task not in MIN_AGREEMENT:
         found.append(f"{task.value} answers with vectors: accuracy.minAgreement decides nothing there. State minCosine")
@@ -139,13 +138,13 @@ def unread(task: TaskName, budget: AccuracyBudget) -> tuple[str, ...]:
 
 
 def explain(metrics: Sequence[Metric], texts: int) -> str:
-    """One sentence: what is outside the budget, or how far inside the worst metric is; and doubts, if any."""
+    """One sentence: what is outside the budget, or the first metrics; and the uncertainty, if any."""
     failed = [metric for metric in metrics if not metric.passed]
     if failed:
         return " and ".join(_miss(metric) for metric in failed)
     doubtful = [m for m in metrics if m.lower is not None and m.higher_is_better and m.lower < m.budget]
     sentence = ", ".join(f"{metric.name} {_digits(metric)}" for metric in metrics[:2]) or "nothing measured"
-    if texts < FEW and doubtful:
+    if texts < FEW_SAMPLES and doubtful:
         worst = min(doubtful, key=lambda metric: metric.budget - (metric.lower or 0.0))
         sentence += f"; on {texts} texts only: {worst.name} may be as low as {worst.lower:.3f}"
     return sentence
@@ -161,7 +160,7 @@ def _miss(metric: Metric) -> str:
 
 
 def _digits(metric: Metric) -> str:
-    """Three decimals, or as many as it takes not to look equal to the budget."""
+    """Three decimals, or as many as it takes to differ from the budget."""
     for decimals in (3, 4, 5, 6):
         text = f"{metric.value:.{decimals}f}"
         if float(text) != metric.budget or metric.value == metric.budget:
@@ -202,8 +201,8 @@ def _mean(name: str, values: Sequence[float], budget: float) -> Metric:
 
 
 def _embeddings(case: _Case) -> tuple[Metric, ...]:
-    """One vector a text, or the matrix of its token vectors."""
-    before = [np.asarray(one) for observed in case.teacher for one in observed.reduced]
+    """For one vector a text, or the matrix of its token vectors."""
+    before = [np.asarray(one) for observed in case.reference for one in observed.reduced]
     after = [np.asarray(one) for observed in case.candidate for one in observed.reduced]
     metrics = list(_cosines(case.stated_cosine, agreement.cosines(before, after)))
     if len({vector.shape for vector in before}) == 1:  # pooled
@@ -213,10 +212,10 @@ def _embeddings(case: _Case) -> tuple[Metric, ...]:
 
 
 def _cosines(stated: float | None, cosines: agreement.Vector) -> tuple[Metric, ...]:
-    """The level and how far single texts may be from it, what decides first; what an endpoint states itself holds for
-    each of them."""
+    """The mean and how far single texts may be from it, the deciding one first; a budget that the endpoint states
+    applies to each."""
     mean = _mean("mean_cosine", cosines.tolist(), MEAN_COSINE if stated is None else stated)
-    # A recipe whose mean is within the budget by chance is not kept: what the mean may really be counts.
+    # The lower end of the interval counts: a recipe must not be within the budget by chance.
     surely = mean.model_copy(update={"passed": bool(mean.lower is not None and mean.lower >= mean.budget)})
     p1 = _least("p1_cosine", float(np.percentile(cosines, 1)), P1_COSINE if stated is None else stated)
     least = _least("min_cosine", float(cosines.min()), MIN_COSINE if stated is None else stated)
@@ -234,8 +233,8 @@ def _similarity(case: _Case) -> tuple[Metric, ...]:
 
 
 def _same_top(before: Sequence[float], after: Sequence[float]) -> bool:
-    """The candidate's best is the teacher's best, or in a draw with it."""
-    return before[int(np.argmax(after))] >= max(before) - DRAW
+    """True when the candidate's best is the reference's best, or ties with it."""
+    return before[int(np.argmax(after))] >= max(before) - TIE
 
 
 def _classification(case: _Case) -> tuple[Metric, ...]:
@@ -247,14 +246,14 @@ def _classification(case: _Case) -> tuple[Metric, ...]:
     values = [value for before, _ in pairs for value in before.values()]
     if all(len(before) == 1 for before, _ in pairs) or min(values) < 0 or max(values) > 1:
         return _scores(case, pairs)
-    if any(abs(sum(before.values()) - 1) > UNSHARED for before, _ in pairs):
+    if any(abs(sum(before.values()) - 1) > SUM_TOLERANCE for before, _ in pairs):
         return _independent(pairs, case.agreement)
     return _distributions(pairs, case.agreement)
 
 
 def _by_label(entries: Sequence[dict[str, Any]]) -> dict[str, float]:
-    """The scores of a text's labels. Of labels that a model calls the same, the best score goes by the name, the next
-    ones by the name and its place: which of them is which no answer tells, and the best decides what comes first."""
+    """The scores of a text's labels. Of labels with the same name, the best score goes by the name, the next ones by
+    the name and a suffix: the answer does not tell them apart, and the best decides the order."""
     found: dict[str, float] = {}
     for entry in sorted(entries, key=lambda entry: -entry["score"]):
         name = entry["label"]
@@ -265,7 +264,7 @@ def _by_label(entries: Sequence[dict[str, Any]]) -> dict[str, float]:
 
 
 def _nested(answer: Any) -> list[Any]:
-    """The list of labels for each text: one text's answer may come without the outer list."""
+    """The list of labels for each text: the answer for one text may lack the outer list."""
     return [answer] if answer and isinstance(answer[0], dict) else list(answer)
 
 
@@ -274,7 +273,7 @@ def _distributions(pairs: Sequence[tuple[dict[str, float], dict[str, float]]], b
     for before, after in pairs:
         (label, _), (other, _) = agreement.best_and_margin(before), agreement.best_and_margin(after)
         lead = before[label] - before.get(other, 0.0)
-        hits.append(lead <= DRAW)
+        hits.append(lead <= TIE)
         flipped.append(lead)
         divergences.append(agreement.divergence(before, after))
     return (
@@ -285,9 +284,9 @@ def _distributions(pairs: Sequence[tuple[dict[str, float], dict[str, float]]], b
 
 
 def _independent(pairs: Sequence[tuple[dict[str, float], dict[str, float]]], budget: float) -> tuple[Metric, ...]:
-    """Several labels may be true at once: each is true or not on its own."""
+    """For labels that are true or false independently."""
     hits = [
-        (before[label] >= 0.5) == (after[label] >= 0.5) or abs(before[label] - 0.5) <= DRAW / 2
+        (before[label] >= 0.5) == (after[label] >= 0.5) or abs(before[label] - 0.5) <= TIE / 2
         for before, after in pairs
         for label in before
     ]
@@ -305,13 +304,13 @@ def _independent(pairs: Sequence[tuple[dict[str, float], dict[str, float]]], bud
 
 
 def _scores(case: _Case, pairs: Sequence[tuple[dict[str, float], dict[str, float]]]) -> tuple[Metric, ...]:
-    """Scores that are no shares (regression, or a single yes or no): their changes in units of the spread of their
-    label over the texts, and the order of the texts."""
+    """For scores that are no distribution (regression, or a single yes or no): changes in units of the spread of a
+    label's scores over the texts, and the order of the texts."""
     hits: list[bool] = []
     taus = []
     for label in pairs[0][0]:
         before, after = (np.array([both[side][label] for both in pairs]) for side in (0, 1))
-        allowed = max(SCORE_CHANGE * float(before.std()), DRAW)
+        allowed = max(SCORE_CHANGE * float(before.std()), TIE)
         hits += (np.abs(after - before) <= allowed).tolist()
         taus.append(agreement.kendall_tau(before.tolist(), after.tolist()))
     return (_share("score_agreement", hits, case.agreement), _least("kendall_tau", min(taus), MIN_TAU))
@@ -361,7 +360,7 @@ def _masks(case: _Case) -> tuple[Metric, ...]:
     for before, after in case.answers():
         one, other = ([entry["token"] for entry in answer] for answer in (before, after))
         scores = {entry["token"]: entry["score"] for entry in before}
-        hits.append(one[:1] == other[:1] or scores.get(other[0], 0.0) >= before[0]["score"] - DRAW)
+        hits.append(one[:1] == other[:1] or scores.get(other[0], 0.0) >= before[0]["score"] - TIE)
         overlaps.append(agreement.overlap(one, other))
     return (_share("top1_agreement", hits, case.agreement), _mean("top_k_overlap", overlaps, MIN_TOP_K_OVERLAP))
 

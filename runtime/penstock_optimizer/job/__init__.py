@@ -1,1 +1,1 @@
-"""One optimisation from endpoint to artefact: stages, work folder, time budget, progress events."""
+"""One optimisation from endpoint to artefact: stages, time budget, progress events, conclusions."""

@@ -1,6 +1,6 @@
-"""Writes artefact folders: all of it or nothing.
+"""Concludes an optimisation: the outcome of each candidate, the findings, and the artefact folder.
 
-What is said of each candidate at the end, and what a reader should know before trusting the figures. Pure.
+Conclusions are pure functions. A folder is written as a whole or not at all.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from penstock.recipe import Plan, Recipe
 from penstock_optimizer.candidate.work_folder import REPORT_NAME, digests
 from penstock_optimizer.report import render_report
 from penstock_optimizer.report.view import why_fp32
-from penstock_optimizer.search.climb import Step
+from penstock_optimizer.search.climb import SearchStep
 from penstock_optimizer.search.space import expected_milliseconds
 from penstock_runtime.models.folder import ModelFolder
 
@@ -25,7 +25,7 @@ MODEL_FOLDER = "model"
 
 
 def graph_path(recipe: Recipe, graph: Path) -> str:
-    """Where a recipe's graph lies in the artefact, such as `model/onnxruntime-fp32/model.onnx`."""
+    """Path of a recipe's graph in the artefact, such as `model/onnxruntime-fp32/model.onnx`."""
     return f"{MODEL_FOLDER}/{recipe.slug}/{graph.name}"
 
 
@@ -36,17 +36,17 @@ def write_artefact(
     folder: ModelFolder,
     graphs: Mapping[Recipe, Path],
 ) -> Manifest:
-    """Write the artefact folder `target`; what stands there is replaced as a whole, and only by a complete one.
+    """Write the artefact folder `target` atomically: an older one is replaced only by a complete one.
 
-    One process at a time, by a lock of the caller's: drafts that others left are deleted.
-    `graphs`: the graphs to serve; whatever lies beside one in its folder (weights apart from the graph) goes along.
-    `describe`: makes the manifest from the digests of the files.
+    The caller holds a lock, so that one process writes at a time; drafts of killed writers are deleted. `manifest`:
+    without its files, whose digests are added. `graphs`: the graphs to serve; other files in a graph's folder (external
+    weights) are copied too.
     """
     target.parent.mkdir(parents=True, exist_ok=True)
     remove_drafts(target)
     draft = Path(tempfile.mkdtemp(prefix=f".{target.name}-", dir=target.parent))
     try:
-        # mkdtemp's folder is for its owner only; whoever serves may be somebody else.
+        # mkdtemp makes a folder for its owner only; the server may run as another user.
         draft.chmod(0o755)
         for path in folder.settings:
             _copy(path, draft / path.relative_to(folder.path))
@@ -65,30 +65,30 @@ def write_artefact(
 
 
 def remove_drafts(target: Path) -> None:
-    """Delete what writers of `target` left that were killed; each is as large as the artefact. With nobody writing."""
+    """Delete the drafts of killed writers of `target`; each is as large as the artefact. The caller holds the lock."""
     for path in _drafts(target):
         shutil.rmtree(path, ignore_errors=True)
 
 
 def has_drafts(target: Path) -> bool:
-    """True while somebody writes `target`, and after a writer was killed."""
+    """True while a process writes `target`, and after a writer was killed."""
     return bool(_drafts(target))
 
 
 def _drafts(target: Path) -> list[Path]:
-    """Of `target`, and what it replaced."""
+    """Drafts of `target`, and the artefact that one replaced."""
     return [path for path in target.parent.iterdir() if path.name.startswith(f".{target.name}-")]
 
 
 def _copy(source: Path, target: Path) -> None:
-    """Copy contents, not links or modes: an artefact stands alone. Not a hard link either: whoever writes the source
-    again in place would change the artefact."""
+    """Copy contents, not links or modes: an artefact must not depend on its sources. No hard link either: a source
+    rewritten in place would change the artefact."""
     target.parent.mkdir(parents=True, exist_ok=True)
     shutil.copyfile(source, target)
 
 
 def _replace(draft: Path, target: Path) -> None:
-    """Put the draft in place. A server that has the old one open keeps its files until it lets go of them."""
+    """Move the draft into place. A server with open files of the old one keeps them until it closes them."""
     if not target.exists():
         draft.replace(target)
         return
@@ -99,9 +99,9 @@ def _replace(draft: Path, target: Path) -> None:
 
 
 NEAR = 1.05
-"""Within this of the chosen recipe's latency, it was the plan search that decided."""
+"""Within this factor of the chosen recipe's latency, the plan search decided."""
 NOISY = 0.15
-"""A scatter of repeated measurements above this makes small differences meaningless."""
+"""Above this scatter of repeated measurements, small differences mean nothing."""
 
 
 def milliseconds(facts: CandidateFacts) -> dict[int, float]:
@@ -113,17 +113,18 @@ def conclude(
     candidates: Sequence[CandidateFacts],
     *,
     chosen: Plan,
-    teacher: Recipe,
+    reference: Recipe,
     expected: Sequence[int],
-    steps: Sequence[Step],
+    steps: Sequence[SearchStep],
     search_finished: bool = True,
 ) -> tuple[CandidateFacts, ...]:
-    """The candidates with their final outcomes and reasons. `expected`: lengths that the latency is weighed over."""
+    """The candidates with their final outcomes and reasons. `expected`: lengths to weigh the latency over."""
     if not search_finished:
         candidates = _without_turn(candidates, chosen=chosen, expected=expected, steps=steps)
     by_recipe = {one.recipe: one for one in candidates}
     return tuple(
-        _concluded(one, by_recipe, chosen=chosen, teacher=teacher, expected=expected, steps=steps) for one in candidates
+        _concluded(one, by_recipe, chosen=chosen, reference=reference, expected=expected, steps=steps)
+        for one in candidates
     )
 
 
@@ -133,10 +134,10 @@ def _is_open(facts: CandidateFacts) -> bool:
 
 
 def _without_turn(
-    candidates: Sequence[CandidateFacts], *, chosen: Plan, expected: Sequence[int], steps: Sequence[Step]
+    candidates: Sequence[CandidateFacts], *, chosen: Plan, expected: Sequence[int], steps: Sequence[SearchStep]
 ) -> list[CandidateFacts]:
-    """The candidates; those that the plan search came to no plan of, though they are faster than the chosen one by what
-    is known, are skipped: nothing beat them but the clock."""
+    """Mark as skipped the candidates that are faster than the chosen one as measured, but of which the plan search had
+    no time to try a plan."""
     tried = {plan.recipe for step in steps for plan in (step.challenger, step.incumbent)}.union(chosen.recipes)
     served = next((one for one in candidates if one.recipe == chosen.recipe), None)
 
@@ -154,14 +155,14 @@ def _concluded(
     by_recipe: Mapping[Recipe, CandidateFacts],
     *,
     chosen: Plan,
-    teacher: Recipe,
+    reference: Recipe,
     expected: Sequence[int],
-    steps: Sequence[Step],
+    steps: Sequence[SearchStep],
 ) -> CandidateFacts:
     if facts.recipe == chosen.recipe:
-        gain = _ratio(by_recipe.get(teacher), facts, expected)
-        if facts.recipe == teacher:
-            reason = why_fp32([one for one in by_recipe.values() if one.recipe != teacher])
+        gain = _ratio(by_recipe.get(reference), facts, expected)
+        if facts.recipe == reference:
+            reason = why_fp32([one for one in by_recipe.values() if one.recipe != reference])
         elif gain is None:
             reason = "best for the objective within the accuracy budget"
         else:
@@ -199,15 +200,15 @@ def _ratio(slow: CandidateFacts | None, fast: CandidateFacts | None, expected: S
     return expected_milliseconds(milliseconds(slow), expected) / expected_milliseconds(milliseconds(fast), expected)
 
 
-def speed_up(teacher: CandidateFacts, plan: Plan, by_recipe: Mapping[Recipe, CandidateFacts]) -> dict[int, float]:
+def speed_up(reference: CandidateFacts, plan: Plan, by_recipe: Mapping[Recipe, CandidateFacts]) -> dict[int, float]:
     """fp32 time over that of the chosen plan, by tokens."""
-    slow = milliseconds(teacher)
+    slow = milliseconds(reference)
     fast = {point.tokens: point.p50_milliseconds for point in served_latency(plan, by_recipe.values())}
     return {tokens: slow[tokens] / fast[tokens] for tokens in sorted(slow.keys() & fast.keys()) if fast[tokens] > 0}
 
 
-def plan_trials(steps: Sequence[Step]) -> tuple[PlanTrial, ...]:
-    """The plan search as the manifest keeps it."""
+def plan_trials(steps: Sequence[SearchStep]) -> tuple[PlanTrial, ...]:
+    """The plan search as the manifest stores it."""
     return tuple(
         PlanTrial(plan=step.challenger, against=step.incumbent, promoted=step.promoted, reason=step.reason)
         for step in steps
@@ -217,7 +218,7 @@ def plan_trials(steps: Sequence[Step]) -> tuple[PlanTrial, ...]:
 def findings(
     *,
     candidates: Sequence[CandidateFacts],
-    teacher: Recipe,
+    reference: Recipe,
     plan: Plan,
     second_graph_bytes: int | None = None,
     noise: float,
@@ -228,10 +229,10 @@ def findings(
     asked_requests_per_second: float | None = None,
     host: Sequence[str],
 ) -> tuple[str, ...]:
-    """What a reader should know, the weightiest first.
+    """What a reader should know, the most important first.
 
-    `asked_requests_per_second`: of one replica, within the endpoint's p95; None where it does not ask for both, or the
-    curve is not whole.
+    `asked_requests_per_second`: the rate for one replica within the endpoint's p95; None when the endpoint does not ask
+    for both, or the curve is incomplete.
     """
     found = []
     if (missed := _missed(capacity, asked_requests_per_second)) is not None:
@@ -248,10 +249,10 @@ def findings(
             f"Repeated measurements differed by {noise:.0%}: something else ran on this machine, or its clock moved. "
             "Differences below that are not to be trusted."
         )
-    first = next((one for one in candidates if one.recipe == teacher), None)
+    first = next((one for one in candidates if one.recipe == reference), None)
     if first is not None and not first.fused_nodes:
         found.append("Nothing was fused in the fp32 graph: this architecture runs node by node, slower than it could.")
-    if plan.recipe == teacher and any(one.outcome is Outcome.REJECTED for one in candidates):
+    if plan.recipe == reference and any(one.outcome is Outcome.REJECTED for one in candidates):
         found.append(
             "Faster candidates were rejected for their answers: see the accuracy budget "
             "(docs/reference/accuracy-budgets.md)."
@@ -272,7 +273,7 @@ def findings(
 
 
 def _missed(capacity: CapacityCurve, asked: float | None) -> str | None:
-    """That the rate which the endpoint asks for is not taken within its p95."""
+    """A sentence when the rate that the endpoint asks for is not reached within its p95."""
     limit, rate = capacity.p95_objective_milliseconds, capacity.requests_per_second
     if asked is None or limit is None or (rate or 0.0) >= asked:
         return None
@@ -284,6 +285,6 @@ def _missed(capacity: CapacityCurve, asked: float | None) -> str | None:
 
 
 def measured_noise(search: float, candidates: Sequence[CandidateFacts]) -> float:
-    """Relative scatter of repeated measurements: that of the plan search, or of the single runs where that is more."""
+    """Relative scatter of repeated measurements: the larger one of the plan search and of the single runs."""
     spreads = [point.spread for one in candidates for point in one.latency]
     return max(search, median(spreads) if spreads else 0.0)

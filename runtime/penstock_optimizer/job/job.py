@@ -1,6 +1,6 @@
-"""The optimisation key: the same key means the same result, so that it is looked up rather than made again.
+"""Resolves what to optimise: the model on disk, the cores, the key of the result and its folders.
 
-What an optimisation is about, resolved: the model on disk, the cores, the key, the folders.
+The same key means the same result, so that a result is looked up rather than made again.
 """
 
 from __future__ import annotations
@@ -25,9 +25,9 @@ from penstock.manifest import SCHEMA_VERSION, CandidateFacts, Manifest, ModelFac
 from penstock.resources.endpoint import ModelEndpoint, ModelEndpointSpec, OptimizationMode
 from penstock.resources.source import Scheme
 from penstock.tasks import HEAD_OF_TASK
-from penstock_optimizer.candidate.runner import Subject
+from penstock_optimizer.candidate.runner import CandidateContext
 from penstock_optimizer.candidate.work_folder import WorkFolder
-from penstock_optimizer.guard import unread
+from penstock_optimizer.guard import unused_budgets
 from penstock_optimizer.job.artefact import has_drafts, remove_drafts
 from penstock_optimizer.load.workload import LengthMix, mix_of_texts, sends_texts
 from penstock_runtime.engines.native.library import ABI, library_path
@@ -44,12 +44,12 @@ from penstock_runtime.tokens import Tokenizer
 SHORT = 16
 """Hexadecimal digits of the key in folder names."""
 TOOLS = ("onnxruntime", "openvino", "nncf", "onnx", "tokenizers", "numpy")
-"""Libraries whose version may change what is made, how fast it is, or what it answers."""
+"""Libraries whose version may change the graph, its speed or its answers."""
 
 
 def toolchain() -> dict[str, str]:
-    """Versions of ourselves and of the libraries that are installed, without importing them; and whether our own engine
-    was compiled, since it can be added later."""
+    """Versions of Penstock and of the installed libraries, without importing them; and whether the native engine was
+    compiled, since that can be done later."""
     versions = {"penstock": __version__}
     if library_path().is_file():
         versions["native"] = str(ABI)
@@ -64,8 +64,8 @@ def toolchain() -> dict[str, str]:
 def optimization_key(spec: ModelEndpointSpec, *, model_digest: str, isa: Isa, cores: int, tools: dict[str, str]) -> str:
     """sha256, hexadecimal, over all that decides the result.
 
-    The time budget is not in it: more time refines the same result. Nor are scaling and the class's name: pods of two
-    classes with one instruction set share what was made.
+    The time budget is not part of it: more time refines the same result. Nor are scaling and the class's name: pods of
+    two classes with one instruction set share results.
     """
     optimization = spec.optimization
     parts = {
@@ -90,7 +90,7 @@ def optimization_key(spec: ModelEndpointSpec, *, model_digest: str, isa: Isa, co
 logger = logging.getLogger("penstock.optimize")
 
 REMOTE = {Scheme.HF, Scheme.S3, Scheme.GS, Scheme.AZ}
-"""Sources of which only what is needed is fetched."""
+"""Sources of which only the needed files are downloaded."""
 
 
 @dataclass(frozen=True)
@@ -118,7 +118,7 @@ class Job:
         host: Host | None = None,
         on_transfer: OnTransfer = ignore_progress,
     ) -> Job:
-        """Fetch the model and look at the machine. Errors as `fetch_model` and `Host.usable_cores`; SpecError for a
+        """Fetch the model and read the machine. Errors as for `fetch_model` and `Host.usable_cores`; SpecError for a
         longer input than the model takes, and for an endpoint that pins an artefact of the cluster's store."""
         spec = endpoint.spec
         if spec.optimization.mode is OptimizationMode.PINNED:
@@ -132,7 +132,7 @@ class Job:
         grant = host.usable_cores(cores or spec.cores)
         folder = fetch_model(spec.source, cache=models, token=token, on_progress=on_transfer)
         if spec.source.scheme in REMOTE and folder.onnx is None and not _is_built(folder):
-            # Weights alone would need torch: the model's own graph, if it has one, is the shorter way.
+            # Weights alone would need torch: the model's own graph, if it has one, is faster to export.
             folder = fetch_model(spec.source, cache=models, token=token, on_progress=on_transfer, graph=True)
         asked = spec.serving.max_input_tokens
         if asked is not None and asked > folder.max_tokens:
@@ -155,7 +155,7 @@ class Job:
         """The lengths of the requests that plans and capacity are measured with."""
         spec = self.spec
         if not sends_texts(spec.task, spec.workload):
-            # Without the tokenizer, which takes a second for the largest vocabularies.
+            # Without the tokenizer, which takes a second to load for the largest vocabularies.
             return LengthMix.of(spec.workload, maximum=self.max_tokens)
         tokenizer, most = self.tokenizer, self.max_tokens
         return mix_of_texts(
@@ -169,22 +169,22 @@ class Job:
 
     @cached_property
     def tokenizer(self) -> Tokenizer:
-        """The model's, for making and counting texts."""
+        """The model's tokenizer, for making and counting texts."""
         return Tokenizer.load(self.folder)
 
     @property
     def artefact(self) -> Path:
-        """Where the finished artefact lies."""
+        """Folder of the finished artefact."""
         return self.store / self.key[:SHORT]
 
     @property
     def baseline(self) -> Path:
-        """Where the fp32 artefact lies that is served meanwhile."""
+        """Folder of the fp32 artefact, which is served in the meantime."""
         return self.store / f"{self.key[:SHORT]}.baseline"
 
     @property
     def work(self) -> WorkFolder:
-        """The folder of the optimisation under way."""
+        """Folder of the optimisation in progress."""
         return WorkFolder(self.store / f"{self.key[:SHORT]}.work")
 
     def lock(self, what: str) -> Path:
@@ -193,7 +193,7 @@ class Job:
 
     @property
     def cpus(self) -> tuple[int, ...]:
-        """The CPUs to be kept on; empty: wherever the scheduler finds room (under a quota)."""
+        """The CPUs to pin processes to; empty: not pinned (under a quota)."""
         return self.grant.cpus if self.grant.keep else ()
 
     @property
@@ -203,11 +203,11 @@ class Job:
         return tuple(cpu for cpu in self.host.allowed if cpu not in taken)
 
     @property
-    def subject(self) -> Subject:
-        """For the processes of candidates."""
+    def context(self) -> CandidateContext:
+        """The settings for the processes of candidates."""
         spec = self.spec
         latency, throughput = spec.objective.latency, spec.objective.throughput
-        return Subject(
+        return CandidateContext(
             model=str(self.folder.path),
             task=spec.task,
             max_tokens=self.max_tokens,
@@ -255,9 +255,9 @@ class Job:
         )
 
     def finished(self, *, more_than_seconds: float | None = None, whole: bool = True) -> Manifest | None:
-        """The manifest of the finished artefact; None when there is none, or when it was cut short and a larger
-        budget than it had is at hand. `whole` False leaves the files alone that only the fp32 fall-back reads: the
-        largest, and a second start is to be quick."""
+        """The manifest of the finished artefact; None when there is none, or when it was cut short and
+        `more_than_seconds` exceeds its budget. `whole` False skips the files that only the fp32 fall-back reads: they
+        are the largest, and a second start should be fast."""
         manifest = _read(self.artefact, self.key, whole=whole)
         if manifest is None:
             return None
@@ -269,15 +269,14 @@ class Job:
         return _read(self.baseline, self.key)
 
     def remove_baseline(self) -> None:
-        """Delete the fp32 artefact. For a call that has found the finished one: whoever asked for the fp32 one before
-        that was there has loaded it long since."""
+        """Delete the fp32 artefact, once the finished one exists: its servers have loaded it long before."""
         shutil.rmtree(self.baseline, ignore_errors=True)
 
     def remove_leftovers(self) -> None:
-        """Delete what a run left that was killed once the finished artefact was there: the work folder, and the
-        artefact that it replaced. For a call that has found one that nothing is to be added to; where anybody is at
-        work on this key, nothing is deleted."""
-        # What is not there needs no lock, and a store that cannot be written serves all the same.
+        """Delete what a killed run left once the finished artefact was there: the work folder, and the artefact that
+        was replaced. For callers that add nothing to that artefact. Nothing is deleted while another process works on
+        this key."""
+        # A missing folder needs no lock, and a store that cannot be written can still be served from.
         with contextlib.suppress(OSError):
             if not self.work.path.exists() and not has_drafts(self.artefact):
                 return
@@ -286,17 +285,17 @@ class Job:
                 self.work.remove()
 
     def check(self) -> None:
-        """Can the model do the task, with this tokenizer and these limits? Errors as `make_task` has them. To be asked
-        before anything is written that could not be served."""
+        """Check that the model can do the task with this tokenizer and these limits, before anything is written. Errors
+        as for `make_task`."""
         make_task(self.spec.task, self.folder, max_tokens=self.max_tokens)
 
     def findings(self) -> Sequence[str]:
-        """What is odd about the endpoint and the machine."""
-        return (*unread(self.spec.task, self.spec.optimization.accuracy), *self.grant.findings)
+        """Findings about the endpoint and the machine."""
+        return (*unused_budgets(self.spec.task, self.spec.optimization.accuracy), *self.grant.findings)
 
 
 def _read(artefact: Path, key: str, *, whole: bool = True) -> Manifest | None:
-    """A complete artefact of this key. One that is damaged is as good as none: it is made again."""
+    """The manifest of a complete artefact of this key. A damaged one counts as missing: it is made again."""
     if not artefact.exists():
         return None
     try:
@@ -313,12 +312,12 @@ def _read(artefact: Path, key: str, *, whole: bool = True) -> Manifest | None:
 
 @cache
 def _warn(damage: str) -> None:
-    """Say once that an artefact is damaged: it is looked at before its lock is taken and after."""
+    """Log a damaged artefact once: it is read before its lock is taken and after."""
     logger.warning("%s: it is made again", damage)
 
 
 def _is_built(folder: ModelFolder) -> bool:
-    """True when the graph is built from the weights. Imports the exporter, a second's work, only when asked."""
+    """True when the graph is built from the weights. Imports the exporter on use: that takes a second."""
     from penstock_optimizer.export.families import FAMILIES
 
     return folder.model_type in FAMILIES

@@ -1,9 +1,9 @@
-"""The optimisation from end to end: export, candidates, plan, capacity, artefact.
+"""Runs an optimisation from end to end: export, candidates, plan, capacity, artefact.
 
-    prepare   the fp32 artefact within seconds (or the finished one, when it is there)
-    optimise  the finished artefact, within a time budget
+    prepare   makes the fp32 artefact within seconds, or finds the finished one
+    optimise  makes the finished artefact within a time budget
 
-Results are found by key; an interrupted run goes on from its work folder; of two runs of one key the second waits and
+Results are found by key. An interrupted run continues from its work folder. Of two runs of one key the second waits and
 then finds the first one's result.
 """
 
@@ -23,9 +23,15 @@ from penstock.resources.endpoint import ModelEndpoint, NoCandidate, Optimization
 from penstock.tasks import HEAD_OF_TASK
 from penstock_optimizer.candidate.gemm import EncoderShape, gemm_shares
 from penstock_optimizer.candidate.isolation import Failure, WorkerFailed
-from penstock_optimizer.candidate.runner import ProcessLab
+from penstock_optimizer.candidate.runner import ProcessRunner
 from penstock_optimizer.candidate.work_folder import ExportedFacts, locked
-from penstock_optimizer.capacity.curve import CapacityFailed, Measured, ReplicaBroken, measure_capacity, replica
+from penstock_optimizer.capacity.curve import (
+    CapacityFailed,
+    CapacityMeasurement,
+    ReplicaBroken,
+    measure_capacity,
+    serve_replica,
+)
 from penstock_optimizer.job.artefact import (
     conclude,
     findings,
@@ -37,14 +43,22 @@ from penstock_optimizer.job.artefact import (
     write_artefact,
 )
 from penstock_optimizer.job.job import Job
-from penstock_optimizer.job.plan_search import Planner, had_its_time
-from penstock_optimizer.job.progress import Events, OnProgress, Progress, Stage, ignore
-from penstock_optimizer.job.screening import LEAST_SECONDS, RAISE_BUDGET, ROUNDS, Budget, Entrant, TryOut, most_open
+from penstock_optimizer.job.plan_search import PlanSearch, is_exhaustive
+from penstock_optimizer.job.progress import OnProgressEvent, ProgressEvent, ProgressReporter, Stage, ignore_progress
+from penstock_optimizer.job.screening import (
+    LEAST_SECONDS,
+    RAISE_BUDGET,
+    ROUNDS,
+    Budget,
+    CandidateRun,
+    Screening,
+    max_open_processes,
+)
 from penstock_optimizer.load.workload import measured_lengths, workload_bodies
-from penstock_optimizer.search.climb import Climbed, Trials
+from penstock_optimizer.search.climb import SearchResult, Trials
 from penstock_optimizer.search.goal import Goal
-from penstock_optimizer.search.recipes import TEACHER, by_gain, candidate_recipes
-from penstock_optimizer.search.space import Limits, WideFrom, first_plan
+from penstock_optimizer.search.recipes import REFERENCE, by_gain, candidate_recipes
+from penstock_optimizer.search.space import PlanLimits, WideFrom, first_plan
 from penstock_runtime.host.disk import translate_full_disk
 from penstock_runtime.models.fetching import OnProgress as OnTransfer
 from penstock_runtime.models.fetching import ignore_progress as no_transfer
@@ -52,25 +66,26 @@ from penstock_runtime.models.fetching import ignore_progress as no_transfer
 __all__ = ["Prepared", "optimise", "prepare"]
 
 STORE = "the store"
-"""In errors of a full disk."""
+"""Name of the folder in errors of a full disk."""
 CEILING_SECONDS = 30.0
 WRITING_SECONDS = 1.5
-"""Kept for copying the artefact and making the report."""
+"""Reserved for copying the artefact and making the report."""
 WIDE_FROM = WideFrom(64, 64)
-"""Unmeasured: from about this length on, a lone row gains from all cores with every engine and model that was tried."""
+"""Not measured: from about this length on, a lone row gains from all cores with every engine and model that was tried.
+"""
 EXPORT_SECONDS = 600.0
-"""A large model through torch takes minutes; more is a hang."""
+"""A large model through torch takes minutes; an export that takes longer hangs."""
 CAPACITY_BODIES = 400
-"""Different requests: none comes often enough for a cache to matter."""
+"""Number of different requests: none is repeated often enough for a cache to matter."""
 
 
 @dataclass(frozen=True)
 class Prepared:
-    """What can be served at once."""
+    """An artefact that can be served at once."""
 
     artefact: Path
     finished: bool
-    """True: the optimised artefact was there already. False: the fp32 one."""
+    """True: the optimised artefact was there. False: the fp32 one."""
 
 
 def prepare(
@@ -82,10 +97,10 @@ def prepare(
     token: str | None = None,
     on_transfer: OnTransfer = no_transfer,
 ) -> Prepared:
-    """What can be served at once: the finished artefact, or else the fp32 one, which is made in seconds.
+    """Return what can be served at once: the finished artefact, or else the fp32 one, which is made in seconds.
 
-    `on_transfer` hears of the model's fetch, from several threads.
-    PenstockError of all kinds: the model, the machine, the endpoint, a full disk.
+    `on_transfer` receives the progress of the model's download, from several threads. PenstockError of all kinds: the
+    model, the machine, the endpoint, a full disk.
     """
     job = Job.of(endpoint, store=store, models=models, cores=cores, token=token, on_transfer=on_transfer)
     found = job.finished(whole=False)
@@ -107,13 +122,13 @@ def optimise(
     cores: int | None = None,
     budget_seconds: float | None = None,
     token: str | None = None,
-    on_progress: OnProgress = ignore,
+    on_progress: OnProgressEvent = ignore_progress,
     on_transfer: OnTransfer = no_transfer,
 ) -> Path:
     """Make the artefact of an endpoint on this machine, or find it; returns its folder `store/<key>`.
 
-    `cores` and `budget_seconds` stand in for the endpoint's own. OptimizationError when nothing may be served; other
-    PenstockErrors, and `on_transfer`, as `prepare`.
+    `cores` and `budget_seconds` override the endpoint's. OptimizationError when no result may be served; other
+    PenstockErrors, and `on_transfer`, as for `prepare`.
     """
     begin = time.monotonic()
     job = Job.of(endpoint, store=store, models=models, cores=cores, token=token, on_transfer=on_transfer)
@@ -122,7 +137,7 @@ def optimise(
     if found is None:
 
         def waiting() -> None:
-            on_progress(Progress(Stage.EXPORT, 0, 1, "another process makes this artefact: waiting for it"))
+            on_progress(ProgressEvent(Stage.EXPORT, 0, 1, "another process makes this artefact: waiting for it"))
 
         job.check()
         with translate_full_disk(store, what=STORE), locked(job.lock(""), waiting=waiting):
@@ -132,34 +147,35 @@ def optimise(
                 return job.artefact
     _tidy(job, found)
     facts = {"artefact": str(job.artefact), "found": True, "seconds": time.monotonic() - begin}
-    on_progress(Progress(Stage.DONE, 1, 1, "found, made before for this model and machine", facts, 1, 1))
+    on_progress(ProgressEvent(Stage.DONE, 1, 1, "found, made before for this model and machine", facts, 1, 1))
     return job.artefact
 
 
 def _tidy(job: Job, found: Manifest) -> None:
-    """Delete what nobody needs any more beside the finished artefact."""
+    """Delete what the finished artefact makes useless."""
     job.remove_baseline()
     if not found.cut_short:
         job.remove_leftovers()
 
 
 def baseline_plan(cores: int, batching: Batching = Batching.EQUAL_LENGTH) -> Plan:
-    """The fp32 plan, unmeasured. Equal lengths only, until the guard has proved that padding changes nothing."""
-    return first_plan(TEACHER, Limits(cores, batching, ()), wide_from=WIDE_FROM)
+    """The fp32 plan, not measured. It batches equal lengths only, until the guard has proved that padding changes
+    nothing."""
+    return first_plan(REFERENCE, PlanLimits(cores, batching, ()), wide_from=WIDE_FROM)
 
 
 def prepare_baseline(
     job: Job, *, seconds_left: Callable[[], float] = lambda: EXPORT_SECONDS
 ) -> tuple[Manifest, ExportedFacts]:
-    """Export the fp32 graph and write its artefact, unless that is there. Errors of the model as `export` has them.
+    """Export the fp32 graph and write its artefact, unless it exists. Errors of the model as for `export`.
 
-    `seconds_left`: of a time budget, when the export begins; OptimizationError where it does not end within them.
+    `seconds_left`: what a time budget has left when the export begins; OptimizationError when the export takes longer.
     """
     with locked(job.lock("baseline."), waiting=lambda: None):
-        lab = ProcessLab(job.subject, job.work, job.cpus)
+        runner = ProcessRunner(job.context, job.work, job.cpus)
         limit = max(seconds_left(), 0.0)
         try:
-            exported = lab.exported("fused", timeout_seconds=min(limit, EXPORT_SECONDS))
+            exported = runner.exported("fused", timeout_seconds=min(limit, EXPORT_SECONDS))
         except WorkerFailed as failure:
             if failure.failure is Failure.TIMED_OUT and limit < EXPORT_SECONDS:
                 raise OptimizationError(
@@ -174,9 +190,9 @@ def prepare_baseline(
 
 def _write_baseline(job: Job, exported: ExportedFacts) -> Manifest:
     graph = Path(exported.graph)
-    served = ServedModel(path=graph_path(TEACHER, graph), io=exported.io, plan=baseline_plan(job.grant.cores))
+    served = ServedModel(path=graph_path(REFERENCE, graph), io=exported.io, plan=baseline_plan(job.grant.cores))
     facts = CandidateFacts(
-        recipe=TEACHER,
+        recipe=REFERENCE,
         outcome=Outcome.CHOSEN,
         reason="the fp32 graph as it was exported",
         fused_nodes=exported.fused_nodes,
@@ -190,14 +206,14 @@ def _write_baseline(job: Job, exported: ExportedFacts) -> Manifest:
         candidates=[facts],
         findings=["Nothing was measured yet: this is the fp32 graph as it was exported."],
     )
-    return write_artefact(job.baseline, manifest, folder=job.folder, graphs={TEACHER: graph})
+    return write_artefact(job.baseline, manifest, folder=job.folder, graphs={REFERENCE: graph})
 
 
 def endpoint_capacity(
     job: Job, artefact: Path, *, seconds_left: Callable[[], float], on_point: Callable[[CapacityPoint], None]
-) -> Measured:
-    """Serve `artefact` with the real server and measure its curve with the endpoint's own workload. CapacityFailed and
-    ReplicaBroken as `capacity.curve` has them."""
+) -> CapacityMeasurement:
+    """Serve `artefact` with the real server and measure its capacity curve with the endpoint's workload. CapacityFailed
+    and ReplicaBroken as in `capacity.curve`."""
     spec, tokenizer = job.spec, job.tokenizer
     bodies = workload_bodies(
         spec.task,
@@ -208,7 +224,7 @@ def endpoint_capacity(
         mask_token=tokenizer.mask_token,
         side=tokenizer.side,
     )
-    with replica(
+    with serve_replica(
         artefact,
         cores=job.grant.cores,
         cpus=job.cpus,
@@ -227,12 +243,12 @@ def endpoint_capacity(
 
 
 class Optimisation:
-    """One run."""
+    """One run of the stages."""
 
-    def __init__(self, job: Job, seconds: float, on_progress: OnProgress) -> None:
+    def __init__(self, job: Job, seconds: float, on_progress: OnProgressEvent) -> None:
         self._job = job
         self._budget = Budget(seconds)
-        self._lab = ProcessLab(job.subject, job.work, job.cpus)
+        self._runner = ProcessRunner(job.context, job.work, job.cpus)
         self._goal = Goal.of(job.spec.objective)
         self._lengths = measured_lengths(job.max_tokens, job.mix)
         self._expected = job.mix.sample(200, seed=0)
@@ -240,9 +256,9 @@ class Optimisation:
         optimization = job.spec.optimization
         self._candidates = candidate_recipes(job.host.cpu.isa, optimization.engines, optimization.precisions)
         count = len(self._candidates.recipes) + len(self._candidates.skipped) if self._searches else 1
-        self._events = Events(on_progress, candidates=count, rounds=ROUNDS, searches=self._searches)
-        self._tryout = TryOut(
-            self._lab,
+        self._events = ProgressReporter(on_progress, candidates=count, rounds=ROUNDS, searches=self._searches)
+        self._screening = Screening(
+            self._runner,
             job.work,
             self._budget,
             lengths=self._lengths,
@@ -251,15 +267,15 @@ class Optimisation:
         )
 
     def run(self) -> Manifest:
-        """All of it."""
+        """Run all stages and write the artefact."""
         exported = self._export()
         try:
             self._try_candidates()
-            self._refuse_if_told_to([entrant.facts for entrant in self._tryout.entrants])
-            climbed = self._find_plan()
+            self._require_candidate([run.facts for run in self._screening.runs])
+            result = self._find_plan()
         finally:
-            self._tryout.close()
-        manifest = self._prove(exported, climbed)
+            self._screening.close()
+        manifest = self._prove(exported, result)
         gemm = self._gemm(
             exported,
             next(one for one in manifest.candidates if one.recipe == manifest.chosen.plan.recipe),
@@ -281,33 +297,33 @@ class Optimisation:
         if self._budget.left_for_capacity() < LEAST_SECONDS:
             raise self._no_time(f"it ended after {self._budget.spent:.1f} s")
         size = sum(file.stat().st_size for file in Path(exported.graph).parent.iterdir())
-        self._tryout.most_open = most_open(self._job.host.memory.available, size)
+        self._screening.max_open = max_open_processes(self._job.host.memory.available, size)
         return exported
 
     def _try_candidates(self) -> None:
         try:
-            self._tryout.enter(TEACHER, teacher=True)
+            self._screening.enter(REFERENCE, reference=True)
             if self._searches:
                 for recipe in by_gain(self._candidates.recipes[1:], self._job.host.cpu.isa):
                     self._events.trying(recipe)
-                    self._tryout.enter(recipe)
+                    self._screening.enter(recipe)
                 for skipped in self._candidates.skipped:
-                    self._tryout.skip(skipped.recipe, skipped.reason)
-            self._tryout.measure(on_round=self._events.round)
+                    self._screening.skip(skipped.recipe, skipped.reason)
+            self._screening.measure(on_round=self._events.round)
         except WorkerFailed as failure:
             if failure.failure is Failure.TIMED_OUT:
-                # It may take all that the budget has left, so that nothing is said against the graph.
+                # The reference may use all the time that is left: running out of it does not make the graph a bad one.
                 raise self._no_time(failure.reason) from failure
             raise failure.as_error("the fp32 graph does not run") from failure
 
-    def _find_plan(self) -> Climbed:
-        teacher = self._tryout.teacher
+    def _find_plan(self) -> SearchResult:
+        reference = self._screening.reference
         if not self._searches:
-            plan = baseline_plan(self._job.grant.cores, teacher.batching)
-            return Climbed(plan, None, (), finished=True, noise=0.0)
-        planner = Planner(
-            self._tryout,
-            self._lab,
+            plan = baseline_plan(self._job.grant.cores, reference.batching)
+            return SearchResult(plan, None, (), finished=True, noise=0.0)
+        planner = PlanSearch(
+            self._screening,
+            self._runner,
             self._budget,
             self._goal,
             cores=self._job.grant.cores,
@@ -318,10 +334,10 @@ class Optimisation:
         )
         return planner.search(Trials(self._job.work.trials))
 
-    def _prove(self, exported: ExportedFacts, climbed: Climbed) -> Manifest:
-        """Serve the plan with the real server and measure what it takes. A plan whose server breaks is not served:
-        then it is fp32. Without the time to measure, the artefact is still worth having."""
-        draft = self._manifest(exported, climbed)
+    def _prove(self, exported: ExportedFacts, result: SearchResult) -> Manifest:
+        """Serve the plan with the real server and measure its capacity. A plan whose server breaks is replaced, at last
+        by fp32. Without time to measure, the artefact is still complete."""
+        draft = self._manifest(exported, result)
         self._events.planned(draft)
         folder = self._job.work.path / "draft"
         self._write(folder, draft)
@@ -330,21 +346,21 @@ class Optimisation:
                 self._job, folder, seconds_left=self._budget.left_for_capacity, on_point=self._events.point
             )
         except ReplicaBroken as failure:
-            if climbed.plan.short is not None:
-                # The second graph may be what breaks it: without that first.
-                return self._prove(exported, replace(climbed, plan=climbed.plan.unrouted, sample=None))
-            if climbed.plan.recipe == TEACHER:
+            if result.plan.short is not None:
+                # The second graph may be the cause: try without it first.
+                return self._prove(exported, replace(result, plan=result.plan.unrouted, sample=None))
+            if result.plan.recipe == REFERENCE:
                 self._events.no_capacity(failure.message)
-                return self._manifest(exported, climbed, doubts=(f"The capacity was not measured: {failure.message}.",))
-            broken = next(one for one in self._tryout.entrants if one.recipe == climbed.plan.recipe)
+                return self._manifest(exported, result, doubts=(f"The capacity was not measured: {failure.message}.",))
+            broken = next(one for one in self._screening.runs if one.recipe == result.plan.recipe)
             broken.settle(Outcome.FAILED, f"{failure.message} while it served")
-            plan = baseline_plan(self._job.grant.cores, self._tryout.teacher.batching)
-            return self._prove(exported, replace(climbed, plan=plan, sample=None))
+            plan = baseline_plan(self._job.grant.cores, self._screening.reference.batching)
+            return self._prove(exported, replace(result, plan=plan, sample=None))
         except CapacityFailed as failure:
             self._events.no_capacity(failure.message)
-            return self._manifest(exported, climbed, doubts=(f"The capacity was not measured: {failure.message}.",))
+            return self._manifest(exported, result, doubts=(f"The capacity was not measured: {failure.message}.",))
         self._events.capacity(measured)
-        return self._manifest(exported, climbed, measured)
+        return self._manifest(exported, result, measured)
 
     def _gemm(self, exported: ExportedFacts, chosen: CandidateFacts, plan: Plan) -> Any:
         shape = EncoderShape.of(self._job.folder.config, head=HEAD_OF_TASK[self._job.spec.task], how=exported.how)
@@ -352,9 +368,9 @@ class Optimisation:
         if shape is None or not chosen.latency or left < 1.0:
             return ()
         try:
-            ceiling = self._lab.ceiling(chosen.recipe.precision, timeout_seconds=min(CEILING_SECONDS, left))
+            ceiling = self._runner.ceiling(chosen.recipe.precision, timeout_seconds=min(CEILING_SECONDS, left))
         except WorkerFailed:
-            # A figure for the report, and no reason to lose the rest of it.
+            # The report does without this figure.
             return ()
         own = {tokens: ms for tokens, ms in milliseconds(chosen).items() if plan.serves(tokens)}
         return gemm_shares(shape, own, ceiling)
@@ -372,14 +388,14 @@ class Optimisation:
         allowed = self._job.spec.optimization
         return recipe.engine in allowed.engines and recipe.precision in allowed.precisions
 
-    def _refuse_if_told_to(self, candidates: Sequence[CandidateFacts]) -> None:
-        """`whenNoCandidate: Fail`: an error that lists each candidate, unless one of them may be served. Those that
-        the endpoint leaves out do not count; those that the time budget left no turn do: nothing says fp32 would do."""
+    def _require_candidate(self, candidates: Sequence[CandidateFacts]) -> None:
+        """With `whenNoCandidate: Fail`, raise an error that lists each candidate, unless one may be served. Candidates
+        that the endpoint excludes do not count; those that the time budget excluded do: they may be the better ones."""
         optimization = self._job.spec.optimization
         others = [
             one
             for one in candidates
-            if one.recipe != TEACHER and (one.outcome is not Outcome.SKIPPED or one.reason_code.is_out_of_time)
+            if one.recipe != REFERENCE and (one.outcome is not Outcome.SKIPPED or one.reason_code.is_out_of_time)
         ]
         if optimization.when_no_candidate is not NoCandidate.FAIL or not self._searches or not others:
             return
@@ -396,48 +412,48 @@ class Optimisation:
     def _manifest(
         self,
         exported: ExportedFacts,
-        climbed: Climbed,
-        measured: Measured | None = None,
+        result: SearchResult,
+        measured: CapacityMeasurement | None = None,
         doubts: Sequence[str] = (),
     ) -> Manifest:
         job = self._job
         candidates = conclude(
-            [entrant.facts for entrant in self._tryout.entrants],
-            chosen=climbed.plan,
-            teacher=TEACHER,
+            [run.facts for run in self._screening.runs],
+            chosen=result.plan,
+            reference=REFERENCE,
             expected=self._expected,
-            steps=climbed.steps,
-            search_finished=climbed.finished,
+            steps=result.steps,
+            search_finished=result.finished,
         )
-        entrants = {entrant.recipe: entrant for entrant in self._tryout.entrants}
+        runs = {run.recipe: run for run in self._screening.runs}
         by_recipe = {one.recipe: one for one in candidates}
-        # What the plan search did not come to is another question: a larger budget need not give it more time.
+        # A plan that was not tried does not count: a larger budget need not give the plan search more time.
         skipped = sum(
             one.reason_code.is_out_of_time and one.reason_code is not ReasonCode.NO_PLAN_TRIED for one in candidates
         )
         late = sum(one.reason_code is ReasonCode.TIMED_OUT for one in candidates)
-        noise = measured_noise(climbed.noise, candidates)
-        teacher_plan = baseline_plan(job.grant.cores, entrants[TEACHER].batching)
+        noise = measured_noise(result.noise, candidates)
+        reference_plan = baseline_plan(job.grant.cores, runs[REFERENCE].batching)
         capacity = measured.curve if measured else CapacityCurve()
-        # Of a curve that time cut short nobody knows how far it would have gone.
-        asked = job.subject.requests_per_second if measured and measured.finished else None
+        # An incomplete curve does not show the highest rate.
+        asked = job.context.requests_per_second if measured and measured.finished else None
         return job.manifest(
             exported.parameters,
-            chosen=self._served(entrants[climbed.plan.recipe], climbed.plan),
-            baseline=self._served(entrants[TEACHER], teacher_plan),
+            chosen=self._served(runs[result.plan.recipe], result.plan),
+            baseline=self._served(runs[REFERENCE], reference_plan),
             candidates=candidates,
             capacity=capacity,
-            speed_up=speed_up(by_recipe[TEACHER], climbed.plan, by_recipe),
+            speed_up=speed_up(by_recipe[REFERENCE], result.plan, by_recipe),
             noise=noise,
-            trials=plan_trials(climbed.steps),
+            trials=plan_trials(result.steps),
             findings=findings(
                 candidates=candidates,
-                teacher=TEACHER,
-                plan=climbed.plan,
-                second_graph_bytes=climbed.second_graph_bytes,
+                reference=REFERENCE,
+                plan=result.plan,
+                second_graph_bytes=result.second_graph_bytes,
                 noise=noise,
                 skipped_for_time=skipped + late,
-                search_finished=climbed.finished,
+                search_finished=result.finished,
                 shared_cpus=not job.load_cpus,
                 capacity=capacity,
                 asked_requests_per_second=asked,
@@ -446,20 +462,20 @@ class Optimisation:
             serving_rss_bytes=measured.resident_bytes if measured else None,
             seconds=self._budget.spent,
             budget_seconds=self._budget.seconds,
-            cut_short=bool(skipped or late or not had_its_time(climbed, self._budget)),
+            cut_short=bool(skipped or late or not is_exhaustive(result, self._budget)),
         )
 
-    def _served(self, entrant: Entrant, plan: Plan) -> ServedModel:
-        assert entrant.built is not None  # noqa: S101 - what may serve was built
-        path = graph_path(entrant.recipe, Path(entrant.built.graph))
-        return ServedModel(path=path, io=entrant.built.io, plan=plan, short=self._short(plan))
+    def _served(self, run: CandidateRun, plan: Plan) -> ServedModel:
+        assert run.built is not None  # noqa: S101 - only a built graph may serve
+        path = graph_path(run.recipe, Path(run.built.graph))
+        return ServedModel(path=path, io=run.built.io, plan=plan, short=self._short(plan))
 
     def _short(self, plan: Plan) -> ServedGraph | None:
         if plan.short is None:
             return None
-        entrant = next(one for one in self._tryout.entrants if one.recipe == plan.short.recipe)
-        assert entrant.built is not None  # noqa: S101 - what may serve was built
-        return ServedGraph(path=graph_path(entrant.recipe, Path(entrant.built.graph)), io=entrant.built.io)
+        run = next(one for one in self._screening.runs if one.recipe == plan.short.recipe)
+        assert run.built is not None  # noqa: S101 - only a built graph may serve
+        return ServedGraph(path=graph_path(run.recipe, Path(run.built.graph)), io=run.built.io)
 
     def _write(self, target: Path, manifest: Manifest) -> None:
         recipes = {

@@ -14,43 +14,43 @@ from penstock.errors import OptimizationError
 from penstock.manifest import Outcome, ReasonCode
 from penstock.recipe import Batching, Plan, Recipe
 from penstock_optimizer.candidate.isolation import Failure, WorkerFailed
-from penstock_optimizer.candidate.runner import Lab, Session
-from penstock_optimizer.job.screening import MOST_PLANS_SECONDS, RAISE_BUDGET, Budget, Entrant, TryOut
-from penstock_optimizer.search.climb import Climbed, Climber, MeasurementFailed, Step, Trials
-from penstock_optimizer.search.goal import NOISE_FLOOR, Goal, Sample
+from penstock_optimizer.candidate.runner import CandidateRunner, CandidateSession
+from penstock_optimizer.job.screening import MOST_PLANS_SECONDS, RAISE_BUDGET, Budget, CandidateRun, Screening
+from penstock_optimizer.search.climb import HillClimb, PlanFailed, SearchResult, SearchStep, Trials
+from penstock_optimizer.search.goal import NOISE_FLOOR, Goal, PlanSample
 from penstock_optimizer.search.space import (
     LEAST_SHARE,
     NEVER_WIDE,
-    Limits,
-    Timed,
+    MeasuredRecipe,
+    PlanLimits,
     WideFrom,
-    boundary,
     expected_milliseconds,
     finalists,
     first_plan,
-    looked_at,
+    lengths_to_compare,
+    longest_short_row,
     rivals,
-    routed,
     share_within,
-    wide_from,
+    wide_thresholds,
+    with_route,
 )
 
 SAMPLE_SECONDS = 60.0
 """One measurement of a plan takes a few seconds; a process that takes this long hangs."""
 MOST_REOPENED = 2
-"""How often a finalist's process is started again after it died on some plan."""
+"""How often a finalist's process is restarted after it died on a plan."""
 UNMEASURED_WIDE_FROM = WideFrom(64, 64)
 LEAST_PLANS_SHARE = 0.5
-"""Of the plans' seconds: the rest may go to finding out from which length on all cores pay. Which recipe is the best
+"""Of the plans' seconds: the rest may be spent on finding the length from which all cores pay. Which recipe is best
 weighs more."""
 
 
 @dataclass
-class Planner:
-    """Finds the plan."""
+class PlanSearch:
+    """Finds the plan of stage 2."""
 
-    tryout: TryOut
-    lab: Lab
+    screening: Screening
+    runner: CandidateRunner
     budget: Budget
     goal: Goal
     cores: int
@@ -59,57 +59,57 @@ class Planner:
     expected: Sequence[int]
     """A sample of the workload's lengths."""
     may_serve: Callable[[Recipe], bool]
-    """False for the teacher when the endpoint allows neither its engine nor its precision: then it is served only
-    where there is nothing else."""
-    on_step: Callable[[Step], None]
+    """False for the reference when the endpoint allows neither its engine nor its precision: then it is served only if
+    nothing else can be."""
+    on_step: Callable[[SearchStep], None]
 
     def __post_init__(self) -> None:
         self._reopened: dict[Recipe, int] = {}
         self._last_failure: dict[Recipe, WorkerFailed] = {}
         self._wide: dict[Recipe, WideFrom] = {}
 
-    def search(self, trials: Trials) -> Climbed:
-        """The plan for the goal. OptimizationError when not even the teacher can be measured."""
-        timed = self.tryout.timed()
-        teacher = next((one for one in timed if one.recipe == self.tryout.teacher.recipe), None)
-        if teacher is None:
+    def search(self, trials: Trials) -> SearchResult:
+        """The plan for the goal. OptimizationError when not even the reference could be measured."""
+        timed = self.screening.timed()
+        reference = next((one for one in timed if one.recipe == self.screening.reference.recipe), None)
+        if reference is None:
             raise OptimizationError(
                 "the fp32 graph could not be measured within the time budget",
                 remedy=RAISE_BUDGET,
             )
-        recipes = finalists([one for one in timed if one is not teacher], teacher, self.expected)
-        if not self.may_serve(teacher.recipe) and len(recipes) > 1:
-            recipes.remove(teacher.recipe)
-        for entrant in self.tryout.entrants:
-            if entrant.recipe not in recipes:
-                entrant.close()
+        recipes = finalists([one for one in timed if one is not reference], reference, self.expected)
+        if not self.may_serve(reference.recipe) and len(recipes) > 1:
+            recipes.remove(reference.recipe)
+        for run in self.screening.runs:
+            if run.recipe not in recipes:
+                run.close()
         while True:
             starts = self._starts(recipes)
             time_left = self.budget.plans_deadline()
             if not time_left():
                 return self._unmeasured([one for one in timed if one.recipe in recipes])
-            climber = Climber(
+            climber = HillClimb(
                 self.goal,
                 self._measure,
                 trials=trials,
                 time_left=time_left,
                 on_step=self.on_step,
             )
-            router = Router(self, climber, open_for_good=recipes)
+            router = Router(self, climber, keep_open=recipes)
             try:
                 return climber.search(starts, lambda plan: self.limits(plan.recipe), routes=router.routes)
-            except MeasurementFailed as failure:
+            except PlanFailed as failure:
                 if self.budget.left_for_plans() <= 0:
-                    # Cut off by the clock, not by a fault: the best so far by its latencies wins.
+                    # The time ended it, not a fault: the best so far by its latencies wins.
                     return self._unmeasured([one for one in timed if one.recipe in recipes])
-                # The incumbent's, since a challenger's failure does not end the climb.
+                # The incumbent failed: a challenger's failure does not end the climb.
                 broken = failure.plan.recipe
-                entrant = self.entrant(broken)
-                entrant.close()
+                run = self.run(broken)
+                run.close()
                 reason = f"{failure} while its plans were measured"
                 code = ReasonCode.TIMED_OUT if failure.timed_out else ReasonCode.OTHER
-                entrant.settle(Outcome.FAILED, reason, code)
-                # One that came in by a route is none of them, and is not offered again after it has failed.
+                run.settle(Outcome.FAILED, reason, code)
+                # A recipe that came in by a route is not among them, and is not proposed again after it has failed.
                 recipes = [recipe for recipe in recipes if recipe != broken]
                 if not recipes:
                     raise OptimizationError(
@@ -121,112 +121,112 @@ class Planner:
         """Seconds that one call may take."""
         return max(min(SAMPLE_SECONDS, self.budget.left_for_capacity()), 1.0)
 
-    def _unmeasured(self, timed: Sequence[Timed]) -> Climbed:
+    def _unmeasured(self, timed: Sequence[MeasuredRecipe]) -> SearchResult:
         """The first plan of the recipe with the lowest expected latency, when no time is left to try plans: of fp32,
         unless that recipe is faster by more than the runs of the two scatter."""
 
-        def expected(one: Timed) -> float:
+        def expected(one: MeasuredRecipe) -> float:
             return expected_milliseconds(one.milliseconds, self.expected)
 
         best = min(timed, key=expected)
-        teacher = next((one for one in timed if one.recipe == self.tryout.teacher.recipe), best)
-        latencies = [self.entrant(one.recipe).facts.latency for one in (best, teacher)]
+        reference = next((one for one in timed if one.recipe == self.screening.reference.recipe), best)
+        latencies = [self.run(one.recipe).facts.latency for one in (best, reference)]
         noise = max(NOISE_FLOOR, *(median([point.spread for point in points]) for points in latencies))
-        if expected(teacher) <= (1 + noise) * expected(best):
-            best = teacher
+        if expected(reference) <= (1 + noise) * expected(best):
+            best = reference
         plan = first_plan(best.recipe, self.limits(best.recipe), wide_from=self._wide[best.recipe])
-        return Climbed(plan, None, (), finished=False, noise=noise)
+        return SearchResult(plan, None, (), finished=False, noise=noise)
 
     def _starts(self, recipes: Sequence[Recipe]) -> list[Plan]:
         plans = []
         for recipe in recipes:
             if recipe not in self._wide:
-                self._wide[recipe] = self._wide_from(self.entrant(recipe))
+                self._wide[recipe] = self._wide_from(self.run(recipe))
             plans.append(first_plan(recipe, self.limits(recipe), wide_from=self._wide[recipe]))
         return plans
 
-    def limits(self, recipe: Recipe) -> Limits:
+    def limits(self, recipe: Recipe) -> PlanLimits:
         """What the plans of a recipe may use."""
-        return Limits(self.cores, self.entrant(recipe).batching, tuple(self.lengths))
+        return PlanLimits(self.cores, self.run(recipe).batching, tuple(self.lengths))
 
-    def _wide_from(self, entrant: Entrant) -> WideFrom:
-        if self.cores == 1 or entrant.session is None:
+    def _wide_from(self, run: CandidateRun) -> WideFrom:
+        if self.cores == 1 or run.session is None:
             return NEVER_WIDE
         if self.budget.left_for_plans() < LEAST_PLANS_SHARE * self.budget.plans_seconds:
             return UNMEASURED_WIDE_FROM
         try:
-            return entrant.session.wide_from(self.lengths, timeout_seconds=self.limit)
+            return run.session.wide_from(self.lengths, timeout_seconds=self.limit)
         except WorkerFailed:
             # The search will find out whether its plans run.
-            entrant.close()
+            run.close()
             return UNMEASURED_WIDE_FROM
 
-    def _measure(self, plan: Plan) -> Sample:
-        entrant = self.entrant(plan.recipe)
-        if entrant.session is None:
+    def _measure(self, plan: Plan) -> PlanSample:
+        run = self.run(plan.recipe)
+        if run.session is None:
             again = self._reopened.get(plan.recipe, 0)
-            if again >= MOST_REOPENED or entrant.built is None:
+            if again >= MOST_REOPENED or run.built is None:
                 raise self._failed(plan)
             self._reopened[plan.recipe] = again + 1
-            entrant.session = self.lab.open(plan.recipe, built=entrant.built)
+            run.session = self.runner.open(plan.recipe, built=run.built)
         try:
-            return entrant.session.sample(plan, timeout_seconds=self.limit)
+            return run.session.sample(plan, timeout_seconds=self.limit)
         except WorkerFailed as failure:
-            entrant.close()
+            run.close()
             self._last_failure[plan.recipe] = failure
             raise self._failed(plan) from failure
 
-    def _failed(self, plan: Plan) -> MeasurementFailed:
+    def _failed(self, plan: Plan) -> PlanFailed:
         failure = self._last_failure.get(plan.recipe)
         if failure is None:
-            return MeasurementFailed("its process ended", plan)
-        return MeasurementFailed(failure.reason, plan, timed_out=failure.failure is Failure.TIMED_OUT)
+            return PlanFailed("its process ended", plan)
+        return PlanFailed(failure.reason, plan, timed_out=failure.failure is Failure.TIMED_OUT)
 
-    def entrant(self, recipe: Recipe) -> Entrant:
-        """The candidate of a recipe."""
-        return next(one for one in self.tryout.entrants if one.recipe == recipe)
+    def run(self, recipe: Recipe) -> CandidateRun:
+        """The run of a recipe."""
+        return next(one for one in self.screening.runs if one.recipe == recipe)
 
 
-def had_its_time(climbed: Climbed, budget: Budget) -> bool:
-    """True where a larger budget has nothing to add to the plan search: it came to its end, or had the most that it may
-    take. One without a step had none of that: what came before it took it all."""
-    return climbed.finished or (bool(climbed.steps) and budget.plans_seconds >= MOST_PLANS_SECONDS)
+def is_exhaustive(result: SearchResult, budget: Budget) -> bool:
+    """True when a larger budget adds nothing to the plan search: it ended by itself, or had the most time that it may
+    take. A search without a step had none: the stages before it took all the time."""
+    return result.finished or (bool(result.steps) and budget.plans_seconds >= MOST_PLANS_SECONDS)
 
 
 TURNS = 5
-"""Of measuring the two recipes, one after the other."""
+"""How often the two recipes are measured, one after the other."""
 
 
 class Router:
-    """Proposes routes for one plan."""
+    """Proposes routes by length for a plan."""
 
-    def __init__(self, planner: Planner, climber: Climber, *, open_for_good: Collection[Recipe]) -> None:
-        """Processes of other recipes than `open_for_good` are ended again, unless a proposal needs them."""
+    def __init__(self, planner: PlanSearch, climber: HillClimb, *, keep_open: Collection[Recipe]) -> None:
+        """Processes of other recipes than `keep_open` are ended after a proposal, unless it needs them."""
         self._planner = planner
         self._climber = climber
-        self._open_for_good = open_for_good
+        self._open_for_good = keep_open
 
     def routes(self, plan: Plan) -> Iterator[Plan]:
-        """Plans of other recipes with the plan's own for their short rows, then the plan with another recipe for its
-        short rows, or with another one than it has: measured to be faster in turns with each other, judged together."""
+        """Plans of other recipes with the plan's own recipe for their short rows, then the plan with another recipe for
+        its short rows: each measured to be faster in turns with the plan, and judged as a pair."""
         planner = self._planner
-        shortest = planner.entrant(plan.recipe if plan.short is None else plan.short.recipe)
-        # Who is served fp32 is so because nothing else is better within the budget.
-        if plan.recipe == planner.tryout.teacher.recipe or not shortest.medians:
+        shortest = planner.run(plan.recipe if plan.short is None else plan.short.recipe)
+        # fp32 is the plan only where nothing else is better within the accuracy budget.
+        if plan.recipe == planner.screening.reference.recipe or not shortest.medians:
             return
-        accepted = [one for one in planner.tryout.entrants if one.accepted and one.built is not None]
+        accepted = [one for one in planner.screening.runs if one.accepted and one.built is not None]
         others = [_timed(one) for one in accepted if one.recipe not in plan.recipes]
         alone = {one.recipe for one in accepted if one.batching is Batching.SINGLE}
         if plan.short is None:
             for recipe in rivals(_timed(shortest), others, max(shortest.medians), alone=alone):
-                long = self._long_plan(plan, planner.entrant(recipe))
+                long = self._long_plan(plan, planner.run(recipe))
                 if long is not None:
                     yield from self._proposal(long, shortest, rival=recipe)
         for recipe in rivals(_timed(shortest), others, min(shortest.medians), alone=alone):
-            yield from self._proposal(plan.unrouted, planner.entrant(recipe), rival=recipe)
+            yield from self._proposal(plan.unrouted, planner.run(recipe), rival=recipe)
 
-    def _long_plan(self, plan: Plan, rival: Entrant) -> Plan | None:
-        """How the rival's rows would be served in the place of the plan's; None when it breaks."""
+    def _long_plan(self, plan: Plan, rival: CandidateRun) -> Plan | None:
+        """How the rival would serve the plan's rows; None when it breaks."""
         try:
             wide = self._session(rival).wide_from(self._planner.lengths, timeout_seconds=self._planner.limit)
         except WorkerFailed:
@@ -237,28 +237,30 @@ class Router:
         )
         return found.model_copy(update={"streams": plan.streams, "threads_per_stream": plan.threads_per_stream})
 
-    def _proposal(self, plan: Plan, short: Entrant, *, rival: Recipe) -> Iterator[Plan]:
-        """`plan` with another recipe for its short rows, where that pays. `rival`: which of both is the challenger."""
-        own = self._planner.entrant(plan.recipe)
+    def _proposal(self, plan: Plan, short: CandidateRun, *, rival: Recipe) -> Iterator[Plan]:
+        """`plan` with another recipe for its short rows, where that is faster. `rival`: which of both is the
+        challenger."""
+        own = self._planner.run(plan.recipe)
         found = None
         try:
             found = self._measured(plan, own, short)
             found = found if found is not None and self._judged(found, plan, own) else None
         except WorkerFailed:
-            # Its own process, if it was that, is started again by the search.
+            # The plan's own process, if it was that one, is restarted by the search.
             for one in (own, short):
                 one.close()
         finally:
             if rival not in self._open_for_good and (found is None or found.recipe != rival):
-                self._planner.entrant(rival).close()
+                self._planner.run(rival).close()
         if found is not None:
             yield found
 
-    def _measured(self, plan: Plan, own: Entrant, short: Entrant) -> Plan | None:
-        """The lone rows of both in turns, each as a client that is alone would be served: on one core, or on all."""
+    def _measured(self, plan: Plan, own: CandidateRun, short: CandidateRun) -> Plan | None:
+        """The route that lone rows of both recipes support, measured in turns as a lone client would be served: on one
+        core, or on all. None where it does not pay."""
         if own.built is None or short.built is None or own.built.io.outputs != short.built.io.outputs:
             return None
-        found = looked_at(self._planner.lengths, _timed(short), _timed(own))
+        found = lengths_to_compare(self._planner.lengths, _timed(short), _timed(own))
         lengths = [tokens for tokens in found if self._share(tokens) >= LEAST_SHARE]
         if not lengths:
             return None
@@ -272,39 +274,42 @@ class Router:
             self._add(narrow, short, lengths, wide=False)
             if may_be_wide:
                 self._add(wide, short, lengths, wide=True)
-        wide_at = wide_from(lengths, lambda n: min(narrow[n]), lambda n: min(wide[n])) if may_be_wide else NEVER_WIDE
+        wide_at = (
+            wide_thresholds(lengths, lambda n: min(narrow[n]), lambda n: min(wide[n])) if may_be_wide else NEVER_WIDE
+        )
         alone = wide_at.alone
-        longest = boundary(ours, {n: (narrow if alone is None or n < alone else wide)[n] for n in lengths})
+        longest = longest_short_row(ours, {n: (narrow if alone is None or n < alone else wide)[n] for n in lengths})
         if longest is None or 1 - self._share(longest) < LEAST_SHARE:
             return None
         limits = self._planner.limits(short.recipe)
-        return routed(plan, short.recipe, limits, longest_tokens=longest, wide_from=wide_at)
+        return with_route(plan, short.recipe, limits, longest_tokens=longest, wide_from=wide_at)
 
-    def _add(self, times: dict[int, list[float]], entrant: Entrant, lengths: Sequence[int], *, wide: bool) -> None:
+    def _add(self, times: dict[int, list[float]], run: CandidateRun, lengths: Sequence[int], *, wide: bool) -> None:
         if lengths:
-            found = self._session(entrant).lone(lengths, wide=wide, timeout_seconds=self._planner.limit)
+            found = self._session(run).lone(lengths, wide=wide, timeout_seconds=self._planner.limit)
             for tokens, milliseconds in found.items():
                 times[tokens].append(milliseconds)
 
-    def _judged(self, routed: Plan, plan: Plan, own: Entrant) -> bool:
-        """Both passed the guard alone; answers of the two together (neighbours, orders) are another question."""
+    def _judged(self, routed: Plan, plan: Plan, own: CandidateRun) -> bool:
+        """Ask the guard about the pair: each recipe passed alone, which does not show how their answers compare with
+        each other (neighbours, orders)."""
         try:
             verdict = self._session(own).judge_plan(routed, timeout_seconds=self._planner.limit)
         except WorkerFailed as failure:
             own.close()
             self._climber.note(
-                Step(routed, plan, None, promoted=False, reason=f"could not be judged: {failure.reason}")
+                SearchStep(routed, plan, None, promoted=False, reason=f"could not be judged: {failure.reason}")
             )
             return False
         if not verdict.passed:
             reason = f"the two recipes together: {verdict.reason}"
-            self._climber.note(Step(routed, plan, None, promoted=False, reason=reason))
+            self._climber.note(SearchStep(routed, plan, None, promoted=False, reason=reason))
         return verdict.passed
 
-    def _session(self, entrant: Entrant) -> Session:
-        if entrant.session is None:
-            entrant.session = self._planner.lab.open(entrant.recipe, built=entrant.built)
-        return entrant.session
+    def _session(self, run: CandidateRun) -> CandidateSession:
+        if run.session is None:
+            run.session = self._planner.runner.open(run.recipe, built=run.built)
+        return run.session
 
     def _share(self, tokens: int) -> float:
         return share_within(self._planner.expected, tokens)
@@ -314,5 +319,5 @@ def _is_wide(plan: Plan, tokens: int) -> bool:
     return plan.streams > 1 and plan.is_wide(tokens, alone=True)
 
 
-def _timed(entrant: Entrant) -> Timed:
-    return Timed(entrant.recipe, entrant.medians)
+def _timed(run: CandidateRun) -> MeasuredRecipe:
+    return MeasuredRecipe(run.recipe, run.medians)

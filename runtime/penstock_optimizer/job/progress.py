@@ -18,35 +18,35 @@ if TYPE_CHECKING:
     # Types alone: the command line imports this module at every start.
     from penstock.capacity import CapacityPoint
     from penstock_optimizer.candidate.work_folder import ExportedFacts
-    from penstock_optimizer.capacity.curve import Measured
-    from penstock_optimizer.job.screening import Entrant
-    from penstock_optimizer.search.climb import Step
+    from penstock_optimizer.capacity.curve import CapacityMeasurement
+    from penstock_optimizer.job.screening import CandidateRun
+    from penstock_optimizer.search.climb import SearchStep
 
 
 class Stage(StrEnum):
     """The stages of an optimisation, in order."""
 
     DOWNLOAD = "download"
-    """Only where the model comes over the network: `done` of `total` bytes. Fact: `note`, a sentence for people."""
+    """Only when the model comes over the network: `done` of `total` bytes. Fact: `note`, a sentence for people."""
     EXPORT = "export"
-    """Facts: first `budget_seconds`, which the whole may take; then `seconds`, `fused_nodes`, `parameters`."""
+    """Facts: first `budget_seconds`, the limit of the whole; then `seconds`, `fused_nodes`, `parameters`."""
     CANDIDATES = "candidates"
-    """One event for each candidate that is settled. Facts: `candidate` (a CandidateFacts as JSON)."""
+    """One event for each candidate with an outcome. Facts: `candidate` (a CandidateFacts as JSON)."""
     MEASURE = "measure"
-    """Survivors measured at length, in turns. Facts of the last event: `candidates`, all of them as JSON."""
+    """Candidates measured at length, in turns. Facts of the last event: `candidates`, all of them as JSON."""
     PLANS = "plans"
     """Facts: `plan`, `promoted`, `reason`."""
     CAPACITY = "capacity"
     """Facts: `arrivals_per_second`, `p95_milliseconds`; of the last event `requests_per_second` too."""
     REPORT = "report"
     DONE = "done"
-    """Facts: `artefact`, `found` (true when nothing had to be done), `seconds`."""
+    """Facts: `artefact`, `found` (true when it was there already), `seconds`."""
 
 
 @dataclass(frozen=True)
-class Progress:
-    """One event. `done` of `total` are steps of the stage (bytes of a download); `step` of `steps` those of the whole
-    optimisation, 0 before it begins."""
+class ProgressEvent:
+    """One event. `done` of `total` count the steps of the stage (bytes of a download); `step` of `steps` those of the
+    whole optimisation, 0 before it begins."""
 
     stage: Stage
     done: int
@@ -68,26 +68,26 @@ class Progress:
         return json.dumps({**asdict(self), "stage": self.stage.value, "short": self.short}, ensure_ascii=False)
 
 
-class OnProgress(Protocol):
-    """Takes events; must return quickly, since measuring waits for it."""
+class OnProgressEvent(Protocol):
+    """Receives events; must return quickly, since measuring waits for it."""
 
-    def __call__(self, progress: Progress, /) -> None:
-        """Take one event."""
+    def __call__(self, progress: ProgressEvent, /) -> None:
+        """Receive one event."""
         ...
 
 
-def ignore(_: Progress, /) -> None:
-    """Nobody watches."""
+def ignore_progress(_: ProgressEvent, /) -> None:
+    """For callers that do not watch."""
 
 
-class Reporter:
+class StepCounter:
     """Counts the steps of the whole and sends events.
 
-    The number of steps of a stage is a promise when the stage begins (`expect`), and corrected when it ends: a climb
-    that ends early gives its steps back, so that the last event always reads `n/n`.
+    The number of steps of a stage is an estimate while it runs, and corrected when it ends: a search that ends early
+    gives its steps back, so that the last event always reads `n/n`.
     """
 
-    def __init__(self, on_progress: OnProgress, expected: Mapping[Stage, int]) -> None:
+    def __init__(self, on_progress: OnProgressEvent, expected: Mapping[Stage, int]) -> None:
         self._on_progress = on_progress
         self._expected = {stage: expected.get(stage, 0) for stage in Stage}
         self._done = dict.fromkeys(Stage, 0)
@@ -97,11 +97,11 @@ class Reporter:
         self._expected[stage] = self._done[stage]
 
     def advance(self, stage: Stage, message: str, *, facts: Mapping[str, Any] | None = None, by: int = 1) -> None:
-        """Some steps (perhaps none) are done: say so."""
+        """Count `by` steps (or none) as done, and send an event."""
         self._done[stage] += by
         self._expected[stage] = max(self._expected[stage], self._done[stage])
         self._on_progress(
-            Progress(
+            ProgressEvent(
                 stage=stage,
                 done=self._done[stage],
                 total=self._expected[stage],
@@ -117,12 +117,12 @@ EXPECTED_PLANS = 12
 EXPECTED_POINTS = 10
 
 
-class Events:
-    """Says it."""
+class ProgressReporter:
+    """Turns what an optimisation does into events."""
 
-    def __init__(self, on_progress: OnProgress, *, candidates: int, rounds: int, searches: bool) -> None:
+    def __init__(self, on_progress: OnProgressEvent, *, candidates: int, rounds: int, searches: bool) -> None:
         self._rounds = rounds
-        self._reporter = Reporter(
+        self._reporter = StepCounter(
             on_progress,
             {
                 Stage.EXPORT: 1,
@@ -135,12 +135,12 @@ class Events:
         )
 
     def exporting(self, budget_seconds: float) -> None:
-        """The export begins; the whole may take so long."""
+        """The export begins."""
         facts = {"budget_seconds": budget_seconds}
         self._reporter.advance(Stage.EXPORT, "writing the fp32 graph", facts=facts, by=0)
 
     def exported(self, exported: ExportedFacts) -> None:
-        """The fp32 graph is there."""
+        """The fp32 graph is written."""
         facts = {
             "seconds": exported.seconds,
             "fused_nodes": exported.fused_nodes,
@@ -149,22 +149,22 @@ class Events:
         self._reporter.advance(Stage.EXPORT, export_message(exported), facts=facts)
 
     def trying(self, recipe: Recipe) -> None:
-        """A candidate's turn begins."""
+        """A candidate is started."""
         self._reporter.advance(Stage.CANDIDATES, recipe.name, by=0)
 
-    def settled(self, entrant: Entrant) -> None:
-        """It is known what becomes of a candidate, for now."""
+    def settled(self, run: CandidateRun) -> None:
+        """A candidate has an outcome, for now."""
         self._reporter.advance(
             Stage.CANDIDATES,
-            settled_message(entrant.facts),
-            facts={"candidate": entrant.facts.model_dump(mode="json")},
+            settled_message(run.facts),
+            facts={"candidate": run.facts.model_dump(mode="json")},
         )
 
     def round(self, number: int) -> None:
-        """A round of measuring is through."""
+        """A round of measuring has ended."""
         self._reporter.advance(Stage.MEASURE, f"all that are left, in turns: round {number} of {self._rounds}")
 
-    def step(self, step: Step) -> None:
+    def step(self, step: SearchStep) -> None:
         """A plan was tried."""
         facts = {
             "plan": step.challenger.model_dump(mode="json"),
@@ -174,19 +174,19 @@ class Events:
         self._reporter.advance(Stage.PLANS, f"{step.challenger.summary}: {step.reason}", facts=facts)
 
     def planned(self, draft: Manifest) -> None:
-        """The plan is found."""
+        """The plan search has ended."""
         self._reporter.finish(Stage.PLANS)
         facts = {"candidates": [one.model_dump(mode="json") for one in draft.candidates]}
         self._reporter.advance(Stage.PLANS, draft.chosen.plan.summary, by=0, facts=facts)
 
     def point(self, point: CapacityPoint) -> None:
-        """A point of the capacity curve."""
+        """A point of the capacity curve was measured."""
         facts = {"arrivals_per_second": point.arrivals_per_second, "p95_milliseconds": point.p95_milliseconds}
         message = f"p95 {point.p95_milliseconds:.3g} ms at {point.arrivals_per_second:.3g} requests/s"
         self._reporter.advance(Stage.CAPACITY, message, facts=facts)
 
-    def capacity(self, measured: Measured) -> None:
-        """The curve is there."""
+    def capacity(self, measured: CapacityMeasurement) -> None:
+        """The capacity curve is complete."""
         self._reporter.finish(Stage.CAPACITY)
         rate = measured.curve.requests_per_second
         limit = measured.curve.p95_objective_milliseconds or 0.0
@@ -195,7 +195,7 @@ class Events:
         self._reporter.advance(Stage.CAPACITY, within or f"p95 is over {limit:.3g} ms at any rate", by=0, facts=facts)
 
     def no_capacity(self, reason: str) -> None:
-        """There will be no curve."""
+        """The capacity curve is not measured."""
         self._reporter.finish(Stage.CAPACITY)
         self._reporter.advance(Stage.CAPACITY, f"not measured: {reason}", by=0)
 
@@ -207,8 +207,8 @@ class Events:
 
 
 def settled_message(facts: CandidateFacts) -> str:
-    """One line: how a candidate stands after its turn. One that passed may yet be the best: nothing is called slower
-    before it was held against another."""
+    """One line: a candidate's outcome after screening. A candidate that passed is not called slower before it was
+    measured with the others."""
     if facts.reason_code is not ReasonCode.WITHIN_BUDGET:
         return f"{facts.recipe.name}: {facts.outcome.value}, {facts.reason}"
     agreement = f" ({facts.verdict.reason})" if facts.verdict is not None and facts.verdict.reason else ""
@@ -216,7 +216,7 @@ def settled_message(facts: CandidateFacts) -> str:
 
 
 def export_message(exported: ExportedFacts) -> str:
-    """One line: where the graph came from, what is fused, how long it took."""
+    """One line: the graph's source, what is fused, the time it took."""
     made = {"builder": "built from the weights", "own-onnx": "the model's own file", "torch": "through torch"}
     fused = " / ".join(f"{count} {name}" for name, count in sorted(exported.fused_nodes.items()))
     graph = f"fused ONNX graph, {fused}" if fused else "ONNX graph, nothing fused"
@@ -225,42 +225,44 @@ def export_message(exported: ExportedFacts) -> str:
 
 
 FIRST_SECONDS = 2.0
-"""What takes less needs no words: a model that is there already, mostly."""
+"""A faster download is not reported: mostly the model is there already."""
 _MB = 1e6
 
 
-class Fetching:
-    """Takes the steps of a fetch, from any thread; passes notes on at once, and the rest now and then.
+class DownloadReporter:
+    """Turns the steps of a download, from any thread, into events: notes at once, the rest at intervals.
 
-    Where two come at once, one may be told twice.
+    Of two steps at the same time, one may be reported twice.
     """
 
     def __init__(
-        self, on_progress: OnProgress, *, every_seconds: float, clock: Callable[[], float] = time.monotonic
+        self, on_progress: OnProgressEvent, *, every_seconds: float, clock: Callable[[], float] = time.monotonic
     ) -> None:
         self._on_progress = on_progress
         self._every_seconds = every_seconds
         self._clock = clock
         self._due: float | None = None
-        self._is_told = False
-        """Somebody was told that it began, and is owed the end."""
+        self._shown = False
+        """The start was reported, so the end must be."""
 
     def __call__(self, step: Transfer) -> None:
-        """Take one step."""
+        """Receive one step."""
         now = self._clock()
         if self._due is None:
             self._due = now + min(FIRST_SECONDS, self._every_seconds)
         is_end = step.bytes_done == step.bytes_total > 0
         if not step.note:
-            if now < self._due and not (is_end and self._is_told):
+            if now < self._due and not (is_end and self._shown):
                 return
             self._due = now + self._every_seconds
-            self._is_told = not is_end
+            self._shown = not is_end
         facts = {"note": step.note} if step.note else {}
-        self._on_progress(Progress(Stage.DOWNLOAD, step.bytes_done, step.bytes_total, transfer_text(step), facts))
+        self._on_progress(
+            ProgressEvent(Stage.DOWNLOAD, step.bytes_done, step.bytes_total, transfer_message(step), facts)
+        )
 
 
-def transfer_text(step: Transfer, verb: str = "fetching") -> str:
+def transfer_message(step: Transfer, verb: str = "fetching") -> str:
     """One line for people."""
     amount = f": {step.bytes_done / _MB:.0f} of {step.bytes_total / _MB:.0f} MB" if step.bytes_total else ""
     return step.note or f"{verb} {step.file}{amount}"

@@ -1,7 +1,8 @@
-"""The time budget of an optimisation, divided so that the last stages always get their turn.
+"""Stage 1, screening: builds each candidate, times it briefly, judges it, and measures the promising ones in turns.
 
-Stage 1, with processes: builds each candidate, has a first look, asks the guard, and measures the promising ones in
-turns. What becomes of a candidate is a record; nothing that a candidate does ends the stage.
+Each candidate runs in a separate process. Its outcome is a record: a candidate that crashes, hangs or gives wrong
+answers does not end the stage. `Budget` divides the time of the whole optimisation, so that the last stages always get
+their share.
 """
 
 from __future__ import annotations
@@ -16,10 +17,10 @@ from penstock.errors import OutOfDisk
 from penstock.manifest import CandidateFacts, LatencyPoint, Outcome, ReasonCode, Verdict
 from penstock.recipe import Batching, Recipe
 from penstock_optimizer.candidate.isolation import Failure, WorkerFailed
-from penstock_optimizer.candidate.runner import Lab, Session
+from penstock_optimizer.candidate.runner import CandidateRunner, CandidateSession
 from penstock_optimizer.candidate.work_folder import BuiltFacts, CandidateRecord, WorkFolder, digests
 from penstock_optimizer.load.summary import relative_spread
-from penstock_optimizer.search.space import Timed, expected_milliseconds, hopeless
+from penstock_optimizer.search.space import MeasuredRecipe, expected_milliseconds, is_dominated
 from penstock_runtime.host.disk import full_disk_error, is_full
 
 CAPACITY_SHARE = 0.18
@@ -30,14 +31,14 @@ FINISH_SHARE = 0.05
 """For the GEMM ceiling, the report and writing the artefact."""
 MOST_FINISH_SECONDS = 20.0
 RAISE_BUDGET = "Raise spec.optimization.budgetSeconds, or --budget"
-"""What to do where too little of it was left."""
+"""The remedy where too little time was left."""
 KILL_SECONDS = 1.0
-"""A call to a worker is cut this much before its stage ends: killing and cleaning take time too."""
+"""A call to a worker is cut this long before its stage ends: killing and cleaning up take time too."""
 
 
 @dataclass
 class Budget:
-    """Counts down from `seconds`."""
+    """Counts down from `seconds`, and reserves a share for each stage."""
 
     seconds: float
     clock: Callable[[], float] = time.monotonic
@@ -83,45 +84,46 @@ class Budget:
         return self.seconds - self.spent
 
     def plans_deadline(self) -> Callable[[], bool]:
-        """True while the plan search, which begins now, may go on: to its own limit, or to what is left."""
+        """A function that is true while the plan search, which begins now, may go on: until its own limit or the end of
+        the time left."""
         end = self.spent + min(self.plans_seconds, self.left_for_plans())
         return lambda: self.spent < end
 
 
 ROUNDS = 3
 """Interleaved rounds of measuring at length."""
-LOOK_SECONDS = 0.05
+QUICK_SECONDS = 0.05
 MEASURE_SECONDS = 0.25
 """For each length and round."""
-MOST_OPEN = 6
-"""Processes that wait for being measured; each holds a model."""
-BYTES_OPEN = 3.0
-"""Memory of such a process over the size of the fp32 graph: file, weights, packed weights."""
+MAX_OPEN = 6
+"""Processes that wait to be measured; each holds a model."""
+MEMORY_PER_GRAPH_BYTE = 3.0
+"""Memory of such a process over the size of the fp32 graph: file, weights and packed weights."""
 PROCESS_BYTES = 150_000_000
-"""Python and libraries."""
-MOST_OF_THE_REST = 0.6
-"""No candidate may use up more than this share of the stage's remaining time: one that hangs must leave the others
-their turn."""
+"""Python and its libraries."""
+MAX_REMAINING_SHARE = 0.6
+"""The most of the stage's remaining time that one candidate may use: one that hangs must leave time for the others."""
 LEAST_SECONDS = 3.0
-"""A candidate is not begun with less time than this: it could not even start."""
+"""A candidate is not started with less time than this: its process could not even start."""
 HANGS_SECONDS = 15.0
-"""What does not end within so long is held against the candidate; within less, against the time budget."""
+"""A call that does not end within this time fails the candidate; one that had less time is put down to the time budget.
+"""
 WORK = "the work folder"
 
 
 @dataclass
-class Entrant:
-    """A candidate on its way."""
+class CandidateRun:
+    """One candidate during an optimisation: its process, its measurements and its outcome so far."""
 
     recipe: Recipe
     facts: CandidateFacts
     built: BuiltFacts | None = None
-    session: Session | None = None
+    session: CandidateSession | None = None
     milliseconds: dict[int, list[float]] = field(default_factory=dict)
 
     @classmethod
-    def skipped(cls, recipe: Recipe, reason: str | ReasonCode) -> Entrant:
-        """One that was not tried."""
+    def skipped(cls, recipe: Recipe, reason: str | ReasonCode) -> CandidateRun:
+        """A candidate that is not tried."""
         return cls(
             recipe, CandidateFacts(recipe=recipe, outcome=Outcome.SKIPPED, reason="").settled(Outcome.SKIPPED, reason)
         )
@@ -133,17 +135,17 @@ class Entrant:
 
     @property
     def fastest(self) -> dict[int, float]:
-        """Fastest run in milliseconds by tokens: what a glance can trust on a machine that does other work."""
+        """Fastest run in milliseconds by tokens: what a quick sample can show on a machine that does other work."""
         return {tokens: min(values) for tokens, values in self.milliseconds.items() if values}
 
     @property
     def accepted(self) -> bool:
-        """True when the guard lets it serve and it can run."""
+        """True when the guard accepts it and it runs."""
         return self.facts.outcome in {Outcome.REFERENCE, Outcome.SLOWER, Outcome.CHOSEN}
 
     @property
     def batching(self) -> Batching:
-        """The widest batching that the guard proved."""
+        """The widest batching that the guard has proved."""
         verdict = self.facts.verdict
         return Batching(verdict.batching) if verdict is not None and verdict.batching else Batching.SINGLE
 
@@ -152,7 +154,7 @@ class Entrant:
         self.facts = self.facts.settled(outcome, reason, code)
 
     def settle_failed(self, failure: WorkerFailed, when: str = "") -> None:
-        """Say how it failed; or, where it had too little time for that to be said, that the budget cut it off."""
+        """Set how it failed; where the time was too short to tell, that the budget cut it off."""
         reason = f"{failure.reason}{when}"
         if failure.failure is not Failure.TIMED_OUT:
             self.settle(Outcome.FAILED, reason)
@@ -169,123 +171,123 @@ class Entrant:
             self.session = None
 
 
-class TryOut:
+class Screening:
     """Runs the stage. `close` ends all processes."""
 
     def __init__(
         self,
-        lab: Lab,
+        runner: CandidateRunner,
         work: WorkFolder,
         budget: Budget,
         *,
         lengths: Sequence[int],
         expected: Sequence[int] = (),
-        on_settled: Callable[[Entrant], None] = lambda _: None,
-        most_open: int = MOST_OPEN,
+        on_settled: Callable[[CandidateRun], None] = lambda _: None,
+        max_open_processes: int = MAX_OPEN,
     ) -> None:
-        self._lab = lab
+        self._runner = runner
         self._work = work
         self._budget = budget
         self._lengths = tuple(lengths)
         self._expected = tuple(expected) or self._lengths
-        """A sample of the workload's lengths: what an entrant is worth at first sight."""
+        """A sample of the workload's lengths, to weigh a quick sample with."""
         self._on_settled = on_settled
-        self.most_open = most_open
-        self.entrants: list[Entrant] = []
+        self.max_open = max_open_processes
+        self.runs: list[CandidateRun] = []
 
     def close(self) -> None:
         """End all processes."""
-        for entrant in self.entrants:
-            entrant.close()
+        for run in self.runs:
+            run.close()
 
     @property
-    def teacher(self) -> Entrant:
-        """The first entrant."""
-        return self.entrants[0]
+    def reference(self) -> CandidateRun:
+        """The run of the fp32 reference, which is the first."""
+        return self.runs[0]
 
-    def enter(self, recipe: Recipe, *, teacher: bool = False) -> Entrant:
-        """Try one candidate: from disk where it is known, else built, looked at and judged.
+    def enter(self, recipe: Recipe, *, reference: bool = False) -> CandidateRun:
+        """Try one candidate: load it from disk where it is known, else build it, time it briefly and judge it.
 
-        The teacher comes first, and its failure is the caller's: WorkerFailed. OutOfDisk where nothing can be written.
+        The reference comes first; its failure is raised: WorkerFailed. OutOfDisk when the disk is full.
         """
-        entrant = Entrant.skipped(recipe, ReasonCode.NO_TURN)
-        self.entrants.append(entrant)
+        run = CandidateRun.skipped(recipe, ReasonCode.NO_TURN)
+        self.runs.append(run)
         known = self._work.load(recipe)
-        if teacher and known is not None and not (known.taught and known.taught == self._work.taught()):
-            # What all others are judged by is lost or damaged: it is taught again.
+        if reference and known is not None and not (known.taught and known.taught == self._work.reference_digest()):
+            # The outcomes that the others are judged by are lost or damaged: compute them again.
             known = None
         try:
             if known is not None:
-                self._recall(entrant, known)
-            elif teacher or self._left() > LEAST_SECONDS:
-                self._try(entrant, teacher=teacher)
+                self._recall(run, known)
+            elif reference or self._left() > LEAST_SECONDS:
+                self._try(run, reference=reference)
         except WorkerFailed as failure:
-            entrant.close()
-            if teacher:
+            run.close()
+            if reference:
                 raise
             if failure.kind == OutOfDisk.__name__ or (failure.failure is not Failure.TIMED_OUT and self._is_full()):
-                # None of its doing: with room on the disk it may be the best of all.
+                # Not the candidate's fault: with space on the disk it may be the best of all.
                 raise full_disk_error(self._work.path, what=WORK) from failure
-            entrant.settle_failed(failure)
-            # What ran out of time or memory may succeed with more of it, which an hour later may be there: only what
-            # really failed is remembered.
+            run.settle_failed(failure)
+            # A candidate that ran out of time or memory may succeed with more of it in the next run: only real failures
+            # are stored.
             if failure.failure is not Failure.TIMED_OUT and not failure.out_of_memory:
-                self._remember(entrant)
-        self._on_settled(entrant)
+                self._remember(run)
+        self._on_settled(run)
         self._make_room()
-        return entrant
+        return run
 
     def skip(self, recipe: Recipe, reason: str) -> None:
-        """Put a candidate on record that is not tried."""
-        self.entrants.append(Entrant.skipped(recipe, reason))
-        self._on_settled(self.entrants[-1])
+        """Record a candidate that is not tried."""
+        self.runs.append(CandidateRun.skipped(recipe, reason))
+        self._on_settled(self.runs[-1])
 
     def measure(self, *, on_round: Callable[[int], None] = lambda _: None) -> None:
-        """Measure what is still open at length, in turns, so that drifts of the machine hit all alike."""
+        """Measure the open candidates at length, in turns, so that drifts of the machine affect all alike."""
         for number in range(ROUNDS):
-            for entrant in [one for one in self.entrants if one.session is not None]:
+            for run in [one for one in self.runs if one.session is not None]:
                 left = self._budget.left_for_plans() - KILL_SECONDS
-                if left < LEAST_SECONDS and (number or entrant is not self.teacher):
+                if left < LEAST_SECONDS and (number or run is not self.reference):
                     break
-                limit = self._limit(teacher=True) if entrant is self.teacher else left
-                self._measure_once(entrant, max(limit, LEAST_SECONDS), first=number == 0)
+                limit = self._limit(reference=True) if run is self.reference else left
+                self._measure_once(run, max(limit, LEAST_SECONDS), first=number == 0)
             on_round(number + 1)
-        for entrant in self.entrants:
-            if entrant.milliseconds:
-                entrant.facts = entrant.facts.model_copy(update={"latency": points(entrant.milliseconds)})
-            if entrant is not self.teacher and entrant.session is not None and not self._is_timed(entrant):
-                # A glance is not held against the others: nothing may be said to have been beaten by it.
-                entrant.close()
-                entrant.settle(Outcome.SKIPPED, ReasonCode.NOT_MEASURED)
-                self._on_settled(entrant)
+        for run in self.runs:
+            if run.milliseconds:
+                run.facts = run.facts.model_copy(update={"latency": latency_points(run.milliseconds)})
+            if run is not self.reference and run.session is not None and not self._is_timed(run):
+                # A quick sample does not compare: it must not make a candidate the slower one.
+                run.close()
+                run.settle(Outcome.SKIPPED, ReasonCode.NOT_MEASURED)
+                self._on_settled(run)
 
-    def timed(self) -> list[Timed]:
-        """The accepted entrants that were measured at length and still run, the teacher included."""
+    def timed(self) -> list[MeasuredRecipe]:
+        """The accepted candidates that were measured at length and still run, the reference included."""
         return [
-            Timed(one.recipe, one.medians)
-            for one in self.entrants
+            MeasuredRecipe(one.recipe, one.medians)
+            for one in self.runs
             if one.accepted and one.session is not None and self._is_timed(one)
         ]
 
-    def _is_timed(self, entrant: Entrant) -> bool:
-        return set(self._lengths) <= entrant.medians.keys()
+    def _is_timed(self, run: CandidateRun) -> bool:
+        return set(self._lengths) <= run.medians.keys()
 
-    def _measure_once(self, entrant: Entrant, left: float, *, first: bool) -> None:
-        assert entrant.session is not None  # noqa: S101 - only open ones are asked
+    def _measure_once(self, run: CandidateRun, left: float, *, first: bool) -> None:
+        assert run.session is not None  # noqa: S101 - only open ones are measured
         try:
-            times = entrant.session.time(self._lengths, seconds=MEASURE_SECONDS, timeout_seconds=left)
+            times = run.session.time(self._lengths, seconds=MEASURE_SECONDS, timeout_seconds=left)
         except WorkerFailed as failure:
-            entrant.close()
-            if entrant is self.teacher:
+            run.close()
+            if run is self.reference:
                 raise
-            entrant.settle_failed(failure, " while it was measured")
-            self._on_settled(entrant)
+            run.settle_failed(failure, " while it was measured")
+            self._on_settled(run)
             return
         if first:
-            # The first look was warm-up.
-            entrant.milliseconds = {}
+            # The quick sample was warm-up.
+            run.milliseconds = {}
         for tokens, values in times.items():
-            entrant.milliseconds.setdefault(tokens, []).extend(values)
+            run.milliseconds.setdefault(tokens, []).extend(values)
 
     def _is_full(self) -> bool:
         return is_full(self._work.path)
@@ -293,141 +295,142 @@ class TryOut:
     def _left(self) -> float:
         return self._budget.left_for_candidates() - KILL_SECONDS
 
-    def _try(self, entrant: Entrant, *, teacher: bool) -> None:
-        entrant.session = session = self._lab.open(entrant.recipe)
-        entrant.built = built = session.build(timeout_seconds=self._limit(teacher=teacher))
-        entrant.facts = entrant.facts.model_copy(
+    def _try(self, run: CandidateRun, *, reference: bool) -> None:
+        run.session = session = self._runner.open(run.recipe)
+        run.built = built = session.build(timeout_seconds=self._limit(reference=reference))
+        run.facts = run.facts.model_copy(
             update={
                 "fused_nodes": built.fused_nodes,
                 "build_seconds": built.seconds,
                 "size_bytes": built.size_bytes,
             }
         )
-        self._look(entrant, self._limit(teacher=teacher))
-        entrant.facts = entrant.facts.model_copy(update={"latency": points(entrant.milliseconds)})
-        verdict = session.judge(timeout_seconds=self._limit(teacher=teacher))
-        self._decide(entrant, verdict, teacher=teacher)
-        self._remember(entrant)
+        self._measure_quickly(run, self._limit(reference=reference))
+        run.facts = run.facts.model_copy(update={"latency": latency_points(run.milliseconds)})
+        verdict = session.judge(timeout_seconds=self._limit(reference=reference))
+        self._decide(run, verdict, reference=reference)
+        self._remember(run)
 
-    def _recall(self, entrant: Entrant, known: CandidateRecord) -> None:
-        """Take up a candidate from disk: verdicts stay, times are measured again with all the others."""
-        entrant.facts = known.facts
-        entrant.milliseconds = {point.tokens: [point.p50_milliseconds] for point in known.facts.latency}
+    def _recall(self, run: CandidateRun, known: CandidateRecord) -> None:
+        """Load a candidate from disk: its verdict stays, its times are measured again with all the others."""
+        run.facts = known.facts
+        run.milliseconds = {point.tokens: [point.p50_milliseconds] for point in known.facts.latency}
         if known.io is not None and known.graph:
-            entrant.built = BuiltFacts(
+            run.built = BuiltFacts(
                 graph=known.graph,
                 io=known.io,
                 fused_nodes=known.facts.fused_nodes,
                 size_bytes=known.facts.size_bytes,
                 seconds=known.facts.build_seconds,
             )
-        goes_on = entrant is self.teacher or entrant.facts.reason_code is ReasonCode.WITHIN_BUDGET
-        if goes_on and entrant.accepted and entrant.built is not None:
-            entrant.session = self._lab.open(entrant.recipe, built=entrant.built)
+        goes_on = run is self.reference or run.facts.reason_code is ReasonCode.WITHIN_BUDGET
+        if goes_on and run.accepted and run.built is not None:
+            run.session = self._runner.open(run.recipe, built=run.built)
             if self._left() > LEAST_SECONDS:
-                # A glance of another hour, on a machine that may have been busy then, says nothing beside one of now.
-                entrant.milliseconds = {}
-                self._look(entrant, self._limit(teacher=entrant is self.teacher))
-                entrant.facts = entrant.facts.model_copy(update={"latency": points(entrant.milliseconds)})
+                # A quick sample of another run, on a machine that may have been busy then, does not compare with one of
+                # now.
+                run.milliseconds = {}
+                self._measure_quickly(run, self._limit(reference=run is self.reference))
+                run.facts = run.facts.model_copy(update={"latency": latency_points(run.milliseconds)})
 
-    def _decide(self, entrant: Entrant, verdict: Verdict, *, teacher: bool) -> None:
-        entrant.facts = entrant.facts.model_copy(update={"verdict": verdict})
-        if teacher:
-            entrant.settle(Outcome.REFERENCE, "the fp32 graph that the others are judged by")
+    def _decide(self, run: CandidateRun, verdict: Verdict, *, reference: bool) -> None:
+        run.facts = run.facts.model_copy(update={"verdict": verdict})
+        if reference:
+            run.settle(Outcome.REFERENCE, "the fp32 graph that the others are judged by")
         elif not verdict.passed:
-            entrant.settle(Outcome.REJECTED, verdict.reason)
-            entrant.close()
-        elif (best := self._best(entrant)) is not None and self._is_hopeless(entrant, best):
-            ours, theirs = entrant.fastest, best.fastest
+            run.settle(Outcome.REJECTED, verdict.reason)
+            run.close()
+        elif (best := self._best(run)) is not None and self._is_dominated(run, best):
+            ours, theirs = run.fastest, best.fastest
             factor = min(ours[tokens] / theirs[tokens] for tokens in ours.keys() & theirs.keys())
-            entrant.facts = entrant.facts.model_copy(update={"latency": points(entrant.milliseconds)})
-            entrant.settle(Outcome.SLOWER, f"at first sight at least {factor:.1f} times as slow as {best.recipe.name}")
-            entrant.close()
+            run.facts = run.facts.model_copy(update={"latency": latency_points(run.milliseconds)})
+            run.settle(Outcome.SLOWER, f"at first sight at least {factor:.1f} times as slow as {best.recipe.name}")
+            run.close()
         else:
-            entrant.settle(Outcome.SLOWER, ReasonCode.WITHIN_BUDGET)
+            run.settle(Outcome.SLOWER, ReasonCode.WITHIN_BUDGET)
 
-    def _is_hopeless(self, entrant: Entrant, best: Entrant) -> bool:
-        """Far behind at first sight, and still so when both are looked at again in turns: a disturbed first look must
-        not cost the best candidate its place."""
-        if not hopeless(entrant.fastest, best.fastest):
+    def _is_dominated(self, run: CandidateRun, best: CandidateRun) -> bool:
+        """True when it is far slower in the quick sample and still is when both are sampled again in turns: one
+        disturbed sample must not exclude the best candidate."""
+        if not is_dominated(run.fastest, best.fastest):
             return False
-        for one in (best, entrant) * 2:
+        for one in (best, run) * 2:
             try:
-                self._look(one, self._limit(teacher=False))
+                self._measure_quickly(one, self._limit(reference=False))
             except WorkerFailed as failure:
-                if one is entrant or one is self.teacher:
+                if one is run or one is self.reference:
                     raise
                 one.close()
                 one.settle_failed(failure, " while it was measured")
                 return False
-        return hopeless(entrant.fastest, best.fastest)
+        return is_dominated(run.fastest, best.fastest)
 
-    def _look(self, entrant: Entrant, timeout_seconds: float) -> None:
-        """Time a few runs at a few lengths, on top of those that were timed already."""
-        assert entrant.session is not None  # noqa: S101 - only open ones are looked at
-        look = entrant.session.time(self._look_lengths, seconds=LOOK_SECONDS, timeout_seconds=timeout_seconds)
+    def _measure_quickly(self, run: CandidateRun, timeout_seconds: float) -> None:
+        """Time a few runs at a few lengths, and add them to those timed before."""
+        assert run.session is not None  # noqa: S101 - only open ones are sampled
+        look = run.session.time(self._quick_lengths, seconds=QUICK_SECONDS, timeout_seconds=timeout_seconds)
         for tokens, values in look.items():
-            entrant.milliseconds.setdefault(tokens, []).extend(values)
+            run.milliseconds.setdefault(tokens, []).extend(values)
 
-    def _best(self, other_than: Entrant) -> Entrant | None:
-        """The fastest entrant so far, by first looks, among those that may serve."""
+    def _best(self, other_than: CandidateRun) -> CandidateRun | None:
+        """The fastest accepted candidate so far, by quick samples."""
         open_ones = [
             one
-            for one in self.entrants
+            for one in self.runs
             if one is not other_than and one.accepted and one.session is not None and one.milliseconds
         ]
-        return min(open_ones, key=self._glance, default=None)
+        return min(open_ones, key=self._quick_expected, default=None)
 
-    def _glance(self, entrant: Entrant) -> float:
-        """Milliseconds to expect over the workload. Not a sum over lengths, which the longest alone would decide."""
-        return expected_milliseconds(entrant.fastest, self._expected)
+    def _quick_expected(self, run: CandidateRun) -> float:
+        """Expected milliseconds over the workload. Not a sum over lengths, which the longest would decide alone."""
+        return expected_milliseconds(run.fastest, self._expected)
 
     def _make_room(self) -> None:
-        """Close the slowest process when there are too many; the teacher stays."""
-        open_ones = [one for one in self.entrants[1:] if one.session is not None and one.milliseconds]
-        while len(open_ones) >= self.most_open:
-            slowest = max(open_ones, key=self._glance)
+        """Close the slowest processes when too many are open; the reference stays open."""
+        open_ones = [one for one in self.runs[1:] if one.session is not None and one.milliseconds]
+        while len(open_ones) >= self.max_open:
+            slowest = max(open_ones, key=self._quick_expected)
             slowest.close()
             slowest.settle(Outcome.SLOWER, f"slower at first sight than {len(open_ones) - 1} others")
             open_ones.remove(slowest)
 
     @property
-    def _look_lengths(self) -> tuple[int, ...]:
-        """Three of the lengths: a short, a middling and a long one, the longest left out as it would take longest."""
+    def _quick_lengths(self) -> tuple[int, ...]:
+        """Three of the lengths: short, middle and long, without the longest, which would take most of the time."""
         last = max(len(self._lengths) - 2, 0)
         return tuple(dict.fromkeys(self._lengths[position] for position in (0, last // 2, last)))
 
-    def _limit(self, *, teacher: bool) -> float:
-        """The teacher may use the time of the candidates' and the plans' stages: without it there is nothing."""
-        left = self._budget.left_for_capacity() if teacher else MOST_OF_THE_REST * self._left()
+    def _limit(self, *, reference: bool) -> float:
+        """The reference may use the time of the next stages too: without it there is no result."""
+        left = self._budget.left_for_capacity() if reference else MAX_REMAINING_SHARE * self._left()
         return max(left, 0.1)
 
-    def _remember(self, entrant: Entrant) -> None:
-        built = entrant.built
-        folder = self._work.candidate(entrant.recipe)
+    def _remember(self, run: CandidateRun) -> None:
+        built = run.built
+        folder = self._work.candidate(run.recipe)
         files: dict[str, str] = {}
         if built is not None:
             with contextlib.suppress(OSError):
                 files = digests(folder)
         self._work.save(
             CandidateRecord(
-                facts=entrant.facts,
+                facts=run.facts,
                 graph=built.graph if built else "",
                 io=built.io if built else None,
                 files=files,
-                taught=self._work.taught() if entrant is self.teacher else "",
+                taught=self._work.reference_digest() if run is self.reference else "",
             )
         )
 
 
-def most_open(available_bytes: int, graph_bytes: int) -> int:
-    """How many processes, besides the teacher's, the memory is good for: at least two, to have something to compare,
-    and half of what is free is left alone."""
-    each = BYTES_OPEN * graph_bytes + PROCESS_BYTES
-    return max(2, min(MOST_OPEN, int(available_bytes / 2 / each) - 1))
+def max_open_processes(available_bytes: int, graph_bytes: int) -> int:
+    """How many processes besides the reference's fit the memory: at least two, to have something to compare; half of
+    the free memory is left alone."""
+    each = MEMORY_PER_GRAPH_BYTE * graph_bytes + PROCESS_BYTES
+    return max(2, min(MAX_OPEN, int(available_bytes / 2 / each) - 1))
 
 
-def points(milliseconds: Mapping[int, Sequence[float]]) -> tuple[LatencyPoint, ...]:
+def latency_points(milliseconds: Mapping[int, Sequence[float]]) -> tuple[LatencyPoint, ...]:
     """Median, minimum and spread at each length."""
     return tuple(
         LatencyPoint(

@@ -1,6 +1,5 @@
-"""Load: what requests look like and when they arrive, and the lean HTTP client that sends them.
+"""The load client: what requests look like, when they arrive, and how they are sent and timed.
 
-`lengths`, `arrivals` and `summary` are pure; `generator` runs in a process of its own
-(`python -m penstock_optimizer.load`), so that measuring costs the measured server nothing but cores that it does not
-own. `run_load` of `process` starts it.
+`workload` makes the requests, `client` sends them, `generator` runs one load in a separate process, `summary` and
+`timing` have percentiles, timers and CPU accounting.
 """

@@ -1,9 +1,7 @@
-"""One keep-alive HTTP/1.1 connection that carries one request at a time: the protocol side of `exchanges`.
+"""Sends HTTP/1.1 requests over a pool of keep-alive connections, and records the time and status of each.
 
-Requests under way over a pool of connections, and what became of each: what every load has in common.
-
-When to send is the business of whoever drives it: `generator` for a load of minutes, `bench.sender` for cells of a
-second. Connections are taken last in, first out, so that a low rate uses few of them.
+The caller decides when to send: `generator` for a load of seconds, `penstock_bench.sender` for cells of a second.
+Connections are used last in, first out, so that a low rate uses few of them.
 """
 
 from __future__ import annotations
@@ -23,7 +21,7 @@ import httptools
 from penstock.manifest import Frozen
 
 FAILURE_BYTES = 300
-"""How much of the body of a failed answer is kept, to show what went wrong."""
+"""How much of the body of a failed answer is kept for the report."""
 
 
 class RequestBody(Frozen):
@@ -31,19 +29,19 @@ class RequestBody(Frozen):
 
     body: str
     group: int = 0
-    """Results are also given by group, such as the length in tokens."""
+    """Results are also reported by group, such as the length in tokens."""
 
 
-class Answered(Protocol):
-    """Called when a request has its answer, or never will."""
+class OnAnswer(Protocol):
+    """Called when a request is answered, or never will be."""
 
-    def __call__(self, connection: Connection, request: int, status: int, at: float) -> None:
+    def __call__(self, connection: ClientConnection, request: int, status: int, at: float) -> None:
         """`status` 0: the connection was lost first. `at`: seconds of `time.perf_counter()`."""
         ...
 
 
-class Requests(Protocol):
-    """What to send and what to look at in the answers: a LoadSpec, or a CellSpec of the bench."""
+class RequestSource(Protocol):
+    """What to send and which headers of the answers to read: a LoadSpec, or a CellSpec of the bench."""
 
     @property
     def url(self) -> str:
@@ -52,7 +50,7 @@ class Requests(Protocol):
 
     @property
     def bodies(self) -> Sequence[RequestBody]:
-        """Sent in this order, over and over."""
+        """Sent in this order, repeatedly."""
         ...
 
     @property
@@ -62,7 +60,7 @@ class Requests(Protocol):
 
     @property
     def response_headers(self) -> Sequence[str]:
-        """Names of numeric headers of the answers that are wanted."""
+        """Names of numeric headers of the answers to read."""
         ...
 
     @property
@@ -71,8 +69,8 @@ class Requests(Protocol):
         ...
 
 
-def request_bytes(spec: Requests) -> list[bytes]:
-    """The whole requests, heads included, one for each body of the spec."""
+def request_bytes(spec: RequestSource) -> list[bytes]:
+    """The complete requests, heads included, one for each body of the spec."""
     parts = urlsplit(spec.url)
     path = parts.path or "/"
     if parts.query:
@@ -87,20 +85,20 @@ def request_bytes(spec: Requests) -> list[bytes]:
     return requests
 
 
-class Connection(asyncio.Protocol):
-    """Sends a request, parses the answer, tells `answered`, and is free for the next one."""
+class ClientConnection(asyncio.Protocol):
+    """A connection with one request at a time. Calls `answered` for each answer."""
 
     def __init__(
         self,
-        answered: Answered,
-        lost: Callable[[Connection], None],
+        answered: OnAnswer,
+        lost: Callable[[ClientConnection], None],
         headers: Sequence[str] = (),
     ) -> None:
         self._answered = answered
         self._lost = lost
         self._wanted = {name.lower().encode() for name in headers}
         if self._wanted:
-            # Set on the instance, so that the parser does not call for every header when none is wanted.
+            # Set on the instance, so that the parser does not call it for every header when none is wanted.
             self.on_header = self._read_header
         self._parser = httptools.HttpResponseParser(self)
         self._transport: asyncio.Transport | None = None
@@ -114,11 +112,11 @@ class Connection(asyncio.Protocol):
 
     @property
     def closed(self) -> bool:
-        """No request can be sent any more."""
+        """True when no request can be sent any more."""
         return self._transport is None or self._transport.is_closing()
 
     def send(self, request: int, payload: bytes) -> None:
-        """Send; `request` is given back with the answer."""
+        """Send a request; `request` is passed to `answered`."""
         assert self._transport is not None  # noqa: S101 - only open connections are handed out
         self._request = request
         self.numbers = {}
@@ -159,7 +157,7 @@ class Connection(asyncio.Protocol):
     # httptools' callbacks
 
     def on_body(self, body: bytes) -> None:
-        """A piece of the body: kept only when the answer is a failure."""
+        """A piece of the body: kept only for a failed answer."""
         if self._parser.get_status_code() >= 300 and len(self.failure) < FAILURE_BYTES:
             self.failure += body[:FAILURE_BYTES]
 
@@ -192,28 +190,28 @@ TIMED_OUT = -2
 UNREACHABLE = -3
 _WITHOUT_STATUS = {LOST: "disconnected", TIMED_OUT: "timeout", UNREACHABLE: "unreachable"}
 
-Settled = Callable[[int, int, float, Mapping[str, float]], None]
-"""Called with a request's number, its status (or one of those above), when (`time.perf_counter()`), and the wanted
+OnSettled = Callable[[int, int, float, Mapping[str, float]], None]
+"""Called with a request's number, its status (or one of those above), the time (`time.perf_counter()`), and the wanted
 headers of its answer."""
 
 
 def is_good(status: int) -> bool:
-    """The request was answered with 2xx."""
+    """True for a 2xx answer."""
     return 200 <= status < 300
 
 
 def status_name(status: int) -> str:
-    """As results have it: the number, or in a word why there is none."""
+    """The status in results: the number, or a word for the reason why there is none."""
     return _WITHOUT_STATUS.get(status, str(status))
 
 
-class Exchanges:
+class LoadClient:
     """Sends requests by number and records them. Times are seconds of `time.perf_counter()`."""
 
     def __init__(
         self,
-        requests: Requests,
-        on_settled: Settled,
+        requests: RequestSource,
+        on_settled: OnSettled,
         *,
         max_connections: int = sys.maxsize,
         idle_seconds: float = math.inf,
@@ -222,7 +220,7 @@ class Exchanges:
         is not used again, as the server may be about to close it."""
         self.due = array("d")
         self.sent = array("d")
-        """0 for a request that never was."""
+        """0 for a request that was never sent."""
         self.done = array("d")
         self.status = array("h")
         self.first_failure = ""
@@ -233,8 +231,8 @@ class Exchanges:
         self._on_settled = on_settled
         self._max_connections = max_connections
         self._idle_seconds = idle_seconds
-        self._idle: list[Connection] = []
-        self._busy: dict[Connection, int] = {}
+        self._idle: list[ClientConnection] = []
+        self._busy: dict[ClientConnection, int] = {}
         self._waiting: deque[int] = deque()
         self._open = 0
         self._connecting = 0
@@ -243,7 +241,7 @@ class Exchanges:
         self._quiet = asyncio.Event()
 
     async def start(self, connections: int) -> None:
-        """Open so many connections; OSError when not one could be."""
+        """Open connections; OSError when none could be opened."""
         self._sweeper = asyncio.get_running_loop().create_task(self._sweep())
         count = min(connections, self._max_connections)
         outcomes = await asyncio.gather(*(self._connect() for _ in range(count)), return_exceptions=True)
@@ -253,7 +251,7 @@ class Exchanges:
                 raise outcome
 
     def launch(self, due: float) -> int:
-        """Send one more request on an idle connection; else on a new one; else as soon as one is free. Its number."""
+        """Send a request on an idle connection, else on a new one, else when one is free. Returns its number."""
         request = len(self.due)
         self.due.append(due)
         self.sent.append(0.0)
@@ -271,13 +269,13 @@ class Exchanges:
         return request
 
     async def drain(self) -> None:
-        """Wait for the answers that are still out; those that take too long are ended by their time limit."""
+        """Wait for the outstanding answers, each up to its time limit."""
         while self._busy or self._waiting:
             self._quiet.clear()
             await self._quiet.wait()
 
     async def close(self) -> None:
-        """Close all connections, whatever is under way on them."""
+        """Close all connections, with or without requests in progress."""
         tasks = [*self._tasks, *([self._sweeper] if self._sweeper is not None else [])]
         for task in tasks:
             task.cancel()
@@ -297,29 +295,29 @@ class Exchanges:
         try:
             await self._connect()
         except OSError:
-            # Nobody listens: the request that wanted this connection has failed.
+            # The server does not listen: the request that waited for this connection has failed.
             if self._waiting:
                 self._settle(self._waiting.popleft(), UNREACHABLE, time.perf_counter(), {})
 
     async def _connect(self) -> None:
-        """Open a connection and give it the longest waiting request, or keep it for the next. OSError."""
+        """Open a connection, and use it for the longest waiting request, or keep it. OSError."""
         self._connecting += 1
         try:
             _, connection = await asyncio.get_running_loop().create_connection(
-                lambda: Connection(self._answered, self._lost, self._requests.response_headers), *self._address
+                lambda: ClientConnection(self._answered, self._lost, self._requests.response_headers), *self._address
             )
         finally:
             self._connecting -= 1
         self._open += 1
         self._offer(connection)
 
-    def _offer(self, connection: Connection) -> None:
+    def _offer(self, connection: ClientConnection) -> None:
         if self._waiting:
             self._send(connection, self._waiting.popleft())
         else:
             self._idle.append(connection)
 
-    def _lost(self, connection: Connection) -> None:
+    def _lost(self, connection: ClientConnection) -> None:
         self._open -= 1
         self._busy.pop(connection, None)
         if connection in self._idle:
@@ -329,12 +327,12 @@ class Exchanges:
 
     # requests
 
-    def _send(self, connection: Connection, request: int) -> None:
+    def _send(self, connection: ClientConnection, request: int) -> None:
         self._busy[connection] = request
         connection.send(request, self._payloads[request % len(self._payloads)])
         self.sent[request] = connection.sent_at
 
-    def _answered(self, connection: Connection, request: int, status: int, at: float) -> None:
+    def _answered(self, connection: ClientConnection, request: int, status: int, at: float) -> None:
         self._busy.pop(connection, None)
         if status >= 300 and not self.first_failure:
             self.first_failure = f"{status} {connection.failure.decode(errors='replace')}".strip()

@@ -21,9 +21,9 @@ from pydantic import Field
 
 from penstock.errors import PenstockError
 from penstock.manifest import Frozen
-from penstock_optimizer.load.client import SWEEP_SECONDS, UNREACHABLE, Exchanges, RequestBody, is_good, status_name
+from penstock_optimizer.load.client import SWEEP_SECONDS, UNREACHABLE, LoadClient, RequestBody, is_good, status_name
 from penstock_optimizer.load.summary import LatencySummary, quantile
-from penstock_optimizer.load.timing import PreciseTimer, Usage, family
+from penstock_optimizer.load.timing import PreciseTimer, ResourceUsage, process_tree
 
 
 class OpenLoop(Frozen):
@@ -42,7 +42,7 @@ class ClosedLoop(Frozen):
     kind: Literal["closed"] = "closed"
     clients: int = Field(ge=1)
     requests: int | None = Field(default=None, ge=1)
-    """Stop after this many recorded requests, even if the time is not up."""
+    """Stop after this many recorded requests, even if time is left."""
 
 
 class LoadSpec(Frozen):
@@ -51,7 +51,7 @@ class LoadSpec(Frozen):
     url: str = Field(pattern=r"^http://")
     """Plain HTTP: measurements go to a server on this machine or in this network."""
     bodies: tuple[RequestBody, ...] = Field(min_length=1)
-    """Sent in this order, over and over."""
+    """Sent in this order, repeatedly."""
     pattern: Annotated[OpenLoop | ClosedLoop, Field(discriminator="kind")]
     headers: dict[str, str] = Field(default_factory=lambda: {"content-type": "application/json"})
     warm_up_seconds: float = Field(default=0.5, ge=0)
@@ -59,10 +59,10 @@ class LoadSpec(Frozen):
     seconds: float = Field(default=3.0, gt=0)
     timeout_seconds: float = Field(default=10.0, gt=0)
     max_connections: int = Field(default=512, ge=1)
-    """An open loop's request that finds all of them busy waits here, and its latency counts that."""
+    """An open loop's request that finds all connections busy waits here; its latency includes that."""
     seed: int = 0
     cpus: tuple[int, ...] = ()
-    """Logical CPUs of the load process; empty: wherever the system puts it."""
+    """Logical CPUs of the load process; empty: not pinned."""
     target_pid: int | None = None
     """Process whose CPU time and memory are reported, children included."""
     response_headers: tuple[str, ...] = ()
@@ -70,7 +70,7 @@ class LoadSpec(Frozen):
 
 
 class LoadResult(Frozen):
-    """What was seen in the recorded time."""
+    """The measurements of the recorded time."""
 
     seconds: float
     offered_per_second: float
@@ -84,7 +84,7 @@ class LoadResult(Frozen):
     """Of 2xx answers."""
     by_group: dict[int, LatencySummary] = Field(default_factory=dict)
     send_lag_p99_milliseconds: float = 0.0
-    """Open loop: how late this client itself was. Large values mean that it, not the server, was measured."""
+    """Open loop: how late this client was. With large values the client was measured, not the server."""
     target_cores: float | None = None
     """CPU seconds of the target per second."""
     target_rss_bytes: int | None = None
@@ -108,8 +108,8 @@ class LoadResult(Frozen):
 def poisson_arrivals(rate: float, seconds: float, *, seed: int) -> list[float]:
     """Arrival times in seconds from 0 to below `seconds`, at a mean of `rate` a second; the same for the same seed.
 
-    Given their number, the arrivals of a Poisson process are independent and uniform over the interval; we fix the
-    number at its mean, so that an offered rate is exactly what it says and only the spacing is random.
+    Given their number, the arrivals of a Poisson process are independent and uniform over the interval. The number is
+    fixed at its mean, so that the offered rate is exact and only the spacing is random.
     """
     if rate <= 0 or seconds <= 0:
         raise ValueError(f"rate ({rate}) and seconds ({seconds}) must be positive")
@@ -118,7 +118,7 @@ def poisson_arrivals(rate: float, seconds: float, *, seed: int) -> list[float]:
 
 
 START_UP_SECONDS = 30.0
-"""Importing and connecting, with much to spare on a busy machine."""
+"""Time limit for importing and connecting, generous for a busy machine."""
 
 
 class LoadFailed(PenstockError):
@@ -126,7 +126,7 @@ class LoadFailed(PenstockError):
 
 
 def run_load(spec: LoadSpec) -> LoadResult:
-    """Run one load in a process of its own, and wait for it; LoadFailed with its last words when it fails."""
+    """Run one load in a separate process, and wait for it; LoadFailed with the end of its log when it fails."""
     limit = START_UP_SECONDS + spec.warm_up_seconds + spec.seconds + 2 * spec.timeout_seconds
     try:
         done = subprocess.run(
@@ -145,22 +145,20 @@ def run_load(spec: LoadSpec) -> LoadResult:
 
 
 IDLE_SECONDS = 2.0
-"""Connections idle for longer are not used again (uvicorn closes them after 5 s): a request must not be lost to a
-connection that the server is just closing."""
+"""Connections idle for longer are not used again (uvicorn closes them after 5 s): a request must not be lost on a
+connection that the server is closing."""
 FIRST_CONNECTIONS = 4
-"""Of an open loop; more are opened when they are needed."""
+"""Of an open loop; more are opened on demand."""
 MAX_GROUPS = 64
-"""More groups than this are not reported one by one."""
+"""With more groups than this, none is reported separately."""
 
 
-class Generator:
+class LoadRun:
     """One run of one spec."""
 
     def __init__(self, spec: LoadSpec) -> None:
         self._spec = spec
-        self._exchanges = Exchanges(
-            spec, self._settled, max_connections=spec.max_connections, idle_seconds=IDLE_SECONDS
-        )
+        self._client = LoadClient(spec, self._settled, max_connections=spec.max_connections, idle_seconds=IDLE_SECONDS)
         self._header_sums: dict[str, float] = {}
         self._header_counts: dict[str, int] = {}
         self._over = asyncio.Event()
@@ -170,15 +168,15 @@ class Generator:
         self._in_time = 0
 
     async def run(self) -> LoadResult:
-        """Send everything, wait for the answers, and say what was seen."""
+        """Send everything, wait for the answers, and return the result."""
         spec = self._spec
         try:
-            await self._exchanges.start(
+            await self._client.start(
                 spec.pattern.clients if isinstance(spec.pattern, ClosedLoop) else FIRST_CONNECTIONS
             )
         except OSError:
-            # Nobody listens yet: counted, request by request.
-            await self._exchanges.start(0)
+            # The server does not listen yet: counted, request by request.
+            await self._client.start(0)
         target_before = _usage(spec.target_pid)
         self._start = time.perf_counter() + 0.01
         self._begin = self._start + spec.warm_up_seconds
@@ -190,8 +188,8 @@ class Generator:
         elapsed = max(time.perf_counter() - self._start, 1e-9)
         generator_cores = (time.process_time() - generator_before) / elapsed
         target_after = _usage(spec.target_pid)
-        await self._exchanges.drain()
-        await self._exchanges.close()
+        await self._client.drain()
+        await self._client.close()
         used = target_after.seconds - target_before.seconds if target_before and target_after else None
         return self._result(
             target_cores=None if used is None else used / elapsed,
@@ -200,10 +198,10 @@ class Generator:
         )
 
     async def _run_open(self, pattern: OpenLoop) -> None:
-        """Send each request at its time, however the earlier ones fare."""
+        """Send each request at its time, whether or not earlier ones are answered."""
         rate, warm_up, seed = pattern.arrivals_per_second, self._spec.warm_up_seconds, self._spec.seed
         total = warm_up + self._spec.seconds
-        # Apart, so that the recorded time has exactly the requests that its rate promises.
+        # Separate draws, so that the recorded time has exactly the requests of its rate.
         before = poisson_arrivals(rate, warm_up, seed=seed + 1) if warm_up else []
         during = [warm_up + at for at in poisson_arrivals(rate, self._spec.seconds, seed=seed)]
         arrivals = [self._start + at for at in before + during]
@@ -213,7 +211,7 @@ class Generator:
             nonlocal position
             now = time.perf_counter()
             while position < len(arrivals) and arrivals[position] <= now:
-                self._exchanges.launch(arrivals[position])
+                self._client.launch(arrivals[position])
                 position += 1
             if position < len(arrivals):
                 timer.set(arrivals[position])
@@ -230,7 +228,7 @@ class Generator:
             timer.close()
 
     async def _run_closed(self, pattern: ClosedLoop) -> None:
-        """Start every client; each answer starts the next request until the time is up."""
+        """Start every client; each answer starts the next request until the time ends."""
         loop = asyncio.get_running_loop()
         loop.call_later(self._spec.warm_up_seconds + self._spec.seconds, self._over.set)
         for _ in range(pattern.clients):
@@ -239,7 +237,7 @@ class Generator:
         self._stopped_at = time.perf_counter()
 
     def _settled(self, request: int, status: int, _at: float, numbers: Mapping[str, float]) -> None:
-        """Note what the answer says; in a closed loop the client goes on with its next request."""
+        """Record an answer; in a closed loop, send the client's next request."""
         is_recorded = self._origin(request) >= self._begin
         for name, value in numbers.items() if is_recorded else ():
             self._header_sums[name] = self._header_sums.get(name, 0.0) + value
@@ -250,26 +248,26 @@ class Generator:
             if pattern.requests is not None and self._in_time >= pattern.requests:
                 self._over.set()
             elif status == UNREACHABLE:
-                # Nobody listens: trying again at once would spin. One sweep later is soon enough.
+                # The server does not listen: an immediate retry would spin. Retry after one sweep.
                 asyncio.get_running_loop().call_later(SWEEP_SECONDS, self._launch_next)
             else:
                 self._launch_next()
 
     def _launch_next(self) -> None:
         if not self._over.is_set():
-            self._exchanges.launch(time.perf_counter())
+            self._client.launch(time.perf_counter())
 
     def _origin(self, request: int) -> float:
-        """What a latency counts from: the schedule, or when a client sent (or wanted to)."""
-        sent = self._exchanges.sent[request]
-        return sent if sent and isinstance(self._spec.pattern, ClosedLoop) else self._exchanges.due[request]
+        """The start of a request's latency: its scheduled time, or when a client sent it (or wanted to)."""
+        sent = self._client.sent[request]
+        return sent if sent and isinstance(self._spec.pattern, ClosedLoop) else self._client.due[request]
 
     # results
 
     def _result(
         self, *, target_cores: float | None, target_rss_bytes: int | None, generator_cores: float
     ) -> LoadResult:
-        seen = self._exchanges
+        seen = self._client
         begin = self._begin
         end = begin + self._spec.seconds
         if self._stopped_at is not None:
@@ -315,14 +313,14 @@ class Generator:
         )
 
 
-def _usage(pid: int | None) -> Usage | None:
-    """Of a process and its children; None when there is no such process."""
-    members = family(pid) if pid is not None else ()
-    return Usage.of(members) if members else None
+def _usage(pid: int | None) -> ResourceUsage | None:
+    """The usage of a process and its children; None when there is no such process."""
+    members = process_tree(pid) if pid is not None else ()
+    return ResourceUsage.of(members) if members else None
 
 
 def generate(spec: LoadSpec) -> LoadResult:
-    """Run one load in this process, on the CPUs that the spec names."""
+    """Run one load in this process, on the CPUs of the spec."""
     if spec.cpus:
         os.sched_setaffinity(0, spec.cpus)
     import uvloop
@@ -331,13 +329,13 @@ def generate(spec: LoadSpec) -> LoadResult:
 
 
 async def _generate(spec: LoadSpec) -> LoadResult:
-    return await Generator(spec).run()
+    return await LoadRun(spec).run()
 
 
 def main() -> None:
-    """Read, run, write."""
+    """Read the spec, run it, write the result."""
     spec = LoadSpec.model_validate_json(sys.stdin.buffer.read())
-    # A collection pauses for milliseconds, and the recording grows for seconds only.
+    # A collection pauses for milliseconds, and the recording grows for only seconds.
     gc.disable()
     result = generate(spec)
     sys.stdout.write(result.model_dump_json())

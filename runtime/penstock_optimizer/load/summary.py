@@ -1,4 +1,4 @@
-"""What a list of latencies says: percentiles, and how far to trust them. Pure, standard library only."""
+"""Summarises latencies: percentiles and their confidence intervals. Pure."""
 
 from __future__ import annotations
 

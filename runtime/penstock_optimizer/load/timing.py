@@ -1,12 +1,8 @@
-"""A timer that fires within some 50 microseconds: event loops round theirs to milliseconds, which is as long as a
-short inference takes. Linux's timerfd, read by the loop like a socket.
+"""Linux timing for load clients: a precise timer, the time slice of a thread, the CPU time and memory of processes.
 
-The time slice of a thread: how long the kernel lets it run on before others of its rank, and so also how soon it
-goes before them once it wakes. Linux 6.12 and later (EEVDF's custom slices); no privilege is needed.
-
-A client that waits behind another program for a core counts that wait as the server's.
-
-What processes have used so far: processor time and memory.
+Event loops round timers to milliseconds, as long as a short inference takes; `PreciseTimer` fires within some 50
+microseconds (timerfd). A short time slice lets a thread run soon after it wakes: a client that waits for a core counts
+that wait as the server's.
 """
 
 from __future__ import annotations
@@ -36,7 +32,7 @@ class _Itimerspec(ctypes.Structure):
 
 
 class PreciseTimer:
-    """Calls back once, at a time of `time.perf_counter()`."""
+    """Calls a function once, at a time of `time.perf_counter()`."""
 
     def __init__(self, loop: asyncio.AbstractEventLoop, callback: Callable[[], None]) -> None:
         self._libc = ctypes.CDLL(None, use_errno=True)
@@ -58,7 +54,7 @@ class PreciseTimer:
             raise OSError(code, f"timerfd_settime: {os.strerror(code)}")
 
     def close(self) -> None:
-        """Never fire again."""
+        """Cancel the timer and free it."""
         self._loop.remove_reader(self._descriptor)
         os.close(self._descriptor)
 
@@ -71,15 +67,15 @@ class PreciseTimer:
 
 
 USUAL_NANOSECONDS = 0
-"""The kernel's own choice, around 1 to 3 ms: it grows with the number of cores."""
+"""The kernel's default, around 1 to 3 ms: it grows with the number of cores."""
 SHORTEST_NANOSECONDS = 100_000
-"""That the kernel takes (sched_setattr(2), kernel/sched/syscalls.c)."""
+"""The shortest slice that the kernel accepts (sched_setattr(2), kernel/sched/syscalls.c)."""
 
 _NUMBERS = {
     "x86_64": {"sched_setattr": 314, "sched_getattr": 315},
     "aarch64": {"sched_setattr": 274, "sched_getattr": 275},
 }
-"""Of system calls that the C library does not have before glibc 2.41."""
+"""Numbers of system calls that the C library does not have before glibc 2.41."""
 
 
 class _Attributes(ctypes.Structure):
@@ -98,9 +94,9 @@ class _Attributes(ctypes.Structure):
 
 
 def set_time_slice(nanoseconds: int) -> bool:
-    """Of the calling thread, from 0.1 to 100 ms, or 0 for the kernel's own. False where it has no such thing, which
-    leaves all as it was: an older kernel, a sandbox that forbids the call, another class than that of usual programs.
-    """
+    """Set the time slice of the calling thread, from 0.1 to 100 ms, or 0 for the kernel's default. Linux 6.12 and
+    later; no privilege is needed. False, and nothing changed, where it is not supported: an older kernel, a sandbox
+    that forbids the call, another scheduling class than the usual one."""
     attributes = _read()
     if attributes is None or attributes.policy not in (os.SCHED_OTHER, os.SCHED_BATCH):
         return False
@@ -108,13 +104,13 @@ def set_time_slice(nanoseconds: int) -> bool:
     attributes.runtime = nanoseconds
     if _call("sched_setattr", ctypes.byref(attributes), ctypes.c_long(0)) != 0:
         return False
-    # An older kernel says that it was done, too, and knows of nothing when it is asked.
+    # An older kernel reports success, but returns no slice when it is read.
     kept = time_slice_nanoseconds()
     return kept is not None and nanoseconds in (kept, USUAL_NANOSECONDS)
 
 
 def time_slice_nanoseconds() -> int | None:
-    """Of the calling thread; None where the kernel has no such thing."""
+    """The time slice of the calling thread; None where the kernel does not support it."""
     attributes = _read()
     return attributes.runtime or None if attributes is not None else None
 
@@ -127,7 +123,7 @@ def _read() -> _Attributes | None:
 
 
 def _call(name: str, *arguments: object) -> int:
-    """On the calling thread. 0: done."""
+    """Make a system call on the calling thread; 0 for success."""
     numbers = _NUMBERS.get(platform.machine())
     if numbers is None:
         return -1
@@ -135,16 +131,16 @@ def _call(name: str, *arguments: object) -> int:
 
 
 @dataclass(frozen=True)
-class Usage:
-    """Of some processes together, those that have ended left out."""
+class ResourceUsage:
+    """Usage of some processes together, without those that have ended."""
 
     seconds: float
     """CPU time, user and system."""
     resident_bytes: int
 
     @classmethod
-    def of(cls, pids: Iterable[int]) -> Usage:
-        """As of now."""
+    def of(cls, pids: Iterable[int]) -> ResourceUsage:
+        """Read the current usage."""
         seconds, resident = 0.0, 0
         for pid in pids:
             with contextlib.suppress(psutil.NoSuchProcess):
@@ -155,7 +151,7 @@ class Usage:
         return cls(seconds, resident)
 
 
-def family(pid: int) -> tuple[int, ...]:
+def process_tree(pid: int) -> tuple[int, ...]:
     """A process and all its descendants; empty when there is no such process."""
     try:
         process = psutil.Process(pid)

@@ -1,14 +1,10 @@
-"""The length mix: how many tokens the requests of a workload have.
+"""Makes the requests of a workload: their lengths in tokens, texts of exactly these lengths, and the HTTP bodies.
 
-Without a stated workload: log-normal with a median of 44 tokens and a 95th percentile near 187, which is what short
-texts in production look like (questions, sentences, product titles; a tail of paragraphs).
+Without a stated workload, lengths are log-normal with a median of 44 tokens and a 95th percentile near 187, which is
+typical of short texts in production (questions, sentences, product titles; a tail of paragraphs).
 
-Texts of exactly so many tokens, for any tokenizer: everyday words, varied, the same for the same seed.
-
-Works by measuring, not by knowing the tokenizer: words whose addition to a text adds one token are its bricks. Where
-everyday words give none (a tiny or foreign vocabulary), the vocabulary's own entries are tried.
-
-Request bodies for `POST /predict` of every task, of given lengths in tokens.
+Texts are made of everyday words that add exactly one token each, found by trying them with the tokenizer. Where too few
+do (a tiny or foreign vocabulary), the vocabulary's entries are tried.
 """
 
 from __future__ import annotations
@@ -42,14 +38,14 @@ class LengthMix:
     """A distribution of lengths in tokens, special tokens included, within [minimum, maximum]."""
 
     maximum: int
-    """The model's own limit."""
+    """The model's limit."""
     lengths: tuple[int, ...] = ()
-    """Each as likely as it is listed; empty: log-normal."""
+    """Equally likely, as often as listed; empty: log-normal."""
     minimum: int = 3
 
     @classmethod
     def of(cls, workload: Workload, *, maximum: int) -> LengthMix:
-        """The mix that an endpoint states, capped by what its model can take."""
+        """The mix of an endpoint's workload, limited to what its model takes."""
         return cls(maximum=maximum, lengths=workload.sequence_lengths)
 
     def sample(self, count: int, *, seed: int) -> list[int]:
@@ -80,7 +76,7 @@ class LengthMix:
 def measured_lengths(maximum: int, mix: LengthMix | None = None) -> tuple[int, ...]:
     """The lengths to measure latency at: the standard ones that the model can take, and the stated ones.
 
-    At most four stated lengths are added, so that a long list does not eat the time budget.
+    At most four stated lengths are added, so that a long list does not use up the time budget.
     """
     lengths = {length for length in STANDARD_LENGTHS if length <= maximum} or {maximum}
     if mix is not None and mix.lengths:
@@ -115,7 +111,7 @@ class TextMaker:
     """Makes texts for one tokenizer. Counts include the special tokens that the tokenizer adds."""
 
     def __init__(self, tokenizer: Tokenizer, *, seed: int = 0) -> None:
-        # A copy: switching truncation and padding off must not reach the tokenizer that serves.
+        # A copy: the tokenizer that serves must keep its truncation and padding.
         self._tokenizer = Tokenizer.from_str(tokenizer.to_str())
         self._tokenizer.no_truncation()
         self._tokenizer.no_padding()
@@ -126,8 +122,8 @@ class TextMaker:
         return len(self.ids(text, pair))
 
     def ids(self, text: str, pair: str | None = None) -> list[int]:
-        """The tokens of a text, or of a pair, special ones included: all of them, and no padding, whatever the model's
-        own tokenizer is set to."""
+        """The tokens of a text, or of a pair, with special tokens: all of them and no padding, whatever the model's
+        tokenizer is set to."""
         ids: list[int] = self._tokenizer.encode(text, pair).ids
         return ids
 
@@ -137,7 +133,7 @@ class TextMaker:
         return int(self._tokenizer.num_special_tokens_to_add(is_pair=False))
 
     @cached_property
-    def bricks(self) -> tuple[str, ...]:
+    def one_token_words(self) -> tuple[str, ...]:
         """Words that add one token each to the end of a text."""
         found = self._one_token_words(EVERYDAY_WORDS)
         if len(found) < ENOUGH_BRICKS:
@@ -152,21 +148,21 @@ class TextMaker:
         return tuple(dict.fromkeys(found))
 
     def text(self, tokens: int) -> str:
-        """A text of exactly `tokens` tokens; of the fewest possible when that is more (specials and one word)."""
+        """A text of exactly `tokens` tokens, or of the fewest possible (special tokens and one word)."""
         wanted = max(tokens, self.specials + 1)
         return self._grow(wanted, self.count, words=wanted - self.specials)
 
     def pair(self, first: str, tokens: int) -> str:
         """A second text, so that the pair has exactly `tokens` tokens, or the fewest possible."""
-        fewest = self.count(first, self.bricks[0])
+        fewest = self.count(first, self.one_token_words[0])
         wanted = max(tokens, fewest)
         return self._grow(wanted, lambda text: self.count(first, text), words=1 + wanted - fewest)
 
     def _grow(self, wanted: int, count: Callable[[str], int], *, words: int) -> str:
-        """Draw words until their count is right; neighbours that merge are drawn again."""
+        """Draw words until their count is right; words that merge with a neighbour are drawn again."""
         number = words
         for _ in range(ATTEMPTS):
-            text = " ".join(self._random.choices(self.bricks, k=number))
+            text = " ".join(self._random.choices(self.one_token_words, k=number))
             counted = count(text)
             if counted == wanted:
                 return text
@@ -177,7 +173,7 @@ class TextMaker:
         )
 
     def _one_token_words(self, words: tuple[str, ...]) -> list[str]:
-        """Those of `words` that add one token, both behind a word of their own kind and behind each other."""
+        """Those of `words` that add one token each, alone and when repeated."""
         if not words:
             return []
         singles = [self._tokenizer.encode(f"{word} {word}", add_special_tokens=False).ids for word in words]
@@ -185,13 +181,13 @@ class TextMaker:
 
 
 QUESTION_TOKENS = 10
-"""A short question or query before the text that a pair is mostly about."""
+"""Length of a short question or query before the text of a pair."""
 CANDIDATE_LABELS = ("news", "weather", "sport")
 WITHOUT_MASK = "fill-mask needs the tokenizer's mask token"
 _SINGLE_TEXT = frozenset(
     {TaskName.FEATURE_EXTRACTION, TaskName.TEXT_CLASSIFICATION, TaskName.TOKEN_CLASSIFICATION, TaskName.FILL_MASK}
 )
-"""Their requests are single texts, so that those which an endpoint states can be sent."""
+"""Tasks whose requests are single texts, so that the endpoint's texts can be sent."""
 
 
 def predict_bodies(
@@ -202,9 +198,9 @@ def predict_bodies(
     mask_token: str | None = None,
     seed: int = 0,
 ) -> tuple[RequestBody, ...]:
-    """One body for each length, grouped by it. For pairs the length is that of the pair.
+    """One body for each length, grouped by it. For pairs it is the length of the pair.
 
-    A request of sentence-similarity and of zero-shot-classification is several rows: each has about that length.
+    A request of sentence-similarity and of zero-shot-classification has several rows of about that length.
     """
     maker = TextMaker(tokenizer, seed=seed)
     return tuple(
@@ -217,7 +213,7 @@ def predict_bodies(
 
 
 def sends_texts(task: TaskName, workload: Workload) -> bool:
-    """True where the requests are the endpoint's own texts: it states some, and the task takes single texts."""
+    """True where the requests are the endpoint's texts: it states some, and the task takes single texts."""
     return bool(workload.texts) and task in _SINGLE_TEXT
 
 
@@ -230,7 +226,7 @@ def mix_of_texts(
     mask_token: str | None = None,
     side: Side = Side.RIGHT,
 ) -> LengthMix:
-    """The lengths of the endpoint's own texts as `workload_bodies` sends them, each as likely as it is listed."""
+    """The lengths of the endpoint's texts as `workload_bodies` sends them, each as likely as it is listed."""
     listed = _listed(task, tokenizer, workload, maximum, mask_token=mask_token, side=side)
     return LengthMix(maximum=maximum, lengths=tuple(body.group for body in listed), minimum=1)
 
@@ -246,9 +242,9 @@ def workload_bodies(
     side: Side = Side.RIGHT,
     seed: int = 0,
 ) -> tuple[RequestBody, ...]:
-    """Bodies as the endpoint's workload has them: its own texts where it states some and the task takes single texts
-    (fill-mask with the mask token added to those that show none); else texts of its lengths. `side`: which end of a
-    long text is cut off."""
+    """The bodies of an endpoint's workload: its texts where it states some and the task takes single texts (for
+    fill-mask with a mask token added where it is missing); else texts of its lengths. `side`: the end of a long text
+    that is truncated."""
     if sends_texts(task, workload):
         listed = _listed(task, tokenizer, workload, mix.maximum, mask_token=mask_token, side=side)
         return tuple(listed[index % len(listed)] for index in range(max(count, len(listed))))
@@ -258,13 +254,13 @@ def workload_bodies(
 def _listed(
     task: TaskName, tokenizer: Tokenizer, workload: Workload, maximum: int, *, mask_token: str | None, side: Side
 ) -> list[RequestBody]:
-    """One body for each stated text, grouped by its tokens, `maximum` where it is cut to that."""
+    """One body for each stated text, grouped by its tokens, or by `maximum` where it is truncated."""
     maker, texts = TextMaker(tokenizer), workload.texts
     if task is TaskName.FILL_MASK:
         if mask_token is None:
             raise ValueError(WITHOUT_MASK)
         mask = tokenizer.token_to_id(mask_token)
-        # Of a text that is cut the token at that end is a special one. What is added stands at the other end.
+        # The token at the truncated end is a special one. A mask is added at the other end.
         kept = slice(maximum - 1) if side is Side.RIGHT else slice(1 - maximum, None)
         before, behind = (f"{mask_token} ", "") if side is Side.RIGHT else ("", f" {mask_token}")
         texts = tuple(text if mask in maker.ids(text)[kept] else f"{before}{text}{behind}" for text in texts)

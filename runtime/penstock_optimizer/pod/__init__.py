@@ -1,5 +1,5 @@
-"""`python -m penstock_optimizer.pod`: the process of an optimisation job's pod.
+"""Runs an optimisation job in a pod: `python -m penstock_optimizer.pod`.
 
-Configured by its environment alone (docs/reference/settings.md). It needs no API token: progress goes to standard
+Configured by environment variables (docs/reference/settings.md). It needs no API token: progress goes to standard
 output as JSON lines, the artefacts into the store, the result into the termination message.
 """

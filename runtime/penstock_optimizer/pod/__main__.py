@@ -1,4 +1,4 @@
-"""Entry point of an optimisation job's pod: listens to signals at once, and only then imports what takes seconds."""
+"""Entry point of an optimisation job's pod: handles signals at once, and only then imports what takes seconds."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The process of an optimisation job's pod, from its settings to its exit code."""
+"""Runs the process of an optimisation job's pod, from its settings to its exit code."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from typing import NoReturn
 
 from penstock.errors import Interrupted, PenstockError
 from penstock.resources.job_summary import Summary
-from penstock_optimizer.pod.pod_job import JobVariables, Lines, PodJob
+from penstock_optimizer.pod.pod_job import JobLog, JobVariables, PodJob
 from penstock_runtime.logs import configure_logs
 from penstock_runtime.pod.termination import DEFAULT_LOG, exit_code, write_termination_message
 from penstock_runtime.settings import SETTINGS
@@ -20,15 +20,15 @@ logger = logging.getLogger("penstock.pod")
 
 
 def main() -> None:
-    """Optimise. Exit codes: 0, published; 1, somebody has to put something right; 75, another run may succeed."""
+    """Optimise. Exit codes: 0, published; 1, a person must correct something; 75, another run may succeed."""
     configure_logs("info")
     os.environ["TOKENIZERS_PARALLELISM"] = "false"
-    lines = Lines()
+    lines = JobLog()
     log = DEFAULT_LOG
     job: PodJob | None = None
 
     def end(summary: Summary, code: int) -> NoReturn:
-        """Say how it ended, and end. Processes that still work for this one end when their input does."""
+        """Report the result and exit. Worker processes end when their input does."""
         write_termination_message(log, summary.to_message())
         lines.summary(summary)
         for stream in (sys.stdout, sys.stderr):
@@ -36,7 +36,7 @@ def main() -> None:
         os._exit(code)
 
     def interrupted(number: int, _: FrameType | None) -> NoReturn:
-        # At once, from wherever it is: what was found is in the work folder, and nobody waits for tidying up.
+        # Exit at once: the work folder has all results so far, and no cleaning up is needed.
         error = Interrupted(
             f"the optimisation was ended by {signal.Signals(number).name} before it was through",
             remedy="It is tried again; it goes on from where it was when its work folder survives",

@@ -1,21 +1,19 @@
-"""What an optimisation job's pod is told.
+"""Runs an optimisation job: reads the spec, downloads the model, optimises it, publishes the artefacts.
 
-What a job says on standard output: one JSON object a line, for whoever reads the pod's log.
+    spec, machine, store     checked before anything is downloaded
+    download                 with time-outs and retries
+    baseline                 the fp32 artefact, published within a minute: the endpoint serves it in the meantime
+    optimise                 within the spec's budget, continuing from the work folder if there is one
+    publish                  the result; then the summary
+
+`JobLog` writes one JSON object a line to standard output:
 
     {"event": "progress", "done": 7, "of": 23, "stage": "candidates", "message": "onnxruntime int8-dynamic"}
     {"event": "baseline", "digest": "sha256:...", "uri": "...", "bytes": 90000000}
     {"event": "artefact", "digest": "sha256:...", "uri": "...", "bytes": 110000000}
     {"event": "summary", "summary": {...}}
 
-`done` and `of` are steps of the whole; both 0 until it is known how many there are.
-
-The course of an optimisation job.
-
-spec, machine, store     wrong ones are told before anything is fetched
-download                 with time-outs and retries
-baseline                 the fp32 artefact, published within a minute: the endpoint answers with it meanwhile
-optimise                 within the spec's budget, going on from the work folder where one survived
-publish                  the result; then the summary
+`done` and `of` are steps of the whole; both are 0 until their number is known.
 """
 
 from __future__ import annotations
@@ -40,7 +38,7 @@ from penstock.resources.problems import spec_error
 from penstock.resources.result import ArtefactReference
 from penstock.settings import hugging_face_token, setting
 from penstock_optimizer.job.optimise import optimise, prepare
-from penstock_optimizer.job.progress import Progress, transfer_text
+from penstock_optimizer.job.progress import ProgressEvent, transfer_message
 from penstock_runtime.host import read_host
 from penstock_runtime.models.fetching import FetchProgress as Transfer
 from penstock_runtime.models.sources import fetch_model
@@ -78,33 +76,33 @@ class JobVariables(Variables):
 
 Write = Callable[[bytes], object]
 QUIET_SECONDS = 2.0
-"""Bytes that were moved are told at most this often."""
+"""Transferred bytes are reported at most once in this time."""
 
 
 def to_standard_output(line: bytes) -> None:
-    """At once and in one piece, as a signal handler needs it."""
+    """Write at once and in one piece, as a signal handler needs it."""
     os.write(1, line)
 
 
-class Lines:
-    """Says it."""
+class JobLog:
+    """Writes the events of a job."""
 
     def __init__(self, write: Write = to_standard_output) -> None:
         self._write = write
         self._step, self._steps = 0, 0
         self._moved = 0.0
 
-    def progress(self, event: Progress) -> None:
-        """A step of the optimisation."""
+    def progress(self, event: ProgressEvent) -> None:
+        """Write a step of the optimisation."""
         self._step, self._steps = event.step, event.steps
         self.stage(event.stage.value, event.message)
 
     def stage(self, stage: str, message: str) -> None:
-        """What it is at, between steps."""
-        self._say("progress", done=self._step, of=self._steps, stage=stage, message=message)
+        """Write the current activity, between steps."""
+        self._write_event("progress", done=self._step, of=self._steps, stage=stage, message=message)
 
     def transfer(self, stage: str, verb: str) -> Callable[[Transfer], None]:
-        """For downloads and uploads, such as `download` and `fetching`."""
+        """A callback that writes the progress of a download or upload, such as `download` and `fetching`."""
 
         def moved(event: Transfer) -> None:
             now = time.monotonic()
@@ -112,36 +110,36 @@ class Lines:
             if not event.note and not last and now - self._moved < QUIET_SECONDS:
                 return
             self._moved = now
-            self.stage(stage, transfer_text(event, verb))
+            self.stage(stage, transfer_message(event, verb))
 
         return moved
 
     def published(self, event: str, published: Published) -> None:
-        """An artefact is in the store; `event` is `baseline` or `artefact`."""
-        self._say(event, digest=str(published.digest), uri=published.uri, bytes=published.bytes)
+        """Write that an artefact is in the store; `event` is `baseline` or `artefact`."""
+        self._write_event(event, digest=str(published.digest), uri=published.uri, bytes=published.bytes)
 
     def summary(self, summary: Summary) -> None:
-        """How it ended."""
-        self._say("summary", summary=json.loads(summary.to_message()))
+        """Write the result of the job."""
+        self._write_event("summary", summary=json.loads(summary.to_message()))
 
-    def _say(self, event: str, **fields: Any) -> None:
+    def _write_event(self, event: str, **fields: Any) -> None:
         self._write(json.dumps({"event": event, **fields}, ensure_ascii=False).encode() + b"\n")
 
 
 ATTEMPTS = 8
-"""A minute and a half of waiting for the store: what was found in ten minutes is worth it."""
+"""A minute and a half of retries: the result of ten minutes is worth the wait."""
 
 
 class PodJob:
-    """One job. `baseline` is set as soon as it is published: a job that fails later reports it all the same."""
+    """One job. `baseline` is set when it is published: a job that fails later still reports it."""
 
-    def __init__(self, variables: JobVariables, lines: Lines) -> None:
+    def __init__(self, variables: JobVariables, lines: JobLog) -> None:
         self._variables = variables
         self._lines = lines
         self.baseline: ArtefactReference | None = None
 
     def run(self) -> Summary:
-        """All of it; PenstockError of all kinds."""
+        """Run the whole job; PenstockError of all kinds."""
         variables, lines = self._variables, self._lines
         endpoint = read_endpoint(variables)
         store = self._store()
@@ -189,12 +187,13 @@ class PodJob:
 
 
 def reference(published: Published) -> ArtefactReference:
-    """As a status holds it."""
+    """The reference to a published artefact, as a status has it."""
     return ArtefactReference(digest=str(published.digest), uri=published.uri, bytes=published.bytes)
 
 
 def read_endpoint(variables: JobVariables) -> ModelEndpoint:
-    """What is to be optimised. SettingError: the spec or the texts cannot be read; SpecError: it is wrong."""
+    """The endpoint to optimise. SettingError when the spec or the texts cannot be read; SpecError when the spec is
+    invalid."""
     spec = _read_spec(variables.spec)
     wanted = spec.endpoint_spec()
     if wanted.workload.texts_from is not None:
@@ -250,7 +249,7 @@ def _read_texts(path: Path | None) -> tuple[str, ...]:
 
 
 def _require_writable(folder: Path) -> None:
-    """HostError now rather than after a download of gigabytes."""
+    """Raise HostError now rather than after a download of gigabytes."""
     try:
         folder.mkdir(parents=True, exist_ok=True)
         writable = os.access(folder, os.W_OK | os.X_OK)

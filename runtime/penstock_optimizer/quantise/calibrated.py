@@ -105,7 +105,7 @@ class _Probe:
 
 def _smoothest(style: Style, graph: Path, seen: Mapping[str, Seen], probe: _Probe) -> Style:
     """The style with the alpha whose outputs are nearest to fp32, judged without the slow rounding."""
-    teacher = probe.outputs(graph)
+    reference = probe.outputs(graph)
     best = (float("inf"), 0.0)
     for alpha in ALPHAS:
         linear = LinearGraph(_load(graph, probe.writer().opset))
@@ -113,5 +113,5 @@ def _smoothest(style: Style, graph: Path, seen: Mapping[str, Seen], probe: _Prob
             linear, replace(style, smoothing=alpha, compensated=False), seen, probe.writer(), threads=probe.threads
         )
         save(linear.model, probe.path)
-        best = min(best, (difference(teacher, probe.outputs(probe.path)), alpha))
+        best = min(best, (difference(reference, probe.outputs(probe.path)), alpha))
     return replace(style, smoothing=best[1])

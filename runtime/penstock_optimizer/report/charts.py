@@ -39,7 +39,7 @@ class Series:
     latency: Mapping[int, float]
     """Tokens -> median milliseconds."""
     emphasis: str
-    """CSS class: `chosen`, `teacher`, `other` or `out` (rejected, failed)."""
+    """CSS class: `chosen`, `reference`, `other` or `out` (rejected, failed)."""
     speed_up: float | None = None
     agreement: float | None = None
 

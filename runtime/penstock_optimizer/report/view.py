@@ -33,10 +33,10 @@ class Tile:
 
 @dataclass(frozen=True)
 class LengthRow:
-    """One length: the fp32 teacher against the chosen plan. Milliseconds."""
+    """One length: the fp32 reference against the chosen plan. Milliseconds."""
 
     tokens: int
-    teacher: str
+    reference: str
     chosen: str
     speed_up: str
     share: str
@@ -85,11 +85,11 @@ def of_outcome(manifest: Manifest, outcome: Outcome) -> CandidateFacts | None:
 
 
 def chosen_candidate(manifest: Manifest) -> CandidateFacts | None:
-    """The candidate that is served; the teacher when nothing beat it."""
+    """The candidate that is served; the reference when nothing beat it."""
     return of_outcome(manifest, Outcome.CHOSEN) or of_outcome(manifest, Outcome.REFERENCE)
 
 
-def teacher_candidate(manifest: Manifest) -> CandidateFacts | None:
+def reference_candidate(manifest: Manifest) -> CandidateFacts | None:
     """The fp32 graph, also when it was chosen itself."""
     baseline = manifest.baseline.plan.recipe
     return next((one for one in manifest.candidates if one.recipe == baseline), None)
@@ -102,7 +102,7 @@ def milliseconds(candidate: CandidateFacts | None) -> dict[int, float]:
 
 def has_first_looks(manifest: Manifest) -> bool:
     """Whether some candidates were settled by a first look, at fewer lengths and at another moment than the rest."""
-    full = len(milliseconds(teacher_candidate(manifest)))
+    full = len(milliseconds(reference_candidate(manifest)))
     return any(0 < len(one.latency) < full for one in manifest.candidates)
 
 
@@ -118,7 +118,7 @@ def main_metric(manifest: Manifest) -> Metric | None:
 
 
 def agreement(manifest: Manifest, candidate: CandidateFacts, metric: Metric | None) -> float | None:
-    """The candidate's value of the main metric; 1 for the teacher itself; None where it was not judged by it."""
+    """The candidate's value of the main metric; 1 for the reference itself; None where it was not judged by it."""
     if metric is None:
         return None
     if candidate.recipe == manifest.baseline.plan.recipe:
@@ -127,9 +127,9 @@ def agreement(manifest: Manifest, candidate: CandidateFacts, metric: Metric | No
     return next((one.value for one in metrics if one.name == metric.name), None)
 
 
-def typical_speed_up(candidate: CandidateFacts, teacher: CandidateFacts | None) -> float | None:
+def typical_speed_up(candidate: CandidateFacts, reference: CandidateFacts | None) -> float | None:
     """Geometric mean over the lengths that both were measured at."""
-    ours, theirs = milliseconds(candidate), milliseconds(teacher)
+    ours, theirs = milliseconds(candidate), milliseconds(reference)
     common = [theirs[tokens] / ours[tokens] for tokens in ours.keys() & theirs.keys() if ours[tokens] > 0]
     if not common:
         return None
@@ -141,7 +141,7 @@ def typical_speed_up(candidate: CandidateFacts, teacher: CandidateFacts | None) 
 
 def series(manifest: Manifest) -> list[Series]:
     """The candidates as the charts draw them, in the order of the table."""
-    teacher = teacher_candidate(manifest)
+    reference = reference_candidate(manifest)
     metric = main_metric(manifest)
     emphasis = {Outcome.CHOSEN: "chosen", Outcome.REFERENCE: "reference", Outcome.SLOWER: "other"}
     return [
@@ -150,7 +150,7 @@ def series(manifest: Manifest) -> list[Series]:
             style=position,
             latency=milliseconds(one),
             emphasis=emphasis.get(one.outcome, "out"),
-            speed_up=typical_speed_up(one, teacher),
+            speed_up=typical_speed_up(one, reference),
             agreement=agreement(manifest, one, metric),
         )
         for position, one in enumerate(manifest.candidates)
@@ -208,19 +208,19 @@ def tiles(manifest: Manifest) -> list[Tile]:
 
 def length_rows(manifest: Manifest) -> list[LengthRow]:
     """fp32 against what serves each length."""
-    teacher = milliseconds(teacher_candidate(manifest))
+    reference = milliseconds(reference_candidate(manifest))
     served = served_latency(manifest.chosen.plan, manifest.candidates)
     chosen = {point.tokens: point.p50_milliseconds for point in served}
     shares = {one.tokens: one.share for one in manifest.gemm}
     return [
         LengthRow(
             tokens=tokens,
-            teacher=short(teacher[tokens]),
+            reference=short(reference[tokens]),
             chosen=short(chosen[tokens]),
-            speed_up=f"{teacher[tokens] / chosen[tokens]:.2f}×",
+            speed_up=f"{reference[tokens] / chosen[tokens]:.2f}×",
             share=f"{shares[tokens]:.0%}" if tokens in shares else "",
         )
-        for tokens in sorted(teacher.keys() & chosen.keys())
+        for tokens in sorted(reference.keys() & chosen.keys())
         if chosen[tokens] > 0
     ]
 

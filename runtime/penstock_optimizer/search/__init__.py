@@ -1,6 +1,5 @@
-"""The search: which recipe and which plan. Pure: what measures is injected, so that tests use cost models.
+"""Chooses the recipe and the plan. Pure: measuring is injected, so that tests use cost models.
 
-`goal` says when one measurement is better than another, noise included; `survivors` sorts candidates by verdict and
-speed (stage 1); `space` lists the plans next to a plan; `climb` walks them (stage 2); `trials` remembers what was
-measured, so that an interrupted search goes on.
+`recipes` lists the candidates and the order to build them in; `space` decides which recipes go on and which plans of
+them are tried; `goal` compares measurements, noise included; `climb` searches the plans and stores what was measured.
 """

@@ -1,10 +1,9 @@
-"""What better means: criteria in order of weight, each with a tolerance, decided on paired measurements.
+"""Compares plans: criteria in order of weight, each with a tolerance, decided on paired measurements.
 
-| objective | first | then |
-|---|---|---|
-| latency, or none | lone latency | requests/s |
-| throughput | requests/s | lone latency |
-| both | p95 at the asked rate within the asked latency | requests/s, lone latency |
+    objective         first                                            then
+    latency, or none  lone latency                                     requests/s
+    throughput        requests/s                                       lone latency
+    both              p95 at the asked rate within the asked latency   requests/s, lone latency
 
 Lone latency is the geometric mean of p50 and p95 of requests that find the engine idle, over the workload's length mix:
 p50 alone would ignore the long requests, p95 alone the many short ones.
@@ -24,27 +23,27 @@ from penstock.resources.endpoint import Objective
 from penstock_optimizer.load.summary import relative_spread
 
 NEAR_LATENCY = 0.05
-"""Latencies this close are equal, so that throughput decides: 5 % of a few milliseconds is nobody's reason."""
+"""Latencies this close count as equal, so that throughput decides: 5 % of a few milliseconds matters to no client."""
 NOISE_FLOOR = 0.02
-"""No difference below this is believed, however quiet the repeats were."""
+"""Smaller differences are ignored, even where repeats scatter less."""
 
 
-class Sample(BaseModel):
+class PlanSample(BaseModel):
     """One measurement of a plan over the workload's length mix, in process."""
 
     model_config = ConfigDict(frozen=True, extra="forbid")
 
     p50_milliseconds: float = Field(gt=0)
-    """Of requests that come one at a time."""
+    """Of requests sent one at a time."""
     p95_milliseconds: float = Field(gt=0)
     requests_per_second: float = Field(gt=0)
     """With more requests waiting than can run."""
     loaded_p95_milliseconds: float | None = Field(default=None, gt=0)
     """With requests arriving at random at the asked rate; only where the objective asks for latency and throughput."""
     short_milliseconds: dict[int, float] = Field(default_factory=dict)
-    """Of lone requests of one of the shortest lengths, by tokens; only where the workload has rows so short."""
+    """Of lone requests of one of the shortest lengths, by tokens; only where the workload has rows this short."""
     second_graph_bytes: int | None = None
-    """What the graph of the short rows added to the memory of the process, where the plan has one."""
+    """The memory that the graph of the short rows added to the process, where the plan has one."""
 
     @property
     def lone_milliseconds(self) -> float:
@@ -54,14 +53,14 @@ class Sample(BaseModel):
 
 @dataclass(frozen=True)
 class Pair:
-    """A challenger and the incumbent, measured one right after the other: slow drifts of the machine cancel."""
+    """A challenger and the incumbent, measured one right after the other: slow drifts of the machine cancel out."""
 
-    challenger: Sample
-    incumbent: Sample
+    challenger: PlanSample
+    incumbent: PlanSample
 
 
 class Ranking(StrEnum):
-    """How a challenger compares."""
+    """How a challenger compares with the incumbent."""
 
     BETTER = "better"
     SAME = "same"
@@ -83,7 +82,7 @@ class Comparison:
     by_first: bool
     """True when the first criterion decided."""
     pairs: int = 1
-    """How many it rests on: one alone has no scatter, and so nothing to say about noise."""
+    """Number of pairs: a single one has no scatter, so it does not show the noise."""
 
 
 class Quantity(StrEnum):
@@ -96,12 +95,12 @@ class Quantity(StrEnum):
 
 @dataclass(frozen=True)
 class Criterion:
-    """One number to lower (rates are inverted)."""
+    """A number to lower (rates are inverted)."""
 
     quantity: Quantity
     tolerance: float
 
-    def cost(self, sample: Sample, goal: Goal) -> float:
+    def cost(self, sample: PlanSample, goal: Goal) -> float:
         """The number: positive, lower is better."""
         match self.quantity:
             case Quantity.LONE_LATENCY:
@@ -115,7 +114,7 @@ class Criterion:
 
 @dataclass(frozen=True)
 class Goal:
-    """An objective, as criteria in order."""
+    """An objective as criteria, in order."""
 
     criteria: tuple[Criterion, ...]
     p95_milliseconds: float | None = None
@@ -149,15 +148,15 @@ class Goal:
 
 @dataclass(frozen=True)
 class RouteGoal:
-    """Holds a plan with a route against the same plan without it.
+    """Compares a plan with a route with the same plan without it.
 
-    For pure throughput more requests/s decide. Else the lone latency at the shortest lengths does, and nothing that the
-    objective is about may get worse beyond the noise.
+    For pure throughput more requests/s decide. Otherwise the lone latency at the shortest lengths does, and nothing
+    that the objective is about may get worse beyond the noise.
     """
 
     goal: Goal
     longest_tokens: int
-    """Of the route: lengths beyond it are not its doing."""
+    """The route's longest row: longer ones are not affected by it."""
 
     def compare(self, pairs: Sequence[Pair]) -> Comparison:
         """Like `Goal.compare`."""
@@ -184,7 +183,7 @@ class RouteGoal:
         name = f"lone latency up to {self.longest_tokens} tokens"
         return _compared(name, [self._short_ratio(pair.challenger, pair.incumbent) for pair in pairs], NEAR_LATENCY)
 
-    def _short_ratio(self, challenger: Sample, incumbent: Sample) -> float:
+    def _short_ratio(self, challenger: PlanSample, incumbent: PlanSample) -> float:
         """Median over the short lengths; 1 where none was measured."""
         ours, theirs = challenger.short_milliseconds, incumbent.short_milliseconds
         ratios = [

@@ -1,12 +1,9 @@
-"""The recipes worth trying on a processor, in the order of promise, and those left out with the reason. Pure.
+"""Lists the recipes worth trying on a processor, those left out with the reason, and the order to build them in. Pure.
 
-The order matters twice: the search may run out of time, and a recipe that is judged early lets later, hopeless ones
-be cut short. docs/decisions/recipes.md has the measurements that it follows.
-
-Which candidate to make next: the one with the most to gain for the seconds that it costs. Pure.
-
-The time budget may end before all are made, so a recipe that takes a second comes before one that takes twenty, unless
-the latter promises that much more. Nothing is decided here: what is made is judged and measured.
+The time budget may end before all recipes are tried, so the one with the most expected gain for its seconds comes
+first: a recipe that takes a second comes before one that takes twenty, unless the latter promises that much more. A
+fast recipe that is judged early also shortens the trials of dominated ones. The expectations decide only the order:
+each candidate is judged and measured. docs/decisions/recipes.md has the measurements behind them.
 """
 
 from __future__ import annotations
@@ -38,19 +35,21 @@ OPTIONS: dict[tuple[EngineName, Precision], frozenset[str]] = {
     (EngineName.OPENVINO, Precision.INT8_ROWWISE): frozenset({GROUP_32, BF16_REST}),
     (EngineName.NATIVE, Precision.INT8_ROWWISE): frozenset({PER_CHANNEL, SMOOTH, COMPENSATED, SIX_BITS}),
 }
-"""The options that a precision of an engine knows; fp32 and bf16 know none."""
+"""The options that an engine supports for a precision; fp32 and bf16 have none."""
 
 NATIVE_WIDE_ISAS = frozenset({Isa.AVX512_VNNI, Isa.AVX512_BF16, Isa.AMX})
-"""Where the native engine multiplies 64 pairs of bytes at once, and may keep weights in fewer than 8 bits."""
+"""The instruction sets with which the native engine multiplies 64 pairs of bytes at once, and may store weights in
+fewer than 8 bits."""
 NATIVE_ISAS = NATIVE_WIDE_ISAS | {Isa.AVX2, Isa.AVX_VNNI, Isa.AVX512}
-"""Where it is worth trying: with the kernels of AVX2 as well. On other processors it has none of its own."""
+"""The instruction sets that the native engine is worth trying on: it has kernels for AVX2 and up, and for no other
+processor."""
 
-TEACHER = Recipe(engine=EngineName.ONNXRUNTIME, precision=Precision.FP32)
-"""The fp32 graph that the others are judged by, and the fall-back."""
+REFERENCE = Recipe(engine=EngineName.ONNXRUNTIME, precision=Precision.FP32)
+"""The fp32 graph: the reference that the others are judged by, and the fall-back."""
 
 
 def is_tuned(recipe: Recipe) -> bool:
-    """False for int8 whose rounding errors nothing makes good: where it is no faster, another one is served."""
+    """False for int8 without compensation of rounding errors: where a tuned recipe is as fast, it is served."""
     return recipe.precision not in {Precision.INT8_DYNAMIC, Precision.INT8_STATIC} or COMPENSATED in recipe.options
 
 
@@ -60,7 +59,7 @@ def weight_bits(recipe: Recipe) -> int:
 
 
 @dataclass(frozen=True)
-class Skipped:
+class SkippedRecipe:
     """A recipe that is not tried."""
 
     recipe: Recipe
@@ -69,32 +68,32 @@ class Skipped:
 
 
 @dataclass(frozen=True)
-class Candidates:
-    """What to try, the most promising first, and what not."""
+class CandidateRecipes:
+    """The recipes to try, the most promising first, and those left out."""
 
     recipes: tuple[Recipe, ...]
-    skipped: tuple[Skipped, ...] = ()
+    skipped: tuple[SkippedRecipe, ...] = ()
 
 
-def candidate_recipes(isa: Isa, engines: Collection[EngineName], precisions: Collection[Precision]) -> Candidates:
+def candidate_recipes(isa: Isa, engines: Collection[EngineName], precisions: Collection[Precision]) -> CandidateRecipes:
     """The recipes for this instruction set within the endpoint's `engines` and `precisions`.
 
-    The teacher is always the first recipe, whatever is allowed: the others are judged by it.
+    The reference is always the first recipe, even if it is not allowed: the others are judged by it.
     """
-    tried: list[Recipe] = [TEACHER]
-    skipped: list[Skipped] = []
+    tried: list[Recipe] = [REFERENCE]
+    skipped: list[SkippedRecipe] = []
     for recipe in _by_promise(isa):
         reason = _why_not(recipe, isa, engines, precisions)
         if reason is None:
             tried.append(recipe)
         else:
-            skipped.append(Skipped(recipe, reason))
-    return Candidates(tuple(tried), tuple(skipped))
+            skipped.append(SkippedRecipe(recipe, reason))
+    return CandidateRecipes(tuple(tried), tuple(skipped))
 
 
 def _by_promise(isa: Isa) -> Iterator[Recipe]:
-    """All recipes besides the teacher. With VNNI or AMX our own engine's int8 leads, then OpenVINO's; without, ONNX
-    Runtime's does."""
+    """All recipes besides the reference. With VNNI or AMX the native engine's int8 is fastest, then OpenVINO's;
+    without, ONNX Runtime's."""
     tuned = (COMPENSATED, PER_CHANNEL, SMOOTH, *(() if isa.has_int8_dot else (REDUCED_RANGE,)))
     openvino = (
         _recipe(EngineName.OPENVINO, Precision.INT8_STATIC, BF16_REST, *tuned),
@@ -114,9 +113,9 @@ def _by_promise(isa: Isa) -> Iterator[Recipe]:
     yield _recipe(EngineName.OPENVINO, Precision.INT8_STATIC, NNCF, SMOOTH, *tuned[3:])
     yield _recipe(EngineName.OPENVINO, Precision.FP32)
     if not isa.has_int8_dot:
-        # Less accurate than the tuned ones, and made in a second where those take twenty: for budgets that are short.
+        # Less accurate than the tuned ones, but built in a second instead of twenty: for short budgets.
         yield _recipe(EngineName.ONNXRUNTIME, Precision.INT8_DYNAMIC, PER_CHANNEL, REDUCED_RANGE)
-    # What a user gets without asking for more: the yardstick of the report, hardly ever within the budget.
+    # The default of other tools, for comparison in the report; hardly ever within the accuracy budget.
     yield _recipe(EngineName.ONNXRUNTIME, Precision.INT8_DYNAMIC)
 
 
@@ -153,29 +152,30 @@ def _recipe(engine: EngineName, precision: Precision, *options: str) -> Recipe:
 
 
 JUDGING_SECONDS = 4.0
-"""Starting a process, a first look and the guard: what every candidate costs, whatever its graph."""
+"""The fixed cost of a candidate: starting a process, a quick sample and the guard."""
 
 
 @dataclass(frozen=True)
 class Expectation:
-    """What experience with MiniLM on two cores says of a recipe (docs/decisions/recipes.md). Only ratios matter."""
+    """What to expect of a recipe, by experience with MiniLM on two cores (docs/decisions/recipes.md). Only ratios
+    matter."""
 
     speed_up: float
-    """Over fp32, at middling lengths."""
+    """Over fp32, at medium lengths."""
     accepted: float
-    """How likely the guard lets it serve."""
+    """Probability that the guard accepts it."""
     build_seconds: float
 
     @property
     def gain(self) -> float:
-        """Of the time of a request, as a share of fp32's speed: 0 for what is as fast, or surely rejected."""
+        """Expected gain in speed as a share of fp32's: 0 for recipes that are no faster, or surely rejected."""
         return max(self.speed_up - 1.0, 0.0) * self.accepted
 
 
 def expectation(recipe: Recipe, isa: Isa) -> Expectation:
-    """What to expect of a recipe on an instruction set."""
+    """The expectation for a recipe on an instruction set."""
     options = set(recipe.options)
-    # Without 8-bit dot products sums go by pairs, and pairs that could saturate must be found and cut.
+    # Without 8-bit dot products sums are made in pairs, and pairs that could saturate must be found and limited.
     speed_up, pairs = (3.8, 0.0) if isa.has_int8_dot else (2.0, 7.0 if REDUCED_RANGE in options else 0.0)
     match recipe.precision:
         case Precision.FP32:
@@ -183,8 +183,8 @@ def expectation(recipe: Recipe, isa: Isa) -> Expectation:
         case Precision.BF16:
             return Expectation(3.2, 1.0, 0.2)
         case Precision.INT8_ROWWISE if recipe.engine is EngineName.NATIVE:
-            # AVX2's kernels lead at a few tokens alone. With 6 bits short rows alone are faster: other engines have
-            # more to tell first.
+            # AVX2's kernels are fastest at a few tokens only. With 6 bits only short rows are faster: other recipes
+            # come first.
             own = 1.5 * speed_up if isa in NATIVE_WIDE_ISAS else 2.0
             return Expectation(own, 0.6 if SIX_BITS in options else 0.95, 12.0)
         case Precision.INT8_ROWWISE:
@@ -199,9 +199,9 @@ def expectation(recipe: Recipe, isa: Isa) -> Expectation:
 
 
 def by_gain(recipes: Sequence[Recipe], isa: Isa) -> list[Recipe]:
-    """The recipes, the most gain for its cost first; those that promise the same in the order in which they came.
+    """The recipes, the most gain for its cost first; equal ones in the given order.
 
-    A recipe whose graph another one before it has made costs the judging alone.
+    A recipe whose graph another one before it has built costs the judging only.
     """
     left = list(recipes)
     order: list[Recipe] = []
@@ -215,7 +215,7 @@ def by_gain(recipes: Sequence[Recipe], isa: Isa) -> list[Recipe]:
 
 
 def _worth(recipe: Recipe, isa: Isa, made: set[Recipe]) -> float:
-    """Gain for each second."""
+    """Gain per second."""
     expected = expectation(recipe, isa)
     seconds = 0.0 if recipe.as_built in made else expected.build_seconds
     return expected.gain / (JUDGING_SECONDS + seconds)

@@ -28,45 +28,45 @@ BATCH_ROWS = (1, 2, 4, 8, 16, 32)
 BATCH_TOKENS = (128, 256, 512, 1024, LARGEST_BATCH_TOKENS)
 PADDING_SHARES = (0.05, 0.15, LARGEST_PADDING_SHARE)
 CLEARLY_FASTER = 0.85
-"""All cores must beat one by this much before a lone row is run on all of them: it takes the time of all of them, which
-under load the next rows wait for. MiniLM at 32 tokens gained nothing and was overloaded at half of its capacity."""
+"""All cores must be faster than one by this factor before a lone row runs on all of them: it occupies all of them, and
+under load the next rows wait. MiniLM at 32 tokens gained nothing and was overloaded at half of its capacity."""
 ANY_FASTER = 0.97
-"""The same for a row of a client that is alone: nobody waits, so that any gain will do. Less than this is noise."""
+"""The same for a row of a client that is alone: no other row waits, so any gain beyond the noise counts."""
 _ORDER = tuple(Batching)
 
 
 @dataclass(frozen=True)
-class Limits:
+class PlanLimits:
     """What a plan of one recipe may use."""
 
     cores: int
     batching: Batching
-    """The widest that the guard proved."""
+    """The widest that the guard has proved."""
     lengths: tuple[int, ...]
     """Measured lengths, rising: the steps of `wide_alone_from_tokens`."""
 
 
 class WideFrom(NamedTuple):
-    """The lengths from which on lone rows run on all the cores; None: never. `alone` never begins later."""
+    """The lengths from which on lone rows run on all cores; None: at no length. `alone` is never the longer one."""
 
     among_others: int | None
-    """While other clients may come."""
+    """While other clients may send requests."""
     alone: int | None
-    """Of a client that is alone."""
+    """For a client that is alone."""
 
     @classmethod
     def of(cls, plan: Plan) -> WideFrom:
-        """What a plan says."""
+        """The lengths of a plan."""
         return cls(plan.wide_from_tokens, plan.alone_wide_from)
 
     @property
     def fields(self) -> dict[str, int | None]:
-        """As a plan has it: plans that run alike are equal, so that none is measured twice."""
+        """As fields of a plan: plans that run alike are equal, so that none is measured twice."""
         alone = None if self.alone == self.among_others else self.alone
         return {"wide_from_tokens": self.among_others, "wide_alone_from_tokens": alone}
 
     def moved(self, alone: int | None) -> WideFrom:
-        """With another length for a client that is alone; the other one goes along where it would begin sooner."""
+        """With another length for a client that is alone; the length among others is never the shorter one."""
         if self.among_others is None or alone is None:
             return WideFrom(None, alone)
         return WideFrom(max(self.among_others, alone), alone)
@@ -75,10 +75,10 @@ class WideFrom(NamedTuple):
 NEVER_WIDE = WideFrom(None, None)
 
 
-def wide_from(lengths: Sequence[int], narrow: Callable[[int], float], wide: Callable[[int], float]) -> WideFrom:
+def wide_thresholds(lengths: Sequence[int], narrow: Callable[[int], float], wide: Callable[[int], float]) -> WideFrom:
     """The shortest lengths from which on `wide` (milliseconds on all cores) is clearly faster than `narrow` (on one),
-    and faster at all; None when that is never so. One length where it is not, among longer ones where it is, counts as
-    noise only if it is not the longest. Who is alone never begins later: what is clearly faster is faster."""
+    and faster at all; None when it never is. One length without a gain among longer ones with a gain counts as noise,
+    unless it is the longest. The length for a client that is alone is never the longer one."""
 
     def faster(bar: float) -> int | None:
         return _gains_from(lengths, [wide(tokens) < bar * narrow(tokens) for tokens in lengths])
@@ -95,7 +95,7 @@ def _gains_from(lengths: Sequence[int], gains: Sequence[bool]) -> int | None:
 
 
 def splits(cores: int) -> tuple[tuple[int, int], ...]:
-    """(streams, threads per stream) that use all the cores, most streams first.
+    """(streams, threads per stream) that use all cores, most streams first.
 
     A prime number of cores above three also gets the splits that leave one core to the HTTP front end.
     """
@@ -106,9 +106,9 @@ def splits(cores: int) -> tuple[tuple[int, int], ...]:
     return tuple(sorted(found, key=lambda split: -split[0]))
 
 
-def first_plan(recipe: Recipe, limits: Limits, *, wide_from: WideFrom = NEVER_WIDE) -> Plan:
-    """One thread per core, near-equal lengths together as far as the guard allows, all cores for a lone long row:
-    the plan that experience starts from."""
+def first_plan(recipe: Recipe, limits: PlanLimits, *, wide_from: WideFrom = NEVER_WIDE) -> Plan:
+    """The plan to start from: one thread per core, batches of near-equal lengths as far as the guard allows, all cores
+    for a long lone row."""
     shape = {
         Batching.SINGLE: {"max_batch_rows": 1, "max_padding_share": 0.0},
         Batching.EQUAL_LENGTH: {"max_batch_rows": 8, "max_padding_share": 0.0},
@@ -127,8 +127,8 @@ def first_plan(recipe: Recipe, limits: Limits, *, wide_from: WideFrom = NEVER_WI
     )
 
 
-def neighbours(plan: Plan, limits: Limits) -> Iterator[Plan]:
-    """The plans that differ from `plan` by one step on one axis, those worth trying first in front."""
+def neighbours(plan: Plan, limits: PlanLimits) -> Iterator[Plan]:
+    """The plans that differ from `plan` by one step on one axis, the most promising first."""
     changed = {plan}
     for candidate in _steps(plan, limits):
         if candidate not in changed:
@@ -136,30 +136,30 @@ def neighbours(plan: Plan, limits: Limits) -> Iterator[Plan]:
             yield candidate
 
 
-def _steps(plan: Plan, limits: Limits) -> Iterator[Plan]:
+def _steps(plan: Plan, limits: PlanLimits) -> Iterator[Plan]:
     if plan.streams > 1:
-        # Before the splits: one stream for all cores is no faster for a lone row than several that all work for it.
-        # Only for a client that is alone: the climb's latencies are such a client's, and do not see who waits.
+        # Before the splits: one stream on all cores is no faster for a lone row than several that share the row. Only
+        # for a client that is alone: the measured latencies are those of such a client, and do not show others waiting.
         steps: tuple[int | None, ...] = (*limits.lengths, None)
-        for alone in _beside(steps, plan.alone_wide_from):
+        for alone in _adjacent(steps, plan.alone_wide_from):
             yield _with(plan, **WideFrom.of(plan).moved(alone).fields)
-    # One stream gives all the cores to a lone row of any length: those that come after it do so too.
+    # One stream gives all cores to a lone row of any length; a split that follows keeps that.
     shortest = min(limits.lengths, default=None)
     wide_from = WideFrom.of(plan) if plan.streams > 1 else WideFrom(shortest, shortest)
-    for streams, threads in _beside(splits(limits.cores), (plan.streams, plan.threads_per_stream)):
+    for streams, threads in _adjacent(splits(limits.cores), (plan.streams, plan.threads_per_stream)):
         wide = wide_from if streams > 1 else NEVER_WIDE
         yield _with(plan, streams=streams, threads_per_stream=threads, **wide.fields)
     allowed = _ORDER[: _ORDER.index(limits.batching) + 1]
-    for batching in _beside(allowed, plan.batching):
+    for batching in _adjacent(allowed, plan.batching):
         yield _rebatched(plan, batching)
     if plan.batching is Batching.SINGLE:
         return
-    for rows in _beside(BATCH_ROWS[1:], plan.max_batch_rows):
+    for rows in _adjacent(BATCH_ROWS[1:], plan.max_batch_rows):
         yield _with(plan, max_batch_rows=rows)
-    for tokens in _beside(BATCH_TOKENS, plan.max_batch_tokens):
+    for tokens in _adjacent(BATCH_TOKENS, plan.max_batch_tokens):
         yield _with(plan, max_batch_tokens=tokens)
     if plan.batching is Batching.PADDED:
-        for share in _beside(PADDING_SHARES, plan.max_padding_share):
+        for share in _adjacent(PADDING_SHARES, plan.max_padding_share):
             yield _with(plan, max_padding_share=share)
 
 
@@ -177,8 +177,8 @@ def _with(plan: Plan, **changes: object) -> Plan:
     return Plan.model_validate({**dict(plan), **changes})
 
 
-def _beside(steps: Sequence[T], value: T) -> Iterator[T]:
-    """The entries before and behind `value`; the first one where `value` is not among them."""
+def _adjacent(steps: Sequence[T], value: T) -> Iterator[T]:
+    """The entries before and after `value`; the first entry when `value` is not among them."""
     if value not in steps:
         yield steps[0]
         return
@@ -189,33 +189,34 @@ def _beside(steps: Sequence[T], value: T) -> Iterator[T]:
         yield steps[position - 1]
 
 
-HOPELESS = 1.3
-"""A candidate slower than the best accepted one by this factor at every length seen is not measured at length."""
+DOMINATED = 1.3
+"""A candidate slower than the best accepted one by this factor at every sampled length is dominated: it is not measured
+at length."""
 FINALIST_WITHIN = 1.25
 """Recipes whose expected latency is within this factor of the best go on to the plan search: threads, streams and
-batching may still turn the order."""
+batching may still change the order."""
 MOST_FINALISTS = 3
 
 
 @dataclass(frozen=True)
-class Timed:
+class MeasuredRecipe:
     """A candidate that the guard accepted, with medians of batch-1 latency in milliseconds by tokens."""
 
     recipe: Recipe
     milliseconds: Mapping[int, float]
 
 
-def hopeless(look: Mapping[int, float], best: Mapping[int, float]) -> bool:
-    """True when a first look (fastest runs, milliseconds by tokens) shows a candidate far behind the best accepted one
-    at every length that both were seen at. Without a length in common nothing is known: not hopeless."""
+def is_dominated(look: Mapping[int, float], best: Mapping[int, float]) -> bool:
+    """True when a quick sample (fastest runs, milliseconds by tokens) is far behind the best accepted candidate's at
+    every length of both. Without a common length: False."""
     common = look.keys() & best.keys()
-    return bool(common) and all(look[tokens] > HOPELESS * best[tokens] for tokens in common)
+    return bool(common) and all(look[tokens] > DOMINATED * best[tokens] for tokens in common)
 
 
 def expected_milliseconds(milliseconds: Mapping[int, float], lengths: Sequence[int]) -> float:
     """The geometric mean of the latency over a sample of lengths, interpolated between the measured ones.
 
-    Geometric, so that a gain of a tenth counts the same for short requests as for long ones.
+    Geometric, so that a gain of a tenth counts the same for short and for long requests.
     """
     if not lengths:
         raise ValueError("no lengths to expect a latency for")
@@ -223,8 +224,8 @@ def expected_milliseconds(milliseconds: Mapping[int, float], lengths: Sequence[i
 
 
 def interpolate(milliseconds: Mapping[int, float], tokens: int) -> float:
-    """Latency at a length between measured ones: linear; outside of them by the slope of the nearest two, never below
-    the smallest share of the nearest one that a proportional cost would give."""
+    """Latency at a length between measured ones: linear; outside of them by the slope of the nearest two, but never
+    below the nearest one in proportion to the length."""
     measured = sorted(milliseconds)
     if tokens in milliseconds or len(measured) == 1:
         nearest = tokens if tokens in milliseconds else measured[0]
@@ -237,36 +238,37 @@ def interpolate(milliseconds: Mapping[int, float], tokens: int) -> float:
     return max(value, milliseconds[nearest] * min(1.0, tokens / nearest))
 
 
-def finalists(accepted: Sequence[Timed], teacher: Timed, lengths: Sequence[int]) -> list[Recipe]:
+def finalists(accepted: Sequence[MeasuredRecipe], reference: MeasuredRecipe, lengths: Sequence[int]) -> list[Recipe]:
     """The recipes for the plan search, the one that wins a draw first.
 
-    The teacher comes first: whatever is not faster than fp32 beyond the noise is not worth any loss of accuracy.
+    The reference comes first: a recipe that is not faster than fp32 beyond the noise is not worth any loss of accuracy.
     Then the other fp32 engines, then the rest by expected latency, int8 that was not tuned for accuracy last.
     """
     expected = {
         timed.recipe: expected_milliseconds(timed.milliseconds, lengths) for timed in accepted if timed.milliseconds
     }
-    expected.pop(teacher.recipe, None)
+    expected.pop(reference.recipe, None)
     if not expected:
-        return [teacher.recipe]
-    best = min([*expected.values(), expected_milliseconds(teacher.milliseconds, lengths)])
+        return [reference.recipe]
+    best = min([*expected.values(), expected_milliseconds(reference.milliseconds, lengths)])
     near = sorted(
         (recipe for recipe, value in expected.items() if value <= FINALIST_WITHIN * best), key=expected.__getitem__
     )[:MOST_FINALISTS]
     near.sort(key=lambda recipe: (recipe.precision is not Precision.FP32, not is_tuned(recipe)))
-    return [teacher.recipe, *near]
+    return [reference.recipe, *near]
 
 
 SHORT_LENGTHS = (8, 16)
-"""Tokens: the lengths that a route must gain at."""
+"""Tokens: the lengths at which a route must gain."""
 LEAST_GAIN = 0.10
-"""Of a lone row's time at the shortest length: less is not worth a second graph in memory."""
+"""The least gain of a lone row's time at the shortest length: less is not worth a second graph in memory."""
 LEAST_STEP = 0.03
-"""The gain that each longer length must still show to be routed as well."""
+"""The least gain at each longer length to be routed as well."""
 PROMISING = 0.05
-"""A recipe this much faster at the shortest or the longest length, as it was measured among all, is looked at again."""
+"""A recipe this much faster at the shortest or the longest length in the common measurement is measured again for a
+route."""
 LEAST_SHARE = 0.02
-"""Of the workload's rows that each side must have."""
+"""The least share of the workload's rows on each side of the route."""
 MOST_RIVALS = 2
 
 
@@ -276,13 +278,13 @@ def short_lengths(workload: Sequence[int]) -> tuple[int, ...]:
 
 
 def share_within(workload: Sequence[int], tokens: int) -> float:
-    """The share of the workload's rows that have at most so many tokens."""
+    """The share of the workload's rows with at most this many tokens."""
     return sum(length <= tokens for length in workload) / len(workload) if workload else 0.0
 
 
-def looked_at(lengths: Sequence[int], short: Timed, long: Timed) -> tuple[int, ...]:
-    """Of the measured lengths, those that `short` might serve beside `long`: up to the first at which it looked slower,
-    that one included, and never the longest, so that some are left."""
+def lengths_to_compare(lengths: Sequence[int], short: MeasuredRecipe, long: MeasuredRecipe) -> tuple[int, ...]:
+    """The measured lengths that `short` might serve instead of `long`: up to and including the first one at which it
+    was slower, without the longest, so that some rows are left for `long`."""
     found = []
     for tokens in sorted(lengths)[:-1]:
         found.append(tokens)
@@ -291,10 +293,12 @@ def looked_at(lengths: Sequence[int], short: Timed, long: Timed) -> tuple[int, .
     return tuple(found)
 
 
-def rivals(chosen: Timed, others: Sequence[Timed], tokens: int, *, alone: Collection[Recipe] = ()) -> list[Recipe]:
+def rivals(
+    chosen: MeasuredRecipe, others: Sequence[MeasuredRecipe], tokens: int, *, alone: Collection[Recipe] = ()
+) -> list[Recipe]:
     """Recipes that look faster than the chosen one at a length, the most promising first.
 
-    `others`: all that the guard lets serve. Those whose rows must run `alone` come last: short rows gain from company.
+    `others`: all that the guard accepts. Those whose rows must run `alone` come last: short rows gain from batching.
     """
     bar = (1 - PROMISING) * chosen.milliseconds[tokens]
     faster = {
@@ -307,11 +311,11 @@ def rivals(chosen: Timed, others: Sequence[Timed], tokens: int, *, alone: Collec
     return sorted(faster, key=lambda recipe: (recipe in alone, faster[recipe]))[:MOST_RIVALS]
 
 
-def boundary(long: Mapping[int, Sequence[float]], short: Mapping[int, Sequence[float]]) -> int | None:
-    """The longest row that is better off with the recipe of the short rows; None: none is, or not by enough.
+def longest_short_row(long: Mapping[int, Sequence[float]], short: Mapping[int, Sequence[float]]) -> int | None:
+    """The longest row that the recipe of the short rows serves faster by enough; None: none.
 
-    Gains must be beyond what the median over the turns is uncertain by; the trial that follows has the last word.
-    Milliseconds of lone rows by tokens, one for each of several turns, in the order of the turns.
+    Gains must exceed the uncertainty of the median over the turns; the trial of the whole plan decides in the end.
+    Milliseconds of lone rows by tokens, one value for each turn, in the order of the turns.
     """
     found = None
     for tokens in sorted(long.keys() & short.keys()):
@@ -324,8 +328,8 @@ def boundary(long: Mapping[int, Sequence[float]], short: Mapping[int, Sequence[f
     return found
 
 
-def routed(
-    plan: Plan, recipe: Recipe, limits: Limits, *, longest_tokens: int, wide_from: WideFrom = NEVER_WIDE
+def with_route(
+    plan: Plan, recipe: Recipe, limits: PlanLimits, *, longest_tokens: int, wide_from: WideFrom = NEVER_WIDE
 ) -> Plan:
     """The plan with another recipe for its short rows; `limits` and `wide_from` are that recipe's."""
     short = first_plan(recipe, limits)

@@ -160,7 +160,7 @@ worker.call("hang", timeout_seconds=60)
     [
         (-11, "", "killed by signal 11 (SIGSEGV)"),
         (-63, "", "killed by signal 63"),
-        (2, "", "ended with exit code 2: it said nothing"),
+        (2, "", "ended with exit code 2: no output"),
         (1, "Traceback\n  OSError: gone ", "ended with exit code 1: OSError: gone"),
     ],
 )

@@ -19,8 +19,8 @@ from penstock.resources.endpoint import Workload
 from penstock.tasks import TaskName
 from penstock_optimizer.candidate import measure
 from penstock_optimizer.candidate.candidate import Candidate
-from penstock_optimizer.candidate.measure import KeptEngines, shapes
-from penstock_optimizer.candidate.runner import Subject
+from penstock_optimizer.candidate.measure import EngineCache, shapes
+from penstock_optimizer.candidate.runner import CandidateContext
 from penstock_optimizer.candidate.work_folder import GraphFile
 from penstock_optimizer.guard.calibration import judging_samples
 from penstock_runtime.batching.collate import collate
@@ -44,8 +44,8 @@ def test_a_routed_plan_and_the_plan_itself_take_turns_on_engines_that_stay(
 ) -> None:
     if large:
         monkeypatch.setattr(measure, "LARGE_BYTES", 0)
-    engines = KeptEngines(ORT_FP32, file(ORT_FP32))
-    engines.know(ORT_DYNAMIC, file(ORT_DYNAMIC))
+    engines = EngineCache(ORT_FP32, file(ORT_FP32))
+    engines.add_graph(ORT_DYNAMIC, file(ORT_DYNAMIC))
     own, short = shapes(ROUTED)
     first = engines.get(own), engines.get(short)
 
@@ -69,11 +69,11 @@ def test_an_engine_runs_wide_when_either_length_is_given(
 
 
 def test_what_was_warmed_up_is_forgotten_with_either_engine() -> None:
-    engines = KeptEngines(ORT_FP32, file(ORT_FP32))
-    engines.know(ORT_DYNAMIC, file(ORT_DYNAMIC))
+    engines = EngineCache(ORT_FP32, file(ORT_FP32))
+    engines.add_graph(ORT_DYNAMIC, file(ORT_DYNAMIC))
     engines.of(ROUTED)
-    engines.warmed(shapes(ROUTED))
-    engines.warmed(PLAN)
+    engines.mark_warm(shapes(ROUTED))
+    engines.mark_warm(PLAN)
     assert engines.is_warm(shapes(ROUTED))
 
     for streams in (2, 3, 4):
@@ -85,11 +85,11 @@ def test_what_was_warmed_up_is_forgotten_with_either_engine() -> None:
 
 
 def test_a_graph_with_other_outputs_may_not_serve_short_rows() -> None:
-    engines = KeptEngines(ORT_FP32, file(ORT_FP32))
+    engines = EngineCache(ORT_FP32, file(ORT_FP32))
     io = graph(ORT_DYNAMIC)[1].model_copy(update={"outputs": {"logits": Axes.ROW}})
 
     with pytest.raises(ArtefactError, match="short rows gives"):
-        engines.know(ORT_DYNAMIC, GraphFile(path=file(ORT_DYNAMIC).path, io=io))
+        engines.add_graph(ORT_DYNAMIC, GraphFile(path=file(ORT_DYNAMIC).path, io=io))
 
 
 def test_memory_is_what_this_process_has() -> None:
@@ -106,8 +106,8 @@ def test_memory_is_what_this_process_has() -> None:
     assert 40e6 < grown < 60e6
 
 
-def subject(max_tokens: int = 64, **changes: Any) -> dict[str, Any]:
-    about = Subject(
+def context(max_tokens: int = 64, **changes: Any) -> dict[str, Any]:
+    about = CandidateContext(
         model=str(folder().path),
         task=TaskName.FEATURE_EXTRACTION,
         max_tokens=max_tokens,
@@ -124,9 +124,9 @@ def test_a_candidate_measures_and_judges_a_plan_with_the_graph_of_another(
     # A quarter of the texts: their number decides nothing here.
     monkeypatch.setattr("penstock_optimizer.guard.calibration.judging_samples", partial(judging_samples, at_most=60))
     candidate = Candidate()
-    candidate.configure(subject(), ORT_FP32.model_dump(mode="json"))
+    candidate.configure(context(), ORT_FP32.model_dump(mode="json"))
     candidate.use(file(ORT_FP32).model_dump(mode="json"))
-    taught = candidate.teach(str(tmp_path / "teacher.zip"))
+    taught = candidate.observe_reference(str(tmp_path / "teacher.zip"))
     beside = file(OPENVINO_FP32).model_dump(mode="json")
     plan = PLAN.model_copy(update={"short": ROUTE.model_copy(update={"recipe": OPENVINO_FP32})}).model_dump(mode="json")
 
@@ -149,7 +149,7 @@ def test_a_candidate_measures_and_judges_a_plan_with_the_graph_of_another(
 @pytest.mark.slow
 def test_short_rows_are_not_measured_where_the_workload_has_none() -> None:
     candidate = Candidate()
-    candidate.configure(subject(sequence_lengths=(40, 64)), ORT_FP32.model_dump(mode="json"))
+    candidate.configure(context(sequence_lengths=(40, 64)), ORT_FP32.model_dump(mode="json"))
     candidate.use(file(ORT_FP32).model_dump(mode="json"))
 
     assert candidate.sample(PLAN.model_dump(mode="json")).short_milliseconds == {}
@@ -158,7 +158,7 @@ def test_short_rows_are_not_measured_where_the_workload_has_none() -> None:
 @pytest.mark.slow
 def test_short_rows_are_measured_as_long_as_the_endpoint_takes_them() -> None:
     candidate = Candidate()
-    candidate.configure(subject(max_tokens=12), ORT_FP32.model_dump(mode="json"))
+    candidate.configure(context(max_tokens=12), ORT_FP32.model_dump(mode="json"))
     candidate.use(file(ORT_FP32).model_dump(mode="json"))
 
     assert candidate.sample(PLAN.model_dump(mode="json")).short_milliseconds.keys() == {8}
@@ -173,9 +173,9 @@ def test_an_endpoint_that_no_judging_request_fits_is_refused_in_words(tmp_path: 
     }
     (model / "config.json").write_text(json.dumps({**config, **labels}))
     candidate = Candidate()
-    about = Subject(model=str(model), task=TaskName.ZERO_SHOT_CLASSIFICATION, max_tokens=8, cores=1)
+    about = CandidateContext(model=str(model), task=TaskName.ZERO_SHOT_CLASSIFICATION, max_tokens=8, cores=1)
     candidate.configure(about.model_dump(mode="json"), ORT_FP32.model_dump(mode="json"))
     candidate.use(file(ORT_FP32).model_dump(mode="json"))
 
     with pytest.raises(UnsupportedModel, match=r"rows of 8 tokens .* zero-shot-classification .*maxInputTokens"):
-        candidate.teach(str(tmp_path / "teacher.zip"))
+        candidate.observe_reference(str(tmp_path / "teacher.zip"))

@@ -28,8 +28,8 @@ from penstock_optimizer.candidate.gemm import (
     measure_chain,
     write_chain,
 )
-from penstock_optimizer.candidate.measure import Request, sample_plan, time_runs
-from penstock_optimizer.search.space import wide_from
+from penstock_optimizer.candidate.measure import PredictRequest, sample_plan, time_runs
+from penstock_optimizer.search.space import wide_thresholds
 from penstock_runtime.engines.load import load_engine
 from penstock_runtime.errors import InferenceFailed, Overloaded
 from tests.operator.virtual_time import run
@@ -88,12 +88,12 @@ def test_the_first_run_is_not_counted_and_the_collector_is_off_meanwhile() -> No
 def test_lone_rows_run_wide_from_where_it_pays(
     ratios: Mapping[int, float], expected: tuple[int | None, int | None]
 ) -> None:
-    assert wide_from(list(ratios), lambda _: 10.0, lambda tokens: 10.0 * ratios[tokens]) == expected
+    assert wide_thresholds(list(ratios), lambda _: 10.0, lambda tokens: 10.0 * ratios[tokens]) == expected
 
 
 @given(st.lists(st.floats(0.5, 1.5), max_size=8))
 def test_a_client_alone_never_runs_wide_from_later_than_one_among_others(ratios: list[float]) -> None:
-    found = wide_from(range(len(ratios)), lambda _: 1.0, ratios.__getitem__)
+    found = wide_thresholds(range(len(ratios)), lambda _: 1.0, ratios.__getitem__)
 
     assert found.among_others is None or (found.alone is not None and found.alone <= found.among_others)
 
@@ -123,8 +123,8 @@ def _clock_of_the_loop(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(measure, "time", clock)
 
 
-def requests(seconds: Sequence[float]) -> list[Request]:
-    return [Request(value, {}) for value in seconds]
+def requests(seconds: Sequence[float]) -> list[PredictRequest]:
+    return [PredictRequest(value, {}) for value in seconds]
 
 
 def test_a_plan_is_sampled_alone_and_at_saturation() -> None:

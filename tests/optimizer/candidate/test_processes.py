@@ -13,7 +13,7 @@ import pytest
 from penstock.manifest import CandidateFacts, Outcome
 from penstock.recipe import EngineName, Precision, Recipe
 from penstock.tasks import TaskName
-from penstock_optimizer.candidate.runner import ProcessLab, Subject
+from penstock_optimizer.candidate.runner import CandidateContext, ProcessRunner
 from penstock_optimizer.candidate.work_folder import CandidateRecord, ExportedFacts, WorkFolder, digests
 from tests.optimizer.report.sample import IO
 
@@ -22,9 +22,9 @@ FILES = {"model.xml": "<net/>", "model.bin": "weights"}
 
 
 @pytest.fixture
-def lab(tmp_path: Path) -> ProcessLab:
-    subject = Subject(model=str(tmp_path), task=TaskName.FEATURE_EXTRACTION, max_tokens=8, cores=1)
-    return ProcessLab(subject, WorkFolder(tmp_path / "work"), ())
+def runner(tmp_path: Path) -> ProcessRunner:
+    context = CandidateContext(model=str(tmp_path), task=TaskName.FEATURE_EXTRACTION, max_tokens=8, cores=1)
+    return ProcessRunner(context, WorkFolder(tmp_path / "work"), ())
 
 
 def make(work: WorkFolder, recipe: Recipe, outcome: Outcome = Outcome.SLOWER) -> None:
@@ -42,36 +42,36 @@ def make(work: WorkFolder, recipe: Recipe, outcome: Outcome = Outcome.SLOWER) ->
 @pytest.mark.parametrize("outcome", [Outcome.SLOWER, Outcome.REJECTED])
 @pytest.mark.parametrize(("first", "second"), [(STATIC, STATIC.with_bf16_rest), (STATIC.with_bf16_rest, STATIC)])
 def test_the_graph_of_the_one_is_copied_for_the_other(
-    first: Recipe, second: Recipe, outcome: Outcome, lab: ProcessLab
+    first: Recipe, second: Recipe, outcome: Outcome, runner: ProcessRunner
 ) -> None:
-    make(lab.work, first, outcome)
+    make(runner.work, first, outcome)
 
-    built = lab.copy_of_the_same(second)
+    built = runner.copy_of_the_same(second)
 
     assert built is not None
     assert (built.graph, built.io, built.fused_nodes, built.size_bytes) == ("model.xml", IO, {"MatMul": 3}, 13)
     assert built.seconds < 9
-    assert {path.name: path.read_text() for path in lab.work.candidate(second).iterdir()} == FILES
+    assert {path.name: path.read_text() for path in runner.work.candidate(second).iterdir()} == FILES
 
 
-def test_a_graph_that_is_not_as_it_was_built_is_not_copied(lab: ProcessLab) -> None:
-    make(lab.work, STATIC)
-    (lab.work.candidate(STATIC) / "model.bin").write_text("torn")
+def test_a_graph_that_is_not_as_it_was_built_is_not_copied(runner: ProcessRunner) -> None:
+    make(runner.work, STATIC)
+    (runner.work.candidate(STATIC) / "model.bin").write_text("torn")
 
-    assert lab.copy_of_the_same(STATIC.with_bf16_rest) is None
-
-
-def test_another_graph_is_not_copied(lab: ProcessLab) -> None:
-    make(lab.work, STATIC)
-
-    assert lab.copy_of_the_same(STATIC.model_copy(update={"options": ("per-channel",)})) is None
-    assert lab.copy_of_the_same(STATIC) is None
+    assert runner.copy_of_the_same(STATIC.with_bf16_rest) is None
 
 
-def test_what_failed_before_a_graph_was_written_is_not_copied(lab: ProcessLab) -> None:
-    lab.work.save(CandidateRecord(facts=CandidateFacts(recipe=STATIC, outcome=Outcome.FAILED, reason="it crashed")))
+def test_another_graph_is_not_copied(runner: ProcessRunner) -> None:
+    make(runner.work, STATIC)
 
-    assert lab.copy_of_the_same(STATIC.with_bf16_rest) is None
+    assert runner.copy_of_the_same(STATIC.model_copy(update={"options": ("per-channel",)})) is None
+    assert runner.copy_of_the_same(STATIC) is None
+
+
+def test_what_failed_before_a_graph_was_written_is_not_copied(runner: ProcessRunner) -> None:
+    runner.work.save(CandidateRecord(facts=CandidateFacts(recipe=STATIC, outcome=Outcome.FAILED, reason="it crashed")))
+
+    assert runner.copy_of_the_same(STATIC.with_bf16_rest) is None
 
 
 # Exports
@@ -82,7 +82,7 @@ class Exporter:
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         self.count = 0
-        monkeypatch.setattr(ProcessLab, "_worker", self._worker)
+        monkeypatch.setattr(ProcessRunner, "_worker", self._worker)
 
     @contextmanager
     def _worker(self, _: str) -> Iterator[Exporter]:
@@ -105,18 +105,18 @@ def exporter(monkeypatch: pytest.MonkeyPatch) -> Exporter:
     return Exporter(monkeypatch)
 
 
-def exported(lab: ProcessLab, work: Path) -> ExportedFacts:
+def exported(runner: ProcessRunner, work: Path) -> ExportedFacts:
     """As the next run has it, which reaches the work folder by the path `work`."""
-    return ProcessLab(lab.subject, WorkFolder(work), ()).exported("fused", timeout_seconds=60)
+    return ProcessRunner(runner.context, WorkFolder(work), ()).exported("fused", timeout_seconds=60)
 
 
 def test_an_export_is_found_by_whatever_path_the_store_is_reached(
-    lab: ProcessLab, exporter: Exporter, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    runner: ProcessRunner, exporter: Exporter, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)
-    first = exported(lab, Path("store/work"))
+    first = exported(runner, Path("store/work"))
     (tmp_path / "store").rename(tmp_path / "moved")
-    second = exported(lab, tmp_path / "moved" / "work")
+    second = exported(runner, tmp_path / "moved" / "work")
 
     assert exporter.count == 1
     assert Path(first.graph) == Path("store/work/export/fused/model.onnx")
@@ -127,30 +127,30 @@ def test_an_export_is_found_by_whatever_path_the_store_is_reached(
 @pytest.mark.parametrize("name", ["model.onnx", "model.onnx.data"])
 @pytest.mark.parametrize("damage", ["change", "delete"])
 def test_an_export_that_is_not_as_it_was_written_is_written_again(
-    lab: ProcessLab, exporter: Exporter, name: str, damage: str
+    runner: ProcessRunner, exporter: Exporter, name: str, damage: str
 ) -> None:
-    exported(lab, lab.work.path)
-    file = lab.work.export("fused") / name
+    exported(runner, runner.work.path)
+    file = runner.work.export("fused") / name
     if damage == "change":
         file.write_text("torn")
     else:
         file.unlink()
-    exported(lab, lab.work.path)
+    exported(runner, runner.work.path)
 
     assert exporter.count == 2
     assert file.read_text() == {"model.onnx": "graph", "model.onnx.data": "weights"}[name]
-    exported(lab, lab.work.path)
+    exported(runner, runner.work.path)
     assert exporter.count == 2
 
 
 def test_an_export_of_an_earlier_version_is_written_again_and_nothing_of_it_stays(
-    lab: ProcessLab, exporter: Exporter
+    runner: ProcessRunner, exporter: Exporter
 ) -> None:
     """Those had their facts in the folder itself, without digests."""
-    folder = lab.work.export("fused")
+    folder = runner.work.export("fused")
     folder.mkdir(parents=True)
     facts = ExportedFacts(graph=str(folder / "m.onnx"), io=IO, fused_nodes={}, how="torch", parameters=7, seconds=1.0)
     (folder / "facts.json").write_text(facts.model_dump_json())
 
-    assert exported(lab, lab.work.path).how == "builder"
+    assert exported(runner, runner.work.path).how == "builder"
     assert sorted(path.name for path in folder.iterdir()) == ["model.onnx", "model.onnx.data"]

@@ -7,7 +7,13 @@ import os
 import pytest
 
 from penstock_optimizer.capacity import curve as capacity
-from penstock_optimizer.capacity.curve import CapacityFailed, Measured, Replica, ReplicaBroken, measure_capacity
+from penstock_optimizer.capacity.curve import (
+    CapacityFailed,
+    CapacityMeasurement,
+    ReplicaBroken,
+    ReplicaServer,
+    measure_capacity,
+)
 from penstock_optimizer.load.client import RequestBody
 from tests.optimizer.load.known_server import Answer, ok, serving
 
@@ -27,11 +33,11 @@ def _short_tries(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(capacity, "VOTES", 1)
 
 
-def measured(answer: Answer, *, seconds_left: float = 600.0) -> Measured:
+def measured(answer: Answer, *, seconds_left: float = 600.0) -> CapacityMeasurement:
     """Of a server that answers so; the objective is out of its reach, so that the curve is short."""
     with serving(answer) as url:
         return measure_capacity(
-            Replica(url, os.getpid()),
+            ReplicaServer(url, os.getpid()),
             [RequestBody(body='{"inputs":"x"}')],
             p95_objective=1.0,
             load_cpus=(),

@@ -9,7 +9,7 @@ from typing import Any
 from penstock.manifest import Manifest
 from penstock.resources.endpoint import ModelEndpoint
 from penstock_optimizer.job.optimise import optimise
-from penstock_optimizer.job.progress import Progress
+from penstock_optimizer.job.progress import ProgressEvent
 
 ENOUGH_SECONDS = 400.0
 """A time budget that no machine needs: such an optimisation ends by itself, with all of its stages."""
@@ -39,7 +39,7 @@ class Made:
 
     def __init__(self, endpoint: ModelEndpoint, store: Path, *, seconds: float = ENOUGH_SECONDS) -> None:
         self.endpoint, self.store = endpoint, store
-        self.events: list[Progress] = []
+        self.events: list[ProgressEvent] = []
         begin = time.monotonic()
         self.artefact = optimise(
             endpoint, store=store, models=store / "models", budget_seconds=seconds, on_progress=self.events.append

@@ -10,10 +10,10 @@ from penstock.manifest import Manifest, Outcome
 from penstock.recipe import Batching, EngineName, Precision, Recipe
 from penstock_optimizer.candidate.work_folder import digests
 from penstock_optimizer.capacity.curve import CapacityFailed, ReplicaBroken
-from penstock_optimizer.job.plan_search import Planner
-from penstock_optimizer.search.climb import Climbed
-from penstock_optimizer.search.recipes import TEACHER
-from penstock_optimizer.search.space import Limits, first_plan, routed
+from penstock_optimizer.job.plan_search import PlanSearch
+from penstock_optimizer.search.climb import SearchResult
+from penstock_optimizer.search.recipes import REFERENCE
+from penstock_optimizer.search.space import PlanLimits, first_plan, with_route
 from penstock_runtime.batching.collate import run_rows
 from penstock_runtime.host import read_host
 from penstock_runtime.rows import Row
@@ -29,7 +29,7 @@ def test_a_plan_whose_server_breaks_is_not_served(model: Path, tmp_path: Path, m
     def breaks(job: object, artefact: Path, **_: object) -> object:
         recipe = Manifest.load(artefact).chosen.plan.recipe
         served.append(recipe.name)
-        if recipe != TEACHER:
+        if recipe != REFERENCE:
             raise ReplicaBroken("the server did not start: killed by signal 4 (SIGILL)")
         raise CapacityFailed("the load process failed")
 
@@ -38,8 +38,8 @@ def test_a_plan_whose_server_breaks_is_not_served(model: Path, tmp_path: Path, m
     quick = {"engines": ["onnxruntime"], "precisions": ["int8-dynamic"]}
     manifest = Made(endpoint(model, quick), tmp_path).manifest
 
-    assert manifest.chosen.plan.recipe == TEACHER
-    assert served[-1] == TEACHER.name
+    assert manifest.chosen.plan.recipe == REFERENCE
+    assert served[-1] == REFERENCE.name
     assert "The capacity was not measured: the load process failed." in manifest.findings
     failed = [one for one in manifest.candidates if one.outcome is Outcome.FAILED]
     # Where fp32 was faster for short rows today, it was tried beside the other first, and then left out.
@@ -49,17 +49,17 @@ def test_a_plan_whose_server_breaks_is_not_served(model: Path, tmp_path: Path, m
     assert len(tried) == 2
 
 
-def with_route(monkeypatch: pytest.MonkeyPatch) -> tuple[Recipe, Recipe]:
+def search_with_route(monkeypatch: pytest.MonkeyPatch) -> tuple[Recipe, Recipe]:
     """Let the search end with OpenVINO for most rows and ONNX Runtime for short ones, whichever was faster today."""
     long = Recipe(engine=EngineName.OPENVINO, precision=Precision.FP32)
 
-    def search(planner: Planner, _: object) -> Climbed:
-        limits = Limits(1, Batching.PADDED, tuple(planner.lengths))
-        plan = routed(first_plan(long, limits), TEACHER, limits, longest_tokens=16)
-        return Climbed(plan, None, (), finished=True, noise=0.0, second_graph_bytes=1_000_000)
+    def search(planner: PlanSearch, _: object) -> SearchResult:
+        limits = PlanLimits(1, Batching.PADDED, tuple(planner.lengths))
+        plan = with_route(first_plan(long, limits), REFERENCE, limits, longest_tokens=16)
+        return SearchResult(plan, None, (), finished=True, noise=0.0, second_graph_bytes=1_000_000)
 
-    monkeypatch.setattr(Planner, "search", search)
-    return long, TEACHER
+    monkeypatch.setattr(PlanSearch, "search", search)
+    return long, REFERENCE
 
 
 BOTH = {"engines": ["onnxruntime", "openvino"], "precisions": ["fp32"]}
@@ -68,7 +68,7 @@ BOTH = {"engines": ["onnxruntime", "openvino"], "precisions": ["fp32"]}
 def test_a_route_is_written_proved_by_the_real_server_and_loaded_again(
     model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    long, short = with_route(monkeypatch)
+    long, short = search_with_route(monkeypatch)
     made = Made(endpoint(model, BOTH), tmp_path)
     manifest = made.manifest
 
@@ -91,7 +91,7 @@ def test_a_route_is_written_proved_by_the_real_server_and_loaded_again(
 def test_a_server_that_breaks_with_a_route_is_tried_without_it(
     model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    long, short = with_route(monkeypatch)
+    long, short = search_with_route(monkeypatch)
     served: list[tuple[Recipe, ...]] = []
 
     def breaks(job: object, artefact: Path, **_: object) -> object:

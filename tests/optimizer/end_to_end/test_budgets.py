@@ -15,12 +15,12 @@ from penstock.errors import OptimizationError
 from penstock.manifest import Manifest, Outcome
 from penstock.resources.endpoint import ModelEndpoint
 from penstock_optimizer.candidate.isolation import Failure, WorkerFailed
-from penstock_optimizer.candidate.runner import ProcessLab, ProcessSession
+from penstock_optimizer.candidate.runner import ProcessRunner, ProcessSession
 from penstock_optimizer.candidate.work_folder import ExportedFacts
 from penstock_optimizer.job.optimise import EXPORT_SECONDS, optimise, prepare
-from penstock_optimizer.job.progress import Progress, Stage
+from penstock_optimizer.job.progress import ProgressEvent, Stage
 from penstock_optimizer.job.screening import Budget
-from penstock_optimizer.search.recipes import TEACHER
+from penstock_optimizer.search.recipes import REFERENCE
 from tests.optimizer.end_to_end.optimising import ENOUGH_SECONDS, QUICK, Made, endpoint
 
 pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("short_points")]
@@ -29,8 +29,8 @@ pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("short_points")]
 def test_without_a_search_there_is_fp32_with_its_curve(model: Path, tmp_path: Path) -> None:
     found = Made(endpoint(model, {"mode": "Disabled"}), tmp_path).manifest
 
-    assert [(one.recipe, one.outcome) for one in found.candidates] == [(TEACHER, Outcome.CHOSEN)]
-    assert found.chosen.plan.recipe == TEACHER
+    assert [(one.recipe, one.outcome) for one in found.candidates] == [(REFERENCE, Outcome.CHOSEN)]
+    assert found.chosen.plan.recipe == REFERENCE
     assert found.trials == ()
     assert found.capacity.points
 
@@ -79,11 +79,11 @@ def test_the_export_gets_what_is_left_of_the_budget_and_no_more_than_a_hang_is_w
 ) -> None:
     limits: list[float] = []
 
-    def hangs(_: ProcessLab, flavour: str, *, timeout_seconds: float) -> ExportedFacts:
+    def hangs(_: ProcessRunner, flavour: str, *, timeout_seconds: float) -> ExportedFacts:
         limits.append(timeout_seconds)
         raise WorkerFailed(Failure.TIMED_OUT, f"export did not end within {timeout_seconds:.0f} s")
 
-    monkeypatch.setattr(ProcessLab, "exported", hangs)
+    monkeypatch.setattr(ProcessRunner, "exported", hangs)
     by_budget = budget_seconds < EXPORT_SECONDS
     message = "the time budget ended before the fp32 graph was written" if by_budget else "could not be exported"
     with pytest.raises(OptimizationError, match=f"{message}: export did not end within"):
@@ -98,14 +98,14 @@ def test_the_export_gets_what_is_left_of_the_budget_and_no_more_than_a_hang_is_w
 def test_an_export_that_takes_nearly_all_of_the_budget_says_so_and_not_that_fp32_does_not_run(
     model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    export = ProcessLab.exported
+    export = ProcessRunner.exported
 
-    def slow(lab: ProcessLab, flavour: str, *, timeout_seconds: float) -> ExportedFacts:
-        facts = export(lab, flavour, timeout_seconds=timeout_seconds)
+    def slow(runner: ProcessRunner, flavour: str, *, timeout_seconds: float) -> ExportedFacts:
+        facts = export(runner, flavour, timeout_seconds=timeout_seconds)
         monkeypatch.setattr(Budget, "spent", 59.5)
         return facts
 
-    monkeypatch.setattr(ProcessLab, "exported", slow)
+    monkeypatch.setattr(ProcessRunner, "exported", slow)
     with pytest.raises(OptimizationError) as caught:
         optimise(endpoint(model, QUICK), store=tmp_path, models=tmp_path, budget_seconds=60)
 
@@ -121,11 +121,11 @@ def test_an_fp32_graph_that_time_runs_out_for_is_not_said_not_to_run(
     model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def late(*_: object, **__: object) -> object:
-        raise WorkerFailed(Failure.TIMED_OUT, "teach did not end within 1 s")
+        raise WorkerFailed(Failure.TIMED_OUT, "observe_reference did not end within 1 s")
 
     monkeypatch.setattr(ProcessSession, "judge", late)
     with pytest.raises(
-        OptimizationError, match=r"budget of 400 s leaves too little after the export .*: teach did not"
+        OptimizationError, match=r"budget of 400 s leaves too little after the export .*: observe_reference did not"
     ):
         optimise(endpoint(model, QUICK), store=tmp_path, models=tmp_path, budget_seconds=ENOUGH_SECONDS)
 
@@ -157,7 +157,7 @@ def test_an_interrupted_run_goes_on_with_what_it_had(model: Path, tmp_path: Path
 
     times: list[dict[Path, int]] = []
 
-    def watch(event: Progress) -> None:
+    def watch(event: ProgressEvent) -> None:
         if event.stage is Stage.MEASURE:
             times.append({path: path.stat().st_mtime_ns for path in before})
 

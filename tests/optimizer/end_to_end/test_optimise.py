@@ -16,10 +16,10 @@ from penstock.errors import CorruptModel, HostError, ModelNotFound, SpecError, U
 from penstock.manifest import Manifest, Outcome
 from penstock.recipe import Batching
 from penstock_optimizer.candidate.work_folder import digests, locked
-from penstock_optimizer.capacity.curve import CapacityFailed, ReplicaBroken, replica
+from penstock_optimizer.capacity.curve import CapacityFailed, ReplicaBroken, serve_replica
 from penstock_optimizer.job.optimise import optimise, prepare
 from penstock_optimizer.job.progress import Stage
-from penstock_optimizer.search.recipes import TEACHER
+from penstock_optimizer.search.recipes import REFERENCE
 from penstock_runtime.batching.collate import run_rows
 from penstock_runtime.host import read_host
 from penstock_runtime.serving.loaded_model import load_artefact
@@ -75,10 +75,10 @@ def test_what_is_chosen_may_serve_and_every_candidate_has_its_reason(made: Made)
 
 def test_the_evidence_is_complete(made: Made) -> None:
     manifest = made.manifest
-    teacher = next(one for one in manifest.candidates if one.recipe == TEACHER)
+    reference = next(one for one in manifest.candidates if one.recipe == REFERENCE)
 
-    assert [point.tokens for point in teacher.latency] == [8, 16, 32, 64]
-    assert teacher.fused_nodes["Attention"] == 2
+    assert [point.tokens for point in reference.latency] == [8, 16, 32, 64]
+    assert reference.fused_nodes["Attention"] == 2
     assert set(manifest.speed_up) == {8, 16, 32, 64}
     # Under one, where the machine was as busy while the one was measured as while the other was.
     assert all(share.share > 0 for share in manifest.gemm)
@@ -200,7 +200,7 @@ def test_fp32_can_be_served_within_seconds(model: Path, tmp_path: Path) -> None:
 
     assert not prepared.finished
     assert manifest.chosen == manifest.baseline
-    assert manifest.chosen.plan.recipe == TEACHER
+    assert manifest.chosen.plan.recipe == REFERENCE
     loaded = load_artefact(prepared.artefact, "baseline", read_host())
     loaded.close()
     assert prepare(endpoint(model, QUICK), store=tmp_path, models=tmp_path) == prepared
@@ -277,7 +277,7 @@ def test_a_server_that_cannot_start_says_why(made: Made, tmp_path: Path) -> None
     (broken / made.manifest.chosen.path).write_bytes(b"not a graph")
     with (
         pytest.raises(ReplicaBroken, match="is not the file that was optimised"),
-        replica(broken, cores=1, cpus=(), log=tmp_path / "log", start_seconds=60),
+        serve_replica(broken, cores=1, cpus=(), log=tmp_path / "log", start_seconds=60),
     ):
         pytest.fail("it started")
 
@@ -285,7 +285,7 @@ def test_a_server_that_cannot_start_says_why(made: Made, tmp_path: Path) -> None
 def test_a_server_without_time_to_start_is_not_started(tmp_path: Path) -> None:
     with (
         pytest.raises(CapacityFailed, match="time budget"),
-        replica(tmp_path, cores=1, cpus=(), log=tmp_path / "log", start_seconds=0.5),
+        serve_replica(tmp_path, cores=1, cpus=(), log=tmp_path / "log", start_seconds=0.5),
     ):
         pytest.fail("it started")
 

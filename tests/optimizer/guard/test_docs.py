@@ -10,7 +10,7 @@ import pytest
 from penstock.tasks import TaskName
 from penstock_optimizer.guard.calibration import JUDGING_SAMPLES, STRATA
 from penstock_optimizer.guard.gate import BF16_TOLERANCE, TOLERANCE
-from penstock_optimizer.guard.judge import DRAW, FEW
+from penstock_optimizer.guard.judge import FEW_SAMPLES, TIE
 from tests.optimizer.guard.test_judge import verdict
 
 DOCS = Path(__file__).parents[3] / "docs"
@@ -39,5 +39,5 @@ def test_the_numbers_of_the_text_are_those_of_the_code() -> None:
     assert [f"{share:.0%}".replace("%", " %") in PROSE for _, share in STRATA] == [True] * len(STRATA)
     assert f"stay within {TOLERANCE:.2%}".replace("%", " %") in PROSE
     assert f"Where activations are rounded to bf16 it is {BF16_TOLERANCE:.2%}".replace("%", " %") in PROSE
-    assert f"with fewer than {FEW} requests" in PROSE
-    assert f"within {DRAW} of each other" in PROSE
+    assert f"with fewer than {FEW_SAMPLES} requests" in PROSE
+    assert f"within {TIE} of each other" in PROSE

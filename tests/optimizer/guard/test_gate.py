@@ -14,9 +14,17 @@ from penstock.manifest import GraphIO
 from penstock.resources.endpoint import AccuracyBudget
 from penstock.tasks import HEAD_OF_TASK, TaskName
 from penstock_optimizer.export import export
-from penstock_optimizer.guard import Forward, Sample, Teacher, forward_of, guard_candidate, prepare, teach
+from penstock_optimizer.guard import (
+    Forward,
+    Reference,
+    SampleRequest,
+    forward_of,
+    judge_candidate,
+    observe_reference,
+    prepare,
+)
 from penstock_optimizer.guard.calibration import judging_samples, own_corpus, samples, split
-from penstock_optimizer.search.recipes import TEACHER
+from penstock_optimizer.search.recipes import REFERENCE
 from penstock_runtime.engines.base import Threads
 from penstock_runtime.engines.load import load_engine
 from penstock_runtime.errors import InferenceFailed
@@ -28,11 +36,11 @@ from tests.golden.models import write_model
 
 @dataclass
 class Subject:
-    """A model with its teacher."""
+    """A model with its reference."""
 
     task: Task
     forward: Forward
-    teacher: Teacher
+    reference: Reference
     io: GraphIO
 
 
@@ -48,9 +56,9 @@ def subject_of(tmp_path_factory: pytest.TempPathFactory) -> SubjectOf:
         model = ModelFolder.open(write_model(folder / "model", name, pooled=pooled))
         task = make_task(name, model)
         exported = export(model, HEAD_OF_TASK[name], folder / "fp32")
-        forward = forward_of(load_engine(exported.path, exported.io, TEACHER, Threads(1, 1)), exported.io)
+        forward = forward_of(load_engine(exported.path, exported.io, REFERENCE, Threads(1, 1)), exported.io)
         requests = judging_samples(task, samples(name, split(own_corpus())[1]), at_most=60)
-        return Subject(task, forward, teach(task, forward, requests), exported.io)
+        return Subject(task, forward, observe_reference(task, forward, requests), exported.io)
 
     return make
 
@@ -78,58 +86,58 @@ class Noisy:
 
 @pytest.mark.parametrize("name", TaskName)
 def test_the_teacher_is_accepted_as_a_candidate_and_may_be_batched(name: TaskName, subject_of: SubjectOf) -> None:
-    subject = subject_of(name)
+    context = subject_of(name)
 
-    verdict = guard_candidate(subject.task, subject.forward, subject.teacher, AccuracyBudget())
+    verdict = judge_candidate(context.task, context.forward, context.reference, AccuracyBudget())
 
     assert verdict.passed
     assert verdict.batching == "padded"
-    assert verdict.texts == len(subject.teacher.prepared) > 30
+    assert verdict.texts == len(context.reference.prepared) > 30
     assert [m.name for m in verdict.metrics if m.higher_is_better and m.value != pytest.approx(1)] == []
 
 
 @pytest.mark.parametrize("name", TaskName)
 def test_a_candidate_of_little_noise_passes_and_one_of_much_does_not(name: TaskName, subject_of: SubjectOf) -> None:
-    subject = subject_of(name)
+    context = subject_of(name)
 
     def passed(size: float) -> bool:
-        noisy = Noisy(subject.forward, size)
-        return guard_candidate(subject.task, noisy, subject.teacher, AccuracyBudget()).passed
+        noisy = Noisy(context.forward, size)
+        return judge_candidate(context.task, noisy, context.reference, AccuracyBudget()).passed
 
     assert passed(1e-4)
     assert not passed(2.0)
 
 
 def test_every_request_is_run_row_by_row(subject_of: SubjectOf) -> None:
-    subject = subject_of(TaskName.TEXT_RANKING)
-    noisy = Noisy(subject.forward, 2.0)
+    context = subject_of(TaskName.TEXT_RANKING)
+    noisy = Noisy(context.forward, 2.0)
 
-    guard_candidate(subject.task, noisy, subject.teacher, AccuracyBudget())
+    judge_candidate(context.task, noisy, context.reference, AccuracyBudget())
 
-    wanted = [row.ids for row in subject.teacher.rows]
+    wanted = [row.ids for row in context.reference.rows]
     assert [row.ids for row in noisy.rows[: len(wanted)]] == wanted
 
 
 @pytest.mark.parametrize("name", TaskName)
 def test_outputs_that_are_no_numbers_are_a_verdict_and_no_crash(name: TaskName, subject_of: SubjectOf) -> None:
-    subject = subject_of(name)
+    context = subject_of(name)
 
     def broken(rows: Sequence[Row]) -> list[Outputs]:
-        return [{key: np.full_like(value, np.nan) for key, value in one.items()} for one in subject.forward(rows)]
+        return [{key: np.full_like(value, np.nan) for key, value in one.items()} for one in context.forward(rows)]
 
-    verdict = guard_candidate(subject.task, broken, subject.teacher, AccuracyBudget())
+    verdict = judge_candidate(context.task, broken, context.reference, AccuracyBudget())
 
     assert not verdict.passed
     assert verdict.batching == ""
 
 
 def test_an_engine_that_fails_is_a_verdict_with_its_reason(subject_of: SubjectOf) -> None:
-    subject = subject_of(TaskName.FILL_MASK)
+    context = subject_of(TaskName.FILL_MASK)
 
     def failing(_: Sequence[Row]) -> list[Outputs]:
         raise InferenceFailed("onnxruntime: no kernel")
 
-    verdict = guard_candidate(subject.task, failing, subject.teacher, AccuracyBudget())
+    verdict = judge_candidate(context.task, failing, context.reference, AccuracyBudget())
 
     assert (verdict.passed, verdict.reason) == (False, "a judging request failed: onnxruntime: no kernel")
 
@@ -138,6 +146,6 @@ def test_requests_that_the_endpoint_refuses_are_left_out(subject_of: SubjectOf, 
     folder = ModelFolder.open(write_model(tmp_path, TaskName.TEXT_CLASSIFICATION))
     strict = make_task(TaskName.TEXT_CLASSIFICATION, folder, truncate=False)
 
-    prepared = prepare(strict, [Sample("short"), Sample("long " * 500), Sample("short too")])
+    prepared = prepare(strict, [SampleRequest("short"), SampleRequest("long " * 500), SampleRequest("short too")])
 
     assert len(prepared) == 2

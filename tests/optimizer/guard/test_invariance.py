@@ -19,8 +19,8 @@ from penstock_optimizer.guard.gate import (
     LONG_TOKENS,
     ROWS_PER_BATCH,
     TOLERANCE,
-    Alone,
     Arithmetic,
+    SingleRowForward,
     equal_groups,
     padded_groups,
     relative_difference,
@@ -204,7 +204,7 @@ def test_rows_are_run_alone_once() -> None:
         runs.append(len(some))
         return alone(some)
 
-    one_by_one, some = Alone(forward), rows([3, 3, LONG_TOKENS + 1])
+    one_by_one, some = SingleRowForward(forward), rows([3, 3, LONG_TOKENS + 1])
     first, second = one_by_one(some), one_by_one(some)
 
     assert runs == [1] * 4  # what is long is not kept

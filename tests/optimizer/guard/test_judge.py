@@ -13,8 +13,8 @@ import pytest
 from penstock.manifest import Metric, Verdict
 from penstock.resources.endpoint import AccuracyBudget
 from penstock.tasks import TaskName
-from penstock_optimizer.guard import Observed, judge
-from penstock_optimizer.guard.judge import explain, finite, unread
+from penstock_optimizer.guard import Observation, judge
+from penstock_optimizer.guard.judge import explain, finite, unused_budgets
 
 COUNT = 100
 Answer = Any
@@ -46,20 +46,20 @@ ANSWERS: dict[TaskName, Callable[[int], Answer]] = {
 }
 
 
-def observed(task: TaskName, answer: Answer) -> Observed:
+def observed(task: TaskName, answer: Answer) -> Observation:
     if task is TaskName.FEATURE_EXTRACTION:
-        return Observed(answer, tuple(answer))
+        return Observation(answer, tuple(answer))
     if task is TaskName.SENTENCE_SIMILARITY:
-        return Observed(answer, (np.ones(4, np.float32), *(np.ones(4, np.float32) for _ in answer)))
-    return Observed(answer)
+        return Observation(answer, (np.ones(4, np.float32), *(np.ones(4, np.float32) for _ in answer)))
+    return Observation(answer)
 
 
 def verdict(task: TaskName, change: Change, share: float = 1.0, budget: AccuracyBudget | None = None) -> Verdict:
     """Judge a candidate that changes this share of the answers."""
     before = [ANSWERS[task](index) for index in range(COUNT)]
     after = [change(index, copy.deepcopy(one)) if index < share * COUNT else one for index, one in enumerate(before)]
-    teacher, candidate = ([observed(task, one) for one in some] for some in (before, after))
-    return judge(task, teacher, candidate, budget or AccuracyBudget())
+    reference, candidate = ([observed(task, one) for one in some] for some in (before, after))
+    return judge(task, reference, candidate, budget or AccuracyBudget())
 
 
 def metric(found: Verdict, name: str) -> Metric:
@@ -223,7 +223,7 @@ def test_a_stated_cosine_holds_for_every_text_and_instead_of_all_other_budgets(s
 
 def test_token_vectors_have_no_neighbours() -> None:
     matrices = [np.random.default_rng(size).standard_normal((1, size, 8)).astype(np.float32) for size in range(2, 30)]
-    some = [Observed(matrix, (matrix[0],)) for matrix in matrices]
+    some = [Observation(matrix, (matrix[0],)) for matrix in matrices]
 
     found = judge(TaskName.FEATURE_EXTRACTION, some, some, AccuracyBudget())
 
@@ -245,8 +245,8 @@ def classified(*scores: float) -> Answer:
 def test_a_flip_between_labels_in_a_draw_is_no_change(before: Any, after: Any, hit: bool) -> None:
     found = judge(
         TaskName.TEXT_CLASSIFICATION,
-        [Observed(classified(*before))],
-        [Observed(classified(*after))],
+        [Observation(classified(*before))],
+        [Observation(classified(*after))],
         AccuracyBudget(),
     )
 
@@ -258,8 +258,8 @@ def test_a_flip_of_a_sure_answer_weighs_more_than_one_of_a_doubtful_answer() -> 
         first, second = 0.5 + lead / 2, 0.5 - lead / 2
         found = judge(
             TaskName.TEXT_CLASSIFICATION,
-            [Observed(classified(first, second))],
-            [Observed(classified(second, first))],
+            [Observation(classified(first, second))],
+            [Observation(classified(second, first))],
             AccuracyBudget(),
         )
         return metric(found, "flipped_margin").value
@@ -269,17 +269,17 @@ def test_a_flip_of_a_sure_answer_weighs_more_than_one_of_a_doubtful_answer() -> 
 
 
 def test_a_single_score_is_judged_by_its_change_and_its_order() -> None:
-    before = [Observed([[{"label": "x", "score": index / 10}]]) for index in range(50)]
-    near = [Observed([[{"label": "x", "score": index / 10 + 0.01}]]) for index in range(50)]
-    far = [Observed([[{"label": "x", "score": -index / 10}]]) for index in range(50)]
+    before = [Observation([[{"label": "x", "score": index / 10}]]) for index in range(50)]
+    near = [Observation([[{"label": "x", "score": index / 10 + 0.01}]]) for index in range(50)]
+    far = [Observation([[{"label": "x", "score": -index / 10}]]) for index in range(50)]
 
     assert judge(TaskName.TEXT_CLASSIFICATION, before, near, AccuracyBudget()).passed
     found = judge(TaskName.TEXT_CLASSIFICATION, before, far, AccuracyBudget())
     assert metric(found, "kendall_tau").value == pytest.approx(-1)
 
 
-def independent(*scores: float) -> Observed:
-    return Observed([[{"label": f"L{index}", "score": score} for index, score in enumerate(scores)]])
+def independent(*scores: float) -> Observation:
+    return Observation([[{"label": f"L{index}", "score": score} for index, score in enumerate(scores)]])
 
 
 def test_labels_that_may_all_be_true_are_judged_one_by_one() -> None:
@@ -311,7 +311,7 @@ def test_several_regressions_are_each_judged_by_their_own_spread() -> None:
 
 def test_texts_without_entities_are_judged_by_their_tokens_alone() -> None:
     answer = [{"entity": "O", "score": 1.0, "index": 0, "word": "x", "start": 0, "end": 1}]
-    some = [Observed(answer)] * 80
+    some = [Observation(answer)] * 80
 
     found = judge(TaskName.TOKEN_CLASSIFICATION, some, some, AccuracyBudget())
 
@@ -331,7 +331,7 @@ def test_a_number_that_is_none_is_rejected_wherever_it_hides(task: TaskName, val
     }
     answer = broken[task] if task in broken else [{**ANSWERS[task](0)[0], "score": value}]
 
-    found = judge(task, before, [*before[:2], Observed(answer)], AccuracyBudget())
+    found = judge(task, before, [*before[:2], Observation(answer)], AccuracyBudget())
 
     assert not found.passed
     assert found.reason == "1 answers hold NaN or infinity"
@@ -384,8 +384,8 @@ def test_what_is_no_bad_number_is_fine(answer: Any) -> None:
 def test_a_stated_budget_that_nothing_is_held_against_is_named(task: TaskName, budget: AccuracyBudget) -> None:
     held = any(one.budget == 0.123 for one in verdict(task, lambda _, answer: answer, budget=budget).metrics)
 
-    assert len(unread(task, budget)) == (0 if held else 1)
-    assert unread(task, AccuracyBudget()) == ()
+    assert len(unused_budgets(task, budget)) == (0 if held else 1)
+    assert unused_budgets(task, AccuracyBudget()) == ()
 
 
 # Labels of the same name
@@ -399,8 +399,8 @@ def judged(before: Scores, after: Scores) -> Verdict:
         [[{"label": label, "score": score} for label, score in sorted(one, key=lambda entry: -entry[1])]]
         for one in (before, after)
     )
-    teacher, candidate = ([Observed(answer)] * COUNT for answer in answers)
-    return judge(TaskName.TEXT_CLASSIFICATION, teacher, candidate, AccuracyBudget())
+    reference, candidate = ([Observation(answer)] * COUNT for answer in answers)
+    return judge(TaskName.TEXT_CLASSIFICATION, reference, candidate, AccuracyBudget())
 
 
 @pytest.mark.parametrize(

@@ -15,9 +15,9 @@ from penstock.recipe import EngineName, Precision, Recipe
 from penstock.resources.endpoint import AccuracyBudget
 from penstock.tasks import TaskName
 from penstock_optimizer.export import Flavour
-from penstock_optimizer.guard import arithmetic_of, forward_of, guard_candidate, teach
+from penstock_optimizer.guard import arithmetic_of, forward_of, judge_candidate, observe_reference
 from penstock_optimizer.guard.calibration import calibration_rows, judging_samples, own_corpus, samples, split
-from penstock_optimizer.search.recipes import TEACHER, candidate_recipes
+from penstock_optimizer.search.recipes import REFERENCE, candidate_recipes
 from penstock_runtime.engines.base import Threads
 from penstock_runtime.engines.load import load_engine
 from tests.runtime import minilm
@@ -44,7 +44,7 @@ pytestmark = pytest.mark.slow
 
 @dataclass(frozen=True)
 class Guarded:
-    """The guard with its teacher."""
+    """The guard with its reference."""
 
     verdict_of: VerdictOf
     """Of a candidate by name."""
@@ -61,16 +61,16 @@ def verdict_of(guarded: Guarded) -> VerdictOf:
 def guarded() -> Guarded:
     task = minilm.task()
     exported = minilm.exported(Flavour.FUSED)
-    engine = load_engine(exported.path, exported.io, TEACHER, Threads(1, 2))
-    teacher = teach(task, forward_of(engine, exported.io), judging_samples(task, TEXTS))
+    engine = load_engine(exported.path, exported.io, REFERENCE, Threads(1, 2))
+    reference = observe_reference(task, forward_of(engine, exported.io), judging_samples(task, TEXTS))
     rows = calibration_rows(task, CALIBRATION)
 
     def judged_by(recipe: Recipe, graph: Path, io: GraphIO) -> Verdict:
         candidate = load_engine(graph, io, recipe, Threads(1, 2))
-        return guard_candidate(
+        return judge_candidate(
             task,
             forward_of(candidate, io),
-            teacher,
+            reference,
             AccuracyBudget(),
             arithmetic=arithmetic_of(recipe),
             grid=candidate.facts.grid,

@@ -21,7 +21,7 @@ from penstock.recipe import EngineName, Precision, Recipe
 from penstock.resources.endpoint import AccuracyBudget
 from penstock.tasks import TaskName
 from penstock_optimizer.export import Flavour
-from penstock_optimizer.guard import Observed, judge, prepare
+from penstock_optimizer.guard import Observation, judge, prepare
 from penstock_optimizer.guard.calibration import calibration_rows, judging_samples, own_corpus, samples, split
 from penstock_optimizer.quantise.built import copy_graph
 from penstock_optimizer.quantise.observe import feed
@@ -143,11 +143,11 @@ def test_the_default_budget_rejects_per_tensor_and_keeps_per_channel_reduced_ran
         "per-channel": recipe("per-channel", "reduced-range", precision=Precision.INT8_DYNAMIC),
     }
     graphs = [copied(minilm.quantised(one, ()).path, tmp_path / name) for name, one in dynamic.items()]
-    teacher = tmp_path / "fp32"
-    teacher.mkdir()
-    shutil.copy(exported.path, teacher)
+    reference = tmp_path / "fp32"
+    reference.mkdir()
+    shutil.copy(exported.path, reference)
 
-    expected = observed(run([teacher / exported.path.name], rows, tmp_path)["fp32"])
+    expected = observed(run([reference / exported.path.name], rows, tmp_path)["fp32"])
     haswell = run(graphs, rows, tmp_path, EMULATOR, "-cpu", "Haswell")
     found = {
         name: judge(TaskName.FEATURE_EXTRACTION, expected, observed(outputs), AccuracyBudget())
@@ -161,9 +161,9 @@ def test_the_default_budget_rejects_per_tensor_and_keeps_per_channel_reduced_ran
     assert found["per-channel"].passed, found["per-channel"].reason
 
 
-def observed(outputs: list[Float]) -> list[Observed]:
+def observed(outputs: list[Float]) -> list[Observation]:
     vectors = pooled(outputs)
-    return [Observed(vector[np.newaxis], (vector,)) for vector in vectors]
+    return [Observation(vector[np.newaxis], (vector,)) for vector in vectors]
 
 
 def pooled(outputs: list[Float]) -> Float:
@@ -178,11 +178,11 @@ def test_limited_pairs_do_not_saturate_and_full_range_does(tmp_path: Path) -> No
     calibration = calibration_rows(task, texts, at_most=48)
     rows = [row for text in TEXTS for row in task.prepare(task.parse(text, {})).rows]
     graphs = [copied(minilm.quantised(one, calibration).path, tmp_path / name) for name, one in RECIPES.items()]
-    teacher = tmp_path / "fp32"
-    teacher.mkdir()
-    shutil.copy(exported.path, teacher)
+    reference = tmp_path / "fp32"
+    reference.mkdir()
+    shutil.copy(exported.path, reference)
 
-    here = run([*graphs, teacher / exported.path.name], rows, tmp_path)
+    here = run([*graphs, reference / exported.path.name], rows, tmp_path)
     haswell = run(graphs, rows, tmp_path, EMULATOR, "-cpu", "Haswell")
 
     fp32 = pooled(here["fp32"])

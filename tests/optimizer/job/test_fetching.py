@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from penstock_optimizer.job.progress import FIRST_SECONDS, Fetching, Progress, Stage
+from penstock_optimizer.job.progress import FIRST_SECONDS, DownloadReporter, ProgressEvent, Stage
 from penstock_runtime.models.fetching import FetchProgress as Transfer
 
 MB = 10**6
@@ -13,8 +13,8 @@ class Watched:
 
     def __init__(self, every_seconds: float) -> None:
         self.now = 0.0
-        self.events: list[Progress] = []
-        self._fetching = Fetching(self.events.append, every_seconds=every_seconds, clock=lambda: self.now)
+        self.events: list[ProgressEvent] = []
+        self._fetching = DownloadReporter(self.events.append, every_seconds=every_seconds, clock=lambda: self.now)
 
     def step(self, seconds: float, done: int, note: str = "") -> None:
         self.now = seconds

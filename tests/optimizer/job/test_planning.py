@@ -16,11 +16,11 @@ from penstock.resources.endpoint import Latency, Objective
 from penstock_optimizer.candidate.isolation import Failure, WorkerFailed
 from penstock_optimizer.candidate.work_folder import WorkFolder
 from penstock_optimizer.job.artefact import conclude, findings, plan_trials, speed_up
-from penstock_optimizer.job.plan_search import Planner, had_its_time
-from penstock_optimizer.job.screening import Budget, TryOut
-from penstock_optimizer.search.climb import Climbed, Step, Trials
+from penstock_optimizer.job.plan_search import PlanSearch, is_exhaustive
+from penstock_optimizer.job.screening import Budget, Screening
+from penstock_optimizer.search.climb import SearchResult, SearchStep, Trials
 from penstock_optimizer.search.goal import Goal
-from tests.optimizer.candidate.fake_lab import FakeLab, Script, crash
+from tests.optimizer.candidate.fake_runner import FakeRunner, Script, crash
 from tests.optimizer.report.sample import FP32_PLAN, latency, sample_manifest
 from tests.optimizer.search.cost_model import FP32, INT8, STATIC
 
@@ -39,20 +39,20 @@ def plan_search(
     left_for_plans: float | None = None,
     lengths: Sequence[int] = LENGTHS,
     expected: Sequence[int] = LENGTHS,
-) -> tuple[Climbed, TryOut, FakeLab, list[Step]]:
+) -> tuple[SearchResult, Screening, FakeRunner, list[SearchStep]]:
     work = WorkFolder(tmp_path / "work")
-    lab = FakeLab(work, {FP32: Script(), **scripts})
-    budget = Budget(seconds, lab.clock)
-    tryout = TryOut(lab, work, budget, lengths=lengths)
-    tryout.enter(FP32, teacher=True)
+    runner = FakeRunner(work, {FP32: Script(), **scripts})
+    budget = Budget(seconds, runner.clock)
+    screening = Screening(runner, work, budget, lengths=lengths)
+    screening.enter(FP32, reference=True)
     for recipe in scripts:
         if recipe != FP32:
-            tryout.enter(recipe)
-    tryout.measure()
-    steps: list[Step] = []
-    planner = Planner(
-        tryout,
-        lab,
+            screening.enter(recipe)
+    screening.measure()
+    steps: list[SearchStep] = []
+    planner = PlanSearch(
+        screening,
+        runner,
         budget,
         GOAL,
         cores=2,
@@ -61,33 +61,33 @@ def plan_search(
         may_serve=may_serve,
         on_step=steps.append,
     )
-    lab.clock.now += spent_before if left_for_plans is None else budget.left_for_plans() - left_for_plans
+    runner.clock.now += spent_before if left_for_plans is None else budget.left_for_plans() - left_for_plans
     try:
-        return planner.search(Trials(work.trials)), tryout, lab, steps
+        return planner.search(Trials(work.trials)), screening, runner, steps
     finally:
-        tryout.close()
+        screening.close()
 
 
 def test_without_time_for_plans_the_fastest_recipe_by_its_latencies_wins(tmp_path: Path) -> None:
     late = WorkerFailed(Failure.TIMED_OUT, "sample did not end within 1 s")
     scripts = {FP32: Script(fails={"sample": late}), INT8: Script(speed=3.0, fails={"sample": late})}
 
-    climbed, tryout, _, _ = plan_search(tmp_path, scripts, seconds=1e4, spent_before=1e4)
+    result, screening, _, _ = plan_search(tmp_path, scripts, seconds=1e4, spent_before=1e4)
 
-    assert climbed.plan.recipe == INT8
-    assert (climbed.sample, climbed.finished) == (None, False)
-    assert outcome(tryout, INT8)[0] is not Outcome.FAILED
+    assert result.plan.recipe == INT8
+    assert (result.sample, result.finished) == (None, False)
+    assert outcome(screening, INT8)[0] is not Outcome.FAILED
 
 
 @pytest.mark.parametrize("left_for_plans", [-30.0, 0.0])
 def test_a_clearly_faster_recipe_wins_where_the_time_for_plans_is_over_before_they_begin(
     tmp_path: Path, left_for_plans: float
 ) -> None:
-    climbed, tryout, lab, steps = plan_search(tmp_path, {INT8: Script(speed=3.0)}, left_for_plans=left_for_plans)
-    reasons = {one.recipe: one.reason for one in all_concluded(climbed, tryout, steps)}
+    result, screening, runner, steps = plan_search(tmp_path, {INT8: Script(speed=3.0)}, left_for_plans=left_for_plans)
+    reasons = {one.recipe: one.reason for one in all_concluded(result, screening, steps)}
 
-    assert (climbed.plan.recipe, climbed.sample, climbed.finished, steps) == (INT8, None, False, [])
-    assert lab.count("sample") == 0
+    assert (result.plan.recipe, result.sample, result.finished, steps) == (INT8, None, False, [])
+    assert runner.count("sample") == 0
     assert "3.0 times as fast as fp32" in reasons[INT8]
 
 
@@ -99,9 +99,9 @@ def test_a_larger_budget_is_worth_while_where_the_search_did_not_begin_or_would_
     tmp_path: Path, seconds: float, left_for_plans: float, *, enough: bool
 ) -> None:
     scripts = {INT8: Script(speed=3.0)}
-    climbed, _, _, _ = plan_search(tmp_path, scripts, seconds=seconds, left_for_plans=left_for_plans)
+    result, _, _, _ = plan_search(tmp_path, scripts, seconds=seconds, left_for_plans=left_for_plans)
 
-    assert had_its_time(climbed, Budget(seconds)) is enough
+    assert is_exhaustive(result, Budget(seconds)) is enough
 
 
 @pytest.mark.parametrize(
@@ -114,15 +114,15 @@ def test_a_larger_budget_is_worth_while_where_the_search_did_not_begin_or_would_
 def test_without_time_for_plans_fp32_stays_unless_the_gain_is_beyond_the_noise(
     tmp_path: Path, scripts: dict[Recipe, Script]
 ) -> None:
-    climbed, _, _, _ = plan_search(tmp_path, scripts, left_for_plans=0.0)
+    result, _, _, _ = plan_search(tmp_path, scripts, left_for_plans=0.0)
 
-    assert climbed.plan.recipe == FP32
+    assert result.plan.recipe == FP32
 
 
 def test_a_recipe_that_was_faster_and_had_no_turn_is_not_called_beaten(tmp_path: Path) -> None:
     scripts = {FP32: Script(slow_looks=2), INT8: Script(speed=3.0)}
-    climbed, tryout, _, steps = plan_search(tmp_path, scripts, left_for_plans=0.0)
-    found = {one.recipe: (one.outcome, one.reason) for one in all_concluded(climbed, tryout, steps)}
+    result, screening, _, steps = plan_search(tmp_path, scripts, left_for_plans=0.0)
+    found = {one.recipe: (one.outcome, one.reason) for one in all_concluded(result, screening, steps)}
 
     assert found == {
         FP32: (Outcome.CHOSEN, "the best so far, as the time budget ended before all others were measured"),
@@ -132,47 +132,49 @@ def test_a_recipe_that_was_faster_and_had_no_turn_is_not_called_beaten(tmp_path:
 
 def test_where_lone_rows_gain_is_measured_only_while_the_plans_keep_most_of_their_time(tmp_path: Path) -> None:
     scripts = {FP32: Script(wide_seconds=50.0), INT8: Script(speed=3.0, wide_seconds=50.0)}
-    climbed, _, lab, steps = plan_search(tmp_path, scripts, left_for_plans=90.0)
+    result, _, runner, steps = plan_search(tmp_path, scripts, left_for_plans=90.0)
 
-    assert lab.count("wide_from") == 1
-    assert climbed.plan.recipe == INT8
+    assert runner.count("wide_from") == 1
+    assert result.plan.recipe == INT8
     assert steps[0].challenger.recipe == INT8
     assert (steps[0].challenger.wide_from_tokens, steps[0].challenger.wide_alone_from_tokens) == (64, None)
 
 
-def all_concluded(climbed: Climbed, tryout: TryOut, steps: Sequence[Step]) -> tuple[CandidateFacts, ...]:
+def all_concluded(
+    result: SearchResult, screening: Screening, steps: Sequence[SearchStep]
+) -> tuple[CandidateFacts, ...]:
     return conclude(
-        [one.facts for one in tryout.entrants],
-        chosen=climbed.plan,
-        teacher=FP32,
+        [one.facts for one in screening.runs],
+        chosen=result.plan,
+        reference=FP32,
         expected=LENGTHS,
         steps=steps,
-        search_finished=climbed.finished,
+        search_finished=result.finished,
     )
 
 
-def outcome(tryout: TryOut, recipe: Recipe) -> tuple[Outcome, str]:
-    facts = next(one for one in tryout.entrants if one.recipe == recipe).facts
+def outcome(screening: Screening, recipe: Recipe) -> tuple[Outcome, str]:
+    facts = next(one for one in screening.runs if one.recipe == recipe).facts
     return facts.outcome, facts.reason
 
 
 def test_the_fastest_finalist_wins_with_a_plan_that_its_batching_allows(tmp_path: Path) -> None:
     scripts = {INT8: Script(speed=2, batching=Batching.SINGLE), STATIC: Script(speed=1.9)}
-    climbed, _, lab, steps = plan_search(tmp_path, scripts)
+    result, _, runner, steps = plan_search(tmp_path, scripts)
 
-    assert climbed.plan.recipe == INT8
-    assert climbed.plan.batching is Batching.SINGLE
+    assert result.plan.recipe == INT8
+    assert result.plan.batching is Batching.SINGLE
     assert steps
-    assert lab.open_now == 0
+    assert runner.open_now == 0
 
 
 def test_a_finalist_that_dies_on_a_plan_is_started_again(tmp_path: Path) -> None:
     scripts = {INT8: Script(speed=2), STATIC: Script(speed=1.9, fails={"sample": crash()})}
-    climbed, _, lab, steps = plan_search(tmp_path, scripts)
+    result, _, runner, steps = plan_search(tmp_path, scripts)
 
-    assert climbed.plan.recipe == INT8
+    assert result.plan.recipe == INT8
     assert any(step.comparison is None for step in steps)
-    assert lab.count("sample", STATIC) == 1
+    assert runner.count("sample", STATIC) == 1
 
 
 def test_an_incumbent_that_dies_again_and_again_has_failed_and_the_next_one_wins(tmp_path: Path) -> None:
@@ -180,10 +182,10 @@ def test_an_incumbent_that_dies_again_and_again_has_failed_and_the_next_one_wins
         INT8: Script(speed=2.2, fails={"sample": crash(9)}, fails_after=3),
         STATIC: Script(speed=1.9),
     }
-    climbed, tryout, _, _ = plan_search(tmp_path, scripts)
+    result, screening, _, _ = plan_search(tmp_path, scripts)
 
-    assert climbed.plan.recipe == STATIC
-    assert outcome(tryout, INT8) == (Outcome.FAILED, "killed by signal 9 while its plans were measured")
+    assert result.plan.recipe == STATIC
+    assert outcome(screening, INT8) == (Outcome.FAILED, "killed by signal 9 while its plans were measured")
 
 
 def test_an_incumbent_that_dies_is_to_blame_and_not_a_challenger_that_died_before_it(tmp_path: Path) -> None:
@@ -191,29 +193,29 @@ def test_an_incumbent_that_dies_is_to_blame_and_not_a_challenger_that_died_befor
         INT8: Script(speed=2.2, fails={"sample": crash(11), "lone": crash(11)}),
         STATIC: Script(speed=1.9, fails={"sample": crash(9)}, fails_after=3),
     }
-    climbed, tryout, lab, _ = plan_search(tmp_path, scripts)
+    result, screening, runner, _ = plan_search(tmp_path, scripts)
 
-    order = [recipe for method, recipe in lab.calls if method == "sample"]
+    order = [recipe for method, recipe in runner.calls if method == "sample"]
     assert order.index(INT8) < order.index(STATIC)
-    assert climbed.plan.recipe == FP32
-    assert outcome(tryout, STATIC) == (Outcome.FAILED, "killed by signal 9 while its plans were measured")
-    assert outcome(tryout, INT8) == (Outcome.SLOWER, ReasonCode.WITHIN_BUDGET.words)
+    assert result.plan.recipe == FP32
+    assert outcome(screening, STATIC) == (Outcome.FAILED, "killed by signal 9 while its plans were measured")
+    assert outcome(screening, INT8) == (Outcome.SLOWER, ReasonCode.WITHIN_BUDGET.words)
 
 
 def test_a_recipe_that_came_in_for_the_long_rows_and_dies_is_to_blame_though_it_is_no_finalist(tmp_path: Path) -> None:
     scripts = {**LONG_ROWS, STATIC: Script(speed=1.6, fails={"sample": crash(9)}, fails_after=3)}
     expected = (8, 8, 16, 16, 512)
-    climbed, tryout, _, _ = plan_search(tmp_path, scripts, lengths=SHORTER, expected=expected)
+    result, screening, _, _ = plan_search(tmp_path, scripts, lengths=SHORTER, expected=expected)
 
-    assert climbed.plan.recipe == INT8
-    assert outcome(tryout, STATIC) == (Outcome.FAILED, "killed by signal 9 while its plans were measured")
-    assert outcome(tryout, FP32)[0] is Outcome.REFERENCE
+    assert result.plan.recipe == INT8
+    assert outcome(screening, STATIC) == (Outcome.FAILED, "killed by signal 9 while its plans were measured")
+    assert outcome(screening, FP32)[0] is Outcome.REFERENCE
 
 
 def test_a_wide_run_that_crashes_does_not_end_a_finalist(tmp_path: Path) -> None:
-    climbed, _, _, _ = plan_search(tmp_path, {INT8: Script(speed=2, fails={"wide_from": crash()})})
+    result, _, _, _ = plan_search(tmp_path, {INT8: Script(speed=2, fails={"wide_from": crash()})})
 
-    assert climbed.plan.recipe == INT8
+    assert result.plan.recipe == INT8
 
 
 def test_plans_start_from_where_lone_rows_were_measured_to_gain_among_others_and_alone(tmp_path: Path) -> None:
@@ -238,10 +240,10 @@ def test_an_fp32_graph_that_the_endpoint_excludes_is_served_only_where_there_is_
 
 
 def test_a_budget_that_is_spent_gives_the_fp32_plan_unless_something_was_seen_to_be_better(tmp_path: Path) -> None:
-    climbed, _, lab, _ = plan_search(tmp_path, {INT8: Script(speed=2)}, seconds=30)
+    result, _, runner, _ = plan_search(tmp_path, {INT8: Script(speed=2)}, seconds=30)
 
-    assert lab.clock.now < 30
-    assert climbed.plan.recipe in {FP32, INT8}
+    assert runner.clock.now < 30
+    assert result.plan.recipe in {FP32, INT8}
 
 
 # Routes by length
@@ -254,17 +256,17 @@ SHORT_ROWS = {
 
 
 def test_a_recipe_that_leads_at_short_lengths_serves_those(tmp_path: Path) -> None:
-    climbed, tryout, lab, steps = plan_search(tmp_path, SHORT_ROWS, lengths=SHORTER, expected=SHORTER)
+    result, screening, runner, steps = plan_search(tmp_path, SHORT_ROWS, lengths=SHORTER, expected=SHORTER)
 
-    plan = climbed.plan
+    plan = result.plan
     assert plan.recipe == STATIC
     assert plan.short is not None
     assert (plan.short.recipe, plan.short.longest_tokens) == (INT8, 16)
     assert plan.short.batching is Batching.EQUAL_LENGTH
-    assert climbed.second_graph_bytes == 40_000_000
-    assert lab.open_now == 0
+    assert result.second_graph_bytes == 40_000_000
+    assert runner.open_now == 0
     assert any(step.promoted and step.challenger.short for step in steps)
-    found = conclude([one.facts for one in tryout.entrants], chosen=plan, teacher=FP32, expected=SHORTER, steps=steps)
+    found = conclude([one.facts for one in screening.runs], chosen=plan, reference=FP32, expected=SHORTER, steps=steps)
     reason = next(one.reason for one in found if one.recipe == INT8)
     assert reason.startswith(f"serves rows of up to 16 tokens beside {STATIC.name}")
     by_recipe = {one.recipe: one for one in found}
@@ -280,56 +282,56 @@ LONG_ROWS = {
 
 def test_who_leads_over_the_workload_leaves_the_long_rows_to_who_is_faster_there(tmp_path: Path) -> None:
     expected = (8, 8, 16, 16, 512)
-    climbed, _, lab, steps = plan_search(tmp_path, LONG_ROWS, lengths=SHORTER, expected=expected)
+    result, _, runner, steps = plan_search(tmp_path, LONG_ROWS, lengths=SHORTER, expected=expected)
 
-    plan = climbed.plan
+    plan = result.plan
     assert plan.short is not None
     assert (plan.recipe, plan.short.recipe, plan.short.longest_tokens) == (STATIC, INT8, 16)
     (step,) = [step for step in steps if step.promoted and step.challenger.short and step.incumbent.short is None]
     assert (step.challenger.recipe, step.incumbent.recipe) == (STATIC, INT8)
-    assert lab.open_now == 0
+    assert runner.open_now == 0
 
 
 @pytest.mark.parametrize("expected", [(48, 64, 512), [8] + [128] * 99])
 def test_a_workload_without_short_rows_does_not_route(tmp_path: Path, expected: Sequence[int]) -> None:
-    climbed, _, lab, _ = plan_search(tmp_path, SHORT_ROWS, lengths=SHORTER, expected=expected)
+    result, _, runner, _ = plan_search(tmp_path, SHORT_ROWS, lengths=SHORTER, expected=expected)
 
-    assert (climbed.plan.recipe, climbed.plan.short) == (STATIC, None)
-    assert lab.count("lone") == lab.count("judge_plan") == 0
+    assert (result.plan.recipe, result.plan.short) == (STATIC, None)
+    assert runner.count("lone") == runner.count("judge_plan") == 0
 
 
 def test_fp32_gets_no_route(tmp_path: Path) -> None:
     scripts = {INT8: Script(speed=0.5, short_speed=9.0)}
-    climbed, _, lab, _ = plan_search(tmp_path, scripts, lengths=SHORTER, expected=SHORTER)
+    result, _, runner, _ = plan_search(tmp_path, scripts, lengths=SHORTER, expected=SHORTER)
 
-    assert (climbed.plan.recipe, climbed.plan.short) == (FP32, None)
-    assert lab.count("lone") == 0
+    assert (result.plan.recipe, result.plan.short) == (FP32, None)
+    assert runner.count("lone") == 0
 
 
 def test_where_fp32_may_not_be_served_short_rows_are_routed_all_the_same(tmp_path: Path) -> None:
-    climbed, _, _, _ = plan_search(
+    result, _, _, _ = plan_search(
         tmp_path, SHORT_ROWS, lengths=SHORTER, expected=SHORTER, may_serve=lambda recipe: recipe != FP32
     )
 
-    assert climbed.plan.short is not None
+    assert result.plan.short is not None
 
 
 def test_two_recipes_that_the_guard_does_not_let_serve_together_do_not(tmp_path: Path) -> None:
     scripts = {**SHORT_ROWS, STATIC: Script(speed=2.0, cosine_together=0.9)}
-    climbed, _, _, steps = plan_search(tmp_path, scripts, lengths=SHORTER, expected=SHORTER)
+    result, _, _, steps = plan_search(tmp_path, scripts, lengths=SHORTER, expected=SHORTER)
 
-    assert climbed.plan.short is None
+    assert result.plan.short is None
     assert "the two recipes together: min_cosine 0.9 together" in [step.reason for step in steps]
 
 
 @pytest.mark.parametrize(("broken", "method"), [(INT8, "lone"), (STATIC, "lone"), (STATIC, "judge_plan")])
 def test_what_breaks_on_the_way_to_a_route_ends_the_route_only(tmp_path: Path, broken: Recipe, method: str) -> None:
     scripts = {**SHORT_ROWS, broken: replace(SHORT_ROWS[broken], fails={method: crash()})}
-    climbed, tryout, lab, _ = plan_search(tmp_path, scripts, lengths=SHORTER, expected=SHORTER)
+    result, screening, runner, _ = plan_search(tmp_path, scripts, lengths=SHORTER, expected=SHORTER)
 
-    assert (climbed.plan.recipe, climbed.plan.short) == (STATIC, None)
-    assert outcome(tryout, STATIC)[0] is Outcome.SLOWER
-    assert lab.open_now == 0
+    assert (result.plan.recipe, result.plan.short) == (STATIC, None)
+    assert outcome(screening, STATIC)[0] is Outcome.SLOWER
+    assert runner.open_now == 0
 
 
 # The conclusion
@@ -345,7 +347,7 @@ def facts(
 
 def concluded(candidates: list[CandidateFacts], chosen: Recipe) -> dict[Recipe, tuple[Outcome, str]]:
     plan = FP32_PLAN.model_copy(update={"recipe": chosen})
-    found = conclude(candidates, chosen=plan, teacher=FP32, expected=[16, 64], steps=[])
+    found = conclude(candidates, chosen=plan, reference=FP32, expected=[16, 64], steps=[])
     return {one.recipe: (one.outcome, one.reason) for one in found}
 
 
@@ -417,17 +419,17 @@ def test_a_recipe_that_no_plan_was_tried_of_is_not_called_beaten(factor: float, 
 def test_a_recipe_whose_place_another_took_says_by_what() -> None:
     candidates = [facts(FP32, Outcome.REFERENCE), facts(INT8, Outcome.SLOWER), facts(STATIC, Outcome.SLOWER)]
     chosen, beaten = (FP32_PLAN.model_copy(update={"recipe": recipe}) for recipe in (INT8, STATIC))
-    step = Step(chosen, beaten, None, promoted=True, reason="12% better by requests/s (noise 3%)")
+    step = SearchStep(chosen, beaten, None, promoted=True, reason="12% better by requests/s (noise 3%)")
 
-    found = conclude(candidates, chosen=chosen, teacher=FP32, expected=[16, 64], steps=[step])
+    found = conclude(candidates, chosen=chosen, reference=FP32, expected=[16, 64], steps=[step])
 
     reason = next(one.reason for one in found if one.recipe == STATIC)
     assert reason == f"{INT8.name} was 12% better by requests/s (noise 3%)"
 
 
 def test_a_recipe_of_equal_latency_says_what_it_lost_by(tmp_path: Path) -> None:
-    climbed, tryout, _, steps = plan_search(tmp_path, {INT8: Script(speed=2), STATIC: Script(speed=2.0)})
-    found = all_concluded(climbed, tryout, steps)
+    result, screening, _, steps = plan_search(tmp_path, {INT8: Script(speed=2), STATIC: Script(speed=2.0)})
+    found = all_concluded(result, screening, steps)
     reason = next(one.reason for one in found if one.recipe == STATIC)
 
     assert "no difference beyond the noise" in reason
@@ -453,8 +455,8 @@ def test_the_second_graph_states_its_memory() -> None:
 
     def found(weighed: int | None) -> tuple[str, ...]:
         return findings(
-            candidates=candidates, teacher=FP32, plan=plan, second_graph_bytes=weighed, noise=0.03, skipped_for_time=0,
-            search_finished=True, shared_cpus=False, capacity=CapacityCurve(), host=(),
+            candidates=candidates, reference=FP32, plan=plan, second_graph_bytes=weighed, noise=0.03,
+            skipped_for_time=0, search_finished=True, shared_cpus=False, capacity=CapacityCurve(), host=(),
         )  # fmt: skip
 
     assert found(40_000_000) == (
@@ -480,7 +482,7 @@ def curve(limit: float) -> CapacityCurve:
 def test_a_rate_that_is_asked_for_and_not_reached_is_found(asked: float | None, limit: float, said: str | None) -> None:
     fused = facts(FP32, Outcome.CHOSEN).model_copy(update={"fused_nodes": {"Attention": 6}})
     found = findings(
-        candidates=[fused], teacher=FP32, plan=FP32_PLAN, noise=0.03, skipped_for_time=0, search_finished=True,
+        candidates=[fused], reference=FP32, plan=FP32_PLAN, noise=0.03, skipped_for_time=0, search_finished=True,
         shared_cpus=False, capacity=curve(limit),
         asked_requests_per_second=asked, host=(),
     )  # fmt: skip
@@ -492,12 +494,12 @@ def test_a_rate_that_is_asked_for_and_not_reached_is_found(asked: float | None, 
 def test_findings_name_all_doubts() -> None:
     fused = facts(FP32, Outcome.CHOSEN).model_copy(update={"fused_nodes": {"Attention": 6}})
     quiet = findings(
-        candidates=[fused], teacher=FP32, plan=FP32_PLAN, noise=0.03, skipped_for_time=0, search_finished=True,
+        candidates=[fused], reference=FP32, plan=FP32_PLAN, noise=0.03, skipped_for_time=0, search_finished=True,
         shared_cpus=False, capacity=CapacityCurve(), host=(),
     )  # fmt: skip
     doubtful = findings(
         candidates=[facts(FP32, Outcome.CHOSEN), facts(INT8, Outcome.REJECTED)],
-        teacher=FP32, plan=FP32_PLAN, noise=0.3, skipped_for_time=2, search_finished=False, shared_cpus=True,
+        reference=FP32, plan=FP32_PLAN, noise=0.3, skipped_for_time=2, search_finished=False, shared_cpus=True,
         capacity=curve(50), asked_requests_per_second=4000, host=("the cores are not this process's alone",),
     )  # fmt: skip
 

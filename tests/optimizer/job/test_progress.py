@@ -8,12 +8,12 @@ import pytest
 
 from penstock.manifest import CandidateFacts, Outcome, ReasonCode, Verdict
 from penstock.recipe import EngineName, Precision, Recipe
-from penstock_optimizer.job.progress import Progress, Reporter, Stage, settled_message
+from penstock_optimizer.job.progress import ProgressEvent, Stage, StepCounter, settled_message
 
 
 def test_events_count_the_stage_and_the_whole() -> None:
-    events: list[Progress] = []
-    reporter = Reporter(events.append, {Stage.EXPORT: 1, Stage.CANDIDATES: 3, Stage.PLANS: 10})
+    events: list[ProgressEvent] = []
+    reporter = StepCounter(events.append, {Stage.EXPORT: 1, Stage.CANDIDATES: 3, Stage.PLANS: 10})
     reporter.advance(Stage.EXPORT, "exported")
     reporter.advance(Stage.CANDIDATES, "one")
     reporter.advance(Stage.CANDIDATES, "still one", by=0)
@@ -29,8 +29,8 @@ def test_events_count_the_stage_and_the_whole() -> None:
 
 
 def test_a_stage_that_ends_early_gives_its_steps_back() -> None:
-    events: list[Progress] = []
-    reporter = Reporter(events.append, {Stage.PLANS: 10, Stage.REPORT: 1})
+    events: list[ProgressEvent] = []
+    reporter = StepCounter(events.append, {Stage.PLANS: 10, Stage.REPORT: 1})
     reporter.advance(Stage.PLANS, "one")
     reporter.finish(Stage.PLANS)
     reporter.advance(Stage.REPORT, "written")
@@ -39,8 +39,8 @@ def test_a_stage_that_ends_early_gives_its_steps_back() -> None:
 
 
 def test_more_steps_than_promised_raise_the_promise() -> None:
-    events: list[Progress] = []
-    reporter = Reporter(events.append, {Stage.CAPACITY: 1})
+    events: list[ProgressEvent] = []
+    reporter = StepCounter(events.append, {Stage.CAPACITY: 1})
     reporter.advance(Stage.CAPACITY, "first")
     reporter.advance(Stage.CAPACITY, "second")
     reporter.advance(Stage.CAPACITY, "third")
@@ -49,7 +49,7 @@ def test_more_steps_than_promised_raise_the_promise() -> None:
 
 
 def test_an_event_is_one_line_of_json() -> None:
-    event = Progress(Stage.CANDIDATES, 7, 9, "two\nlines", {"candidate": {"name": "é"}}, step=8, steps=23)
+    event = ProgressEvent(Stage.CANDIDATES, 7, 9, "two\nlines", {"candidate": {"name": "é"}}, step=8, steps=23)
     line = event.to_json_line()
 
     assert "\n" not in line

@@ -11,8 +11,8 @@ from penstock.manifest import Outcome, ReasonCode
 from penstock.recipe import Batching, EngineName, Precision, Recipe
 from penstock_optimizer.candidate.isolation import Failure, WorkerFailed, death_reason
 from penstock_optimizer.candidate.work_folder import WorkFolder
-from penstock_optimizer.job.screening import MOST_OPEN, ROUNDS, Budget, Entrant, TryOut, most_open
-from tests.optimizer.candidate.fake_lab import FakeLab, Script, crash
+from penstock_optimizer.job.screening import MAX_OPEN, ROUNDS, Budget, CandidateRun, Screening, max_open_processes
+from tests.optimizer.candidate.fake_runner import FakeRunner, Script, crash
 from tests.optimizer.search.cost_model import FP32, INT8, STATIC
 
 LENGTHS = (8, 32, 128, 512)
@@ -20,23 +20,23 @@ LENGTHS = (8, 32, 128, 512)
 
 def stage(
     tmp_path: Path, scripts: dict[Recipe, Script], *, seconds: float = 600, expected: tuple[int, ...] = ()
-) -> tuple[TryOut, FakeLab, list[Entrant]]:
+) -> tuple[Screening, FakeRunner, list[CandidateRun]]:
     work = WorkFolder(tmp_path / "work")
-    lab = FakeLab(work, {FP32: Script(), **scripts})
-    settled: list[Entrant] = []
-    tryout = TryOut(
-        lab, work, Budget(seconds, lab.clock), lengths=LENGTHS, expected=expected, on_settled=settled.append
+    runner = FakeRunner(work, {FP32: Script(), **scripts})
+    settled: list[CandidateRun] = []
+    screening = Screening(
+        runner, work, Budget(seconds, runner.clock), lengths=LENGTHS, expected=expected, on_settled=settled.append
     )
-    return tryout, lab, settled
+    return screening, runner, settled
 
 
-def run(tryout: TryOut, scripts: dict[Recipe, Script]) -> dict[Recipe, Entrant]:
-    tryout.enter(FP32, teacher=True)
+def run(screening: Screening, scripts: dict[Recipe, Script]) -> dict[Recipe, CandidateRun]:
+    screening.enter(FP32, reference=True)
     for recipe in scripts:
-        tryout.enter(recipe)
-    tryout.measure()
-    tryout.close()
-    return {entrant.recipe: entrant for entrant in tryout.entrants}
+        screening.enter(recipe)
+    screening.measure()
+    screening.close()
+    return {run.recipe: run for run in screening.runs}
 
 
 @pytest.mark.parametrize(
@@ -57,12 +57,12 @@ def run(tryout: TryOut, scripts: dict[Recipe, Script]) -> dict[Recipe, Entrant]:
     ],
 )
 def test_each_outcome_has_its_reason(tmp_path: Path, script: Script, outcome: Outcome, reason: str) -> None:
-    tryout, lab, settled = stage(tmp_path, {INT8: script})
-    found = run(tryout, {INT8: script})
+    screening, runner, settled = stage(tmp_path, {INT8: script})
+    found = run(screening, {INT8: script})
 
     assert (found[INT8].facts.outcome, found[INT8].facts.reason) == (outcome, reason)
     assert found[FP32].facts.outcome is Outcome.REFERENCE
-    assert lab.open_now == 0
+    assert runner.open_now == 0
     assert found[INT8] in settled
 
 
@@ -74,30 +74,30 @@ def test_a_full_disk_ends_the_stage_and_is_held_against_nobody(
     reason = WorkerFailed(Failure.RAISED, "No space left on device" if kind else "basic_ios::clear", kind=kind)
     script = Script(fails={"build": reason})
     monkeypatch.setattr("penstock_optimizer.job.screening.is_full", lambda _: not kind)
-    tryout, _, _ = stage(tmp_path, {INT8: script})
-    tryout.enter(FP32, teacher=True)
+    screening, _, _ = stage(tmp_path, {INT8: script})
+    screening.enter(FP32, reference=True)
 
     with pytest.raises(OutOfDisk, match=f"the work folder {tmp_path / 'work'} cannot take more"):
-        tryout.enter(INT8)
+        screening.enter(INT8)
 
-    tryout.close()
+    screening.close()
     assert WorkFolder(tmp_path / "work").load(INT8) is None
 
 
 def test_survivors_are_measured_at_length_in_turns(tmp_path: Path) -> None:
     scripts = {INT8: Script(speed=2), STATIC: Script(speed=1.8)}
-    tryout, lab, _ = stage(tmp_path, scripts)
-    run(tryout, scripts)
+    screening, runner, _ = stage(tmp_path, scripts)
+    run(screening, scripts)
 
-    order = [recipe for method, recipe in lab.calls if method == "time"][3:]
+    order = [recipe for method, recipe in runner.calls if method == "time"][3:]
     assert order == [FP32, INT8, STATIC] * ROUNDS
 
 
 def test_a_disturbed_first_look_does_not_cost_a_candidate_its_place(tmp_path: Path) -> None:
     """Something else ran while INT8 was looked at: ten times too slow, once."""
     scripts = {INT8: Script(speed=2, slow_looks=1)}
-    tryout, _, _ = stage(tmp_path, scripts)
-    found = run(tryout, scripts)
+    screening, _, _ = stage(tmp_path, scripts)
+    found = run(screening, scripts)
 
     assert found[INT8].facts.reason_code is ReasonCode.WITHIN_BUDGET
     assert len(found[INT8].facts.latency) == len(LENGTHS)
@@ -105,8 +105,8 @@ def test_a_disturbed_first_look_does_not_cost_a_candidate_its_place(tmp_path: Pa
 
 def test_the_best_one_failing_under_a_second_look_does_not_fail_the_other(tmp_path: Path) -> None:
     scripts = {INT8: Script(speed=3, fails={"time": crash()}, fails_after=1), STATIC: Script(speed=1.5)}
-    tryout, _, _ = stage(tmp_path, scripts)
-    found = run(tryout, scripts)
+    screening, _, _ = stage(tmp_path, scripts)
+    found = run(screening, scripts)
 
     assert found[INT8].facts.outcome is Outcome.FAILED
     assert found[STATIC].facts.reason_code is ReasonCode.WITHIN_BUDGET
@@ -114,41 +114,41 @@ def test_the_best_one_failing_under_a_second_look_does_not_fail_the_other(tmp_pa
 
 def test_a_candidate_that_is_slow_at_first_sight_is_not_measured_at_length(tmp_path: Path) -> None:
     scripts = {INT8: Script(speed=2), STATIC: Script(speed=0.7)}
-    tryout, lab, _ = stage(tmp_path, scripts)
-    found = run(tryout, scripts)
+    screening, runner, _ = stage(tmp_path, scripts)
+    found = run(screening, scripts)
 
-    assert lab.count("time", STATIC) == 3  # a look, and two more in turns with the best one
+    assert runner.count("time", STATIC) == 3  # a look, and two more in turns with the best one
     assert [point.tokens for point in found[STATIC].facts.latency] == [8, 32, 128]
     assert [point.tokens for point in found[INT8].facts.latency] == list(LENGTHS)
 
 
 def test_only_candidates_that_may_serve_and_were_measured_go_on(tmp_path: Path) -> None:
     scripts = {INT8: Script(cosine=0.9, speed=5), STATIC: Script(speed=1.8)}
-    tryout, _, _ = stage(tmp_path, scripts)
-    tryout.enter(FP32, teacher=True)
+    screening, _, _ = stage(tmp_path, scripts)
+    screening.enter(FP32, reference=True)
     for recipe in scripts:
-        tryout.enter(recipe)
-    tryout.measure()
+        screening.enter(recipe)
+    screening.measure()
 
-    assert [timed.recipe for timed in tryout.timed()] == [FP32, STATIC]
-    tryout.close()
+    assert [timed.recipe for timed in screening.timed()] == [FP32, STATIC]
+    screening.close()
 
 
 def test_a_candidate_that_takes_too_long_is_ended_and_leaves_the_others_their_turn(tmp_path: Path) -> None:
     scripts = {INT8: Script(build_seconds=1e6), STATIC: Script(speed=2)}
-    tryout, lab, _ = stage(tmp_path, scripts, seconds=60)
-    found = run(tryout, scripts)
+    screening, runner, _ = stage(tmp_path, scripts, seconds=60)
+    found = run(screening, scripts)
 
     assert found[INT8].facts.outcome is Outcome.FAILED
     assert "did not end within" in found[INT8].facts.reason
     assert found[STATIC].facts.outcome is Outcome.SLOWER
-    assert lab.clock.now < 60
+    assert runner.clock.now < 60
 
 
 def test_a_candidate_that_the_budget_cut_off_did_not_fail(tmp_path: Path) -> None:
     scripts = {INT8: Script(speed=2, build_seconds=10)}
-    tryout, _, _ = stage(tmp_path, scripts, seconds=20)
-    found = run(tryout, scripts)
+    screening, _, _ = stage(tmp_path, scripts, seconds=20)
+    found = run(screening, scripts)
 
     assert (found[INT8].facts.outcome, found[INT8].facts.reason_code) == (Outcome.SKIPPED, ReasonCode.CUT_OFF)
     # With more time it goes on.
@@ -158,23 +158,23 @@ def test_a_candidate_that_the_budget_cut_off_did_not_fail(tmp_path: Path) -> Non
 
 def test_candidates_without_a_turn_are_skipped_and_say_so(tmp_path: Path) -> None:
     scripts = {INT8: Script(speed=2, build_seconds=10), STATIC: Script(speed=2)}
-    tryout, _, _ = stage(tmp_path, scripts, seconds=20)
-    found = run(tryout, scripts)
+    screening, _, _ = stage(tmp_path, scripts, seconds=20)
+    found = run(screening, scripts)
 
     assert (found[STATIC].facts.outcome, found[STATIC].facts.reason_code) == (Outcome.SKIPPED, ReasonCode.NO_TURN)
     assert found[FP32].facts.latency
 
 
 def test_a_candidate_that_there_was_only_time_to_look_at_is_not_called_slower(tmp_path: Path) -> None:
-    # The teacher's turn at length takes what is left.
+    # The reference's turn at length takes what is left.
     scripts = {FP32: Script(timing_seconds=20), INT8: Script(speed=2)}
-    tryout, lab, settled = stage(tmp_path, scripts, seconds=60)
-    found = run(tryout, {INT8: scripts[INT8]})
+    screening, runner, settled = stage(tmp_path, scripts, seconds=60)
+    found = run(screening, {INT8: scripts[INT8]})
 
     assert (found[INT8].facts.outcome, found[INT8].facts.reason_code) == (Outcome.SKIPPED, ReasonCode.NOT_MEASURED)
     assert found[INT8].facts.verdict is not None
     assert settled[-1] is found[INT8]
-    assert lab.open_now == 0
+    assert runner.open_now == 0
     # With more time it goes on.
     again, _, _ = stage(tmp_path, scripts)
     assert run(again, {INT8: scripts[INT8]})[INT8].facts.reason_code is ReasonCode.WITHIN_BUDGET
@@ -182,29 +182,29 @@ def test_a_candidate_that_there_was_only_time_to_look_at_is_not_called_slower(tm
 
 @pytest.mark.parametrize(
     ("available", "graph", "expected"),
-    [(24e9, 90e6, MOST_OPEN), (24e9, 1.3e9, 1 + 1), (4e9, 90e6, 3), (1e9, 1.3e9, 2), (0, 90e6, 2)],
+    [(24e9, 90e6, MAX_OPEN), (24e9, 1.3e9, 1 + 1), (4e9, 90e6, 3), (1e9, 1.3e9, 2), (0, 90e6, 2)],
 )
 def test_as_many_processes_wait_as_the_memory_is_good_for(available: float, graph: float, expected: int) -> None:
-    assert most_open(int(available), int(graph)) == expected
+    assert max_open_processes(int(available), int(graph)) == expected
 
 
 def test_the_teacher_is_measured_in_the_time_of_later_stages_where_the_machine_is_slow(tmp_path: Path) -> None:
     # One turn of it takes longer than the candidates' stage has left, and less than the budget has.
     scripts = {FP32: Script(timing_seconds=13), INT8: Script(build_seconds=22)}
-    tryout, lab, _ = stage(tmp_path, scripts, seconds=60)
-    found = run(tryout, {INT8: scripts[INT8]})
+    screening, runner, _ = stage(tmp_path, scripts, seconds=60)
+    found = run(screening, {INT8: scripts[INT8]})
 
     assert found[FP32].facts.outcome is Outcome.REFERENCE
     assert len(found[FP32].milliseconds[LENGTHS[0]]) == 2 * 3  # two turns of three rounds, three runs each
-    assert lab.clock.now < 60
+    assert runner.clock.now < 60
 
 
 def test_a_teacher_that_fails_is_the_callers_business(tmp_path: Path) -> None:
-    tryout, lab, _ = stage(tmp_path, {FP32: Script(fails={"build": crash()})})
+    screening, runner, _ = stage(tmp_path, {FP32: Script(fails={"build": crash()})})
     with pytest.raises(WorkerFailed, match="signal 11"):
-        tryout.enter(FP32, teacher=True)
+        screening.enter(FP32, reference=True)
 
-    assert lab.open_now == 0
+    assert runner.open_now == 0
 
 
 def test_no_more_processes_wait_than_the_memory_is_good_for(tmp_path: Path) -> None:
@@ -213,11 +213,11 @@ def test_no_more_processes_wait_than_the_memory_is_good_for(tmp_path: Path) -> N
         for index in range(10)
     ]
     scripts = {recipe: Script(speed=1 + index / 100) for index, recipe in enumerate(recipes)}
-    tryout, lab, _ = stage(tmp_path, scripts)
-    found = run(tryout, scripts)
+    screening, runner, _ = stage(tmp_path, scripts)
+    found = run(screening, scripts)
 
-    assert lab.most_open <= MOST_OPEN + 1
-    assert lab.open_now == 0
+    assert runner.max_open <= MAX_OPEN + 1
+    assert runner.open_now == 0
     # The fastest are the ones that stayed.
     assert all(len(found[recipe].facts.latency) == len(LENGTHS) for recipe in recipes[-3:])
     assert found[recipes[0]].facts.reason == "slower at first sight than 5 others"
@@ -229,11 +229,11 @@ def test_who_leads_at_most_lengths_keeps_its_process_though_it_is_slow_at_the_lo
         Recipe(engine=EngineName.OPENVINO, precision=Precision.INT8_STATIC, options=(f"option{index}",)): Script(
             speed=1.5
         )
-        for index in range(MOST_OPEN)
+        for index in range(MAX_OPEN)
     }
     scripts = {INT8: Script(speed=1.4, short_speed=5.0), **others}
-    tryout, _, _ = stage(tmp_path, scripts, expected=(8, 8, 16, 32, 128))
-    found = run(tryout, scripts)
+    screening, _, _ = stage(tmp_path, scripts, expected=(8, 8, 16, 32, 128))
+    found = run(screening, scripts)
 
     assert found[INT8].facts.reason_code is ReasonCode.WITHIN_BUDGET
     assert len(found[INT8].facts.latency) == len(LENGTHS)
@@ -248,15 +248,15 @@ def test_settled_candidates_are_not_built_or_judged_again(tmp_path: Path) -> Non
     scripts[broken] = Script(fails={"build": crash()})
     first, _, _ = stage(tmp_path, scripts)
     before = run(first, scripts)
-    second, lab, _ = stage(tmp_path, scripts)
+    second, runner, _ = stage(tmp_path, scripts)
     after = run(second, scripts)
 
     assert {recipe: one.facts.outcome for recipe, one in after.items()} == {
         recipe: one.facts.outcome for recipe, one in before.items()
     }
-    assert lab.count("build") == lab.count("judge") == 0
+    assert runner.count("build") == runner.count("judge") == 0
     # Times are of this run: all are looked at, and measured together, again.
-    assert lab.count("time", INT8) == 1 + ROUNDS
+    assert runner.count("time", INT8) == 1 + ROUNDS
     assert after[INT8].built == before[INT8].built
     assert after[INT8].batching is Batching.PADDED
 
@@ -265,11 +265,11 @@ def test_a_glance_of_an_interrupted_run_does_not_cost_a_candidate_its_place(tmp_
     busy = {INT8: Script(speed=2, slow_looks=1), STATIC: Script(speed=1.8)}
     first, _, _ = stage(tmp_path, busy)
     for recipe in (FP32, *busy):
-        first.enter(recipe, teacher=recipe == FP32)
+        first.enter(recipe, reference=recipe == FP32)
     first.close()
     quiet = busy | {INT8: Script(speed=2)}
     second, _, _ = stage(tmp_path, quiet)
-    second.most_open = 2
+    second.max_open = 2
     found = run(second, quiet)
 
     assert found[INT8].facts.reason_code is ReasonCode.WITHIN_BUDGET
@@ -281,10 +281,10 @@ def test_a_candidate_whose_files_changed_is_built_again(tmp_path: Path) -> None:
     first, _, _ = stage(tmp_path, scripts)
     run(first, scripts)
     (WorkFolder(tmp_path / "work").candidate(INT8) / "model.onnx").write_text("damaged")
-    second, lab, _ = stage(tmp_path, scripts)
+    second, runner, _ = stage(tmp_path, scripts)
     run(second, scripts)
 
-    assert lab.count("build", INT8) == 1
+    assert runner.count("build", INT8) == 1
 
 
 @pytest.mark.parametrize("damage", ["change", "delete", "unrecorded", "neither"])
@@ -292,26 +292,26 @@ def test_a_teacher_whose_outcomes_are_not_those_that_it_gave_is_asked_again(tmp_
     """Or else every candidate would fail for want of them, and for good."""
     scripts = {INT8: Script(speed=2)}
     first, _, _ = stage(tmp_path, scripts)
-    first.enter(FP32, teacher=True)
+    first.enter(FP32, reference=True)
     first.close()
     work = WorkFolder(tmp_path / "work")
     match damage:
         case "change":
-            work.teacher.write_bytes(b"")
+            work.reference.write_bytes(b"")
         case "delete":
-            work.teacher.unlink()
+            work.reference.unlink()
         case _:
             # As earlier versions left it.
             known = work.load(FP32)
             assert known is not None
             work.save(known.model_copy(update={"taught": ""}))
             if damage == "neither":
-                work.teacher.unlink()
-    second, lab, _ = stage(tmp_path, scripts)
+                work.reference.unlink()
+    second, runner, _ = stage(tmp_path, scripts)
     found = run(second, scripts)
 
-    assert lab.count("judge", FP32) == 1
-    assert work.teacher.read_text() == "outcomes"
+    assert runner.count("judge", FP32) == 1
+    assert work.reference.read_text() == "outcomes"
     assert found[FP32].facts.outcome is Outcome.REFERENCE
     assert found[INT8].facts.reason_code is ReasonCode.WITHIN_BUDGET
     third, again, _ = stage(tmp_path, scripts)
@@ -341,8 +341,8 @@ def test_a_candidate_that_memory_ran_out_for_is_tried_again_when_the_search_goes
 ) -> None:
     first, _, _ = stage(tmp_path, {INT8: Script(fails={"judge": failure})})
     facts = run(first, {INT8: Script()})[INT8].facts
-    second, lab, _ = stage(tmp_path, {INT8: Script(speed=2)})
+    second, runner, _ = stage(tmp_path, {INT8: Script(speed=2)})
 
     assert (facts.outcome, facts.reason) == (Outcome.FAILED, failure.reason)
     assert run(second, {INT8: Script()})[INT8].facts.reason_code is ReasonCode.WITHIN_BUDGET
-    assert lab.count("judge", INT8) == 1
+    assert runner.count("judge", INT8) == 1

@@ -19,8 +19,8 @@ from penstock.artefact_store import Digest, StoreUri
 from penstock.errors import SettingError, SpecError
 from penstock.manifest import Manifest
 from penstock.resources.job_summary import LIMIT_BYTES, Summary
-from penstock_optimizer.job.progress import Progress, Stage
-from penstock_optimizer.pod.pod_job import JobVariables, Lines, read_endpoint
+from penstock_optimizer.job.progress import ProgressEvent, Stage
+from penstock_optimizer.pod.pod_job import JobLog, JobVariables, read_endpoint
 from penstock_runtime.host import read_host
 from penstock_runtime.models.fetching import FetchProgress as Transfer
 from penstock_runtime.store import open_store
@@ -149,7 +149,7 @@ def test_an_interrupted_job_says_so_at_once_and_the_next_one_goes_on(model: Path
     given = spec(model, QUICK)
     with job(tmp_path, given) as pod:
         pod.wait_for('"event": "baseline"')
-        pod.wait_for('"stage": "candidates", "message": "onnxruntime-fp32: teacher')
+        pod.wait_for('"stage": "candidates", "message": "onnxruntime-fp32: reference')
         assert pod.end() == TRY_AGAIN
         told = summary(pod)
 
@@ -166,9 +166,9 @@ def test_an_interrupted_job_says_so_at_once_and_the_next_one_goes_on(model: Path
     assert told.artefact is not None
     store = open_store(StoreUri.parse(f"file://{tmp_path / 'store'}"))
     manifest = Manifest.load(store.fetch(Digest.parse(told.artefact.digest), tmp_path / "cache"))
-    teacher = next(one for one in manifest.candidates if one.recipe.name == "onnxruntime-fp32")
+    reference = next(one for one in manifest.candidates if one.recipe.name == "onnxruntime-fp32")
 
-    assert teacher.build_seconds == known, "read, not built again"
+    assert reference.build_seconds == known, "read, not built again"
 
 
 def failure(pod: Pod, code: int = FAILED) -> tuple[str, str]:
@@ -337,16 +337,16 @@ class TestSettings:
 class TestLines:
     def test_steps_are_kept_through_what_is_told_between_them(self) -> None:
         written: list[dict[str, Any]] = []
-        lines = Lines(lambda line: written.append(json.loads(line)))
+        lines = JobLog(lambda line: written.append(json.loads(line)))
         lines.stage("download", "looking")
-        lines.progress(Progress(Stage.CANDIDATES, 3, 9, "a candidate", step=7, steps=23))
+        lines.progress(ProgressEvent(Stage.CANDIDATES, 3, 9, "a candidate", step=7, steps=23))
         lines.stage("publish", "uploading")
 
         assert [(line["done"], line["of"]) for line in written] == [(0, 0), (7, 23), (7, 23)]
 
     def test_bytes_are_told_now_and_then_and_at_the_end(self) -> None:
         written: list[dict[str, Any]] = []
-        moved = Lines(lambda line: written.append(json.loads(line))).transfer("download", "fetching")
+        moved = JobLog(lambda line: written.append(json.loads(line))).transfer("download", "fetching")
         for done in range(0, 101, 10):
             moved(Transfer("hf://a/b", "model.safetensors", done * 10**6, 100 * 10**6))
 

@@ -22,7 +22,7 @@ from penstock_optimizer.export import Flavour, export
 from penstock_optimizer.guard import forward_of
 from penstock_optimizer.guard.calibration import calibration_rows, own_corpus, samples, split
 from penstock_optimizer.quantise import Built, build
-from penstock_optimizer.search.recipes import TEACHER, candidate_recipes
+from penstock_optimizer.search.recipes import REFERENCE, candidate_recipes
 from penstock_runtime.engines.base import Threads
 from penstock_runtime.engines.load import load_engine
 from penstock_runtime.models.folder import ModelFolder
@@ -36,7 +36,7 @@ MADE = {
     recipe.full_name: recipe
     for isa in (Isa.AMX, Isa.AVX512)
     for recipe in candidate_recipes(isa, *EVERYTHING).recipes
-    if recipe != TEACHER
+    if recipe != REFERENCE
 }
 FLAVOURS = {EngineName.ONNXRUNTIME: Flavour.FUSED, EngineName.OPENVINO: Flavour.PLAIN, EngineName.NATIVE: Flavour.FUSED}
 
@@ -73,9 +73,9 @@ class Model:
         return found
 
     def error(self, recipe: Recipe, path: Path) -> float:
-        """|candidate - teacher|^2 / |teacher|^2 over all rows."""
-        teacher = np.concatenate(self.outputs(TEACHER, self.exported[EngineName.ONNXRUNTIME].path))
-        return float(np.sum((np.concatenate(self.outputs(recipe, path)) - teacher) ** 2) / np.sum(teacher**2))
+        """|candidate - reference|^2 / |reference|^2 over all rows."""
+        reference = np.concatenate(self.outputs(REFERENCE, self.exported[EngineName.ONNXRUNTIME].path))
+        return float(np.sum((np.concatenate(self.outputs(recipe, path)) - reference) ** 2) / np.sum(reference**2))
 
 
 @pytest.fixture(scope="module")
@@ -261,13 +261,16 @@ def test_a_graph_of_an_old_opset_is_quantised_too(name: str, opset: int, model_o
     model, path = model_of(BERT), tmp_path / "old.onnx"
     io = old_graph(path, opset)
     outputs = []
-    for recipe, file in ((TEACHER, path), (MADE[name], build(MADE[name], path, io, model.rows, tmp_path / "out").path)):
+    for recipe, file in (
+        (REFERENCE, path),
+        (MADE[name], build(MADE[name], path, io, model.rows, tmp_path / "out").path),
+    ):
         engine = load_engine(file, io, recipe, Threads(1, 1))
         outputs.append([forward_of(engine, io)([row])[0]["last_hidden_state"] for row in model.judging])
         engine.close()
 
-    teacher, found = (np.concatenate(one) for one in outputs)
-    assert float(np.sum((found - teacher) ** 2) / np.sum(teacher**2)) < 0.02
+    reference, found = (np.concatenate(one) for one in outputs)
+    assert float(np.sum((found - reference) ** 2) / np.sum(reference**2)) < 0.02
 
 
 def test_a_graph_that_onnx_cannot_bring_up_to_date_says_which_opset_it_wants(model_of: ModelOf, tmp_path: Path) -> None:
@@ -288,10 +291,10 @@ def test_the_fp32_graph_is_copied_with_its_weights_beside_it(model_of: ModelOf, 
     large.parent.mkdir()
     onnx.save_model(onnx.load(str(source.path)), str(large), save_as_external_data=True, location="model.onnx.data")
 
-    built = build(TEACHER, large, source.io, [], tmp_path / "out")
+    built = build(REFERENCE, large, source.io, [], tmp_path / "out")
     shutil.rmtree(large.parent)
 
-    assert model_of(BERT).error(TEACHER, built.path) == 0
+    assert model_of(BERT).error(REFERENCE, built.path) == 0
     assert {file.name for file in built.path.parent.iterdir()} == {"model.onnx", "model.onnx.data"}
 
 

@@ -1,4 +1,4 @@
-"""From whole models to the native engine: what it computes is what its ONNX graph says, in any company."""
+"""From whole models to the native engine: what it computes is what its ONNX graph says, in any policy."""
 
 from __future__ import annotations
 
@@ -16,13 +16,13 @@ from penstock.recipe import EngineName, Precision, Recipe
 from penstock.resources.endpoint import AccuracyBudget
 from penstock.tasks import HEAD_OF_TASK, TaskName
 from penstock_optimizer.export import Exported, Flavour, export
-from penstock_optimizer.guard import arithmetic_of, forward_of, guard_candidate, teach
+from penstock_optimizer.guard import arithmetic_of, forward_of, judge_candidate, observe_reference
 from penstock_optimizer.guard.calibration import calibration_rows, judging_samples, own_corpus, samples, split
 from penstock_optimizer.quantise import build
 from penstock_optimizer.quantise.calibrated import quantise_graph
 from penstock_optimizer.quantise.native_steps import native_graph
 from penstock_optimizer.quantise.rowwise import RowwiseWriter
-from penstock_optimizer.search.recipes import TEACHER
+from penstock_optimizer.search.recipes import REFERENCE
 from penstock_runtime.batching.collate import collate
 from penstock_runtime.engines.base import Engine, Threads
 from penstock_runtime.engines.load import load_engine
@@ -83,7 +83,7 @@ def test_the_engine_computes_what_the_graph_says(kind: Kind, task: TaskName, tmp
 
     built = build(TUNED, graph.path, graph.io, rows, tmp_path / "native", threads=2)
 
-    reference, teacher = (
+    expected_session, fp32_session = (
         ort.InferenceSession(str(one), providers=["CPUExecutionProvider"]) for one in (written, graph.path)
     )
     engine = engine_of(built.path, graph)
@@ -93,7 +93,9 @@ def test_the_engine_computes_what_the_graph_says(kind: Kind, task: TaskName, tmp
         feed = {name: getattr(batch, name) for name in graph.io.inputs}
         answers = engine.run(batch)
         found = np.stack([answers[name] for name in graph.io.outputs])
-        expected, true = (np.stack(session.run(list(graph.io.outputs), feed)) for session in (reference, teacher))
+        expected, true = (
+            np.stack(session.run(list(graph.io.outputs), feed)) for session in (expected_session, fp32_session)
+        )
         assert found.shape == expected.shape
         pairs = ((found, expected), (found, true), (expected, true))
         off.append(tuple(float(np.linalg.norm(a - b) / np.linalg.norm(b)) for a, b in pairs))
@@ -108,13 +110,13 @@ def test_the_engine_computes_what_the_graph_says(kind: Kind, task: TaskName, tmp
 @pytest.mark.parametrize("kind", KINDS, ids=lambda kind: kind.name)
 def test_a_head_of_one_label_answers_as_fp32(kind: Kind, tmp_path: Path) -> None:
     graph, rows = exported(tmp_path, kind, TaskName.TEXT_RANKING)
-    teacher = ort.InferenceSession(str(graph.path), providers=["CPUExecutionProvider"])
+    reference = ort.InferenceSession(str(graph.path), providers=["CPUExecutionProvider"])
     engine = engine_of(build(TUNED, graph.path, graph.io, rows, tmp_path / "native", threads=2).path, graph)
 
     true, found = [], []
     for row in rows:
         batch = collate([row])
-        true.append(teacher.run(None, {name: getattr(batch, name) for name in graph.io.inputs})[0])
+        true.append(reference.run(None, {name: getattr(batch, name) for name in graph.io.inputs})[0])
         found.append(engine.run(batch)["logits"])
     engine.close()
 
@@ -146,16 +148,18 @@ def test_the_guard_accepts_its_answers_and_every_batch(task: TaskName, tmp_path:
     model = ModelFolder.open(tmp_path / "model")
     tasks = make_task(task, model)
     requests = samples(task, split(own_corpus())[1], mask=Tokenizer.load(model).mask_token or "")
-    teacher_engine = load_engine(graph.path, graph.io, TEACHER, Threads(1, 1))
-    teacher = teach(tasks, forward_of(teacher_engine, graph.io), judging_samples(tasks, requests, at_most=40))
+    reference_engine = load_engine(graph.path, graph.io, REFERENCE, Threads(1, 1))
+    reference = observe_reference(
+        tasks, forward_of(reference_engine, graph.io), judging_samples(tasks, requests, at_most=40)
+    )
     engine = engine_of(build(TUNED, graph.path, graph.io, rows, tmp_path / "native", threads=2).path, graph)
 
-    verdict = guard_candidate(
-        tasks, forward_of(engine, graph.io), teacher, AccuracyBudget(), arithmetic=arithmetic_of(TUNED)
+    verdict = judge_candidate(
+        tasks, forward_of(engine, graph.io), reference, AccuracyBudget(), arithmetic=arithmetic_of(TUNED)
     )
 
     engine.close()
-    teacher_engine.close()
+    reference_engine.close()
     assert (verdict.passed, verdict.batching) == (True, "padded"), verdict.reason
 
 
@@ -228,13 +232,13 @@ def test_as_many_labels_as_make_an_8_bit_product_are_filled_up_and_cut_off(
 ) -> None:
     monkeypatch.setitem(LABELS, task, tuple(f"LABEL_{index}" for index in range(150)))
     graph, rows = exported(tmp_path, BERT, task)
-    teacher = ort.InferenceSession(str(graph.path), providers=["CPUExecutionProvider"])
+    reference = ort.InferenceSession(str(graph.path), providers=["CPUExecutionProvider"])
 
     built = build(TUNED, graph.path, graph.io, rows, tmp_path / "native", threads=2)
 
     engine = engine_of(built.path, graph)
     batch = collate(rows[:5])
-    (true,), found = teacher.run(None, {name: getattr(batch, name) for name in graph.io.inputs}), engine.run(batch)
+    (true,), found = reference.run(None, {name: getattr(batch, name) for name in graph.io.inputs}), engine.run(batch)
     engine.close()
     assert "linear32" not in built.fused_nodes
     assert found["logits"].shape == true.shape

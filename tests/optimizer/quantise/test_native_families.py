@@ -1,4 +1,4 @@
-"""Every family that the builder knows, with every head, on the native engine: near to fp32, the same in any company."""
+"""Every family that the builder knows, with every head, on the native engine: near to fp32, the same in any policy."""
 
 from __future__ import annotations
 
@@ -78,7 +78,7 @@ def answers(folder: Path, config_class: str, head: Head, seed: int, **changes: A
     """All numbers that one model answers some rows with, and fp32's: the same bits for a row alone and among others."""
     made = make(folder / "model", config_class, head, seed=seed, **fields(config_class, **changes))
     graph = export(made.folder, head, folder / "graph", flavour=Flavour.FUSED)
-    teacher = ort.InferenceSession(str(graph.path), providers=["CPUExecutionProvider"])
+    reference = ort.InferenceSession(str(graph.path), providers=["CPUExecutionProvider"])
     some = rows(5, 17, 2, 33, 9)
     apart: list[tuple[Float, Float]] = []
     with served(graph, folder / "native") as engine:
@@ -86,7 +86,7 @@ def answers(folder: Path, config_class: str, head: Head, seed: int, **changes: A
         for row, among_others in zip(some, together, strict=True):
             batch = collate([row])
             alone = split(engine.run(batch), [row], graph.io)[0]
-            true = teacher.run(list(graph.io.outputs), feed(batch, graph.io.inputs))
+            true = reference.run(list(graph.io.outputs), feed(batch, graph.io.inputs))
             for (name, axes), expected in zip(graph.io.outputs.items(), true, strict=True):
                 np.testing.assert_array_equal(among_others[name], alone[name])
                 wanted = expected if axes is Axes.MASKS else expected[0]
@@ -162,8 +162,8 @@ def test_a_padding_token_within_a_text_takes_no_position(tmp_path: Path) -> None
     made = make(tmp_path / "model", "MPNetConfig", Head.ENCODER, **fields("MPNetConfig"))
     graph = export(made.folder, Head.ENCODER, tmp_path / "graph", flavour=Flavour.FUSED)
     batch = collate([Row([7, 8, PAD_ID, 9, 10])])
-    teacher = ort.InferenceSession(str(graph.path), providers=["CPUExecutionProvider"])
-    (true,) = teacher.run(None, feed(batch, graph.io.inputs))
+    reference = ort.InferenceSession(str(graph.path), providers=["CPUExecutionProvider"])
+    (true,) = reference.run(None, feed(batch, graph.io.inputs))
     with served(graph, tmp_path / "native") as engine:
         (found,) = engine.run(batch).values()
     assert np.linalg.norm(found - true) <= NEAR * np.linalg.norm(true)

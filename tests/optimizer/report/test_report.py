@@ -39,9 +39,9 @@ def changed(**changes: object) -> Manifest:
 def bare() -> Manifest:
     """A manifest of mode Off: the fp32 graph, nothing measured."""
     sample = sample_manifest()
-    teacher = sample.candidates[0].model_copy(update={"outcome": Outcome.CHOSEN, "latency": ()})
+    reference = sample.candidates[0].model_copy(update={"outcome": Outcome.CHOSEN, "latency": ()})
     return changed(
-        candidates=(teacher,),
+        candidates=(reference,),
         chosen=sample.baseline,
         capacity=CapacityCurve(),
         gemm=(),

@@ -6,8 +6,8 @@ import random
 from dataclasses import dataclass, field
 
 from penstock.recipe import Batching, EngineName, Plan, Precision, Recipe
-from penstock_optimizer.search.climb import MeasurementFailed
-from penstock_optimizer.search.goal import Sample
+from penstock_optimizer.search.climb import PlanFailed
+from penstock_optimizer.search.goal import PlanSample
 
 FP32 = Recipe(engine=EngineName.ONNXRUNTIME, precision=Precision.FP32)
 INT8 = Recipe(engine=EngineName.ONNXRUNTIME, precision=Precision.INT8_DYNAMIC, options=("per-channel",))
@@ -33,7 +33,7 @@ class CostModel:
     def __post_init__(self) -> None:
         self._random = random.Random(self.seed)
 
-    def true_sample(self, plan: Plan) -> Sample:
+    def true_sample(self, plan: Plan) -> PlanSample:
         """What an infinitely patient measurement would find."""
         speed = self.speed[plan.recipe]
         wide_from = plan.alone_wide_from
@@ -48,7 +48,7 @@ class CostModel:
             # Best near 15 % padding and 8 rows.
             rows *= 1.2 - abs(plan.max_padding_share - 0.15) - 0.01 * abs(plan.max_batch_rows - 8)
         short = plan.short.recipe if plan.short is not None else plan.recipe
-        return Sample(
+        return PlanSample(
             p50_milliseconds=p50,
             p95_milliseconds=p95,
             requests_per_second=rows * (self.routed_rate if plan.short is not None else 1.0),
@@ -57,10 +57,10 @@ class CostModel:
             second_graph_bytes=40_000_000 if plan.short is not None else None,
         )
 
-    def __call__(self, plan: Plan) -> Sample:
+    def __call__(self, plan: Plan) -> PlanSample:
         """One noisy measurement."""
         if plan in self.broken:
-            raise MeasurementFailed("killed by signal 11", plan)
+            raise PlanFailed("killed by signal 11", plan)
         self.measured.append(plan)
         true = self.true_sample(plan)
         slow = (1 + self.drift) ** len(self.measured)
@@ -68,7 +68,7 @@ class CostModel:
         def factor() -> float:
             return max(0.2, self._random.gauss(1.0, self.noise)) if self.noise else 1.0
 
-        return Sample(
+        return PlanSample(
             p50_milliseconds=true.p50_milliseconds * factor() * slow,
             p95_milliseconds=true.p95_milliseconds * factor() * slow,
             requests_per_second=true.requests_per_second / factor() / slow,

@@ -10,9 +10,9 @@ from hypothesis import strategies as st
 
 from penstock.recipe import Batching, Plan
 from penstock.resources.endpoint import Latency, Objective, Throughput
-from penstock_optimizer.search.climb import Climber, MeasurementFailed, Trials
-from penstock_optimizer.search.goal import Goal, Sample
-from penstock_optimizer.search.space import Limits, WideFrom, first_plan
+from penstock_optimizer.search.climb import HillClimb, PlanFailed, Trials
+from penstock_optimizer.search.goal import Goal, PlanSample
+from penstock_optimizer.search.space import PlanLimits, WideFrom, first_plan
 from tests.examples import examples
 from tests.optimizer.search.cost_model import FP32, INT8, STATIC, CostModel
 
@@ -21,108 +21,110 @@ LATENCY = Goal.of(Objective(latency=Latency(p95_milliseconds=20)))
 THROUGHPUT = Goal.of(Objective(throughput=Throughput(requests_per_second=100)))
 
 
-def limits(plan: Plan, cores: int = 4) -> Limits:
-    return Limits(cores, Batching.SINGLE if plan.recipe == INT8 else Batching.PADDED, LENGTHS)
+def limits(plan: Plan, cores: int = 4) -> PlanLimits:
+    return PlanLimits(cores, Batching.SINGLE if plan.recipe == INT8 else Batching.PADDED, LENGTHS)
 
 
 def start(cores: int = 4) -> list[Plan]:
     plans = []
     for recipe in (FP32, INT8, STATIC):
         batching = Batching.SINGLE if recipe == INT8 else Batching.PADDED
-        plans.append(first_plan(recipe, Limits(cores, batching, LENGTHS), wide_from=WideFrom(64, 64)))
+        plans.append(first_plan(recipe, PlanLimits(cores, batching, LENGTHS), wide_from=WideFrom(64, 64)))
     return plans
 
 
 def test_the_fastest_recipe_wins() -> None:
-    climbed = Climber(LATENCY, CostModel()).search(start(), limits)
+    result = HillClimb(LATENCY, CostModel()).search(start(), limits)
 
-    assert climbed.plan.recipe == INT8
-    assert climbed.finished
+    assert result.plan.recipe == INT8
+    assert result.finished
 
 
 def test_throughput_prefers_the_recipe_that_may_be_batched() -> None:
-    climbed = Climber(THROUGHPUT, CostModel()).search(start(), limits)
+    result = HillClimb(THROUGHPUT, CostModel()).search(start(), limits)
 
-    assert climbed.plan.recipe == STATIC
-    assert climbed.plan.batching is Batching.PADDED
-    assert (climbed.plan.streams, climbed.plan.threads_per_stream) == (4, 1)
+    assert result.plan.recipe == STATIC
+    assert result.plan.batching is Batching.PADDED
+    assert (result.plan.streams, result.plan.threads_per_stream) == (4, 1)
 
 
 def test_a_gain_within_the_noise_promotes_nothing() -> None:
     model = CostModel(speed={FP32: 1.0, INT8: 1.03, STATIC: 1.02}, noise=0.05)
-    climbed = Climber(LATENCY, model).search(start(), limits)
+    result = HillClimb(LATENCY, model).search(start(), limits)
 
-    assert climbed.plan.recipe == FP32
+    assert result.plan.recipe == FP32
 
 
 def test_a_drifting_machine_does_not_mislead_paired_measurements() -> None:
     """Every measurement is 2 % slower than the one before it: the later plan would always look worse."""
-    climbed = Climber(LATENCY, CostModel(drift=0.02)).search(start(), limits)
+    result = HillClimb(LATENCY, CostModel(drift=0.02)).search(start(), limits)
 
-    assert climbed.plan.recipe == INT8
+    assert result.plan.recipe == INT8
 
 
 def test_a_plan_that_crashes_is_passed_over() -> None:
     plans = start()
-    climbed = Climber(LATENCY, CostModel(broken=frozenset({plans[1]}))).search(plans, limits)
+    result = HillClimb(LATENCY, CostModel(broken=frozenset({plans[1]}))).search(plans, limits)
 
-    assert climbed.plan.recipe == STATIC
-    assert any(step.comparison is None and not step.promoted for step in climbed.steps)
+    assert result.plan.recipe == STATIC
+    assert any(step.comparison is None and not step.promoted for step in result.steps)
 
 
 def test_a_first_plan_that_cannot_run_is_an_error_that_says_so() -> None:
     plan = start()[0]
-    with pytest.raises(MeasurementFailed, match="killed by signal 11"):
-        Climber(LATENCY, CostModel(broken=frozenset({plan}))).climb(plan, lambda _: Limits(1, Batching.SINGLE, (8,)))
+    with pytest.raises(PlanFailed, match="killed by signal 11"):
+        HillClimb(LATENCY, CostModel(broken=frozenset({plan}))).climb(
+            plan, lambda _: PlanLimits(1, Batching.SINGLE, (8,))
+        )
 
 
 def test_an_incumbent_that_stops_working_ends_the_climb() -> None:
     plans = start()
     model = CostModel()
 
-    def measure(plan: Plan) -> Sample:
+    def measure(plan: Plan) -> PlanSample:
         if plan == plans[0] and len(model.measured) > 2:
-            raise MeasurementFailed("killed by signal 9", plan)
+            raise PlanFailed("killed by signal 9", plan)
         return model(plan)
 
-    with pytest.raises(MeasurementFailed, match="signal 9"):
-        Climber(LATENCY, measure).search(plans, limits)
+    with pytest.raises(PlanFailed, match="signal 9"):
+        HillClimb(LATENCY, measure).search(plans, limits)
 
 
 def test_no_time_means_the_teacher() -> None:
-    climbed = Climber(LATENCY, CostModel(), time_left=lambda: False).search(start(), limits)
+    result = HillClimb(LATENCY, CostModel(), time_left=lambda: False).search(start(), limits)
 
-    assert climbed.plan.recipe == FP32
-    assert not climbed.finished
+    assert result.plan.recipe == FP32
+    assert not result.finished
 
 
 def test_when_the_time_is_up_the_best_so_far_wins() -> None:
     model = CostModel()
-    climbed = Climber(LATENCY, model, time_left=lambda: len(model.measured) < 8).search(start(), limits)
+    result = HillClimb(LATENCY, model, time_left=lambda: len(model.measured) < 8).search(start(), limits)
 
-    assert climbed.plan.recipe == INT8
-    assert not climbed.finished
+    assert result.plan.recipe == INT8
+    assert not result.finished
     assert len(model.measured) < 16
 
 
 def test_a_small_gain_that_was_seen_once_promotes_nothing() -> None:
     """The time is up after the first pair of INT8, which is 8 % faster."""
     model = CostModel(speed={FP32: 1.0, INT8: 1.08, STATIC: 1.0})
-    climbed = Climber(LATENCY, model, time_left=lambda: len(model.measured) < 1).search(start(), limits)
+    result = HillClimb(LATENCY, model, time_left=lambda: len(model.measured) < 1).search(start(), limits)
 
-    assert climbed.plan.recipe == FP32
-    assert climbed.steps[0].reason == "7% better by lone latency (seen once): too little to be sure"
+    assert result.plan.recipe == FP32
+    assert result.steps[0].reason == "7% better by lone latency (seen once): too little to be sure"
 
 
 def test_a_climb_that_was_cut_goes_on_from_its_trials(tmp_path: Path) -> None:
     path = tmp_path / "trials.jsonl"
     whole = CostModel()
-    expected = Climber(LATENCY, whole).search(start(), limits)
+    expected = HillClimb(LATENCY, whole).search(start(), limits)
 
     first = CostModel()
-    Climber(LATENCY, first, trials=Trials(path), time_left=lambda: len(first.measured) < 12).search(start(), limits)
+    HillClimb(LATENCY, first, trials=Trials(path), time_left=lambda: len(first.measured) < 12).search(start(), limits)
     second = CostModel()
-    resumed = Climber(LATENCY, second, trials=Trials(path)).search(start(), limits)
+    resumed = HillClimb(LATENCY, second, trials=Trials(path)).search(start(), limits)
 
     assert resumed.plan == expected.plan
     assert len(second.measured) < len(whole.measured)
@@ -133,16 +135,16 @@ def test_gains_on_the_second_criterion_do_not_add_up_to_a_loss_on_the_first() ->
     plans = start()
     costs: dict[Plan, tuple[float, float]] = {}
 
-    def measure(plan: Plan) -> Sample:
+    def measure(plan: Plan) -> PlanSample:
         steps = abs(plan.max_batch_rows.bit_length() - plans[0].max_batch_rows.bit_length())
         costs[plan] = (10 * 1.04**steps, 100 * 1.2**steps)
         latency, rows = costs[plan]
-        return Sample(p50_milliseconds=latency, p95_milliseconds=latency, requests_per_second=rows)
+        return PlanSample(p50_milliseconds=latency, p95_milliseconds=latency, requests_per_second=rows)
 
-    climbed = Climber(LATENCY, measure).climb(plans[0], limits)
+    result = HillClimb(LATENCY, measure).climb(plans[0], limits)
 
-    assert costs[climbed.plan][0] <= costs[plans[0]][0] * 1.06
-    assert any("slower than an earlier plan" in step.reason for step in climbed.steps)
+    assert costs[result.plan][0] <= costs[plans[0]][0] * 1.06
+    assert any("slower than an earlier plan" in step.reason for step in result.steps)
 
 
 @settings(max_examples=examples(60), deadline=None)
@@ -159,11 +161,11 @@ def test_the_chosen_plan_is_never_truly_slower_than_fp32_beyond_the_noise(
 ) -> None:
     model = CostModel(speed={FP32: 1.0, INT8: speeds[0], STATIC: speeds[1]}, noise=noise, seed=seed)
     plans = start(cores=cores)
-    climber = Climber(goal, model, time_left=lambda: len(model.measured) < cut + 1)
-    climbed = climber.search(plans, lambda plan: limits(plan, cores))
+    climber = HillClimb(goal, model, time_left=lambda: len(model.measured) < cut + 1)
+    result = climber.search(plans, lambda plan: limits(plan, cores))
 
     first = goal.criteria[0]
-    ours, teachers = (first.cost(model.true_sample(plan), goal) for plan in (climbed.plan, plans[0]))
+    ours, teachers = (first.cost(model.true_sample(plan), goal) for plan in (result.plan, plans[0]))
     assert ours <= teachers * (1.06 + 3 * noise)
 
 
@@ -172,15 +174,15 @@ def test_the_chosen_plan_is_never_truly_slower_than_fp32_beyond_the_noise(
 def test_a_failed_plan_is_never_chosen(broken: set[int], seed: int) -> None:
     plans = start()
     model = CostModel(broken=frozenset(plans[index] for index in broken), seed=seed, noise=0.02)
-    climbed = Climber(LATENCY, model).search(plans, limits)
+    result = HillClimb(LATENCY, model).search(plans, limits)
 
-    assert climbed.plan not in model.broken
+    assert result.plan not in model.broken
 
 
 @pytest.fixture
 def torn(tmp_path: Path) -> Path:
     path = tmp_path / "trials.jsonl"
-    Climber(LATENCY, CostModel(), trials=Trials(path)).search(start(), limits)
+    HillClimb(LATENCY, CostModel(), trials=Trials(path)).search(start(), limits)
     return path
 
 

@@ -7,15 +7,17 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from penstock.resources.endpoint import Latency, Objective, Throughput
-from penstock_optimizer.search.goal import Goal, Pair, Quantity, Ranking, Sample
+from penstock_optimizer.search.goal import Goal, Pair, PlanSample, Quantity, Ranking
 
 LATENCY = Objective(latency=Latency(p95_milliseconds=20))
 THROUGHPUT = Objective(throughput=Throughput(requests_per_second=100))
 BOTH = Objective(latency=Latency(p95_milliseconds=20), throughput=Throughput(requests_per_second=100))
 
 
-def sample(p50: float = 5, p95: float = 10, rows: float = 100, loaded: float | None = None) -> Sample:
-    return Sample(p50_milliseconds=p50, p95_milliseconds=p95, requests_per_second=rows, loaded_p95_milliseconds=loaded)
+def sample(p50: float = 5, p95: float = 10, rows: float = 100, loaded: float | None = None) -> PlanSample:
+    return PlanSample(
+        p50_milliseconds=p50, p95_milliseconds=p95, requests_per_second=rows, loaded_p95_milliseconds=loaded
+    )
 
 
 @pytest.mark.parametrize(
@@ -39,7 +41,7 @@ def sample(p50: float = 5, p95: float = 10, rows: float = 100, loaded: float | N
     ],
 )
 def test_the_objective_decides_which_number_counts_first(
-    objective: Objective, challenger: Sample, incumbent: Sample, ranking: Ranking, criterion: str
+    objective: Objective, challenger: PlanSample, incumbent: PlanSample, ranking: Ranking, criterion: str
 ) -> None:
     found = Goal.of(objective).compare([Pair(challenger, incumbent)])
 
@@ -64,7 +66,7 @@ def test_only_an_objective_of_both_asks_for_a_loaded_measurement() -> None:
 
 positive = st.floats(min_value=0.01, max_value=1e4)
 samples = st.builds(
-    Sample,
+    PlanSample,
     p50_milliseconds=positive,
     p95_milliseconds=positive,
     requests_per_second=positive,
@@ -73,7 +75,7 @@ samples = st.builds(
 
 
 @given(a=samples, b=samples, objective=st.sampled_from([LATENCY, THROUGHPUT, BOTH, Objective()]))
-def test_no_two_samples_both_beat_each_other(a: Sample, b: Sample, objective: Objective) -> None:
+def test_no_two_samples_both_beat_each_other(a: PlanSample, b: PlanSample, objective: Objective) -> None:
     goal = Goal.of(objective)
     forth = goal.compare([Pair(a, b)])
     back = goal.compare([Pair(b, a)])
@@ -88,9 +90,9 @@ def test_no_two_samples_both_beat_each_other(a: Sample, b: Sample, objective: Ob
     objective=st.sampled_from([LATENCY, THROUGHPUT, Objective()]),
 )
 def test_whoever_is_faster_at_everything_is_never_ranked_worse(
-    base: Sample, factor: float, objective: Objective
+    base: PlanSample, factor: float, objective: Objective
 ) -> None:
-    faster = Sample(
+    faster = PlanSample(
         p50_milliseconds=base.p50_milliseconds / factor,
         p95_milliseconds=base.p95_milliseconds / factor,
         requests_per_second=base.requests_per_second * factor,

@@ -8,7 +8,7 @@ import pytest
 
 from penstock.hardware import Isa
 from penstock.recipe import REDUCED_RANGE, SMOOTH, EngineName, Precision
-from penstock_optimizer.search.recipes import OPTIONS, TEACHER, candidate_recipes
+from penstock_optimizer.search.recipes import OPTIONS, REFERENCE, candidate_recipes
 
 ALL = (tuple(EngineName), tuple(Precision))
 
@@ -21,7 +21,7 @@ def names(isa: Isa, engines: tuple[EngineName, ...] = ALL[0], precisions: tuple[
 def test_the_teacher_comes_first_and_nothing_comes_twice(isa: Isa) -> None:
     found = candidate_recipes(isa, *ALL)
 
-    assert found.recipes[0] == TEACHER
+    assert found.recipes[0] == REFERENCE
     everything = [*found.recipes, *(skipped.recipe for skipped in found.skipped)]
     assert len(set(everything)) == len(everything)
 

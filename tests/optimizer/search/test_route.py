@@ -10,28 +10,28 @@ from hypothesis import strategies as st
 
 from penstock.recipe import Batching, Plan
 from penstock.resources.endpoint import Latency, Objective, Throughput
-from penstock_optimizer.search.climb import Climber
-from penstock_optimizer.search.goal import Goal, Pair, Ranking, RouteGoal, Sample
+from penstock_optimizer.search.climb import HillClimb
+from penstock_optimizer.search.goal import Goal, Pair, PlanSample, Ranking, RouteGoal
 from penstock_optimizer.search.space import (
-    Limits,
-    Timed,
+    MeasuredRecipe,
+    PlanLimits,
     WideFrom,
-    boundary,
     first_plan,
-    looked_at,
+    lengths_to_compare,
+    longest_short_row,
     rivals,
-    routed,
     short_lengths,
+    with_route,
 )
 from tests.optimizer.search.cost_model import FP32, INT8, STATIC, CostModel
 
 LATENCY = Goal.of(Objective(latency=Latency(p95_milliseconds=20)))
 RATE = Goal.of(Objective(throughput=Throughput(requests_per_second=100)))
-LIMITS = Limits(2, Batching.PADDED, (8, 16, 32, 64))
+LIMITS = PlanLimits(2, Batching.PADDED, (8, 16, 32, 64))
 
 
-def sample(short: float = 1.0, *, lone: float = 5.0, rate: float = 100.0) -> Sample:
-    return Sample(
+def sample(short: float = 1.0, *, lone: float = 5.0, rate: float = 100.0) -> PlanSample:
+    return PlanSample(
         p50_milliseconds=lone,
         p95_milliseconds=lone * 4,
         requests_per_second=rate,
@@ -68,19 +68,19 @@ def test_short_lengths_are_measured_where_the_workload_has_rows_so_short(
 def test_short_rows_are_looked_at_as_far_as_they_may_gain(
     short: dict[int, float], lengths: tuple[int, ...], expected: tuple[int, ...]
 ) -> None:
-    long = Timed(STATIC, {8: 2.0, 64: 4.0, 128: 7.0, 256: 14.0})
+    long = MeasuredRecipe(STATIC, {8: 2.0, 64: 4.0, 128: 7.0, 256: 14.0})
 
-    assert looked_at(lengths, Timed(INT8, short), long) == expected
+    assert lengths_to_compare(lengths, MeasuredRecipe(INT8, short), long) == expected
 
 
 def test_rivals_are_faster_at_a_length_and_those_that_run_alone_come_last() -> None:
-    chosen = Timed(STATIC, {8: 1.3, 64: 4.0})
-    fast, faster = Timed(FP32, {8: 1.1, 64: 9.0}), Timed(INT8, {8: 1.0, 64: 5.0})
+    chosen = MeasuredRecipe(STATIC, {8: 1.3, 64: 4.0})
+    fast, faster = MeasuredRecipe(FP32, {8: 1.1, 64: 9.0}), MeasuredRecipe(INT8, {8: 1.0, 64: 5.0})
 
     assert rivals(chosen, [chosen, fast, faster], 8) == [INT8, FP32]
     assert rivals(chosen, [chosen, fast, faster], 8, alone={INT8}) == [FP32, INT8]
-    assert rivals(chosen, [Timed(INT8, {8: 1.28, 64: 1.0}), Timed(FP32, {})], 8) == []
-    assert rivals(chosen, [Timed(INT8, {8: 1.28, 64: 1.0}), fast], 64) == [INT8]
+    assert rivals(chosen, [MeasuredRecipe(INT8, {8: 1.28, 64: 1.0}), MeasuredRecipe(FP32, {})], 8) == []
+    assert rivals(chosen, [MeasuredRecipe(INT8, {8: 1.28, 64: 1.0}), fast], 64) == [INT8]
 
 
 @pytest.mark.parametrize(
@@ -98,11 +98,11 @@ def test_the_boundary_is_the_last_length_up_to_which_the_rival_is_faster(
 ) -> None:
     turns = [{tokens: [ms] * 3 for tokens, ms in times.items()} for times in (chosen, rival)]
 
-    assert boundary(*turns) == longest
+    assert longest_short_row(*turns) == longest
 
 
 def test_a_gain_within_the_noise_of_the_turns_is_none() -> None:
-    assert boundary({8: [1.0, 1.0, 1.0, 1.0]}, {8: [0.5, 0.7, 1.1, 1.4]}) is None
+    assert longest_short_row({8: [1.0, 1.0, 1.0, 1.0]}, {8: [0.5, 0.7, 1.1, 1.4]}) is None
 
 
 @given(
@@ -112,12 +112,12 @@ def test_a_gain_within_the_noise_of_the_turns_is_none() -> None:
     factor=st.floats(1.0, 3.0),
 )
 def test_a_rival_that_is_never_faster_gets_nothing(times: dict[int, list[float]], factor: float) -> None:
-    assert boundary(times, {tokens: [ms * factor for ms in turns] for tokens, turns in times.items()}) is None
+    assert longest_short_row(times, {tokens: [ms * factor for ms in turns] for tokens, turns in times.items()}) is None
 
 
 def test_a_route_has_the_batching_that_its_own_recipe_may_have() -> None:
     plan = first_plan(STATIC, LIMITS, wide_from=WideFrom(64, 64))
-    found = routed(plan, INT8, Limits(2, Batching.SINGLE, (8, 16)), longest_tokens=16)
+    found = with_route(plan, INT8, PlanLimits(2, Batching.SINGLE, (8, 16)), longest_tokens=16)
 
     assert found.unrouted == plan
     assert found.short is not None
@@ -144,8 +144,8 @@ def test_a_route_has_the_batching_that_its_own_recipe_may_have() -> None:
 def test_short_rows_run_wide_from_lengths_of_their_own(
     cores: int, wide_from: WideFrom, expected: tuple[int | None, int | None]
 ) -> None:
-    limits = Limits(cores, Batching.SINGLE, (8, 16))
-    short = routed(first_plan(STATIC, limits), INT8, limits, longest_tokens=16, wide_from=wide_from).short
+    limits = PlanLimits(cores, Batching.SINGLE, (8, 16))
+    short = with_route(first_plan(STATIC, limits), INT8, limits, longest_tokens=16, wide_from=wide_from).short
 
     assert short is not None
     assert (short.wide_from_tokens, short.wide_alone_from_tokens) == expected
@@ -166,7 +166,7 @@ def test_short_rows_run_wide_from_lengths_of_their_own(
     ],
 )
 def test_a_route_must_gain_what_the_objective_is_about_and_lose_nothing_of_it(
-    goal: Goal, challenger: Sample, ranking: Ranking, criterion: str
+    goal: Goal, challenger: PlanSample, ranking: Ranking, criterion: str
 ) -> None:
     found = RouteGoal(goal, 16).compare([Pair(challenger, sample())] * 3)
 
@@ -191,14 +191,14 @@ def climb(model: CostModel, goal: Goal = LATENCY) -> tuple[Plan, list[tuple[bool
     starts = [first_plan(recipe, LIMITS, wide_from=WideFrom(64, 64)) for recipe in (FP32, STATIC)]
 
     def routes(plan: Plan) -> list[Plan]:
-        return [routed(plan, INT8, LIMITS, longest_tokens=16)]
+        return [with_route(plan, INT8, LIMITS, longest_tokens=16)]
 
-    climbed = Climber(goal, model).search(starts, lambda _: LIMITS, routes=routes)
+    result = HillClimb(goal, model).search(starts, lambda _: LIMITS, routes=routes)
     steps = [
-        (step.promoted, step.reason) for step in climbed.steps if step.challenger.short and not step.incumbent.short
+        (step.promoted, step.reason) for step in result.steps if step.challenger.short and not step.incumbent.short
     ]
-    assert climbed.second_graph_bytes == (40_000_000 if climbed.plan.short else None)
-    return climbed.plan, steps
+    assert result.second_graph_bytes == (40_000_000 if result.plan.short else None)
+    return result.plan, steps
 
 
 def model(**options: float) -> CostModel:
@@ -229,14 +229,14 @@ def test_for_pure_throughput_only_throughput_decides() -> None:
 
 def test_a_search_without_the_teacher_keeps_its_route() -> None:
     start = first_plan(STATIC, LIMITS, wide_from=WideFrom(64, 64))
-    climbed = Climber(LATENCY, model()).search(
+    result = HillClimb(LATENCY, model()).search(
         [start],
         lambda _: LIMITS,
-        routes=lambda plan: [routed(plan, INT8, LIMITS, longest_tokens=16)],
+        routes=lambda plan: [with_route(plan, INT8, LIMITS, longest_tokens=16)],
     )
 
-    assert climbed.plan.recipe == STATIC
-    assert climbed.plan.short is not None
+    assert result.plan.recipe == STATIC
+    assert result.plan.short is not None
 
 
 def test_when_the_time_is_up_no_further_route_is_looked_for() -> None:
@@ -246,12 +246,12 @@ def test_when_the_time_is_up_no_further_route_is_looked_for() -> None:
     def routes(plan: Plan) -> Iterator[Plan]:
         for longest in (8, 16):
             asked.append(longest)
-            yield routed(plan, FP32, LIMITS, longest_tokens=longest)
+            yield with_route(plan, FP32, LIMITS, longest_tokens=longest)
 
     starts = [first_plan(STATIC, LIMITS, wide_from=WideFrom(64, 64))]
-    climbed = Climber(LATENCY, cost, time_left=lambda: not cost.measured).search(
+    result = HillClimb(LATENCY, cost, time_left=lambda: not cost.measured).search(
         starts, lambda _: LIMITS, routes=routes
     )
 
     assert asked == [8]
-    assert (climbed.plan, climbed.finished) == (starts[0], False)
+    assert (result.plan, result.finished) == (starts[0], False)

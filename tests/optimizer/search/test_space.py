@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from penstock.recipe import Batching
-from penstock_optimizer.search.space import Limits, WideFrom, first_plan, neighbours, splits
+from penstock_optimizer.search.space import PlanLimits, WideFrom, first_plan, neighbours, splits
 from tests.optimizer.search.cost_model import FP32
 
 LENGTHS = (8, 16, 32, 64, 128)
@@ -36,7 +36,7 @@ def test_splits_use_all_the_cores(cores: int, expected: tuple[tuple[int, int], .
     wide_from=st.sampled_from([WideFrom(64, 64), WideFrom(64, 32), WideFrom(None, 128), WideFrom(None, None)]),
 )
 def test_every_plan_within_reach_keeps_its_limits(cores: int, batching: Batching, wide_from: WideFrom) -> None:
-    limits = Limits(cores, batching, LENGTHS)
+    limits = PlanLimits(cores, batching, LENGTHS)
     order = list(Batching)
     reached = {first_plan(FP32, limits, wide_from=wide_from)}
     for _ in range(2):
@@ -53,14 +53,14 @@ def test_every_plan_within_reach_keeps_its_limits(cores: int, batching: Batching
 
 
 def test_a_recipe_whose_answers_depend_on_the_batch_is_never_batched() -> None:
-    limits = Limits(2, Batching.SINGLE, LENGTHS)
+    limits = PlanLimits(2, Batching.SINGLE, LENGTHS)
     plan = first_plan(FP32, limits)
 
     assert all(near.max_batch_rows == 1 for near in [plan, *neighbours(plan, limits)])
 
 
 def test_neighbours_differ_and_exclude_the_plan_itself() -> None:
-    limits = Limits(4, Batching.PADDED, LENGTHS)
+    limits = PlanLimits(4, Batching.PADDED, LENGTHS)
     plan = first_plan(FP32, limits, wide_from=WideFrom(32, 32))
     near = list(neighbours(plan, limits))
 
@@ -85,7 +85,7 @@ def test_neighbours_differ_and_exclude_the_plan_itself() -> None:
 def test_the_climb_steps_where_a_client_alone_runs_wide_and_takes_the_other_along_where_it_must(
     wide_from: WideFrom, steps: list[tuple[int | None, int | None]]
 ) -> None:
-    limits = Limits(2, Batching.SINGLE, LENGTHS)
+    limits = PlanLimits(2, Batching.SINGLE, LENGTHS)
     plan = first_plan(FP32, limits, wide_from=wide_from)
 
     near = [other for other in neighbours(plan, limits) if other.streams == 2]
@@ -93,7 +93,7 @@ def test_the_climb_steps_where_a_client_alone_runs_wide_and_takes_the_other_alon
 
 
 def test_other_streams_leave_both_lengths_and_one_stream_has_none() -> None:
-    limits = Limits(4, Batching.SINGLE, LENGTHS)
+    limits = PlanLimits(4, Batching.SINGLE, LENGTHS)
     four = first_plan(FP32, limits, wide_from=WideFrom(64, 16))
     (two,) = (plan for plan in neighbours(four, limits) if plan.streams == 2)
     (one,) = (plan for plan in neighbours(two, limits) if plan.streams == 1)
@@ -103,7 +103,7 @@ def test_other_streams_leave_both_lengths_and_one_stream_has_none() -> None:
 
 
 def test_several_streams_after_one_on_all_cores_still_give_them_all_to_a_lone_row() -> None:
-    limits = Limits(2, Batching.PADDED, LENGTHS)
+    limits = PlanLimits(2, Batching.PADDED, LENGTHS)
     one = first_plan(FP32, limits, wide_from=WideFrom(32, 32)).model_copy(
         update={"streams": 1, "threads_per_stream": 2, "wide_from_tokens": None}
     )
@@ -113,7 +113,7 @@ def test_several_streams_after_one_on_all_cores_still_give_them_all_to_a_lone_ro
 
 
 def test_helpers_for_a_lone_row_are_tried_before_fewer_streams() -> None:
-    limits = Limits(2, Batching.PADDED, LENGTHS)
+    limits = PlanLimits(2, Batching.PADDED, LENGTHS)
     plan = first_plan(FP32, limits, wide_from=WideFrom(16, 16))
     near = list(neighbours(plan, limits))
 
@@ -122,4 +122,4 @@ def test_helpers_for_a_lone_row_are_tried_before_fewer_streams() -> None:
 
 
 def test_one_core_has_no_wide_runs() -> None:
-    assert not first_plan(FP32, Limits(1, Batching.PADDED, LENGTHS), wide_from=WideFrom(32, 16)).may_run_wide
+    assert not first_plan(FP32, PlanLimits(1, Batching.PADDED, LENGTHS), wide_from=WideFrom(32, 16)).may_run_wide

@@ -9,11 +9,11 @@ from hypothesis import strategies as st
 from penstock.recipe import EngineName, Precision, Recipe
 from penstock_optimizer.search.space import (
     FINALIST_WITHIN,
-    Timed,
+    MeasuredRecipe,
     expected_milliseconds,
     finalists,
-    hopeless,
     interpolate,
+    is_dominated,
 )
 from tests.optimizer.search.cost_model import FP32, INT8, STATIC
 
@@ -34,7 +34,7 @@ OPENVINO_FP32 = Recipe(engine=EngineName.OPENVINO, precision=Precision.FP32)
 def test_hopeless_is_far_behind_at_every_length_in_common(
     look: dict[int, float], best: dict[int, float], expected: bool
 ) -> None:
-    assert hopeless(look, best) is expected
+    assert is_dominated(look, best) is expected
 
 
 @pytest.mark.parametrize(
@@ -57,9 +57,9 @@ def test_of_recipes_of_one_speed_the_more_accurate_is_asked_first() -> None:
         Recipe(engine=EngineName.ONNXRUNTIME, precision=Precision.INT8_DYNAMIC, options=options)
         for options in (("per-channel",), ("compensated", "per-channel", "smooth"))
     )
-    accepted = [Timed(plain, {8: 0.99, 32: 1.98}), Timed(tuned, {8: 1.0, 32: 2.0})]
+    accepted = [MeasuredRecipe(plain, {8: 0.99, 32: 1.98}), MeasuredRecipe(tuned, {8: 1.0, 32: 2.0})]
 
-    assert finalists(accepted, Timed(FP32, {8: 3.0, 32: 9.0}), [8, 32]) == [FP32, tuned, plain]
+    assert finalists(accepted, MeasuredRecipe(FP32, {8: 3.0, 32: 9.0}), [8, 32]) == [FP32, tuned, plain]
 
 
 latencies = st.fixed_dictionaries({tokens: st.floats(0.01, 1e3) for tokens in (8, 32, 128)})
@@ -77,29 +77,37 @@ def test_expected_latency_is_positive_and_scales_with_the_measurements(
 
 
 def test_the_teacher_comes_first_and_fp32_before_int8() -> None:
-    accepted = [Timed(INT8, {8: 1.0}), Timed(OPENVINO_FP32, {8: 1.1}), Timed(STATIC, {8: 0.9})]
+    accepted = [
+        MeasuredRecipe(INT8, {8: 1.0}),
+        MeasuredRecipe(OPENVINO_FP32, {8: 1.1}),
+        MeasuredRecipe(STATIC, {8: 0.9}),
+    ]
 
-    assert finalists(accepted, Timed(FP32, {8: 2.0}), [8]) == [FP32, OPENVINO_FP32, STATIC, INT8]
+    assert finalists(accepted, MeasuredRecipe(FP32, {8: 2.0}), [8]) == [FP32, OPENVINO_FP32, STATIC, INT8]
 
 
 def test_recipes_far_from_the_best_do_not_go_on() -> None:
-    accepted = [Timed(INT8, {8: 1.0}), Timed(STATIC, {8: FINALIST_WITHIN + 0.1})]
+    accepted = [MeasuredRecipe(INT8, {8: 1.0}), MeasuredRecipe(STATIC, {8: FINALIST_WITHIN + 0.1})]
 
-    assert finalists(accepted, Timed(FP32, {8: 2.0}), [8]) == [FP32, INT8]
+    assert finalists(accepted, MeasuredRecipe(FP32, {8: 2.0}), [8]) == [FP32, INT8]
 
 
 def test_without_accepted_candidates_the_teacher_is_alone() -> None:
-    assert finalists([], Timed(FP32, {8: 2.0}), [8]) == [FP32]
+    assert finalists([], MeasuredRecipe(FP32, {8: 2.0}), [8]) == [FP32]
 
 
-@given(values=st.dictionaries(st.sampled_from([INT8, STATIC, OPENVINO_FP32]), latencies), teacher=latencies)
+@given(values=st.dictionaries(st.sampled_from([INT8, STATIC, OPENVINO_FP32]), latencies), reference=latencies)
 def test_finalists_were_all_accepted_and_include_the_fastest(
-    values: dict[Recipe, dict[int, float]], teacher: dict[int, float]
+    values: dict[Recipe, dict[int, float]], reference: dict[int, float]
 ) -> None:
-    chosen = finalists([Timed(recipe, value) for recipe, value in values.items()], Timed(FP32, teacher), [8, 40, 200])
+    chosen = finalists(
+        [MeasuredRecipe(recipe, value) for recipe, value in values.items()],
+        MeasuredRecipe(FP32, reference),
+        [8, 40, 200],
+    )
 
     assert chosen[0] == FP32
     assert set(chosen[1:]) <= set(values)
     expected = {recipe: expected_milliseconds(value, [8, 40, 200]) for recipe, value in values.items()}
-    if expected and min(expected.values()) <= expected_milliseconds(teacher, [8, 40, 200]):
+    if expected and min(expected.values()) <= expected_milliseconds(reference, [8, 40, 200]):
         assert min(expected, key=lambda recipe: expected[recipe]) in chosen

@@ -1,4 +1,4 @@
-"""A lab without processes: candidates behave as a script says, on a clock that only moves when they work."""
+"""A runner without processes: candidates behave as a script says, on a clock that only moves when they work."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from penstock.manifest import Metric, Verdict
 from penstock.recipe import Batching, Plan, Precision, Recipe
 from penstock_optimizer.candidate.isolation import Failure, WorkerFailed
 from penstock_optimizer.candidate.work_folder import BuiltFacts, WorkFolder
-from penstock_optimizer.search.goal import Sample
+from penstock_optimizer.search.goal import PlanSample
 from penstock_optimizer.search.space import WideFrom
 from tests.optimizer.report.sample import IO
 from tests.optimizer.search.cost_model import FP32, CostModel
@@ -58,7 +58,7 @@ def crash(number: int = 11) -> WorkerFailed:
 
 
 @dataclass
-class FakeLab:
+class FakeRunner:
     """Opens fake sessions, and keeps count."""
 
     work: WorkFolder
@@ -66,7 +66,7 @@ class FakeLab:
     clock: Clock = field(default_factory=Clock)
     calls: list[tuple[str, Recipe]] = field(default_factory=list)
     open_now: int = 0
-    most_open: int = 0
+    max_open: int = 0
 
     def __post_init__(self) -> None:
         self.model = CostModel(
@@ -76,7 +76,7 @@ class FakeLab:
 
     def open(self, recipe: Recipe, *, built: BuiltFacts | None = None) -> FakeSession:
         self.open_now += 1
-        self.most_open = max(self.most_open, self.open_now)
+        self.max_open = max(self.max_open, self.open_now)
         return FakeSession(self, recipe)
 
     def ceiling(self, precision: Precision, *, timeout_seconds: float) -> float:
@@ -91,30 +91,30 @@ class FakeLab:
 class FakeSession:
     """One candidate."""
 
-    lab: FakeLab
+    runner: FakeRunner
     recipe: Recipe
     closed: bool = False
 
     @property
     def script(self) -> Script:
-        return self.lab.scripts[self.recipe]
+        return self.runner.scripts[self.recipe]
 
     def _call(self, method: str, seconds: float, timeout_seconds: float) -> None:
         assert not self.closed, "a closed session was used"
         assert timeout_seconds > 0
-        before = self.lab.count(method, self.recipe)
-        self.lab.calls.append((method, self.recipe))
+        before = self.runner.count(method, self.recipe)
+        self.runner.calls.append((method, self.recipe))
         if seconds > timeout_seconds:
-            self.lab.clock.now += timeout_seconds
+            self.runner.clock.now += timeout_seconds
             reason = f"{method} did not end within {timeout_seconds:.0f} s"
             raise WorkerFailed(Failure.TIMED_OUT, reason, seconds=timeout_seconds)
-        self.lab.clock.now += seconds
+        self.runner.clock.now += seconds
         if method in self.script.fails and before >= self.script.fails_after:
             raise self.script.fails[method]
 
     def build(self, *, timeout_seconds: float) -> BuiltFacts:
         self._call("build", self.script.build_seconds, timeout_seconds)
-        graph = self.lab.work.candidate(self.recipe) / "model.onnx"
+        graph = self.runner.work.candidate(self.recipe) / "model.onnx"
         graph.parent.mkdir(parents=True, exist_ok=True)
         graph.write_text(self.recipe.name)
         return BuiltFacts(
@@ -124,7 +124,7 @@ class FakeSession:
     def judge(self, *, timeout_seconds: float) -> Verdict:
         self._call("judge", 1.0, timeout_seconds)
         if self.recipe == FP32:
-            self.lab.work.teacher.write_text("outcomes")
+            self.runner.work.reference.write_text("outcomes")
         passed = self.script.cosine >= 0.985
         metric = Metric(name="min_cosine", value=self.script.cosine, budget=0.985, passed=passed)
         return Verdict(
@@ -138,7 +138,7 @@ class FakeSession:
     def time(self, lengths: Sequence[int], *, seconds: float, timeout_seconds: float) -> dict[int, list[float]]:
         taken = seconds * len(lengths) if self.script.timing_seconds is None else self.script.timing_seconds
         self._call("time", taken, timeout_seconds)
-        disturbed = 10 if self.lab.count("time", self.recipe) <= self.script.slow_looks else 1
+        disturbed = 10 if self.runner.count("time", self.recipe) <= self.script.slow_looks else 1
         return {tokens: [self.script.milliseconds(tokens) * disturbed] * 3 for tokens in lengths}
 
     def wide_from(self, lengths: Sequence[int], *, timeout_seconds: float) -> WideFrom:
@@ -155,11 +155,11 @@ class FakeSession:
         together = self.script.cosine_together
         return Verdict(passed=together >= 0.985, reason=f"min_cosine {together} together")
 
-    def sample(self, plan: Plan, *, timeout_seconds: float) -> Sample:
+    def sample(self, plan: Plan, *, timeout_seconds: float) -> PlanSample:
         self._call("sample", 2.0, timeout_seconds)
-        return self.lab.model(plan)
+        return self.runner.model(plan)
 
     def close(self) -> None:
         if not self.closed:
             self.closed = True
-            self.lab.open_now -= 1
+            self.runner.open_now -= 1
