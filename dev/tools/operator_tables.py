@@ -1,4 +1,4 @@
-"""The parts of docs/operator.md that come from the code: settings, metrics, rights. `make docs` writes them."""
+"""The generated parts of docs/operator.md: settings, metrics, rights. `make docs` writes them."""
 
 from __future__ import annotations
 
@@ -40,9 +40,9 @@ def rights() -> str:
     rows = ["| where | resource | verbs | to |", "|---|---|---|---|"]
     for where, grants in (
         ("the cluster", rbac.CLUSTER),
-        ("the namespaces looked after", rbac.NAMESPACED),
-        ("the namespaces looked after, with KEDA", rbac.KEDA),
-        ("the namespaces looked after, on request", rbac.SECRETS),
+        ("the reconciled namespaces", rbac.NAMESPACED),
+        ("the reconciled namespaces, with KEDA", rbac.KEDA),
+        ("the reconciled namespaces, on request", rbac.SECRETS),
         ("its own namespace", rbac.OWN),
     ):
         for grant in grants:
