@@ -1,8 +1,9 @@
-"""What the operator may do in the cluster: exactly what it does, each with its reason.
+"""The rights of the operator in the cluster: exactly the requests that it sends, each with its reason.
 
-The chart renders its ClusterRole (or a Role for each namespace) and the Role of the lease from here. Discovery is open
-to every service account, so it is not listed. No secrets, unless asked for: their names are passed on, their contents
-not read. No rights to bind, escalate or impersonate, and none on webhooks or CRDs.
+The chart renders its ClusterRole (or a Role for each namespace) and the Role of the lease from here, and
+docs/operator.md lists them. Every service account may do discovery, so it is not listed. Secrets are not readable
+unless the installation enables it: pods get their names only. There are no rights to bind, escalate or impersonate, and
+none on webhooks or CRDs.
 """
 
 from __future__ import annotations
@@ -39,7 +40,7 @@ from penstock_operator.cluster.api import (
 
 @dataclass(frozen=True)
 class Grant:
-    """One resource, and what may be done with it."""
+    """One resource, its verbs and the reason."""
 
     kind: ResourceKind
     verbs: tuple[str, ...]
@@ -48,62 +49,96 @@ class Grant:
 
     @property
     def resource(self) -> str:
-        """As RBAC names it: `pods`, `pods/log`."""
+        """The resource as in RBAC rules: `pods`, `pods/log`."""
         return f"{self.kind.plural}{'/' if self.subresource else ''}{self.subresource}"
 
     def rule(self) -> Json:
-        """As a rule of a Role."""
+        """The rule of a Role."""
         return {"apiGroups": [self.kind.group], "resources": [self.resource], "verbs": list(self.verbs)}
 
 
 _SEE = ("list", "watch")
 _MAKE = (*_SEE, "create", "patch")
-"""Server-side apply is the verb patch, and asks for create as well when there is no such object yet. What an endpoint
-may cease to want while it lives is deleted; all else goes with its owner."""
+"""Server-side apply is the verb patch, and needs create as well for a new object. Objects that an endpoint may stop
+needing are deleted; the others are deleted with their owner."""
 _LOOK_AND_MAKE = ("get", *_MAKE)
-"""What is named like the endpoint: it is looked at first whether somebody else's object has that name."""
+"""For objects named after the endpoint: get finds out whether another program's object has the name."""
 
 CLUSTER: tuple[Grant, ...] = (
-    Grant(HARDWARE_CLASS, _SEE, "to know what nodes a class means"),
-    Grant(NODE, _SEE, "to say which label, taint or resource is missing"),
+    Grant(HARDWARE_CLASS, _SEE, "to read the node labels and CPUs that a class stands for"),
+    Grant(NODE, _SEE, "to report which label, taint or resource is missing when no node fits a pod"),
 )
-"""Of the cluster as a whole: also needed by an operator that looks after some namespaces only."""
+"""Of the whole cluster; also needed by an operator that is limited to some namespaces."""
 
 NAMESPACED: tuple[Grant, ...] = (
-    Grant(MODEL_ENDPOINT, ("get", *_SEE), "to follow them; get before making anything for one"),
-    Grant(MODEL_ENDPOINT, ("patch",), "to write what was found", "status"),
-    Grant(OPTIMIZED_MODEL, (*_MAKE, "delete"), "to share optimisations, and to delete unused ones"),
-    Grant(OPTIMIZED_MODEL, ("patch",), "to write their results", "status"),
-    Grant(JOB, (*_MAKE, "delete"), "to optimise"),
-    Grant(DEPLOYMENT, (*_LOOK_AND_MAKE, "delete"), "to serve; delete for gateways that are not wanted any more"),
-    Grant(REPLICA_SET, _SEE, "to follow rollouts"),
-    Grant(POD, _SEE, "to see why they do not run, and where they do"),
-    Grant(POD, ("get",), "to read how far a job is", "log"),
-    Grant(SERVICE, (*_LOOK_AND_MAKE, "delete"), "to give the pods an address; delete as above"),
-    Grant(POD_DISRUPTION_BUDGET, (*_LOOK_AND_MAKE, "delete"), "to keep replicas through node drains"),
-    Grant(NETWORK_POLICY, (*_LOOK_AND_MAKE, "delete"), "to let in requests and nothing else; delete as above"),
-    Grant(SERVICE_ACCOUNT, (*_LOOK_AND_MAKE, "delete"), "to give gateways an identity of their own"),
-    Grant(ROLE, (*_LOOK_AND_MAKE, "delete"), "to let gateways read which replicas there are, in their own namespace"),
-    Grant(ROLE_BINDING, (*_LOOK_AND_MAKE, "delete"), "to give them that role"),
-    Grant(ENDPOINT_SLICE, _SEE, "to be allowed to let gateways: nobody hands on what he may not do himself"),
-    Grant(HORIZONTAL_POD_AUTOSCALER, (*_LOOK_AND_MAKE, "delete"), "to scale in the mode HPA"),
-    Grant(CONFIG_MAP, _LOOK_AND_MAKE, "to hand jobs their spec; get for the texts that an endpoint names"),
-    Grant(EVENT, ("create",), "to say what has happened"),
+    Grant(
+        MODEL_ENDPOINT,
+        ("get", *_SEE),
+        "to watch them; get checks that an endpoint still exists before objects are created for it",
+    ),
+    Grant(MODEL_ENDPOINT, ("patch",), "to write their status", "status"),
+    Grant(OPTIMIZED_MODEL, (*_MAKE, "delete"), "to create them, shared by endpoints, and to delete unused ones"),
+    Grant(OPTIMIZED_MODEL, ("patch",), "to write their status", "status"),
+    Grant(
+        JOB,
+        (*_MAKE, "delete"),
+        "to create optimisation jobs, and to delete them when their endpoint is suspended or changed",
+    ),
+    Grant(
+        DEPLOYMENT,
+        (*_LOOK_AND_MAKE, "delete"),
+        "to create the runtime and gateway Deployments; delete removes a gateway that is no longer needed",
+    ),
+    Grant(REPLICA_SET, _SEE, "to know which artefacts old ReplicaSets serve during rollouts"),
+    Grant(POD, _SEE, "to report why pods do not run, and to find the address of those that do"),
+    Grant(POD, ("get",), "to read the progress of a job from its log", "log"),
+    Grant(SERVICE, (*_LOOK_AND_MAKE, "delete"), "to create the Service of an endpoint; delete as for Deployments"),
+    Grant(
+        POD_DISRUPTION_BUDGET,
+        (*_LOOK_AND_MAKE, "delete"),
+        "to limit evictions during node drains; delete when one replica is left",
+    ),
+    Grant(NETWORK_POLICY, (*_LOOK_AND_MAKE, "delete"), "to allow only requests into pods; delete as for Deployments"),
+    Grant(
+        SERVICE_ACCOUNT,
+        (*_LOOK_AND_MAKE, "delete"),
+        "to create a service account for each gateway; delete as for Deployments",
+    ),
+    Grant(ROLE, (*_LOOK_AND_MAKE, "delete"), "to let a gateway list the endpoint slices of its namespace"),
+    Grant(ROLE_BINDING, (*_LOOK_AND_MAKE, "delete"), "to bind that role to the gateway's service account"),
+    Grant(
+        ENDPOINT_SLICE,
+        _SEE,
+        "to grant this right to gateways: RBAC lets an account grant only the rights that it has itself",
+    ),
+    Grant(
+        HORIZONTAL_POD_AUTOSCALER,
+        (*_LOOK_AND_MAKE, "delete"),
+        "to create the HPA of endpoints with scaling.mode HPA, and to watch KEDA's HPAs",
+    ),
+    Grant(
+        CONFIG_MAP, _LOOK_AND_MAKE, "to create the input of jobs; get and watch for the texts that an endpoint names"
+    ),
+    Grant(EVENT, ("create",), "to post Events on endpoints"),
 )
-"""In every namespace that is looked after."""
+"""In each namespace that the operator reconciles."""
 
-KEDA: tuple[Grant, ...] = (Grant(SCALED_OBJECT, (*_LOOK_AND_MAKE, "delete"), "to scale in the mode KEDA"),)
-"""In the same namespaces, where KEDA is."""
+KEDA: tuple[Grant, ...] = (
+    Grant(SCALED_OBJECT, (*_LOOK_AND_MAKE, "delete"), "to create the ScaledObject of endpoints with scaling.mode KEDA"),
+)
+"""In the same namespaces, where KEDA is installed."""
 
 SECRETS: tuple[Grant, ...] = (
-    Grant(SECRET, ("get",), "to sign in to the Prometheus of an endpoint, where the Secret's label agrees"),
+    Grant(
+        SECRET, ("get",), "to read the credentials of an endpoint's Prometheus from a Secret that has the consent label"
+    ),
 )
-"""In the same namespaces, and only where the installation says so: nothing else of the operator reads Secrets."""
+"""In the same namespaces, and only where the installation enables it: the operator reads no other Secrets."""
 
-OWN: tuple[Grant, ...] = (Grant(LEASE, ("get", "create", "update"), "to lead"),)
+OWN: tuple[Grant, ...] = (Grant(LEASE, ("get", "create", "update"), "to elect the leader"),)
 """In the operator's own namespace."""
 
 
 def rules(grants: Iterable[Grant]) -> list[Json]:
-    """As the `rules` of a Role or ClusterRole."""
+    """The `rules` of a Role or ClusterRole."""
     return [grant.rule() for grant in grants]

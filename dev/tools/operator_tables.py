@@ -40,9 +40,9 @@ def rights() -> str:
     rows = ["| where | resource | verbs | to |", "|---|---|---|---|"]
     for where, grants in (
         ("the cluster", rbac.CLUSTER),
-        ("the namespaces looked after", rbac.NAMESPACED),
-        ("the namespaces looked after, with KEDA", rbac.KEDA),
-        ("the namespaces looked after, on request", rbac.SECRETS),
+        ("the reconciled namespaces", rbac.NAMESPACED),
+        ("the reconciled namespaces, with KEDA", rbac.KEDA),
+        ("the reconciled namespaces, on request", rbac.SECRETS),
         ("its own namespace", rbac.OWN),
     ):
         for grant in grants:

@@ -1,4 +1,5 @@
-"""The life of one operator process: stand by, lead, work, and end when told to or when the lease is lost."""
+"""The life cycle of an operator process: wait for the lease, lead and reconcile, and end on a signal or when the
+lease is lost."""
 
 from __future__ import annotations
 
@@ -34,15 +35,16 @@ from penstock_operator.watch.cluster_cache import MANAGED_SELECTOR, ClusterCache
 from penstock_operator.watch.pod_reports import JobLogReader, PodInfoReader, TextsWatcher
 
 ENDING_SECONDS = 8.0
-"""For tasks to end. What hangs for longer is left behind: it may not write any more."""
+"""Time for tasks to end. A task that takes longer is abandoned: it may not write any more."""
 SYNC_HINT_SECONDS = 10.0
 
 logger = logging.getLogger(__name__)
 
 
 async def run(settings: Settings) -> int:
-    """Until SIGTERM or SIGINT: 0. When something ends that should not, the lease among it: 1."""
-    # What is imported stays: looking through it again takes the garbage collector a tenth of a second each time.
+    """Run until SIGTERM or SIGINT: returns 0. Returns 1 when a task ends that should not, for example because the
+    lease is lost."""
+    # Imported modules stay in memory: scanning them again costs the garbage collector a tenth of a second each time.
     gc.collect()
     gc.freeze()
     configuration = await load_configuration(settings.cluster.kubeconfig)
@@ -83,13 +85,13 @@ async def run(settings: Settings) -> int:
 
 @asynccontextmanager
 async def _leadership(settings: Settings, *, identity: str) -> AsyncIterator[Leadership]:
-    """In the thread of the election."""
+    """Opened in the thread of the election."""
     times = LeaseTimes(
         settings.leader.lease_duration_seconds,
         settings.leader.lease_deadline_seconds,
         settings.leader.lease_interval_seconds,
     )
-    # Its own way in, its own connections, and no retries: a renewal must not queue behind five thousand applies.
+    # A separate configuration and connections, without retries: a renewal must not queue behind thousands of applies.
     configuration = await load_configuration(settings.cluster.kubeconfig)
     async with KubernetesPort(configuration, timeout_seconds=times.deadline_seconds, retries=NO_RETRIES) as port:
         yield Leadership(
@@ -190,7 +192,7 @@ def make_autoscaler(
     pod_port: int = HTTP_PORT,
     gateway_port: int = GATEWAY_STATUS_PORT,
 ) -> Autoscaler:
-    """As the settings say."""
+    """The autoscaler with these settings."""
     return Autoscaler(
         port,
         cache,
@@ -286,7 +288,7 @@ def _not_begun(controller: Controller) -> str:
 
 
 async def _before(stop: asyncio.Event, work: Coroutine[Any, Any, None]) -> bool:
-    """Whether the work is done before the stop."""
+    """Whether the work ended before the stop."""
     task, stopped = asyncio.create_task(work), asyncio.create_task(stop.wait())
     try:
         await asyncio.wait({task, stopped}, return_when=asyncio.FIRST_COMPLETED)
@@ -306,7 +308,7 @@ async def _cancelled(*tasks: Awaitable[Any]) -> None:
 
 
 def _ended(done: set[asyncio.Task[Any]], stop: asyncio.Event) -> int:
-    """The exit status, by what ended first."""
+    """The exit status, by the task that ended first."""
     for task in done:
         error = None if task.cancelled() else task.exception()
         if error is not None:

@@ -1,4 +1,4 @@
-"""Everything about the operator that can be set, and the one source of its flags, variables and documentation.
+"""The operator's settings: the one source of its flags, environment variables and their documentation.
 
 A setting is a field of one of the groups below. Its name gives the flag (`--store-uri`) and the environment variable
 (`PENSTOCK_OPERATOR_STORE_URI`); its description gives unit and reason.
@@ -26,27 +26,26 @@ NAMESPACE_FILE = Path("/var/run/secrets/kubernetes.io/serviceaccount/namespace")
 
 
 class ClusterSettings(SettingsGroup):
-    """Which cluster, and what of it."""
+    """The cluster and the namespaces."""
 
     kubeconfig: str = setting(
-        "", "File that leads to the cluster. Empty: the service account of the pod, or else $KUBECONFIG."
+        "", "kubeconfig file of the cluster. Empty: the service account of the pod, or else $KUBECONFIG."
     )
     namespaces: tuple[str, ...] = setting(
-        (), "Namespaces whose ModelEndpoints are looked after, comma-separated. Empty: all of them."
+        (), "Namespaces whose ModelEndpoints are reconciled, comma-separated. Empty: all namespaces."
     )
     operator_namespace: str = setting(
         "",
-        "Namespace of the operator itself: its Lease lies there, and network policies let it in from there. Empty: "
-        "that of the service account, or else penstock-system.",
+        "Namespace of the operator itself, which has its Lease. Empty: the service account's, or else penstock-system.",
     )
-    api_timeout_seconds: float = setting(15.0, "No call to the API server takes longer.", unit="s", gt=0)
+    api_timeout_seconds: float = setting(15.0, "Time-out of calls to the API server.", unit="s", gt=0)
 
 
 class LeaderSettings(SettingsGroup):
-    """Which of several replicas works."""
+    """Leader election."""
 
     lease_name: str = setting("penstock-operator", "Name of the Lease that the leader holds.", min_length=1)
-    identity: str = setting("", "Name of this replica in the Lease. Empty: the host's name and a random part.")
+    identity: str = setting("", "Name of this replica in the Lease. Empty: the host name and a random part.")
     lease_duration_seconds: float = setting(
         10.0,
         "Another replica takes over when the Lease has not been renewed for this long. Rounded up to whole seconds in "
@@ -55,7 +54,7 @@ class LeaderSettings(SettingsGroup):
         gt=0,
     )
     lease_deadline_seconds: float = setting(
-        8.0, "The leader ends itself when it could not renew for this long. Less than the duration.", unit="s", gt=0
+        8.0, "The leader ends when it could not renew the Lease for this long. Less than the duration.", unit="s", gt=0
     )
     lease_interval_seconds: float = setting(1.25, "Between renewals.", unit="s", gt=0)
 
@@ -71,7 +70,7 @@ class LeaderSettings(SettingsGroup):
 
 
 class ImageSettings(SettingsGroup):
-    """What the pods run."""
+    """The images of the pods."""
 
     runtime_image: str = setting(
         f"localhost/penstock-runtime:{penstock.__version__}", "Image of the serving pods.", min_length=1
@@ -84,14 +83,14 @@ class ImageSettings(SettingsGroup):
     )
     gateway_cpu: str = setting(
         "100m",
-        "CPU that a pod of a gateway asks for. It may use more; 0 where nodes have nothing but cores to give away.",
+        "CPU request of a gateway pod, without a limit; 0 where all cores of the nodes are for model pods.",
         unit="quantity",
         min_length=1,
     )
     toolchain: str = setting(
         penstock.__version__,
-        "Version of what is inside the optimizer image. Part of the key of every optimisation: another one optimises "
-        "every model again.",
+        "Version of the content of the optimizer image. Part of the key of every optimisation: a new version "
+        "optimises every model again.",
         min_length=1,
     )
     image_pull_policy: Literal["Always", "IfNotPresent", "Never"] = setting("IfNotPresent", "As in a pod's containers.")
@@ -111,11 +110,12 @@ class ImageSettings(SettingsGroup):
 
 
 class StoreSettings(SettingsGroup):
-    """Where optimised models lie."""
+    """The artefact store."""
 
     store_uri: str = setting(
         "file:///var/lib/penstock/artefacts",
-        "The artefact store: a folder mounted into every pod, or s3://bucket/prefix and what else fsspec knows.",
+        "The artefact store: a folder mounted into every pod, or s3://bucket/prefix or another URL that fsspec "
+        "supports.",
         min_length=1,
     )
     store_host_path: str = setting(
@@ -134,13 +134,13 @@ class StoreSettings(SettingsGroup):
     )
     store_collect_seconds: float = setting(
         0.0,
-        "Once in this time the store is cleared of what nothing refers to any more. Only where this operator sees "
-        "everybody who uses the store: no other cluster, and no namespaces that it does not look after. 0: never.",
+        "Interval between removals of unreferenced artefacts from the store. Only where this operator reconciles all "
+        "users of the store: no other cluster, and no other namespaces. 0: never.",
         unit="s",
         ge=0,
     )
     store_unused_seconds: float = setting(
-        604_800.0, "How old that must be: since it was published, or published again.", unit="s", ge=0
+        604_800.0, "Minimum age of a removed artefact since it was last published.", unit="s", ge=0
     )
 
     @model_validator(mode="after")
@@ -153,27 +153,32 @@ class StoreSettings(SettingsGroup):
 
 
 class JobSettings(SettingsGroup):
-    """How patiently models are optimised."""
+    """Retries, time limits and memory of optimisation jobs."""
 
-    max_attempts: int = setting(5, "Runs of one optimisation, where another run can help.", unit="runs", ge=1)
-    backoff_seconds: float = setting(10.0, "Wait before the second run; doubles with each further one.", unit="s", gt=0)
-    backoff_limit_seconds: float = setting(600.0, "No wait is longer.", unit="s", gt=0)
+    max_attempts: int = setting(
+        5, "Maximum number of runs of one optimisation when the failure is retryable.", unit="runs", ge=1
+    )
+    backoff_seconds: float = setting(
+        10.0, "Delay before the second run; it doubles with each further run.", unit="s", gt=0
+    )
+    backoff_limit_seconds: float = setting(600.0, "Longest delay between runs.", unit="s", gt=0)
     job_overtime_seconds: float = setting(
-        900.0, "What a job may take over its budget (image, download, export) before it is ended.", unit="s", ge=0
+        900.0,
+        "Time that a job may take beyond its budget (image, download, export) before it is ended.",
+        unit="s",
+        ge=0,
     )
     unused_grace_seconds: float = setting(
-        3600.0, "An OptimizedModel that no endpoint uses is deleted after this.", unit="s", ge=0
+        3600.0, "An OptimizedModel that no endpoint uses is deleted after this time.", unit="s", ge=0
     )
     job_memory: str = setting(
-        "4Gi", "Memory of an optimisation pod when neither the endpoint nor the model's size says.", unit="quantity"
+        "4Gi", "Memory of an optimisation pod when the endpoint does not set it.", unit="quantity"
     )
-    runtime_memory: str = setting(
-        "2Gi", "Memory of a serving pod while the model's size is not known.", unit="quantity"
-    )
+    runtime_memory: str = setting("2Gi", "Memory of a serving pod while the model's size is unknown.", unit="quantity")
 
 
 class WorkSettings(SettingsGroup):
-    """How the operator goes about it."""
+    """Concurrency and intervals of the reconcile loop."""
 
     workers: int = setting(
         8,
@@ -184,16 +189,16 @@ class WorkSettings(SettingsGroup):
     )
     resync_seconds: float = setting(
         900.0,
-        "Everything is looked at again after about this, whether anything happened or not: from the caches, so without "
-        "a call to the API server; and ModelEndpoints are listed once.",
+        "Every endpoint is reconciled again after about this time even without an event, from the caches; Penstock's "
+        "own kinds are listed once in this time.",
         unit="s",
         gt=0,
     )
     progress_seconds: float = setting(
-        5.0, "Between two looks at the log of a running job, for `Optimizing 7/23`.", unit="s", gt=0
+        5.0, "Interval between reads of the log of a running job, for `Optimizing 7/23`.", unit="s", gt=0
     )
-    probe_timeout_seconds: float = setting(3.0, "For a serving pod to say on /info where it runs.", unit="s", gt=0)
-    probe_concurrency: int = setting(16, "Serving pods that are asked at the same time.", ge=1)
+    probe_timeout_seconds: float = setting(3.0, "Time-out of a read of a serving pod's /info.", unit="s", gt=0)
+    probe_concurrency: int = setting(16, "Serving pods whose /info is read at the same time.", ge=1)
 
 
 class LoadSettings(SettingsGroup):
@@ -201,32 +206,33 @@ class LoadSettings(SettingsGroup):
 
     scaling_interval_seconds: float = setting(
         2.0,
-        "Between two looks at the load of the endpoints that scale; more where a look takes over a quarter of it.",
+        "Interval between reads of the load of the endpoints that scale; longer where a read takes over a quarter of "
+        "it.",
         unit="s",
         ge=0.1,
         le=20,
     )
     scrape_timeout_seconds: float = setting(
-        2.0, "For a serving pod to give its metrics, where no Prometheus is asked.", unit="s", gt=0
+        2.0, "Time-out of a scrape of a serving pod, where no Prometheus is used.", unit="s", gt=0
     )
     scrape_concurrency: int = setting(64, "Serving pods whose metrics are read at the same time.", ge=1)
     prometheus_url: str = setting(
         "",
-        "The Prometheus that scrapes the serving pods, for endpoints that name none. Empty: the operator reads the "
+        "The Prometheus that scrapes the serving pods, for endpoints that name none. Empty: the operator scrapes the "
         "pods itself.",
     )
-    prometheus_token_file: str = setting("", "File with a bearer token for it; read again with every question.")
-    prometheus_ca_file: str = setting("", "File with the certificates (PEM) that it is trusted by.")
+    prometheus_token_file: str = setting("", "File with a bearer token for it; read again for every query.")
+    prometheus_ca_file: str = setting("", "File with the CA certificates (PEM) to verify it with.")
     keda: bool = setting(
         False,
-        "KEDA is installed: the operator keeps a ScaledObject for endpoints in the mode KEDA. Without it they scale by "
-        "whatever object you make for them.",
+        "KEDA is installed: the operator keeps a ScaledObject for endpoints in the mode KEDA. Without it, create the "
+        "object that scales them yourself.",
     )
-    prometheus_timeout_seconds: float = setting(5.0, "For a Prometheus to answer a question.", unit="s", gt=0)
-    prometheus_concurrency: int = setting(16, "Questions to Prometheus at the same time.", ge=1)
+    prometheus_timeout_seconds: float = setting(5.0, "Time-out of a query to a Prometheus.", unit="s", gt=0)
+    prometheus_concurrency: int = setting(16, "Queries to Prometheus at the same time.", ge=1)
     prometheus_interval_seconds: float = setting(
         15.0,
-        "How often Prometheus scrapes the pods, and how often it is asked. Rates are taken over four of these and at "
+        "Interval of Prometheus' scrapes of the pods, and of the queries. Rates are taken over four of these and at "
         "least 30 s.",
         unit="s",
         ge=1,
@@ -238,25 +244,27 @@ class ServerSettings(SettingsGroup):
     """Metrics, liveness and readiness."""
 
     host: str = setting("0.0.0.0", "Address to listen on.", min_length=1)
-    port: int = setting(9090, "Port of /metrics, /healthz and /readyz; 0 takes a free one and logs it.", ge=0, le=65535)
+    port: int = setting(
+        9090, "Port of /metrics, /healthz and /readyz; 0 takes a free port and logs it.", ge=0, le=65535
+    )
     silence_limit_seconds: float = setting(
         240.0,
-        "Not alive when a watch has heard nothing for this long (API servers send a bookmark a minute), or work has "
-        "waited this long without any being done.",
+        "/healthz fails when a watch has received nothing for this long (API servers send a bookmark a minute), or "
+        "work has waited this long without any being finished.",
         unit="s",
         gt=0,
     )
 
 
 class LogSettings(SettingsGroup):
-    """What is written to standard error."""
+    """The log on standard error."""
 
-    log_level: Literal["debug", "info", "warning", "error"] = setting("info", "Least severity that is logged.")
-    log_format: Literal["json", "text"] = setting("json", "One JSON object a line, or plain lines for a terminal.")
+    log_level: Literal["debug", "info", "warning", "error"] = setting("info", "Lowest severity that is logged.")
+    log_format: Literal["json", "text"] = setting("json", "One JSON object per line, or plain lines for a terminal.")
 
 
 class Settings(SettingsGroup):
-    """All of them, by concern."""
+    """All settings, by group."""
 
     cluster: ClusterSettings = ClusterSettings()
     leader: LeaderSettings = LeaderSettings()
@@ -273,7 +281,7 @@ class Settings(SettingsGroup):
         """Settings from flags (by name; None is "not given") over environment over defaults.
 
         SettingError names the variable or flag, the value and what to write instead, also for variables that begin with
-        PENSTOCK_OPERATOR_ and are no setting: the prefix is the operator's alone.
+        PENSTOCK_OPERATOR_ and are not settings.
         """
         return load(cls, SETTINGS, _variables(environment), flags or {}, document=DOCUMENT)
 
@@ -288,11 +296,11 @@ class Settings(SettingsGroup):
             return "penstock-system"
 
     def new_identity(self) -> str:
-        """The name of this process in the Lease: never that of an earlier process, or of a sibling on the same host."""
+        """The name of this process in the Lease: different for each process, also on the same host."""
         return self.leader.identity or f"{socket.gethostname()}_{uuid.uuid4().hex[:8]}"
 
     def plan_settings(self) -> PlanSettings:
-        """The part that plans depend on."""
+        """The settings that plans depend on."""
         volume = None
         if self.store.store_host_path or self.store.store_claim:
             volume = StoreVolume(host_path=self.store.store_host_path, claim=self.store.store_claim)
@@ -330,14 +338,14 @@ SETTINGS: tuple[Setting, ...] = described(Settings, PREFIX)
 
 
 def _variables(environment: Mapping[str, str]) -> Iterator[tuple[Setting, str, str]]:
-    """The variables that are the operator's, which the prefix says; SettingError for one that is no setting."""
+    """The variables with the operator's prefix; SettingError for one that is not a setting."""
     by_name = {one.name: one for one in SETTINGS}
     for variable, text in environment.items():
         if not variable.startswith(PREFIX) or _is_service_link(variable, text):
             continue
         name = variable.removeprefix(PREFIX).lower()
         if name not in by_name:
-            close = closest(name, by_name)
+            close = closest(name, tuple(by_name))
             hint = f"Did you mean {PREFIX}{close.upper()}?" if close else f"{DOCUMENT} lists the settings"
             raise SettingError(f"{variable} is not a setting", field=variable, remedy=hint)
         yield by_name[name], variable, text
@@ -347,6 +355,6 @@ _SERVICE_LINK = re.compile(r"SERVICE_(HOST|PORT.*)|PORT_\d+_(TCP|UDP|SCTP).*")
 
 
 def _is_service_link(variable: str, text: str) -> bool:
-    """What the kubelet sets for a Service named penstock-operator, unless the pod says enableServiceLinks: false."""
+    """Whether the kubelet set it for a Service named penstock-operator (pods with enableServiceLinks)."""
     name = variable.removeprefix(PREFIX)
     return _SERVICE_LINK.fullmatch(name) is not None or (name == "PORT" and "://" in text)
