@@ -99,6 +99,9 @@ class ProcessState:
         sys.path[:] = self.module_search_path
         sys.setrecursionlimit(self.recursion_limit)
         sys.excepthook = self.excepthook
+        for name in present.logging.keys() | self.logging.keys():
+            if name.startswith(_LEVEL):
+                logging.getLogger(name.removeprefix(_LEVEL)).setLevel(self.logging.get(name, logging.NOTSET))
         logging.disable(self.logging["disable"])
         logging.root.setLevel(self.logging["root level"])
         logging.root.handlers[:] = [
@@ -107,9 +110,12 @@ class ProcessState:
         ]
 
 
+_LEVEL = "level of "
+
+
 def _logging() -> dict[str, Any]:
     ours = {
-        f"level of {name}": logger.level
+        f"{_LEVEL}{name}": logger.level
         for name, logger in logging.root.manager.loggerDict.items()
         if name.startswith("penstock") and isinstance(logger, logging.Logger) and logger.level
     }

@@ -14,8 +14,8 @@ from click.testing import CliRunner, Result
 
 from penstock.tasks import TaskName
 from penstock_cli.main import cli
-from penstock_runtime.host import pin_process
 from tests.golden.models import BERT, Sizes, write_model
+from tests.process_state import ProcessState
 
 ROOT = Path(__file__).parents[2]
 PROGRAM = ("penstock_cli.main",)
@@ -55,14 +55,14 @@ def invoke(*words: object, environment: Mapping[str, str] | None = None) -> Resu
     """A command in this process. What is not a PenstockError is raised."""
     cleared = {name: None for name in os.environ if name.startswith("PENSTOCK_")}
     runner = CliRunner()
-    ours = os.sched_getaffinity(0)
+    before = ProcessState.now()
     try:
         return runner.invoke(
             cli, [str(word) for word in words], env={**cleared, **(environment or {})}, catch_exceptions=False
         )
     finally:
-        # `serve` keeps its process on its cores to the end.
-        pin_process(ours)
+        # A command configures its process: logging, environment, CPU affinity.
+        before.restore()
 
 
 def run(

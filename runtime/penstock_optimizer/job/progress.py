@@ -12,7 +12,10 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 from penstock.manifest import CandidateFacts, Manifest, ReasonCode
 from penstock.recipe import Plan, Recipe
-from penstock_runtime.models.fetching import FetchProgress as Transfer
+
+if TYPE_CHECKING:
+    # Its module imports numpy, which `penstock optimize --help` does not need.
+    from penstock_runtime.models.fetching import FetchProgress as Transfer
 
 if TYPE_CHECKING:
     # Types alone: the command line imports this module at every start.

@@ -146,7 +146,7 @@ def test_a_result_out_of_its_budget_does_not_replace_one_within() -> None:
 
 def test_a_slower_result_of_a_newer_optimiser_does_not_replace_what_serves_and_ready_stays_true() -> None:
     kube = Kube().optimised()
-    kube.settings = replace(kube.settings, toolchain="0.2.0")
+    kube.settings = replace(kube.settings, toolchain="0.3.0")
     kube.reconcile()
     slower = result(capacity={"requestsPerSecond": 40.0, "p95ObjectiveMilliseconds": 20.0})
     kube.job_succeeds(slower, OTHER)
@@ -158,7 +158,7 @@ def test_a_slower_result_of_a_newer_optimiser_does_not_replace_what_serves_and_r
 
 def test_a_faster_result_of_a_newer_optimiser_takes_over() -> None:
     kube = Kube().optimised()
-    kube.settings = replace(kube.settings, toolchain="0.2.0")
+    kube.settings = replace(kube.settings, toolchain="0.3.0")
     kube.reconcile()
     kube.job_succeeds(result(capacity={"requestsPerSecond": 95.0, "p95ObjectiveMilliseconds": 20.0}), OTHER)
     kube.reconcile()

@@ -62,7 +62,7 @@ def test_what_it_does_not_depend_on_does_not(change: Json) -> None:
 
 def test_endpoints_with_the_same_key_share_one_and_a_newer_toolchain_is_another() -> None:
     assert name_of(Kube(name="one")) == name_of(Kube(name="two"))
-    assert name_of(Kube(settings=replace(SETTINGS, toolchain="0.2.0"))) != name_of(Kube())
+    assert name_of(Kube(settings=replace(SETTINGS, toolchain="0.3.0"))) != name_of(Kube())
 
 
 def test_an_endpoint_that_finds_a_result_serves_it_without_a_job() -> None:
