@@ -1,8 +1,8 @@
 """The rights of the operator in the cluster: exactly the requests that it sends, each with its reason.
 
 The chart renders its ClusterRole (or a Role for each namespace) and the Role of the lease from here, and
-docs/reference/operator.md lists them. Every service account may do discovery, so it is not listed. Secrets are not readable
-unless the installation enables it: pods get their names only. There are no rights to bind, escalate or impersonate, and
+docs/reference/operator.md lists them. Every service account may do discovery, so it is not listed. Secrets are not
+readable unless the installation enables it: pods get their names only. There are no rights to bind, escalate or impersonate, and
 none on webhooks or CRDs.
 """
 

@@ -28,7 +28,7 @@ def test_a_watch_that_is_silent_for_too_long_is_the_end(ages: dict[str, float], 
     assert (verdict.ok, verdict.message) == (ok, message)
 
 
-def test_an_empty_queue_is_no_standstill_and_a_full_one_that_moves_neither() -> None:
+def test_neither_an_empty_queue_nor_one_that_is_worked_on_is_stuck() -> None:
     assert WorkProgress(lambda: 0.0).age_seconds == 0.0
     moving = WorkProgress(lambda: 1000.0)
     moving.moved()
@@ -36,7 +36,7 @@ def test_an_empty_queue_is_no_standstill_and_a_full_one_that_moves_neither() -> 
     assert moving.age_seconds < 100
 
 
-def test_readiness_says_what_it_waits_for() -> None:
+def test_readiness_names_what_it_waits_for() -> None:
     health = HealthChecks(limit_seconds=60)
     health.set_readiness(lambda: "waiting for the first list of Pod")
 

@@ -16,14 +16,14 @@ def test_every_kind_that_is_touched_is_granted_and_no_other() -> None:
     assert {grant.kind.name for grant in ALL} - {"EndpointSlice"} == set(KINDS)
 
 
-def test_every_grant_says_why_and_nothing_is_granted_twice() -> None:
+def test_every_grant_has_a_reason_and_nothing_is_granted_twice() -> None:
     pairs = [(grant.kind.group, grant.resource, verb) for grant in ALL for verb in grant.verbs]
 
     assert len(pairs) == len(set(pairs))
     assert [grant.resource for grant in ALL if not grant.why.startswith("to ")] == []
 
 
-def test_nothing_is_granted_wholesale() -> None:
+def test_no_grant_has_a_wildcard() -> None:
     assert [grant for grant in ALL if "*" in grant.verbs or "deletecollection" in grant.verbs] == []
     assert "secrets" not in {grant.kind.plural for grant in ALL}
 

@@ -159,10 +159,10 @@ def accuracy(wanted: OptimizationState | None, serving: ServingChoice | None) ->
             Reason.NOT_KNOWN,
             f"The verdict on the artefact {_short(serving.digest)} is in its report.html: no OptimizedModel has it.",
         )
-    said = stopped(result.accuracy.reason)
+    verdict = stopped(result.accuracy.reason)
     if not result.accuracy.within_budget:
-        return no(Reason.OVER_BUDGET, f"{said} Loosen optimization.accuracy, or allow other engines or precisions.")
-    return yes(Reason.WITHIN_BUDGET, said or f"Judged on {result.accuracy.texts} texts.")
+        return no(Reason.OVER_BUDGET, f"{verdict} Loosen optimization.accuracy, or allow other engines or precisions.")
+    return yes(Reason.WITHIN_BUDGET, verdict or f"Judged on {result.accuracy.texts} texts.")
 
 
 def objective(

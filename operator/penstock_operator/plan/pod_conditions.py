@@ -163,11 +163,12 @@ def cores_pinned(verdicts: Sequence[PinVerdict], serving: Collection[str]) -> Fi
     silent = [verdict for verdict in verdicts if verdict.pinned is None and verdict.pod in serving]
     if silent:
         return unknown(
-            Reason.NOT_REPORTED, sentence(f"the pod {silent[0].pod} has not told where it runs: {silent[0].message}")
+            Reason.NOT_REPORTED,
+            sentence(f"the pod {silent[0].pod} has not reported where it runs: {silent[0].message}"),
         )
     own = sum(1 for verdict in verdicts if verdict.pinned)
     if not own:
-        return unknown(Reason.NOT_REPORTED, "The pods are starting and have not told where they run.")
+        return unknown(Reason.NOT_REPORTED, "The pods are starting and have not reported where they run.")
     return yes(Reason.PINNED, "The pod owns its cores." if own == 1 else f"All {own} pods own their cores.")
 
 
@@ -281,7 +282,7 @@ def available(
         )
     if serving is None:
         return no(
-            Reason.NOTHING_TO_SERVE, "There is no artefact to serve yet; the condition Optimized says how far it is."
+            Reason.NOTHING_TO_SERVE, "There is no artefact to serve yet; see the condition Optimized for its progress."
         )
     if replicas.wanted == 0 and held:
         return yes(
@@ -298,7 +299,7 @@ def available(
     if replicas.wanted == 0:
         return no(
             Reason.SCALED_TO_ZERO,
-            "The endpoint is scaled to zero replicas, so nobody answers. Raise replicas to serve.",
+            "The endpoint is scaled to zero replicas, so no pod answers. Raise replicas to serve.",
         )
     if deployment is not None and deployment.failure:
         return no(

@@ -14,16 +14,13 @@ from penstock.manifest import CandidateFacts, Manifest, ReasonCode
 from penstock.recipe import Plan, Recipe
 
 if TYPE_CHECKING:
-    # Its module imports numpy, which `penstock optimize --help` does not need.
-    from penstock_runtime.models.fetching import FetchProgress as Transfer
-
-if TYPE_CHECKING:
-    # Types alone: the command line imports this module at every start.
+    # Types only: the command line imports this module, and `penstock optimize --help` needs no numpy.
     from penstock.capacity import CapacityPoint
     from penstock_optimizer.candidate.work_folder import ExportedFacts
     from penstock_optimizer.capacity.curve import CapacityMeasurement
     from penstock_optimizer.job.screening import CandidateRun
     from penstock_optimizer.search.climb import SearchStep
+    from penstock_runtime.models.fetching import FetchProgress as Transfer
 
 
 class Stage(StrEnum):

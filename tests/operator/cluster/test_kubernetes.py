@@ -78,7 +78,7 @@ def test_what_passes_by_itself_is_tried_again(bad: Answer, act: Callable[[Kubern
     assert len(api.seen) == 3
 
 
-def test_tries_end_with_an_error_that_says_what_was_tried() -> None:
+def test_retries_end_with_an_error_that_names_the_operation() -> None:
     with pytest.raises(Unavailable, match="get Pod a/x: HTTP 503: down for good"):
         ask(get, problem(503, "down for good"))
 
@@ -88,7 +88,7 @@ def test_a_server_that_does_not_answer_costs_no_more_than_the_time_out() -> None
         ask(get, silence, timeout_seconds=0.05)
 
 
-def test_the_server_is_asked_again_no_sooner_than_it_said() -> None:
+def test_a_retry_waits_at_least_for_retry_after() -> None:
     async def scenario() -> float:
         loop = asyncio.get_running_loop()
         answers = (problem(429, "later", Retry_After="1"), answer(200, thing("x", 1)))
@@ -104,7 +104,7 @@ def test_the_server_is_asked_again_no_sooner_than_it_said() -> None:
     ("status", "kind"),
     [(409, Conflict), (410, WatchExpired), (403, Forbidden), (401, Forbidden), (422, Refused), (400, Refused)],
 )
-def test_what_does_not_pass_by_itself_is_told_at_once(status: int, kind: type[ClusterError]) -> None:
+def test_permanent_errors_are_raised_without_a_retry(status: int, kind: type[ClusterError]) -> None:
     async def scenario() -> int:
         async with scripted(problem(status, "no")) as api, api.port() as port:
             with pytest.raises(kind) as caught:
@@ -224,7 +224,7 @@ def test_a_watch_gives_what_comes_and_ends_with_the_stream() -> None:
     assert api.seen[0].query["allowWatchBookmarks"] == "true"
 
 
-def test_a_watch_that_begins_too_far_back_says_so_within_the_stream() -> None:
+def test_a_watch_that_starts_too_far_back_fails_within_the_stream() -> None:
     gone = {"type": "ERROR", "object": {"kind": "Status", "code": 410, "message": "too old resource version"}}
 
     with pytest.raises(WatchExpired, match="too old"):

@@ -29,7 +29,7 @@ def make() -> tuple[Store[str], list[StoreChange[str]]]:
     return store, heard
 
 
-def test_a_new_object_is_told_and_found_by_name_and_index() -> None:
+def test_a_new_object_calls_the_listener_and_is_found_by_name_and_index() -> None:
     store, heard = make()
 
     assert store.put(pod("x", 1))
@@ -39,7 +39,7 @@ def test_a_new_object_is_told_and_found_by_name_and_index() -> None:
     assert [key for key, _ in store.of(("node", "n"))] == [ObjectKey("a", "x")]
 
 
-def test_an_event_that_changes_no_fact_wakes_nobody() -> None:
+def test_an_event_that_changes_no_fact_calls_no_listener() -> None:
     store, heard = make()
     store.put(pod("y", 3, generation=7))
     heard.clear()
@@ -113,7 +113,7 @@ def test_what_a_whole_list_lacks_is_gone_but_not_what_came_after_it() -> None:
     assert [change.key.name for change in heard if change.new is None] == ["missed"]
 
 
-def test_a_list_of_one_namespace_says_nothing_about_others() -> None:
+def test_a_list_of_one_namespace_does_not_affect_others() -> None:
     store, _ = make()
     store.put(pod("x", 1))
 

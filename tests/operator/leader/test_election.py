@@ -160,7 +160,7 @@ def test_at_its_end_the_lease_is_handed_over(server: LeaseServer) -> None:
     assert [holder for _, holder in server.writes[:-1]] == ["a"] * (len(server.writes) - 1)
 
 
-def test_who_stands_by_ends_without_touching_the_lease_of_another(server: LeaseServer) -> None:
+def test_a_follower_ends_without_changing_the_lease_of_the_leader(server: LeaseServer) -> None:
     async def body() -> bool:
         async with server.election("a") as first:
             await first.acquire()
@@ -177,7 +177,7 @@ def test_who_stands_by_ends_without_touching_the_lease_of_another(server: LeaseS
     assert asyncio.run(body())
 
 
-def test_what_keeps_the_thread_from_beginning_is_told_to_whoever_began_it() -> None:
+def test_an_error_at_the_start_of_the_thread_is_raised_in_the_caller() -> None:
     class Broken(AbstractAsyncContextManager[Leadership]):
         async def __aenter__(self) -> Leadership:
             raise OSError("no way in")

@@ -112,7 +112,7 @@ async def seconds_until(condition: Callable[[], bool], limit: float = 60.0) -> f
     return loop.time() - begin
 
 
-def test_the_first_leads_at_once_and_the_second_stands_by() -> None:
+def test_the_first_replica_leads_at_once_and_the_second_waits() -> None:
     async def body(server: LeaseServer) -> tuple[bool, bool]:
         first = Replica(server, "a")
         await asyncio.sleep(1)
@@ -148,7 +148,7 @@ def test_one_that_ends_in_order_hands_over_at_once() -> None:
     assert scenario(body) < 3.0
 
 
-def test_a_renewal_whose_answer_was_not_waited_for_does_not_keep_it_from_handing_over() -> None:
+def test_a_renewal_without_an_awaited_answer_does_not_prevent_the_hand_over() -> None:
     async def body(server: LeaseServer) -> str:
         first = Replica(server, "a")
         await asyncio.sleep(1)
@@ -164,7 +164,7 @@ def test_a_renewal_whose_answer_was_not_waited_for_does_not_keep_it_from_handing
     assert scenario(body) == ""
 
 
-def test_one_that_ends_while_nobody_answers_does_not_wait_for_the_hand_over() -> None:
+def test_a_leader_that_ends_without_an_api_server_does_not_wait_for_the_hand_over() -> None:
     async def body(server: LeaseServer) -> float:
         first = Replica(server, "a")
         await asyncio.sleep(10)
@@ -246,7 +246,7 @@ def test_trouble_of_nearly_the_deadline_is_lived_through(trouble: Callable[[Leas
     assert scenario(body)
 
 
-def test_a_lease_that_somebody_edits_is_still_held() -> None:
+def test_an_edited_lease_is_still_held() -> None:
     async def body(server: LeaseServer) -> bool:
         first = Replica(server, "a")
         await asyncio.sleep(10)

@@ -81,7 +81,7 @@ class Scene:
             self.cache.jobs.put({**made, "metadata": metadata, "status": {"conditions": ended}})
 
 
-def test_it_is_done_once_in_a_period_whoever_leads() -> None:
+def test_it_runs_once_in_a_period_also_after_a_change_of_leader() -> None:
     scene = Scene()
 
     assert scene.collect() is False
@@ -109,7 +109,7 @@ def test_many_nodes_are_done_a_few_at_a_time() -> None:
     assert len(scene.cluster.names("Job")) == AT_ONCE + 2
 
 
-def test_while_the_caches_may_be_old_nothing_is_begun() -> None:
+def test_no_job_starts_while_the_caches_may_be_outdated() -> None:
     scene = Scene()
     scene.caches_current = False
 
@@ -117,7 +117,7 @@ def test_while_the_caches_may_be_old_nothing_is_begun() -> None:
     assert scene.cluster.applied == []
 
 
-def test_without_endpoints_there_is_nowhere_to_run_and_nothing_is_done() -> None:
+def test_without_endpoints_no_job_starts() -> None:
     scene = Scene()
     scene.cache.endpoints.remove(next(iter(scene.cache.endpoints)))
 
@@ -125,7 +125,7 @@ def test_without_endpoints_there_is_nowhere_to_run_and_nothing_is_done() -> None
     assert scene.cluster.applied == []
 
 
-def test_one_that_failed_is_told_and_not_repeated_at_once(caplog: pytest.LogCaptureFixture) -> None:
+def test_a_failed_job_is_logged_and_not_repeated_at_once(caplog: pytest.LogCaptureFixture) -> None:
     scene = Scene()
     scene.collect()
     scene.end("Failed")

@@ -103,7 +103,7 @@ def test_an_event_after_a_failure_is_looked_at_at_once() -> None:
     assert run(scenario()) == "a"
 
 
-def test_the_earlier_of_two_appointments_stands_and_work_done_earlier_cancels_it() -> None:
+def test_the_earlier_of_two_delays_counts_and_earlier_work_cancels_it() -> None:
     async def scenario() -> tuple[float, str | None]:
         loop = asyncio.get_running_loop()
         queue: WorkQueue[str] = WorkQueue()
@@ -170,7 +170,7 @@ def test_many_workers_and_many_events_lose_nothing() -> None:
     assert collisions == 0
 
 
-def test_the_age_of_the_oldest_tells_a_queue_that_does_not_move() -> None:
+def test_the_age_of_the_oldest_key_grows_while_the_queue_is_stuck() -> None:
     async def scenario() -> tuple[float, float]:
         queue: WorkQueue[str] = WorkQueue()
         empty = queue.oldest_seconds

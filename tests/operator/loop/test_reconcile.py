@@ -160,7 +160,7 @@ def _first_difference(expected: Any, found: Any, path: str = "") -> str:
 
 
 @pytest.mark.slow
-def test_at_rest_nothing_is_written_and_whatever_is_changed_by_others_is_put_back(classes: Cluster) -> None:
+def test_nothing_is_written_without_a_change_and_changes_of_others_are_reverted(classes: Cluster) -> None:
     with classes.temporary_namespace("drift") as namespace:
         kubectl = classes.kubectl.within(namespace)
         asyncio.run(live(classes.kubeconfig, kubectl))

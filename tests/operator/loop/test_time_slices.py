@@ -47,7 +47,7 @@ async def longest_turn(tasks: int, pieces: int) -> float:
 
 
 @pytest.mark.parametrize("tasks", [1, 100])
-def test_a_turn_has_room_for_one_slice_whoever_works(tasks: int) -> None:
+def test_an_iteration_of_the_loop_has_one_slice_for_all_tasks(tasks: int) -> None:
     # 0.8 s of work. What else the machine has to do makes a turn no longer by this clock, but a virtual machine that
     # stands still does: who never gives way has a long turn at every try.
     assert any(asyncio.run(longest_turn(tasks, pieces=400)) < 0.1 for _ in range(3))

@@ -108,7 +108,7 @@ def test_it_comes_at_the_store_as_the_endpoint_does() -> None:
     assert {"name": "PENSTOCK_STORE_URI", "value": "s3://models/here"} in container["env"]
 
 
-def test_what_it_is_told_to_keep_is_what_the_store_understands() -> None:
+def test_the_keep_list_has_the_format_that_the_store_reads() -> None:
     digests = [f"sha256:{letter * 64}" for letter in "ab"]
     made = {"metadata": {"name": "penstock-store-7-x", "namespace": "a", "uid": "u"}}
 

@@ -8,15 +8,16 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from penstock.resources.status import ConditionType
+from penstock_operator.plan.conditions import Reason
 
 ROOT = Path(__file__).parents[3]
 PLAN = ROOT / "operator" / "penstock_operator" / "plan"
 PAGE = (ROOT / "docs" / "reference" / "conditions.md").read_text(encoding="utf-8")
-MAKERS = {"no", "yes", "unknown", "shared", "Trouble", "PinVerdict", "_failed", "_timed_out"}
+MAKERS = {"no", "yes", "unknown", "shared", "PodProblem", "PinVerdict", "_failed", "_timed_out", "Event"}
 """The functions whose argument is a reason."""
 
 
-def reasons() -> Iterator[str]:
+def literal_reasons() -> Iterator[str]:
     for path in PLAN.glob("*.py"):
         for call in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
             if isinstance(call, ast.Call) and isinstance(call.func, ast.Name) and call.func.id in MAKERS:
@@ -27,9 +28,10 @@ def reasons() -> Iterator[str]:
                         yield text
 
 
-def test_every_reason_is_documented() -> None:
-    found = set(reasons())
+def test_every_reason_is_a_member_of_the_enumeration_and_documented() -> None:
+    found = set(Reason)
     assert len(found) > 50
+    assert set(literal_reasons()) - {"Normal", "Warning"} == set()
     assert sorted(reason for reason in found if f"`{reason}`" not in PAGE) == []
 
 

@@ -125,7 +125,7 @@ def test_its_pods_are_restricted_and_may_read_one_thing() -> None:
     assert kube.deployment["spec"]["template"]["spec"]["automountServiceAccountToken"] is False
 
 
-def test_the_gateways_process_understands_what_its_pod_says() -> None:
+def test_the_gateways_process_accepts_the_environment_of_its_pod() -> None:
     kube = Kube(
         scaling=ZERO, gateway={"maxHeldRequests": 7, "holdSeconds": 33}, rollout={"drainSeconds": 4}
     ).optimised()
@@ -196,7 +196,7 @@ def at_zero(**spec: Any) -> Kube:
     return kube
 
 
-def test_an_endpoint_at_zero_is_ready_and_says_that_it_is_asleep() -> None:
+def test_an_endpoint_at_zero_replicas_is_ready_with_the_reason_scaled_to_zero() -> None:
     kube = at_zero()
     made = kube.plan()
 
@@ -206,7 +206,7 @@ def test_an_endpoint_at_zero_is_ready_and_says_that_it_is_asleep() -> None:
     assert "holds the next one" in condition(made, "Ready")[2]
 
 
-def test_an_endpoint_that_wakes_says_that_it_starts() -> None:
+def test_an_endpoint_that_scales_from_zero_has_the_reason_starting() -> None:
     kube = at_zero()
     kube.scale = DesiredScale(replicas=1, reason="1 replica, up from 0: a request waits.")
     made = kube.reconcile()
@@ -224,7 +224,7 @@ def test_an_endpoint_at_zero_without_a_gateway_that_is_up_is_not_available() -> 
     assert condition(made, "Ready")[:2] == ("False", "GatewayUnavailable")
 
 
-def test_a_gateways_object_of_somebody_else_is_not_taken_over() -> None:
+def test_another_programs_object_with_a_gateways_name_is_not_taken_over() -> None:
     kube = Kube(scaling=ZERO)
     kube.conflicting = {Ref("Deployment", "emotion-gateway")}
     made = kube.reconcile()

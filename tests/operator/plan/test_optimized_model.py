@@ -91,7 +91,7 @@ def model(**more: object) -> OptimizedModelFacts:
     return OptimizedModelFacts(**{**values, **more})
 
 
-def test_a_result_that_nobody_uses_is_deleted_after_the_grace_time() -> None:
+def test_an_unused_result_is_deleted_after_the_grace_time() -> None:
     now = BEGIN + timedelta(days=1)
     marked = unused_model_action(model(), now=now, settings=SETTINGS)
     assert not marked.delete
@@ -152,7 +152,7 @@ def test_an_optimized_model_that_is_being_deleted_is_waited_for() -> None:
     assert made.requeue_seconds is not None
 
 
-def test_a_status_that_somebody_else_wrote_is_made_again_from_the_jobs() -> None:
+def test_an_invalid_status_is_rebuilt_from_the_jobs() -> None:
     kube = Kube()
     kube.reconcile()
     kube.job_succeeds()
@@ -175,7 +175,7 @@ def test_an_endpoint_whose_texts_are_not_there_wants_none_yet() -> None:
     assert name_of(Kube(workload={"textsFrom": {"configMapName": "texts", "key": "texts"}})) == ""
 
 
-def test_a_result_of_a_version_that_told_no_figures_is_replaced() -> None:
+def test_a_result_without_figures_of_another_version_is_replaced() -> None:
     kube = Kube().optimised()
     name = kube.endpoint["status"]["optimizedModel"]
     del kube.objects["OptimizedModel", name]["status"]["result"]

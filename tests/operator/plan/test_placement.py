@@ -121,13 +121,13 @@ def test_a_missing_device_plugin_is_named() -> None:
     )
 
 
-def test_no_nodes_of_a_class_with_devices_are_told_with_what_it_wants() -> None:
+def test_the_explanation_for_a_class_with_devices_names_its_labels() -> None:
     told = words(place(needs("inf2"), [node("a")]))
     assert told.startswith("no node offers aws.amazon.com/neuron: hardwareClass inf2 wants nodes labelled")
     assert told.endswith("with the Neuron device plugin; 1 node was looked at: 1 lacks the labels")
 
 
-def test_a_node_that_is_near_is_told_with_the_label_that_keeps_it_out() -> None:
+def test_the_explanation_of_a_nearly_matching_node_names_the_label_that_excludes_it() -> None:
     told = words(place(needs("icelake"), [nfd("Intel", 6, 85, VNNI), node("other")]))
     assert "no node belongs to hardwareClass icelake: it wants nodes labelled" in told
     assert "1 (bare) has feature.node.kubernetes.io/cpu-model.id=85 where in (106, 108) is wanted" in told
@@ -206,7 +206,7 @@ def test_what_else_keeps_a_pod_out(changed: dict[str, Any], beginning: str, endi
     assert told.endswith(ending)
 
 
-def test_a_cluster_without_nodes_is_told() -> None:
+def test_a_cluster_without_nodes_is_explained() -> None:
     assert "the cluster has none that the operator sees" in words(place(needs("any"), []))
 
 

@@ -46,7 +46,7 @@ def condition(kube: Kube, kind: str = "MetricsAvailable") -> tuple[str, str, str
     return found["status"], found["reason"], found["message"]
 
 
-def test_an_hpa_says_whether_it_scales_and_what_the_api_server_kept_of_it() -> None:
+def test_the_facts_of_an_hpa_have_whether_it_scales_and_which_fields_the_api_server_kept() -> None:
     able = {"type": "AbleToScale", "status": "True", "reason": "SucceededGetScale"}
     failing = {"type": "ScalingActive", "status": "False", "reason": "FailedGetExternalMetric", "message": "no metrics"}
 
@@ -85,7 +85,7 @@ def test_what_is_left_over_from_another_mode_is_known(mode: str, expected: tuple
     assert left_over((OURS, KEDAS, SCALED), ScalingMode(mode)) == expected
 
 
-def test_the_writer_is_the_hpa_whoever_made_it_and_not_one_that_goes() -> None:
+def test_the_writer_is_any_hpa_that_is_not_being_deleted() -> None:
     assert in_force((SCALED, KEDAS)) == KEDAS
     assert in_force((replace(OURS, deleting=True), SCALED)) is None
 
@@ -171,7 +171,7 @@ def test_kedas_own_hpa_is_not_ours_to_delete_and_the_next_writer_waits_until_it_
     assert kube.deployment["spec"]["replicas"] == 3
 
 
-def test_a_number_that_is_kept_for_somebody_else_is_written_only_as_it_was_seen() -> None:
+def test_a_count_that_is_kept_for_an_hpa_is_written_only_if_it_has_not_changed() -> None:
     kube = Kube().optimised()
     kube.deployment["metadata"]["managedFields"] = [
         {"manager": "penstock-operator", "operation": "Apply", "fieldsV1": {"f:spec": {"f:replicas": {}}}}
@@ -190,7 +190,7 @@ def test_a_number_that_is_kept_for_somebody_else_is_written_only_as_it_was_seen(
         ("KEDA", {"kind": SCALED_OBJECT}, ("its triggers", "FailedGetExternalMetric: no metrics returned.")),
     ],
 )
-def test_a_scaler_that_cannot_scale_is_said_in_its_own_words(
+def test_the_condition_has_the_message_of_a_scaler_that_cannot_scale(
     mode: str, facts: dict[str, Any], words: tuple[str, ...]
 ) -> None:
     kube = Kube(settings=KEDA, scaling={"mode": mode}).optimised()
@@ -215,7 +215,7 @@ def test_an_hpa_that_rests_at_no_replicas_is_not_broken() -> None:
     assert not ScalerFacts.from_object(hpa(resting)).broken
 
 
-def test_without_keda_its_mode_says_so_and_makes_nothing() -> None:
+def test_without_keda_its_mode_creates_nothing_and_the_condition_names_the_cause() -> None:
     kube = Kube(settings=KEDA, scaling={"mode": "KEDA"})
     kube.unknown_kinds = {SCALED_OBJECT}
     kube.optimised()

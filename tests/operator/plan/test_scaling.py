@@ -43,7 +43,7 @@ def condition(kube: Kube, kind: str = "MetricsAvailable") -> tuple[str, str]:
         ([HPAS], False),
     ],
 )
-def test_whose_number_it_is_is_read_from_the_managed_fields(managed: list[Json], alone: bool) -> None:
+def test_the_owner_of_the_replica_count_is_read_from_the_managed_fields(managed: list[Json], alone: bool) -> None:
     value = {"metadata": {"managedFields": managed}, "spec": {"replicas": 3, "template": {}}}
     assert DeploymentFacts.from_object(value).replicas_ours_alone is alone
 
@@ -117,7 +117,7 @@ def test_keda_asks_a_prometheus_for_the_operators_number() -> None:
     ]
 
 
-def test_keda_without_a_prometheus_is_said() -> None:
+def test_keda_without_a_prometheus_makes_the_condition_false() -> None:
     kube = Kube(settings=replace(SETTINGS, keda=True), scaling={"mode": "KEDA"}).optimised()
     assert ("ScaledObject", "emotion") not in kube.objects
     assert condition(kube) == ("False", "NoPrometheus")
@@ -138,7 +138,7 @@ def test_keda_without_a_prometheus_is_said() -> None:
         ),
     ],
 )
-def test_whether_the_load_is_known_is_said_where_somebody_needs_it(
+def test_metrics_available_is_computed_where_the_load_is_needed(
     scaling: Json, scale: DesiredScale | None, expected: tuple[str, str]
 ) -> None:
     kube = Kube(scaling=scaling).optimised()
@@ -161,7 +161,7 @@ def test_whether_the_load_is_known_is_said_where_somebody_needs_it(
         ({}, DesiredScale(2, curve=no("NoCurve", "none")), ("False", "NoCurve")),
     ],
 )
-def test_replicas_that_are_slower_than_their_curve_are_said(
+def test_replicas_slower_than_their_curve_make_curve_current_false(
     scaling: Json, scale: DesiredScale | None, expected: tuple[str, str]
 ) -> None:
     kube = Kube(scaling=scaling).optimised()
@@ -204,7 +204,7 @@ def test_that_the_maximum_holds_the_number_down_is_a_warning_once() -> None:
     assert warned(limited) == []
 
 
-def test_where_an_hpa_writes_the_number_the_event_says_what_is_wanted_and_why() -> None:
+def test_where_an_hpa_writes_the_count_the_event_has_the_decision_and_its_reason() -> None:
     kube = Kube(scaling={"mode": "HPA", "maxReplicas": 8}).optimised()
     reasons = []
     for scale in (

@@ -47,7 +47,7 @@ def discovery(kubeconfig: Path, namespace: str, port: int) -> dict[str, object]:
 @pytest.mark.slow
 @pytest.mark.timeout(600)
 @pytest.mark.usefixtures("classes")
-def test_replicas_follow_what_prometheus_says_and_stay_when_it_is_killed(
+def test_replicas_follow_prometheus_and_stay_when_it_is_killed(
     crds: Cluster, kubectl: Kubectl, kubeconfig: Path, tmp_path: Path
 ) -> None:
     program = binary(PROMETHEUS)

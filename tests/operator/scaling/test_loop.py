@@ -85,7 +85,7 @@ def scale_of(cache: ClusterCache) -> DesiredScale:
         (Unavailable("away"), "cannot be read"),
     ],
 )
-def test_a_secret_is_used_only_when_it_agrees_and_all_else_is_said(answer: Any, why: str) -> None:
+def test_a_secret_is_used_only_with_the_consent_label_and_other_problems_are_reported(answer: Any, why: str) -> None:
     cache = world_of(scaling={"metrics": {"prometheus": PROMETHEUS}})
     port = Secrets(answer)
 
@@ -98,7 +98,7 @@ def test_a_secret_is_used_only_when_it_agrees_and_all_else_is_said(answer: Any, 
     assert port.asked <= 3, "it is not read with every tick"
 
 
-def test_a_secret_without_a_url_is_said() -> None:
+def test_a_secret_without_a_url_is_reported() -> None:
     cache = world_of(scaling={"metrics": {"prometheus": {"secretName": "access"}}})
     asyncio.run(ticked(Secrets(None), cache, 120))
     metrics = scale_of(cache).metrics
@@ -126,7 +126,7 @@ def test_the_fall_back_is_gone_up_to_and_never_down() -> None:
         {"scaling": {"mode": "Sometimes"}},
     ],
 )
-def test_where_nothing_is_to_be_decided_nobody_is_asked(spec: dict[str, Any]) -> None:
+def test_pods_of_endpoints_that_do_not_scale_are_not_scraped(spec: dict[str, Any]) -> None:
     async def scenario() -> tuple[int, ClusterCache]:
         async with fleet() as pods:
             pod = await pods.add("127.0.0.2")
@@ -141,7 +141,7 @@ def test_where_nothing_is_to_be_decided_nobody_is_asked(spec: dict[str, Any]) ->
     assert (scrapes, cache.scales) == (0, {})
 
 
-def test_what_was_decided_is_forgotten_when_somebody_else_scales_or_the_endpoint_goes() -> None:
+def test_a_decision_is_withdrawn_when_another_scaler_scales_or_the_endpoint_is_deleted() -> None:
     async def scenario(end: Any) -> dict[ObjectKey, DesiredScale]:
         cache = world_of(2)
         autoscaler = make_autoscaler(cast("ClusterPort", Secrets(None)), cache, LoadSettings(), pod_port=1)

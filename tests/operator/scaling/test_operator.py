@@ -72,7 +72,7 @@ def test_replicas_follow_the_load_with_one_writer_and_say_why(
 
 
 @pytest.mark.slow
-def test_without_metrics_nothing_shrinks_and_it_is_said_and_a_new_leader_changes_nothing(
+def test_without_metrics_nothing_shrinks_the_condition_is_false_and_a_new_leader_changes_nothing(
     classes: Cluster, kubectl: Kubectl, kubeconfig: Path
 ) -> None:
     async def play(scene: Scene) -> None:
@@ -107,7 +107,7 @@ def test_without_metrics_nothing_shrinks_and_it_is_said_and_a_new_leader_changes
 
 
 @pytest.mark.slow
-def test_the_number_survives_the_change_to_an_hpa_and_belongs_to_whoever_scales(
+def test_the_count_survives_the_change_to_an_hpa_and_the_scaler_owns_it(
     classes: Cluster, kubectl: Kubectl, kubeconfig: Path
 ) -> None:
     async def play(scene: Scene) -> None:

@@ -38,7 +38,7 @@ BEFORE = DesiredScale(
         ({"p95_milliseconds": 19.0}, False, False),
     ],
 )
-def test_the_number_is_told_at_once_and_figures_only_when_they_are_others(
+def test_the_count_is_published_at_once_and_figures_only_when_they_differ(
     change: dict[str, object], at_once: bool, later: bool
 ) -> None:
     now = replace(BEFORE, **change)  # type: ignore[arg-type]  # by the name of its field
@@ -46,12 +46,12 @@ def test_the_number_is_told_at_once_and_figures_only_when_they_are_others(
     assert (worth_publishing(BEFORE, now, seconds=5), worth_publishing(BEFORE, now, seconds=61)) == (at_once, later)
 
 
-def test_the_first_decision_is_told() -> None:
+def test_the_first_decision_is_published() -> None:
     assert worth_publishing(None, BEFORE, seconds=0)
 
 
 @pytest.mark.parametrize(("old", "new", "expected"), [(0.2, 0.7, False), (0.2, 0.0, True), (0.0, 0.3, True)])
-def test_of_less_than_a_request_a_second_only_its_end_and_its_begin_are_told(
+def test_below_one_request_per_second_only_changes_from_and_to_zero_are_published(
     old: float, new: float, expected: bool
 ) -> None:
     before, now = replace(BEFORE, requests_per_second=old), replace(BEFORE, requests_per_second=new)

@@ -48,7 +48,7 @@ def test_the_model_of_the_spec_and_the_one_that_serves_are_both_seen(cache: Clus
     assert {model.name for model in seen(cache).optimized_models} == {"new", "old", wanted}
 
 
-def test_a_job_comes_with_its_newest_pod_and_what_that_says(cache: ClusterCache) -> None:
+def test_a_job_comes_with_its_newest_pod_and_that_pods_log(cache: ClusterCache) -> None:
     cache.models.put(objects.optimized_model("new"))
     cache.jobs.put(objects.job("new", 2))
     cache.jobs.put(objects.job("new", 1, version=2))
@@ -81,7 +81,7 @@ def test_pods_come_with_their_reports_and_neighbours_are_those_on_the_same_node(
     assert [(neighbour.name, neighbour.cpus) for neighbour in observed.neighbours] == [("theirs", (2, 3))]
 
 
-def test_what_is_there_is_told_by_kind_and_name(cache: ClusterCache) -> None:
+def test_present_objects_are_listed_by_kind_and_name(cache: ClusterCache) -> None:
     labels = {"penstock.dev/endpoint": "emotion"}
     cache.services.put({"metadata": objects.metadata("emotion", 1, labels)})
     cache.policies.put({"metadata": objects.metadata("someone-else", 1, {"penstock.dev/endpoint": "x"})})
@@ -127,7 +127,7 @@ def test_a_finished_endpoint_no_longer_waits_for_nodes(cache: ClusterCache) -> N
     assert cache.endpoints.of(("unready",)) == []
 
 
-def test_what_a_pod_says_twice_is_told_once(cache: ClusterCache) -> None:
+def test_an_unchanged_report_calls_no_listener(cache: ClusterCache) -> None:
     heard: list[object] = []
     cache.listen_reports(heard.append)
     cache.pods.put(objects.runtime_pod("mine", "emotion", ip="10.0.0.1", node="n1"))
@@ -160,6 +160,6 @@ def test_texts_that_were_changed_while_they_were_read_are_to_be_read_again(cache
     assert seen(cache).workload_texts == ("three",)
 
 
-def test_a_config_map_that_nobody_takes_texts_from_is_passed_over(cache: ClusterCache) -> None:
+def test_a_config_map_that_no_endpoint_names_is_ignored(cache: ClusterCache) -> None:
     assert cache.text_sources.put(texts("one")) is False
     assert len(cache.text_sources) == 0

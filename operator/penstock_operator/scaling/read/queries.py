@@ -197,7 +197,7 @@ def error_message(body: bytes) -> str:
 
 
 def _error_of(value: Any) -> str:
-    return f"prometheus says {str(value.get('error') or 'error')[:200]!r}"
+    return f"prometheus answered {str(value.get('error') or 'error')[:200]!r}"
 
 
 def _element(entry: Mapping[str, Any]) -> Element:

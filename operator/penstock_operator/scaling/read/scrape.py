@@ -79,7 +79,7 @@ def parse_metrics(text: str) -> PodReading:
         elif name == IN_FLIGHT:
             in_flight = _count(rest, line)
     if answered is None or in_flight is None or not buckets:
-        raise UnreadableMetrics(f"it says nothing of {ANSWERED}, {BUCKET} and {IN_FLIGHT}")
+        raise UnreadableMetrics(f"it lacks one of {ANSWERED}, {BUCKET} and {IN_FLIGHT}")
     buckets.sort()
     if buckets[-1][0] != math.inf:
         raise UnreadableMetrics("its latency histogram has no infinite bound")
@@ -96,14 +96,14 @@ def _number(text: str, line: str) -> float:
     try:
         return float(text)
     except ValueError:
-        raise UnreadableMetrics(f"it says {line[:80]!r}, which is no number") from None
+        raise UnreadableMetrics(f"it has {line[:80]!r}, which is not a number") from None
 
 
 def _count(rest: str, line: str) -> float:
     # A timestamp may follow the value.
     value = _number(rest.split(" ", 1)[0], line)
     if not math.isfinite(value) or value < 0:
-        raise UnreadableMetrics(f"it says {line[:80]!r}, which is no count")
+        raise UnreadableMetrics(f"it has {line[:80]!r}, which is not a count")
     return value
 
 
@@ -171,7 +171,7 @@ class PodScraper:
                 async for chunk in response.content.iter_any():
                     body += chunk
                     if len(body) > MAX_BYTES:
-                        return f"{pod.name} says more than {MAX_BYTES} bytes on {url}"
+                        return f"{pod.name} sends more than {MAX_BYTES} bytes on {url}"
             return self._reader(body.decode(errors="replace"))
         except TimeoutError:
             return f"{pod.name} does not answer within {self._timeout.total:g} s on {url}"
@@ -199,9 +199,9 @@ def parse_gateway_metrics(text: str) -> PodReading:
             try:
                 found[name] = float(value)
             except ValueError:
-                raise UnreadableMetrics(f"it says {line[:80]!r}, which is no count") from None
+                raise UnreadableMetrics(f"it has {line[:80]!r}, which is not a count") from None
     if len(found) < 2 or not all(math.isfinite(value) and value >= 0 for value in found.values()):
-        raise UnreadableMetrics(f"it says nothing of {GATEWAY_REQUESTS} and {GATEWAY_IN_FLIGHT}")
+        raise UnreadableMetrics(f"it lacks one of {GATEWAY_REQUESTS} and {GATEWAY_IN_FLIGHT}")
     # A reading counts ended requests; the others are in flight.
     ended = max(0.0, found[GATEWAY_REQUESTS] - found[GATEWAY_IN_FLIGHT])
     return PodReading(ended, found[GATEWAY_IN_FLIGHT], bounds=(math.inf,), counts=array("d", [0.0]))

@@ -22,7 +22,7 @@ penstock_request_seconds_count 7.0
 """
 
 
-def test_what_the_runtime_says_is_read() -> None:
+def test_the_metrics_of_a_runtime_are_parsed() -> None:
     pod = ServingPod(objective_milliseconds=17.5)
     pod.answer(10, seconds=0.0175)
     pod.answer(4, seconds=0.018)
@@ -56,8 +56,8 @@ def test_the_client_library_reads_the_same() -> None:
 @pytest.mark.parametrize(
     ("old", "new", "why"),
     [
-        ("penstock_in_flight_requests 3.0\n", "", "says nothing of"),
-        ("penstock_request_seconds_count 7.0\n", "", "says nothing of"),
+        ("penstock_in_flight_requests 3.0\n", "", "lacks one of"),
+        ("penstock_request_seconds_count 7.0\n", "", "lacks one of"),
         ('penstock_request_seconds_bucket{le="+Inf"} 7.0\n', "", "no infinite bound"),
         ('le="0.02"', 'lower="0.02"', "without a bound"),
         ("count 7.0", "count NaN", "is no count"),

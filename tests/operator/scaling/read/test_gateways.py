@@ -187,7 +187,7 @@ def is_asked(gateway: Gateway) -> bool:
     return "fe=status" in Control(gateway.log.parent / "haproxy.sock").tell("show sess")
 
 
-def test_an_endpoint_that_nobody_asks_stays_asleep(rig: Rig) -> None:
+def test_an_endpoint_without_requests_stays_at_zero(rig: Rig) -> None:
     gateway = rig.gateway()
     cache = sleeping_world()
     cache.pods.put(gateway_pod("g"))

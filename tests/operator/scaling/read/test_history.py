@@ -121,7 +121,7 @@ def test_one_of_two_pods_that_cannot_be_read_is_a_coverage_of_a_half() -> None:
     assert value(found.arrivals_fast) == pytest.approx(10)
 
 
-def test_when_no_pod_can_be_read_nothing_is_known_and_the_reason_is_told() -> None:
+def test_when_no_pod_can_be_read_nothing_is_known_and_the_reason_is_kept() -> None:
     watch = Watch("a")
     watch.watch(150, each=50)
     watch.now += 60
@@ -130,7 +130,7 @@ def test_when_no_pod_can_be_read_nothing_is_known_and_the_reason_is_told() -> No
     assert "no replica was scraped" in str(watch.metrics().arrivals_fast)
 
 
-def test_a_clock_that_goes_back_makes_no_rates_of_its_own() -> None:
+def test_a_clock_that_goes_back_makes_no_wrong_rates() -> None:
     watch = Watch("a")
     watch.watch(60, each=50)
     watch.now -= 3600

@@ -70,9 +70,7 @@ class Busy:
 
 
 @pytest.mark.slow
-def test_a_real_prometheus_tells_the_load_and_when_it_is_gone_nothing_is_known(
-    prometheus: Path, tmp_path: Path
-) -> None:
+def test_the_load_comes_from_a_real_prometheus_and_is_unknown_without_it(prometheus: Path, tmp_path: Path) -> None:
     async def ask(client: PrometheusClient, source: PrometheusSource) -> Metrics:
         return await client.metrics(source, PLACE, WINDOWS, objective_seconds=0.02)
 
@@ -131,7 +129,7 @@ def test_a_real_prometheus_tells_the_load_and_when_it_is_gone_nothing_is_known(
         ({"token": "%%"}, "no text"),
     ],
 )
-def test_a_secret_that_lets_nobody_in_is_refused_with_the_reason(data: dict[str, str], why: str) -> None:
+def test_a_secret_without_usable_credentials_is_refused_with_the_reason(data: dict[str, str], why: str) -> None:
     with pytest.raises(ValueError, match=why):
         PrometheusAccess.from_secret(data)
 

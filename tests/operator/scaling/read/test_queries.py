@@ -62,7 +62,7 @@ def matches(place: EndpointPods, pod: str) -> bool:
         ("emotion", False),
     ],
 )
-def test_the_pods_of_an_endpoint_are_told_from_those_of_others_by_their_names(pod: str, expected: bool) -> None:
+def test_the_pods_of_an_endpoint_are_selected_by_their_names(pod: str, expected: bool) -> None:
     assert matches(PLACE, pod) is expected
 
 
@@ -146,7 +146,7 @@ def test_quiet_is_idle() -> None:
         (Failure("no answer"), Unknown("no answer"), None),
     ],
 )
-def test_a_share_of_ones_own_says_on_which_side_of_the_objective_the_p95_is(
+def test_a_users_share_query_gives_the_side_of_the_objective_of_the_p95(
     answer: Answer, share: object, p95: object
 ) -> None:
     own = PrometheusQueries(good_latency_ratio="x")
@@ -173,7 +173,7 @@ def test_a_share_of_ones_own_says_on_which_side_of_the_objective_the_p95_is(
             {"status": "success", "data": {"resultType": "matrix", "result": []}},
             Failure("prometheus gave a matrix instead of numbers"),
         ),
-        ({"status": "error", "error": "parse error"}, Failure("prometheus says 'parse error'")),
+        ({"status": "error", "error": "parse error"}, Failure("prometheus answered 'parse error'")),
         ([], Failure("what answers is no prometheus")),
         (
             {"status": "success", "data": {"resultType": "vector", "result": [{}]}},

@@ -116,7 +116,7 @@ def test_a_class_may_name_architecture_scheduler_runtime_class_and_devices() -> 
     assert "PENSTOCK_CORES" not in env_of(kube.deployment)
 
 
-def test_the_runtime_is_told_everything_by_its_environment() -> None:
+def test_the_environment_has_all_settings_of_the_runtime() -> None:
     environment = env_of(Kube(serving={"maxInputTokens": 256, "truncate": False}).optimised().deployment)
     assert environment == {
         "PENSTOCK_STORE_URI": "file:///var/lib/penstock/artefacts",
@@ -185,7 +185,7 @@ def test_the_selector_of_the_deployment_never_changes() -> None:
     assert kube.objects["Service", "emotion"]["spec"]["selector"] == names.runtime_selector("emotion")
 
 
-def test_what_a_user_says_of_pods_is_in_both_and_their_labels_cannot_replace_ours() -> None:
+def test_pod_settings_apply_to_both_pods_and_user_labels_cannot_replace_the_operators() -> None:
     kube = Kube(
         pod={
             "labels": {"team": "search"},
@@ -250,7 +250,7 @@ def test_the_models_credentials_reach_the_job_and_no_runtime_pod() -> None:
     assert "hf-token" not in json.dumps(kube.deployment)
 
 
-def test_a_mounted_store_lets_runtime_pods_call_nobody() -> None:
+def test_with_a_mounted_store_runtime_pods_have_no_egress() -> None:
     policy = Kube().optimised().objects["NetworkPolicy", "emotion"]["spec"]
     assert "egress" not in policy
     assert policy["policyTypes"] == ["Ingress", "Egress"]
@@ -273,7 +273,7 @@ def test_a_model_in_a_volume_is_mounted_read_only_into_the_job(model: str, path:
     assert path not in mounts_of(kube.deployment)
 
 
-def test_a_model_below_the_store_needs_no_mount_of_its_own() -> None:
+def test_a_model_below_the_store_needs_no_separate_mount() -> None:
     kube = Kube(model="file:///var/lib/penstock/artefacts/models/bert").optimised()
     assert "/var/lib/penstock/artefacts/models/bert" not in mounts_of(job_of(kube))
 
@@ -376,7 +376,7 @@ def test_suspending_writes_zero_in_every_mode_and_resuming_gives_the_number_back
     assert resumed["spec"].get("replicas") == (None if mode in {"HPA", "KEDA"} else 1)
 
 
-def test_an_idle_endpoint_stays_at_zero_while_the_autoscaler_says_nothing() -> None:
+def test_an_idle_endpoint_stays_at_zero_without_a_decision() -> None:
     kube = Kube(scaling={"mode": "Internal", "minReplicas": 0}).optimised()
     kube.scale = DesiredScale(0, "idle")
     kube.reconcile()

@@ -257,7 +257,7 @@ def test_an_endpoint_that_is_being_deleted_is_left_to_the_garbage_collector() ->
     assert made.status == kube.endpoint["status"]
 
 
-def test_endpoints_that_wait_own_an_optimized_model_and_nobody_owns_a_result() -> None:
+def test_waiting_endpoints_own_an_optimized_model_and_a_result_has_no_owner() -> None:
     kube = Kube()
     kube.reconcile()
     name = kube.endpoint["status"]["optimizedModel"]
@@ -281,7 +281,7 @@ def test_history_holds_the_last_five_plans_each_once() -> None:
     assert digests == [digest(letter) for letter in "dcaf"]
 
 
-def test_a_rollout_without_room_for_the_new_pod_says_so_and_what_to_do() -> None:
+def test_the_condition_of_a_rollout_without_room_for_the_new_pod_has_the_next_action() -> None:
     kube = Kube().optimised()
     kube.edit(pod={"labels": {"team": "search"}})
     kube.reconcile()
@@ -308,7 +308,7 @@ def test_a_rollout_without_room_for_the_new_pod_says_so_and_what_to_do() -> None
     assert condition(made, "Available")[0] == "True"
 
 
-def test_a_rollout_whose_new_pods_crash_leaves_the_old_ones_and_is_said() -> None:
+def test_a_rollout_whose_new_pods_crash_keeps_the_old_ones_and_is_reported() -> None:
     kube = Kube().optimised()
     kube.edit(rollout={"drainSeconds": 5})
     kube.reconcile()
@@ -325,7 +325,7 @@ def test_a_rollout_whose_new_pods_crash_leaves_the_old_ones_and_is_said() -> Non
     assert condition(made, "Ready")[0] == "False"
 
 
-def test_events_tell_each_change_once() -> None:
+def test_each_change_posts_one_event() -> None:
     kube = Kube()
     seen: list[tuple[str, str]] = []
     for step in (None, kube.job_runs, kube.job_succeeds, kube.pods_serve, None, None):

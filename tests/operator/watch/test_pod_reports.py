@@ -114,7 +114,7 @@ def test_a_pod_is_asked_once_and_its_report_kept() -> None:
         ("hang", "does not answer within 0.05 s"),
     ],
 )
-def test_a_pod_that_gives_no_report_is_asked_again_and_why_is_told_meanwhile(bad: Any, why: str) -> None:
+def test_a_pod_without_a_report_is_asked_again_and_the_reason_is_kept_meanwhile(bad: Any, why: str) -> None:
     problems = []
 
     def until(cache: ClusterCache) -> bool:
@@ -141,7 +141,7 @@ def test_a_body_without_end_is_not_read_to_its_end() -> None:
     assert "says nothing" in report(cache)[1]
 
 
-def test_what_a_pod_said_is_forgotten_with_it() -> None:
+def test_the_report_of_a_deleted_pod_is_removed() -> None:
     cache = probed({"127.0.0.1": Pod(INFO)}, has_report)
 
     cache.pods.remove(ObjectKey("a", "p0"))

@@ -89,7 +89,7 @@ CASES = [
 
 
 @pytest.mark.parametrize("case", CASES, ids=lambda case: case.name)
-def test_a_pod_that_does_not_serve_makes_the_endpoint_not_ready_and_says_why(case: Case) -> None:
+def test_a_pod_that_does_not_serve_makes_the_endpoint_unready_with_the_reason(case: Case) -> None:
     kube = deployed()
     kube.deployment_status(updated=1, available=0, replicas=1)
     kube.pod_of("emotion-0", **case.status)
@@ -112,7 +112,7 @@ def test_ready_is_false_while_one_of_two_pods_crash_loops() -> None:
     assert condition(made, "Ready")[:2] == ("False", "CrashLooping")
 
 
-def test_a_quota_that_allows_no_pod_is_said() -> None:
+def test_a_quota_that_allows_no_pod_is_reported() -> None:
     kube = deployed()
     kube.deployment["status"] = {
         "observedGeneration": 1,
@@ -193,7 +193,7 @@ def test_two_replicas_on_the_same_cpus_of_a_node_are_not_pinned() -> None:
     assert condition(kube.reconcile(), "CoresPinned")[:2] == ("False", "SharedCores")
 
 
-def test_a_node_of_another_processor_than_the_plans_is_said() -> None:
+def test_a_node_with_another_processor_than_the_plans_is_reported() -> None:
     kube = Kube().optimised()
     kube.infos = dict.fromkeys(kube.infos, info(range(4, 8), cpu=ZEN3))
     made = kube.reconcile()
@@ -275,7 +275,7 @@ def test_a_spec_that_cannot_be_acted_upon_is_not_accepted_and_leaves_what_serves
     assert made.status["observedGeneration"] == 2
 
 
-def test_a_service_of_somebody_elses_is_not_taken_over() -> None:
+def test_another_programs_service_is_not_taken_over() -> None:
     kube = Kube()
     kube.conflicting = {Ref("Service", "emotion"), Ref("Service", "other")}
     made = kube.reconcile()
@@ -298,7 +298,7 @@ def test_neuron_cores_that_are_no_whole_devices_are_not_accepted() -> None:
     assert (limits["aws.amazon.com/neuron"], limits["cpu"]) == ("2", "4")
 
 
-def test_an_unreadable_hardware_class_is_said() -> None:
+def test_an_unreadable_hardware_class_is_reported() -> None:
     kube = Kube()
     kube.classes["icelake"]["spec"]["threadsPerCore"] = "two"
     assert condition(kube.reconcile(), "Accepted")[:2] == ("False", "HardwareClassInvalid")
@@ -322,7 +322,7 @@ def test_a_hardware_class_that_vanishes_leaves_the_pods() -> None:
         (DesiredScale(2, metrics=no("MetricsMissing", "metrics are missing")), ("False", "MetricsMissing")),
     ],
 )
-def test_missing_metrics_are_said_and_do_not_make_an_endpoint_unready(
+def test_missing_metrics_are_reported_and_do_not_make_an_endpoint_unready(
     scale: DesiredScale | None, expected: tuple[str, str]
 ) -> None:
     kube = Kube().optimised()
@@ -349,7 +349,7 @@ def test_the_autoscalers_figures_are_in_the_status_and_its_time_moves_with_the_n
     assert kube.endpoint["status"]["scaling"]["lastScaleTime"] != before["lastScaleTime"]
 
 
-def test_figures_of_the_autoscaler_go_when_somebody_else_scales() -> None:
+def test_figures_of_the_autoscaler_are_removed_when_an_external_scaler_scales() -> None:
     kube = Kube().optimised()
     kube.scale = DesiredScale(2, "2 replicas")
     kube.reconcile()
@@ -376,7 +376,7 @@ def test_transition_times_move_only_with_the_status() -> None:
     assert moved == {"CoresPinned", "Ready"}
 
 
-def test_a_status_that_somebody_else_wrote_is_replaced() -> None:
+def test_an_invalid_status_is_replaced() -> None:
     kube = Kube().optimised()
     good = kube.endpoint["status"]["conditions"]
     kube.endpoint["status"] = {"conditions": [{"type": "Ready", "status": "Perhaps"}], "pods": 3}
@@ -385,7 +385,7 @@ def test_a_status_that_somebody_else_wrote_is_replaced() -> None:
     assert [entry["type"] for entry in found] == [entry["type"] for entry in good]
 
 
-def test_pods_that_are_being_deleted_are_nobodys_trouble() -> None:
+def test_pods_that_are_being_deleted_are_no_problem() -> None:
     kube = Kube().optimised()
     old = kube.pod_of("emotion-old", **crashed())
     old["metadata"]["deletionTimestamp"] = "2026-11-21T12:00:00Z"
@@ -402,7 +402,7 @@ def test_a_report_that_no_version_of_ours_wrote_names_no_processor() -> None:
     assert made.status["pods"][0]["cpu"] == ""
 
 
-def test_a_pod_that_has_ended_well_is_nobodys_trouble() -> None:
+def test_a_pod_that_succeeded_is_no_problem() -> None:
     kube = Kube().optimised()
     kube.pod_of("emotion-done", phase="Succeeded")
     assert condition(kube.reconcile(), "Ready")[0] == "True"

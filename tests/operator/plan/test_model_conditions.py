@@ -90,7 +90,7 @@ CASES = [
 
 
 @pytest.mark.parametrize("case", CASES, ids=lambda case: case.name)
-def test_a_failure_is_said_and_tried_again_where_that_can_help(case: Case) -> None:
+def test_a_failure_is_in_the_condition_and_retried_where_that_can_help(case: Case) -> None:
     kube = Kube()
     kube.reconcile()
     first = kube.job
@@ -112,7 +112,7 @@ def test_a_failure_is_said_and_tried_again_where_that_can_help(case: Case) -> No
     assert (kube.job != first) is case.retried
 
 
-def test_model_failures_are_told_by_model_resolved_and_others_are_not() -> None:
+def test_model_failures_make_model_resolved_false_and_others_do_not() -> None:
     for reason, expected in (("ModelNotFound", "False"), ("StoreAccessDenied", "Unknown")):
         kube = Kube()
         kube.reconcile()
@@ -223,7 +223,7 @@ def test_a_failed_job_that_is_gone_is_followed_by_the_next_at_its_time() -> None
     assert kube.job.endswith("-2")
 
 
-def test_a_job_without_a_node_says_what_is_missing() -> None:
+def test_the_condition_of_a_job_without_a_node_names_what_is_missing() -> None:
     kube = Kube()
     kube.nodes = [
         {
@@ -252,7 +252,7 @@ def test_a_job_without_a_node_says_what_is_missing() -> None:
     assert made.status["reason"] == "NoNodeForClass"
 
 
-def test_a_job_that_waits_for_a_busy_node_says_the_schedulers_words() -> None:
+def test_the_condition_of_a_job_that_waits_for_a_busy_node_has_the_schedulers_message() -> None:
     kube = Kube()
     kube.reconcile()
     words = "0/1 nodes are available: 1 Insufficient cpu."
@@ -273,7 +273,9 @@ def test_a_job_that_waits_for_a_busy_node_says_the_schedulers_words() -> None:
         (("CreateContainerConfigError", 'secret "hf-token" not found'), 'secret "hf-token" not found'),
     ],
 )
-def test_a_job_whose_container_cannot_start_says_why(waiting: tuple[str, str], says: str) -> None:
+def test_the_condition_of_a_job_whose_container_cannot_start_has_the_reason(
+    waiting: tuple[str, str], says: str
+) -> None:
     kube = Kube()
     kube.reconcile()
     kube.job_pod(phase="Pending", containerStatuses=[container(waiting=waiting)])

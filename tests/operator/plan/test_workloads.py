@@ -69,7 +69,7 @@ def test_no_answer_of_a_pod_can_stop_the_operator(value: Json) -> None:
     assert isinstance(HostReport.from_info(value), HostReport | None)
 
 
-def test_a_report_says_where_a_pod_runs() -> None:
+def test_a_report_has_the_cpus_of_a_pod() -> None:
     report = HostReport.from_info(info((4, 5), quota=2.5))
     assert report is not None
     assert (report.cpus, report.quota, report.pinned, report.cpu["isa"]) == ((4, 5), 2.5, True, "avx512-vnni")
