@@ -1,4 +1,4 @@
-/* The float kernels with vectors of 512 bits, for each file of kernels that has them. */
+/* The float kernels with vectors of 512 bits, for the AVX-512 and AMX files. */
 #ifndef PENSTOCK_AVX512_H
 #define PENSTOCK_AVX512_H
 
@@ -44,8 +44,7 @@ static inline void v_store_four(uint8_t *p, const V *shifted) {
 void linear8_vnni(const struct linear8 *layer, const uint8_t *stored, const struct row_grid *grids,
                   const float *residual, int first, int last, int from, int to, float *target);
 
-/* How far ahead of their use weights are asked for into the first-level cache, in bytes: 2,048 to 8,192 make no
-difference. */
+/* Distance of the prefetch of weights into the first-level cache, in bytes: 2,048 to 8,192 make no difference. */
 #define AHEAD 4096
 
 #endif

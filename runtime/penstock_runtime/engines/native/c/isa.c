@@ -1,4 +1,4 @@
-/* Which kernels this processor can run. */
+/* Detects the instruction sets of this processor. */
 #define _GNU_SOURCE
 #if defined(__x86_64__)
 #include <cpuid.h>
@@ -11,7 +11,7 @@
 int penstock_abi(void) { return PENSTOCK_ABI; }
 
 #if defined(__x86_64__)
-/* The processor has the tiles, and the kernel lets this process use them. */
+/* The processor has AMX tiles, and the kernel permits this process to use them. */
 static int has_amx(void) {
     unsigned a, b, c, d;
     if (!__get_cpuid_count(7, 0, &a, &b, &c, &d) || !(d & bit_AMX_TILE) || !(d & bit_AMX_INT8) ||

@@ -1,4 +1,4 @@
-/* The arithmetic, once for each instruction set. A kernel computes a part of a step in the calling thread. */
+/* The interface of the kernels of an instruction set. A kernel computes a part of a step in the calling thread. */
 #ifndef PENSTOCK_KERNELS_H
 #define PENSTOCK_KERNELS_H
 
@@ -7,14 +7,14 @@
 
 #define PANEL 32    /* outputs that are packed together */
 #define ALIGNMENT 64 /* bytes; of buffers and weights */
-#define MOST_NARROW_INPUTS 4096 /* of a product whose weights have fewer than 8 bits: a panel is widened on the stack */
+#define MOST_NARROW_INPUTS 4096 /* of a product with weights of fewer than 8 bits: a panel is widened on the stack */
 
-/* Adding it leaves a float's nearest integer in the low bits: sums below 2^22 in magnitude. */
+/* Adding it puts a float's nearest integer into the low bits, for magnitudes below 2^22. */
 #define ROUNDER 12582912.0f
 
-/* How one row of activations was quantised: value = (stored - zero) * scale. */
+/* The quantisation of one row of activations: value = (stored - zero) * scale. */
 struct row_grid {
-    float scale, zero; /* zero is a whole number */
+    float scale, zero; /* zero is an integer */
 };
 
 /* An 8-bit product. */
@@ -22,8 +22,8 @@ struct linear8 {
     int inputs;            /* a multiple of 4 */
     int outputs;           /* a multiple of PANEL */
     int activation;
-    int bits;              /* of a weight: 8, or fewer where the lower ones of all are 0 and narrow.h knows them */
-    const int8_t *packed;  /* [outputs / PANEL, inputs / 4, PANEL, 4]; 64 bytes may be read behind the end */
+    int bits;              /* of a weight: 8, or fewer if the lower bits of all are 0 and narrow.h supports it */
+    const int8_t *packed;  /* [outputs / PANEL, inputs / 4, PANEL, 4]; 64 bytes after the end may be read */
     const float *scales;   /* [outputs] */
     const float *bias;     /* [outputs] */
     const int32_t *sums;   /* [outputs]: of the weights over the inputs */
@@ -70,8 +70,8 @@ extern const struct kernels penstock_avx512_bf16;
 extern const struct kernels penstock_amx;
 #endif
 
-/* Floats that one thread needs for the attention over so many tokens: keys, values, what counts, and 16 lines of scores
-that do not all begin at the same place of the cache. */
+/* Floats of scratch memory of one thread for the attention over `tokens` tokens: keys, values, the mask, and 16 lines
+of scores whose starts are spread over the cache sets. */
 static inline size_t attention_scratch(int tokens, int width) {
     size_t padded = ((size_t)tokens + 31) / 32 * 32;
     return (padded + 16) * ((size_t)width + 17);

@@ -1,4 +1,4 @@
-/* AMX, where one instruction multiplies 16,384 pairs of bytes, or 8,192 of 16-bit floats. */
+/* Kernels for AMX, where one instruction multiplies 16,384 pairs of bytes, or 8,192 of 16-bit floats. */
 #if defined(__x86_64__)
 #include "avx512.h"
 #include "narrow.h"
@@ -14,7 +14,7 @@ struct tile_shapes {
     uint8_t rows[16];
 };
 
-/* Tiles 0..3: sums of two times two; 4, 5: lines; 6, 7: weights. */
+/* Tiles 0..3: sums of 2 x 2; 4, 5: lines; 6, 7: weights. */
 static inline AMX void shape_tiles(int upper, int lower) {
     struct tile_shapes shapes = {.palette = 1};
     for (int t = 0; t < 8; t++) {
@@ -28,24 +28,24 @@ static inline AMX void shape_tiles(int upper, int lower) {
 
 #define LEAST_LINES 4   /* for tiles to pay */
 #define MOST_LINES 256  /* of which sums are kept */
-#define PART 8          /* turns: weights of a panel that stay in the first-level cache beside the lines that go by */
-#define TURN 64         /* inputs whose products are summed by one instruction */
+#define PART 8          /* turns: weights of a panel that fit into the first-level cache together with the current lines */
+#define TURN 64         /* inputs that one instruction multiplies and sums */
 #define TURN_BYTES (TURN * PANEL) /* of the weights of a panel that one turn needs */
 
-/* What is to be read soon, and how many cache lines of it to ask for in each turn. */
-struct ahead {
+/* The next memory to read, and the number of its cache lines to prefetch in each turn. */
+struct prefetch {
     const char *at;
     int lines;
 };
 
-/* The weights of one panel. Narrow ones are widened a turn before their use, into room for the whole panel where other
-lines follow, else for two turns. */
+/* The weights of one panel. Narrow ones are widened a turn before their use, into memory for the whole panel if other
+lines follow, otherwise for two turns. */
 struct panel {
     const int8_t *at; /* as packed */
     int bits;
     struct narrow narrow;
     int8_t *room;
-    size_t kept; /* of the number of a turn: all bits, or the lowest */
+    size_t kept; /* mask of the turn number: all bits, or the lowest */
 };
 
 static inline const int8_t *turn_weights(const struct panel *panel, size_t turn) {
@@ -62,7 +62,7 @@ static inline void widen_turn(const struct panel *panel, size_t turn) {
 
 /* Turns begin..end of one panel for up to 32 lines. */
 static AMX void tiles(const struct panel *panel, const uint8_t *x, size_t inputs, size_t begin, size_t end, int lines,
-                      struct ahead *ahead, int32_t *sums) {
+                      struct prefetch *ahead, int32_t *sums) {
     const char *soon = ahead->at;
     if (begin) {
         _tile_loadd(0, sums, PANEL * 4);
@@ -109,7 +109,7 @@ static AMX void linear8_lines(const struct linear8 *layer, const uint8_t *stored
                               const float *residual, int first, int last, int from, int to, float *target) {
     size_t inputs = (size_t)layer->inputs, turns = inputs / TURN, bytes = inputs * PANEL / 8 * (size_t)layer->bits;
     _Alignas(64) int32_t sums[MOST_LINES / (2 * TILE)][2 * TILE * PANEL];
-    _Alignas(64) int8_t room[MOST_NARROW_INPUTS * PANEL]; /* untouched where weights have 8 bits */
+    _Alignas(64) int8_t room[MOST_NARROW_INPUTS * PANEL]; /* unused if weights have 8 bits */
     int upper = -1, lower = -1, chunks = (last - first + 2 * TILE - 1) / (2 * TILE);
     size_t part = chunks > 1 && turns > PART ? PART : turns;
     struct panel now = {.room = room, .kept = chunks > 1 ? SIZE_MAX : 1};
@@ -117,8 +117,10 @@ static AMX void linear8_lines(const struct linear8 *layer, const uint8_t *stored
     int cache_lines = TURN_BYTES / 64 * layer->bits / 8; /* of the weights of one turn */
     for (int panel = from; panel < to; panel++) {
         const int8_t *packed = layer->packed + (size_t)panel * bytes;
-        /* Weights are read from far away once: for few lines just ahead, else a panel ahead, bit by bit. */
-        struct ahead ahead = {(const char *)packed + (chunks > 1 ? bytes : AHEAD), (cache_lines + chunks - 1) / chunks};
+        /* Weights are read from memory once: prefetched shortly before their use for few lines, otherwise gradually during the
+       previous panel. */
+        struct prefetch ahead = {(const char *)packed + (chunks > 1 ? bytes : AHEAD),
+                                 (cache_lines + chunks - 1) / chunks};
         for (size_t begin = 0, end; begin < turns; begin = end) {
             end = begin + part < turns ? begin + part : turns;
             now.at = packed;
@@ -129,7 +131,7 @@ static AMX void linear8_lines(const struct linear8 *layer, const uint8_t *stored
                 if (now_upper != upper || now_lower != lower) shape_tiles(upper = now_upper, lower = now_lower);
                 int32_t *own = sums[part < turns ? chunk : 0];
                 tiles(&now, stored + (size_t)line * inputs, inputs, begin, end, lines, &ahead, own);
-                if (now.bits < 8 && chunks > 1) { /* they are wide from now on */
+                if (now.bits < 8 && chunks > 1) { /* widened for the following lines */
                     now.at = room;
                     now.bits = 8;
                 }
@@ -137,7 +139,7 @@ static AMX void linear8_lines(const struct linear8 *layer, const uint8_t *stored
             }
         }
     }
-    _tile_release(); /* or every switch of threads would save them */
+    _tile_release(); /* otherwise every context switch would save them */
 }
 
 static AMX void linear8_amx(const struct linear8 *layer, const uint8_t *stored, const struct row_grid *grids,

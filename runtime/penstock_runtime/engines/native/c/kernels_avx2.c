@@ -1,11 +1,11 @@
-/* AVX2 without 8-bit dot products: bytes are widened to 16 bits, whose sums of pairs are exact. */
+/* Kernels for AVX2, without 8-bit dot products: bytes are widened to 16 bits, whose sums of pairs are exact. */
 #if defined(__x86_64__)
 #pragma GCC target("avx2,fma")
 #include <immintrin.h>
 #include <math.h>
 #include <string.h>
 
-#include "ahead.h"
+#include "prefetch.h"
 #include "kernels.h"
 #include "native.h"
 
@@ -41,11 +41,11 @@ static inline void v_store_bytes(uint8_t *p, V shifted) {
 #define LINES 4
 #define HALF (PANEL / 2)
 
-/* Up to LINES lines x half a panel: eight sums, and the last line again where there are fewer lines. */
+/* Up to LINES lines x half a panel: eight sums; the last line is repeated if there are fewer. */
 static void block(const struct linear8 *layer, const uint8_t *stored, int line, int lines, int column,
-                  struct ahead *ahead, int32_t *target) {
+                  struct prefetch *ahead, int32_t *target) {
     const char *soon = ahead->at;
-    const int soon_lines = lines_ahead(ahead);
+    const int soon_lines = prefetch_lines(ahead);
     size_t inputs = (size_t)layer->inputs;
     const int8_t *w = layer->packed + (size_t)(column / PANEL) * PANEL * inputs + (size_t)(column % PANEL) * 4;
     const uint8_t *x[LINES];
@@ -56,7 +56,7 @@ static void block(const struct linear8 *layer, const uint8_t *stored, int line, 
     }
     for (size_t k = 0; k < inputs; k += 4, w += PANEL * 4) {
         __m256i even[2], odd[2];
-        soon = ask(soon, soon_lines);
+        soon = prefetch(soon, soon_lines);
         for (int v = 0; v < 2; v++) {
             __m256i both = _mm256_loadu_si256((const __m256i *)(w + v * 32));
             even[v] = _mm256_srai_epi16(_mm256_slli_epi16(both, 8), 8);
@@ -83,7 +83,7 @@ static void linear8(const struct linear8 *layer, const uint8_t *stored, const st
     _Alignas(32) int32_t sums[LINES * HALF];
     int chunks = (last - first + LINES - 1) / LINES;
     for (int panel = from; panel < to; panel++) {
-        struct ahead ahead = ahead_of(layer, panel + 1, 1, 2 * chunks);
+        struct prefetch ahead = prefetch_of(layer, panel + 1, 1, 2 * chunks);
         for (int column = panel * PANEL; column < (panel + 1) * PANEL; column += HALF)
             for (int line = first; line < last; line += LINES) {
                 int lines = last - line < LINES ? last - line : LINES;

@@ -1,7 +1,7 @@
-/* AVX-512 with VNNI (Cascade Lake, Ice Lake), where one instruction multiplies 64 pairs of bytes, or 32 of 16-bit whole
-numbers. */
+/* Kernels for AVX-512 with VNNI (Cascade Lake, Ice Lake), where one instruction multiplies 64 pairs of bytes, or 32 of
+16-bit integers. */
 #if defined(__x86_64__)
-#include "ahead.h"
+#include "prefetch.h"
 #include "avx512.h"
 #include "narrow.h"
 
@@ -13,12 +13,12 @@ numbers. */
 
 #define VNNI_LINES 12
 
-/* Lines x panels of the product: all sums stay in registers, each weight is loaded once. */
+/* Lines x panels of the product: all sums are in registers, each weight is loaded once. */
 static inline __attribute__((always_inline)) void block(const int lines, const int panels, const struct narrow *narrow,
                                                         const struct linear8 *layer, const uint8_t *x, int panel,
-                                                        struct ahead *ahead, int32_t *target) {
+                                                        struct prefetch *ahead, int32_t *target) {
     const char *soon = ahead->at;
-    const int soon_lines = lines_ahead(ahead);
+    const int soon_lines = prefetch_lines(ahead);
     __m512i sums[VNNI_LINES][4], w[4];
     const int vectors = panels * 2;
     size_t inputs = (size_t)layer->inputs, bytes = narrow ? 8 * (size_t)layer->bits : 64; /* of 64 weights */
@@ -33,12 +33,12 @@ static inline __attribute__((always_inline)) void block(const int lines, const i
             _mm_prefetch((const char *)at + AHEAD, _MM_HINT_T0);
             _mm_prefetch((const char *)at + AHEAD + 64, _MM_HINT_T0);
         }
-        soon = ask(soon, soon_lines);
+        soon = prefetch(soon, soon_lines);
         UNROLL for (int m = 0; m < lines; m++) {
             int32_t four;
             memcpy(&four, x + (size_t)m * inputs + k, 4);
             __m512i a = _mm512_set1_epi32(four);
-            /* The intrinsic of this instruction makes gcc 12 copy every sum in every turn. */
+            /* Not an intrinsic: gcc 12 would copy every sum in every turn. */
             UNROLL for (int v = 0; v < vectors; v++)
                 __asm__("vpdpbusd %2, %1, %0" : "+v"(sums[m][v]) : "v"(a), "v"(w[v]));
         }
@@ -60,9 +60,9 @@ static inline __attribute__((always_inline)) void lines8(const struct narrow *na
     int count = last - first, chunks = (count + VNNI_LINES - 1) / VNNI_LINES;
     _Alignas(64) int32_t sums[VNNI_LINES * PANEL];
     for (int panel = from; panel < to;) {
-        /* Few lines: two panels at once, so that there are enough sums to hide the instruction's latency. */
+        /* Few lines: two panels at once, for enough sums to hide the instruction's latency. */
         int panels = count <= 6 && to - panel >= 2 ? 2 : 1;
-        struct ahead ahead = ahead_of(layer, panel + panels, panels, chunks);
+        struct prefetch ahead = prefetch_of(layer, panel + panels, panels, chunks);
         for (int chunk = 0; chunk < chunks; chunk++) {
             int line = first + count * chunk / chunks, lines = first + count * (chunk + 1) / chunks - line;
             const uint8_t *x = stored + (size_t)line * (size_t)layer->inputs;

@@ -1,4 +1,4 @@
-/* AVX-512 with VNNI and 16-bit floats (Cooper Lake, Zen 4), of which one instruction multiplies 32 pairs. */
+/* Kernels for AVX-512 with VNNI and bfloat16 (Cooper Lake, Zen 4), whose instruction multiplies 32 pairs. */
 #if defined(__x86_64__)
 #include "avx512.h"
 

@@ -1,4 +1,4 @@
-/* Any processor: vectors of four that the compiler makes what it can of. The reference of the tests. */
+/* Kernels for any processor: vectors of four, compiled to the available instructions. The reference of the tests. */
 #include <math.h>
 #include <string.h>
 

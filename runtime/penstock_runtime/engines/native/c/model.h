@@ -1,4 +1,4 @@
-/* A model that is open. */
+/* An open model: its steps as phases, and the memory of its runs. */
 #ifndef PENSTOCK_MODEL_H
 #define PENSTOCK_MODEL_H
 
@@ -10,26 +10,26 @@
 
 #define MOST_BUFFERS 64
 
-/* What a phase does. A step is one phase or two: a product quantises its source first, unless the phase before did. */
+/* The kinds of phases. A step is one phase or two: a product quantises its source, unless the phase before did. */
 enum task { EMBED, NORM, QUANTISE, LINEAR8, LINEAR32, ATTENTION, FIRST, CHOSEN };
 
-/* What a buffer has a line for. */
+/* What the lines of a buffer belong to. */
 enum per { PER_TOKEN, PER_ROW, PER_CHOSEN };
 
 struct phase {
     enum task task;
     struct penstock_step step;
-    const struct linear8 *layer; /* LINEAR8; NORM: of the product that reads the result, which is quantised at once */
+    const struct linear8 *layer; /* LINEAR8; NORM: the product that reads the result, which is quantised immediately */
     const float *factors;
-    enum per per; /* of what it writes */
+    enum per per; /* of the target */
 };
 
-/* Phases first..last that follow each other and whose lines, of tokens, each depend on the same line alone; or one phase. */
+/* Consecutive phases first..last in which each line of a token depends on the same line only; or a single phase. */
 struct stretch {
     int first, last;
 };
 
-/* The memory of one run: kept from run to run, and as large as the largest was. */
+/* The memory of one run. Reused by later runs, grown to the largest one. */
 struct scratch {
     struct scratch *next;
     size_t lines, tokens, rows, chosen;
@@ -40,7 +40,7 @@ struct scratch {
     struct row_grid *grids;
     float *keep;       /* [rows, tokens] */
     int32_t *position; /* [rows, tokens] */
-    int32_t *where;    /* [chosen]: the lines of the tokens that were chosen */
+    int32_t *where;    /* [chosen]: the lines of the chosen tokens */
     float *attention;  /* [participants, attention floats] */
     size_t attention_floats;
 };
@@ -57,8 +57,8 @@ struct penstock_model {
     int buffer_widths[MOST_BUFFERS]; /* 0 until a step writes it */
     enum per buffer_per[MOST_BUFFERS];
     int buffers, output, widest_stored, head_width, threads;
-    int most_tokens; /* of a row; 0: as many as there are positions */
-    int chosen_id;   /* -1: no step chooses */
+    int most_tokens; /* of a row; 0: limited by the positions only */
+    int chosen_id;   /* -1: no CHOSEN step */
     struct pool *pool;
     pthread_mutex_t lock; /* of the free list */
     struct scratch *free;
@@ -66,13 +66,14 @@ struct penstock_model {
 
 static inline size_t rounded(size_t size, size_t to) { return (size + to - 1) / to * to; }
 
-/* Whether this processor moves bytes and bits within a register (AVX-512 VBMI), as narrow.h has it. */
+/* Whether this processor has AVX-512 VBMI, which narrow.h needs. */
 int has_vbmi(void);
 
-/* The kernels of an instruction set; NULL when this processor has it not. */
+/* The kernels of an instruction set; NULL if this processor does not have it. */
 const struct kernels *kernels_for(int isa);
 
-/* Memory for so many rows, tokens of each and chosen tokens of all; NULL when there is none. Give it back. */
+/* Memory for `rows` rows of `tokens` tokens, and `chosen` chosen tokens in total; NULL if there is none. To be returned
+with scratch_give. */
 struct scratch *scratch_take(struct penstock_model *model, size_t rows, size_t tokens, size_t chosen);
 void scratch_give(struct penstock_model *model, struct scratch *scratch);
 void scratch_free(struct scratch *scratch);

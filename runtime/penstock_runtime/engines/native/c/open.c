@@ -1,4 +1,4 @@
-/* Opening a model: its steps are checked, made into phases, and their weights packed. */
+/* Opens a model: checks its steps, turns them into phases, and packs the weights. */
 #define _GNU_SOURCE
 #include <stdlib.h>
 #include <string.h>
@@ -8,7 +8,7 @@
 
 #define HUGE_PAGE ((size_t)2 << 20)
 
-/* Large pages where there are some: weights are read from end to end, and the processor knows few small pages. */
+/* Huge pages if available: weights are read sequentially, and the TLB has few entries for small pages. */
 static void *take_pages(size_t size) {
     size_t whole = size + HUGE_PAGE;
     char *memory = mmap(NULL, whole, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
@@ -25,7 +25,7 @@ static size_t layer_size(const struct penstock_step *s, int bits) {
     return rounded(in * out / 8 * (size_t)bits, ALIGNMENT) + 3 * rounded(out * 4, ALIGNMENT) + rounded(in * 4, ALIGNMENT);
 }
 
-/* The bits that the weights of a product need: those below are 0 in all of them. */
+/* The bits of a product's weights: the lower ones are 0 in all weights. */
 static int weight_bits(const struct penstock_model *m, const struct penstock_step *s) {
     const uint8_t *weights = s->weights;
     unsigned all = 0x10; /* 4 bits at least */
@@ -66,7 +66,7 @@ static int bad_buffer(const struct penstock_model *m, int buffer, int width) {
     return buffer < 0 || buffer >= MOST_BUFFERS || m->buffer_widths[buffer] != width;
 }
 
-/* The shape of a buffer that a step writes; all its writers agree. */
+/* Declares the shape of a buffer that a step writes; all its writers must agree. */
 static int declare(struct penstock_model *m, int buffer, int width, enum per per) {
     if (buffer < 0 || buffer >= MOST_BUFFERS || width <= 0) return 0;
     if (buffer >= m->buffers) m->buffers = buffer + 1;
@@ -77,7 +77,7 @@ static int declare(struct penstock_model *m, int buffer, int width, enum per per
     return 1;
 }
 
-/* Whether a step reads what is there, and declares what it writes. `per` is that of its source. */
+/* Checks that a step reads declared buffers, and declares its target. `per` is that of its source. */
 static int check_step(struct penstock_model *m, const struct penstock_step *s, enum per per) {
     int panels = s->outputs > 0 && s->outputs % PANEL == 0;
     switch (s->kind) {
@@ -108,7 +108,7 @@ static int check_step(struct penstock_model *m, const struct penstock_step *s, e
     case PENSTOCK_FIRST:
         return s->outputs > 0 && !bad_buffer(m, s->source, s->outputs) && per == PER_TOKEN &&
                s->source != s->target && declare(m, s->target, s->outputs, PER_ROW);
-    case PENSTOCK_CHOSEN: /* of one id in a model */
+    case PENSTOCK_CHOSEN: /* of only one id in a model */
         if (s->padding < 0 || (m->chosen_id >= 0 && m->chosen_id != s->padding)) return 0;
         m->chosen_id = s->padding;
         return s->outputs > 0 && !bad_buffer(m, s->source, s->outputs) && per == PER_TOKEN &&

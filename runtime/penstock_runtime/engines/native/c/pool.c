@@ -1,13 +1,13 @@
-/* Workers sleep in the kernel between runs. Within a run everybody takes blocks from one ticket:
+/* Workers sleep in the kernel between runs. During a run the caller and the workers take blocks from one ticket:
 
     generation (24 bits) | phase (12) | blocks of the phase (14) | next block (14)
 
-Who takes a block with a compare-and-swap holds the run open until it is done, since a phase ends when all its blocks
-are done. Who is late, or was put off the processor, finds another generation or phase in the ticket and has cost
-nothing: nobody waits for a thread that holds no block.
+A thread takes a block with a compare-and-swap. The run cannot end before that block is done, since a phase ends when
+all its blocks are done. A thread that is late, or was descheduled, finds another generation or phase in the ticket and
+has delayed no other thread: no thread waits for one that holds no block.
 
-Each core has one thread. A caller without helpers takes a core from those who help: one of them rests until the caller
-is done. Otherwise both would get half a core, and whoever came second would wait for a row that came first. */
+There is one thread for each core. A caller that computes without the pool takes a core from the workers: one of them
+pauses until that caller is done. Otherwise both would get half a core, and rows would wait for later ones. */
 #define _GNU_SOURCE
 #include "pool.h"
 
@@ -20,8 +20,8 @@ is done. Otherwise both would get half a core, and whoever came second would wai
 #include <time.h>
 #include <unistd.h>
 
-#define SPINS 600   /* pauses between looks at the ticket before a thread offers its processor to others: some 30 us */
-#define OFFERS 1000 /* of it, before a worker naps instead: 1 ms or so */
+#define SPINS 600   /* polls of the ticket with a pause before a thread yields its processor: some 30 us */
+#define YIELDS 1000 /* yields before a worker sleeps instead: about 1 ms */
 #define NAP 100000  /* nanoseconds */
 #define OVER 4095u  /* the phase of a run that has ended */
 
@@ -37,13 +37,13 @@ struct pool {
     _Alignas(64) _Atomic uint32_t wake; /* counts runs; workers sleep on it */
     _Alignas(64) _Atomic int wanted;    /* workers of this run */
     _Atomic int busy, stopping, resting;
-    _Alignas(64) _Atomic uint32_t alone; /* callers that have no helpers; workers rest on it */
+    _Alignas(64) _Atomic uint32_t alone; /* callers that compute without the pool; pausing workers wait on it */
     void *job;
     int phases;
     pool_blocks *blocks;
     pool_work *work;
-    cpu_set_t processors; /* that the workers may use */
-    int caller_on;        /* the one they have been kept off last; -1: none */
+    cpu_set_t processors; /* allowed for the workers */
+    int caller_on;        /* the processor that the workers were excluded from last; -1: none */
     int threads;
     struct worker workers[];
 };
@@ -71,8 +71,8 @@ static void wake_sleepers(_Atomic uint32_t *word, int most) {
     syscall(SYS_futex, word, FUTEX_WAKE_PRIVATE, most, NULL, NULL, 0);
 }
 
-/* Whether a worker is one too many for the cores; sleeps then until the callers without helpers are others. */
-static int rested(struct pool *pool, int participant) {
+/* Whether there are more threads than cores; the worker then sleeps until the number of other callers changes. */
+static int paused(struct pool *pool, int participant) {
     uint32_t alone = atomic_load_explicit(&pool->alone, memory_order_acquire);
     if (!participant || (uint32_t)participant + alone < (uint32_t)pool->threads) return 0;
     atomic_fetch_add(&pool->resting, 1);
@@ -83,7 +83,7 @@ static int rested(struct pool *pool, int participant) {
 
 void pool_enter_alone(struct pool *pool) {
     atomic_fetch_add(&pool->alone, 1);
-    /* A worker that we have just cut in on may hold a block, for which a whole run would wait. */
+    /* The worker that this thread has just preempted may hold a block, for which a whole run would wait. */
     if (atomic_load_explicit(&pool->busy, memory_order_relaxed)) sched_yield();
 }
 
@@ -92,34 +92,34 @@ void pool_leave_alone(struct pool *pool) {
     if (atomic_load(&pool->resting)) wake_sleepers(&pool->alone, pool->threads - 1);
 }
 
-int pool_has_company(struct pool *pool) {
+int pool_has_other_callers(struct pool *pool) {
     return atomic_load_explicit(&pool->alone, memory_order_relaxed) > 1 ||
            atomic_load_explicit(&pool->busy, memory_order_relaxed);
 }
 
-/* Takes part in a run until it is over. Blocks may take long, or somebody who holds one be put off the processor: a
-worker stays all the same, since the next phase is half its. */
+/* Takes part in a run until it ends. A worker stays even if a block takes long or its thread is descheduled: the worker
+is needed for the next phase. */
 static void take_part(struct pool *pool, uint32_t generation, int participant) {
     int idle = 0;
     for (;;) {
         uint64_t t = atomic_load_explicit(&pool->ticket, memory_order_acquire);
         if (generation_of(t) != generation || phase_of(t) == OVER) return;
-        if (rested(pool, participant)) continue;
+        if (paused(pool, participant)) continue;
         if (next_of(t) == blocks_of(t)) {
             if (idle < SPINS)
                 pause_processor();
-            else if (idle < SPINS + OFFERS || !participant)
+            else if (idle < SPINS + YIELDS || !participant)
                 sched_yield();
             else
                 nanosleep(&(struct timespec){.tv_nsec = NAP}, NULL);
-            if (idle < SPINS + OFFERS) idle++;
+            if (idle < SPINS + YIELDS) idle++;
             continue;
         }
         if (!atomic_compare_exchange_weak_explicit(&pool->ticket, &t, t + 1, memory_order_acq_rel,
                                                    memory_order_relaxed))
             continue;
         idle = 0;
-        /* The block is ours: the run cannot end before it is done, so that its description stays as it is. */
+        /* This thread holds a block: the run cannot end before it is done, so its description stays valid. */
         pool->work(pool->job, (int)phase_of(t), (int)next_of(t), participant);
         if (atomic_fetch_add_explicit(&pool->done, 1, memory_order_acq_rel) + 1 == blocks_of(t)) {
             uint32_t phase = phase_of(t) + 1;
@@ -132,15 +132,15 @@ static void take_part(struct pool *pool, uint32_t generation, int participant) {
     }
 }
 
-/* Keeps the workers off the processor that the caller computes on. The kernel often wakes one there, beside an idle
-one: it cuts in on the caller, or waits behind it, and the run has one processor fewer either way. Only where there is
-one thread for each processor: elsewhere the kernel has others to choose from. */
-static void make_room(struct pool *pool) {
+/* Excludes the workers from the processor of the caller. The kernel often wakes a worker there although another
+processor is idle: it preempts the caller or waits for it, and the run has one processor fewer. Only if there is one
+thread for each processor: otherwise the kernel has others to choose from. */
+static void leave_processor_to_caller(struct pool *pool) {
     int here = sched_getcpu();
     if (here == pool->caller_on || CPU_COUNT(&pool->processors) != pool->threads) return;
     cpu_set_t others = pool->processors;
     CPU_CLR(here, &others);
-    /* A kernel that refuses is left alone: answers are the same. */
+    /* Errors of the kernel are ignored: results are the same. */
     for (int i = 0; i < pool->threads - 1; i++)
         pthread_setaffinity_np(pool->workers[i].thread, sizeof others, &others);
     pool->caller_on = here;
@@ -208,7 +208,7 @@ int pool_run(struct pool *pool, int threads, void *job, int phases, pool_blocks 
     if (!atomic_compare_exchange_strong_explicit(&pool->busy, &free_pool, 1, memory_order_acquire,
                                                  memory_order_relaxed))
         return 0;
-    make_room(pool);
+    leave_processor_to_caller(pool);
     pool->job = job;
     pool->phases = phases;
     pool->blocks = blocks;

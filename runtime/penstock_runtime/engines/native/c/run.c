@@ -1,27 +1,27 @@
-/* How a batch runs through a model: phase by phase, each of them in units that any thread may take. */
+/* Runs a batch through a model: phase by phase, each divided into units that any thread may compute. */
 #include <string.h>
 #include <time.h>
 
 #include "model.h"
 
-#define LINES 8          /* of tokens, that one unit of a phase over lines has */
-#define PRODUCT_LINES 256 /* and one of a product: weights are read from far away once for all of them */
-#define PRODUCT_TURNS 2   /* blocks of a product for each thread: who comes late leaves the others no more than that */
-#define QUERIES_AT_ONCE 256 /* each unit of the attention prepares the keys and values for itself */
-#define FULL_LINES 32     /* a product is fastest with as many at once */
-#define PATIENCE 200000   /* nanoseconds without others until they are taken to be at rest */
-#define SLOW_INPUTS 128   /* of a product take as long as reading what another core has written, for the same lines */
+#define LINES 8          /* lines in one unit of most phases */
+#define PRODUCT_LINES 256 /* lines in one unit of a product: weights are read from memory once for all of them */
+#define PRODUCT_TURNS 2   /* blocks of a product for each thread: limits the work that a late thread leaves to others */
+#define QUERIES_AT_ONCE 256 /* each unit of the attention prepares its keys and values */
+#define FULL_LINES 32     /* a product is fastest with this number of lines */
+#define PATIENCE 200000   /* nanoseconds without other callers until they count as idle */
+#define SLOW_INPUTS 128   /* inputs of a product that take as long as reading the same lines from another core's cache */
 
 struct run {
     struct penstock_model *model;
     struct scratch *scratch;
     const int64_t *ids, *mask, *types;
     int rows, tokens, threads, chosen;
-    int share; /* lines of each block of a stretch; 0: phases are run one by one */
-    int begun; /* stretches, or phases, that were done before others came to help */
+    int share; /* lines of each block of a stretch; 0: phases run one by one */
+    int begun; /* stretches, or phases, that were done before the pool helped */
 };
 
-/* Lines of tokens from `first` on. Where others are at other phases, what is quantised has a place for each line. */
+/* Lines of tokens first..last. `apart`: threads are in different phases: quantised lines have separate memory. */
 struct span {
     int first, last, apart;
 };
@@ -37,7 +37,7 @@ static int phase_lines(const struct run *run, const struct phase *phase) {
     return lines_of(run, phase->per);
 }
 
-/* How many units of work a phase has, each of which is done by one thread. */
+/* The units of work of a phase; one thread computes a unit. */
 static int phase_units(const struct run *run, const struct phase *phase) {
     int lines = phase_lines(run, phase);
     switch (phase->task) {
@@ -47,8 +47,8 @@ static int phase_units(const struct run *run, const struct phase *phase) {
     }
 }
 
-/* Units that go together: more where there would be more blocks than a ticket can count. Panels that follow each other in
-memory are asked for ahead of their use, which is lost where another thread takes the next one. */
+/* Units in a block: more if there were more blocks than a ticket can count. Consecutive panels are prefetched, which is
+lost if another thread takes the next one. */
 static int phase_grain(const struct run *run, const struct phase *phase) {
     int units = phase_units(run, phase);
     int least = phase->task == LINEAR8 ? units / (run->threads * PRODUCT_TURNS) : 1;
@@ -94,7 +94,7 @@ static void attention_unit(const struct run *run, const struct phase *phase, int
     run->model->kernels->attention(&head, chunk * QUERIES_AT_ONCE, at_most((chunk + 1) * QUERIES_AT_ONCE, queries));
 }
 
-/* Where a line would be that is quantised to `width` bytes, if it were the first. */
+/* The base address of lines quantised to `width` bytes. */
 static uint8_t *stored_at(const struct run *run, const struct span *span, int width) {
     size_t spare = span->apart ? (size_t)(run->model->widest_stored - width) : 0;
     return run->scratch->stored + (size_t)span->first * spare;
@@ -109,7 +109,7 @@ static void multiply(const struct run *run, const struct phase *phase, const str
                                  span->first, span->last, from, to, scratch->buffers[s->target]);
 }
 
-/* A phase whose lines depend on the same lines alone. */
+/* A phase in which each line depends on the same line only. */
 static void do_lines(const struct run *run, const struct phase *phase, const struct span *span) {
     const struct kernels *k = run->model->kernels;
     const struct penstock_step *s = &phase->step;
@@ -145,7 +145,7 @@ static void units(const struct run *run, const struct phase *phase, int from, in
     switch (phase->task) {
     case LINEAR8: {
         int panels = phase->layer->outputs / PANEL;
-        while (from < to) { /* units of the same lines in one go */
+        while (from < to) { /* units of the same lines in one call */
             int chunk = from / panels, stop = at_most(to, (chunk + 1) * panels);
             struct span span = {chunk * PRODUCT_LINES, at_most((chunk + 1) * PRODUCT_LINES, lines), 0};
             multiply(run, phase, &span, from - chunk * panels, stop - chunk * panels);
@@ -174,7 +174,7 @@ static void units(const struct run *run, const struct phase *phase, int from, in
 
 static int count_units(const struct run *run, const struct phase *phase) {
     int count = phase_units(run, phase);
-    return count ? parts(count, phase_grain(run, phase)) : 1; /* an empty one where no token was chosen */
+    return count ? parts(count, phase_grain(run, phase)) : 1; /* an empty one if no token was chosen */
 }
 
 static void run_units(const struct run *run, const struct phase *phase, int block, int participant) {
@@ -182,7 +182,7 @@ static void run_units(const struct run *run, const struct phase *phase, int bloc
     units(run, phase, block * grain, at_most((block + 1) * grain, phase_units(run, phase)), participant);
 }
 
-/* How several threads go through a model: phase by phase, or stretch by stretch. */
+/* Several threads compute a model phase by phase, or stretch by stretch. */
 
 static struct stretch stretch_of(const struct run *run, int number) {
     number += run->begun;
@@ -208,15 +208,15 @@ static void run_block(void *job, int number, int block, int participant) {
     for (int p = stretch.first; p < stretch.last; p++) do_lines(run, &phases[p], &span);
 }
 
-/* Lines of each thread where threads take lines through stretches, 0 where they share each phase: then they read what
-others have written, else some of them have fewer lines to do than others, and each reads all weights. */
+/* Lines of each thread if threads compute lines through stretches; 0 if they share each phase. With shared phases they
+read the results of other threads; with stretches some have fewer lines, and each reads all weights. */
 static int lines_share(const struct run *run) {
     long lines = (long)run->rows * run->tokens, width = run->model->buffer_widths[run->model->phases[0].step.target];
     long share = (long)parts(parts((int)lines, run->threads), FULL_LINES) * FULL_LINES;
     return share * run->threads * width <= lines * (width + SLOW_INPUTS) ? (int)share : 0;
 }
 
-/* What is kept of each row, where its tokens stand, and which are chosen. 0 when a number is outside of the tables. */
+/* Sets the mask, the positions and the chosen tokens. 0 if an id, position or type is outside of its table. */
 static int prepare(struct run *run) {
     const struct penstock_step *s = &run->model->phases[0].step;
     int32_t *where = run->scratch->where;
@@ -235,13 +235,13 @@ static int prepare(struct run *run) {
             run->scratch->position[at] = position;
             if (id == run->model->chosen_id) *where++ = (int32_t)at;
         }
-        if (!kept) /* nobody asks for such a row; without this it would be divided by 0 */
+        if (!kept) /* a row without unmasked tokens is not useful; this avoids a division by 0 */
             for (int t = 0; t < run->tokens; t++) run->scratch->keep[line + (size_t)t] = 1.0f;
     }
     return 1;
 }
 
-/* The rest of the stretches, from `first` on, with helpers. 0 when another caller has them: nothing was done. */
+/* The rest of the stretches, from `first` on, with the pool. 0 if another caller uses it: nothing was done. */
 static int run_wide(struct run *run, int first) {
     const struct penstock_model *m = run->model;
     run->share = lines_share(run);
@@ -256,11 +256,11 @@ static int64_t nanoseconds(void) {
     return now.tv_sec * 1000000000LL + now.tv_nsec;
 }
 
-/* Without helpers. One that may have them gets them once others have not run for a while: between two rows of theirs is
-little time. */
+/* Without the pool. A run with several threads gets it once there were no other callers for a while: between two rows
+of a caller is little time. */
 static void run_alone(struct run *run) {
     const struct penstock_model *m = run->model;
-    int64_t since = 0; /* when we were seen to have no company first; 0: we have */
+    int64_t since = 0; /* since when there are no other callers; 0: there are some */
     if (m->pool) pool_enter_alone(m->pool);
     for (int s = 0; s < m->stretch_count; s++) {
         if (since && nanoseconds() - since > PATIENCE) {
@@ -270,13 +270,13 @@ static void run_alone(struct run *run) {
         }
         for (int p = m->stretches[s].first; p < m->stretches[s].last; p++) {
             units(run, &m->phases[p], 0, phase_units(run, &m->phases[p]), 0);
-            if (run->threads > 1) since = pool_has_company(m->pool) ? 0 : since ? since : nanoseconds();
+            if (run->threads > 1) since = pool_has_other_callers(m->pool) ? 0 : since ? since : nanoseconds();
         }
     }
     if (m->pool) pool_leave_alone(m->pool);
 }
 
-/* The mean of the lines that count (there is one), summed in numpy's order: the bits are numpy's. */
+/* The mean of the unmasked lines (at least one), summed in numpy's order for bitwise equal results. */
 static void mean(const float *lines, const float *keep, int tokens, size_t width, float *target) {
     int count = 0;
     memset(target, 0, width * sizeof(float));
@@ -315,7 +315,7 @@ static int run_job(const struct penstock_job *job) {
     if (!scratch) return PENSTOCK_NO_MEMORY;
     int status = PENSTOCK_BAD_INPUT;
     if (prepare(&run)) {
-        if (threads < 2 || job->company || !run_wide(&run, 0)) run_alone(&run);
+        if (threads < 2 || job->when_idle || !run_wide(&run, 0)) run_alone(&run);
         if (pooling) pool_rows(&run, pooling, job->result);
         else memcpy(job->result, scratch->buffers[m->output], size * sizeof(float));
         status = PENSTOCK_OK;

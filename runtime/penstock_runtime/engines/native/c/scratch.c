@@ -1,4 +1,4 @@
-/* The memory of runs: one for each that is under way at a time, kept in a list meanwhile. */
+/* The memory of runs: one block for each concurrent run, kept in a free list between runs. */
 #define _GNU_SOURCE
 #include <stdlib.h>
 #include <sys/mman.h>

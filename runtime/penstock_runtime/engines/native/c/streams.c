@@ -1,8 +1,8 @@
-/* Threads that run jobs without ever needing the interpreter.
+/* Threads that run jobs without the Python interpreter.
 
-A thread of Python's would need its lock to take a batch and to hand over what came of it; when its processor is taken
-away meanwhile, everybody who waits behind it is late. Here a list of jobs waits and another one has ended, under a lock
-that is held for some instructions: a thread that is kept from its processor holds up its own job and nobody else's. */
+A Python thread would need the interpreter lock to take a batch and to return its result; if it is descheduled while it
+holds the lock, all threads that wait for the lock are late. Here the lists of waiting and ended jobs have a lock that
+is held for a few instructions only: a descheduled thread delays its own job and no other. */
 #define _GNU_SOURCE
 #include <pthread.h>
 #include <stdlib.h>
@@ -21,7 +21,7 @@ struct stream {
     struct penstock_streams *streams;
     pthread_t thread;
     pthread_cond_t wake;
-    int asleep, number; /* of the thread, as the kernel counts; 0: it has not started */
+    int asleep, number; /* number: the kernel's thread id; 0: it has not started */
 };
 
 struct penstock_streams {
@@ -73,7 +73,7 @@ static void *stream_main(void *argument) {
         penstock_run(job);
         job->ended = nanoseconds();
         pthread_mutex_lock(&streams->lock);
-        int first = !streams->ended.first; /* of those that nobody has been told of */
+        int first = !streams->ended.first; /* the first one since the last notification */
         append(&streams->ended, job);
         if (first) {
             pthread_mutex_unlock(&streams->lock);
@@ -120,7 +120,7 @@ void penstock_streams_submit(struct penstock_streams *streams, struct penstock_j
     for (int i = 0; i < streams->count; i++) {
         struct stream *stream = &streams->each[i];
         if (!stream->asleep) continue;
-        stream->asleep = 0; /* or the next job would wake it once more, and nobody else */
+        stream->asleep = 0; /* otherwise the next job would wake the same thread again */
         pthread_cond_signal(&stream->wake);
         break;
     }
@@ -144,7 +144,7 @@ int penstock_streams_retract(struct penstock_streams *streams, const struct pens
 
 struct penstock_job *penstock_streams_collect(struct penstock_streams *streams) {
     eventfd_t count;
-    eventfd_read(streams->event, &count); /* before: what ends in between makes it readable again */
+    eventfd_read(streams->event, &count); /* first: a job that ends in between makes it readable again */
     pthread_mutex_lock(&streams->lock);
     struct penstock_job *first = streams->ended.first;
     streams->ended.first = NULL;
