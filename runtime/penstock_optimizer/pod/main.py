@@ -52,7 +52,7 @@ def main() -> None:
         summary = job.run()
     except BaseException as error:  # every end has to be reported
         if isinstance(error, PenstockError):
-            logger.error("%s", error)  # noqa: TRY400 - it says all that a person needs
+            logger.error("%s", error)  # noqa: TRY400 - its message is complete
         else:
             logger.exception("the optimisation failed")
         end(Summary.failed(error, baseline=job.baseline if job is not None else None), exit_code(error))

@@ -1,4 +1,4 @@
-"""What the reference answered comes back from disk as it was."""
+"""The outcomes of the reference are read from disk as they were written."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""docs/guard.md names every metric with the budget that the code holds it against."""
+"""docs/guard.md has every metric with the budget of the code."""
 
 from __future__ import annotations
 
