@@ -480,8 +480,6 @@ def curve(limit: float) -> CapacityCurve:
 def test_a_requested_rate_that_is_not_reached_is_a_finding(
     asked: float | None, limit: float, finding: str | None
 ) -> None:
-    asked: float | None, limit: float, finding: str | None
-) -> None:
     fused = facts(FP32, Outcome.CHOSEN).model_copy(update={"fused_nodes": {"Attention": 6}})
     found = findings(
         candidates=[fused], reference=FP32, plan=FP32_PLAN, noise=0.03, skipped_for_time=0, search_finished=True,
