@@ -2,8 +2,8 @@
 
 The chart renders its ClusterRole (or a Role for each namespace) and the Role of the lease from here, and
 docs/reference/operator.md lists them. Every service account may do discovery, so it is not listed. Secrets are not
-readable unless the installation enables it: pods get their names only. There are no rights to bind, escalate or impersonate, and
-none on webhooks or CRDs.
+readable unless the installation enables it: pods get their names only. There are no rights to bind, escalate or
+impersonate, and none on webhooks or CRDs.
 """
 
 from __future__ import annotations

@@ -62,7 +62,7 @@ def test_an_optimisation_that_is_killed_is_told_as_such(endless: Path, tmp_path:
         assert "killed by signal 9" in server.info()["optimization_error"]
 
 
-@pytest.mark.extended  # tests/optimizer/end_to_end/test_budgets.py and tests/optimizer/pod/test_job.py see runs go on
+@pytest.mark.extended  # tests/optimizer/end_to_end/test_budgets.py and pod/test_pod_job.py test continued runs
 def test_what_a_killed_server_had_found_is_not_done_again(tiny: Path, tmp_path: Path) -> None:
     store = tmp_path / "store"
     file = write_endpoint(

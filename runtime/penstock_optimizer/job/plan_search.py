@@ -88,23 +88,23 @@ class PlanSearch:
             time_left = self.budget.plans_deadline()
             if not time_left():
                 return self._unmeasured([one for one in timed if one.recipe in recipes])
-            climber = HillClimb(
+            climb = HillClimb(
                 self.goal,
                 self._measure,
                 trials=trials,
                 time_left=time_left,
                 on_step=self.on_step,
             )
-            router = Router(self, climber, keep_open=recipes)
+            router = Router(self, climb, keep_open=recipes)
             try:
-                return climber.search(starts, lambda plan: self.limits(plan.recipe), routes=router.routes)
+                return climb.search(starts, lambda plan: self.limits(plan.recipe), routes=router.routes)
             except PlanFailed as failure:
                 if self.budget.left_for_plans() <= 0:
                     # The time ended it, not a fault: the best so far by its latencies wins.
                     return self._unmeasured([one for one in timed if one.recipe in recipes])
                 # The incumbent failed: a challenger's failure does not end the climb.
                 broken = failure.plan.recipe
-                run = self.run(broken)
+                run = self.run_of(broken)
                 run.close()
                 reason = f"{failure} while its plans were measured"
                 code = ReasonCode.TIMED_OUT if failure.timed_out else ReasonCode.OTHER
@@ -130,7 +130,7 @@ class PlanSearch:
 
         best = min(timed, key=expected)
         reference = next((one for one in timed if one.recipe == self.screening.reference.recipe), best)
-        latencies = [self.run(one.recipe).facts.latency for one in (best, reference)]
+        latencies = [self.run_of(one.recipe).facts.latency for one in (best, reference)]
         noise = max(NOISE_FLOOR, *(median([point.spread for point in points]) for points in latencies))
         if expected(reference) <= (1 + noise) * expected(best):
             best = reference
@@ -141,13 +141,13 @@ class PlanSearch:
         plans = []
         for recipe in recipes:
             if recipe not in self._wide:
-                self._wide[recipe] = self._wide_from(self.run(recipe))
+                self._wide[recipe] = self._wide_from(self.run_of(recipe))
             plans.append(first_plan(recipe, self.limits(recipe), wide_from=self._wide[recipe]))
         return plans
 
     def limits(self, recipe: Recipe) -> PlanLimits:
         """What the plans of a recipe may use."""
-        return PlanLimits(self.cores, self.run(recipe).batching, tuple(self.lengths))
+        return PlanLimits(self.cores, self.run_of(recipe).batching, tuple(self.lengths))
 
     def _wide_from(self, run: CandidateRun) -> WideFrom:
         if self.cores == 1 or run.session is None:
@@ -162,7 +162,7 @@ class PlanSearch:
             return UNMEASURED_WIDE_FROM
 
     def _measure(self, plan: Plan) -> PlanSample:
-        run = self.run(plan.recipe)
+        run = self.run_of(plan.recipe)
         if run.session is None:
             again = self._reopened.get(plan.recipe, 0)
             if again >= MOST_REOPENED or run.built is None:
@@ -182,7 +182,7 @@ class PlanSearch:
             return PlanFailed("its process ended", plan)
         return PlanFailed(failure.reason, plan, timed_out=failure.failure is Failure.TIMED_OUT)
 
-    def run(self, recipe: Recipe) -> CandidateRun:
+    def run_of(self, recipe: Recipe) -> CandidateRun:
         """The run of a recipe."""
         return next(one for one in self.screening.runs if one.recipe == recipe)
 
@@ -200,47 +200,47 @@ TURNS = 5
 class Router:
     """Proposes routes by length for a plan."""
 
-    def __init__(self, planner: PlanSearch, climber: HillClimb, *, keep_open: Collection[Recipe]) -> None:
+    def __init__(self, search: PlanSearch, climb: HillClimb, *, keep_open: Collection[Recipe]) -> None:
         """Processes of other recipes than `keep_open` are ended after a proposal, unless it needs them."""
-        self._planner = planner
-        self._climber = climber
+        self._search = search
+        self._climb = climb
         self._open_for_good = keep_open
 
     def routes(self, plan: Plan) -> Iterator[Plan]:
         """Plans of other recipes with the plan's own recipe for their short rows, then the plan with another recipe for
         its short rows: each measured to be faster in turns with the plan, and judged as a pair."""
-        planner = self._planner
-        shortest = planner.run(plan.recipe if plan.short is None else plan.short.recipe)
+        search = self._search
+        shortest = search.run_of(plan.recipe if plan.short is None else plan.short.recipe)
         # fp32 is the plan only where nothing else is better within the accuracy budget.
-        if plan.recipe == planner.screening.reference.recipe or not shortest.medians:
+        if plan.recipe == search.screening.reference.recipe or not shortest.medians:
             return
-        accepted = [one for one in planner.screening.runs if one.accepted and one.built is not None]
+        accepted = [one for one in search.screening.runs if one.accepted and one.built is not None]
         others = [_timed(one) for one in accepted if one.recipe not in plan.recipes]
         alone = {one.recipe for one in accepted if one.batching is Batching.SINGLE}
         if plan.short is None:
             for recipe in rivals(_timed(shortest), others, max(shortest.medians), alone=alone):
-                long = self._long_plan(plan, planner.run(recipe))
+                long = self._long_plan(plan, search.run_of(recipe))
                 if long is not None:
                     yield from self._proposal(long, shortest, rival=recipe)
         for recipe in rivals(_timed(shortest), others, min(shortest.medians), alone=alone):
-            yield from self._proposal(plan.unrouted, planner.run(recipe), rival=recipe)
+            yield from self._proposal(plan.unrouted, search.run_of(recipe), rival=recipe)
 
     def _long_plan(self, plan: Plan, rival: CandidateRun) -> Plan | None:
         """How the rival would serve the plan's rows; None when it breaks."""
         try:
-            wide = self._session(rival).wide_from(self._planner.lengths, timeout_seconds=self._planner.limit)
+            wide = self._session(rival).wide_from(self._search.lengths, timeout_seconds=self._search.limit)
         except WorkerFailed:
             rival.close()
             return None
         found = first_plan(
-            rival.recipe, self._planner.limits(rival.recipe), wide_from=wide if plan.streams > 1 else NEVER_WIDE
+            rival.recipe, self._search.limits(rival.recipe), wide_from=wide if plan.streams > 1 else NEVER_WIDE
         )
         return found.model_copy(update={"streams": plan.streams, "threads_per_stream": plan.threads_per_stream})
 
     def _proposal(self, plan: Plan, short: CandidateRun, *, rival: Recipe) -> Iterator[Plan]:
         """`plan` with another recipe for its short rows, where that is faster. `rival`: which of both is the
         challenger."""
-        own = self._planner.run(plan.recipe)
+        own = self._search.run_of(plan.recipe)
         found = None
         try:
             found = self._measured(plan, own, short)
@@ -251,7 +251,7 @@ class Router:
                 one.close()
         finally:
             if rival not in self._open_for_good and (found is None or found.recipe != rival):
-                self._planner.run(rival).close()
+                self._search.run_of(rival).close()
         if found is not None:
             yield found
 
@@ -260,7 +260,7 @@ class Router:
         core, or on all. None where it does not pay."""
         if own.built is None or short.built is None or own.built.io.outputs != short.built.io.outputs:
             return None
-        found = lengths_to_compare(self._planner.lengths, _timed(short), _timed(own))
+        found = lengths_to_compare(self._search.lengths, _timed(short), _timed(own))
         lengths = [tokens for tokens in found if self._share(tokens) >= LEAST_SHARE]
         if not lengths:
             return None
@@ -281,12 +281,12 @@ class Router:
         longest = longest_short_row(ours, {n: (narrow if alone is None or n < alone else wide)[n] for n in lengths})
         if longest is None or 1 - self._share(longest) < LEAST_SHARE:
             return None
-        limits = self._planner.limits(short.recipe)
+        limits = self._search.limits(short.recipe)
         return with_route(plan, short.recipe, limits, longest_tokens=longest, wide_from=wide_at)
 
     def _add(self, times: dict[int, list[float]], run: CandidateRun, lengths: Sequence[int], *, wide: bool) -> None:
         if lengths:
-            found = self._session(run).lone(lengths, wide=wide, timeout_seconds=self._planner.limit)
+            found = self._session(run).lone(lengths, wide=wide, timeout_seconds=self._search.limit)
             for tokens, milliseconds in found.items():
                 times[tokens].append(milliseconds)
 
@@ -294,25 +294,25 @@ class Router:
         """Ask the guard about the pair: each recipe passed alone, which does not show how their answers compare with
         each other (neighbours, orders)."""
         try:
-            verdict = self._session(own).judge_plan(routed, timeout_seconds=self._planner.limit)
+            verdict = self._session(own).judge_plan(routed, timeout_seconds=self._search.limit)
         except WorkerFailed as failure:
             own.close()
-            self._climber.note(
+            self._climb.note(
                 SearchStep(routed, plan, None, promoted=False, reason=f"could not be judged: {failure.reason}")
             )
             return False
         if not verdict.passed:
             reason = f"the two recipes together: {verdict.reason}"
-            self._climber.note(SearchStep(routed, plan, None, promoted=False, reason=reason))
+            self._climb.note(SearchStep(routed, plan, None, promoted=False, reason=reason))
         return verdict.passed
 
     def _session(self, run: CandidateRun) -> CandidateSession:
         if run.session is None:
-            run.session = self._planner.runner.open(run.recipe, built=run.built)
+            run.session = self._search.runner.open(run.recipe, built=run.built)
         return run.session
 
     def _share(self, tokens: int) -> float:
-        return share_within(self._planner.expected, tokens)
+        return share_within(self._search.expected, tokens)
 
 
 def _is_wide(plan: Plan, tokens: int) -> bool:

@@ -154,7 +154,7 @@ class CandidateRun:
         self.facts = self.facts.settled(outcome, reason, code)
 
     def settle_failed(self, failure: WorkerFailed, when: str = "") -> None:
-        """Set how it failed; where the time was too short to tell, that the budget cut it off."""
+        """Set how it failed; where the time was too short to know, that the budget cut it off."""
         reason = f"{failure.reason}{when}"
         if failure.failure is not Failure.TIMED_OUT:
             self.settle(Outcome.FAILED, reason)
@@ -368,8 +368,8 @@ class Screening:
     def _measure_quickly(self, run: CandidateRun, timeout_seconds: float) -> None:
         """Time a few runs at a few lengths, and add them to those timed before."""
         assert run.session is not None  # noqa: S101 - only open ones are sampled
-        look = run.session.time(self._quick_lengths, seconds=QUICK_SECONDS, timeout_seconds=timeout_seconds)
-        for tokens, values in look.items():
+        sample = run.session.time(self._quick_lengths, seconds=QUICK_SECONDS, timeout_seconds=timeout_seconds)
+        for tokens, values in sample.items():
             run.milliseconds.setdefault(tokens, []).extend(values)
 
     def _best(self, other_than: CandidateRun) -> CandidateRun | None:

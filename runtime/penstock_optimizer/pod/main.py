@@ -11,7 +11,7 @@ from typing import NoReturn
 
 from penstock.errors import Interrupted, PenstockError
 from penstock.resources.job_summary import Summary
-from penstock_optimizer.pod.pod_job import JobLog, JobVariables, PodJob
+from penstock_optimizer.pod.pod_job import JobOutput, JobVariables, PodJob
 from penstock_runtime.logs import configure_logs
 from penstock_runtime.pod.termination import DEFAULT_LOG, exit_code, write_termination_message
 from penstock_runtime.settings import SETTINGS
@@ -23,7 +23,7 @@ def main() -> None:
     """Optimise. Exit codes: 0, published; 1, a person must correct something; 75, another run may succeed."""
     configure_logs("info")
     os.environ["TOKENIZERS_PARALLELISM"] = "false"
-    lines = JobLog()
+    lines = JobOutput()
     log = DEFAULT_LOG
     job: PodJob | None = None
 
@@ -52,7 +52,7 @@ def main() -> None:
         summary = job.run()
     except BaseException as error:  # every end has to be reported
         if isinstance(error, PenstockError):
-            logger.error("%s", error)  # noqa: TRY400 - it says all that a person needs
+            logger.error("%s", error)  # noqa: TRY400 - its message is complete
         else:
             logger.exception("the optimisation failed")
         end(Summary.failed(error, baseline=job.baseline if job is not None else None), exit_code(error))

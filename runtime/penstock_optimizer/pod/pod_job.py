@@ -6,7 +6,7 @@
     optimise                 within the spec's budget, continuing from the work folder if there is one
     publish                  the result; then the summary
 
-`JobLog` writes one JSON object a line to standard output:
+`JobOutput` writes one JSON object a line to standard output:
 
     {"event": "progress", "done": 7, "of": 23, "stage": "candidates", "message": "onnxruntime int8-dynamic"}
     {"event": "baseline", "digest": "sha256:...", "uri": "...", "bytes": 90000000}
@@ -84,7 +84,7 @@ def to_standard_output(line: bytes) -> None:
     os.write(1, line)
 
 
-class JobLog:
+class JobOutput:
     """Writes the events of a job."""
 
     def __init__(self, write: Write = to_standard_output) -> None:
@@ -133,7 +133,7 @@ ATTEMPTS = 8
 class PodJob:
     """One job. `baseline` is set when it is published: a job that fails later still reports it."""
 
-    def __init__(self, variables: JobVariables, lines: JobLog) -> None:
+    def __init__(self, variables: JobVariables, lines: JobOutput) -> None:
         self._variables = variables
         self._lines = lines
         self.baseline: ArtefactReference | None = None

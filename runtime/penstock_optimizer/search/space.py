@@ -206,11 +206,11 @@ class MeasuredRecipe:
     milliseconds: Mapping[int, float]
 
 
-def is_dominated(look: Mapping[int, float], best: Mapping[int, float]) -> bool:
+def is_dominated(sample: Mapping[int, float], best: Mapping[int, float]) -> bool:
     """True when a quick sample (fastest runs, milliseconds by tokens) is far behind the best accepted candidate's at
     every length of both. Without a common length: False."""
-    common = look.keys() & best.keys()
-    return bool(common) and all(look[tokens] > DOMINATED * best[tokens] for tokens in common)
+    common = sample.keys() & best.keys()
+    return bool(common) and all(sample[tokens] > DOMINATED * best[tokens] for tokens in common)
 
 
 def expected_milliseconds(milliseconds: Mapping[int, float], lengths: Sequence[int]) -> float:

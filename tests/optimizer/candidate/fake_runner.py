@@ -1,4 +1,4 @@
-"""A runner without processes: candidates behave as a script says, on a clock that only moves when they work."""
+"""A candidate runner without processes: candidates follow a script, on a fake clock that only their work advances."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from tests.optimizer.search.cost_model import FP32, CostModel
 
 
 class Clock:
-    """Seconds that pass when somebody says so."""
+    """A fake clock, in seconds."""
 
     def __init__(self) -> None:
         self.now = 0.0
@@ -34,22 +34,22 @@ class Script:
     batching: Batching = Batching.PADDED
     build_seconds: float = 1.0
     fails: dict[str, WorkerFailed] = field(default_factory=dict)
-    """By method."""
+    """Failures by method."""
     slow_looks: int = 0
     """How many of the first timings are disturbed."""
     timing_seconds: float | None = None
-    """That each timing takes; None: what it is asked to."""
+    """Duration of each timing; None: as requested."""
     wide_seconds: float = 1.0
-    """That finding out where all cores pay takes."""
+    """Duration of finding the wide thresholds."""
     fails_after: int = 0
     """How many calls of a failing method succeed first."""
     short_speed: float | None = None
-    """At 8 and 16 tokens; None: as at all."""
+    """Speed at 8 and 16 tokens; None: the same."""
     cosine_together: float = 0.999
-    """Of plans with a second graph."""
+    """Cosine of plans with a second graph."""
 
     def milliseconds(self, tokens: int) -> float:
-        """A lone row's time."""
+        """Time of a lone row."""
         return tokens / 8 / (self.short_speed if self.short_speed and tokens <= 16 else self.speed)
 
 
@@ -59,7 +59,7 @@ def crash(number: int = 11) -> WorkerFailed:
 
 @dataclass
 class FakeRunner:
-    """Opens fake sessions, and keeps count."""
+    """Opens fake sessions, and counts calls."""
 
     work: WorkFolder
     scripts: dict[Recipe, Script]
@@ -89,7 +89,7 @@ class FakeRunner:
 
 @dataclass
 class FakeSession:
-    """One candidate."""
+    """A fake candidate."""
 
     runner: FakeRunner
     recipe: Recipe

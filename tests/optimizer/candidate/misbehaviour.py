@@ -1,4 +1,4 @@
-"""What a candidate may do to its process."""
+"""Failures that a candidate may cause in its process."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from penstock.manifest import Metric
 
 
 class Misbehaviour:
-    """Methods that go wrong in all ways."""
+    """Methods that fail in all ways."""
 
     def __init__(self) -> None:
         self.calls = 0

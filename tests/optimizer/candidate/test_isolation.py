@@ -1,4 +1,4 @@
-"""Whatever happens in a worker is a result outside of it."""
+"""Any failure in a worker is a result outside of it."""
 
 from __future__ import annotations
 
@@ -96,7 +96,7 @@ def test_a_method_that_raised_leaves_the_worker_usable(worker: Worker) -> None:
     assert worker.call("add", timeout_seconds=SECONDS, a=1, b=1) == 2
 
 
-def test_other_failures_become_an_error_that_says_what_came_to_nothing() -> None:
+def test_other_failures_become_an_error_about_what_failed() -> None:
     error = WorkerFailed(Failure.DIED, "killed by signal 11 (SIGSEGV)").as_error("exporting")
 
     assert isinstance(error, OptimizationError)
@@ -114,14 +114,14 @@ def test_a_hang_is_ended_at_its_time_limit(worker: Worker) -> None:
     assert not worker.alive
 
 
-def test_a_call_to_a_dead_worker_says_why_it_died(worker: Worker) -> None:
+def test_a_call_to_a_dead_worker_fails_with_the_reason_of_its_death(worker: Worker) -> None:
     with pytest.raises(WorkerFailed):
         worker.call("segfault", timeout_seconds=SECONDS)
     with pytest.raises(WorkerFailed, match="signal 11"):
         worker.call("add", timeout_seconds=SECONDS, a=1, b=1)
 
 
-def test_the_last_words_are_kept(worker: Worker) -> None:
+def test_the_end_of_the_log_is_kept(worker: Worker) -> None:
     with pytest.raises(WorkerFailed) as caught:
         worker.call("die", timeout_seconds=SECONDS, number=int(signal.SIGABRT))
 

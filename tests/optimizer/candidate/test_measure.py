@@ -1,4 +1,4 @@
-"""Measuring, with engines and predictors whose times are known."""
+"""Measuring, with engines and predictors of known times."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ class Clock:
 @pytest.mark.parametrize(
     ("run_seconds", "seconds", "runs"), [(0.1, 1.0, 10), (5.0, 1.0, 3), (0.001, 1.0, 60), (0.5, 0.0, 3)]
 )
-def test_runs_are_as_many_as_the_time_allows_but_at_least_three(run_seconds: float, seconds: float, runs: int) -> None:
+def test_runs_fill_the_time_and_are_at_least_three(run_seconds: float, seconds: float, runs: int) -> None:
     clock = Clock()
 
     def run() -> None:
@@ -79,7 +79,7 @@ def test_the_first_run_is_not_counted_and_the_collector_is_off_meanwhile() -> No
         ({8: 1.2, 16: 1.1}, (None, None)),
         ({8: 1.2, 16: 0.8, 32: 1.1, 64: 0.7, 128: 0.6}, (16, 16)),  # one disturbance among gains
         ({8: 0.8, 16: 1.2, 32: 1.2, 64: 0.6}, (64, 64)),  # one lucky run among losses
-        ({8: 0.9, 16: 0.9}, (None, 8)),  # for twice the processor time, which nobody else wants
+        ({8: 0.9, 16: 0.9}, (None, 8)),  # twice the processor time, which no other client needs
         ({8: 0.98, 16: 0.98}, (None, None)),  # noise
         ({8: 1.0, 16: 0.95, 32: 0.9, 64: 0.8}, (64, 16)),
         ({}, (None, None)),
@@ -118,7 +118,7 @@ class FakePredictor:
 
 @pytest.fixture(autouse=True)
 def _clock_of_the_loop(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Sleeping requests are timed in virtual time; what is timed with a clock of its own is not."""
+    """Sleeping requests are timed in virtual time; code with its own clock is not."""
     clock = SimpleNamespace(perf_counter=lambda: asyncio.get_running_loop().time())
     monkeypatch.setattr(measure, "time", clock)
 
@@ -159,12 +159,12 @@ def test_latency_under_a_load_that_is_too_high_counts_the_waiting() -> None:
     heavy = run(measure.loaded_p95(predictor, requests([0.02]), 100))
 
     assert 5 <= light < 20
-    # Some 200 requests come in two seconds, and have taken four by their end.
+    # Some 200 requests arrive in two seconds, and take four to end.
     assert heavy == pytest.approx(2000, rel=0.25)
 
 
 class FullPredictor(FakePredictor):
-    """Refuses what comes while so many wait, as the server's queue does."""
+    """Refuses requests beyond a queue length, as the server's queue does."""
 
     async def predict(self, inputs: Any, parameters: Mapping[str, Any]) -> None:
         if self._waiting >= 64:
@@ -173,13 +173,13 @@ class FullPredictor(FakePredictor):
 
 
 def test_a_refusal_under_a_load_that_is_too_high_is_a_miss_and_no_fault() -> None:
-    # Of 200 requests some 40 are answered within the two seconds; the 64 that wait then need 3.2 s more.
+    # Of 200 requests some 40 are answered within the two seconds; the 64 that wait then take 3.2 s more.
     found = run(measure.loaded_p95(FullPredictor(cores=1), requests([0.05]), 100))
 
     assert 1e3 * measure.DRAIN_SECONDS < found <= 1e3 * (measure.LOADED_SECONDS + measure.DRAIN_SECONDS)
 
 
-def test_few_refusals_leave_the_p95_of_what_was_answered() -> None:
+def test_few_refusals_leave_the_p95_of_the_answers() -> None:
     class Refuses(FakePredictor):
         async def predict(self, inputs: Any, parameters: Mapping[str, Any]) -> None:
             if len(self.seen) == 50:
@@ -205,7 +205,7 @@ def test_a_model_that_is_far_too_slow_for_the_rate_is_not_waited_for() -> None:
     assert found > 1e3 * measure.DRAIN_SECONDS
 
 
-def test_a_rate_beyond_all_measure_ends_as_soon_as_any_other() -> None:
+def test_an_extreme_rate_takes_no_longer_than_another() -> None:
     predictor = FullPredictor(cores=1)
     found = run(measure.loaded_p95(predictor, requests([0.05]), 1_000_000))
 

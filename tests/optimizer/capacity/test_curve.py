@@ -1,4 +1,4 @@
-"""The measuring of a replica, against real servers that are slow, broken or both."""
+"""Measuring a replica, with real servers that are slow, broken or both."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def _short_tries(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def measured(answer: Answer, *, seconds_left: float = 600.0) -> CapacityMeasurement:
-    """Of a server that answers so; the objective is out of its reach, so that the curve is short."""
+    """Measure a server with these answers; the objective is out of its reach, so that the curve is short."""
     with serving(answer) as url:
         return measure_capacity(
             ReplicaServer(url, os.getpid()),
@@ -52,7 +52,7 @@ def test_a_server_that_takes_longer_than_the_first_try_is_slow_and_not_broken() 
     assert found.curve.points
 
 
-def test_nor_is_one_whose_answers_take_longer_than_a_request_may_later(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_server_slower_than_the_later_request_limit_is_not_broken(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(capacity, "REQUEST_SECONDS", 0.4)
 
     found = measured(lambda number, _: (0.7 if number <= 3 * capacity.CLIENTS else 0.1, ok()))
@@ -65,7 +65,7 @@ def test_a_server_whose_every_answer_is_an_error_is_broken() -> None:
         measured(lambda *_: (0.01, FAILS))
 
 
-def test_a_server_that_is_not_known_to_be_broken_is_only_not_measured() -> None:
+def test_a_server_without_a_clear_fault_is_only_not_measured() -> None:
     with pytest.raises(CapacityFailed, match="none of 32 clients had an answer within 1 s") as failed:
         measured(lambda *_: (1.5, ok()))
     assert not isinstance(failed.value, ReplicaBroken)

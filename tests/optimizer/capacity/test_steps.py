@@ -1,4 +1,4 @@
-"""Which rates are measured, on replicas that do not exist."""
+"""Which rates are measured, on simulated replicas."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ def test_the_knee_is_found_whatever_the_first_guess(objective: float, estimate_e
     assert count <= 16
 
 
-def test_one_burst_of_foreign_work_does_not_end_the_curve() -> None:
+def test_one_burst_of_other_work_does_not_end_the_curve() -> None:
     steps = CapacitySteps(saturation=100, p95_objective=20)
     disturbed = False
     while (rate := steps.next_rate()) is not None:

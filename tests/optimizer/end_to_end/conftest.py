@@ -11,7 +11,7 @@ from tests.shortened import shortened
 
 @pytest.fixture(scope="package")
 def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The small model. Not to be changed."""
+    """The small model. Read-only."""
     return write_small_bert(tmp_path_factory.mktemp("model"))
 
 

@@ -12,9 +12,9 @@ from penstock_optimizer.job.optimise import optimise
 from penstock_optimizer.job.progress import ProgressEvent
 
 ENOUGH_SECONDS = 400.0
-"""A time budget that no machine needs: such an optimisation ends by itself, with all of its stages."""
+"""A time budget that no machine needs: such an optimisation ends by itself, with all its stages."""
 QUICK = {"engines": ["onnxruntime"], "precisions": ["fp32", "int8-dynamic"]}
-"""A few recipes: what is made and measured in seconds."""
+"""A few recipes, which are built and measured in seconds."""
 
 
 def endpoint(folder: Path, optimization: dict[str, Any], **spec: Any) -> ModelEndpoint:
@@ -35,7 +35,7 @@ def endpoint(folder: Path, optimization: dict[str, Any], **spec: Any) -> ModelEn
 
 
 class Made:
-    """One optimisation and what it said."""
+    """One optimisation and its events."""
 
     def __init__(self, endpoint: ModelEndpoint, store: Path, *, seconds: float = ENOUGH_SECONDS) -> None:
         self.endpoint, self.store = endpoint, store

@@ -1,4 +1,4 @@
-"""What is chosen is proved by the real server: what breaks it is not served."""
+"""The chosen plan is proved with the real server: a plan that breaks it is not served."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def test_a_plan_whose_server_breaks_is_not_served(model: Path, tmp_path: Path, m
         raise CapacityFailed("the load process failed")
 
     monkeypatch.setattr("penstock_optimizer.job.optimise.endpoint_capacity", breaks)
-    # fp32 itself may not be served where something else can be: so that something else is chosen first.
+    # fp32 may not be served where something else can be, so that something else is chosen first.
     quick = {"engines": ["onnxruntime"], "precisions": ["int8-dynamic"]}
     manifest = Made(endpoint(model, quick), tmp_path).manifest
 
@@ -42,7 +42,7 @@ def test_a_plan_whose_server_breaks_is_not_served(model: Path, tmp_path: Path, m
     assert served[-1] == REFERENCE.name
     assert "The capacity was not measured: the load process failed." in manifest.findings
     failed = [one for one in manifest.candidates if one.outcome is Outcome.FAILED]
-    # Where fp32 was faster for short rows today, it was tried beside the other first, and then left out.
+    # Where fp32 was faster for short rows, it was tried with the other first, and then left out.
     tried = list(dict.fromkeys(served))
     assert [one.recipe.name for one in failed] == tried[:-1]
     assert all("SIGILL" in one.reason for one in failed)
@@ -50,7 +50,7 @@ def test_a_plan_whose_server_breaks_is_not_served(model: Path, tmp_path: Path, m
 
 
 def search_with_route(monkeypatch: pytest.MonkeyPatch) -> tuple[Recipe, Recipe]:
-    """Let the search end with OpenVINO for most rows and ONNX Runtime for short ones, whichever was faster today."""
+    """Let the search end with OpenVINO for most rows and ONNX Runtime for short ones, whichever is faster."""
     long = Recipe(engine=EngineName.OPENVINO, precision=Precision.FP32)
 
     def search(planner: PlanSearch, _: object) -> SearchResult:

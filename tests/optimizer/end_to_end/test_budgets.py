@@ -1,4 +1,4 @@
-"""An optimisation that has little time, is interrupted, or may choose little."""
+"""An optimisation with little time, with an interruption, or with few choices."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def test_without_a_search_there_is_fp32_with_its_curve(model: Path, tmp_path: Pa
     assert found.capacity.points
 
 
-def test_an_impossible_accuracy_budget_is_refused_with_each_candidate_when_the_endpoint_says_so(
+def test_an_impossible_accuracy_budget_is_an_error_with_each_candidate_when_no_candidate_is_fail(
     model: Path, tmp_path: Path
 ) -> None:
     strict = {**QUICK, "accuracy": {"minCosine": 1.0}, "whenNoCandidate": "Fail"}
@@ -49,12 +49,12 @@ def test_an_impossible_accuracy_budget_is_refused_with_each_candidate_when_the_e
     assert "ServeFP32" in message
 
 
-def test_the_time_budget_holds_for_all_candidates_and_more_time_goes_on_from_there(model: Path, tmp_path: Path) -> None:
+def test_the_time_budget_limits_all_candidates_and_more_time_continues_from_there(model: Path, tmp_path: Path) -> None:
     short = cut_short(endpoint(model, {}), tmp_path)
     seconds = short.manifest.budget_seconds
 
-    # All candidates take minutes. Here a busy machine has time for what is under way, such as ending processes; to the
-    # second, tests/optimizer/job/test_screening.py and test_planning.py hold it by a clock of their own.
+    # All candidates take minutes. Here a busy machine has time for what is in progress, such as ending processes;
+    # tests/optimizer/job/test_screening.py and test_plan_search.py check it to the second with a fake clock.
     assert short.manifest.seconds <= short.seconds <= seconds + 30
     assert {one.outcome for one in short.manifest.candidates} & {Outcome.SKIPPED, Outcome.FAILED}
     assert short.manifest.cut_short
@@ -63,7 +63,7 @@ def test_the_time_budget_holds_for_all_candidates_and_more_time_goes_on_from_the
 
 
 def cut_short(wanted: ModelEndpoint, store: Path) -> Made:
-    """With time for fp32 at least, on this machine, and not for all candidates."""
+    """Enough time for fp32 at least, on this machine, and not for all candidates."""
     for seconds in (15, 30, 60):
         try:
             return Made(wanted, store, seconds=seconds)
@@ -74,7 +74,7 @@ def cut_short(wanted: ModelEndpoint, store: Path) -> Made:
 
 
 @pytest.mark.parametrize("budget_seconds", [30.0, 5000.0])
-def test_the_export_gets_what_is_left_of_the_budget_and_no_more_than_a_hang_is_waited_for(
+def test_the_export_gets_the_rest_of_the_budget_up_to_the_limit_for_a_hang(
     budget_seconds: float, model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     limits: list[float] = []
@@ -95,7 +95,7 @@ def test_the_export_gets_what_is_left_of_the_budget_and_no_more_than_a_hang_is_w
     assert limits[1] == EXPORT_SECONDS
 
 
-def test_an_export_that_takes_nearly_all_of_the_budget_says_so_and_not_that_fp32_does_not_run(
+def test_an_export_that_takes_nearly_all_of_the_budget_is_an_error_about_the_budget(
     model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     export = ProcessRunner.exported
@@ -117,7 +117,7 @@ def test_an_export_that_takes_nearly_all_of_the_budget_says_so_and_not_that_fp32
     assert not list(tmp_path.glob("*.work/candidates"))
 
 
-def test_an_fp32_graph_that_time_runs_out_for_is_not_said_not_to_run(
+def test_an_fp32_graph_that_runs_out_of_time_is_an_error_about_the_budget(
     model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def late(*_: object, **__: object) -> object:
@@ -130,7 +130,7 @@ def test_an_fp32_graph_that_time_runs_out_for_is_not_said_not_to_run(
         optimise(endpoint(model, QUICK), store=tmp_path, models=tmp_path, budget_seconds=ENOUGH_SECONDS)
 
 
-def test_an_interrupted_run_goes_on_with_what_it_had(model: Path, tmp_path: Path) -> None:
+def test_an_interrupted_run_continues_with_its_results(model: Path, tmp_path: Path) -> None:
     wanted = endpoint(model, QUICK)
     file = tmp_path / "endpoint.json"
     file.write_text(json.dumps(wanted.model_dump(mode="json", by_alias=True, exclude={"status"})))

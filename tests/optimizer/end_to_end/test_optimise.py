@@ -33,7 +33,7 @@ pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("short_points")]
 
 @pytest.fixture(scope="module")
 def made(model: Path, tmp_path_factory: pytest.TempPathFactory) -> Made:
-    """Three candidates, one of which cannot be made."""
+    """Three candidates, one of which cannot be built."""
     store = tmp_path_factory.mktemp("store")
     wanted = endpoint(model, QUICK, objective={"latency": {"p95Milliseconds": 100}})
     baseline = prepare(wanted, store=store, models=store).artefact
@@ -80,7 +80,7 @@ def test_the_evidence_is_complete(made: Made) -> None:
     assert [point.tokens for point in reference.latency] == [8, 16, 32, 64]
     assert reference.fused_nodes["Attention"] == 2
     assert set(manifest.speed_up) == {8, 16, 32, 64}
-    # Under one, where the machine was as busy while the one was measured as while the other was.
+    # Below one, where the machine was as busy while the one was measured as while the other was.
     assert all(share.share > 0 for share in manifest.gemm)
     assert manifest.capacity.p95_objective_milliseconds in {100, None}
     assert not manifest.cut_short
@@ -99,7 +99,7 @@ def test_events_count_up_and_end_with_the_artefact(made: Made) -> None:
     assert last.step == last.steps
     steps = [event.step for event in made.events]
     assert steps == sorted(steps)
-    # The model lies here: nothing is fetched.
+    # The model is a local folder: nothing is downloaded.
     assert {event.stage for event in made.events} == set(Stage) - {Stage.DOWNLOAD}
     for event in made.events:
         json.loads(event.to_json_line())
@@ -117,12 +117,12 @@ def test_the_second_time_it_is_found_by_its_key(made: Made) -> None:
     assert again.artefact == made.artefact
     assert [event.facts.get("found") for event in again.events] == [True]
     assert prepare(made.endpoint, store=made.store, models=made.store).finished
-    # Nobody needs the fp32 artefact any more.
+    # The fp32 artefact is no longer needed.
     assert not made.artefact.with_name(f"{made.artefact.name}.baseline").exists()
 
 
 @pytest.mark.parametrize("finds", [prepare, optimise])
-def test_what_a_run_left_that_was_killed_at_its_very_end_is_deleted_by_whoever_finds_the_artefact(
+def test_leftovers_of_a_run_killed_at_its_end_are_deleted_when_the_artefact_is_found(
     finds: Callable[..., object], made: Made, tmp_path: Path
 ) -> None:
     store = tmp_path / "store"
@@ -133,7 +133,7 @@ def test_what_a_run_left_that_was_killed_at_its_very_end_is_deleted_by_whoever_f
         folder.mkdir()
         (folder / "model.onnx").write_text("large")
 
-    # Not under anybody who is at work with it.
+    # Not while another process works with it.
     for lock in (f"{key}.lock", f"{key}.baseline.lock"):
         with locked(store / lock, waiting=lambda: None):
             finds(made.endpoint, store=store, models=store)
@@ -144,7 +144,7 @@ def test_what_a_run_left_that_was_killed_at_its_very_end_is_deleted_by_whoever_f
     assert sorted(path.name for path in store.iterdir()) == [key, f"{key}.baseline.lock", f"{key}.lock"]
 
 
-def test_what_a_larger_budget_goes_on_from_is_kept_beside_the_artefact(made: Made, tmp_path: Path) -> None:
+def test_the_work_folder_of_a_cut_run_is_kept_for_a_larger_budget(made: Made, tmp_path: Path) -> None:
     store = tmp_path / "store"
     shutil.copytree(made.store, store)
     manifest = made.manifest.model_copy(update={"cut_short": True})
@@ -166,7 +166,7 @@ def test_a_damaged_artefact_is_made_again(
     path = store / made.artefact.name / served.path
     os.truncate(path, path.stat().st_size - 1)
 
-    # A quick start looks only at what it serves; fp32 itself may be chosen, where int8 gains nothing that day.
+    # A quick start checks only what it serves; fp32 itself may be chosen, where int8 gains nothing.
     fall_back_only = served.path != made.manifest.chosen.path
     assert prepare(made.endpoint, store=store, models=store).finished is fall_back_only
     again = Made(made.endpoint, store)
@@ -206,7 +206,7 @@ def test_fp32_can_be_served_within_seconds(model: Path, tmp_path: Path) -> None:
     assert prepare(endpoint(model, QUICK), store=tmp_path, models=tmp_path) == prepared
 
 
-def test_a_candidate_that_cannot_be_made_is_on_record_and_the_rest_goes_on(made: Made) -> None:
+def test_a_candidate_that_cannot_be_built_is_recorded_and_the_others_continue(made: Made) -> None:
     failed = next(one for one in made.manifest.candidates if one.recipe.name == BROKEN)
 
     assert failed.outcome is Outcome.FAILED
@@ -225,7 +225,7 @@ def test_a_candidate_that_cannot_be_made_is_on_record_and_the_rest_goes_on(made:
         ({"cores": 256}, HostError, "256"),
     ],
 )
-def test_what_cannot_be_optimised_is_an_error_before_anything_is_made(
+def test_an_invalid_endpoint_is_an_error_before_anything_is_written(
     model: Path, tmp_path: Path, spec: dict[str, Any], error: type[Exception], words: str
 ) -> None:
     with pytest.raises(error, match=words):
@@ -234,7 +234,7 @@ def test_what_cannot_be_optimised_is_an_error_before_anything_is_made(
     assert not list(tmp_path.iterdir())
 
 
-def test_a_model_without_a_fast_tokenizer_is_named_before_anything_is_made(model: Path, tmp_path: Path) -> None:
+def test_a_model_without_a_fast_tokenizer_is_an_error_before_anything_is_written(model: Path, tmp_path: Path) -> None:
     slow, store = tmp_path / "slow", tmp_path / "store"
     shutil.copytree(model, slow)
     (slow / "tokenizer.json").unlink()
@@ -271,7 +271,7 @@ def test_a_model_without_special_tokens_is_optimised_though_some_texts_have_no_t
     assert found.capacity.points
 
 
-def test_a_server_that_cannot_start_says_why(made: Made, tmp_path: Path) -> None:
+def test_a_server_that_cannot_start_is_an_error_with_the_reason(made: Made, tmp_path: Path) -> None:
     broken = tmp_path / "broken"
     shutil.copytree(made.artefact, broken)
     (broken / made.manifest.chosen.path).write_bytes(b"not a graph")

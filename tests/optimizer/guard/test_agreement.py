@@ -1,4 +1,4 @@
-"""How near two answers are."""
+"""How near two answers are to each other."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ shares = st.lists(st.floats(0.01, 1), min_size=2, max_size=6).map(
 
 
 @given(vectors)
-def test_vectors_are_at_one_with_themselves_whatever_their_length(some: Float) -> None:
+def test_the_cosine_of_equal_vectors_is_one(some: Float) -> None:
     assert agreement.cosines(list(some), list(some * 3)) == pytest.approx(np.ones(12), abs=1e-6)
 
 
@@ -63,7 +63,7 @@ def test_neighbours_that_change_are_counted() -> None:
     assert agreement.neighbour_overlap(before, after, 3).tolist() == [1, 1, 1, 1]
 
 
-def test_noise_takes_neighbours_away() -> None:
+def test_noise_lowers_the_overlap_of_neighbours() -> None:
     generator = np.random.default_rng(0)
     before = generator.standard_normal((200, 16)).astype(np.float32)
     noise = generator.standard_normal(before.shape).astype(np.float32)

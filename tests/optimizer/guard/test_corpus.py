@@ -47,7 +47,7 @@ def test_calibration_and_judging_share_no_text() -> None:
 
 
 @given(st.lists(st.text(max_size=20), max_size=30), st.randoms(use_true_random=False))
-def test_where_a_text_goes_does_not_depend_on_the_others(texts: list[str], shuffler: object) -> None:
+def test_the_split_of_a_text_does_not_depend_on_the_others(texts: list[str], shuffler: object) -> None:
     order = sorted(texts, key=lambda _: shuffler.random())  # type: ignore[attr-defined]  # random.Random
 
     first, second = split(own_corpus(), texts), split(own_corpus(), order)

@@ -1,4 +1,4 @@
-"""The guard through real tasks and engines: small models of every task, and a candidate that is wrong on purpose."""
+"""The guard with real tasks and engines: small models of every task, and a candidate that is wrong on purpose."""
 
 from __future__ import annotations
 
@@ -65,7 +65,7 @@ def subject_of(tmp_path_factory: pytest.TempPathFactory) -> SubjectOf:
 
 @dataclass
 class Noisy:
-    """A forward with noise of a size relative to each output, the same for the same row."""
+    """A forward pass with noise in proportion to each output, the same for the same row."""
 
     forward: Forward
     size: float
@@ -85,7 +85,7 @@ class Noisy:
 
 
 @pytest.mark.parametrize("name", TaskName)
-def test_the_teacher_is_accepted_as_a_candidate_and_may_be_batched(name: TaskName, subject_of: SubjectOf) -> None:
+def test_the_reference_is_accepted_as_a_candidate_and_may_be_batched(name: TaskName, subject_of: SubjectOf) -> None:
     context = subject_of(name)
 
     verdict = judge_candidate(context.task, context.forward, context.reference, AccuracyBudget())
@@ -119,7 +119,7 @@ def test_every_request_is_run_row_by_row(subject_of: SubjectOf) -> None:
 
 
 @pytest.mark.parametrize("name", TaskName)
-def test_outputs_that_are_no_numbers_are_a_verdict_and_no_crash(name: TaskName, subject_of: SubjectOf) -> None:
+def test_nan_outputs_give_a_verdict_and_no_exception(name: TaskName, subject_of: SubjectOf) -> None:
     context = subject_of(name)
 
     def broken(rows: Sequence[Row]) -> list[Outputs]:
@@ -131,7 +131,7 @@ def test_outputs_that_are_no_numbers_are_a_verdict_and_no_crash(name: TaskName, 
     assert verdict.batching == ""
 
 
-def test_an_engine_that_fails_is_a_verdict_with_its_reason(subject_of: SubjectOf) -> None:
+def test_a_failing_engine_gives_a_verdict_with_its_reason(subject_of: SubjectOf) -> None:
     context = subject_of(TaskName.FILL_MASK)
 
     def failing(_: Sequence[Row]) -> list[Outputs]:

@@ -1,4 +1,4 @@
-"""How far rows may be batched: on forwards that depend on their company in known ways."""
+"""How far rows may be batched: forward passes that depend on the batch in known ways."""
 
 from __future__ import annotations
 
@@ -41,25 +41,25 @@ LENGTHS = [3, 3, 3, 5, 5, 6, 8, 8, 8, 9, 12, 12, 15, 40, 40, 41, 44]
 
 
 def alone(some: Sequence[Row]) -> list[Outputs]:
-    """Every row by itself."""
+    """Every row alone."""
     return [{"y": np.array([row.ids], np.float32)} for row in some]
 
 
 def scaled_by_the_batch(some: Sequence[Row]) -> list[Outputs]:
-    """As dynamic int8: a grid over the whole batch."""
+    """Like dynamic int8: a grid over the whole batch."""
     step = np.float32(max(max(row.ids) for row in some) / 15)
     return [{"y": np.round(np.array([row.ids], np.float32) / step) * step} for row in some]
 
 
 def leaking_padding(some: Sequence[Row]) -> list[Outputs]:
-    """A mask that was forgotten: the width of the batch is in the outputs."""
+    """Like a forgotten mask: the width of the batch is in the outputs."""
     width = max(row.length for row in some)
     return [{"y": np.array([row.ids], np.float32) + 0.5 * (width - row.length)} for row in some]
 
 
 def summed_in_another_order(some: Sequence[Row]) -> list[Outputs]:
-    """As an engine whose kernels depend on the shape, on a grid: other last bits at another point of it, which rounding
-    to int8 turns into a step now and then."""
+    """Like an engine whose kernels depend on the shape, on a grid: other last bits at another point of it, which
+    rounding to int8 sometimes turns into a step."""
     step = GRID.length(max(row.length for row in some)) / 1000 * 0.02
     return [{"y": np.array([row.ids], np.float32) * (1 + step * (row.ids[0] % 5 == 0))} for row in some]
 
@@ -92,7 +92,7 @@ def test_the_evidence_is_kept() -> None:
     ]
 
 
-def test_what_the_rows_cannot_show_is_not_taken_as_proved() -> None:
+def test_batching_that_the_rows_cannot_show_is_not_proved() -> None:
     assert measure_invariance(alone, rows([3, 9, 27])).batching is Batching.SINGLE
     assert measure_invariance(alone, rows([7, 7, 7, 7])).batching is Batching.EQUAL_LENGTH
     assert measure_invariance(alone, []).batching is Batching.SINGLE
@@ -107,7 +107,7 @@ def test_what_the_rows_cannot_show_is_not_taken_as_proved() -> None:
         (5e-3, BF16_TOLERANCE, Batching.SINGLE),
     ],
 )
-def test_the_last_bits_of_the_arithmetic_may_move_and_no_more(size: float, tolerance: float, widest: Batching) -> None:
+def test_differences_in_the_last_bits_are_allowed_and_no_more(size: float, tolerance: float, widest: Batching) -> None:
     def slightly(some: Sequence[Row]) -> list[Outputs]:
         return [{"y": np.array([row.ids], np.float32) * (1 + size * (len(some) > 1))} for row in some]
 
@@ -131,7 +131,7 @@ def test_rows_at_one_point_of_an_engine_s_grid_are_of_equal_length() -> None:
         (True, GRID, Batching.EQUAL_LENGTH),
     ],
 )
-def test_what_rounds_is_never_padded_to_another_shape_of_a_grid(
+def test_rounding_arithmetic_is_never_padded_to_another_shape_of_a_grid(
     rounds: bool, grid: ShapeGrid | None, widest: Batching
 ) -> None:
     """Not even when no sample shows a difference: it is too rare for samples."""
@@ -147,7 +147,7 @@ def test_only_bf16_is_allowed_what_bf16_does(isa: Isa) -> None:
         assert arithmetic_of(recipe).tolerance == (BF16_TOLERANCE if is_bf16 else TOLERANCE)
 
 
-def test_bf16_beside_int8_counts_as_bf16() -> None:
+def test_int8_with_bf16_counts_as_bf16() -> None:
     recipe = Recipe(engine=EngineName.OPENVINO, precision=Precision.INT8_STATIC, options=(BF16_REST,))
 
     assert arithmetic_of(recipe) == Arithmetic(BF16_TOLERANCE, rounds=True)
@@ -182,7 +182,7 @@ def test_padded_groups_hold_rows_of_different_lengths_within_the_widest_padding(
 
 
 @given(lengths)
-def test_every_short_row_that_has_company_of_its_length_is_looked_at(some: list[int]) -> None:
+def test_every_short_row_with_another_of_its_length_is_compared(some: list[int]) -> None:
     made = rows([length for length in some if length <= LONG_TOKENS])
 
     seen = [id(row) for group in equal_groups(made) for row in group]
@@ -191,7 +191,7 @@ def test_every_short_row_that_has_company_of_its_length_is_looked_at(some: list[
     assert len(set(seen)) == len(seen) == len(made) - alone
 
 
-def test_of_long_rows_a_few_are_looked_at() -> None:
+def test_few_long_rows_are_compared() -> None:
     made = rows([LONG_TOKENS + 1] * 50)
 
     assert sum(map(len, equal_groups(made))) == LONG_ROWS
@@ -207,7 +207,7 @@ def test_rows_are_run_alone_once() -> None:
     one_by_one, some = SingleRowForward(forward), rows([3, 3, LONG_TOKENS + 1])
     first, second = one_by_one(some), one_by_one(some)
 
-    assert runs == [1] * 4  # what is long is not kept
+    assert runs == [1] * 4  # long rows are not cached
     assert all(np.array_equal(a["y"], b["y"]) for a, b in zip(first, second, strict=True))
 
 

@@ -13,7 +13,7 @@ import pytest
 from penstock.manifest import Metric, Verdict
 from penstock.resources.endpoint import AccuracyBudget
 from penstock.tasks import TaskName
-from penstock_optimizer.guard import Observation, judge
+from penstock_optimizer.guard import ObservedRequest, judge
 from penstock_optimizer.guard.judge import explain, finite, unused_budgets
 
 COUNT = 100
@@ -46,12 +46,12 @@ ANSWERS: dict[TaskName, Callable[[int], Answer]] = {
 }
 
 
-def observed(task: TaskName, answer: Answer) -> Observation:
+def observed(task: TaskName, answer: Answer) -> ObservedRequest:
     if task is TaskName.FEATURE_EXTRACTION:
-        return Observation(answer, tuple(answer))
+        return ObservedRequest(answer, tuple(answer))
     if task is TaskName.SENTENCE_SIMILARITY:
-        return Observation(answer, (np.ones(4, np.float32), *(np.ones(4, np.float32) for _ in answer)))
-    return Observation(answer)
+        return ObservedRequest(answer, (np.ones(4, np.float32), *(np.ones(4, np.float32) for _ in answer)))
+    return ObservedRequest(answer)
 
 
 def verdict(task: TaskName, change: Change, share: float = 1.0, budget: AccuracyBudget | None = None) -> Verdict:
@@ -161,7 +161,7 @@ def test_the_endpoints_own_budget_decides_where_it_is_stated(task: TaskName) -> 
 
 
 def rotated(cosine: float) -> Change:
-    """A change of every vector to one with this cosine to it."""
+    """Change every vector to one with this cosine to it."""
 
     def change(index: int, answer: Answer) -> Answer:
         one = answer[0] / np.linalg.norm(answer[0])
@@ -186,7 +186,7 @@ def rotated(cosine: float) -> Change:
         (0.880, 0.01, False, ("min_cosine",)),
     ],
 )
-def test_embeddings_are_held_against_the_mean_the_first_percentile_and_the_minimum(
+def test_embeddings_are_judged_by_the_mean_the_first_percentile_and_the_minimum(
     cosine: float, share: float, passed: bool, names: tuple[str, ...]
 ) -> None:
     found = verdict(TaskName.FEATURE_EXTRACTION, rotated(cosine), share)
@@ -223,7 +223,7 @@ def test_a_stated_cosine_holds_for_every_text_and_instead_of_all_other_budgets(s
 
 def test_token_vectors_have_no_neighbours() -> None:
     matrices = [np.random.default_rng(size).standard_normal((1, size, 8)).astype(np.float32) for size in range(2, 30)]
-    some = [Observation(matrix, (matrix[0],)) for matrix in matrices]
+    some = [ObservedRequest(matrix, (matrix[0],)) for matrix in matrices]
 
     found = judge(TaskName.FEATURE_EXTRACTION, some, some, AccuracyBudget())
 
@@ -242,11 +242,11 @@ def classified(*scores: float) -> Answer:
         ((0.34, 0.335, 0.325), (0.33, 0.32, 0.35), True),
     ],
 )
-def test_a_flip_between_labels_in_a_draw_is_no_change(before: Any, after: Any, hit: bool) -> None:
+def test_a_flip_between_tied_labels_is_no_change(before: Any, after: Any, hit: bool) -> None:
     found = judge(
         TaskName.TEXT_CLASSIFICATION,
-        [Observation(classified(*before))],
-        [Observation(classified(*after))],
+        [ObservedRequest(classified(*before))],
+        [ObservedRequest(classified(*after))],
         AccuracyBudget(),
     )
 
@@ -258,8 +258,8 @@ def test_a_flip_of_a_sure_answer_weighs_more_than_one_of_a_doubtful_answer() -> 
         first, second = 0.5 + lead / 2, 0.5 - lead / 2
         found = judge(
             TaskName.TEXT_CLASSIFICATION,
-            [Observation(classified(first, second))],
-            [Observation(classified(second, first))],
+            [ObservedRequest(classified(first, second))],
+            [ObservedRequest(classified(second, first))],
             AccuracyBudget(),
         )
         return metric(found, "flipped_margin").value
@@ -269,17 +269,17 @@ def test_a_flip_of_a_sure_answer_weighs_more_than_one_of_a_doubtful_answer() -> 
 
 
 def test_a_single_score_is_judged_by_its_change_and_its_order() -> None:
-    before = [Observation([[{"label": "x", "score": index / 10}]]) for index in range(50)]
-    near = [Observation([[{"label": "x", "score": index / 10 + 0.01}]]) for index in range(50)]
-    far = [Observation([[{"label": "x", "score": -index / 10}]]) for index in range(50)]
+    before = [ObservedRequest([[{"label": "x", "score": index / 10}]]) for index in range(50)]
+    near = [ObservedRequest([[{"label": "x", "score": index / 10 + 0.01}]]) for index in range(50)]
+    far = [ObservedRequest([[{"label": "x", "score": -index / 10}]]) for index in range(50)]
 
     assert judge(TaskName.TEXT_CLASSIFICATION, before, near, AccuracyBudget()).passed
     found = judge(TaskName.TEXT_CLASSIFICATION, before, far, AccuracyBudget())
     assert metric(found, "kendall_tau").value == pytest.approx(-1)
 
 
-def independent(*scores: float) -> Observation:
-    return Observation([[{"label": f"L{index}", "score": score} for index, score in enumerate(scores)]])
+def independent(*scores: float) -> ObservedRequest:
+    return ObservedRequest([[{"label": f"L{index}", "score": score} for index, score in enumerate(scores)]])
 
 
 def test_labels_that_may_all_be_true_are_judged_one_by_one() -> None:
@@ -294,7 +294,7 @@ def test_labels_that_may_all_be_true_are_judged_one_by_one() -> None:
     assert metric(found, "label_agreement").value == pytest.approx(2 / 3)
 
 
-def test_a_label_on_the_fence_may_fall_to_either_side() -> None:
+def test_a_label_near_one_half_may_change() -> None:
     found = judge(TaskName.TEXT_CLASSIFICATION, [independent(0.9, 0.505)], [independent(0.9, 0.495)], AccuracyBudget())
 
     assert metric(found, "label_agreement").value == 1
@@ -311,7 +311,7 @@ def test_several_regressions_are_each_judged_by_their_own_spread() -> None:
 
 def test_texts_without_entities_are_judged_by_their_tokens_alone() -> None:
     answer = [{"entity": "O", "score": 1.0, "index": 0, "word": "x", "start": 0, "end": 1}]
-    some = [Observation(answer)] * 80
+    some = [ObservedRequest(answer)] * 80
 
     found = judge(TaskName.TOKEN_CLASSIFICATION, some, some, AccuracyBudget())
 
@@ -320,7 +320,7 @@ def test_texts_without_entities_are_judged_by_their_tokens_alone() -> None:
 
 @pytest.mark.parametrize("task", TaskName)
 @pytest.mark.parametrize("value", [math.nan, math.inf, -math.inf])
-def test_a_number_that_is_none_is_rejected_wherever_it_hides(task: TaskName, value: float) -> None:
+def test_a_nan_is_rejected_anywhere_in_an_answer(task: TaskName, value: float) -> None:
     before = [observed(task, ANSWERS[task](index)) for index in range(3)]
     broken: dict[TaskName, Answer] = {
         TaskName.FEATURE_EXTRACTION: np.full((1, 16), value, np.float32),
@@ -331,7 +331,7 @@ def test_a_number_that_is_none_is_rejected_wherever_it_hides(task: TaskName, val
     }
     answer = broken[task] if task in broken else [{**ANSWERS[task](0)[0], "score": value}]
 
-    found = judge(task, before, [*before[:2], Observation(answer)], AccuracyBudget())
+    found = judge(task, before, [*before[:2], ObservedRequest(answer)], AccuracyBudget())
 
     assert not found.passed
     assert found.reason == "1 answers hold NaN or infinity"
@@ -349,7 +349,7 @@ def test_a_missing_answer_is_a_rejection() -> None:
     assert (found.passed, found.reason) == (False, "2 answers for 3 samples")
 
 
-def test_few_texts_are_said_to_be_few() -> None:
+def test_the_reason_mentions_few_texts() -> None:
     some = [observed(TaskName.QUESTION_ANSWERING, ANSWERS[TaskName.QUESTION_ANSWERING](0))] * 9
 
     found = judge(TaskName.QUESTION_ANSWERING, some, some, AccuracyBudget())
@@ -375,13 +375,13 @@ def test_all_that_failed_is_named() -> None:
 
 
 @pytest.mark.parametrize("answer", [1, "NaN", None, True, [1.0, {"a": (2.0, "x")}], np.ones(2, np.float32)])
-def test_what_is_no_bad_number_is_fine(answer: Any) -> None:
+def test_answers_without_nan_or_infinity_are_finite(answer: Any) -> None:
     assert finite(answer)
 
 
 @pytest.mark.parametrize("task", TaskName)
 @pytest.mark.parametrize("budget", [AccuracyBudget(min_cosine=0.123), AccuracyBudget(min_agreement=0.123)])
-def test_a_stated_budget_that_nothing_is_held_against_is_named(task: TaskName, budget: AccuracyBudget) -> None:
+def test_a_stated_budget_that_does_not_apply_is_reported(task: TaskName, budget: AccuracyBudget) -> None:
     held = any(one.budget == 0.123 for one in verdict(task, lambda _, answer: answer, budget=budget).metrics)
 
     assert len(unused_budgets(task, budget)) == (0 if held else 1)
@@ -394,12 +394,12 @@ Scores = list[tuple[str, float]]
 
 
 def judged(before: Scores, after: Scores) -> Verdict:
-    """Of as many texts as it takes, all with these scores."""
+    """Answers for many texts, all with these scores."""
     answers = (
         [[{"label": label, "score": score} for label, score in sorted(one, key=lambda entry: -entry[1])]]
         for one in (before, after)
     )
-    reference, candidate = ([Observation(answer)] * COUNT for answer in answers)
+    reference, candidate = ([ObservedRequest(answer)] * COUNT for answer in answers)
     return judge(TaskName.TEXT_CLASSIFICATION, reference, candidate, AccuracyBudget())
 
 
@@ -417,7 +417,7 @@ def test_the_same_answers_pass_also_where_labels_have_one_name(before: Scores) -
 
 
 def test_another_best_label_is_seen_where_several_have_one_name() -> None:
-    # The sum of both would have it that nothing changed.
+    # By the sum of both nothing would have changed.
     found = judged([("neg", 0.45), ("pos", 0.35), ("neg", 0.2)], [("neg", 0.35), ("pos", 0.45), ("neg", 0.2)])
 
     assert not found.passed
@@ -433,6 +433,6 @@ def test_which_of_two_labels_of_one_name_leads_is_no_difference() -> None:
 def test_labels_of_one_name_that_may_be_true_at_once_are_each_true_or_not() -> None:
     before = [("a", 0.9), ("a", 0.2), ("b", 0.7)]
 
-    # The one that is true is no longer so; then the other one becomes so as well.
+    # The label that is true becomes false; then the other one becomes true as well.
     for after in ([("a", 0.4), ("a", 0.2), ("b", 0.7)], [("a", 0.9), ("a", 0.8), ("b", 0.7)]):
         assert metric(judged(before, after), "label_agreement").value == pytest.approx(2 / 3)

@@ -1,4 +1,4 @@
-"""The guard on the real all-MiniLM-L6-v2: what it lets through, and what not."""
+"""The guard on the real all-MiniLM-L6-v2: which recipes it accepts."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ CANDIDATES = {
 }
 TUNED = [name for name in CANDIDATES if name.startswith("onnxruntime") and "compensated" in name]
 SAMPLED = [
-    # Each is tuned for twenty seconds. Two have all: both precisions, 7 bits and 8.
+    # Each is tuned for twenty seconds. Two recipes cover both precisions, 7 bits and 8.
     pytest.param(name, marks=[pytest.mark.extended] if ("static" in name) is not ("reduced-range" in name) else [])
     for name in TUNED
 ]
@@ -47,9 +47,9 @@ class Guarded:
     """The guard with its reference."""
 
     verdict_of: VerdictOf
-    """Of a candidate by name."""
+    """The verdict on a candidate by name."""
     judge: Callable[[Recipe, Path, GraphIO], Verdict]
-    """A graph that somebody else has made."""
+    """The verdict on a graph of another tool."""
 
 
 @pytest.fixture(scope="module")
@@ -90,7 +90,7 @@ def value(verdict: Verdict, name: str) -> float:
 
 
 def test_naive_dynamic_int8_is_rejected(verdict_of: VerdictOf) -> None:
-    """A scale for a whole matrix costs the accuracy, on every processor: saturation has no part in it."""
+    """One scale for a whole matrix costs the accuracy, on every processor: saturation is not the cause."""
     verdict = verdict_of("onnxruntime int8-dynamic")
 
     assert not verdict.passed
@@ -114,7 +114,7 @@ def test_per_channel_reduced_range_is_kept_with_room_to_spare(verdict_of: Verdic
 
 
 @pytest.mark.parametrize(("per_channel", "kept"), [(True, True), (False, False)])
-def test_it_is_so_too_with_the_graphs_that_onnx_runtime_s_own_tool_makes(
+def test_the_same_verdicts_hold_for_graphs_of_onnx_runtimes_quantiser(
     per_channel: bool, kept: bool, guarded: Guarded, tmp_path: Path
 ) -> None:
     """With 7 bits for every weight, the usual remedy for processors without VNNI."""
@@ -147,14 +147,14 @@ def test_tuned_int8_is_kept(name: str, verdict_of: VerdictOf) -> None:
 
 
 @pytest.mark.parametrize("name", SAMPLED)
-def test_only_what_does_not_depend_on_its_company_may_be_batched(name: str, verdict_of: VerdictOf) -> None:
+def test_only_recipes_whose_rows_do_not_depend_on_the_batch_may_be_batched(name: str, verdict_of: VerdictOf) -> None:
     dynamic = CANDIDATES[name].precision is Precision.INT8_DYNAMIC
 
     assert verdict_of(name).batching == ("single" if dynamic else "padded")
 
 
 def test_openvino_reads_the_same_grids(verdict_of: VerdictOf) -> None:
-    """And sums in another order at another point of its grid of shapes, which int8 makes visible."""
+    """It sums in another order at another point of its grid of shapes, which int8 makes visible."""
     verdict = verdict_of("openvino int8-static compensated per-channel smooth")
 
     assert verdict.passed
@@ -162,7 +162,7 @@ def test_openvino_reads_the_same_grids(verdict_of: VerdictOf) -> None:
     assert value(verdict, "batch_invariance_equal-length") == 0
 
 
-def test_fp32_of_another_engine_is_as_good_as_the_teacher(verdict_of: VerdictOf) -> None:
+def test_fp32_of_another_engine_is_as_good_as_the_reference(verdict_of: VerdictOf) -> None:
     verdict = verdict_of("openvino fp32")
 
     assert verdict.passed

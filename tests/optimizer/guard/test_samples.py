@@ -119,7 +119,7 @@ def test_shares_of_the_length_classes_are_kept_where_there_are_enough() -> None:
     assert [chosen.count(length) for length in (4, 20, 100, 400)] == [round(100 * share) for _, share in STRATA]
 
 
-def test_what_a_class_lacks_the_others_give() -> None:
+def test_a_class_with_too_few_items_is_filled_from_the_others() -> None:
     lengths = [20] * 50 + [400] * 2
 
     assert len(_by_length(lengths, lengths, 40)) == 40

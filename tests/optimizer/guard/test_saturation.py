@@ -1,7 +1,7 @@
-"""What a processor without VNNI makes of int8 graphs: the real AVX2 kernels, on an emulated Haswell.
+"""Int8 graphs on a processor without VNNI: the real AVX2 kernels, on an emulated Haswell.
 
-QEMU's user mode runs ONNX Runtime's own machine code and reports a CPU without AVX-512 and VNNI, so that the library
-takes the kernels that it would take there, saturation included. Slow (some 50 s each), hence few rows.
+QEMU's user mode runs ONNX Runtime's machine code and reports a CPU without AVX-512 and VNNI, so that the library takes
+the same kernels as there, saturation included. Slow (some 50 s each), hence few rows.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from penstock.recipe import EngineName, Precision, Recipe
 from penstock.resources.endpoint import AccuracyBudget
 from penstock.tasks import TaskName
 from penstock_optimizer.export import Flavour
-from penstock_optimizer.guard import Observation, judge, prepare
+from penstock_optimizer.guard import ObservedRequest, judge, prepare
 from penstock_optimizer.guard.calibration import calibration_rows, judging_samples, own_corpus, samples, split
 from penstock_optimizer.quantise.built import copy_graph
 from penstock_optimizer.quantise.observe import feed
@@ -32,19 +32,19 @@ from tests.runtime import minilm
 EMULATOR = "qemu-x86_64"
 EMULATED = Path("~/.cache/penstock/tests/emulated").expanduser()
 MOST_EMULATED = 12
-"""Files that stay there."""
+"""Files that are kept between runs."""
 TEXTS = ("I like you. I love you.", "ok", "Where is the nearest pharmacy, please?", "😀 🎉", "192.168.0.1:8080")
 
 JUDGED_TOKENS = 32
 JUDGED_TEXTS = 60
-"""As many as the guard wants; short ones, which are the worst, and take least time."""
+"""As many rows as the guard needs; short ones, which are the worst and the fastest."""
 
 pytestmark = pytest.mark.slow
 
 
 @pytest.fixture(autouse=True)
 def emulator() -> None:
-    """What these tests are about cannot be seen without it: no reason to skip them."""
+    """Without the emulator these tests show nothing, but must not be skipped."""
     if shutil.which(EMULATOR) is None:
         pytest.fail(f"{EMULATOR} is not installed: make system installs it (Debian: apt-get install qemu-user)")
 
@@ -86,7 +86,7 @@ def run(graphs: list[Path], rows: list[Row], folder: Path, *emulator: str) -> di
 
 
 def ran(graphs: list[Path], rows: Path, emulator: tuple[str, ...]) -> list[list[Float]]:
-    """The outputs, from a process of its own."""
+    """The outputs, from a separate process."""
     command = [*emulator, sys.executable, "-c", PROGRAM, str(rows), *map(str, graphs)]
     finished = subprocess.run(command, capture_output=True, text=True, timeout=500, check=False)
     assert finished.returncode == 0, finished.stderr[-2000:]
@@ -94,9 +94,9 @@ def ran(graphs: list[Path], rows: Path, emulator: tuple[str, ...]) -> list[list[
 
 
 def emulated(graphs: list[Path], rows: Path, emulator: tuple[str, ...]) -> list[list[Float]]:
-    """The same on an emulated CPU, which takes minutes: kept outside the repository, by all that decides it.
+    """The same on an emulated CPU, which takes minutes: cached outside the repository, by all inputs.
 
-    A graph of other bytes, other rows, another emulator or another ONNX Runtime is run anew.
+    A graph with other bytes, other rows, another emulator or another ONNX Runtime is run again.
     """
     version = subprocess.run([emulator[0], "--version"], capture_output=True, check=True).stdout
     about = [version, repr(emulator[1:]).encode(), PROGRAM.encode(), onnxruntime.__version__.encode()]
@@ -120,7 +120,7 @@ def emulated(graphs: list[Path], rows: Path, emulator: tuple[str, ...]) -> list[
 
 
 def copied(graph: Path, folder: Path) -> Path:
-    """A graph that may be written beside."""
+    """A graph whose folder may be written."""
     folder.mkdir()
     copy_graph(graph, folder / graph.name)
     return folder / graph.name
@@ -161,9 +161,9 @@ def test_the_default_budget_rejects_per_tensor_and_keeps_per_channel_reduced_ran
     assert found["per-channel"].passed, found["per-channel"].reason
 
 
-def observed(outputs: list[Float]) -> list[Observation]:
+def observed(outputs: list[Float]) -> list[ObservedRequest]:
     vectors = pooled(outputs)
-    return [Observation(vector[np.newaxis], (vector,)) for vector in vectors]
+    return [ObservedRequest(vector[np.newaxis], (vector,)) for vector in vectors]
 
 
 def pooled(outputs: list[Float]) -> Float:

@@ -1,4 +1,4 @@
-"""How sure a share or a mean is."""
+"""Confidence intervals of a share and of a mean."""
 
 from __future__ import annotations
 
@@ -27,11 +27,11 @@ def test_the_interval_is_below_the_share_and_narrows_with_more_texts(trials: int
     assert lower <= wilson_lower(successes * 10, trials * 10) + 1e-12
 
 
-def test_equal_values_leave_no_doubt() -> None:
+def test_equal_values_have_an_interval_of_no_width() -> None:
     assert bootstrap_lower([0.9] * 20) == pytest.approx(0.9)
 
 
-def test_nothing_is_sure_without_values() -> None:
+def test_without_values_the_lower_end_is_zero() -> None:
     assert bootstrap_lower([]) == 0.0
 
 

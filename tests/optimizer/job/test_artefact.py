@@ -1,4 +1,4 @@
-"""Artefacts are written as a whole or not at all; what was built is reused only when it is what was built."""
+"""Artefacts are written as a whole or not at all; a built graph is reused only when its files are unchanged."""
 
 from __future__ import annotations
 
@@ -151,7 +151,7 @@ def record(work: WorkFolder) -> CandidateRecord:
     return CandidateRecord(facts=facts, graph="model.onnx", io=IO, files=digests(graph.parent))
 
 
-def test_a_candidate_is_remembered(work: WorkFolder) -> None:
+def test_a_candidate_record_is_stored_and_loaded(work: WorkFolder) -> None:
     saved = record(work)
     work.save(saved)
 

@@ -1,4 +1,4 @@
-"""The time budget holds, and each stage has its part of it."""
+"""The time budget holds, and each stage has its share of it."""
 
 from __future__ import annotations
 

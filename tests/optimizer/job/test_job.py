@@ -1,4 +1,4 @@
-"""What an endpoint's own words decide before anything runs."""
+"""What an endpoint's spec decides before anything runs."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ TEXTS = {"texts": ["the city", "the city and the people of the world", "the peop
         ("feature-extraction", TEXTS, "median 10 tokens, p95 64, longest 64"),
         ("feature-extraction", {**TEXTS, "sequenceLengths": [7]}, "median 10 tokens, p95 64, longest 64"),
         ("fill-mask", TEXTS, "median 11 tokens, p95 64, longest 64"),
-        # Pairs are made for it: of the endpoint's texts no lengths of pairs follow.
+        # Its requests are generated pairs: the endpoint's texts give no lengths of pairs.
         ("sentence-similarity", {**TEXTS, "sequenceLengths": [7]}, "median 7 tokens, p95 7, longest 7"),
     ],
 )
@@ -40,7 +40,7 @@ def test_the_workload_is_that_of_the_requests_which_are_sent(
     assert Job.of(asked, store=tmp_path, models=tmp_path).mix.summary == summary
 
 
-def test_a_budget_that_the_task_has_no_use_for_is_a_finding(folder: Path, tmp_path: Path) -> None:
+def test_an_accuracy_budget_that_does_not_apply_to_the_task_is_a_finding(folder: Path, tmp_path: Path) -> None:
     def findings(**accuracy: float) -> list[str]:
         asked = endpoint(folder, {**QUICK, "accuracy": accuracy})
         return [one for one in Job.of(asked, store=tmp_path, models=tmp_path).findings() if "accuracy" in one]

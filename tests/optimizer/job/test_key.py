@@ -73,7 +73,7 @@ def test_the_toolchain_names_ourselves_and_the_engines() -> None:
     assert {"penstock", "onnxruntime", "openvino", "tokenizers"} <= set(toolchain())
 
 
-def test_an_engine_that_is_compiled_later_is_searched_for(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_native_engine_compiled_later_changes_the_key(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     library = tmp_path / "libpenstock_native.so"
     monkeypatch.setenv(VARIABLE, str(library))
     without = toolchain()

@@ -1,4 +1,4 @@
-"""Events count up to their totals and travel as JSON lines."""
+"""Events count up to their totals and are written as JSON lines."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ def test_a_stage_that_ends_early_gives_its_steps_back() -> None:
     assert events[-1].short == "Optimizing 2/2"
 
 
-def test_more_steps_than_promised_raise_the_promise() -> None:
+def test_more_steps_than_expected_raise_the_total() -> None:
     events: list[ProgressEvent] = []
     reporter = StepCounter(events.append, {Stage.CAPACITY: 1})
     reporter.advance(Stage.CAPACITY, "first")
@@ -81,7 +81,7 @@ PASSED = Verdict(passed=True, reason="mean_cosine 0.999")
         (Outcome.REJECTED, "mean_cosine 0.9", None, "rejected, mean_cosine 0.9"),
     ],
 )
-def test_nothing_is_called_slower_before_it_was_held_against_another(
+def test_a_candidate_is_not_called_slower_before_it_was_compared(
     outcome: Outcome, reason: str, verdict: Verdict | None, expected: str
 ) -> None:
     recipe = Recipe(engine=EngineName.OPENVINO, precision=Precision.BF16)

@@ -1,4 +1,4 @@
-"""Stage 1: what becomes of candidates that are slow, wrong, broken, or too late."""
+"""Stage 1: the outcomes of candidates that are slow, wrong, broken, or too late."""
 
 from __future__ import annotations
 
@@ -67,10 +67,10 @@ def test_each_outcome_has_its_reason(tmp_path: Path, script: Script, outcome: Ou
 
 
 @pytest.mark.parametrize("kind", ["OutOfDisk", ""])
-def test_a_full_disk_ends_the_stage_and_is_held_against_nobody(
+def test_a_full_disk_ends_the_stage_and_fails_no_candidate(
     tmp_path: Path, kind: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A library that cannot write says anything; a disk without room says it all."""
+    """A library that cannot write raises any error; the free space of the disk shows the cause."""
     reason = WorkerFailed(Failure.RAISED, "No space left on device" if kind else "basic_ios::clear", kind=kind)
     script = Script(fails={"build": reason})
     monkeypatch.setattr("penstock_optimizer.job.screening.is_full", lambda _: not kind)
@@ -84,7 +84,7 @@ def test_a_full_disk_ends_the_stage_and_is_held_against_nobody(
     assert WorkFolder(tmp_path / "work").load(INT8) is None
 
 
-def test_survivors_are_measured_at_length_in_turns(tmp_path: Path) -> None:
+def test_open_candidates_are_measured_at_length_in_turns(tmp_path: Path) -> None:
     scripts = {INT8: Script(speed=2), STATIC: Script(speed=1.8)}
     screening, runner, _ = stage(tmp_path, scripts)
     run(screening, scripts)
@@ -93,8 +93,8 @@ def test_survivors_are_measured_at_length_in_turns(tmp_path: Path) -> None:
     assert order == [FP32, INT8, STATIC] * ROUNDS
 
 
-def test_a_disturbed_first_look_does_not_cost_a_candidate_its_place(tmp_path: Path) -> None:
-    """Something else ran while INT8 was looked at: ten times too slow, once."""
+def test_a_disturbed_quick_sample_does_not_exclude_a_candidate(tmp_path: Path) -> None:
+    """INT8's first quick sample is disturbed: ten times too slow, once."""
     scripts = {INT8: Script(speed=2, slow_looks=1)}
     screening, _, _ = stage(tmp_path, scripts)
     found = run(screening, scripts)
@@ -103,7 +103,7 @@ def test_a_disturbed_first_look_does_not_cost_a_candidate_its_place(tmp_path: Pa
     assert len(found[INT8].facts.latency) == len(LENGTHS)
 
 
-def test_the_best_one_failing_under_a_second_look_does_not_fail_the_other(tmp_path: Path) -> None:
+def test_a_failure_of_the_best_in_a_second_sample_does_not_fail_the_other(tmp_path: Path) -> None:
     scripts = {INT8: Script(speed=3, fails={"time": crash()}, fails_after=1), STATIC: Script(speed=1.5)}
     screening, _, _ = stage(tmp_path, scripts)
     found = run(screening, scripts)
@@ -112,12 +112,12 @@ def test_the_best_one_failing_under_a_second_look_does_not_fail_the_other(tmp_pa
     assert found[STATIC].facts.reason_code is ReasonCode.WITHIN_BUDGET
 
 
-def test_a_candidate_that_is_slow_at_first_sight_is_not_measured_at_length(tmp_path: Path) -> None:
+def test_a_dominated_candidate_is_not_measured_at_length(tmp_path: Path) -> None:
     scripts = {INT8: Script(speed=2), STATIC: Script(speed=0.7)}
     screening, runner, _ = stage(tmp_path, scripts)
     found = run(screening, scripts)
 
-    assert runner.count("time", STATIC) == 3  # a look, and two more in turns with the best one
+    assert runner.count("time", STATIC) == 3  # a quick sample, and two more in turns with the best one
     assert [point.tokens for point in found[STATIC].facts.latency] == [8, 32, 128]
     assert [point.tokens for point in found[INT8].facts.latency] == list(LENGTHS)
 
@@ -134,7 +134,7 @@ def test_only_candidates_that_may_serve_and_were_measured_go_on(tmp_path: Path) 
     screening.close()
 
 
-def test_a_candidate_that_takes_too_long_is_ended_and_leaves_the_others_their_turn(tmp_path: Path) -> None:
+def test_a_candidate_that_takes_too_long_is_ended_and_leaves_time_for_the_others(tmp_path: Path) -> None:
     scripts = {INT8: Script(build_seconds=1e6), STATIC: Script(speed=2)}
     screening, runner, _ = stage(tmp_path, scripts, seconds=60)
     found = run(screening, scripts)
@@ -151,12 +151,12 @@ def test_a_candidate_that_the_budget_cut_off_did_not_fail(tmp_path: Path) -> Non
     found = run(screening, scripts)
 
     assert (found[INT8].facts.outcome, found[INT8].facts.reason_code) == (Outcome.SKIPPED, ReasonCode.CUT_OFF)
-    # With more time it goes on.
+    # With more time it continues.
     again, _, _ = stage(tmp_path, scripts)
     assert run(again, scripts)[INT8].facts.reason_code is ReasonCode.WITHIN_BUDGET
 
 
-def test_candidates_without_a_turn_are_skipped_and_say_so(tmp_path: Path) -> None:
+def test_candidates_without_time_are_skipped_with_the_reason(tmp_path: Path) -> None:
     scripts = {INT8: Script(speed=2, build_seconds=10), STATIC: Script(speed=2)}
     screening, _, _ = stage(tmp_path, scripts, seconds=20)
     found = run(screening, scripts)
@@ -165,8 +165,8 @@ def test_candidates_without_a_turn_are_skipped_and_say_so(tmp_path: Path) -> Non
     assert found[FP32].facts.latency
 
 
-def test_a_candidate_that_there_was_only_time_to_look_at_is_not_called_slower(tmp_path: Path) -> None:
-    # The reference's turn at length takes what is left.
+def test_a_candidate_with_only_a_quick_sample_is_not_called_slower(tmp_path: Path) -> None:
+    # Measuring the reference at length takes what is left.
     scripts = {FP32: Script(timing_seconds=20), INT8: Script(speed=2)}
     screening, runner, settled = stage(tmp_path, scripts, seconds=60)
     found = run(screening, {INT8: scripts[INT8]})
@@ -175,7 +175,7 @@ def test_a_candidate_that_there_was_only_time_to_look_at_is_not_called_slower(tm
     assert found[INT8].facts.verdict is not None
     assert settled[-1] is found[INT8]
     assert runner.open_now == 0
-    # With more time it goes on.
+    # With more time it continues.
     again, _, _ = stage(tmp_path, scripts)
     assert run(again, {INT8: scripts[INT8]})[INT8].facts.reason_code is ReasonCode.WITHIN_BUDGET
 
@@ -184,22 +184,22 @@ def test_a_candidate_that_there_was_only_time_to_look_at_is_not_called_slower(tm
     ("available", "graph", "expected"),
     [(24e9, 90e6, MAX_OPEN), (24e9, 1.3e9, 1 + 1), (4e9, 90e6, 3), (1e9, 1.3e9, 2), (0, 90e6, 2)],
 )
-def test_as_many_processes_wait_as_the_memory_is_good_for(available: float, graph: float, expected: int) -> None:
+def test_open_processes_fit_the_memory(available: float, graph: float, expected: int) -> None:
     assert max_open_processes(int(available), int(graph)) == expected
 
 
-def test_the_teacher_is_measured_in_the_time_of_later_stages_where_the_machine_is_slow(tmp_path: Path) -> None:
-    # One turn of it takes longer than the candidates' stage has left, and less than the budget has.
+def test_the_reference_may_use_the_time_of_later_stages_on_a_slow_machine(tmp_path: Path) -> None:
+    # One round of it takes longer than the candidates' stage has left, and less than the budget has.
     scripts = {FP32: Script(timing_seconds=13), INT8: Script(build_seconds=22)}
     screening, runner, _ = stage(tmp_path, scripts, seconds=60)
     found = run(screening, {INT8: scripts[INT8]})
 
     assert found[FP32].facts.outcome is Outcome.REFERENCE
-    assert len(found[FP32].milliseconds[LENGTHS[0]]) == 2 * 3  # two turns of three rounds, three runs each
+    assert len(found[FP32].milliseconds[LENGTHS[0]]) == 2 * 3  # two passes of three rounds, three runs each
     assert runner.clock.now < 60
 
 
-def test_a_teacher_that_fails_is_the_callers_business(tmp_path: Path) -> None:
+def test_a_failure_of_the_reference_is_raised(tmp_path: Path) -> None:
     screening, runner, _ = stage(tmp_path, {FP32: Script(fails={"build": crash()})})
     with pytest.raises(WorkerFailed, match="signal 11"):
         screening.enter(FP32, reference=True)
@@ -207,7 +207,7 @@ def test_a_teacher_that_fails_is_the_callers_business(tmp_path: Path) -> None:
     assert runner.open_now == 0
 
 
-def test_no_more_processes_wait_than_the_memory_is_good_for(tmp_path: Path) -> None:
+def test_no_more_processes_are_open_than_fit_the_memory(tmp_path: Path) -> None:
     recipes = [
         Recipe(engine=EngineName.OPENVINO, precision=Precision.INT8_STATIC, options=(f"option{index}",))
         for index in range(10)
@@ -218,13 +218,13 @@ def test_no_more_processes_wait_than_the_memory_is_good_for(tmp_path: Path) -> N
 
     assert runner.max_open <= MAX_OPEN + 1
     assert runner.open_now == 0
-    # The fastest are the ones that stayed.
+    # The fastest ones stayed open.
     assert all(len(found[recipe].facts.latency) == len(LENGTHS) for recipe in recipes[-3:])
     assert found[recipes[0]].facts.reason == "slower at first sight than 5 others"
 
 
-def test_who_leads_at_most_lengths_keeps_its_process_though_it_is_slow_at_the_longest(tmp_path: Path) -> None:
-    """The sum over lengths is that of the longest one: by it the fastest engine for all usual rows was closed."""
+def test_the_fastest_at_most_lengths_stays_open_even_if_it_is_slow_at_the_longest(tmp_path: Path) -> None:
+    """The sum over lengths is mostly the longest one's: by it the fastest engine for all usual rows was closed."""
     others = {
         Recipe(engine=EngineName.OPENVINO, precision=Precision.INT8_STATIC, options=(f"option{index}",)): Script(
             speed=1.5
@@ -239,7 +239,7 @@ def test_who_leads_at_most_lengths_keeps_its_process_though_it_is_slow_at_the_lo
     assert len(found[INT8].facts.latency) == len(LENGTHS)
 
 
-# Going on after an interruption
+# Continuing after an interruption
 
 
 def test_settled_candidates_are_not_built_or_judged_again(tmp_path: Path) -> None:
@@ -255,13 +255,13 @@ def test_settled_candidates_are_not_built_or_judged_again(tmp_path: Path) -> Non
         recipe: one.facts.outcome for recipe, one in before.items()
     }
     assert runner.count("build") == runner.count("judge") == 0
-    # Times are of this run: all are looked at, and measured together, again.
+    # Times are of this run: all are sampled, and measured together, again.
     assert runner.count("time", INT8) == 1 + ROUNDS
     assert after[INT8].built == before[INT8].built
     assert after[INT8].batching is Batching.PADDED
 
 
-def test_a_glance_of_an_interrupted_run_does_not_cost_a_candidate_its_place(tmp_path: Path) -> None:
+def test_a_quick_sample_of_an_interrupted_run_does_not_exclude_a_candidate(tmp_path: Path) -> None:
     busy = {INT8: Script(speed=2, slow_looks=1), STATIC: Script(speed=1.8)}
     first, _, _ = stage(tmp_path, busy)
     for recipe in (FP32, *busy):
@@ -288,8 +288,8 @@ def test_a_candidate_whose_files_changed_is_built_again(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("damage", ["change", "delete", "unrecorded", "neither"])
-def test_a_teacher_whose_outcomes_are_not_those_that_it_gave_is_asked_again(tmp_path: Path, damage: str) -> None:
-    """Or else every candidate would fail for want of them, and for good."""
+def test_a_reference_with_changed_outcomes_is_run_again(tmp_path: Path, damage: str) -> None:
+    """Otherwise every candidate would fail without the outcomes, in every run."""
     scripts = {INT8: Script(speed=2)}
     first, _, _ = stage(tmp_path, scripts)
     first.enter(FP32, reference=True)
@@ -301,7 +301,7 @@ def test_a_teacher_whose_outcomes_are_not_those_that_it_gave_is_asked_again(tmp_
         case "delete":
             work.reference.unlink()
         case _:
-            # As earlier versions left it.
+            # As earlier versions wrote it.
             known = work.load(FP32)
             assert known is not None
             work.save(known.model_copy(update={"taught": ""}))
@@ -336,7 +336,7 @@ def test_a_candidate_that_ran_out_of_time_is_tried_again_with_more_of_it(tmp_pat
         WorkerFailed(Failure.RAISED, "RuntimeError: std::bad_alloc"),
     ],
 )
-def test_a_candidate_that_memory_ran_out_for_is_tried_again_when_the_search_goes_on(
+def test_a_candidate_that_ran_out_of_memory_is_tried_again_when_the_search_continues(
     tmp_path: Path, failure: WorkerFailed
 ) -> None:
     first, _, _ = stage(tmp_path, {INT8: Script(fails={"judge": failure})})

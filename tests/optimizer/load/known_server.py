@@ -1,4 +1,4 @@
-"""A real HTTP server whose behaviour a test decides, answer by answer."""
+"""A real HTTP server whose behaviour a test sets, answer by answer."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The load generator, in its own process, against a real HTTP server whose behaviour is known."""
+"""The load generator, in a separate process, with a real HTTP server of known behaviour."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def test_an_open_loop_sends_at_its_rate_and_sees_the_latency() -> None:
     assert result.scheduled == pytest.approx(100, rel=0.25)
     assert set(result.statuses) == {"200"}
     assert result.latency is not None
-    # A busy machine can only add to both: no upper end that tells its load from an error, but for the time limit.
+    # A busy machine can only add to both: no upper limit separates load from an error, but for the time limit.
     assert DELAY * 1e3 <= result.latency.p50 < 30_000
     assert 0 < result.send_lag_p99_milliseconds < 30_000
     assert set(result.by_group) == {8, 16}
@@ -60,11 +60,11 @@ def test_closed_clients_wait_for_their_answers() -> None:
     with serving(lambda *_: (0.2, ok())) as url:
         result = load(url, ClosedLoop(clients=8), seconds=2.0)
 
-    # More than one client alone could have had; eight can have no more, but for what was under way at the beginning.
+    # More than one client could have sent; eight can send no more, but for what was in progress at the beginning.
     assert 1 / 0.2 < result.completed_per_second <= 8 / 0.2 + 8 / 2.0
 
 
-def test_a_closed_loop_stops_after_so_many_requests() -> None:
+def test_a_closed_loop_stops_after_its_number_of_requests() -> None:
     with serving(lambda *_: (0.001, ok())) as url:
         result = load(url, ClosedLoop(clients=2, requests=30), seconds=30)
 
@@ -112,7 +112,7 @@ def test_an_answer_that_never_comes_times_out() -> None:
 
 
 @pytest.mark.parametrize("pattern", [OpenLoop(arrivals_per_second=20), ClosedLoop(clients=2)])
-def test_nobody_listening_is_counted_and_not_hidden(pattern: OpenLoop | ClosedLoop) -> None:
+def test_a_server_that_does_not_listen_is_counted_as_unreachable(pattern: OpenLoop | ClosedLoop) -> None:
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         port = free.getsockname()[1]
@@ -149,7 +149,7 @@ def test_header_means_and_the_use_of_a_process_are_reported() -> None:
     assert result.target_rss_bytes > 1e6
 
 
-def test_the_load_process_runs_where_it_is_told() -> None:
+def test_the_load_process_runs_on_the_cpus_of_its_spec() -> None:
     import os
 
     cpu = max(os.sched_getaffinity(0))
@@ -159,7 +159,7 @@ def test_the_load_process_runs_where_it_is_told() -> None:
     assert set(result.statuses) == {"200"}
 
 
-def test_a_cpu_that_does_not_exist_is_an_error_with_the_last_words() -> None:
+def test_a_cpu_that_does_not_exist_is_an_error_with_the_end_of_the_log() -> None:
     with pytest.raises(LoadFailed, match="Invalid argument"):
         load("http://127.0.0.1:9/", ClosedLoop(clients=1), cpus=(4095,))
 

@@ -65,7 +65,7 @@ def test_many_stated_lengths_add_at_most_four() -> None:
 
 
 @given(rate=st.floats(0.1, 2000), seconds=st.floats(0.1, 5), seed=st.integers())
-def test_arrivals_are_as_many_as_the_rate_says_in_order_and_repeatable(rate: float, seconds: float, seed: int) -> None:
+def test_arrivals_match_the_rate_are_in_order_and_repeatable(rate: float, seconds: float, seed: int) -> None:
     arrivals = poisson_arrivals(rate, seconds, seed=seed)
 
     assert len(arrivals) == max(1, round(rate * seconds))

@@ -1,4 +1,4 @@
-"""Texts of exactly so many tokens, for tokenizers of every kind."""
+"""Texts of an exact number of tokens, for tokenizers of every kind."""
 
 from __future__ import annotations
 

@@ -25,7 +25,7 @@ needs_slices = pytest.mark.skipif(
 
 
 def in_a_usual_thread(call: Callable[[], Found]) -> Found:
-    """Slices are a thread's own, and so is the class, which may be another here."""
+    """Slices are set per thread, and so is the class, which may be another one here."""
 
     def run() -> Found:
         os.sched_setscheduler(0, os.SCHED_OTHER, os.sched_param(0))
@@ -70,7 +70,7 @@ def test_a_thread_of_another_class_is_left_alone() -> None:
     assert in_a_usual_thread(call) == (False, os.SCHED_IDLE)
 
 
-def test_a_slice_that_the_kernel_refuses_or_rounds_is_not_said_to_be_set() -> None:
+def test_a_slice_that_the_kernel_refuses_or_rounds_is_reported_as_not_set() -> None:
     assert not in_a_usual_thread(lambda: set_time_slice(SHORTEST_NANOSECONDS // 2))
 
 

@@ -1,4 +1,4 @@
-"""Running out of memory is told as that, wherever it happens."""
+"""Running out of memory is reported as such, in any process."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from tests.runtime.pod.pods import SECONDS
 
 MEMORY_CGROUP = Path("/sys/fs/cgroup/memory")
 LIMIT_BYTES = 250 * 10**6
-"""Enough for the job's own process, too little for one beside it that exports a model of 91 MB."""
+"""Enough for the job's process, too little for one that exports a model of 91 MB at the same time."""
 
 
 @pytest.mark.parametrize(
@@ -35,7 +35,7 @@ LIMIT_BYTES = 250 * 10**6
         (Failure.TIMED_OUT, "export did not end within 600 s", OptimizationError),
     ],
 )
-def test_what_a_worker_died_of_becomes_the_reason(
+def test_the_cause_of_a_workers_death_becomes_the_reason(
     failure: Failure, reason: str, expected: type[HostError | OptimizationError]
 ) -> None:
     error = WorkerFailed(failure, reason).as_error("the model could not be exported")
@@ -65,7 +65,7 @@ def small_group() -> Iterator[Path]:
         group.rmdir()
 
 
-def test_a_job_whose_export_is_killed_for_memory_says_so(small_group: Path, tmp_path: Path) -> None:
+def test_a_job_whose_export_is_killed_reports_out_of_memory(small_group: Path, tmp_path: Path) -> None:
     log = tmp_path / "termination-log"
     log.touch()
     spec = {
@@ -81,7 +81,7 @@ def test_a_job_whose_export_is_killed_for_memory_says_so(small_group: Path, tmp_
         "PENSTOCK_TERMINATION_LOG": str(log),
     }
     kept = {name: value for name, value in os.environ.items() if not name.startswith("PENSTOCK_")}
-    # The shell joins the group before it becomes the job, as a container's process is in its own.
+    # The shell joins the group before it becomes the job, as a container's process is in its group.
     command = f'echo $$ > {small_group}/cgroup.procs && exec "$@"'
     done = subprocess.run(
         ["sh", "-c", command, "sh", sys.executable, "-m", "penstock_optimizer.pod"],

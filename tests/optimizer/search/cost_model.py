@@ -1,4 +1,4 @@
-"""A machine that does not exist: latency and throughput of a plan by a formula, with noise on top."""
+"""A simulated machine: latency and throughput of a plan by a formula, with noise."""
 
 from __future__ import annotations
 
@@ -16,11 +16,11 @@ STATIC = Recipe(engine=EngineName.OPENVINO, precision=Precision.INT8_STATIC)
 
 @dataclass
 class CostModel:
-    """Measures plans by formula, and counts how often."""
+    """Measures plans by formula, and counts calls."""
 
     speed: dict[Recipe, float] = field(default_factory=lambda: {FP32: 1.0, INT8: 2.0, STATIC: 1.8})
     short_speed: dict[Recipe, float] = field(default_factory=dict)
-    """At 8 and 16 tokens, where it is another one."""
+    """Speed at 8 and 16 tokens, where it differs."""
     routed_rate: float = 1.0
     """Factor on the requests/s of plans with a second graph."""
     noise: float = 0.0
@@ -34,11 +34,11 @@ class CostModel:
         self._random = random.Random(self.seed)
 
     def true_sample(self, plan: Plan) -> PlanSample:
-        """What an infinitely patient measurement would find."""
+        """The result without noise."""
         speed = self.speed[plan.recipe]
         wide_from = plan.alone_wide_from
         wide = wide_from is not None
-        # Wide runs pay from 64 tokens on; below that they cost.
+        # Wide runs are faster from 64 tokens on, and slower below.
         reach = plan.streams * plan.threads_per_stream if wide else plan.threads_per_stream
         p95 = 30.0 / speed / (1 + 0.8 * (reach - 1))
         small_wide = wide_from is not None and wide_from < 64

@@ -1,4 +1,4 @@
-"""What is made first: what promises most for its seconds."""
+"""The order to build recipes in: the most expected gain per second first."""
 
 from __future__ import annotations
 
@@ -47,17 +47,17 @@ def names(isa: Isa) -> list[str]:
         ),
     ],
 )
-def test_what_is_made_in_a_second_does_not_wait_for_what_takes_twenty(isa: Isa, first: list[str]) -> None:
+def test_a_recipe_built_in_a_second_comes_before_one_that_takes_twenty(isa: Isa, first: list[str]) -> None:
     assert names(isa)[: len(first)] == first
 
 
 @pytest.mark.parametrize("isa", Isa)
-def test_the_yardstick_that_is_hardly_ever_served_comes_last(isa: Isa) -> None:
+def test_the_plain_int8_for_comparison_comes_last(isa: Isa) -> None:
     assert names(isa)[-1] == "onnxruntime-int8-dynamic-plain"
 
 
 @pytest.mark.parametrize("isa", [isa for isa in Isa if isa.has_bf16])
-def test_a_graph_that_is_there_already_is_used_next(isa: Isa) -> None:
+def test_a_recipe_whose_graph_exists_comes_next(isa: Isa) -> None:
     order = by_gain(RECIPES[isa], isa)
     shared = [index for index, recipe in enumerate(order) if recipe.as_built != recipe or BF16_REST in recipe.options]
 
@@ -67,14 +67,14 @@ def test_a_graph_that_is_there_already_is_used_next(isa: Isa) -> None:
 
 
 @given(st.sampled_from(Isa), st.data())
-def test_every_recipe_has_its_turn_once(isa: Isa, data: st.DataObject) -> None:
+def test_every_recipe_comes_once(isa: Isa, data: st.DataObject) -> None:
     some = data.draw(st.lists(st.sampled_from(RECIPES[isa]), unique=True))
 
     assert sorted(by_gain(some, isa), key=str) == sorted(some, key=str)
 
 
 @pytest.mark.parametrize("isa", Isa)
-def test_expectations_are_sane(isa: Isa) -> None:
+def test_expectations_are_within_their_ranges(isa: Isa) -> None:
     for recipe in RECIPES[isa]:
         found = expectation(recipe, isa)
         assert found.build_seconds > 0

@@ -1,4 +1,4 @@
-"""Hill-climbing over plans, on machines that do not exist."""
+"""Hill-climbing over plans, on simulated machines."""
 
 from __future__ import annotations
 
@@ -56,7 +56,7 @@ def test_a_gain_within_the_noise_promotes_nothing() -> None:
 
 
 def test_a_drifting_machine_does_not_mislead_paired_measurements() -> None:
-    """Every measurement is 2 % slower than the one before it: the later plan would always look worse."""
+    """Every measurement is 2 % slower than the one before it: unpaired, the later plan would always be worse."""
     result = HillClimb(LATENCY, CostModel(drift=0.02)).search(start(), limits)
 
     assert result.plan.recipe == INT8
@@ -70,7 +70,7 @@ def test_a_plan_that_crashes_is_passed_over() -> None:
     assert any(step.comparison is None and not step.promoted for step in result.steps)
 
 
-def test_a_first_plan_that_cannot_run_is_an_error_that_says_so() -> None:
+def test_a_first_plan_that_cannot_run_is_an_error() -> None:
     plan = start()[0]
     with pytest.raises(PlanFailed, match="killed by signal 11"):
         HillClimb(LATENCY, CostModel(broken=frozenset({plan}))).climb(
@@ -91,7 +91,7 @@ def test_an_incumbent_that_stops_working_ends_the_climb() -> None:
         HillClimb(LATENCY, measure).search(plans, limits)
 
 
-def test_no_time_means_the_teacher() -> None:
+def test_without_time_the_reference_is_the_result() -> None:
     result = HillClimb(LATENCY, CostModel(), time_left=lambda: False).search(start(), limits)
 
     assert result.plan.recipe == FP32
@@ -108,7 +108,7 @@ def test_when_the_time_is_up_the_best_so_far_wins() -> None:
 
 
 def test_a_small_gain_that_was_seen_once_promotes_nothing() -> None:
-    """The time is up after the first pair of INT8, which is 8 % faster."""
+    """The time ends after the first pair of INT8, which is 8 % faster."""
     model = CostModel(speed={FP32: 1.0, INT8: 1.08, STATIC: 1.0})
     result = HillClimb(LATENCY, model, time_left=lambda: len(model.measured) < 1).search(start(), limits)
 
@@ -116,7 +116,7 @@ def test_a_small_gain_that_was_seen_once_promotes_nothing() -> None:
     assert result.steps[0].reason == "7% better by lone latency (seen once): too little to be sure"
 
 
-def test_a_climb_that_was_cut_goes_on_from_its_trials(tmp_path: Path) -> None:
+def test_an_interrupted_search_continues_from_its_trials(tmp_path: Path) -> None:
     path = tmp_path / "trials.jsonl"
     whole = CostModel()
     expected = HillClimb(LATENCY, whole).search(start(), limits)
@@ -131,7 +131,7 @@ def test_a_climb_that_was_cut_goes_on_from_its_trials(tmp_path: Path) -> None:
 
 
 def test_gains_on_the_second_criterion_do_not_add_up_to_a_loss_on_the_first() -> None:
-    """Each step costs 4 % latency (within the tolerance) and wins rows: one may pass, a second may not."""
+    """Each step costs 4 % latency (within the tolerance) and gains throughput: one may pass, a second may not."""
     plans = start()
     costs: dict[Plan, tuple[float, float]] = {}
 
@@ -165,8 +165,8 @@ def test_the_chosen_plan_is_never_truly_slower_than_fp32_beyond_the_noise(
     result = climber.search(plans, lambda plan: limits(plan, cores))
 
     first = goal.criteria[0]
-    ours, teachers = (first.cost(model.true_sample(plan), goal) for plan in (result.plan, plans[0]))
-    assert ours <= teachers * (1.06 + 3 * noise)
+    ours, fp32_cost = (first.cost(model.true_sample(plan), goal) for plan in (result.plan, plans[0]))
+    assert ours <= fp32_cost * (1.06 + 3 * noise)
 
 
 @settings(max_examples=examples(30), deadline=None)
@@ -196,7 +196,7 @@ def test_a_torn_last_line_is_dropped_and_the_rest_is_kept(end: bytes, torn: Path
 
 
 @pytest.mark.parametrize("line", [b'{"plan": 1}\n', b"\xff\xfe\0\n"])
-def test_a_line_that_is_not_a_trial_is_an_error_that_says_what_to_do(line: bytes, torn: Path) -> None:
+def test_a_line_that_is_not_a_trial_is_an_error_with_a_remedy(line: bytes, torn: Path) -> None:
     torn.write_bytes(line + torn.read_bytes())
 
     with pytest.raises(Exception, match=r"line 1 is not a trial.*Delete"):

@@ -1,4 +1,4 @@
-"""When is one measurement better than another."""
+"""Comparing measurements."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def sample(p50: float = 5, p95: float = 10, rows: float = 100, loaded: float | N
         (THROUGHPUT, sample(p95=50, rows=120), sample(), Ranking.BETTER, "requests/s"),
         (THROUGHPUT, sample(p95=5), sample(), Ranking.BETTER, "lone latency"),
         (THROUGHPUT, sample(p95=5, rows=80), sample(), Ranking.WORSE, "requests/s"),
-        # Both within the limit: the rate decides, however much closer to the limit the faster one is.
+        # Both are within the limit: the rate decides, however much closer to the limit the faster one is.
         (BOTH, sample(rows=120, loaded=19), sample(loaded=11), Ranking.BETTER, "requests/s"),
         (BOTH, sample(rows=900, loaded=30), sample(loaded=11), Ranking.WORSE, "p95 over the limit"),
         (BOTH, sample(rows=90, loaded=19), sample(loaded=40), Ranking.BETTER, "p95 over the limit"),
@@ -89,7 +89,7 @@ def test_no_two_samples_both_beat_each_other(a: PlanSample, b: PlanSample, objec
     factor=st.floats(min_value=1.1, max_value=10),
     objective=st.sampled_from([LATENCY, THROUGHPUT, Objective()]),
 )
-def test_whoever_is_faster_at_everything_is_never_ranked_worse(
+def test_a_plan_that_is_faster_at_everything_is_never_ranked_worse(
     base: PlanSample, factor: float, objective: Objective
 ) -> None:
     faster = PlanSample(

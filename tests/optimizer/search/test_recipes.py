@@ -18,7 +18,7 @@ def names(isa: Isa, engines: tuple[EngineName, ...] = ALL[0], precisions: tuple[
 
 
 @pytest.mark.parametrize("isa", Isa)
-def test_the_teacher_comes_first_and_nothing_comes_twice(isa: Isa) -> None:
+def test_the_reference_comes_first_and_nothing_comes_twice(isa: Isa) -> None:
     found = candidate_recipes(isa, *ALL)
 
     assert found.recipes[0] == REFERENCE
@@ -65,7 +65,7 @@ def test_int8_is_limited_where_sums_could_saturate_and_only_there(isa: Isa) -> N
         (Isa.NEON, "onnxruntime-int8"),
     ],
 )
-def test_the_most_promising_recipe_comes_after_the_teacher(isa: Isa, second: str) -> None:
+def test_the_most_promising_recipe_comes_after_the_reference(isa: Isa, second: str) -> None:
     assert names(isa)[1] == second
 
 

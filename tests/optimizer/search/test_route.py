@@ -50,7 +50,7 @@ def sample(short: float = 1.0, *, lone: float = 5.0, rate: float = 100.0) -> Pla
         ([], ()),
     ],
 )
-def test_short_lengths_are_measured_where_the_workload_has_rows_so_short(
+def test_short_lengths_are_measured_where_the_workload_has_such_rows(
     workload: Sequence[int], lengths: tuple[int, ...]
 ) -> None:
     assert short_lengths(workload) == lengths
@@ -65,7 +65,7 @@ def test_short_lengths_are_measured_where_the_workload_has_rows_so_short(
         pytest.param({8: 1.0, 64: 3.0}, (8,), (), id="one length for all"),
     ],
 )
-def test_short_rows_are_looked_at_as_far_as_they_may_gain(
+def test_short_rows_are_compared_up_to_the_first_length_without_a_gain(
     short: dict[int, float], lengths: tuple[int, ...], expected: tuple[int, ...]
 ) -> None:
     long = MeasuredRecipe(STATIC, {8: 2.0, 64: 4.0, 128: 7.0, 256: 14.0})
@@ -93,7 +93,7 @@ def test_rivals_are_faster_at_a_length_and_those_that_run_alone_come_last() -> N
         pytest.param({}, {}, None, id="nothing measured"),
     ],
 )
-def test_the_boundary_is_the_last_length_up_to_which_the_rival_is_faster(
+def test_the_longest_short_row_is_the_last_length_at_which_the_rival_is_faster(
     chosen: dict[int, float], rival: dict[int, float], longest: int | None
 ) -> None:
     turns = [{tokens: [ms] * 3 for tokens, ms in times.items()} for times in (chosen, rival)]
@@ -134,14 +134,14 @@ def test_a_route_has_the_batching_that_its_own_recipe_may_have() -> None:
 @pytest.mark.parametrize(
     ("cores", "wide_from", "expected"),
     [
-        (2, WideFrom(32, 32), (None, None)),  # no row that comes here is so long
+        (2, WideFrom(32, 32), (None, None)),  # no row of the route is this long
         (2, WideFrom(32, 16), (None, 16)),
         (2, WideFrom(16, 8), (16, 8)),
         (2, WideFrom(8, 8), (8, None)),
         (1, WideFrom(8, 8), (None, None)),
     ],
 )
-def test_short_rows_run_wide_from_lengths_of_their_own(
+def test_short_rows_have_separate_wide_thresholds(
     cores: int, wide_from: WideFrom, expected: tuple[int | None, int | None]
 ) -> None:
     limits = PlanLimits(cores, Batching.SINGLE, (8, 16))
@@ -187,7 +187,7 @@ def test_lengths_beyond_the_route_do_not_count() -> None:
 
 
 def climb(model: CostModel, goal: Goal = LATENCY) -> tuple[Plan, list[tuple[bool, str]]]:
-    """The search with a route offered to whatever recipe wins."""
+    """A search with a route offered to any winning recipe."""
     starts = [first_plan(recipe, LIMITS, wide_from=WideFrom(64, 64)) for recipe in (FP32, STATIC)]
 
     def routes(plan: Plan) -> list[Plan]:
@@ -227,7 +227,7 @@ def test_for_pure_throughput_only_throughput_decides() -> None:
     assert climb(model(routed_rate=1.2), RATE)[0].short is not None
 
 
-def test_a_search_without_the_teacher_keeps_its_route() -> None:
+def test_a_search_without_the_reference_keeps_its_route() -> None:
     start = first_plan(STATIC, LIMITS, wide_from=WideFrom(64, 64))
     result = HillClimb(LATENCY, model()).search(
         [start],
@@ -239,7 +239,7 @@ def test_a_search_without_the_teacher_keeps_its_route() -> None:
     assert result.plan.short is not None
 
 
-def test_when_the_time_is_up_no_further_route_is_looked_for() -> None:
+def test_when_the_time_ends_no_further_route_is_requested() -> None:
     cost = model()
     asked: list[int] = []
 

@@ -1,4 +1,4 @@
-"""The plans of some cores, and the steps between them."""
+"""The plans on some cores, and the steps between them."""
 
 from __future__ import annotations
 
@@ -82,7 +82,7 @@ def test_neighbours_differ_and_exclude_the_plan_itself() -> None:
         (WideFrom(None, None), [(None, 128)]),
     ],
 )
-def test_the_climb_steps_where_a_client_alone_runs_wide_and_takes_the_other_along_where_it_must(
+def test_a_step_moves_the_wide_threshold_of_a_lone_client_and_the_other_one_where_needed(
     wide_from: WideFrom, steps: list[tuple[int | None, int | None]]
 ) -> None:
     limits = PlanLimits(2, Batching.SINGLE, LENGTHS)
@@ -112,7 +112,7 @@ def test_several_streams_after_one_on_all_cores_still_give_them_all_to_a_lone_ro
     assert two.wide_from_tokens == two.alone_wide_from == min(LENGTHS)
 
 
-def test_helpers_for_a_lone_row_are_tried_before_fewer_streams() -> None:
+def test_wide_runs_of_a_lone_row_are_tried_before_fewer_streams() -> None:
     limits = PlanLimits(2, Batching.PADDED, LENGTHS)
     plan = first_plan(FP32, limits, wide_from=WideFrom(16, 16))
     near = list(neighbours(plan, limits))

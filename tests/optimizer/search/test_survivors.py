@@ -1,4 +1,4 @@
-"""Who is measured at length, and who goes on to the plan search."""
+"""Which candidates are measured at length, and which go on to the plan search."""
 
 from __future__ import annotations
 
@@ -21,20 +21,20 @@ OPENVINO_FP32 = Recipe(engine=EngineName.OPENVINO, precision=Precision.FP32)
 
 
 @pytest.mark.parametrize(
-    ("look", "best", "expected"),
+    ("sample", "best", "expected"),
     [
         ({8: 4.0, 128: 40.0}, {8: 1.0, 128: 13.0}, True),
-        ({8: 4.0, 128: 14.0}, {8: 1.0, 128: 13.0}, False),  # behind at 8 tokens only
+        ({8: 4.0, 128: 14.0}, {8: 1.0, 128: 13.0}, False),  # slower at 8 tokens only
         ({8: 1.2}, {8: 1.0}, False),
         ({8: 1.4}, {8: 1.0}, True),
         ({8: 1.4}, {}, False),
         ({8: 9.0}, {16: 1.0}, False),
     ],
 )
-def test_hopeless_is_far_behind_at_every_length_in_common(
-    look: dict[int, float], best: dict[int, float], expected: bool
+def test_dominated_is_far_slower_at_every_common_length(
+    sample: dict[int, float], best: dict[int, float], expected: bool
 ) -> None:
-    assert is_dominated(look, best) is expected
+    assert is_dominated(sample, best) is expected
 
 
 @pytest.mark.parametrize(
@@ -48,11 +48,11 @@ def test_below_the_first_length_latency_does_not_fall_under_zero() -> None:
     assert interpolate({8: 1.0, 16: 8.0}, 2) > 0
 
 
-def test_one_measured_length_stands_for_all() -> None:
+def test_one_measured_length_is_used_for_all() -> None:
     assert interpolate({64: 3.0}, 500) == 3.0
 
 
-def test_of_recipes_of_one_speed_the_more_accurate_is_asked_first() -> None:
+def test_of_equally_fast_recipes_the_more_accurate_comes_first() -> None:
     plain, tuned = (
         Recipe(engine=EngineName.ONNXRUNTIME, precision=Precision.INT8_DYNAMIC, options=options)
         for options in (("per-channel",), ("compensated", "per-channel", "smooth"))
@@ -76,7 +76,7 @@ def test_expected_latency_is_positive_and_scales_with_the_measurements(
     assert doubled == pytest.approx(2 * once)
 
 
-def test_the_teacher_comes_first_and_fp32_before_int8() -> None:
+def test_the_reference_comes_first_and_fp32_before_int8() -> None:
     accepted = [
         MeasuredRecipe(INT8, {8: 1.0}),
         MeasuredRecipe(OPENVINO_FP32, {8: 1.1}),
@@ -92,7 +92,7 @@ def test_recipes_far_from_the_best_do_not_go_on() -> None:
     assert finalists(accepted, MeasuredRecipe(FP32, {8: 2.0}), [8]) == [FP32, INT8]
 
 
-def test_without_accepted_candidates_the_teacher_is_alone() -> None:
+def test_without_accepted_candidates_the_reference_is_the_only_finalist() -> None:
     assert finalists([], MeasuredRecipe(FP32, {8: 2.0}), [8]) == [FP32]
 
 

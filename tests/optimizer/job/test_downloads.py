@@ -1,4 +1,4 @@
-"""What is said about a download, and how often."""
+"""What is reported about a download, and how often."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ MB = 10**6
 
 
 class Watched:
-    """A fetch on a clock of the test's own."""
+    """A download on a fake clock."""
 
     def __init__(self, every_seconds: float) -> None:
         self.now = 0.0
@@ -25,7 +25,7 @@ class Watched:
         return [event.message for event in self.events]
 
 
-def test_what_is_there_at_once_needs_no_words() -> None:
+def test_a_fast_download_is_not_reported() -> None:
     watched = Watched(10)
     watched.step(0, 0)
     watched.step(FIRST_SECONDS / 2, 90)
@@ -33,7 +33,7 @@ def test_what_is_there_at_once_needs_no_words() -> None:
     assert watched.messages == []
 
 
-def test_a_download_is_told_now_and_then_and_to_its_end() -> None:
+def test_a_download_is_reported_at_intervals_and_at_its_end() -> None:
     watched = Watched(10)
     for second in range(30):
         watched.step(second, 3 * second)
@@ -44,7 +44,7 @@ def test_a_download_is_told_now_and_then_and_to_its_end() -> None:
     assert [(event.done, event.total) for event in watched.events][-1] == (90 * MB, 90 * MB)
 
 
-def test_a_terminal_has_it_at_its_own_pace() -> None:
+def test_a_terminal_has_a_shorter_interval() -> None:
     watched = Watched(0.5)
     for tenth in range(21):
         watched.step(tenth / 10, tenth)
@@ -52,7 +52,7 @@ def test_a_terminal_has_it_at_its_own_pace() -> None:
     assert [event.done // MB for event in watched.events] == [5, 10, 15, 20]
 
 
-def test_notes_are_told_each_at_once() -> None:
+def test_each_note_is_reported_at_once() -> None:
     watched = Watched(10)
     watched.step(0, 0, "the hub does not deliver: trying again in 2 s")
     watched.step(0.1, 0, "the hub does not deliver: using the cached revision")

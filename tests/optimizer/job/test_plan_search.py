@@ -1,4 +1,4 @@
-"""Stage 2 and the conclusion, with candidates that follow a script."""
+"""Stage 2 and the conclusions, with scripted candidates."""
 
 from __future__ import annotations
 
@@ -80,9 +80,7 @@ def test_without_time_for_plans_the_fastest_recipe_by_its_latencies_wins(tmp_pat
 
 
 @pytest.mark.parametrize("left_for_plans", [-30.0, 0.0])
-def test_a_clearly_faster_recipe_wins_where_the_time_for_plans_is_over_before_they_begin(
-    tmp_path: Path, left_for_plans: float
-) -> None:
+def test_a_clearly_faster_recipe_wins_without_any_time_for_plans(tmp_path: Path, left_for_plans: float) -> None:
     result, screening, runner, steps = plan_search(tmp_path, {INT8: Script(speed=3.0)}, left_for_plans=left_for_plans)
     reasons = {one.recipe: one.reason for one in all_concluded(result, screening, steps)}
 
@@ -95,7 +93,7 @@ def test_a_clearly_faster_recipe_wins_where_the_time_for_plans_is_over_before_th
     ("seconds", "left_for_plans", "enough"),
     [(1e4, 0.0, False), (1e4, 20.0, True), (1e4, 90.0, True), (200.0, 20.0, False)],
 )
-def test_a_larger_budget_is_worth_while_where_the_search_did_not_begin_or_would_get_more(
+def test_a_search_is_not_exhaustive_if_it_did_not_begin_or_a_larger_budget_gives_it_more_time(
     tmp_path: Path, seconds: float, left_for_plans: float, *, enough: bool
 ) -> None:
     scripts = {INT8: Script(speed=3.0)}
@@ -119,7 +117,7 @@ def test_without_time_for_plans_fp32_stays_unless_the_gain_is_beyond_the_noise(
     assert result.plan.recipe == FP32
 
 
-def test_a_recipe_that_was_faster_and_had_no_turn_is_not_called_beaten(tmp_path: Path) -> None:
+def test_a_faster_recipe_without_a_tried_plan_is_skipped_and_not_slower(tmp_path: Path) -> None:
     scripts = {FP32: Script(slow_looks=2), INT8: Script(speed=3.0)}
     result, screening, _, steps = plan_search(tmp_path, scripts, left_for_plans=0.0)
     found = {one.recipe: (one.outcome, one.reason) for one in all_concluded(result, screening, steps)}
@@ -130,7 +128,7 @@ def test_a_recipe_that_was_faster_and_had_no_turn_is_not_called_beaten(tmp_path:
     }
 
 
-def test_where_lone_rows_gain_is_measured_only_while_the_plans_keep_most_of_their_time(tmp_path: Path) -> None:
+def test_wide_thresholds_are_measured_only_while_the_plans_keep_most_of_their_time(tmp_path: Path) -> None:
     scripts = {FP32: Script(wide_seconds=50.0), INT8: Script(speed=3.0, wide_seconds=50.0)}
     result, _, runner, steps = plan_search(tmp_path, scripts, left_for_plans=90.0)
 
@@ -168,7 +166,7 @@ def test_the_fastest_finalist_wins_with_a_plan_that_its_batching_allows(tmp_path
     assert runner.open_now == 0
 
 
-def test_a_finalist_that_dies_on_a_plan_is_started_again(tmp_path: Path) -> None:
+def test_a_finalist_that_dies_on_a_plan_is_restarted(tmp_path: Path) -> None:
     scripts = {INT8: Script(speed=2), STATIC: Script(speed=1.9, fails={"sample": crash()})}
     result, _, runner, steps = plan_search(tmp_path, scripts)
 
@@ -177,7 +175,7 @@ def test_a_finalist_that_dies_on_a_plan_is_started_again(tmp_path: Path) -> None
     assert runner.count("sample", STATIC) == 1
 
 
-def test_an_incumbent_that_dies_again_and_again_has_failed_and_the_next_one_wins(tmp_path: Path) -> None:
+def test_an_incumbent_that_dies_repeatedly_fails_and_the_next_one_wins(tmp_path: Path) -> None:
     scripts = {
         INT8: Script(speed=2.2, fails={"sample": crash(9)}, fails_after=3),
         STATIC: Script(speed=1.9),
@@ -188,7 +186,7 @@ def test_an_incumbent_that_dies_again_and_again_has_failed_and_the_next_one_wins
     assert outcome(screening, INT8) == (Outcome.FAILED, "killed by signal 9 while its plans were measured")
 
 
-def test_an_incumbent_that_dies_is_to_blame_and_not_a_challenger_that_died_before_it(tmp_path: Path) -> None:
+def test_a_dead_incumbent_fails_and_not_a_challenger_that_died_before_it(tmp_path: Path) -> None:
     scripts = {
         INT8: Script(speed=2.2, fails={"sample": crash(11), "lone": crash(11)}),
         STATIC: Script(speed=1.9, fails={"sample": crash(9)}, fails_after=3),
@@ -202,7 +200,7 @@ def test_an_incumbent_that_dies_is_to_blame_and_not_a_challenger_that_died_befor
     assert outcome(screening, INT8) == (Outcome.SLOWER, ReasonCode.WITHIN_BUDGET.words)
 
 
-def test_a_recipe_that_came_in_for_the_long_rows_and_dies_is_to_blame_though_it_is_no_finalist(tmp_path: Path) -> None:
+def test_a_recipe_of_a_route_that_dies_fails_even_if_it_is_no_finalist(tmp_path: Path) -> None:
     scripts = {**LONG_ROWS, STATIC: Script(speed=1.6, fails={"sample": crash(9)}, fails_after=3)}
     expected = (8, 8, 16, 16, 512)
     result, screening, _, _ = plan_search(tmp_path, scripts, lengths=SHORTER, expected=expected)
@@ -225,7 +223,7 @@ def test_plans_start_from_where_lone_rows_were_measured_to_gain_among_others_and
     assert (first.wide_from_tokens, first.wide_alone_from_tokens) == (128, 32)
 
 
-def test_nothing_that_can_be_measured_is_an_error(tmp_path: Path) -> None:
+def test_no_measurable_candidate_is_an_error(tmp_path: Path) -> None:
     with pytest.raises(OptimizationError, match="signal 11"):
         plan_search(tmp_path, {FP32: Script(fails={"sample": crash()})})
 
@@ -239,7 +237,7 @@ def test_an_fp32_graph_that_the_endpoint_excludes_is_served_only_where_there_is_
     assert alone.plan.recipe == FP32
 
 
-def test_a_budget_that_is_spent_gives_the_fp32_plan_unless_something_was_seen_to_be_better(tmp_path: Path) -> None:
+def test_a_spent_budget_gives_the_fp32_plan_unless_another_was_measured_to_be_better(tmp_path: Path) -> None:
     result, _, runner, _ = plan_search(tmp_path, {INT8: Script(speed=2)}, seconds=30)
 
     assert runner.clock.now < 30
@@ -252,10 +250,10 @@ SHORT_ROWS = {
     STATIC: Script(speed=2.0),
     INT8: Script(speed=1.2, short_speed=2.6, batching=Batching.EQUAL_LENGTH),
 }
-"""The one leads from 32 tokens on, the other up to 16; over the workload it is too slow for the plan search."""
+"""STATIC is faster from 32 tokens on, INT8 up to 16; over the workload INT8 is too slow for the plan search."""
 
 
-def test_a_recipe_that_leads_at_short_lengths_serves_those(tmp_path: Path) -> None:
+def test_a_recipe_that_is_fastest_at_short_lengths_serves_short_rows(tmp_path: Path) -> None:
     result, screening, runner, steps = plan_search(tmp_path, SHORT_ROWS, lengths=SHORTER, expected=SHORTER)
 
     plan = result.plan
@@ -277,10 +275,10 @@ LONG_ROWS = {
     STATIC: Script(speed=1.6),
     INT8: Script(speed=1.2, short_speed=4.0),
 }
-"""The one leads up to 16 tokens by so much that it is the best of all over the workload; the other from 32 on."""
+"""INT8 is so much faster up to 16 tokens that it is the best over the workload; STATIC is faster from 32 on."""
 
 
-def test_who_leads_over_the_workload_leaves_the_long_rows_to_who_is_faster_there(tmp_path: Path) -> None:
+def test_the_fastest_recipe_over_the_workload_leaves_long_rows_to_one_that_is_faster_there(tmp_path: Path) -> None:
     expected = (8, 8, 16, 16, 512)
     result, _, runner, steps = plan_search(tmp_path, LONG_ROWS, lengths=SHORTER, expected=expected)
 
@@ -316,7 +314,7 @@ def test_where_fp32_may_not_be_served_short_rows_are_routed_all_the_same(tmp_pat
     assert result.plan.short is not None
 
 
-def test_two_recipes_that_the_guard_does_not_let_serve_together_do_not(tmp_path: Path) -> None:
+def test_two_recipes_that_the_guard_rejects_as_a_pair_are_not_served(tmp_path: Path) -> None:
     scripts = {**SHORT_ROWS, STATIC: Script(speed=2.0, cosine_together=0.9)}
     result, _, _, steps = plan_search(tmp_path, scripts, lengths=SHORTER, expected=SHORTER)
 
@@ -325,7 +323,7 @@ def test_two_recipes_that_the_guard_does_not_let_serve_together_do_not(tmp_path:
 
 
 @pytest.mark.parametrize(("broken", "method"), [(INT8, "lone"), (STATIC, "lone"), (STATIC, "judge_plan")])
-def test_what_breaks_on_the_way_to_a_route_ends_the_route_only(tmp_path: Path, broken: Recipe, method: str) -> None:
+def test_a_failure_while_measuring_a_route_ends_only_the_route(tmp_path: Path, broken: Recipe, method: str) -> None:
     scripts = {**SHORT_ROWS, broken: replace(SHORT_ROWS[broken], fails={method: crash()})}
     result, screening, runner, _ = plan_search(tmp_path, scripts, lengths=SHORTER, expected=SHORTER)
 
@@ -351,7 +349,7 @@ def concluded(candidates: list[CandidateFacts], chosen: Recipe) -> dict[Recipe, 
     return {one.recipe: (one.outcome, one.reason) for one in found}
 
 
-def test_the_chosen_one_says_how_much_faster_and_the_others_how_much_slower() -> None:
+def test_reasons_have_the_gain_of_the_chosen_recipe_and_the_loss_of_the_others() -> None:
     candidates = [
         facts(FP32, Outcome.REFERENCE, "the judge"),
         facts(INT8, Outcome.SLOWER, factor=0.5),
@@ -380,7 +378,7 @@ def test_the_chosen_one_says_how_much_faster_and_the_others_how_much_slower() ->
         ((), "no other candidate was tried"),
     ],
 )
-def test_fp32_itself_may_be_chosen_and_says_why(others: tuple[Outcome, ...], reason: str) -> None:
+def test_a_chosen_fp32_has_the_reason(others: tuple[Outcome, ...], reason: str) -> None:
     candidates = [facts(one, outcome, "cosine", None) for one, outcome in zip((INT8, STATIC), others, strict=False)]
     found = concluded([facts(FP32, Outcome.REFERENCE), *candidates], FP32)
 
@@ -406,7 +404,7 @@ def test_fp32_is_called_the_best_so_far_where_time_ran_out(reason: str) -> None:
 
 
 @pytest.mark.parametrize(("factor", "gain"), [(1.0, ""), (0.99, ""), (0.5, "2.00 times ")])
-def test_a_recipe_that_no_plan_was_tried_of_is_not_called_beaten(factor: float, gain: str) -> None:
+def test_a_recipe_without_a_tried_plan_is_not_called_slower(factor: float, gain: str) -> None:
     candidates = [
         facts(FP32, Outcome.REFERENCE), facts(INT8, Outcome.SLOWER), facts(STATIC, Outcome.SLOWER, factor=factor)
     ]  # fmt: skip
@@ -416,7 +414,7 @@ def test_a_recipe_that_no_plan_was_tried_of_is_not_called_beaten(factor: float, 
     assert reason == f"{gain}as fast as the chosen recipe over the workload; no plan of it was tried"
 
 
-def test_a_recipe_whose_place_another_took_says_by_what() -> None:
+def test_a_replaced_recipe_has_the_comparison_as_reason() -> None:
     candidates = [facts(FP32, Outcome.REFERENCE), facts(INT8, Outcome.SLOWER), facts(STATIC, Outcome.SLOWER)]
     chosen, beaten = (FP32_PLAN.model_copy(update={"recipe": recipe}) for recipe in (INT8, STATIC))
     step = SearchStep(chosen, beaten, None, promoted=True, reason="12% better by requests/s (noise 3%)")
@@ -427,7 +425,7 @@ def test_a_recipe_whose_place_another_took_says_by_what() -> None:
     assert reason == f"{INT8.name} was 12% better by requests/s (noise 3%)"
 
 
-def test_a_recipe_of_equal_latency_says_what_it_lost_by(tmp_path: Path) -> None:
+def test_a_recipe_of_equal_latency_has_the_lost_comparison_as_reason(tmp_path: Path) -> None:
     result, screening, _, steps = plan_search(tmp_path, {INT8: Script(speed=2), STATIC: Script(speed=2.0)})
     found = all_concluded(result, screening, steps)
     reason = next(one.reason for one in found if one.recipe == STATIC)
@@ -445,7 +443,7 @@ def test_speed_up_is_given_where_both_were_measured() -> None:
     assert speed_up(facts(FP32, Outcome.REFERENCE), plan, {INT8: fast}) == pytest.approx({8: 2.0, 16: 2.0})
 
 
-def test_the_second_graph_states_its_memory() -> None:
+def test_a_finding_has_the_memory_of_the_second_graph() -> None:
     short = ShortRoute(longest_tokens=16, recipe=INT8)
     plan = FP32_PLAN.model_copy(update={"recipe": STATIC, "short": short})
     candidates = [
@@ -466,12 +464,12 @@ def test_the_second_graph_states_its_memory() -> None:
 
 
 def curve(limit: float) -> CapacityCurve:
-    """Of a replica that keeps that p95, milliseconds."""
+    """The p95 that the replica keeps, milliseconds."""
     return sample_manifest().capacity.model_copy(update={"p95_objective_milliseconds": limit})
 
 
 @pytest.mark.parametrize(
-    ("asked", "limit", "said"),
+    ("asked", "limit", "finding"),
     [
         (None, 50, None),
         (60, 50, None),
@@ -479,7 +477,9 @@ def curve(limit: float) -> CapacityCurve:
         (60, 5, "The 60 requests/s within a p95 of 5 ms are not reached: one replica is over that p95 at any rate"),
     ],
 )
-def test_a_rate_that_is_asked_for_and_not_reached_is_found(asked: float | None, limit: float, said: str | None) -> None:
+def test_a_requested_rate_that_is_not_reached_is_a_finding(
+    asked: float | None, limit: float, finding: str | None
+) -> None:
     fused = facts(FP32, Outcome.CHOSEN).model_copy(update={"fused_nodes": {"Attention": 6}})
     found = findings(
         candidates=[fused], reference=FP32, plan=FP32_PLAN, noise=0.03, skipped_for_time=0, search_finished=True,
@@ -487,8 +487,8 @@ def test_a_rate_that_is_asked_for_and_not_reached_is_found(asked: float | None, 
         asked_requests_per_second=asked, host=(),
     )  # fmt: skip
 
-    assert len(found) == (0 if said is None else 1)
-    assert said is None or found[0].startswith(said)
+    assert len(found) == (0 if finding is None else 1)
+    assert finding is None or found[0].startswith(finding)
 
 
 def test_findings_name_all_doubts() -> None:

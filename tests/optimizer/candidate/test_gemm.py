@@ -56,9 +56,7 @@ GRAPHS = [(Head.SEQUENCE, "builder", True), (Head.SEQUENCE, "torch", False), (He
 
 
 @pytest.mark.parametrize(("head", "how", "first_only"), [*GRAPHS, (Head.ENCODER, "builder", False)])
-def test_only_a_built_graph_that_classifies_leaves_out_what_nobody_reads(
-    head: Head, how: str, first_only: bool
-) -> None:
+def test_only_a_built_graph_for_classification_leaves_out_unread_tokens(head: Head, how: str, first_only: bool) -> None:
     assert EncoderShape.of(DISTILBERT, head=head, how=how) == EncoderShape(768, 6, 3072, first_only=first_only)
 
 
@@ -72,7 +70,7 @@ def test_of_the_last_layer_only_keys_and_values_are_of_all_tokens() -> None:
     )
 
 
-def test_as_many_are_counted_as_the_products_of_the_built_graphs_have(tmp_path: Path) -> None:
+def test_the_count_equals_the_products_of_the_built_graphs(tmp_path: Path) -> None:
     folder = write_small_bert(tmp_path / "small")
     config = json.loads((folder / "config.json").read_text())
     vectors = _products(folder, Head.ENCODER, tmp_path / "a", tokens=24)

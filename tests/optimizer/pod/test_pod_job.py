@@ -20,7 +20,7 @@ from penstock.errors import SettingError, SpecError
 from penstock.manifest import Manifest
 from penstock.resources.job_summary import LIMIT_BYTES, Summary
 from penstock_optimizer.job.progress import ProgressEvent, Stage
-from penstock_optimizer.pod.pod_job import JobLog, JobVariables, read_endpoint
+from penstock_optimizer.pod.pod_job import JobOutput, JobVariables, read_endpoint
 from penstock_runtime.host import read_host
 from penstock_runtime.models.fetching import FetchProgress as Transfer
 from penstock_runtime.store import open_store
@@ -33,7 +33,7 @@ from tests.runtime.pod.pods import Pod
 pytestmark = pytest.mark.slow
 
 JOB = ("tests.shortened", "penstock_optimizer.pod")
-# Time enough on any machine: such a job ends by itself.
+# Enough time on any machine: the job ends by itself.
 QUICK = {"engines": ["onnxruntime"], "precisions": ["fp32", "int8-dynamic"], "budgetSeconds": 400}
 FAILED, TRY_AGAIN = 1, 75
 
@@ -53,7 +53,7 @@ def spec(model: Path | str, optimization: dict[str, Any] | None = None, **fields
 
 @pytest.fixture(scope="module")
 def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Not to be changed."""
+    """Read-only."""
     return write_small_bert(tmp_path_factory.mktemp("model"))
 
 
@@ -66,7 +66,7 @@ def job(work: Path, given: dict[str, Any], **variables: object) -> Pod:
 
 
 def summary(pod: Pod) -> Summary:
-    """Its termination message, which fits."""
+    """Its termination message, within the size limit."""
     text = pod.termination_log.read_bytes()
     assert len(text) <= LIMIT_BYTES
     return Summary.from_message(text.decode())
@@ -74,7 +74,7 @@ def summary(pod: Pod) -> Summary:
 
 @pytest.fixture(scope="module")
 def done(model: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Pod, Path]]:
-    """A job that went well, and its folder."""
+    """A job that succeeded, and its folder."""
     work = tmp_path_factory.mktemp("job")
     with job(work, spec(model)) as pod:
         assert pod.ended() == 0, pod.said
@@ -84,19 +84,19 @@ def done(model: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[tupl
 class TestSuccess:
     def test_the_result_is_in_the_store_and_in_the_summary(self, done: tuple[Pod, Path], tmp_path: Path) -> None:
         pod, work = done
-        told = summary(pod)
-        assert told.succeeded
-        assert told.artefact is not None
-        assert told.result is not None
+        reported = summary(pod)
+        assert reported.succeeded
+        assert reported.artefact is not None
+        assert reported.result is not None
         store = open_store(StoreUri.parse(f"file://{work / 'store'}"))
-        manifest = Manifest.load(store.fetch(Digest.parse(told.artefact.digest), tmp_path))
+        manifest = Manifest.load(store.fetch(Digest.parse(reported.artefact.digest), tmp_path))
 
-        assert told.artefact.uri == f"file://{work / 'store'}/{told.artefact.digest.removeprefix('sha256:')}"
-        assert told.result.plan.summary == manifest.chosen.plan.summary
+        assert reported.artefact.uri == f"file://{work / 'store'}/{reported.artefact.digest.removeprefix('sha256:')}"
+        assert reported.result.plan.summary == manifest.chosen.plan.summary
         assert manifest.chosen.path in manifest.files
         assert "onnxruntime-int8-dynamic-plain" in {one.recipe.name for one in manifest.candidates}
-        assert told.result.cpu.isa is read_host().cpu.isa
-        assert told.result.pinned is read_host().usable_cores(1).pinned
+        assert reported.result.cpu.isa is read_host().cpu.isa
+        assert reported.result.pinned is read_host().usable_cores(1).pinned
 
     def test_progress_comes_as_json_lines(self, done: tuple[Pod, Path]) -> None:
         pod, _ = done
@@ -110,19 +110,17 @@ class TestSuccess:
         assert events[-1]["summary"]["succeeded"]
         assert "Traceback" not in pod.said
 
-    def test_the_baseline_comes_first_and_is_served_by_a_pod_of_its_own(
-        self, done: tuple[Pod, Path], tmp_path: Path
-    ) -> None:
+    def test_the_baseline_comes_first_and_can_be_served_by_a_pod(self, done: tuple[Pod, Path], tmp_path: Path) -> None:
         pod, work = done
         order = [event["event"] for event in pod.events]
         baseline = next(event for event in pod.events if event["event"] == "baseline")
         first_candidate = next(i for i, event in enumerate(pod.events) if event.get("stage") == "candidates")
 
         assert order.index("baseline") < first_candidate
-        told = summary(pod)
-        assert told.baseline is not None
-        assert told.baseline.digest == baseline["digest"]
-        for digest, plan in ((baseline["digest"], "onnxruntime-fp32"), (told.artefact.digest, "onnxruntime")):  # type: ignore[union-attr]
+        reported = summary(pod)
+        assert reported.baseline is not None
+        assert reported.baseline.digest == baseline["digest"]
+        for digest, plan in ((baseline["digest"], "onnxruntime-fp32"), (reported.artefact.digest, "onnxruntime")):  # type: ignore[union-attr]
             with Pod(
                 tmp_path / digest[-8:],
                 artefact=digest,
@@ -145,46 +143,46 @@ class TestSuccess:
         assert any("found, made before" in event.get("message", "") for event in again.events)
 
 
-def test_an_interrupted_job_says_so_at_once_and_the_next_one_goes_on(model: Path, tmp_path: Path) -> None:
+def test_an_interrupted_job_reports_it_at_once_and_the_next_one_continues(model: Path, tmp_path: Path) -> None:
     given = spec(model, QUICK)
     with job(tmp_path, given) as pod:
         pod.wait_for('"event": "baseline"')
         pod.wait_for('"stage": "candidates", "message": "onnxruntime-fp32: reference')
         assert pod.end() == TRY_AGAIN
-        told = summary(pod)
+        reported = summary(pod)
 
-        assert told.failure is not None
-        assert (told.failure.reason, told.failure.retryable) == ("Interrupted", True)
-        assert told.baseline is not None, "what was published counts"
+        assert reported.failure is not None
+        assert (reported.failure.reason, reported.failure.retryable) == ("Interrupted", True)
+        assert reported.baseline is not None, "what was published counts"
         assert pod.events[-1]["event"] == "summary"
         assert "Traceback" not in pod.said
     (record,) = (tmp_path / "work").glob("*.work/candidates/onnxruntime-fp32.json")
     known = json.loads(record.read_text())["facts"]["build_seconds"]
     with job(tmp_path, given) as again:
         assert again.ended() == 0, again.said
-    told = summary(again)
-    assert told.artefact is not None
+    reported = summary(again)
+    assert reported.artefact is not None
     store = open_store(StoreUri.parse(f"file://{tmp_path / 'store'}"))
-    manifest = Manifest.load(store.fetch(Digest.parse(told.artefact.digest), tmp_path / "cache"))
+    manifest = Manifest.load(store.fetch(Digest.parse(reported.artefact.digest), tmp_path / "cache"))
     reference = next(one for one in manifest.candidates if one.recipe.name == "onnxruntime-fp32")
 
     assert reference.build_seconds == known, "read, not built again"
 
 
 def failure(pod: Pod, code: int = FAILED) -> tuple[str, str]:
-    """Reason and message of a job that fails, as it should."""
+    """Reason and message of a job that fails as expected."""
     with pod:
         assert pod.ended() == code, pod.said
-    told = summary(pod).failure
-    assert told is not None
-    assert told.remedy
-    assert told.retryable is (code == TRY_AGAIN)
+    reported = summary(pod).failure
+    assert reported is not None
+    assert reported.remedy
+    assert reported.retryable is (code == TRY_AGAIN)
     assert "Traceback" not in pod.said
-    return told.reason, told.message
+    return reported.reason, reported.message
 
 
 class TestModels:
-    """What is wrong with the model is told before anything is built, and nothing is tried again."""
+    """A fault of the model is reported before anything is built, and not retried."""
 
     def test_not_found(self, tmp_path: Path) -> None:
         reason, message = failure(job(tmp_path, spec("file:///nowhere/at/all")))
@@ -203,7 +201,7 @@ class TestModels:
         os.truncate(weights, weights.stat().st_size // 2)
         assert failure(job(tmp_path / "job", spec(broken)))[0] == "CorruptModel"
 
-    def test_an_architecture_that_nobody_can_take(self, tmp_path: Path) -> None:
+    def test_an_unsupported_architecture(self, tmp_path: Path) -> None:
         odd = write_small_bert(tmp_path / "odd")
         config = json.loads((odd / "config.json").read_text())
         (odd / "config.json").write_text(json.dumps({**config, "model_type": "retnet", "architectures": ["RetNet"]}))
@@ -234,21 +232,21 @@ class TestModels:
 
 
 @pytest.mark.extended
-def test_a_hub_that_hangs_is_given_up_in_time(tmp_path: Path) -> None:
-    """It takes connections and never answers: four times fifteen seconds, and the waits between."""
+def test_a_hub_that_hangs_times_out(tmp_path: Path) -> None:
+    """It accepts connections and never answers: four times fifteen seconds, and the waits between."""
     with closing(socket.socket()) as silent:
         silent.bind(("127.0.0.1", 0))
         silent.listen()
         url = f"http://127.0.0.1:{silent.getsockname()[1]}"
         with job(tmp_path, spec("hf://team/model"), HF_ENDPOINT=url, HF_HUB_CACHE=tmp_path / "hub") as pod:
             assert pod.ended(240) == TRY_AGAIN
-    told = summary(pod).failure
-    assert told is not None
-    assert told.reason == "ModelUnavailable"
+    reported = summary(pod).failure
+    assert reported is not None
+    assert reported.reason == "ModelUnavailable"
 
 
 class TestMachineAndStore:
-    """What the machine cannot do, and where the result cannot go."""
+    """Faults of the machine and of the store."""
 
     def test_no_candidate_within_the_budget(self, model: Path, tmp_path: Path) -> None:
         strict = {**QUICK, "accuracy": {"minCosine": 1.0}, "whenNoCandidate": "Fail"}
@@ -307,7 +305,7 @@ class TestSettings:
             ({"spec": "{}", "store_uri": "file:///x"}, "PENSTOCK_SPEC has 3 problems"),
         ],
     )
-    def test_what_is_wrong_is_told(self, variables: dict[str, str], words: str) -> None:
+    def test_each_wrong_setting_is_an_error(self, variables: dict[str, str], words: str) -> None:
         environment = {f"PENSTOCK_{name.upper()}": value for name, value in variables.items()}
         with pytest.raises((SettingError, SpecError), match=words):
             read_endpoint(JobVariables.read(environment))
@@ -335,18 +333,18 @@ class TestSettings:
 
 
 class TestLines:
-    def test_steps_are_kept_through_what_is_told_between_them(self) -> None:
+    def test_steps_are_kept_in_events_between_them(self) -> None:
         written: list[dict[str, Any]] = []
-        lines = JobLog(lambda line: written.append(json.loads(line)))
+        lines = JobOutput(lambda line: written.append(json.loads(line)))
         lines.stage("download", "looking")
         lines.progress(ProgressEvent(Stage.CANDIDATES, 3, 9, "a candidate", step=7, steps=23))
         lines.stage("publish", "uploading")
 
         assert [(line["done"], line["of"]) for line in written] == [(0, 0), (7, 23), (7, 23)]
 
-    def test_bytes_are_told_now_and_then_and_at_the_end(self) -> None:
+    def test_bytes_are_reported_at_intervals_and_at_the_end(self) -> None:
         written: list[dict[str, Any]] = []
-        moved = JobLog(lambda line: written.append(json.loads(line))).transfer("download", "fetching")
+        moved = JobOutput(lambda line: written.append(json.loads(line))).transfer("download", "fetching")
         for done in range(0, 101, 10):
             moved(Transfer("hf://a/b", "model.safetensors", done * 10**6, 100 * 10**6))
 
@@ -356,10 +354,10 @@ class TestLines:
         ]
 
 
-def test_an_interrupted_job_that_has_not_begun_reports_as_well(model: Path, tmp_path: Path) -> None:
+def test_an_interrupted_job_that_has_not_begun_reports_it_too(model: Path, tmp_path: Path) -> None:
     with job(tmp_path, spec(model)) as pod:
         pod.wait_for('"stage": "start"')
         assert pod.end(signal.SIGINT) == TRY_AGAIN
-    told = summary(pod)
-    assert told.failure is not None
-    assert "SIGINT" in told.failure.message
+    reported = summary(pod)
+    assert reported.failure is not None
+    assert "SIGINT" in reported.failure.message

@@ -1,4 +1,4 @@
-"""Two graphs in one candidate's process: as the plan search measures a route."""
+"""Two graphs in one candidate's process, as the plan search measures a route."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ def file(recipe: Recipe) -> GraphFile:
 
 
 @pytest.mark.parametrize("large", [False, True])
-def test_a_routed_plan_and_the_plan_itself_take_turns_on_engines_that_stay(
+def test_a_plan_with_and_without_a_route_use_the_same_cached_engines(
     large: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     if large:
@@ -68,7 +68,7 @@ def test_an_engine_runs_wide_when_either_length_is_given(
     assert [shape[2] for shape in shapes(served)] == [wide]
 
 
-def test_what_was_warmed_up_is_forgotten_with_either_engine() -> None:
+def test_closing_either_engine_removes_the_warm_mark() -> None:
     engines = EngineCache(ORT_FP32, file(ORT_FP32))
     engines.add_graph(ORT_DYNAMIC, file(ORT_DYNAMIC))
     engines.of(ROUTED)
@@ -93,7 +93,7 @@ def test_a_graph_with_other_outputs_may_not_serve_short_rows() -> None:
 
 
 def test_memory_is_what_this_process_has() -> None:
-    """In a process of its own: here, engines of earlier tests may give memory back at any moment."""
+    """In a separate process: here, engines of earlier tests may release memory at any moment."""
     program = (
         "from penstock_optimizer.candidate.measure import resident_bytes\n"
         "before = resident_bytes()\n"
@@ -121,22 +121,22 @@ def context(max_tokens: int = 64, **changes: Any) -> dict[str, Any]:
 def test_a_candidate_measures_and_judges_a_plan_with_the_graph_of_another(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    # A quarter of the texts: their number decides nothing here.
+    # A quarter of the texts: their number does not matter here.
     monkeypatch.setattr("penstock_optimizer.guard.calibration.judging_samples", partial(judging_samples, at_most=60))
     candidate = Candidate()
     candidate.configure(context(), ORT_FP32.model_dump(mode="json"))
     candidate.use(file(ORT_FP32).model_dump(mode="json"))
-    taught = candidate.observe_reference(str(tmp_path / "teacher.zip"))
-    beside = file(OPENVINO_FP32).model_dump(mode="json")
+    verdict_on_reference = candidate.observe_reference(str(tmp_path / "teacher.zip"))
+    second_graph = file(OPENVINO_FP32).model_dump(mode="json")
     plan = PLAN.model_copy(update={"short": ROUTE.model_copy(update={"recipe": OPENVINO_FP32})}).model_dump(mode="json")
 
     without = candidate.sample(PLAN.model_dump(mode="json"))
-    routed = candidate.sample(plan, short=beside)
-    again = candidate.sample(plan, short=beside)
-    verdict = candidate.judge_plan(str(tmp_path / "teacher.zip"), plan, short=beside)
+    routed = candidate.sample(plan, short=second_graph)
+    again = candidate.sample(plan, short=second_graph)
+    verdict = candidate.judge_plan(str(tmp_path / "teacher.zip"), plan, short=second_graph)
     lone = candidate.lone([8, 16], wide=False)
 
-    assert taught.passed
+    assert verdict_on_reference.passed
     assert without.second_graph_bytes is None
     assert routed.second_graph_bytes == again.second_graph_bytes
     assert (routed.second_graph_bytes or 0) > 20e6
@@ -164,7 +164,7 @@ def test_short_rows_are_measured_as_long_as_the_endpoint_takes_them() -> None:
     assert candidate.sample(PLAN.model_dump(mode="json")).short_milliseconds.keys() == {8}
 
 
-def test_an_endpoint_that_no_judging_request_fits_is_refused_in_words(tmp_path: Path) -> None:
+def test_an_endpoint_too_short_for_any_judging_request_is_an_error_with_a_remedy(tmp_path: Path) -> None:
     model = write_small_bert(tmp_path / "model")
     config = json.loads((model / "config.json").read_text())
     labels = {

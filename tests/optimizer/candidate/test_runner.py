@@ -1,5 +1,4 @@
-"""Graphs that are made once and used again: exports, and candidates that are served from one graph. They are never
-taken for whole when they are not."""
+"""Graphs that are made once and reused: exports, and candidates that share a graph. Incomplete ones are not reused."""
 
 from __future__ import annotations
 
@@ -28,7 +27,7 @@ def runner(tmp_path: Path) -> ProcessRunner:
 
 
 def make(work: WorkFolder, recipe: Recipe, outcome: Outcome = Outcome.SLOWER) -> None:
-    """As a candidate leaves it that was built and judged."""
+    """As a candidate leaves it after it was built and judged."""
     folder = work.candidate(recipe)
     folder.mkdir(parents=True)
     for name, content in FILES.items():
@@ -41,7 +40,7 @@ def make(work: WorkFolder, recipe: Recipe, outcome: Outcome = Outcome.SLOWER) ->
 
 @pytest.mark.parametrize("outcome", [Outcome.SLOWER, Outcome.REJECTED])
 @pytest.mark.parametrize(("first", "second"), [(STATIC, STATIC.with_bf16_rest), (STATIC.with_bf16_rest, STATIC)])
-def test_the_graph_of_the_one_is_copied_for_the_other(
+def test_a_graph_that_two_recipes_share_is_copied(
     first: Recipe, second: Recipe, outcome: Outcome, runner: ProcessRunner
 ) -> None:
     make(runner.work, first, outcome)
@@ -78,7 +77,7 @@ def test_what_failed_before_a_graph_was_written_is_not_copied(runner: ProcessRun
 
 
 class Exporter:
-    """Stands in for the worker: writes a graph with its weights apart, and counts."""
+    """Replaces the worker: writes a graph with external weights, and counts."""
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         self.count = 0
@@ -106,7 +105,7 @@ def exporter(monkeypatch: pytest.MonkeyPatch) -> Exporter:
 
 
 def exported(runner: ProcessRunner, work: Path) -> ExportedFacts:
-    """As the next run has it, which reaches the work folder by the path `work`."""
+    """In the next run, which reaches the work folder by the path `work`."""
     return ProcessRunner(runner.context, WorkFolder(work), ()).exported("fused", timeout_seconds=60)
 
 
@@ -143,10 +142,8 @@ def test_an_export_that_is_not_as_it_was_written_is_written_again(
     assert exporter.count == 2
 
 
-def test_an_export_of_an_earlier_version_is_written_again_and_nothing_of_it_stays(
-    runner: ProcessRunner, exporter: Exporter
-) -> None:
-    """Those had their facts in the folder itself, without digests."""
+def test_an_export_of_an_earlier_version_is_replaced_completely(runner: ProcessRunner, exporter: Exporter) -> None:
+    """Earlier versions had the facts in the folder itself, without digests."""
     folder = runner.work.export("fused")
     folder.mkdir(parents=True)
     facts = ExportedFacts(graph=str(folder / "m.onnx"), io=IO, fused_nodes={}, how="torch", parameters=7, seconds=1.0)
