@@ -1,12 +1,11 @@
-"""The gateway of an endpoint: HAProxy, and a small process beside it that tells HAProxy which pods there are.
+"""The gateway of an endpoint: HAProxy, and a process that keeps HAProxy's servers equal to the endpoint's replicas.
 
-    settings    what the pod's environment says
-    config      settings -> HAProxy's configuration, pure; hold.lua is its companion
-    slices      EndpointSlices -> the servers there should be, pure
-    roster      the servers there should be, and those that HAProxy has -> what to tell it, pure
-    control     HAProxy's socket
-    follow      the API server's watch
-    process     starts HAProxy, follows, drains on SIGTERM
+    settings    environment variables of the pod
+    config      settings -> HAProxy's configuration, pure; with hold.lua
+    slices      EndpointSlices -> replicas, pure
+    haproxy     HAProxy's socket; replicas and HAProxy's servers -> commands
+    follow      list and watch of the EndpointSlices
+    process     starts HAProxy, follows the slices, drains on SIGTERM
 
-The standard library only: the image has HAProxy, Python and this. docs/decisions/gateway.md says why it is so.
+The standard library only: the image has HAProxy, Python and this. The reasons are in docs/decisions/gateway.md.
 """

@@ -1,6 +1,6 @@
-"""HAProxy's configuration out of the gateway's settings. Pure, and the same for HAProxy 2.6 (Debian 12) and 3.0 (13).
+"""HAProxy's configuration from the gateway's settings. Pure; the same for HAProxy 2.6 (Debian 12) and 3.0 (13).
 
-Servers are not in it: they come and go over HAProxy's socket while it runs, so that it is never reloaded.
+It contains no servers: they are added and removed over HAProxy's socket, so that the file is never reloaded.
 """
 
 from __future__ import annotations
@@ -13,24 +13,24 @@ from penstock_gateway.settings import GatewaySettings
 BACKEND = "replicas"
 SCRIPT = Path(__file__).with_name("hold.lua")
 BUFFER_BYTES = 65_536
-"""Requests that fit in here, headers and body, can be sent again; longer ones only while nothing of them was sent."""
+"""Requests of up to this size, headers and body, can be retried; longer ones only if nothing of them was sent."""
 RETRIES = 2
-"""Each retry goes to another replica, if there is one. A request that kills whoever answers it kills three at most."""
+"""Each retry goes to another replica if there is one. A request that crashes replicas crashes three at most."""
 IDLE_SECONDS = 75
-"""A client's idle connection is kept for as long as the runtime keeps one."""
+"""Idle timeout of client connections, the same as the runtime's."""
 BODY_SECONDS = 30
-"""For the body to arrive, as the runtime has it."""
+"""Timeout for the body, the same as the runtime's."""
 PROBES = ("/healthz", "/readyz", "/metrics", "/v2/health/live", "/v2/health/ready")
-"""Whoever asks these wants to know, and wants no replica started for it."""
+"""Requests to these paths must not start a replica."""
 RETRY_FULL_SECONDS = 2
 RETRY_LATE_SECONDS = 5
 
 
 def configuration(settings: GatewaySettings, *, socket: Path, script: Path = SCRIPT) -> str:
-    """The whole file. `socket`: where HAProxy is to listen for commands."""
+    """The complete file. `socket`: path of HAProxy's command socket."""
     held, hold = settings.max_held, settings.hold_seconds
     connections = 2 * held + 4096
-    # In milliseconds, and not the same for all: clients that came together need not go together.
+    # In milliseconds. Random, so that clients that connected together do not reconnect together.
     least_age = settings.connection_age_seconds * 750
     spread = settings.connection_age_seconds * 250
     return f"""\
@@ -53,14 +53,14 @@ defaults
     log global
     option dontlognull
     option dontlog-normal
-    # A client that goes away takes its request with it, out of the queue and from the replica.
+    # A request is cancelled when its client disconnects, in the queue and at the replica.
     option abortonclose
-    # At the end, idle connections are closed with their next answer: closed at once, one would lose what is on its way.
+    # When stopping, idle connections are closed with their next response: a request may already have been sent.
     option idle-close-on-response
     option redispatch 1
     retries {RETRIES}
-    # Sent again: what no replica has taken (no connection, 503), and what was cut off before the first byte of its
-    # answer. The second is safe because answers depend on nothing but the request and change nothing.
+    # Retried: requests that no replica accepted (no connection, 503), and those whose connection was cut off before
+    # the first byte of the response. The second is safe because requests have no side effects.
     retry-on conn-failure empty-response 503
     timeout connect 1s
     timeout http-request 15s
@@ -68,7 +68,7 @@ defaults
     timeout client {hold + IDLE_SECONDS}s
     timeout server {settings.answer_seconds}s
     timeout queue {hold}s
-    # Of requests. What never becomes one gets a page that HAProxy was built with, and no setting of it changes that.
+    # Errors of requests. Data that is not a request gets a page that is built into HAProxy.
     {_error(400, "bad_request", "this is not an HTTP/1.1 request that can be passed on", "Look at its headers")}
     {_error(408, "timeout", "the request did not arrive in time", "Send its headers and its body at once")}
     {_error(500, "inference", "the gateway failed on this request", "Try again; the gateway's log has more")}
@@ -98,7 +98,7 @@ frontend requests
     http-request set-var(txn.until) date(0,ms),sub(sess.since),sub(sess.age)
     http-after-response set-header connection close if {{ var(txn.until) -m int ge 0 }} || {{ lua.draining 1 }}
     http-after-response set-header x-held-time %[var(txn.held_time)] if {{ var(txn.held_time) -m found }}
-    # Only what is here as a whole can be sent again. What is longer than the buffer goes on when that is full.
+    # Only complete requests can be retried. Longer ones are forwarded when the buffer is full.
     http-request wait-for-body time {BODY_SECONDS}s
     acl up nbsrv({BACKEND}) gt 0
     {
@@ -116,7 +116,7 @@ backend {BACKEND}
     balance leastconn
     option httpchk GET /readyz
     timeout check 5s
-    # A replica whose node is gone says nothing at all: its connections end after some ten seconds instead of never.
+    # Keep-alives end connections to a replica whose node is gone, after about ten seconds.
     option srvtcpka
     srvtcpka-idle 5s
     srvtcpka-intvl 2s
@@ -154,7 +154,7 @@ backend {BACKEND}
 frontend status
     bind {settings.host}:{settings.status_port}
     option dontlog-normal
-    # Whoever reads figures now and then keeps a connection in between: it must not keep a pod that is to go.
+    # Scrapers keep their connections open between scrapes: these must not delay the end of the pod.
     no option idle-close-on-response
     timeout client 330s
     http-request use-service prometheus-exporter if {{ path /metrics/haproxy }}
@@ -163,12 +163,12 @@ frontend status
 
 
 def error_body(kind: str, message: str, remedy: str) -> str:
-    """An error in the runtime's shape."""
+    """An error in the runtime's format."""
     return json.dumps({"error": message, "error_type": kind, "remedy": remedy})
 
 
 def _quoted(text: str) -> str:
-    """As one argument of a line: single quotes take everything literally but themselves."""
+    """Quote text as one argument of a line: within single quotes everything but these is literal."""
     return "'" + text.replace("'", "") + "'"
 
 

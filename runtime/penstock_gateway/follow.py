@@ -1,4 +1,4 @@
-"""Follows the EndpointSlices of one Service: list, then watch, for ever. While nobody answers, what was known stays."""
+"""Lists and watches the EndpointSlices of one Service. Keeps the last slices while the API server does not answer."""
 
 from __future__ import annotations
 
@@ -19,11 +19,11 @@ from penstock_gateway.settings import GatewayError
 ACCOUNT = Path("/var/run/secrets/kubernetes.io/serviceaccount")
 SERVICE_LABEL = "kubernetes.io/service-name"
 WATCH_SECONDS = 60
-"""The API server ends a watch after so long, and we begin another."""
-SILENCE_SECONDS = 70.0
-"""A watch that says nothing for longer than it may last is a dead connection."""
+"""The API server ends a watch after this time; then the next one starts."""
+READ_TIMEOUT_SECONDS = 70.0
+"""Longer than a watch lasts: a connection without data for this long is dead."""
 LIST_SECONDS = 10.0
-FIRST_PAUSE_SECONDS, LONGEST_PAUSE_SECONDS = 0.2, 5.0
+MIN_RETRY_SECONDS, MAX_RETRY_SECONDS = 0.2, 5.0
 GONE = 410
 
 Json = dict[str, Any]
@@ -32,17 +32,17 @@ logger = logging.getLogger("penstock.gateway")
 
 @dataclass(frozen=True)
 class Access:
-    """The way to the API server."""
+    """URL and credentials of the API server."""
 
     url: str
     token: Path | None = None
     """Read for every request: Kubernetes renews it."""
     authority: Path | None = None
-    """Its certificate authority."""
+    """File of its certificate authority."""
 
     @classmethod
     def in_pod(cls, environment: Mapping[str, str], account: Path = ACCOUNT) -> Access:
-        """Of the pod's service account."""
+        """Access with the pod's service account."""
         host, port = environment.get("KUBERNETES_SERVICE_HOST"), environment.get("KUBERNETES_SERVICE_PORT", "443")
         if not host:
             raise GatewayError("KUBERNETES_SERVICE_HOST is not set: the gateway runs in a pod of a cluster.")
@@ -50,12 +50,12 @@ class Access:
         return cls(f"https://{shown}:{port}", account / "token", account / "ca.crt")
 
 
-class Expired(Exception):
-    """The watch begins too far in the past: list again."""
+class WatchExpired(Exception):
+    """The resource version of the watch is too old: list again."""
 
 
 class Follower:
-    """Tells `listener` all slices, by name, at first and whenever one changes."""
+    """Calls `listener` with all slices by name, at the start and after each change."""
 
     def __init__(
         self, access: Access, *, namespace: str, service: str, listener: Callable[[Mapping[str, Json]], None]
@@ -67,34 +67,34 @@ class Follower:
         self._listener = listener
         self._slices: dict[str, Json] = {}
 
-    def run(self, over: threading.Event) -> None:
-        """Until `over` is set."""
-        pause = FIRST_PAUSE_SECONDS
-        while not over.is_set():
+    def run(self, ended: threading.Event) -> None:
+        """Run until `ended` is set."""
+        pause = MIN_RETRY_SECONDS
+        while not ended.is_set():
             try:
                 version = self._list()
-                pause = FIRST_PAUSE_SECONDS
-                while not over.is_set():
-                    version = self._watch(version, over)
-            except Expired:
+                pause = MIN_RETRY_SECONDS
+                while not ended.is_set():
+                    version = self._watch(version, ended)
+            except WatchExpired:
                 continue
             except (OSError, http.client.HTTPException, ValueError, KeyError) as error:
-                logger.warning("the API server does not say which replicas there are: %s; asking again", error)
-                over.wait(pause * random.uniform(0.8, 1.2))  # noqa: S311 - spreads retries
-                pause = min(2 * pause, LONGEST_PAUSE_SECONDS)
+                logger.warning("listing the replicas failed: %s; trying again", error)
+                ended.wait(pause * random.uniform(0.8, 1.2))  # noqa: S311 - spreads retries
+                pause = min(2 * pause, MAX_RETRY_SECONDS)
 
     def _list(self) -> str:
         connection = self._connect(LIST_SECONDS)
         try:
-            value = json.load(self._ask(connection, self._query))
+            value = json.load(self._get(connection, self._query))
         finally:
             connection.close()
         self._slices = {piece["metadata"]["name"]: piece for piece in value["items"]}
         self._listener(self._slices)
         return str(value["metadata"]["resourceVersion"])
 
-    def _watch(self, version: str, over: threading.Event) -> str:
-        """The version that was seen last."""
+    def _watch(self, version: str, ended: threading.Event) -> str:
+        """Watch from a resource version; returns the last version."""
         query = {
             **self._query,
             "watch": "1",
@@ -102,21 +102,21 @@ class Follower:
             "timeoutSeconds": str(WATCH_SECONDS),
             "allowWatchBookmarks": "true",
         }
-        connection = self._connect(SILENCE_SECONDS)
+        connection = self._connect(READ_TIMEOUT_SECONDS)
         try:
-            for line in _lines(self._ask(connection, query)):
-                if over.is_set():
+            for line in _lines(self._get(connection, query)):
+                if ended.is_set():
                     break
-                version = self._took(json.loads(line)) or version
+                version = self._apply(json.loads(line)) or version
         finally:
             connection.close()
         return version
 
-    def _took(self, event: Json) -> str:
+    def _apply(self, event: Json) -> str:
         kind, value = event["type"], event["object"]
         if kind == "ERROR":
             if value.get("code") == GONE:
-                raise Expired
+                raise WatchExpired
             raise ValueError(f"the watch ended: {value.get('message')}")
         metadata = value["metadata"]
         if kind != "BOOKMARK":
@@ -128,25 +128,25 @@ class Follower:
         return str(metadata["resourceVersion"])
 
     def _connect(self, timeout_seconds: float) -> http.client.HTTPConnection:
-        place = urllib.parse.urlsplit(self._access.url)
-        host = place.hostname or ""
-        if place.scheme == "http":
-            return http.client.HTTPConnection(host, place.port, timeout=timeout_seconds)
-        # Read each time as well: authorities change.
+        url = urllib.parse.urlsplit(self._access.url)
+        host = url.hostname or ""
+        if url.scheme == "http":
+            return http.client.HTTPConnection(host, url.port, timeout=timeout_seconds)
+        # Read each time: certificate authorities change.
         trust = ssl.create_default_context(cafile=None if self._access.authority is None else self._access.authority)
-        return http.client.HTTPSConnection(host, place.port, timeout=timeout_seconds, context=trust)
+        return http.client.HTTPSConnection(host, url.port, timeout=timeout_seconds, context=trust)
 
-    def _ask(self, connection: http.client.HTTPConnection, query: Mapping[str, str]) -> http.client.HTTPResponse:
+    def _get(self, connection: http.client.HTTPConnection, query: Mapping[str, str]) -> http.client.HTTPResponse:
         headers = {"accept": "application/json", "user-agent": "penstock-gateway"}
         if self._access.token is not None:
             headers["authorization"] = f"Bearer {self._access.token.read_text().strip()}"
         connection.request("GET", f"{self._path}?{urllib.parse.urlencode(query)}", headers=headers)
         response = connection.getresponse()
         if response.status == GONE:
-            raise Expired
+            raise WatchExpired
         if response.status != 200:
-            said = response.read(500).decode(errors="replace")
-            raise ValueError(f"it answered {response.status}: {said}")
+            body = response.read(500).decode(errors="replace")
+            raise ValueError(f"it answered {response.status}: {body}")
         return response
 
 

@@ -1,17 +1,17 @@
--- Holds requests while no replica is up, and says how much is held. Loaded by the configuration that config.py writes,
--- which sets the three variables (HAProxy 2.6 hands a script no arguments).
+-- Holds requests while no replica is up, and reports how many are held. Loaded by the configuration of config.py,
+-- which sets the three variables (HAProxy 2.6 passes no arguments to a script).
 --
--- One thread of HAProxy runs this (nbthread 1), so that the tables below are seen by all.
+-- HAProxy runs with one thread (nbthread 1), so that all requests share the tables below.
 
 local backend = os.getenv("HOLD_BACKEND")
 local bound = tonumber(os.getenv("HOLD_MOST"))
 local seconds = tonumber(os.getenv("HOLD_SECONDS"))
 
 local POLL_MILLISECONDS = 25 -- a request waits no longer than this once a replica is up
-local LOST_SECONDS = 1 -- a waiter that has not looked for so long is not there any more
+local LOST_SECONDS = 1 -- a waiter that has not polled for this long is gone
 
--- Every waiter notes when it looked last. A client that goes away ends its waiter without a word, in the middle of a
--- sleep: a plain counter would count it for ever.
+-- Every waiter records its last poll. A client that disconnects ends its waiter in the middle of a sleep, without
+-- further code being run: a plain counter would never be decremented.
 local waiters = {}
 local held = 0
 local refused = {full = 0, late = 0, queue = 0}
@@ -115,7 +115,7 @@ core.register_service("status", "http", function(applet)
   elseif applet.path == "/readyz" then
     if ready and not draining then answer(applet, 200, "ready\n") else answer(applet, 503, "not ready\n") end
   elseif applet.path == "/demand" then
-    -- Answered as soon as a request is held: whoever starts replicas need not ask twice a second.
+    -- Answered as soon as a request is held, so that the operator need not poll twice a second.
     local until_when = now() + math.min(tonumber(string.match(applet.qs or "", "seconds=(%d+)") or "0"), 300)
     while held == 0 and not draining and now() < until_when do core.msleep(POLL_MILLISECONDS) end
     answer(applet, 200, string.format("%d\n", held))
@@ -124,12 +124,12 @@ core.register_service("status", "http", function(applet)
   end
 end)
 
-local function said(applet, text)
+local function reply(applet, text)
   applet:send(text .. "\n")
 end
 
-core.register_cli({"gateway", "ready"}, "gateway ready: the replicas are known", function(applet) ready = true; said(applet, "ready") end)
-core.register_cli({"gateway", "drain"}, "gateway drain: no connection outlives its answer", function(applet) draining = true; said(applet, "draining") end)
+core.register_cli({"gateway", "ready"}, "gateway ready: the replicas are known", function(applet) ready = true; reply(applet, "ready") end)
+core.register_cli({"gateway", "drain"}, "gateway drain: no connection outlives its answer", function(applet) draining = true; reply(applet, "draining") end)
 core.register_cli({"gateway", "held"}, "gateway held: how many requests are held", function(applet)
-  said(applet, tostring(held))
+  reply(applet, tostring(held))
 end)

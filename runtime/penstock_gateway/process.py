@@ -1,6 +1,6 @@
-"""The process of the gateway's pod: starts HAProxy, keeps its servers as the cluster has them, and ends in order.
+"""The process of the gateway's pod: starts HAProxy, keeps its servers equal to the replicas, and drains on SIGTERM.
 
-HAProxy's end is this process's end, and the kubelet starts both again. Ours need not be HAProxy's: it is told to stop.
+If HAProxy ends, this process ends as well, and the kubelet restarts both.
 """
 
 from __future__ import annotations
@@ -17,53 +17,52 @@ from pathlib import Path
 from types import FrameType
 
 from penstock_gateway.config import configuration
-from penstock_gateway.control import Control
 from penstock_gateway.follow import Access, Follower, Json
-from penstock_gateway.roster import Roster
+from penstock_gateway.haproxy import HAProxySocket, ServerSync
 from penstock_gateway.settings import GatewayError, GatewaySettings
-from penstock_gateway.slices import Known
+from penstock_gateway.slices import SliceHistory
 
 START_SECONDS = 10.0
-TURN_SECONDS = 0.5
+RETRY_SECONDS = 0.5
 
 logger = logging.getLogger("penstock.gateway")
 
 
 class Gateway:
-    """One run."""
+    """One run of the gateway."""
 
     def __init__(self, settings: GatewaySettings, access: Access, *, folder: Path, haproxy: str = "haproxy") -> None:
         self._settings = settings
         self._socket = folder / "haproxy.sock"
         self._file = folder / "haproxy.cfg"
         self._command = [haproxy, "-db", "-f", str(self._file)]
-        self._control = Control(self._socket)
-        self._roster = Roster(self._control.tell, concurrency=settings.concurrency)
+        self._haproxy = HAProxySocket(self._socket)
+        self._sync = ServerSync(self._haproxy.send, concurrency=settings.concurrency)
         self._follower = Follower(
-            access, namespace=settings.namespace, service=settings.service, listener=self._changed
+            access, namespace=settings.namespace, service=settings.service, listener=self._on_slices
         )
-        self._over = threading.Event()
+        self._ended = threading.Event()
         self._signalled = threading.Event()
-        self._announced = False
-        self._known = Known()
-        self._knowing = threading.Lock()
+        self._is_ready = False
+        self._history = SliceHistory()
+        self._lock = threading.Lock()
 
     def run(self) -> int:
-        """Until a signal, or HAProxy ends by itself: that is a failure. The exit status."""
+        """Run until a signal; returns the exit status. GatewayError if HAProxy ends by itself."""
         self._file.write_text(configuration(self._settings, socket=self._socket))
         for number in (signal.SIGTERM, signal.SIGINT):
             signal.signal(number, self._on_signal)
         process = subprocess.Popen(self._command)
         try:
-            self._control.wait(START_SECONDS)
-            follower = threading.Thread(target=self._follower.run, args=(self._over,), daemon=True, name="follower")
+            self._haproxy.wait_until_ready(START_SECONDS)
+            follower = threading.Thread(target=self._follower.run, args=(self._ended,), daemon=True, name="follower")
             follower.start()
-            while process.poll() is None and not self._signalled.wait(TURN_SECONDS):
-                self._turn()
+            while process.poll() is None and not self._signalled.wait(RETRY_SECONDS):
+                self._retry()
             if process.poll() is None:
                 self._drain(process)
         finally:
-            self._over.set()
+            self._ended.set()
             if process.poll() is None:
                 process.kill()
             status = process.wait()
@@ -72,43 +71,43 @@ class Gateway:
         logger.info("drained")
         return 0
 
-    def _changed(self, slices: Mapping[str, Json]) -> None:
-        with self._knowing:
-            self._known.becomes(slices, time.monotonic())
-            if self._known.service_gone:
-                # It was taken away, and this gateway is about to be. A check finds out when a replica is gone.
-                logger.info("the Service that lists the replicas is gone: going on with those that were known last")
-            self._roster.want(self._known.servers())
-        if not self._announced:
-            # Only who knows the replicas can tell that there are none.
-            self._control.tell("gateway ready")
-            self._announced = True
+    def _on_slices(self, slices: Mapping[str, Json]) -> None:
+        with self._lock:
+            self._history.update(slices, time.monotonic())
+            if self._history.service_removed:
+                # The endpoint is being deleted, and this gateway too. Health checks detect replicas that have ended.
+                logger.info("the Service of the replicas was deleted: keeping the last known replicas")
+            self._sync.set_replicas(self._history.replicas())
+        if not self._is_ready:
+            # Not ready before the replicas are known.
+            self._haproxy.send("gateway ready")
+            self._is_ready = True
             logger.info("ready: the replicas are known")
 
-    def _turn(self) -> None:
+    def _retry(self) -> None:
         try:
-            with self._knowing:
-                if self._known.forget(time.monotonic()):
-                    self._roster.want(self._known.servers())
-            self._roster.again()
+            with self._lock:
+                if self._history.drop_old(time.monotonic()):
+                    self._sync.set_replicas(self._history.replicas())
+            self._sync.retry()
         except (OSError, ValueError) as error:
             logger.warning("HAProxy does not answer: %s", error)
 
     def _drain(self, process: subprocess.Popen[bytes]) -> None:
-        """Go on while the Service forgets this pod, and until nothing is held: HAProxy that is stopping hears of no
-        replica any more. Then let HAProxy finish what it has."""
+        """Keep running while the Service removes this pod, and until no request is held: a stopping HAProxy accepts no
+        new servers. Then let HAProxy finish its requests."""
         logger.info("draining")
-        self._control.tell("gateway drain")
+        self._haproxy.send("gateway drain")
         begin = time.monotonic()
         settings = self._settings
         while process.poll() is None:
             elapsed = time.monotonic() - begin
             if elapsed >= settings.drain_seconds + settings.finish_seconds:
                 break
-            self._turn()
-            if elapsed >= settings.drain_seconds and self._control.held() == 0:
+            self._retry()
+            if elapsed >= settings.drain_seconds and self._haproxy.held() == 0:
                 break
-            time.sleep(min(TURN_SECONDS, max(0.05, settings.drain_seconds - elapsed)))
+            time.sleep(min(RETRY_SECONDS, max(0.05, settings.drain_seconds - elapsed)))
         if process.poll() is None:
             process.send_signal(signal.SIGUSR1)
             left = settings.drain_seconds + settings.finish_seconds - (time.monotonic() - begin)
@@ -124,12 +123,12 @@ class Gateway:
 
 
 def main() -> int:
-    """Of the pod: everything comes from the environment. The exit status."""
+    """Entry point of the pod, configured by environment variables; returns the exit status."""
     logging.basicConfig(format="%(levelname)s %(name)s: %(message)s", level=logging.INFO)
     try:
         settings = GatewaySettings.from_environment(os.environ)
         with tempfile.TemporaryDirectory(prefix="gateway-") as folder:
             return Gateway(settings, Access.in_pod(os.environ), folder=Path(folder)).run()
     except GatewayError as error:
-        logger.error("%s", error)  # noqa: TRY400 - it says all there is to say
+        logger.error("%s", error)  # noqa: TRY400 - the message is complete without a traceback
         return 1

@@ -1,4 +1,4 @@
-"""What the environment of the gateway's pod says: written by the operator's plan, read here, nothing else."""
+"""Settings of the gateway: environment variables of its pod, set by the operator."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ PREFIX = "PENSTOCK_GATEWAY_"
 
 
 class GatewayError(Exception):
-    """The gateway cannot go on; the message is a whole sentence with what to do."""
+    """The gateway cannot continue; the message is a complete sentence with a remedy."""
 
 
 @dataclass(frozen=True)
@@ -24,41 +24,41 @@ class GatewaySettings:
     host: str = "0.0.0.0"
     """Address to listen on, for requests and for the status."""
     port: int = 8080
-    """Requests."""
+    """Port of requests."""
     status_port: int = 8404
-    """Metrics, probes, and whether anything is held."""
+    """Port of metrics, probes and the number of held requests."""
     max_held: int = 512
     """Requests that may wait while no replica is up, and as many while all are busy; the next is answered with 429."""
     hold_seconds: int = 120
-    """How long one may wait for a replica; then it is answered with 503."""
+    """How long a request may wait for a replica; then it is answered with 503."""
     concurrency: int = 64
-    """Requests that one replica is given at a time; more wait here, and go to whichever replica is free first."""
+    """Concurrent requests of one replica; more wait here, and go to the first free replica."""
     answer_seconds: int = 300
-    """A replica that says nothing for so long about a request is given up (504). Not sent again: it is at work."""
+    """Timeout for the response of a replica (504). Such a request is not retried."""
     connection_age_seconds: int = 60
-    """A client's connection is closed after the first answer beyond this, so that clients spread over gateway pods."""
+    """A client's connection is closed after the first response past this age, to spread clients over gateway pods."""
     drain_seconds: int = 20
-    """After SIGTERM: how long connections are still taken, while the Service forgets this pod."""
+    """After SIGTERM: how long new connections are accepted, while the Service removes this pod."""
     finish_seconds: int = 300
-    """After that: how long what has been accepted may take."""
+    """After that: how long accepted requests may take."""
 
     def __post_init__(self) -> None:
-        """Refuse what HAProxy would refuse later, or understand in another way."""
+        """Refuse values that HAProxy would refuse or misinterpret."""
         for name in ("endpoint", "service", "namespace", "host"):
             value = getattr(self, name)
             if not value or any(character.isspace() or character in "\"'\\#$%" for character in value):
-                raise GatewayError(f"{variable(name)} is {value!r}: it is to be a name, without spaces or quotes.")
+                raise GatewayError(f"{variable(name)} is {value!r}: it must be a name without spaces or quotes.")
         for field in fields(self):
             value = getattr(self, field.name)
             if isinstance(value, int) and not _least(field.name) <= value <= _most(field.name):
                 raise GatewayError(
-                    f"{variable(field.name)} is {value}: it is to be within "
+                    f"{variable(field.name)} is {value}: it must be within "
                     f"{_least(field.name)} and {_most(field.name)}."
                 )
 
     @classmethod
     def from_environment(cls, environment: Mapping[str, str]) -> GatewaySettings:
-        """GatewayError names the variable that is missing or no number."""
+        """Read the settings; GatewayError names a variable that is missing or not a number."""
         given: dict[str, str | int] = {}
         for field in fields(cls):
             text = environment.get(variable(field.name))
@@ -70,7 +70,7 @@ class GatewaySettings:
                 try:
                     given[field.name] = int(text)
                 except ValueError:
-                    raise GatewayError(f"{variable(field.name)} is {text!r}: it is to be a whole number.") from None
+                    raise GatewayError(f"{variable(field.name)} is {text!r}: it must be a whole number.") from None
             else:
                 given[field.name] = text
         return cls(**given)  # type: ignore[arg-type]  # by name and type of the fields, above

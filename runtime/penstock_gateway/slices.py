@@ -1,4 +1,4 @@
-"""EndpointSlices of the endpoint's pods -> the servers there should be. Pure: times are given."""
+"""The replicas in the EndpointSlices of a Service. Pure: times are arguments."""
 
 from __future__ import annotations
 
@@ -6,82 +6,84 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
-PARTING_SECONDS = 10.0
-"""A slice that went still counts for so long: by then the others of its Service have gone too, if they are to go."""
+REMOVED_SLICE_SECONDS = 10.0
+"""How long a removed slice still counts. If the whole Service is deleted, its other slices are removed within this."""
 
 
 @dataclass(frozen=True, order=True)
-class Server:
-    """A replica, as HAProxy is to know it."""
+class Replica:
+    """A replica, for HAProxy."""
 
     name: str
-    """Pod and address: a pod that comes back elsewhere is another server."""
+    """Pod and address: a pod with a new address is another replica."""
     host: str
     port: int
     takes_requests: bool
-    """False: it finishes what it has, and is given nothing more."""
+    """False: it finishes its requests and gets no new ones."""
 
 
-def servers(slices: Iterable[Mapping[str, Any]]) -> dict[str, Server]:
-    """By name. A pod that is ready anywhere is ready: for a moment it may stand in two slices."""
-    found: dict[str, Server] = {}
+def replicas(slices: Iterable[Mapping[str, Any]]) -> dict[str, Replica]:
+    """Replicas by name. A pod that is ready in one slice is ready: it may be in two slices for a moment."""
+    found: dict[str, Replica] = {}
     for piece in slices:
         port = next((entry["port"] for entry in piece.get("ports") or () if entry.get("port")), None)
         if port is None:
             continue
         for endpoint in piece.get("endpoints") or ():
-            server = _server(endpoint, int(port))
-            if server is not None and (server.takes_requests or server.name not in found):
-                found[server.name] = server
+            replica = _replica(endpoint, int(port))
+            if replica is not None and (replica.takes_requests or replica.name not in found):
+                found[replica.name] = replica
     return found
 
 
-class Known:
-    """The slices that count: those that there are, and those that have just gone.
+class SliceHistory:
+    """The present slices and those that were removed recently.
 
-    A Service of over a hundred replicas has several slices, which go one after the other when it is taken away; and it
-    has one even when it has no pods. So the servers of a slice that went finish what they have; and when the last one
-    goes, all that went with it take requests again: the replicas are still there for the last that come here.
+    A Service with more than a hundred replicas has several slices, which are removed one after the other when it is
+    deleted; a Service without pods still has one slice. Therefore the replicas of a removed slice drain at first; when
+    the last slice is removed, all recently removed replicas accept requests again, for the last requests that arrive.
     """
 
     def __init__(self) -> None:
         self._present: dict[str, Mapping[str, Any]] = {}
-        self._gone: dict[str, tuple[float, Mapping[str, Any]]] = {}
+        self._removed: dict[str, tuple[float, Mapping[str, Any]]] = {}
 
-    def becomes(self, slices: Mapping[str, Mapping[str, Any]], now: float) -> None:
-        """What there is from `now` (seconds, of a clock that only goes on), by name."""
-        self.forget(now)
+    def update(self, slices: Mapping[str, Mapping[str, Any]], now: float) -> None:
+        """Set the present slices by name. `now`: seconds of a monotonic clock."""
+        self.drop_old(now)
         went = {name: (now, piece) for name, piece in self._present.items() if name not in slices}
-        kept = {name: gone for name, gone in self._gone.items() if name not in slices}
-        self._present, self._gone = dict(slices), kept | went
+        kept = {name: removed for name, removed in self._removed.items() if name not in slices}
+        self._present, self._removed = dict(slices), kept | went
 
-    def forget(self, now: float) -> bool:
-        """Leave out what went some time ago; True when that changes what counts."""
+    def drop_old(self, now: float) -> bool:
+        """Drop slices that were removed long ago; True if there were any."""
         if not self._present:
             return False
-        before = len(self._gone)
-        self._gone = {name: (at, piece) for name, (at, piece) in self._gone.items() if now - at < PARTING_SECONDS}
-        return len(self._gone) < before
+        before = len(self._removed)
+        self._removed = {
+            name: (at, piece) for name, (at, piece) in self._removed.items() if now - at < REMOVED_SLICE_SECONDS
+        }
+        return len(self._removed) < before
 
     @property
-    def service_gone(self) -> bool:
-        """True when there is no slice any more, and was one."""
-        return not self._present and bool(self._gone)
+    def service_removed(self) -> bool:
+        """True if all slices were removed."""
+        return not self._present and bool(self._removed)
 
-    def servers(self) -> dict[str, Server]:
-        """Those of all slices that count, by name. What a slice that is there says of a pod goes before."""
-        gone = servers(piece for _, piece in self._gone.values())
+    def replicas(self) -> dict[str, Replica]:
+        """Replicas of all slices by name. Present slices take precedence."""
+        removed = replicas(piece for _, piece in self._removed.values())
         if self._present:
-            gone = {name: replace(server, takes_requests=False) for name, server in gone.items()}
-        return gone | servers(self._present.values())
+            removed = {name: replace(replica, takes_requests=False) for name, replica in removed.items()}
+        return removed | replicas(self._present.values())
 
 
-def _server(endpoint: Mapping[str, Any], port: int) -> Server | None:
+def _replica(endpoint: Mapping[str, Any], port: int) -> Replica | None:
     addresses = endpoint.get("addresses") or ()
     if not addresses:
         return None
     host = str(addresses[0])
     pod = str((endpoint.get("targetRef") or {}).get("name") or "address")
-    # Not said means ready, by the API's own rule.
+    # The API defines a missing condition as ready.
     ready = (endpoint.get("conditions") or {}).get("ready")
-    return Server(f"{pod}_{host}", host, port, takes_requests=ready is not False)
+    return Replica(f"{pod}_{host}", host, port, takes_requests=ready is not False)

@@ -1,4 +1,4 @@
-"""What can go wrong with a request, as one table from which HTTP answers, documentation and tests are made.
+"""Request errors: one table of statuses and error types, from which responses, documentation and tests are made.
 
 RequestError                  error_type, status, field, remedy
 ├── InvalidInput              422 validation
@@ -13,7 +13,7 @@ RequestError                  error_type, status, field, remedy
 ├── HeadersTooLarge           431 headers_too_large
 ├── Overloaded                429 overloaded (retry_after_seconds)
 ├── DeadlineExceeded          504 deadline
-├── ClientGone                499 cancelled (never sent: nobody is there)
+├── ClientGone                499 cancelled (never sent: the client has gone)
 ├── NotReady                  503 not_ready (retry_after_seconds)
 └── InferenceFailed           500 inference
 """
@@ -24,7 +24,7 @@ from typing import ClassVar
 
 
 class RequestError(Exception):
-    """One request cannot be answered; the class decides the status, the instance says what, where and what to do."""
+    """A request cannot be answered. The class decides the status; the instance has message, field and remedy."""
 
     status: ClassVar[int] = 500
     error_type: ClassVar[str] = "internal"
@@ -58,7 +58,7 @@ class BodyTooLarge(RequestError):
 
 
 class MalformedRequest(RequestError):
-    """What arrived is not an HTTP/1.1 request; the connection is closed."""
+    """The data received is not an HTTP/1.1 request; the connection is closed."""
 
     status = 400
     error_type = "bad_request"
@@ -90,7 +90,7 @@ class RequestTimeout(RequestError):
 
 
 class UnsupportedMediaType(RequestError):
-    """The body's content type or encoding is not one that is read here."""
+    """The body's content type or encoding is not supported."""
 
     status = 415
     error_type = "media_type"

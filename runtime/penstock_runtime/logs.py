@@ -1,4 +1,4 @@
-"""Logging of a process: one line an event on standard error, or as the handlers given show it."""
+"""Logging of a process: one line for each event on standard error, or through other handlers."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import logging
 
 
 def configure_logs(level: str, *handlers: logging.Handler) -> None:
-    """Log Penstock's own events at this level, those of libraries from warnings on. `handlers`: instead of ours."""
+    """Log events of Penstock from `level` on, of libraries from warnings on. `handlers`: replace standard error."""
     if handlers:
         logging.basicConfig(level=logging.WARNING, handlers=handlers, format="%(message)s")
     else:

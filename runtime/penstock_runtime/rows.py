@@ -1,4 +1,4 @@
-"""The unit of work between tasks, batching and engines: one token sequence through the model once."""
+"""Rows, batches and outputs: the values between tasks, batching and engines. A row is one token sequence."""
 
 from __future__ import annotations
 
@@ -14,11 +14,11 @@ Float = NDArray[np.float32]
 Int = NDArray[np.int64]
 
 POOLED = "pooled"
-"""What the outputs hold instead of token vectors where the engine has made one of them (`Batch.pooling`)."""
+"""Name of the output that replaces the token vectors if the engine has pooled them (`Batch.pooling`)."""
 
 
 class Pooling(StrEnum):
-    """How token vectors become one (`1_Pooling/config.json` of sentence-transformers)."""
+    """How token vectors are combined into one (`1_Pooling/config.json` of sentence-transformers)."""
 
     CLS = "cls"
     MEAN = "mean"
@@ -34,35 +34,35 @@ class Row:
     type_ids: list[int] | None = None
     """Token types (segments); None: all zero."""
     pooling: Pooling | None = None
-    """What is to become of its token vectors; None: they are wanted as they are, or it has none."""
+    """How its token vectors are pooled; None: not at all, or the graph has none."""
 
     @property
     def length(self) -> int:
-        """Tokens."""
+        """Number of tokens."""
         return len(self.ids)
 
 
 @runtime_checkable
 class Masked(Protocol):
-    """A row that knows its mask tokens: what a graph with `Axes.MASKS` outputs wants."""
+    """A row with the positions of its mask tokens, for graphs with `Axes.MASKS` outputs."""
 
     @property
     def masks(self) -> tuple[int, ...]:
-        """Their positions, rising."""
+        """Positions of the mask tokens, ascending."""
         ...
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Batch:
-    """Rows side by side, as an engine takes them. All arrays int64 [batch, tokens]."""
+    """Padded rows, the input of an engine. All arrays int64 [batch, tokens]."""
 
     input_ids: Int
     attention_mask: Int
     """1 for a token, 0 for padding (always on the right)."""
     token_type_ids: Int
     pooling: Pooling | None = field(default=None, kw_only=True)
-    """Of all its rows. An engine may do it, and then gives `POOLED` [batch, width] alone; none has to."""
+    """The pooling of all rows. An engine may pool, and then has the single output `POOLED` [batch, width]."""
 
 
 Outputs = Mapping[str, Float]
-"""Of a whole batch, or of one row with neither batch axis nor padding (see `penstock.manifest.Axes`)."""
+"""Outputs of a batch, or of one row without batch axis and padding (see `penstock.manifest.Axes`)."""

@@ -16,9 +16,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from penstock_gateway.config import PROBES, SCRIPT, configuration
-from penstock_gateway.roster import ADDED, CHECK, DELETED, Roster, State, changes, read_states
+from penstock_gateway.haproxy import ADDED, CHECK, DELETED, ServerState, ServerSync, commands, read_states
 from penstock_gateway.settings import GatewayError, GatewaySettings, variable
-from penstock_gateway.slices import PARTING_SECONDS, Known, Server, servers
+from penstock_gateway.slices import REMOVED_SLICE_SECONDS, Replica, SliceHistory, replicas
 
 NEEDED = {
     "PENSTOCK_GATEWAY_ENDPOINT": "emotion",
@@ -107,7 +107,7 @@ def endpoint(pod: str, host: str, **conditions: bool) -> dict[str, Any]:
 
 
 def test_slices_become_servers() -> None:
-    found = servers(
+    found = replicas(
         [
             slice_with(endpoint("a", "10.0.0.1", ready=True), endpoint("b", "10.0.0.2", ready=False, terminating=True)),
             slice_with(endpoint("c", "fd00::3"), endpoint("b", "10.0.0.2", ready=True)),
@@ -118,88 +118,88 @@ def test_slices_become_servers() -> None:
     )
 
     assert found == {
-        "a_10.0.0.1": Server("a_10.0.0.1", "10.0.0.1", 8080, takes_requests=True),
-        "b_10.0.0.2": Server("b_10.0.0.2", "10.0.0.2", 8080, takes_requests=True),
-        "c_fd00::3": Server("c_fd00::3", "fd00::3", 8080, takes_requests=True),
-        "address_10.0.0.9": Server("address_10.0.0.9", "10.0.0.9", 8080, takes_requests=True),
+        "a_10.0.0.1": Replica("a_10.0.0.1", "10.0.0.1", 8080, takes_requests=True),
+        "b_10.0.0.2": Replica("b_10.0.0.2", "10.0.0.2", 8080, takes_requests=True),
+        "c_fd00::3": Replica("c_fd00::3", "fd00::3", 8080, takes_requests=True),
+        "address_10.0.0.9": Replica("address_10.0.0.9", "10.0.0.9", 8080, takes_requests=True),
     }
 
 
 def test_a_service_that_is_taken_away_slice_by_slice_leaves_the_servers_of_all_its_slices() -> None:
     first, second = slice_with(endpoint("a", "10.0.0.1")), slice_with(endpoint("b", "10.0.0.2"))
-    known = Known()
-    known.becomes({"1": first, "2": second}, 100.0)
+    known = SliceHistory()
+    known.update({"1": first, "2": second}, 100.0)
 
-    known.becomes({"2": second}, 100.2)
-    assert {name: server.takes_requests for name, server in known.servers().items()} == {
+    known.update({"2": second}, 100.2)
+    assert {name: server.takes_requests for name, server in known.replicas().items()} == {
         "a_10.0.0.1": False,
         "b_10.0.0.2": True,
     }, "as long as there are others, who is not in a slice is given nothing more"
-    before = known.service_gone
+    before = known.service_removed
 
-    known.becomes({}, 100.4)
-    assert (before, known.service_gone) == (False, True)
-    assert not known.forget(100.4 + 10 * PARTING_SECONDS)
-    assert [server.takes_requests for server in known.servers().values()] == [True, True]
+    known.update({}, 100.4)
+    assert (before, known.service_removed) == (False, True)
+    assert not known.drop_old(100.4 + 10 * REMOVED_SLICE_SECONDS)
+    assert [server.takes_requests for server in known.replicas().values()] == [True, True]
 
 
 def test_a_slice_that_went_alone_is_forgotten() -> None:
     first, second = slice_with(endpoint("a", "10.0.0.1")), slice_with(endpoint("b", "10.0.0.2"))
-    known = Known()
-    known.becomes({"1": first, "2": second}, 100.0)
-    known.becomes({"2": second}, 101.0)
+    known = SliceHistory()
+    known.update({"1": first, "2": second}, 100.0)
+    known.update({"2": second}, 101.0)
 
-    assert not known.forget(101.0 + PARTING_SECONDS / 2)
-    assert known.forget(101.0 + PARTING_SECONDS)
-    assert set(known.servers()) == {"b_10.0.0.2"}
+    assert not known.drop_old(101.0 + REMOVED_SLICE_SECONDS / 2)
+    assert known.drop_old(101.0 + REMOVED_SLICE_SECONDS)
+    assert set(known.replicas()) == {"b_10.0.0.2"}
 
-    known.becomes({}, 200.0)
-    assert set(known.servers()) == {"b_10.0.0.2"}
+    known.update({}, 200.0)
+    assert set(known.replicas()) == {"b_10.0.0.2"}
 
 
 def test_a_pod_that_moved_to_another_slice_is_what_that_one_says() -> None:
-    known = Known()
-    known.becomes({"1": slice_with(endpoint("a", "10.0.0.1"))}, 100.0)
-    known.becomes({"2": slice_with(endpoint("a", "10.0.0.1"))}, 100.1)
+    known = SliceHistory()
+    known.update({"1": slice_with(endpoint("a", "10.0.0.1"))}, 100.0)
+    known.update({"2": slice_with(endpoint("a", "10.0.0.1"))}, 100.1)
 
-    assert [server.takes_requests for server in known.servers().values()] == [True]
-    assert not Known().service_gone, "who has never seen a slice waits for the first"
+    assert [server.takes_requests for server in known.replicas().values()] == [True]
+    assert not SliceHistory().service_removed, "who has never seen a slice waits for the first"
 
 
-UP, ENDING = Server("a", "10.0.0.1", 8080, takes_requests=True), Server("a", "10.0.0.1", 8080, takes_requests=False)
+UP, ENDING = Replica("a", "10.0.0.1", 8080, takes_requests=True), Replica("a", "10.0.0.1", 8080, takes_requests=False)
 ADD = f"add server replicas/a 10.0.0.1:8080 maxconn 9 {CHECK}"
 
 
 @pytest.mark.parametrize(
-    ("wanted", "present", "commands"),
+    ("wanted", "present", "expected"),
     [
         (UP, None, [ADD, "enable health replicas/a", "set server replicas/a state ready"]),
-        (UP, State.READY, []),
-        (UP, State.DRAIN, ["set server replicas/a state ready"]),
-        (UP, State.LEAVING, ["enable health replicas/a", "set server replicas/a state ready"]),
+        (UP, ServerState.READY, []),
+        (UP, ServerState.DRAIN, ["set server replicas/a state ready"]),
+        (UP, ServerState.LEAVING, ["enable health replicas/a", "set server replicas/a state ready"]),
         (ENDING, None, []),
-        (ENDING, State.READY, ["set server replicas/a state drain"]),
-        (ENDING, State.DRAIN, []),
-        (ENDING, State.LEAVING, []),
-        (None, State.READY, ["set server replicas/a state maint", "del server replicas/a"]),
-        (None, State.DRAIN, ["set server replicas/a state maint", "del server replicas/a"]),
-        (None, State.LEAVING, ["del server replicas/a"]),
+        (ENDING, ServerState.READY, ["set server replicas/a state drain"]),
+        (ENDING, ServerState.DRAIN, []),
+        (ENDING, ServerState.LEAVING, []),
+        (None, ServerState.READY, ["set server replicas/a state maint", "del server replicas/a"]),
+        (None, ServerState.DRAIN, ["set server replicas/a state maint", "del server replicas/a"]),
+        (None, ServerState.LEAVING, ["del server replicas/a"]),
         (None, None, []),
     ],
 )
 def test_each_server_is_led_to_where_it_should_be(
-    wanted: Server | None, present: State | None, commands: list[str]
+    wanted: Replica | None, present: ServerState | None, expected: list[str]
 ) -> None:
-    found = changes({} if wanted is None else {"a": wanted}, {} if present is None else {"a": present}, concurrency=9)
+    found = commands({} if wanted is None else {"a": wanted}, {} if present is None else {"a": present}, concurrency=9)
 
-    assert [change.command for change in found] == commands
+    assert [change.text for change in found] == expected
 
 
 class FakeHaproxy:
     """Obeys, except when it is told to fail: then it says nothing, whether it has obeyed or not."""
 
     def __init__(self, failures: list[bool]) -> None:
-        self.states: dict[str, State] = {}
+        self.states: dict[str, ServerState] = {}
         self._failures = iter(failures)
 
     def tell(self, command: str) -> str:
@@ -213,21 +213,21 @@ class FakeHaproxy:
 
     def _obey(self, command: str) -> str:
         words = command.split()
-        if words[:2] == ["show", "servers"]:
-            bits = {State.READY: 0, State.DRAIN: 8, State.LEAVING: 1}
+        if words[:2] == ["show", "replicas"]:
+            bits = {ServerState.READY: 0, ServerState.DRAIN: 8, ServerState.LEAVING: 1}
             rows = "".join(f"3 replicas 1 {name} 10.0.0.1 2 {bits[state]}\n" for name, state in self.states.items())
             return f"1\n# be_id be_name srv_id srv_name srv_addr srv_op_state srv_admin_state\n{rows}"
         name = words[2].partition("/")[2]
         if words[0] == "add":
             if name in self.states:
                 return "Already exists a server with the same name in backend."
-            self.states[name] = State.LEAVING
+            self.states[name] = ServerState.LEAVING
             return ADDED
         if words[0] == "del":
             del self.states[name]
             return DELETED
         if words[0] == "set":
-            self.states[name] = State(words[4])
+            self.states[name] = ServerState(words[4])
         return ""
 
 
@@ -239,24 +239,24 @@ def test_whatever_fails_on_the_way_haproxy_ends_with_what_is_wanted(
     wishes: list[dict[str, bool]], failures: list[bool]
 ) -> None:
     haproxy = FakeHaproxy(failures)
-    roster = Roster(haproxy.tell, concurrency=9)
-    wanted: dict[str, Server] = {}
+    roster = ServerSync(haproxy.tell, concurrency=9)
+    wanted: dict[str, Replica] = {}
     for wish in wishes:
-        wanted = {name: Server(name, "10.0.0.1", 8080, takes_requests=takes) for name, takes in wish.items()}
+        wanted = {name: Replica(name, "10.0.0.1", 8080, takes_requests=takes) for name, takes in wish.items()}
         with contextlib.suppress(TimeoutError):
-            roster.want(wanted)
+            roster.set_replicas(wanted)
     for _ in range(len(failures) + 1):
         with contextlib.suppress(TimeoutError):
-            roster.again()
-    roster.want(wanted)
+            roster.retry()
+    roster.set_replicas(wanted)
 
     takers = {name for name, server in wanted.items() if server.takes_requests}
-    assert {name for name, state in haproxy.states.items() if state is State.READY} == takers
+    assert {name for name, state in haproxy.states.items() if state is ServerState.READY} == takers
     assert haproxy.states.keys() <= wanted.keys()
 
 
 def test_what_is_no_list_of_servers_is_said() -> None:
-    with pytest.raises(ValueError, match="asked for its servers, says 'Permission denied'"):
+    with pytest.raises(ValueError, match="asked for its replicas, says 'Permission denied'"):
         read_states("Permission denied")
 
 

@@ -1,10 +1,8 @@
-"""The HTTP side: messages and connections below, routes and the shapes of several APIs above.
+"""The HTTP server: transport below, application and routes, APIs and pages above.
 
-message      requests and responses as values
-connection   HTTP/1.1 on one socket: parsing, limits, timeouts, order of answers
-acceptor     all connections: accepting, sweeping, draining
-routes       which handler for which method and path
-application  from request to response: refusals, errors, metrics
-service      what handlers may do: predict, and say what is served
-predict tei cohere openai v2 ...   one module per API
+transport    listening socket, connections, limits, request and response values
+application  finds the route of a request, checks its token, turns errors into responses, counts
+api          one module for each API: predict (Hugging Face), openai, cohere, tei, v2 (Open Inference Protocol), health
+pages        playground, reference page, OpenAPI document
+route_table  all routes
 """

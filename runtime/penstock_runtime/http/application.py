@@ -1,4 +1,4 @@
-"""From a request to its response: what is refused at the door, what an exception becomes, what is counted."""
+"""Answers requests: finds the route, checks the token, turns exceptions into responses, counts for the metrics."""
 
 from __future__ import annotations
 
@@ -23,14 +23,14 @@ from penstock_runtime.settings import Settings
 logger = logging.getLogger("penstock.http")
 
 UNKNOWN = "(unknown)"
-"""The route label of requests that fit none: a client's paths must not become label values."""
+"""The route label of requests without a route: paths of clients must not become label values."""
 OWN_HEADERS = b"authorization, content-type, x-deadline-ms, x-request-id"
-"""Of requests from pages, unless their browser names others."""
+"""Request headers that pages may send, if the browser does not name others."""
 HEADER_NAMES = re.compile(rb"[A-Za-z0-9_-]+( *, *[A-Za-z0-9_-]+)*")
 
 
 class Router:
-    """All routes of one endpoint. Those of other tasks are known by name, so that a 404 can say why."""
+    """The routes of one endpoint. Paths of other tasks are known as well, so that a 404 can name the task."""
 
     def __init__(self, routes: Iterable[Route], task: TaskName) -> None:
         self.task = task
@@ -52,7 +52,7 @@ class Router:
                 self._exact[path] = methods
 
     def methods(self, path: str) -> tuple[dict[str, Route], dict[str, str]]:
-        """Routes by method for this path, with the path's parameters; both empty when there is none."""
+        """Routes by method for this path, and the path's parameters; both empty for an unknown path."""
         found = self._exact.get(path)
         if found is not None:
             return found, {}
@@ -67,7 +67,7 @@ class Router:
     def resolve(self, request: Request) -> None:
         """Set the request's route and parameters.
 
-        UnsupportedRoute (404) names what this endpoint has; MethodNotAllowed (405) names the methods.
+        UnsupportedRoute (404) names the existing routes; MethodNotAllowed (405) names the methods.
         """
         methods, request.parameters = self.methods(request.path)
         if not methods:
@@ -111,12 +111,12 @@ class Application:
         self._tokens = settings.access.tokens
         self._origins = frozenset(settings.access.cors_origins)
         self.access_lines: list[str] | None = [] if settings.log.access_log else None
-        """Lines for the access log; the server writes them out now and then."""
+        """Lines for the access log; the server writes them once a second."""
 
-    # At the door
+    # Before the body is read
 
     def admit(self, request: Request, body_bytes: int | None) -> None:
-        """Find the route, check token and length. RequestError refuses the request before its body is read."""
+        """Find the route, check token and length; RequestError to refuse the request before its body is read."""
         if request.method == "OPTIONS":
             return
         self.router.resolve(request)
@@ -132,14 +132,14 @@ class Application:
         given = given.strip()
         if scheme.lower() != b"bearer" or not given:
             raise Unauthorized("this endpoint wants a token", remedy="Send the header authorization: Bearer <token>")
-        # Every token is compared, in constant time: how long it takes says nothing about which one came close.
+        # Compare all tokens in constant time, so that the duration does not depend on a partial match.
         if not any([hmac.compare_digest(given, token) for token in self._tokens]):  # noqa: C419
             raise Unauthorized("this is not a token of this endpoint", remedy="Ask the endpoint's owner for one")
 
-    # Answers
+    # After the body is read
 
     def answer(self, request: Request) -> Response | Coroutine[Any, Any, Response]:
-        """The response, or a coroutine that gives it. Never raises, but for cancellation."""
+        """The response, or a coroutine for it, which raises only when it is cancelled."""
         self.metrics.in_flight += 1
         route = request.route
         if route is None:
@@ -155,7 +155,7 @@ class Application:
     async def _await(self, request: Request, result: Awaitable[Response]) -> Response:
         try:
             response = await result
-        except (asyncio.CancelledError, GeneratorExit):  # the latter: cancelled before its task began
+        except (asyncio.CancelledError, GeneratorExit):  # the latter: cancelled before its task started
             self._finish(request, Response(status=ClientGone.status))
             raise
         except Exception as error:
@@ -163,14 +163,14 @@ class Application:
         return self._finish(request, response)
 
     def refuse(self, request: Request | None, error: RequestError) -> Response:
-        """The response to a request that is not answered: refused at the door, or not HTTP at all."""
+        """The error response to a request that was refused before its body was read, or is not HTTP."""
         self.metrics.in_flight += 1
         request = request or Request("", "")
         request.received = request.received or time.perf_counter()
         return self._finish(request, self._error(request, error))
 
     def _finish(self, request: Request, response: Response) -> Response:
-        """Count an answer; every request passes here once."""
+        """Count a response; called once for each request."""
         route = request.route
         seconds = time.perf_counter() - request.received
         metrics = self.metrics
@@ -188,7 +188,7 @@ class Application:
 
     def _failed(self, request: Request, error: Exception) -> Response:
         if isinstance(error, RequestError):
-            if error.status == RequestError.status:  # our fault; what else there is, the metrics tell
+            if error.status == RequestError.status:  # an internal error; the others are in the metrics
                 logger.error("request %s: %s", request.identifier.decode("ascii"), error.message)
             return self._error(request, error)
         identifier = request.identifier.decode("ascii")
@@ -208,7 +208,7 @@ class Application:
 
     @staticmethod
     def _error_format(path: str) -> ErrorFormat:
-        """For paths that have no route: OpenAI's clients ask below /v1."""
+        """For paths without a route: clients of OpenAI use paths below /v1."""
         return ErrorFormat.OPENAI if path.startswith("/v1/") and path != "/v1/rerank" else ErrorFormat.PENSTOCK
 
     def _options(self, request: Request) -> Response:
@@ -216,7 +216,7 @@ class Application:
         names = allowed(methods) if methods else ("GET", "HEAD", "OPTIONS", "POST")
         headers = b"allow: %b\r\n" % ", ".join(names).encode()
         if self._origins and b"access-control-request-method" in request.headers:
-            # SDKs send headers of their own with every request, such as x-stainless-os. What they say is not read.
+            # SDKs add headers such as x-stainless-os to every request; they are allowed and ignored.
             asked = request.headers.get(b"access-control-request-headers", b"")
             headers += (
                 b"access-control-allow-methods: %b\r\naccess-control-allow-headers: %b\r\n"

@@ -1,4 +1,4 @@
-"""The table of routes: every path of the server, in one place."""
+"""The table of all routes of the server."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ PAGES = "Pages"
 
 
 def routes(service: ModelService, limits: RequestLimits) -> tuple[Route, ...]:
-    """All routes, those of other tasks included; the OpenAPI document describes those of this one."""
+    """All routes, including those of other tasks; the OpenAPI document describes the routes of this task."""
     health = Health(service)
     documents = Documents(service)
     plain = {"type": "string"}

@@ -1,4 +1,4 @@
-"""A bounded memory of what has been computed before, by content. Used from one thread."""
+"""A cache of computed values by a hash of their inputs, limited in bytes. Used from one thread."""
 
 from __future__ import annotations
 
@@ -16,13 +16,13 @@ T = TypeVar("T")
 _OVERHEAD_BYTES = 288
 """Of an entry: its key, its links and its place in the table, which has room for more (230 to 330 bytes measured)."""
 _SMALL_INTEGERS = range(-5, 257)
-"""The interpreter has one of each."""
+"""The interpreter has only one object of each."""
 _NUMBERS = {int, float}
 _NUMBER_BYTES = 28
 
 
 class BoundedCache(Generic[T]):
-    """The most recently used values, as many as fit into `max_bytes`."""
+    """The most recently used values, limited to `max_bytes`."""
 
     def __init__(self, max_bytes: int) -> None:
         self.max_bytes = max_bytes
@@ -45,7 +45,7 @@ class BoundedCache(Generic[T]):
         return found[0]
 
     def put(self, key: bytes, value: T, size: int) -> None:
-        """Remember a value of `size` bytes in memory, and forget the least recently used ones beyond the limit."""
+        """Store a value of `size` bytes, and drop the least recently used ones over the limit."""
         size += _OVERHEAD_BYTES
         if size > self.max_bytes:
             return
@@ -59,7 +59,7 @@ class BoundedCache(Generic[T]):
             self.bytes -= freed
 
     def clear(self) -> None:
-        """Forget everything."""
+        """Drop all values."""
         self._values.clear()
         self.bytes = 0
 

@@ -1,4 +1,4 @@
-"""A model in memory, ready to run: from an artefact, or from a graph of one's own."""
+"""Loads a model for serving: from an artefact, or from a single graph."""
 
 from __future__ import annotations
 
@@ -23,14 +23,14 @@ from penstock_runtime.tasks.factory import make_task
 Which = Literal["chosen", "baseline"]
 
 _LOADING_FACTOR = {EngineName.ONNXRUNTIME: 2.5, EngineName.OPENVINO: 2.5, EngineName.NATIVE: 2.0}
-"""Peak memory of loading over the size of the graph's files, measured with MiniLM: file, weights, packed weights."""
+"""Peak memory of loading per byte of the graph's files, measured with MiniLM: file, weights, packed weights."""
 _WORKING_BYTES = 128 * 2**20
 """Libraries, arenas and Python besides the weights."""
 
 
 @dataclass(slots=True, eq=False)
 class LoadedModel:
-    """A task, and the engine that runs its rows. Close it when nothing runs any more (the predictor does)."""
+    """A task, and the engine that runs its rows. To be closed when no row runs (the predictor does)."""
 
     task: Task
     engine: Engine
@@ -40,14 +40,14 @@ class LoadedModel:
     """None: not from an artefact."""
     which: Which = "chosen"
     max_tokens: int = 512
-    """The longest row that comes: what the warm-up goes up to."""
+    """Length of the longest row; the warm-up covers lengths up to this."""
     findings: tuple[str, ...] = ()
-    """What an operator should know, in plain words; empty when all is as planned."""
+    """Deviations from the plan, as sentences for the user."""
     closed: bool = False
     _lock: threading.Lock = field(default_factory=threading.Lock)
 
     def close(self) -> None:
-        """Free the graph. Nothing may run. Further calls do nothing."""
+        """Free the graph. No row may be running. Further calls do nothing."""
         with self._lock:
             if not self.closed:
                 self.closed = True
@@ -83,7 +83,7 @@ def load_graph(
 
 
 def check_same_outputs(io: GraphIO, short: GraphIO) -> None:
-    """ArtefactError unless the answers of two graphs can be read alike."""
+    """ArtefactError unless both graphs have the same outputs."""
     if short.outputs != io.outputs:
         raise ArtefactError(
             f"the graph of the short rows gives {sorted(short.outputs)}, and that of the others {sorted(io.outputs)}",
@@ -171,6 +171,6 @@ def _needed_bytes(path: Path, plan: Plan) -> int:
     try:
         size = sum(file.stat().st_size for file in path.parent.iterdir() if file.is_file())
     except OSError:
-        size = 0  # the engine says what is wrong with it
+        size = 0  # loading will raise the error
     copies = 2 if plan.may_run_wide and plan.recipe.engine is EngineName.OPENVINO else 1
     return int(size * (_LOADING_FACTOR[plan.recipe.engine] + copies - 1)) + _WORKING_BYTES

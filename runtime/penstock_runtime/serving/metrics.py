@@ -1,4 +1,4 @@
-"""What the process counts and times, for Prometheus. docs/reference/metrics.md is made from this file.
+"""Metrics of the server for Prometheus. docs/reference/metrics.md is made from this file.
 
 A registry of its own for each server, so that two servers in one process (tests, a swap) do not mix. What every request
 touches is counted with plain integers by the event loop's thread (`Tally`, a fifth of the cost of the client library's
@@ -27,13 +27,13 @@ SECONDS = (
 )  # fmt: skip
 """Half a millisecond to half a minute, three to five a decade: an encoder's forward pass is 1 ms to 1 s."""
 NOT_READY = 503
-"""Refused at once, to be answered by another replica: neither load of this one nor a latency to be proud of."""
+"""Refused at once, to be answered by another replica: excluded from the request durations."""
 ROWS = (1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 64, 128)
 TOKENS = (8, 16, 32, 64, 128, 256, 384, 512, 1024, 2048, 4096, 8192)
 
 
 class Tally:
-    """A histogram for one writing thread. A reader may see an observation half counted; the next scrape has it."""
+    """A histogram for one writing thread. A reader may see an incomplete observation; the next scrape has it."""
 
     __slots__ = ("_counts", "_sum", "bounds")
 
@@ -43,7 +43,7 @@ class Tally:
         self._sum = 0.0
 
     def observe(self, value: float) -> None:
-        """Count one value; a value on a bound belongs below it, as Prometheus' `le` says."""
+        """Count one value; a value on a bound belongs below it, as Prometheus' `le` means."""
         self._counts[bisect_left(self.bounds, value)] += 1
         self._sum += value
 
@@ -57,7 +57,7 @@ class Tally:
         return result
 
     def family(self, name: str, documentation: str) -> HistogramMetricFamily:
-        """As Prometheus reads it."""
+        """The metric family for Prometheus."""
         family = HistogramMetricFamily(name, documentation)
         family.add_metric([], self.buckets(), self._sum)
         return family
@@ -79,9 +79,9 @@ class Metrics:
         self.rejected: dict[str, int] = {}
         self.in_flight = 0
         self.connections: Callable[[], int] = lambda: 0
-        """How many are open; the server puts the acceptor's count here."""
+        """Number of open connections; set by the server."""
         self.queue_depth: Callable[[], tuple[int, int]] = lambda: (0, 0)
-        """Rows and tokens that wait; the server puts the predictor's here."""
+        """Waiting rows and tokens; set by the server."""
         self.request_seconds = Tally(with_objective(SECONDS, objective))
         self.queue_seconds = Tally(SECONDS)
         self.tokenization_seconds = Tally(SECONDS)
@@ -100,14 +100,14 @@ class Metrics:
     # The event loop's thread
 
     def finished(self, route: str, status: int, seconds: float, *, inference: bool) -> None:
-        """A request has been answered (or given up: 499)."""
+        """A request has been answered, or cancelled (499)."""
         key = (route, status)
         self.requests[key] = self.requests.get(key, 0) + 1
         if inference and (status < 400 or status >= 500) and status != NOT_READY:
             self.request_seconds.observe(seconds)
 
     def answered(self, answer: Answer) -> None:
-        """The model has answered."""
+        """The model has answered a request."""
         timings = answer.timings
         self.queue_seconds.observe(timings.queue_milliseconds / 1000)
         self.tokenization_seconds.observe(timings.tokenization_milliseconds / 1000)
@@ -123,26 +123,26 @@ class Metrics:
     # Any thread
 
     def batch(self, rows: int, real_tokens: int, padded_tokens: int) -> None:
-        """A batch has run: `real_tokens` of its rows, in a rectangle of `padded_tokens`."""
+        """A batch has run: `real_tokens` of its rows, padded to `padded_tokens`."""
         with self._lock:
             self._batch_rows.observe(rows)
             self._batch_tokens["real"] += real_tokens
             self._batch_tokens["padding"] += padded_tokens - real_tokens
 
     def cache(self, name: str, *, hit: bool) -> None:
-        """A cache was asked."""
+        """A cache was queried."""
         key = (name, "hit" if hit else "miss")
         with self._lock:
             self._cache[key] = self._cache.get(key, 0) + 1
 
-    # Prometheus' side
+    # For Prometheus
 
     def exposition(self, accept: str) -> tuple[bytes, bytes]:
-        """The text and its content type, in the format that the `accept` header asks for; one that cannot be read asks
-        for none."""
+        """The metrics as text and its content type, in the format of the `accept` header; the default one if that is
+        invalid."""
         try:
             encoder, content_type = choose_encoder(accept)
-        except (TypeError, ValueError):  # the library compares versions without looking whether they are numbers
+        except (TypeError, ValueError):  # the library fails on versions that are not numbers
             encoder, content_type = choose_encoder("")
         return encoder(self.registry), content_type.encode()
 

@@ -1,4 +1,4 @@
-"""What the server is doing, for `/info`, `/readyz` and the metrics: written by its driver, read by the routes."""
+"""State of the server for `/info`, `/readyz` and the metrics: written by the process, read by the routes."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from penstock_runtime.host import CoreGrant, Host
 
 
 class ServerPhase(StrEnum):
-    """Where the process is in its life."""
+    """Phase of the process."""
 
     LOADING = "loading"
     READY = "ready"
@@ -31,7 +31,7 @@ class OptimizationProgress:
     done: int = 0
     total: int = 0
     message: str = ""
-    """Such as the recipe being judged."""
+    """Such as the recipe being evaluated."""
     started: float = field(default_factory=time.time)
     """Seconds since the epoch."""
 
@@ -48,7 +48,7 @@ class OptimizationProgress:
 
 @dataclass(slots=True)
 class ServerStatus:
-    """Mutable; only ever touched from the event loop's thread."""
+    """Mutable; used from the event loop's thread only."""
 
     name: str
     """The endpoint's name: `model` in the APIs that have one."""
@@ -57,24 +57,24 @@ class ServerStatus:
     message: str = "the model is loading"
     """Why it is not ready."""
     plan: Plan | None = None
-    """Being served."""
+    """The plan being served."""
     manifest: Manifest | None = None
-    """Of the artefact, once there is one."""
+    """Manifest of the artefact, once there is one."""
     digest: str = ""
-    """Of the artefact, such as `sha256:...`, where it is served by digest."""
+    """Digest of the artefact, such as `sha256:...`, if it is served by digest."""
     optimization: OptimizationProgress | None = None
-    """While one runs."""
+    """The running optimisation."""
     optimization_error: str = ""
-    """Why the last one gave nothing."""
+    """The error of the last optimisation."""
     host: Host | None = None
-    """The machine as it was found at start."""
+    """The machine, as read at the start."""
     grant: CoreGrant | None = None
-    """The cores that the engine uses, and whether they are its own."""
+    """The cores that the engine uses, and whether they are exclusive."""
     limits: Mapping[str, Any] = field(default_factory=dict)
     """Limits that come with the model, such as `max_input_tokens`."""
 
     def candidate(self) -> CandidateFacts | None:
-        """What the optimisation found about the recipe being served."""
+        """The optimisation's facts about the recipe being served."""
         if self.manifest is None or self.plan is None:
             return None
         return _find(self.manifest, self.plan.recipe)

@@ -1,4 +1,4 @@
-"""Are the files of an artefact those that were optimised?"""
+"""Verifies that the files of an artefact are those that were optimised."""
 
 from __future__ import annotations
 
@@ -48,13 +48,13 @@ def stranger(folder: Path, manifest: Manifest) -> str | None:
 
     That is another limit, prompt, pooling or tokenizer setting, which are read where they are found: answers would be
     others than those that were judged. Only they are refused: graphs are opened by their listed names and no other
-    file is looked for, and a folder that is a volume of its own holds what is nobody's business: the report,
+    file is looked for, and a folder that is a volume of its own holds other files as well: the report,
     lost+found, Kubernetes' `..data`, dot-files of file systems.
     """
     return next((name for name in sorted(SETTINGS_FILES - set(manifest.files)) if (folder / name).is_file()), None)
 
 
 def _names(manifest: Manifest, graphs: list[str]) -> list[str]:
-    """The files of these graphs: their folders, and all that is not a graph."""
+    """The files of these graphs: their folders, and all files that are not graphs."""
     own = tuple(f"{graph.rpartition('/')[0]}/" for graph in graphs)
     return [name for name in sorted(manifest.files) if not name.startswith(f"{GRAPHS}/") or name.startswith(own)]

@@ -1,4 +1,4 @@
-"""The first runs, before the first request: buffers are laid out, kernels compiled for shapes, the rate measured."""
+"""Warm-up runs before the first request: allocate buffers, compile kernels for shapes, measure the throughput."""
 
 from __future__ import annotations
 
@@ -19,10 +19,10 @@ from penstock_runtime.serving.loaded_model import LoadedModel
 
 LENGTHS = (8, 16, 32, 64, 128, 256, 512)
 SECONDS = 2.0
-"""No new shape is begun after this. A server that is not ready helps nobody; late shapes cost their first request a
-few milliseconds."""
+"""No new shape is started after this, so that the server gets ready soon; the first request of a remaining shape takes
+a few milliseconds longer."""
 _ANY_TOKEN = 1
-"""A number that every vocabulary has."""
+"""An id in every vocabulary."""
 
 
 def warm_up(model: LoadedModel) -> list[tuple[int, float]]:
@@ -34,7 +34,7 @@ def warm_up(model: LoadedModel) -> list[tuple[int, float]]:
     plan = model.plan
     ran: list[tuple[int, float]] = []
     end = perf_counter() + SECONDS
-    # Streams have kernels and buffers of their own: all run at once, or one might do the work of two.
+    # Each stream has separate kernels and buffers. All run at once, so that no stream runs the work of two.
     together = Barrier(plan.streams)
     with ThreadPoolExecutor(max_workers=plan.streams, thread_name_prefix="penstock-warm-up") as pool:
         for rows, length in all_shapes(plan, model.max_tokens, model.engine.facts):
@@ -55,7 +55,7 @@ def warm_up(model: LoadedModel) -> list[tuple[int, float]]:
 
 
 def _check_numbers(model: LoadedModel, batch: list[Row]) -> None:
-    """CorruptModel for weights that make every answer NaN or infinite, as one of them does that is so itself."""
+    """CorruptModel for weights that make outputs NaN or infinite."""
     for outputs in run_rows(model.engine.run, model.io, batch):
         for name, values in outputs.items():
             if np.isfinite(values).all():
@@ -84,7 +84,7 @@ def _may_run_wide(plan: Plan, length: int) -> bool:
     short_plan = plan.of_short_rows
     is_short = plan.short is not None and length <= plan.short.longest_tokens
     side = short_plan if is_short and short_plan is not None else plan
-    # Of a client that is alone: no row runs wide that is shorter.
+    # With a single client, the case in which the shortest rows run wide.
     return side.is_wide(length, alone=True)
 
 

@@ -29,16 +29,16 @@ from penstock_runtime.serving.predictor import Answer
 from penstock_runtime.tasks.fields import FieldKind, json_words, printable
 
 LOOKED_AT = 100
-"""Fields of a body among which a mistyped one is looked for: it may hold a hundred thousand."""
+"""Fields of a body that are searched for a mistyped name: there may be a hundred thousand."""
 JSON = frozenset({"application/json"})
 JSON_REMEDY = "Send JSON with the header content-type: application/json"
 
 OPENAI_TYPES = {401: "authentication_error", 404: "not_found_error", 429: "rate_limit_error"}
-"""By status; other 4xx are `invalid_request_error`, 5xx `server_error`."""
+"""OpenAI's error types by status; other 4xx are `invalid_request_error`, 5xx `server_error`."""
 
 
 def read_json(request: Request, kinds: Collection[str] = JSON) -> Any:
-    """The body as a value. `kinds`: content types under which it may come, beside those that end in +json.
+    """Parse the body. `kinds`: accepted content types, in addition to those that end in +json.
 
     UnsupportedMediaType for another content type or a compressed body; MalformedBody names line and column.
     Lone surrogates, NaN and Infinity are not JSON. Of duplicate keys the last one counts.
@@ -62,13 +62,13 @@ def refuse_compressed(request: Request) -> None:
 
 
 def malformed(body: bytes, error: orjson.JSONDecodeError) -> MalformedBody:
-    """The error in words."""
+    """The error for a body that is not JSON."""
     if not body:
         return MalformedBody("the body is empty", remedy='Send JSON such as {"inputs": "some text"}')
     reason = error.msg.split(": line", 1)[0]
     remedy = JSON_REMEDY
     if reason in {"depth limit exceeded", "failed to allocate memory"}:
-        # The second is what orjson says of brackets that are never closed: its buffer is sized by the body's length.
+        # orjson reports the second for brackets that are never closed: its buffer depends on the body's length.
         reason = "it is nested too deeply"
     elif "surrogate" in reason and "UTF-8" not in reason:
         remedy = "Send characters outside the basic plane as a pair of escapes, or as UTF-8"
@@ -94,7 +94,7 @@ def _check_content_type(value: bytes, kinds: Collection[str]) -> None:
 
 @contextmanager
 def fields_named(names: Mapping[str, str]) -> Iterator[None]:
-    """Tell a client of another shape about the fields that it sent: `inputs.query` is its `query`.
+    """Rename the field of an InvalidInput to the field that the API's client sent: `inputs.query` is its `query`.
 
     `names`: beginnings of the task's paths, and what to write instead; the first that fits is taken.
     """
@@ -109,13 +109,13 @@ def fields_named(names: Mapping[str, str]) -> Iterator[None]:
 
 
 def rename_field(error: InvalidInput, field: str) -> None:
-    """Call the field of an error something else, in its message as well."""
+    """Rename the field of an error, in its message as well."""
     error.message = error.message.replace(error.field, field, 1)
     error.field = field
 
 
 def checked(kind: FieldKind, body: Any) -> Any:
-    """The body as `kind` says; InvalidInput names the field as a client would."""
+    """The body, checked by `kind`; InvalidInput has the client's name of the field."""
     try:
         return kind.parse(body, "body")
     except InvalidInput as error:
@@ -124,7 +124,7 @@ def checked(kind: FieldKind, body: Any) -> Any:
 
 
 def missing_field(name: str, unknown: Iterable[str] = ()) -> InvalidInput:
-    """A required field is not there; a field that looks like it may be meant."""
+    """The error for a missing field; suggests renaming a similar one."""
     close = closest(name, islice(unknown, LOOKED_AT))
     if close:
         return InvalidInput(
@@ -136,7 +136,7 @@ def missing_field(name: str, unknown: Iterable[str] = ()) -> InvalidInput:
 
 
 def unknown_field(name: str, free: Sequence[str], known: Sequence[str], *, what: str = "field") -> InvalidInput:
-    """A field that does not exist. `free`: known ones that were not given, the likelier meaning of a typo."""
+    """The error for an unknown field. `free`: known fields that were not given, suggested first for a typo."""
     shown = printable(name)
     close = closest(shown, free) or closest(shown, known)
     remedy = f"Did you mean '{close}'?" if close else f"Known here: {', '.join(known) or 'none'}"
@@ -144,19 +144,19 @@ def unknown_field(name: str, free: Sequence[str], known: Sequence[str], *, what:
 
 
 def not_an_object(value: Any, name: str, remedy: str) -> InvalidInput:
-    """A field (or `body`) is something else than an object."""
+    """The error for a field (or `body`) that is not an object."""
     return InvalidInput(
         f"{name} must be an object, not {json_words(value)}", field="" if name == "body" else name, remedy=remedy
     )
 
 
 def dumps(value: Any) -> bytes:
-    """JSON; float32 arrays as lists, without a detour through Python floats."""
+    """JSON; float32 arrays are written as lists directly, without Python floats."""
     return orjson.dumps(value, default=_plain, option=orjson.OPT_SERIALIZE_NUMPY)
 
 
 def _plain(value: Any) -> Any:
-    """What orjson leaves to us: arrays that are not contiguous or not native."""
+    """Converts what orjson does not: arrays that are not contiguous or not of native byte order."""
     if isinstance(value, np.ndarray | np.generic):
         return value.tolist()
     raise TypeError(f"{type(value).__name__} is not JSON")
@@ -168,7 +168,7 @@ def json_response(value: Any, *, status: int = 200, headers: bytes = b"") -> Res
 
 
 def timing_headers(answer: Answer) -> bytes:
-    """Milliseconds with three decimals; docs/reference/http.md says what each holds."""
+    """Headers with the timings in milliseconds, three decimals; docs/reference/http.md describes them."""
     timings = answer.timings
     lines = (
         b"x-compute-time: %.3f\r\nx-queue-time: %.3f\r\nx-tokenization-time: %.3f\r\nx-inference-time: %.3f\r\n"
@@ -187,12 +187,12 @@ def timing_headers(answer: Answer) -> bytes:
 
 
 def answer_response(answer: Answer, value: Any) -> Response:
-    """A model's answer: `value` in the route's shape, with the timings of the request."""
+    """The response with a model's answer: `value` in the route's format, with the timings of the request."""
     return Response(dumps(value), headers=timing_headers(answer))
 
 
 def error_response(error: RequestError, error_format: ErrorFormat) -> Response:
-    """An error in the shape that the route's clients read."""
+    """The response for an error, in the format of the route."""
     if error_format is ErrorFormat.OPENAI:
         message = f"{error.message}. {error.remedy}" if error.remedy else error.message
         kind = OPENAI_TYPES.get(error.status, "server_error" if error.status >= 500 else "invalid_request_error")

@@ -1,4 +1,4 @@
-"""Cohere's shape of ranking, which Jina, vLLM and others share: `/v1/rerank` and `/v2/rerank`."""
+"""The reranking API of Cohere, which Jina, vLLM and others share: `/v1/rerank` and `/v2/rerank`."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ RESULTS: JsonSchema = {
 
 @dataclass(frozen=True)
 class RankFields:
-    """Which fields of a document are ranked: its text, which is what this server ranks."""
+    """The fields of a document to rank by: only `text` is supported."""
 
     words: str = '["text"]'
     python: type = list
@@ -107,7 +107,7 @@ class Cohere:
         self._body = body(limits)
 
     async def rerank(self, request: Request) -> Response:
-        """The documents by how well they answer the query."""
+        """The documents by relevance to the query."""
         body = checked(self._body, read_json(request))
         texts = [one if isinstance(one, str) else one["text"] for one in body["documents"]]
         repeated = _repeated(body["documents"]) if body["return_documents"] else None
@@ -131,7 +131,7 @@ class Cohere:
 
 
 def _repeated(documents: Sequence[Any]) -> list[Any]:
-    """The documents as an answer repeats them: a text as an object with it, an object as it was sent."""
+    """The documents as repeated in the answer: a text as an object with it, an object as it was sent."""
     repeated: list[Any] = []
     for index, document in enumerate(documents):
         if isinstance(document, str):
@@ -139,7 +139,7 @@ def _repeated(documents: Sequence[Any]) -> list[Any]:
             continue
         try:
             repeated.append(orjson.Fragment(dumps(document)))
-        except orjson.JSONEncodeError as error:  # it can be read at a depth at which it cannot be written
+        except orjson.JSONEncodeError as error:  # orjson reads deeper nesting than it writes
             raise InvalidInput(
                 f"documents[{index}] is nested too deeply to be repeated",
                 field=f"documents[{index}]",

@@ -1,4 +1,4 @@
-"""What operators and Prometheus ask: alive, ready, metrics, info."""
+"""Routes for operation: liveness, readiness, metrics, information."""
 
 from __future__ import annotations
 
@@ -16,22 +16,22 @@ PLAIN = b"text/plain; charset=utf-8"
 
 
 class Health:
-    """The handlers. None of them waits for anything."""
+    """The handlers."""
 
     def __init__(self, service: ModelService) -> None:
         self._service = service
 
     def alive(self, _: Request) -> Response:
-        """`/healthz`: the process turns. True while loading and draining too: a restart would not help."""
+        """`/healthz`: the process is alive, also while it loads or drains: a restart would not help."""
         return Response(b"ok\n", content_type=PLAIN)
 
     def ready(self, _: Request) -> Response:
-        """`/readyz`: send requests, or NotReady with the reason."""
+        """`/readyz`: 200 when requests are accepted, else NotReady with the reason."""
         self.require_ready()
         return Response(b"ready\n", content_type=PLAIN)
 
     def require_ready(self) -> None:
-        """NotReady unless new requests are welcome."""
+        """NotReady unless new requests are accepted."""
         status = self._service.status
         if status.phase is ServerPhase.DRAINING:
             raise NotReady("the server is draining", remedy="Ask another replica")
@@ -39,13 +39,13 @@ class Health:
             raise NotReady(status.message)
 
     def metrics(self, request: Request) -> Response:
-        """`/metrics`: the text format, or OpenMetrics where asked for."""
+        """`/metrics`: the text format, or OpenMetrics if requested."""
         accept = request.headers.get(b"accept", b"").decode("latin-1")
         text, content_type = self._service.metrics.exposition(accept)
         return Response(text, content_type=content_type)
 
     def info(self, _: Request) -> Response:
-        """`/info`: what is served, how, on what, with which evidence."""
+        """`/info`: model, plan, machine, and the results of the optimisation."""
         return json_response(info(self._service))
 
 

@@ -1,4 +1,4 @@
-"""OpenAI's shape: `/v1/embeddings` and `/v1/models`."""
+"""The API of OpenAI: `/v1/embeddings` and `/v1/models`."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""`POST /predict` and `POST /`: the shape of Hugging Face's tasks, {"inputs", "parameters"?, "options"?}."""
+"""`POST /predict` and `POST /`: the format of Hugging Face's tasks, {"inputs", "parameters"?, "options"?}."""
 
 from __future__ import annotations
 
@@ -18,17 +18,17 @@ from penstock_runtime.tasks.fields import JsonSchema
 
 TAG = "Hugging Face"
 OPTIONS = ("use_cache", "wait_for_model", "use_gpu", "dont_load_model")
-"""Of Hugging Face's hosted API. Its clients send them; they mean nothing here."""
+"""Options of Hugging Face's hosted API. Its clients send them; they have no effect here."""
 
 
 @dataclass(frozen=True)
 class Envelope:
-    """What the body of a task may look like around its inputs."""
+    """The body of a request: inputs, parameters and options."""
 
     schema: JsonSchema
-    """The task's own: inputs and parameters."""
-    beside: bool = False
-    """Parameters may stand beside `inputs`: the official client puts those of feature-extraction there."""
+    """The task's schema: inputs and parameters."""
+    top_level_parameters: bool = False
+    """Parameters may also be on the level of `inputs`, where the official client puts those of feature-extraction."""
 
     @cached_property
     def parameters(self) -> frozenset[str]:
@@ -37,11 +37,11 @@ class Envelope:
 
     @cached_property
     def takes_text(self) -> bool:
-        """A bare text is a request, as in the old form of the hosted API."""
+        """A JSON string is accepted as inputs, as in the old format of the hosted API."""
         return "parameters" not in self.schema["required"] and _accepts_text(self.schema["properties"]["inputs"])
 
     def document(self) -> JsonSchema:
-        """The schema with what is accepted around it."""
+        """The complete schema of the body."""
         properties = dict(self.schema["properties"])
         properties["options"] = {
             "type": ["object", "null"],
@@ -49,7 +49,7 @@ class Envelope:
             "properties": {name: {} for name in OPTIONS},
             "additionalProperties": False,
         }
-        if self.beside:
+        if self.top_level_parameters:
             properties |= self.schema["properties"]["parameters"]["properties"]
         whole = self.schema | {"properties": properties}
         if not self.takes_text:
@@ -59,7 +59,7 @@ class Envelope:
         return {"anyOf": [whole, text], "examples": examples}
 
     def open(self, body: Any) -> tuple[Any, Mapping[str, Any]]:
-        """Inputs and parameters of a body; InvalidInput says what does not belong there."""
+        """Inputs and parameters of a body; InvalidInput for any other content."""
         if isinstance(body, str) and self.takes_text:
             return body, {}
         if not isinstance(body, dict):
@@ -73,25 +73,25 @@ class Envelope:
             parameters = {}
         elif not isinstance(parameters, dict):
             raise not_an_object(parameters, "parameters", "Give an object of parameters, or leave it out")
-        beside = {}
+        top_level = {}
         for name, value in body.items():
             if name == "options":
                 _check_options(value)
             elif name not in {"inputs", "parameters"}:
-                self._check_beside(name, body, parameters)
-                beside[name] = value
-        return body["inputs"], {**parameters, **beside} if beside else parameters
+                self._check_top_level(name, body, parameters)
+                top_level[name] = value
+        return body["inputs"], {**parameters, **top_level} if top_level else parameters
 
-    def _check_beside(self, name: str, body: Mapping[str, Any], parameters: Mapping[str, Any]) -> None:
+    def _check_top_level(self, name: str, body: Mapping[str, Any], parameters: Mapping[str, Any]) -> None:
         if name not in self.parameters:
             free = [known for known in ("parameters", "options", *sorted(self.parameters)) if known not in body]
             raise unknown_field(name, free, ["inputs", "parameters", "options"])
-        if not self.beside:
+        if not self.top_level_parameters:
             raise InvalidInput(
                 f"'{name}' is a parameter", field=name, remedy=f"Put it into 'parameters': {{\"{name}\": …}}"
             )
         if name in parameters:
-            raise InvalidInput(f"'{name}' stands beside 'inputs' and in 'parameters'", field=name, remedy="Give one")
+            raise InvalidInput(f"'{name}' is both beside 'inputs' and in 'parameters'", field=name, remedy="Give one")
 
 
 def _accepts_text(schema: JsonSchema) -> bool:
@@ -116,7 +116,7 @@ class Predict:
         self._envelope = envelope
 
     async def predict(self, request: Request) -> Response:
-        """The answer of transformers' pipeline, which is what Hugging Face's clients parse."""
+        """The output of the transformers pipeline, which Hugging Face's clients parse."""
         inputs, parameters = self._envelope.open(read_json(request))
         answer = await self._service.predict(request, inputs, parameters)
         return answer_response(answer, answer.value)
@@ -125,7 +125,7 @@ class Predict:
 def routes(service: ModelService, limits: RequestLimits) -> tuple[Route, ...]:
     """Their table."""
     task = service.status.task
-    envelope = Envelope(request_schema(task, limits), beside=task is TaskName.FEATURE_EXTRACTION)
+    envelope = Envelope(request_schema(task, limits), top_level_parameters=task is TaskName.FEATURE_EXTRACTION)
     predict = Predict(service, envelope)
     return tuple(
         Route(

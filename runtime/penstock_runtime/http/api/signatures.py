@@ -1,4 +1,4 @@
-"""How each task's request and answer are tensors of the Open Inference Protocol.
+"""Conversion between each task's requests and answers and tensors of the Open Inference Protocol.
 
 Tasks whose answers are numbers give tensors of them; the others give one JSON text for each input, as `/predict` would.
 """
@@ -21,24 +21,24 @@ TEXT = TensorSpec("text", "BYTES", (-1,))
 ANSWER = TensorSpec("answer", "BYTES", (-1,))
 SCORES = TensorSpec("score", "FP32", (-1,))
 TEXTS = {r"inputs(?:\[(\d+)\])?": "text"}
-"""Where the texts of most tasks are."""
+"""Path of the texts of most tasks."""
 
 
 @dataclass(frozen=True)
 class Signature:
-    """How a task's request and answer are tensors."""
+    """Tensors of a task's request and answer."""
 
     inputs: tuple[TensorSpec, ...]
     outputs: tuple[TensorSpec, ...]
     to_inputs: Callable[[Mapping[str, list[str]]], tuple[Any, dict[str, Any]]]
-    """Texts by tensor name to the task's inputs, and parameters that come as tensors."""
+    """Converts texts by tensor name to the task's inputs, and to parameters that are sent as tensors."""
     to_outputs: Callable[[Any, int], list[Output]]
-    """The answer and the number of texts to tensors."""
+    """Converts the answer and the number of texts to tensors."""
     places: Mapping[str, str]
-    """Patterns of the task's own paths, with the number of an element, and the tensor that holds what is there."""
+    """Patterns of the task's field paths, with the index of an element, and the tensor of that field."""
 
     def place(self, field: str, order: Sequence[str]) -> str:
-        """What the client calls a field of the task: `inputs[0].data[2]`. `order`: of the tensors in its request."""
+        """The client's path of a field of the task: `inputs[0].data[2]`. `order`: tensors of its request."""
         for pattern, name in self.places.items():
             found = re.fullmatch(pattern, field)
             if found is None:
@@ -150,4 +150,4 @@ SIGNATURES: dict[TaskName, Signature] = {
     ),
     TaskName.FILL_MASK: Signature((TEXT,), (ANSWER,), _texts, _json, TEXTS),
 }  # fmt: skip
-"""Every task's."""
+"""Signatures by task."""

@@ -1,4 +1,4 @@
-"""The shapes of text-embeddings-inference: `/embed`, `/rerank`, `/similarity`."""
+"""The API of text-embeddings-inference: `/embed`, `/rerank`, `/similarity`."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ ROOT = {"inputs": "inputs", "parameters.": ""}
 
 
 class Tei:
-    """The handlers. Parameters stand beside the inputs in this API."""
+    """The handlers. In this API parameters are on the level of the inputs."""
 
     def __init__(self, service: ModelService, limits: RequestLimits) -> None:
         self._service = service
@@ -37,7 +37,7 @@ class Tei:
             notes=text_ranking.PARAMETERS.notes,
         )
         if service.status.task is TaskName.FEATURE_EXTRACTION:
-            # There the source sentence is one of the texts that are counted.
+            # text-embeddings-inference counts the source sentence as one of the texts.
             limits = replace(limits, items=max(limits.items - 1, 1))
         self.similarity_body = Object(
             required={"inputs": sentence_similarity.inputs(limits)},
@@ -52,7 +52,7 @@ class Tei:
         return answer_response(answer, answer.value)
 
     async def rerank(self, request: Request) -> Response:
-        """`/rerank`: the texts by how well they answer the query."""
+        """`/rerank`: the texts by relevance to the query."""
         body = checked(self.rerank_body, read_json(request))
         inputs = {"query": body.pop("query"), "texts": body.pop("texts")}
         with fields_named({"inputs.": "", "parameters.": ""}):
@@ -66,8 +66,8 @@ class Tei:
         if self._service.status.task is TaskName.SENTENCE_SIMILARITY:
             answer = await self._service.predict(request, inputs, parameters)
             return answer_response(answer, answer.value)
-        # An endpoint that gives vectors: their cosines are the same answer.
-        # The sentences first, so that they have their own numbers in errors.
+        # An endpoint for vectors: the answer is computed from their cosines.
+        # The sentences first, so that errors have their indices.
         sentences = inputs["sentences"]
         texts = [*sentences, inputs["source_sentence"]]
         with fields_named({f"inputs[{len(sentences)}]": "inputs.source_sentence", "inputs": "inputs.sentences"}):
@@ -78,7 +78,7 @@ class Tei:
 
 
 def given(parameters: dict[str, Any]) -> dict[str, Any]:
-    """Without those that are at their default of None, which a task reads as not given."""
+    """Without parameters that are None, which the task treats as not given."""
     return {name: value for name, value in parameters.items() if value is not None}
 
 

@@ -1,4 +1,4 @@
-"""Inputs that may be texts or token ids, as OpenAI's and text-embeddings-inference's APIs have them."""
+"""Inputs that may be texts or token ids, for the APIs of OpenAI and text-embeddings-inference."""
 
 from __future__ import annotations
 
@@ -16,19 +16,19 @@ ABOUT_IDS = (
 LARGEST = 2**31 - 1
 ID = Integer(0, LARGEST)
 LONGEST = 100_000
-"""Ids of one text: more than any model takes, so that what is cut is bounded as well."""
+"""Maximum ids of one text: more than any model takes, to limit the part that is cut."""
 
 
 @dataclass(frozen=True)
 class TextsOrIds:
-    """A text, texts, the ids of a text, or the ids of texts; the first entry of a list tells which."""
+    """A text, texts, the ids of a text, or the ids of texts; decided by the first entry of a list."""
 
     limits: RequestLimits
     words: str = "a text, a list of texts, or token ids"
     python: type = object
 
     def parse(self, value: Any, where: str) -> str | list[str] | TokenIds:
-        """What a feature-extraction task takes."""
+        """The inputs for a feature-extraction task."""
         if isinstance(value, str):
             return Text().parse(value, where)
         if not isinstance(value, list):
@@ -42,7 +42,7 @@ class TextsOrIds:
         return texts
 
     def schema(self) -> JsonSchema:
-        """One of the four."""
+        """JSON schema of the four forms."""
         kinds = (Text(), self._texts, self._ids, self._lists)
         return {"anyOf": [kind.schema() for kind in kinds]}
 

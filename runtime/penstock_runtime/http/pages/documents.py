@@ -1,7 +1,7 @@
-"""What people open in a browser: the playground, the reference page, and the OpenAPI document behind both.
+"""Pages for browsers: the playground, the reference page, and the OpenAPI document.
 
-The pages are files beside this module, whole in themselves: no other host is asked for anything, so that they work
-offline. They hold nothing about the endpoint (they fetch it, with the visitor's token), so they are public.
+The pages are files in this folder and load nothing from other hosts, so that they work offline. They contain nothing
+about the endpoint (they fetch it with the user's token), so they are public.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ HTML = b"text/html; charset=utf-8"
 
 
 class Page:
-    """One page, read once, with a policy that lets nothing run but its own script and style."""
+    """One page, read once, with a content security policy that allows only its own script and style."""
 
     def __init__(self, name: str) -> None:
         self._body = resources.files("penstock_runtime.http.pages").joinpath(name).read_bytes()
@@ -45,7 +45,7 @@ class Page:
         )
 
     def __call__(self, request: Request) -> Response:
-        """The page, or 304 when the browser has it."""
+        """The page, or 304 if the browser has it."""
         if request.headers.get(b"if-none-match") == self._etag:
             return Response(status=304, headers=self._headers)
         return Response(self._body, content_type=HTML, headers=self._headers)
@@ -63,13 +63,13 @@ class Documents:
     def __init__(self, service: ModelService) -> None:
         self._service = service
         self.routes: Sequence[Route] = ()
-        """What the document describes; set when all routes are known."""
+        """The routes of the document; set when all routes are known."""
         self._document: bytes | None = None
         self.playground = Page("playground.html")
         self.reference = Page("reference.html")
 
     def openapi(self, _: Request) -> Response:
-        """`/openapi.json`; made when first asked for."""
+        """`/openapi.json`; made on the first request."""
         if self._document is None:
             status = self._service.status
             wants_token = bool(self._service.settings.access.tokens)

@@ -10,7 +10,7 @@ from typing import Any, cast
 
 import pytest
 
-from penstock_gateway.control import Control
+from penstock_gateway.haproxy import HAProxySocket
 from penstock_operator.cluster.api import ClusterPort
 from penstock_operator.cluster.store import ObjectKey
 from penstock_operator.plan import names
@@ -184,7 +184,7 @@ def test_a_request_that_is_held_wakes_the_endpoint_long_before_the_next_look(rig
 
 def is_asked(gateway: Gateway) -> bool:
     """Whether the operator's question is open."""
-    return "fe=status" in Control(gateway.log.parent / "haproxy.sock").tell("show sess")
+    return "fe=status" in HAProxySocket(gateway.log.parent / "haproxy.sock").send("show sess")
 
 
 def test_an_endpoint_without_requests_stays_at_zero(rig: Rig) -> None:

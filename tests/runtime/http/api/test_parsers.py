@@ -65,7 +65,7 @@ def test_any_bytes_are_json_or_explained(body: bytes) -> None:
 @given(data=st.data())
 @settings(max_examples=examples(60))
 def test_any_json_is_an_envelope_or_explained(task: TaskName, data: st.DataObject) -> None:
-    envelope = Envelope(request_schema(task), beside=True)
+    envelope = Envelope(request_schema(task), top_level_parameters=True)
     names = st.sampled_from(["inputs", "parameters", "options", *envelope.parameters]) | st.text(max_size=8)
     body: Any = data.draw(JSON_VALUES | st.dictionaries(names, JSON_VALUES, max_size=4))
 
@@ -124,7 +124,7 @@ def test_a_header_of_too_many_digits_is_no_length(digits: int) -> None:
 
 
 def test_a_mistyped_field_is_looked_for_among_the_first_hundred() -> None:
-    envelope = Envelope(request_schema(TaskName.FEATURE_EXTRACTION), beside=True)
+    envelope = Envelope(request_schema(TaskName.FEATURE_EXTRACTION), top_level_parameters=True)
     others = {f"field {index}": index for index in range(100_000)}
 
     near = tried(envelope.open, {"input": "x", **others})
