@@ -14,7 +14,7 @@ from tests.gateway.rig import Crowd, Rig, post
 def test_it_is_not_ready_before_it_knows_the_replicas(rig: Rig) -> None:
     rig.api.fail(True)
     gateway = rig.gateway(wait=False)
-    gateway.until_logged("does not say which replicas there are")
+    gateway.until_logged("listing the replicas failed")
     assert httpx.get(f"{gateway.status}/readyz", trust_env=False, verify=False).status_code == 503
     assert httpx.get(f"{gateway.status}/healthz", trust_env=False, verify=False).status_code == 200
     rig.api.fail(False)
@@ -85,7 +85,7 @@ def test_who_still_comes_to_a_gateway_that_is_taken_away_is_answered(rig: Rig) -
     gateway.until("replicas", 1)
     # The list of replicas goes with the gateway, before its pods have ended and before the Service leads elsewhere.
     rig.api.remove()
-    gateway.until_logged("is gone")
+    gateway.until_logged("was deleted")
     gateway.terminate()
 
     assert post(gateway.url).status_code == 200

@@ -49,11 +49,11 @@ def test_defaults_are_promised() -> None:
     ("changed", "message"),
     [
         ({"PENSTOCK_GATEWAY_SERVICE": None}, "PENSTOCK_GATEWAY_SERVICE is not set"),
-        ({"PENSTOCK_GATEWAY_PORT": "http"}, "PENSTOCK_GATEWAY_PORT is 'http': it is to be a whole number"),
-        ({"PENSTOCK_GATEWAY_PORT": "70000"}, "PENSTOCK_GATEWAY_PORT is 70000: it is to be within 0 and 65535"),
-        ({"PENSTOCK_GATEWAY_CONCURRENCY": "0"}, "PENSTOCK_GATEWAY_CONCURRENCY is 0: it is to be within 1 and"),
-        ({"PENSTOCK_GATEWAY_ENDPOINT": "a'\n daemon"}, "it is to be a name, without spaces or quotes"),
-        ({"PENSTOCK_GATEWAY_HOST": "a${x}"}, "it is to be a name, without spaces or quotes"),
+        ({"PENSTOCK_GATEWAY_PORT": "http"}, "PENSTOCK_GATEWAY_PORT is 'http': it must be a whole number"),
+        ({"PENSTOCK_GATEWAY_PORT": "70000"}, "PENSTOCK_GATEWAY_PORT is 70000: it must be within 0 and 65535"),
+        ({"PENSTOCK_GATEWAY_CONCURRENCY": "0"}, "PENSTOCK_GATEWAY_CONCURRENCY is 0: it must be within 1 and"),
+        ({"PENSTOCK_GATEWAY_ENDPOINT": "a'\n daemon"}, "it must be a name without spaces or quotes"),
+        ({"PENSTOCK_GATEWAY_HOST": "a${x}"}, "it must be a name without spaces or quotes"),
     ],
 )
 def test_what_cannot_be_meant_is_refused_by_name(changed: dict[str, str | None], message: str) -> None:
@@ -256,7 +256,7 @@ def test_whatever_fails_on_the_way_haproxy_ends_with_what_is_wanted(
 
 
 def test_what_is_no_list_of_servers_is_said() -> None:
-    with pytest.raises(ValueError, match="asked for its replicas, says 'Permission denied'"):
+    with pytest.raises(ValueError, match="show servers state: 'Permission denied'"):
         read_states("Permission denied")
 
 

@@ -126,7 +126,7 @@ def test_the_log_says_that_the_model_is_loading_before_it_says_that_it_is_ready(
         in_loop(endpoint, endpoint.server.serve_with, gate, PLAN)
 
     assert [record.getMessage() for record in caplog.records] == [
-        f"listening on {endpoint.url}: the model is loading, /readyz says when it is there",
+        f"listening on {endpoint.url}: the model is loading; /readyz reports readiness",
         "ready: requests are answered",
         "drained",
     ]

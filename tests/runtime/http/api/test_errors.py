@@ -58,7 +58,7 @@ def client(tmp_path_factory: pytest.TempPathFactory) -> Iterator[httpx.Client]:
         (b'{"inputs": "x", "normalize": 1}', 422, "parameters.normalize must be true or false", "parameters.norm", ""),
         (
             b'{"inputs": "x", "normalize": true, "parameters": {"normalize": true}}', 422,
-            "'normalize' stands beside 'inputs' and in 'parameters'", "normalize", "Give one",
+            "'normalize' is both beside 'inputs' and in 'parameters'", "normalize", "Give one",
         ),
         (b'{"inputs": ""}', 422, "inputs is empty", "inputs", "Send a text with at least one character"),
         (b'{"inputs": ["a", ""]}', 422, "inputs[1] is empty", "inputs[1]", "Send a text"),

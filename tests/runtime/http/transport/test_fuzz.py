@@ -38,7 +38,7 @@ CHECKS: list[Any] = [
 THE_SAME = {"/", "/v2/rerank", "/v2/models/{name}/versions/{version}/infer"}
 """Routes with the handler and the schema of another one."""
 BEYOND_THE_SCHEMA = re.compile(
-    r"stands beside 'inputs' and in 'parameters'"
+    r"is both beside 'inputs' and in 'parameters'"
     r"|elements, but its shape"
     r"|is given twice|has no tensor|fit into a tensor|not one|questions and \d+ contexts"
     r"|has no prompt|this model's tokens are|this model's vectors have|is for pooled vectors|; this model takes"

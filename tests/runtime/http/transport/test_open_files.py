@@ -38,6 +38,6 @@ def test_where_it_cannot_be_raised_clients_are_refused_and_not_hung_up_on(capfd:
 
     assert answered == [200] * 50 + [503] * 10
     assert capfd.readouterr().err == (
-        "more than 50 connections are answered with 503, and not only more than --max-connections (4096): this process "
-        "may not open more files. Raise the limit (ulimit -n)\n"
+        "connections over 50 are answered with 503, instead of over --max-connections (4096): this process may "
+        "not open more files. Raise the limit (ulimit -n)\n"
     )
