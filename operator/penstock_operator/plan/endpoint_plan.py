@@ -25,7 +25,7 @@ from penstock_operator.plan.installation import Json
 from penstock_operator.plan.job import config_map, job
 from penstock_operator.plan.model_conditions import accepted
 from penstock_operator.plan.names import TEMPLATE_HASH
-from penstock_operator.plan.observed import DeploymentFacts, EndpointSnapshot, OptimizedModelFacts, Ref, RuntimePod
+from penstock_operator.plan.observed import DeploymentFacts, EndpointSnapshot, OptimizedModelFacts, Ref
 from penstock_operator.plan.optimized_model import (
     OptimizationState,
     StatusWrite,
@@ -56,6 +56,7 @@ from penstock_operator.plan.status import (
     invalid_spec_status,
     read_status,
 )
+from penstock_operator.plan.workloads import RuntimePod
 
 PROGRESS_SECONDS = 5.0
 """Interval between plans while a job runs, to show its progress."""
