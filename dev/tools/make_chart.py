@@ -1,7 +1,7 @@
 """Writes the parts of charts/penstock that come from the code (`make crds`); `--check` fails if they are not current.
 
-The operator's rules of access come from dev/tools/operator_rights.py, so that what it does and what it may do are
-one text; the custom resource definitions are those of crds/. The HardwareClasses are dev/tools/make_crds.py's.
+The operator's RBAC rules come from dev/tools/operator_rights.py, the custom resource definitions from crds/.
+dev/tools/make_crds.py writes the HardwareClasses.
 """
 
 from __future__ import annotations

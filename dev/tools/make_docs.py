@@ -1,4 +1,4 @@
-"""Writes the parts of the documents that come from the code: `make docs`. A test fails when they are stale.
+"""Generates parts of the documents from the code (`make docs`). A test fails when they are stale.
 
 Each generated part is between `<!-- begin NAME -->` and `<!-- end NAME -->`; the text around it is written by hand.
 """

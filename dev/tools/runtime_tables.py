@@ -69,7 +69,7 @@ METRIC_LABELS = {
     "penstock_cores": ("kind",),
     "penstock_served": ("endpoint", "isa", "key", "recipe", "short_recipe", "streams", "task", "verdict", "version"),
 }
-"""A family without samples does not tell its labels; a test holds this against families with samples."""
+"""A family without samples does not list its labels; a test compares this with families that have samples."""
 
 
 def error_types() -> tuple[type[RequestError], ...]:

@@ -12,7 +12,7 @@ from tools.run_tests import COMPUTING_TESTS, FULL_CLUSTER_TESTS
 ROOT = Path(__file__).parents[2]
 SOURCES = ("penstock/**.py", "cli/**.py", "runtime/**.py", "operator/**.py", "bench/**.py", "simulator/**.py")
 LONGEST_MODULE = 520
-"""CONTRIBUTING says some 500 lines."""
+"""CONTRIBUTING.md asks for about 500 lines."""
 
 
 def tracked(*patterns: str) -> list[Path]:
@@ -53,7 +53,7 @@ def test_the_second_phase_looks_where_the_tests_on_the_whole_cluster_are() -> No
 
 
 @pytest.mark.parametrize("place", COMPUTING_TESTS)
-def test_what_is_tested_beside_clusters_computes_and_starts_none(place: str) -> None:
+def test_tests_that_run_at_the_same_time_as_clusters_start_none(place: str) -> None:
     tests = tracked(place if place.endswith(".py") else f"{place}/**.py")
 
     assert tests
