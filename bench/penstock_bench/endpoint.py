@@ -11,7 +11,7 @@ from pathlib import Path
 from penstock.resources.endpoint import ModelEndpoint
 from penstock.settings import hugging_face_token
 from penstock_bench.results import OURS
-from penstock_bench.server import Server, free_port
+from penstock_bench.server import MeasuredServer, free_port
 from penstock_optimizer.job.optimise import optimise
 from penstock_optimizer.job.progress import DownloadReporter, ProgressEvent, Stage
 
@@ -46,7 +46,7 @@ def find_or_make(
 
 def serve(
     file: Path, cores: int, *, cpus: Sequence[int], store: Path, models: Path, seconds: float = READY_SECONDS
-) -> Server:
+) -> MeasuredServer:
     """Serve the finished artefact of an endpoint's file; ready when it returns. MeasurementFailed when it does not."""
     port = free_port()
     words = [
@@ -59,7 +59,7 @@ def serve(
         *("--models", str(models)),
         "--no-optimize",
     ]
-    server = Server.start(OURS, words, port=port, cpus=cpus)
+    server = MeasuredServer.start(OURS, words, port=port, cpus=cpus)
     try:
         server.wait_until_ready(READY_PATH, seconds=seconds)
     except BaseException:

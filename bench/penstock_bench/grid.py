@@ -12,7 +12,7 @@ PUBLISHED_BATCHES = (1, 2, 4, 8, 16, 32)
 
 
 @dataclass(frozen=True, order=True)
-class Setting:
+class BenchSetting:
     """One cell of the experiment."""
 
     cores: int
@@ -29,10 +29,10 @@ class Setting:
 
 
 @dataclass(frozen=True)
-class Grid:
+class BenchGrid:
     """What will be measured, and what not, in words."""
 
-    settings: tuple[Setting, ...]
+    settings: tuple[BenchSetting, ...]
     """By cores, then length, then batch: servers are started once for each number of cores."""
     left_out: tuple[str, ...]
     """One sentence for each value that this machine or model cannot do."""
@@ -42,7 +42,7 @@ class Grid:
         """The numbers of cores, ascending."""
         return tuple(sorted({setting.cores for setting in self.settings}))
 
-    def of(self, cores: int) -> tuple[Setting, ...]:
+    def of(self, cores: int) -> tuple[BenchSetting, ...]:
         """The settings with this number of cores."""
         return tuple(setting for setting in self.settings if setting.cores == cores)
 
@@ -55,7 +55,7 @@ def plan_grid(
     machine_cores: int | None,
     max_tokens: int,
     shortest: int = 3,
-) -> Grid:
+) -> BenchGrid:
     """The settings that can be measured here.
 
     `machine_cores`: physical cores that this process may use; None: the server is given by URL and has the cores that
@@ -77,9 +77,9 @@ def plan_grid(
             left_out.append(f"{tokens} tokens: the shortest input of this task has {shortest} with this tokenizer")
         else:
             possible_lengths.append(tokens)
-    return Grid(
+    return BenchGrid(
         settings=tuple(
-            Setting(cores=count, tokens=tokens, batch=batch)
+            BenchSetting(cores=count, tokens=tokens, batch=batch)
             for count in possible_cores
             for tokens in possible_lengths
             for batch in sorted(set(batches))

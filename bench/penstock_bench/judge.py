@@ -22,21 +22,21 @@ QUIET_ENOUGH = 0.15
 threads wait for each other), so that noise flatters us."""
 
 
-class Rule(StrEnum):
+class SpeedRule(StrEnum):
     """What is asked for on this CPU."""
 
     INT8_PRODUCTS = "int8-products"
     NO_INT8_PRODUCTS = "no-int8-products"
 
     @classmethod
-    def of(cls, isa: Isa) -> Rule:
+    def of(cls, isa: Isa) -> SpeedRule:
         """By instruction set: VNNI, AMX and Arm's dot products count."""
         return cls.INT8_PRODUCTS if isa.has_int8_dot else cls.NO_INT8_PRODUCTS
 
     @property
     def sentence(self) -> str:
         """For reports."""
-        if self is Rule.INT8_PRODUCTS:
+        if self is SpeedRule.INT8_PRODUCTS:
             return (
                 f"this CPU has 8-bit dot products (VNNI, AMX or alike): at least the published ratio to plain "
                 f"transformers at every length, and {RATIO_SHORT_WITH_INT8:g}x up to {SHORT_TOKENS} tokens"
@@ -58,7 +58,7 @@ class LengthVerdict(Frozen):
     """One length."""
 
     tokens: int
-    rule: Rule
+    rule: SpeedRule
     ratio: float | None
     """Requests per second over those of the baseline in the same run; None without a baseline."""
     published_ratio: float | None
@@ -82,7 +82,7 @@ def judge_lengths(
 ) -> tuple[LengthVerdict, ...]:
     """Judge every measured length, ascending; all mappings by tokens. `foreign_shares`: what other processes took of
     the servers' CPUs."""
-    rule = Rule.of(isa)
+    rule = SpeedRule.of(isa)
     verdicts = (
         _judge(rule, tokens, milliseconds[tokens], ratios.get(tokens), floors.get(tokens))
         for tokens in sorted(milliseconds)
@@ -97,9 +97,9 @@ def _unless_noisy(verdict: LengthVerdict, share: float) -> LengthVerdict:
     return verdict.model_copy(update={"passed": None, "reason": reason})
 
 
-def asked_ratio(rule: Rule, tokens: int) -> float | None:
+def asked_ratio(rule: SpeedRule, tokens: int) -> float | None:
     """The ratio to the baseline that the rule asks for; None where it asks for something else, or nothing."""
-    if rule is Rule.NO_INT8_PRODUCTS:
+    if rule is SpeedRule.NO_INT8_PRODUCTS:
         return RATIO_SHORT_WITHOUT_INT8 if tokens <= SHORT_TOKENS else None
     row = published_table().get(tokens)
     published = row.ratio if row is not None else 0.0
@@ -107,7 +107,7 @@ def asked_ratio(rule: Rule, tokens: int) -> float | None:
     return asked or None
 
 
-def _judge(rule: Rule, tokens: int, milliseconds: float, ratio: float | None, floor: float | None) -> LengthVerdict:
+def _judge(rule: SpeedRule, tokens: int, milliseconds: float, ratio: float | None, floor: float | None) -> LengthVerdict:
     row = published_table().get(tokens)
     asked = asked_ratio(rule, tokens)
     passed: bool | None = None
@@ -118,7 +118,7 @@ def _judge(rule: Rule, tokens: int, milliseconds: float, ratio: float | None, fl
             # Compared as printed: 5.06 asked for and 5.06 reached is a pass.
             passed = round(ratio, 2) >= round(asked, 2)
             reason = f"{ratio:.2f}x, {asked:.2f}x asked for"
-    elif rule is Rule.NO_INT8_PRODUCTS:
+    elif rule is SpeedRule.NO_INT8_PRODUCTS:
         if floor is None:
             reason = "the engines' own forward pass was not measured"
         else:

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from penstock_bench.grid import Setting
+from penstock_bench.grid import BenchSetting
 
 FEWEST = 3
 """Settings to be measured before an estimate is shown."""
 
 
-def remaining_seconds(taken: Sequence[tuple[Setting, float]], missing: Sequence[Setting]) -> float | None:
+def remaining_seconds(taken: Sequence[tuple[BenchSetting, float]], missing: Sequence[BenchSetting]) -> float | None:
     """Seconds for the settings in `missing`, by the seconds that others took; None while too few are known.
 
     The shortest took the time that every setting takes; what others took beyond it grew with the tokens of a request
@@ -24,5 +24,5 @@ def remaining_seconds(taken: Sequence[tuple[Setting, float]], missing: Sequence[
     return sum(least + slope * _work(setting) for setting in missing)
 
 
-def _work(setting: Setting) -> float:
+def _work(setting: BenchSetting) -> float:
     return setting.tokens * setting.batch / max(setting.cores, 1)

@@ -8,8 +8,8 @@ from penstock.hardware import CpuIdentity
 from penstock.tasks import TaskName
 from penstock_bench.cell import Frozen
 from penstock_bench.figures import Figures, paired_ratio
-from penstock_bench.grid import Setting
-from penstock_bench.judge import LengthVerdict, Rule, judge_lengths
+from penstock_bench.grid import BenchSetting
+from penstock_bench.judge import LengthVerdict, SpeedRule, judge_lengths
 from penstock_bench.published import TABLE_BATCH, TABLE_CORES
 
 OURS = "penstock"
@@ -29,9 +29,9 @@ class SettingResult(Frozen):
     """Median of the fastest engine's forward pass alone in the same run; batch 1 only."""
 
     @property
-    def setting(self) -> Setting:
+    def setting(self) -> BenchSetting:
         """Its place in the grid."""
-        return Setting(cores=self.cores, tokens=self.tokens, batch=self.batch)
+        return BenchSetting(cores=self.cores, tokens=self.tokens, batch=self.batch)
 
     @property
     def ours(self) -> Figures:
@@ -107,9 +107,9 @@ class BenchResults(Frozen):
         return any(result.ours.latency is not None for result in self.settings)
 
     @property
-    def rule(self) -> Rule:
+    def rule(self) -> SpeedRule:
         """What is asked for on this CPU."""
-        return Rule.of(self.cpu.isa)
+        return SpeedRule.of(self.cpu.isa)
 
     @property
     def judged_cores(self) -> int | None:

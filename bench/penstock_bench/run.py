@@ -28,13 +28,13 @@ from penstock_bench.client import Client
 from penstock_bench.figures import Figures
 from penstock_bench.floor import Floor, fastest_ratio, measured_by
 from penstock_bench.folder import ResultsFolder
-from penstock_bench.grid import Grid, Setting, plan_grid
+from penstock_bench.grid import BenchGrid, BenchSetting, plan_grid
 from penstock_bench.info import authorization, read_info
 from penstock_bench.options import BenchOptions
 from penstock_bench.places import Placement, place
 from penstock_bench.remaining import remaining_seconds
 from penstock_bench.results import BASELINE, OURS, BenchResults, Served, SettingResult
-from penstock_bench.server import Server, free_port
+from penstock_bench.server import MeasuredServer, free_port
 from penstock_bench.subject import Subject, read_subject
 from penstock_bench.turns import Turn, measure_in_turn
 from penstock_optimizer.job.progress import DownloadReporter, ProgressEvent
@@ -123,7 +123,7 @@ class _Run:
         options: BenchOptions,
         host: Host,
         subject: Subject,
-        grid: Grid,
+        grid: BenchGrid,
         folder: ResultsFolder,
         *,
         on_progress: OnProgress,
@@ -141,8 +141,8 @@ class _Run:
         self._notes = list(subject.notes)
         self._served: dict[int, Served] = {}
         """By cores."""
-        self._settings: dict[Setting, SettingResult] = {}
-        self._taken: list[tuple[Setting, float]] = []
+        self._settings: dict[BenchSetting, SettingResult] = {}
+        self._taken: list[tuple[BenchSetting, float]] = []
         """Seconds of what this run has measured."""
         self._experiment = _fingerprint(options, host, subject, grid)
 
@@ -168,7 +168,7 @@ class _Run:
         self._notes = [*earlier.notes, *(one for one in self._notes if one not in earlier.notes)]
         self._note(f"interrupted after {len(self._settings)} of {len(self._grid.settings)} settings, and gone on with")
 
-    def _missing(self, cores: int) -> list[Setting]:
+    def _missing(self, cores: int) -> list[BenchSetting]:
         return [setting for setting in self._grid.of(cores) if setting not in self._settings]
 
     def _serves(self, served: Served) -> None:
@@ -188,7 +188,7 @@ class _Run:
             floor: Floor | None = None
             ratios: Mapping[int, float] = {}
             if self._subject.endpoint is None:
-                servers: list[Server] = [self._given()]
+                servers: list[MeasuredServer] = [self._given()]
             else:
                 artefact = self._artefact(self._subject.endpoint, cores, placement)
                 servers = [self._serve(cores, placement, stack)]
@@ -209,9 +209,9 @@ class _Run:
                 self._taken.append((setting, time.monotonic() - begun))
                 self._tell(_sentence(result), result)
 
-    def _given(self) -> Server:
+    def _given(self) -> MeasuredServer:
         """The server given by URL."""
-        server = Server(OURS, self._subject.url)
+        server = MeasuredServer(OURS, self._subject.url)
         info = read_info(server.url, token=self._options.auth_token)
         # Other kinds of servers have no known readiness path; that it answers is all that can be checked.
         if info is not None:
@@ -241,14 +241,14 @@ class _Run:
         self._tell(f"serving {plan.summary}")
         return artefact
 
-    def _serve(self, cores: int, placement: Placement, stack: ExitStack) -> Server:
+    def _serve(self, cores: int, placement: Placement, stack: ExitStack) -> MeasuredServer:
         server = endpoints.serve(
             Path(self._options.target), cores, cpus=placement.server, store=self._store, models=self._models
         )
         stack.callback(server.stop)
         return server
 
-    def _start_baseline(self, cores: int, placement: Placement, stack: ExitStack) -> list[Server]:
+    def _start_baseline(self, cores: int, placement: Placement, stack: ExitStack) -> list[MeasuredServer]:
         """The baseline, or nothing and a note."""
         subject = self._subject
         if subject.folder is None or subject.endpoint is None:
@@ -256,7 +256,7 @@ class _Run:
             return []
         self._tell("starting plain transformers behind FastAPI")
         port = free_port()
-        server = Server.start(
+        server = MeasuredServer.start(
             BASELINE,
             baseline.command(sys.executable, subject.folder.path, subject.task, port),
             port=port,
@@ -269,8 +269,8 @@ class _Run:
 
     def _measure(
         self,
-        setting: Setting,
-        servers: Sequence[Server],
+        setting: BenchSetting,
+        servers: Sequence[MeasuredServer],
         floor: Floor | None,
         ratios: Mapping[int, float],
         client: Client,
@@ -355,7 +355,7 @@ class _Run:
         self._on_progress(BenchProgress(len(self._settings), len(self._grid.settings), message, result, remaining))
 
 
-def _fingerprint(options: BenchOptions, host: Host, subject: Subject, grid: Grid) -> str:
+def _fingerprint(options: BenchOptions, host: Host, subject: Subject, grid: BenchGrid) -> str:
     """What must be the same for two runs to be one experiment: what is measured, how, on what, by which versions."""
     how = options.model_dump(mode="json", exclude=BESIDES)
     what = subject.endpoint.spec.model_dump(mode="json") if subject.endpoint is not None else subject.url

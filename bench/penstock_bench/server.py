@@ -71,7 +71,7 @@ def _wait_until(reached: Callable[[], bool], *, seconds: float) -> None:
         time.sleep(0.001)
 
 
-class Server:
+class MeasuredServer:
     """A server process and its children; or a server elsewhere, which we neither pause nor end."""
 
     def __init__(
@@ -100,7 +100,7 @@ class Server:
         port: int,
         cpus: Sequence[int] = (),
         environment: Mapping[str, str] | None = None,
-    ) -> Server:
+    ) -> MeasuredServer:
         """Start a command that listens on a port of the loopback interface. Wait for it with `wait_until_ready`.
 
         It is killed when the thread that started it ends without having stopped it.

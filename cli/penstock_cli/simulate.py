@@ -19,7 +19,7 @@ from penstock_runtime.host.disk import prepare_folder, translate_write_errors
 from penstock_simulator.choices import BUILT_IN_TRACES, Dispatch, PolicyKind
 
 if TYPE_CHECKING:
-    from penstock_simulator.compare import Experiment, TraceResult, Verdict
+    from penstock_simulator.compare import Experiment, PolicyVerdict, TraceResult
 
 NO_ARTEFACT = "Give the folder of an artefact that penstock optimize has made, or none for an example endpoint"
 MANY_REQUESTS = 20e6
@@ -238,7 +238,7 @@ def _table(experiment: Experiment, result: TraceResult, price: float | None) -> 
     return table
 
 
-def _over(verdict: Verdict | None, requests: float) -> str:
+def _over(verdict: PolicyVerdict | None, requests: float) -> str:
     """The mean shares of late requests over the replica-hours that both can reach."""
     if verdict is None or verdict.over is None:
         return ""

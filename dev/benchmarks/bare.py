@@ -22,7 +22,7 @@ import orjson
 import uvloop
 
 from penstock_bench.floor import load_chosen
-from penstock_bench.server import Server, free_port
+from penstock_bench.server import MeasuredServer, free_port
 from penstock_runtime.engines.base import Engine
 from penstock_runtime.http.transport.message import Response, encode
 from penstock_runtime.rows import Batch
@@ -33,11 +33,11 @@ READY_PATH = b"/"
 
 
 @contextmanager
-def bare_server(artefact: Path, lengths: Sequence[int], cpus: Sequence[int]) -> Iterator[Server]:
+def bare_server(artefact: Path, lengths: Sequence[int], cpus: Sequence[int]) -> Iterator[MeasuredServer]:
     """Started and ready; ended afterwards. POST its URL with `/` and one of the lengths. MeasurementFailed."""
     port = free_port()
     command = [sys.executable, "-m", __name__, str(artefact), str(port), *map(str, lengths)]
-    server = Server.start(NAME, command, port=port, cpus=cpus)
+    server = MeasuredServer.start(NAME, command, port=port, cpus=cpus)
     try:
         server.wait_until_ready(READY_PATH.decode(), seconds=START_SECONDS)
         yield server

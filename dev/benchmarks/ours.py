@@ -16,7 +16,7 @@ from penstock.resources.endpoint import ModelEndpoint
 from penstock.tasks import TaskName
 from penstock_bench import endpoint as endpoints
 from penstock_bench.places import Placement
-from penstock_bench.server import Server
+from penstock_bench.server import MeasuredServer
 
 
 def endpoint(name: str, model: Path, task: TaskName, cores: int, lengths: Sequence[int] = ()) -> ModelEndpoint:
@@ -42,7 +42,7 @@ def store() -> Path:
 
 
 @contextmanager
-def serving(name: str, model: Path, task: TaskName, placement: Placement) -> Iterator[tuple[Server, Path]]:
+def serving(name: str, model: Path, task: TaskName, placement: Placement) -> Iterator[tuple[MeasuredServer, Path]]:
     """Optimised (or found), served, ready: the server and its artefact. Ended afterwards."""
     cores = len(placement.server)
     resource = endpoint(name, model, task, cores)

@@ -30,7 +30,7 @@ from penstock_bench import endpoint as endpoints
 from penstock_bench.cell import CellSpec
 from penstock_bench.client import Client
 from penstock_bench.places import Placement, place
-from penstock_bench.server import Server
+from penstock_bench.server import MeasuredServer
 from penstock_cli.options import FiniteRange
 from penstock_optimizer.load.workload import LengthMix, predict_bodies
 from penstock_runtime.host import read_host
@@ -39,7 +39,7 @@ SAMPLE_SECONDS = 5.0
 
 
 @contextmanager
-def soaked(artefact: Path | None, placement: Placement) -> Iterator[tuple[Server, Path]]:
+def soaked(artefact: Path | None, placement: Placement) -> Iterator[tuple[MeasuredServer, Path]]:
     """The server and what it serves. Ended afterwards."""
     if artefact is None:
         with serving("minilm-512", minilm(), TaskName.FEATURE_EXTRACTION, placement) as (server, made):

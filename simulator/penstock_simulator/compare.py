@@ -30,7 +30,7 @@ from penstock_simulator.fleet import FleetSettings
 from penstock_simulator.policies.base import Limits
 from penstock_simulator.policies.catalogue import POLICIES, Endpoint, make_policy
 from penstock_simulator.replica import ReplicaModel
-from penstock_simulator.run import Outcome, Traffic, simulate
+from penstock_simulator.run import RunResult, Traffic, simulate
 from penstock_simulator.traces import Trace, built_in
 
 RANGE_STEPS = 40
@@ -137,7 +137,7 @@ class Range(Compared):
 
 
 @dataclass(frozen=True)
-class Verdict(Compared):
+class PolicyVerdict(Compared):
     """One of ours against one rival on one trace, at equal replica-hours."""
 
     ours: PolicyKind
@@ -157,8 +157,8 @@ class TraceResult:
 
     trace: Trace
     points: tuple[Point, ...]
-    verdicts: tuple[Verdict, ...]
-    runs: Mapping[PolicyKind, Outcome]
+    verdicts: tuple[PolicyVerdict, ...]
+    runs: Mapping[PolicyKind, RunResult]
     """One run each to look at, of the first seed: ours at the headroom, rivals at the nearest replica-hours."""
 
     def of(self, kind: PolicyKind) -> list[Point]:
@@ -223,7 +223,7 @@ def together(results: Sequence[TraceResult]) -> tuple[Point, ...]:
     )
 
 
-def judge(ours: Point, points: Sequence[Point], rival: PolicyKind) -> Verdict | None:
+def judge(ours: Point, points: Sequence[Point], rival: PolicyKind) -> PolicyVerdict | None:
     """One of our points against a rival's frontier; None where their frontiers share no replica-hours."""
     theirs = [point for point in points if point.kind is rival]
     hours = max(ours.replica_hours, min(point.replica_hours for point in theirs))
@@ -232,7 +232,7 @@ def judge(ours: Point, points: Sequence[Point], rival: PolicyKind) -> Verdict | 
     other = late_at(theirs, hours)
     if own is None or other is None:
         return None
-    return Verdict(ours.kind, rival, hours, own, other, over_range(mine, theirs))
+    return PolicyVerdict(ours.kind, rival, hours, own, other, over_range(mine, theirs))
 
 
 _Job = tuple[Experiment, int, int, PolicyKind, float]
@@ -251,7 +251,7 @@ def compare(
             jobs: list[_Job] = [
                 (experiment, index, seed, kind, knob) for seed in experiment.seeds for kind, knob in plan
             ]
-            outcomes: dict[tuple[int, PolicyKind, float], Outcome] = {}
+            outcomes: dict[tuple[int, PolicyKind, float], RunResult] = {}
             results = pool.map(_run, jobs, chunksize=2) if pool is not None else map(_run, jobs)
             for job, outcome in zip(jobs, results, strict=True):
                 outcomes[job[2:]] = outcome
@@ -263,7 +263,7 @@ def compare(
             pool.shutdown(cancel_futures=True)
 
 
-def _run(job: _Job) -> Outcome:
+def _run(job: _Job) -> RunResult:
     experiment, index, seed, kind, knob = job
     endpoint = _endpoint(experiment)
     name = experiment.traces[index]
@@ -290,7 +290,7 @@ def _result(
     experiment: Experiment,
     index: int,
     plan: Sequence[tuple[PolicyKind, float]],
-    outcomes: Mapping[tuple[int, PolicyKind, float], Outcome],
+    outcomes: Mapping[tuple[int, PolicyKind, float], RunResult],
 ) -> TraceResult:
     seeds = experiment.seeds
     points = tuple(_mean(kind, knob, [outcomes[seed, kind, knob] for seed in seeds]) for kind, knob in plan)
@@ -309,7 +309,7 @@ def _result(
     return TraceResult(experiment.trace(index, seeds[0]), points, verdicts, runs)
 
 
-def _mean(kind: PolicyKind, knob: float, outcomes: Sequence[Outcome]) -> Point:
+def _mean(kind: PolicyKind, knob: float, outcomes: Sequence[RunResult]) -> Point:
     count = len(outcomes)
     return Point(
         kind=kind,

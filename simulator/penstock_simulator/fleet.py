@@ -37,7 +37,7 @@ class FleetSettings:
 
 
 @dataclass
-class Pod:
+class SimulatedPod:
     """One replica's life."""
 
     created: float
@@ -55,7 +55,7 @@ class Fleet:
     def __init__(self, model: ReplicaModel, settings: FleetSettings, *, seed: int = 0) -> None:
         self.model = model
         self.settings = settings
-        self.pods: list[Pod] = []
+        self.pods: list[SimulatedPod] = []
         self.active: list[int] = []
         """Indices of pods that take traffic."""
         self.refused = 0
@@ -88,7 +88,7 @@ class Fleet:
     def resize(self, replicas: int, now: float) -> None:
         """Ask for another number. Starting ones are removed first, then the youngest, as a ReplicaSet does."""
         while self.replicas < replicas:
-            self.pods.append(Pod(now, now + self.settings.start_up_seconds, [0.0] * self.model.servers))
+            self.pods.append(SimulatedPod(now, now + self.settings.start_up_seconds, [0.0] * self.model.servers))
             self._starting.append(len(self.pods) - 1)
         while self.replicas > replicas:
             if self._starting:

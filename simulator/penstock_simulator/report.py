@@ -7,7 +7,7 @@ import io
 from collections.abc import Sequence
 from html import escape
 
-from penstock_simulator.compare import Compared, Experiment, Point, TraceResult, Verdict, judge, together
+from penstock_simulator.compare import Compared, Experiment, Point, PolicyVerdict, TraceResult, judge, together
 from penstock_simulator.plot import frontier, legend, timeline
 from penstock_simulator.policies.catalogue import POLICIES
 
@@ -154,7 +154,7 @@ def flips_of(point: Point) -> str:
     return f"{point.flips:.1f} ({point.most_flips})"
 
 
-def _pair(result: TraceResult, verdict: Verdict) -> str:
+def _pair(result: TraceResult, verdict: PolicyVerdict) -> str:
     ours, rival = POLICIES[verdict.ours].title, POLICIES[verdict.rival].title
     requests = result.points[0].requests
     shares = f"{verdict.our_late / requests:.2%} against {rival} {verdict.rival_late / requests:.2%}"
@@ -211,7 +211,7 @@ def _class(compared: Compared) -> str:
     return "pass" if compared.fewer else "soft" if compared.even else "fail"
 
 
-def over_hours(verdict: Verdict, requests: float) -> str:
+def over_hours(verdict: PolicyVerdict, requests: float) -> str:
     """The means over the common replica-hours, and where ours has fewer, for a cell; empty without such a range."""
     over = verdict.over
     if over is None:
@@ -222,7 +222,7 @@ def over_hours(verdict: Verdict, requests: float) -> str:
     )
 
 
-def equal_hours(verdict: Verdict, requests: float) -> str:
+def equal_hours(verdict: PolicyVerdict, requests: float) -> str:
     """What rival and ours come to at equal replica-hours, for a cell."""
     return (
         f"{verdict.rival_late / requests:.2%}, ours {verdict.our_late / requests:.2%}, at {verdict.replica_hours:.2f} h"

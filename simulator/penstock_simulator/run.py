@@ -17,7 +17,7 @@ from penstock_simulator.traces import WARM_UP_SECONDS, Trace
 
 
 @dataclass(frozen=True)
-class Outcome:
+class RunResult:
     """The figures of one run, warm-up left out."""
 
     requests: int
@@ -64,7 +64,7 @@ def simulate(
     *,
     scrape_interval: int,
     on_answered: Callable[[Sequence[tuple[float, int, float]]], None] = lambda _: None,
-) -> Outcome:
+) -> RunResult:
     """Run one policy through the traffic. Deterministic.
 
     `on_answered` gets, batch by batch, (when, pod, latency in seconds) of all requests but the refused ones; times
@@ -115,7 +115,7 @@ def simulate(
     requests = len(arrivals) - edges[WARM_UP_SECONDS]
     asked = replicas[WARM_UP_SECONDS:]
     minutes = [int(late[at : at + 60].sum()) for at in range(WARM_UP_SECONDS, seconds, 60)]
-    return Outcome(
+    return RunResult(
         requests=requests,
         late=int(late[WARM_UP_SECONDS:].sum()),
         lost=int(lost[WARM_UP_SECONDS:].sum()),

@@ -12,11 +12,11 @@ import psutil
 import pytest
 
 from penstock_bench.client import Client
-from penstock_bench.server import GONE, Server, free_port
+from penstock_bench.server import GONE, MeasuredServer, free_port
 
 STUB = Path(__file__).with_name("stub_server.py")
 
-StartStub = Callable[..., Server]
+StartStub = Callable[..., MeasuredServer]
 
 
 def ends(pid: int, *, seconds: float = 60.0) -> bool:
@@ -39,10 +39,10 @@ def start_stub() -> Iterator[StartStub]:
 
         def start(
             delay_ms: float = 0, status: int = 200, habit: str = "", *, cpus: tuple[int, ...] = (), name: str = "stub"
-        ) -> Server:
+        ) -> MeasuredServer:
             port = free_port()
             command = [sys.executable, str(STUB), str(port), str(delay_ms), str(status), habit]
-            server = Server.start(name, command, port=port, cpus=cpus)
+            server = MeasuredServer.start(name, command, port=port, cpus=cpus)
             stack.callback(server.stop)
             server.wait_until_ready("/health", seconds=60)
             return server

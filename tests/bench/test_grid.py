@@ -10,7 +10,7 @@ from penstock_bench.grid import (
     PUBLISHED_BATCHES,
     PUBLISHED_CORES,
     PUBLISHED_LENGTHS,
-    Setting,
+    BenchSetting,
     plan_grid,
 )
 
@@ -25,21 +25,21 @@ def test_the_published_experiment_has_192_settings() -> None:
 def test_what_this_machine_cannot_do_is_named() -> None:
     grid = plan_grid((1, 8), (8, 512), (1,), machine_cores=4, max_tokens=256)
 
-    assert grid.settings == (Setting(1, 8, 1),)
+    assert grid.settings == (BenchSetting(1, 8, 1),)
     assert grid.left_out == ("8 cores: this machine has 4", "512 tokens: this model takes 256")
 
 
 def test_a_text_of_special_tokens_alone_is_not_measured() -> None:
     grid = plan_grid((1,), (2, 8), (1,), machine_cores=4, max_tokens=256)
 
-    assert grid.settings == (Setting(1, 8, 1),)
+    assert grid.settings == (BenchSetting(1, 8, 1),)
     assert grid.left_out == ("2 tokens: the shortest input of this task has 3 with this tokenizer",)
 
 
 def test_a_server_given_by_url_has_the_cores_that_it_has() -> None:
     grid = plan_grid((1, 2), (8,), (1, 4), machine_cores=None, max_tokens=512)
 
-    assert grid.settings == (Setting(0, 8, 1), Setting(0, 8, 4))
+    assert grid.settings == (BenchSetting(0, 8, 1), BenchSetting(0, 8, 4))
     assert grid.left_out == ("numbers of cores: a server given by URL has those that it has",)
 
 
@@ -67,10 +67,10 @@ def test_every_value_is_either_measured_or_named(
 @pytest.mark.parametrize(
     ("setting", "label"),
     [
-        (Setting(1, 8, 1), "1 core, 8 tokens, batch 1"),
-        (Setting(2, 128, 4), "2 cores, 128 tokens, batch 4"),
-        (Setting(0, 8, 1), "8 tokens, batch 1"),
+        (BenchSetting(1, 8, 1), "1 core, 8 tokens, batch 1"),
+        (BenchSetting(2, 128, 4), "2 cores, 128 tokens, batch 4"),
+        (BenchSetting(0, 8, 1), "8 tokens, batch 1"),
     ],
 )
-def test_labels_read_well(setting: Setting, label: str) -> None:
+def test_labels_read_well(setting: BenchSetting, label: str) -> None:
     assert setting.label == label

@@ -16,7 +16,7 @@ from penstock.tasks import TaskName
 from penstock_bench import BenchOptions, BenchResults, run_bench
 from penstock_bench.client import MeasurementFailed
 from penstock_bench.info import read_info
-from penstock_bench.server import Server
+from penstock_bench.server import MeasuredServer
 from penstock_runtime.host import read_host
 from penstock_runtime.http.api.health import info
 from penstock_runtime.serving.server import Server as Penstock
@@ -144,4 +144,4 @@ def test_a_token_that_is_missing_or_wrong_is_told(token: str, words: str, tmp_pa
 
 def test_a_server_elsewhere_that_is_not_ready_is_named_with_what_was_asked() -> None:
     with answering(ours()) as url, pytest.raises(MeasurementFailed, match=f"{url}/readyz has not answered with 200"):
-        Server("penstock", url).wait_until_ready("/readyz", seconds=0.2)
+        MeasuredServer("penstock", url).wait_until_ready("/readyz", seconds=0.2)

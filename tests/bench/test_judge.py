@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from penstock.hardware import Isa
-from penstock_bench.judge import Rule, asked_ratio, judge_lengths
+from penstock_bench.judge import SpeedRule, asked_ratio, judge_lengths
 from penstock_bench.published import published_source, published_table
 
 
@@ -19,29 +19,29 @@ def test_published_ratios_are_those_of_the_table() -> None:
 @pytest.mark.parametrize(
     ("isa", "rule"),
     [
-        (Isa.AMX, Rule.INT8_PRODUCTS),
-        (Isa.AVX512_VNNI, Rule.INT8_PRODUCTS),
-        (Isa.AVX_VNNI, Rule.INT8_PRODUCTS),
-        (Isa.AVX512, Rule.NO_INT8_PRODUCTS),
-        (Isa.AVX2, Rule.NO_INT8_PRODUCTS),
+        (Isa.AMX, SpeedRule.INT8_PRODUCTS),
+        (Isa.AVX512_VNNI, SpeedRule.INT8_PRODUCTS),
+        (Isa.AVX_VNNI, SpeedRule.INT8_PRODUCTS),
+        (Isa.AVX512, SpeedRule.NO_INT8_PRODUCTS),
+        (Isa.AVX2, SpeedRule.NO_INT8_PRODUCTS),
     ],
 )
-def test_rule_follows_the_instruction_set(isa: Isa, rule: Rule) -> None:
-    assert Rule.of(isa) is rule
+def test_rule_follows_the_instruction_set(isa: Isa, rule: SpeedRule) -> None:
+    assert SpeedRule.of(isa) is rule
 
 
 @pytest.mark.parametrize(
     ("rule", "tokens", "asked"),
     [
-        (Rule.INT8_PRODUCTS, 8, 8.0),
-        (Rule.INT8_PRODUCTS, 32, 8.0),
-        (Rule.INT8_PRODUCTS, 64, 97 / 28),
-        (Rule.INT8_PRODUCTS, 100, None),
-        (Rule.NO_INT8_PRODUCTS, 32, 5.0),
-        (Rule.NO_INT8_PRODUCTS, 64, None),
+        (SpeedRule.INT8_PRODUCTS, 8, 8.0),
+        (SpeedRule.INT8_PRODUCTS, 32, 8.0),
+        (SpeedRule.INT8_PRODUCTS, 64, 97 / 28),
+        (SpeedRule.INT8_PRODUCTS, 100, None),
+        (SpeedRule.NO_INT8_PRODUCTS, 32, 5.0),
+        (SpeedRule.NO_INT8_PRODUCTS, 64, None),
     ],
 )
-def test_ratio_asked_for(rule: Rule, tokens: int, asked: float | None) -> None:
+def test_ratio_asked_for(rule: SpeedRule, tokens: int, asked: float | None) -> None:
     assert asked_ratio(rule, tokens) == asked
 
 

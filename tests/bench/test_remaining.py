@@ -6,13 +6,13 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from penstock_bench.grid import Setting, plan_grid
+from penstock_bench.grid import BenchSetting, plan_grid
 from penstock_bench.remaining import FEWEST, remaining_seconds
 
 SETTINGS = plan_grid((1, 2, 4), (8, 32, 128), (1, 8), machine_cores=4, max_tokens=512).settings
 
 
-def cost(setting: Setting) -> float:
+def cost(setting: BenchSetting) -> float:
     """Two seconds each, and some more for every token."""
     return 2 + 0.01 * setting.tokens * setting.batch / setting.cores
 

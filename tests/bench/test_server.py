@@ -14,7 +14,7 @@ import pytest
 
 from penstock_bench import server as server_module
 from penstock_bench.client import MeasurementFailed
-from penstock_bench.server import Server, free_port, on_cpus
+from penstock_bench.server import MeasuredServer, free_port, on_cpus
 
 from .conftest import STUB, StartStub, ends
 
@@ -64,9 +64,9 @@ def test_a_server_that_ignores_the_signal_is_killed(start_stub: StartStub, monke
 
 LEAVES = """
 import sys, time
-from penstock_bench.server import Server, free_port
+from penstock_bench.server import MeasuredServer, free_port
 port = free_port()
-server = Server.start("stub", [sys.executable, sys.argv[1], str(port)], port=port)
+server = MeasuredServer.start("stub", [sys.executable, sys.argv[1], str(port)], port=port)
 server.wait_until_ready("/health", seconds=60)
 server.pause()
 print(*server.pids, flush=True)
@@ -97,7 +97,7 @@ def test_threads_that_escaped_are_brought_back(start_stub: StartStub) -> None:
 
 def test_a_server_that_ends_while_starting_leaves_its_last_words() -> None:
     port = free_port()
-    server = Server.start("broken", [sys.executable, "-c", "raise SystemExit('no model here')"], port=port)
+    server = MeasuredServer.start("broken", [sys.executable, "-c", "raise SystemExit('no model here')"], port=port)
     try:
         with pytest.raises(MeasurementFailed, match=r"broken ended while starting \(1\): no model here"):
             server.wait_until_ready("/health", seconds=60)
@@ -106,7 +106,7 @@ def test_a_server_that_ends_while_starting_leaves_its_last_words() -> None:
 
 
 def test_a_server_that_never_gets_ready_is_an_error_in_time() -> None:
-    server = Server.start("idle", [sys.executable, "-c", "import time; time.sleep(600)"], port=free_port())
+    server = MeasuredServer.start("idle", [sys.executable, "-c", "import time; time.sleep(600)"], port=free_port())
     try:
         begun = time.monotonic()
         with pytest.raises(MeasurementFailed, match="idle is not ready after 0 s: it printed nothing"):
@@ -118,12 +118,12 @@ def test_a_server_that_never_gets_ready_is_an_error_in_time() -> None:
 
 def test_a_command_that_does_not_exist_is_named(tmp_path: Path) -> None:
     with pytest.raises(MeasurementFailed, match=r"ghost does not start: .*no-such-program: No such file"):
-        Server.start("ghost", [str(tmp_path / "no-such-program")], port=free_port())
+        MeasuredServer.start("ghost", [str(tmp_path / "no-such-program")], port=free_port())
 
 
 def test_a_server_elsewhere_is_left_alone(start_stub: StartStub) -> None:
     ours = start_stub()
-    elsewhere = Server("elsewhere", ours.url)
+    elsewhere = MeasuredServer("elsewhere", ours.url)
 
     elsewhere.pause()
     elsewhere.stop()

@@ -28,14 +28,7 @@ SAME_KIND = {
     "WindowRow": "the same kind of row, of the two tasks that split long texts into windows",
 }
 """Class names that are used twice on purpose, each with the reason."""
-PENDING_CLASSES = {
-    "Access", "Answer", "Answers", "Change", "Condition", "Connection", "Endpoint", "Expired", "Failure", "Figures",
-    "Gateway", "Grid", "Health", "Kept", "Kind", "Lane", "Limits", "Measured", "Memory", "Metrics",
-    "Observed", "Optimization", "Outcome", "Page", "Phase", "Place", "Placement", "Plan", "Pod", "Predicts",
-    "Prepared", "Progress", "Reading", "Router", "Rule", "Sample", "Scale", "ScalingSettings", "Scraper", "Server",
-    "Service", "Setting", "State", "Status", "Step", "Subject", "Target", "Template", "Trouble", "Value",
-    "Verdict",
-}  # fmt: skip
+PENDING_CLASSES: set[str] = set()
 """Class names that still need different names."""
 
 SAME_KIND_OF_MODULE = {
@@ -44,10 +37,9 @@ SAME_KIND_OF_MODULE = {
     "variables.py": "the environment variables of that process",
 }
 """Module names that are used twice in one package on purpose, each with the reason."""
-PENDING_MODULES = {"store.py", "memory.py", "replicas.py", "service.py", "job.py", "tensors.py", "limits.py",
-                   "objects.py", "backend.py"}  # fmt: skip
+PENDING_MODULES: set[str] = set()
 """Module names that still need different names."""
-PENDING_ROOTS = {"bench/penstock_bench"}
+PENDING_ROOTS: set[str] = set()
 """Packages that still have too many modules in their root."""
 
 

@@ -16,8 +16,8 @@ from penstock_simulator.choices import PolicyKind
 from penstock_simulator.compare import (
     Experiment,
     Point,
+    PolicyVerdict,
     TraceResult,
-    Verdict,
     compare,
     judge,
     late_at,
@@ -54,8 +54,8 @@ def test_a_rival_that_never_takes_so_few_is_met_at_its_fewest_on_our_own_frontie
 
     assert here is not None
     assert there is not None
-    assert replace(here, over=None) == Verdict(PolicyKind.PENSTOCK, PolicyKind.KPA, 3, 50, 60)
-    assert replace(there, over=None) == Verdict(PolicyKind.PENSTOCK, PolicyKind.KPA, 2, 125, 100)
+    assert replace(here, over=None) == PolicyVerdict(PolicyKind.PENSTOCK, PolicyKind.KPA, 3, 50, 60)
+    assert replace(there, over=None) == PolicyVerdict(PolicyKind.PENSTOCK, PolicyKind.KPA, 2, 125, 100)
     assert (here.fewer, there.fewer) == (True, False)
 
 

@@ -13,7 +13,7 @@ from penstock_simulator.policies import Limits
 from penstock_simulator.policies.catalogue import Endpoint
 from penstock_simulator.policies.ours import Ours
 from penstock_simulator.reference import MODEL, reference_curve
-from penstock_simulator.run import Outcome, Traffic, simulate
+from penstock_simulator.run import RunResult, Traffic, simulate
 from penstock_simulator.traces import Trace
 
 AS_GOOD = 1.05
@@ -76,7 +76,7 @@ def test_no_rival_is_noticeably_better_at_equal_replica_hours(seed: int) -> None
         assert verdict is None or verdict.our_late <= AS_GOOD * verdict.rival_late + FEW * ours.requests, verdict
 
 
-def dipping(seed: int, **window: object) -> Outcome:
+def dipping(seed: int, **window: object) -> RunResult:
     """Forty minutes, the load of each drawn at random: a figure a minute, as monitoring exports it."""
     service = Service.from_curve(reference_curve(), pooled=True)
     assert service is not None

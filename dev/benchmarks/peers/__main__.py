@@ -34,7 +34,7 @@ from penstock_bench.client import Client, MeasurementFailed
 from penstock_bench.figures import Figures
 from penstock_bench.places import Placement, place
 from penstock_bench.results import OURS
-from penstock_bench.server import Server, free_port
+from penstock_bench.server import MeasuredServer, free_port
 from penstock_bench.turns import Turn, measure_in_turn
 from penstock_optimizer.load.client import RequestBody
 from penstock_optimizer.load.workload import LengthMix, TextMaker
@@ -45,14 +45,14 @@ CHECKED_TEXTS = 100
 
 
 @contextmanager
-def started(peers: Sequence[Peer], placement: Placement, model: Path) -> Iterator[dict[str, Server]]:
+def started(peers: Sequence[Peer], placement: Placement, model: Path) -> Iterator[dict[str, MeasuredServer]]:
     """All servers, ready, and then ended. One that does not start is left out, with a line that has the reason."""
     with ExitStack() as stack:
-        servers: dict[str, Server] = {}
+        servers: dict[str, MeasuredServer] = {}
         for peer in peers:
             scratch = Path(stack.enter_context(tempfile.TemporaryDirectory()))
             where = Place(model=model, port=free_port(), cpus=placement.server, scratch=scratch)
-            server = Server.start(
+            server = MeasuredServer.start(
                 peer.name, peer.command(where), port=where.port, cpus=where.cpus, environment=peer.environment(where)
             )
             stack.callback(server.stop)
@@ -69,7 +69,7 @@ def started(peers: Sequence[Peer], placement: Placement, model: Path) -> Iterato
         yield servers
 
 
-def check(servers: dict[str, Server], peers: dict[str, Peer], texts: Sequence[str]) -> dict[str, Agreement]:
+def check(servers: dict[str, MeasuredServer], peers: dict[str, Peer], texts: Sequence[str]) -> dict[str, Agreement]:
     """Each server's answers compared with the reference's."""
     reference_server = servers[TRANSFORMERS.name]
     reference_server.resume()
@@ -97,7 +97,13 @@ def bodies(peer: Peer, texts: Sequence[str], lengths: Sequence[int]) -> tuple[Re
 
 
 def measure_cell(
-    cell: Cell, servers: dict[str, Server], peers: dict[str, Peer], client: Client, *, seconds: float, rounds: int
+    cell: Cell,
+    servers: dict[str, MeasuredServer],
+    peers: dict[str, Peer],
+    client: Client,
+    *,
+    seconds: float,
+    rounds: int,
 ) -> dict[str, Figures]:
     """All servers in one cell."""
     maker = TextMaker(Tokenizer.from_file(str(minilm() / "tokenizer.json")), seed=cell.tokens)
@@ -176,7 +182,7 @@ def main(
             peers[OURS] = Peer(OURS, "the plan that penstock optimize chose", EMBED, endpoints.READY_PATH, lambda _: [])
         for text in urls:
             name, _, url = text.partition("=")
-            servers[name] = Server(name, url)
+            servers[name] = MeasuredServer(name, url)
             peers[name] = Peer(name, url, EMBED, "/health", lambda _: [])
         maker = TextMaker(Tokenizer.from_file(str(minilm() / "tokenizer.json")), seed=99)
         texts = [maker.text(tokens) for tokens in LengthMix(maximum=512).sample(CHECKED_TEXTS, seed=3)]

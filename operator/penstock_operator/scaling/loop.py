@@ -30,8 +30,8 @@ from penstock_operator.plan.observed import DesiredScale
 from penstock_operator.plan.scaling import operator_writes
 from penstock_operator.scaling.decide import (
     Cause,
-    Condition,
     Decision,
+    DecisionCondition,
     Metrics,
     Observation,
     State,
@@ -76,7 +76,7 @@ def desired_scale(decision: Decision, seen: Observation, memory: str = "") -> De
     )
 
 
-def _finding(condition: Condition) -> Finding:
+def _finding(condition: DecisionCondition) -> Finding:
     """The finding of a decision's condition."""
     return (yes if condition.status else no)(condition.reason, condition.message)
 

@@ -12,21 +12,21 @@ import pytest
 
 from benchmarks.bare import bare_server
 from penstock_bench.client import MeasurementFailed
-from penstock_bench.server import Server
+from penstock_bench.server import MeasuredServer
 
 
 @pytest.fixture(scope="module")
-def server(artefact: Path) -> Iterator[Server]:
+def server(artefact: Path) -> Iterator[MeasuredServer]:
     with bare_server(artefact, [8, 32], ()) as one:
         yield one
 
 
-def port(server: Server) -> int:
+def port(server: MeasuredServer) -> int:
     return int(server.url.rsplit(":", 1)[1])
 
 
 @pytest.mark.slow
-def test_each_length_is_answered_with_a_vector_on_one_connection(server: Server) -> None:
+def test_each_length_is_answered_with_a_vector_on_one_connection(server: MeasuredServer) -> None:
     connection = http.client.HTTPConnection("127.0.0.1", port(server), timeout=10)
     answers = []
     for tokens in (8, 32, 8):
@@ -42,7 +42,9 @@ def test_each_length_is_answered_with_a_vector_on_one_connection(server: Server)
 
 @pytest.mark.slow
 @pytest.mark.parametrize(("begin", "rest"), [(b"content-le", b"ngth:4"), (b"Content-Le", b"ngth: 4\r\nHost: a")])
-def test_a_request_that_comes_in_parts_is_answered_once_it_is_there(server: Server, begin: bytes, rest: bytes) -> None:
+def test_a_request_that_comes_in_parts_is_answered_once_it_is_there(
+    server: MeasuredServer, begin: bytes, rest: bytes
+) -> None:
     with socket.create_connection(("127.0.0.1", port(server)), timeout=10) as connection:
         connection.sendall(b"POST /8 HTTP/1.1\r\n" + begin)
         connection.sendall(rest + b"\r\n\r\nab")

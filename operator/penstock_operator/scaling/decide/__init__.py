@@ -12,7 +12,7 @@
 A library without IO and clock: time is an argument. Of Kubernetes it knows only the number of replicas.
 """
 
-from penstock_operator.scaling.decide.decision import Cause, Condition, Decision, Observation
+from penstock_operator.scaling.decide.decision import Cause, Decision, DecisionCondition, Observation
 from penstock_operator.scaling.decide.demand import Demand
 from penstock_operator.scaling.decide.measurement import Idle, Measurement, Metrics, Unknown, Value, known
 from penstock_operator.scaling.decide.replicas import decide
@@ -22,8 +22,8 @@ from penstock_operator.scaling.decide.state import Peak, Started, State, dump_ha
 
 __all__ = [
     "Cause",
-    "Condition",
     "Decision",
+    "DecisionCondition",
     "Demand",
     "Idle",
     "Measurement",

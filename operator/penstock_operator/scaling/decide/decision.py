@@ -53,7 +53,7 @@ class Cause(StrEnum):
 
 
 @dataclass(frozen=True, slots=True)
-class Condition:
+class DecisionCondition:
     """A condition of the endpoint, with the fields of metav1.Condition."""
 
     status: bool
@@ -76,5 +76,5 @@ class Decision:
     """Requests/s that each of these replicas takes within the objective, corrected, without headroom."""
     slowdown: float
     predicted_p95_milliseconds: float | None
-    metrics_available: Condition
-    curve_current: Condition
+    metrics_available: DecisionCondition
+    curve_current: DecisionCondition

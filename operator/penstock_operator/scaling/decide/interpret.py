@@ -40,13 +40,13 @@ class Vector:
 
 
 @dataclass(frozen=True, slots=True)
-class Failure:
+class QueryFailure:
     """The query failed; `reason` is a clause such as `prometheus answered 503`."""
 
     reason: str
 
 
-Answer = Vector | Failure
+Answer = Vector | QueryFailure
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,7 +82,7 @@ class ScrapeTargets:
 def metrics_of(answers: Answers, targets: ScrapeTargets) -> Metrics:
     """The metrics of one round of queries."""
     scraped = answers.scraped_at
-    if isinstance(scraped, Failure):
+    if isinstance(scraped, QueryFailure):
         return Metrics.unknown(scraped.reason)
     fresh, problem = _fresh(scraped, answers.evaluated_at, targets)
     if not fresh and targets.ready:
@@ -124,7 +124,7 @@ def _fresh(scraped: Vector, evaluated_at: float, targets: ScrapeTargets) -> tupl
 
 def _single(answer: Answer, what: str) -> Measurement:
     """The value of a vector with one element."""
-    if isinstance(answer, Failure):
+    if isinstance(answer, QueryFailure):
         return Unknown(answer.reason)
     if len(answer.elements) != 1:
         count = len(answer.elements) or "no"
@@ -156,7 +156,7 @@ def bucket_rates(answer: Answer) -> Buckets | str:
     Rates of buckets that were scraped at different times may decrease from one bound to the next; they are made
     monotone, as `histogram_quantile` does.
     """
-    if isinstance(answer, Failure):
+    if isinstance(answer, QueryFailure):
         return answer.reason
     found: list[tuple[float, float]] = []
     for element in answer.elements:

@@ -10,7 +10,7 @@ import math
 from dataclasses import dataclass, replace
 
 from penstock_operator.scaling.decide import memory
-from penstock_operator.scaling.decide.decision import Cause, Condition, Decision, Observation
+from penstock_operator.scaling.decide.decision import Cause, Decision, DecisionCondition, Observation
 from penstock_operator.scaling.decide.demand import Capacity, Demand, demand_of, proven, rate_to_keep, rate_to_plan
 from penstock_operator.scaling.decide.explain import explain, number
 from penstock_operator.scaling.decide.measurement import Metrics, Unknown, Value, known
@@ -372,28 +372,28 @@ def _instead(decision: Decision, state: State, replicas: int, cause: Cause, reas
     return decided, state.model_copy(update={"replicas": replicas})
 
 
-def _metrics_available(metrics: Metrics, state: State, settings: ScalingSettings, now: float) -> Condition:
+def _metrics_available(metrics: Metrics, state: State, settings: ScalingSettings, now: float) -> DecisionCondition:
     since = state.unknown_since
     reasons = [m.reason for m in (metrics.arrivals_fast, metrics.in_flight) if isinstance(m, Unknown)]
     if since is not None and now - since >= settings.unknown_seconds:
         message = (
             f"{reasons[0] if reasons else 'metrics are missing'} for {now - since:.0f} s: replicas stay as they are"
         )
-        return Condition(status=False, reason="MetricsMissing", message=message)
+        return DecisionCondition(status=False, reason="MetricsMissing", message=message)
     if metrics.coverage < settings.coverage_least and since is None:
         message = f"{metrics.coverage:.0%} of the ready replicas were scraped: no shrinking until the others are"
-        return Condition(status=False, reason="PartialScrape", message=message)
-    return Condition(status=True, reason="Scraped", message="rates and requests in flight are known")
+        return DecisionCondition(status=False, reason="PartialScrape", message=message)
+    return DecisionCondition(status=True, reason="Scraped", message="rates and requests in flight are known")
 
 
-def _curve_current(service: Service | None, state: State, settings: ScalingSettings) -> Condition:
+def _curve_current(service: Service | None, state: State, settings: ScalingSettings) -> DecisionCondition:
     if service is None:
-        return Condition(status=False, reason="NoCurve", message="no capacity was measured: optimise again")
+        return DecisionCondition(status=False, reason="NoCurve", message="no capacity was measured: optimise again")
     if state.slowdown >= settings.stale_slowdown:
         message = (
             f"replicas are {state.slowdown:.2f} times slower than their measured curve: other texts, other neighbours "
             "or another processor than measured; optimise again to measure it"
         )
-        return Condition(status=False, reason="SlowerThanMeasured", message=message)
+        return DecisionCondition(status=False, reason="SlowerThanMeasured", message=message)
     message = f"observed p95 fits the measured curve (slow-down {state.slowdown:.2f})"
-    return Condition(status=True, reason="AsMeasured", message=message)
+    return DecisionCondition(status=True, reason="AsMeasured", message=message)

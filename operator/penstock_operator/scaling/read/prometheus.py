@@ -17,7 +17,7 @@ import aiohttp
 
 from penstock.resources.scaling import PrometheusQueries
 from penstock_operator.metrics import PROMETHEUS_QUERIES
-from penstock_operator.scaling.decide.interpret import Answer, Failure, Vector
+from penstock_operator.scaling.decide.interpret import Answer, QueryFailure, Vector
 from penstock_operator.scaling.decide.measurement import Metrics
 from penstock_operator.scaling.read.queries import EndpointPods, Windows, error_message, judged, queries, read
 
@@ -121,7 +121,7 @@ class PrometheusClient:
     ) -> Metrics:
         """The metrics of an endpoint's load from this Prometheus."""
         clock = await self._ask(source, "time()", None)
-        if isinstance(clock, Failure):
+        if isinstance(clock, QueryFailure):
             return Metrics.unknown(clock.reason)
         now = clock.elements[0].value if clock.elements else float("nan")
         asked = queries(place, windows, source.queries)
@@ -160,17 +160,17 @@ class PrometheusClient:
                 async for chunk in response.content.iter_any():
                     body += chunk
                     if len(body) > MAX_BYTES:
-                        return Failure(f"prometheus gave more than {MAX_BYTES} bytes")
+                        return QueryFailure(f"prometheus gave more than {MAX_BYTES} bytes")
                 if response.status == 200:
                     return read(bytes(body))
                 detail = error_message(bytes(body)) if response.status in {400, 422, 503} else ""
-                return Failure(f"prometheus at {source.url} answered {response.status}{detail and f': {detail}'}")
+                return QueryFailure(f"prometheus at {source.url} answered {response.status}{detail and f': {detail}'}")
         except TimeoutError:
-            return Failure(f"prometheus at {source.url} does not answer within {self._timeout.total:g} s")
+            return QueryFailure(f"prometheus at {source.url} does not answer within {self._timeout.total:g} s")
         except aiohttp.ClientError as error:
-            return Failure(f"prometheus at {source.url} cannot be reached: {error}")
+            return QueryFailure(f"prometheus at {source.url} cannot be reached: {error}")
         except ValueError as error:
-            return Failure(f"prometheus at {source.url} cannot be asked: {error}")
+            return QueryFailure(f"prometheus at {source.url} cannot be asked: {error}")
 
     def _trusted(self, access: PrometheusAccess) -> ssl.SSLContext | bool:
         key = hashlib.sha256(access.ca.encode()).hexdigest()

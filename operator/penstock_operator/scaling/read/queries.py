@@ -17,7 +17,7 @@ from penstock_operator.scaling.decide.interpret import (
     Answer,
     Answers,
     Element,
-    Failure,
+    QueryFailure,
     ScrapeTargets,
     Vector,
     metrics_of,
@@ -151,7 +151,7 @@ def judged(
 
 
 def _share(answer: Answer, *, quiet: bool) -> Measurement:
-    if isinstance(answer, Failure):
+    if isinstance(answer, QueryFailure):
         return Unknown(answer.reason)
     if len(answer.elements) != 1:
         return Unknown(f"goodLatencyRatio gave {len(answer.elements) or 'no'} series instead of one")
@@ -176,15 +176,15 @@ def read(body: bytes) -> Answer:
     try:
         value: Any = json.loads(body)
         if value["status"] != "success":
-            return Failure(_error_of(value))
+            return QueryFailure(_error_of(value))
         data = value["data"]
         if data["resultType"] == "scalar":
             return Vector((Element({}, float(data["result"][1])),))
         if data["resultType"] != "vector":
-            return Failure(f"prometheus gave a {data['resultType']} instead of numbers")
+            return QueryFailure(f"prometheus gave a {data['resultType']} instead of numbers")
         return Vector(tuple(_element(entry) for entry in data["result"]))
     except (ValueError, KeyError, TypeError, IndexError, AttributeError):
-        return Failure("what answers is no prometheus")
+        return QueryFailure("what answers is no prometheus")
 
 
 def error_message(body: bytes) -> str:

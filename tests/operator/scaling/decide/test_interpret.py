@@ -12,7 +12,7 @@ from penstock_operator.scaling.decide.interpret import (
     Answer,
     Answers,
     Element,
-    Failure,
+    QueryFailure,
     ScrapeTargets,
     Vector,
     bucket_rates,
@@ -78,7 +78,7 @@ def test_nothing_over_nothing_is_idle_when_quiet_and_unknown_otherwise() -> None
 @pytest.mark.parametrize(
     ("change", "reason"),
     [
-        (Failure("prometheus does not answer"), "prometheus does not answer"),
+        (QueryFailure("prometheus does not answer"), "prometheus does not answer"),
         (Vector(), "prometheus gave no series for the request rate instead of one"),
         (Vector((Element({}, 1), Element({}, 2))), "prometheus gave 2 series for the request rate instead of one"),
         (single(math.inf), "prometheus gave inf for the request rate"),
@@ -100,7 +100,7 @@ def test_a_rate_that_falls_below_zero_with_the_queue_is_zero() -> None:
 @pytest.mark.parametrize(
     ("targets", "reason"),
     [
-        (Failure("prometheus answered 503"), "prometheus answered 503"),
+        (QueryFailure("prometheus answered 503"), "prometheus answered 503"),
         (Vector(), "prometheus knows no target of this endpoint that is up"),
         (scraped(a=200, b=200), "the newest samples are 200 s old"),
         (scraped(a=-40), "the newest samples are 40 s in the future: a clock is wrong"),
@@ -138,7 +138,7 @@ def test_without_ready_pods_nothing_is_missing() -> None:
 @pytest.mark.parametrize(
     ("answer", "reason"),
     [
-        (Failure("timed out"), "timed out"),
+        (QueryFailure("timed out"), "timed out"),
         (Vector(), "prometheus gave no latency histogram"),
         (histogram(("0.02", 3)), "prometheus gave no latency histogram"),
         (single(3), "the latency histogram has a series without a bound (le)"),

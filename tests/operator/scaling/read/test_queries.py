@@ -9,7 +9,7 @@ import pytest
 
 from penstock.resources.scaling import PrometheusQueries
 from penstock_operator.scaling.decide import Idle, Metrics, Unknown, Value
-from penstock_operator.scaling.decide.interpret import Answer, Element, Failure, Vector
+from penstock_operator.scaling.decide.interpret import Answer, Element, QueryFailure, Vector
 from penstock_operator.scaling.read.queries import EndpointPods, Windows, judged, queries, read, selector
 
 PLACE = EndpointPods("team-a", "emotion", ("emotion-5f7d9c6b8-abcde", "emotion-5f7d9c6b8-fghij"))
@@ -117,7 +117,7 @@ def test_values_are_values() -> None:
 @pytest.mark.parametrize(
     ("changed", "why"),
     [
-        ({"arrivals_fast": Failure("prometheus answered 503")}, "answered 503"),
+        ({"arrivals_fast": QueryFailure("prometheus answered 503")}, "answered 503"),
         ({"arrivals_fast": Vector()}, "no series"),
         ({"arrivals_fast": one(float("nan"))}, ""),
         ({"scraped_at": Vector()}, "knows no target"),
@@ -143,7 +143,7 @@ def test_quiet_is_idle() -> None:
         (one(0.90), Value(0.90), Value(20.0)),
         (one(1.7), Unknown("goodLatencyRatio gave 1.7, which is no share from 0 to 1"), None),
         (Vector(), Unknown("goodLatencyRatio gave no series instead of one"), None),
-        (Failure("no answer"), Unknown("no answer"), None),
+        (QueryFailure("no answer"), Unknown("no answer"), None),
     ],
 )
 def test_a_users_share_query_gives_the_side_of_the_objective_of_the_p95(
@@ -171,13 +171,13 @@ def test_a_users_share_query_gives_the_side_of_the_objective_of_the_p95(
         ({"status": "success", "data": {"resultType": "vector", "result": []}}, Vector()),
         (
             {"status": "success", "data": {"resultType": "matrix", "result": []}},
-            Failure("prometheus gave a matrix instead of numbers"),
+            QueryFailure("prometheus gave a matrix instead of numbers"),
         ),
-        ({"status": "error", "error": "parse error"}, Failure("prometheus answered 'parse error'")),
-        ([], Failure("what answers is no prometheus")),
+        ({"status": "error", "error": "parse error"}, QueryFailure("prometheus answered 'parse error'")),
+        ([], QueryFailure("what answers is no prometheus")),
         (
             {"status": "success", "data": {"resultType": "vector", "result": [{}]}},
-            Failure("what answers is no prometheus"),
+            QueryFailure("what answers is no prometheus"),
         ),
     ],
 )
@@ -186,4 +186,4 @@ def test_answers_are_read(body: object, expected: Answer) -> None:
 
 
 def test_html_is_no_answer() -> None:
-    assert read(b"<html>") == Failure("what answers is no prometheus")
+    assert read(b"<html>") == QueryFailure("what answers is no prometheus")
