@@ -5,7 +5,7 @@
 """
 
 from penstock_bench.options import BenchOptions
-from penstock_bench.results import BenchResults
+from penstock_bench.results.results import BenchResults
 from penstock_bench.run import BenchProgress, run_bench
 
 __all__ = ["BenchOptions", "BenchProgress", "BenchResults", "run_bench"]

@@ -20,23 +20,23 @@ from penstock.artefact_store import DEFAULT_MODELS, DEFAULT_STORE
 from penstock.manifest import Manifest
 from penstock.process import sigterm_interrupts
 from penstock.resources.endpoint import ModelEndpoint
-from penstock_bench import baseline
-from penstock_bench import endpoint as endpoints
-from penstock_bench.bodies import batch_bodies, fewest_tokens
-from penstock_bench.cell import CellSpec
-from penstock_bench.client import Client
-from penstock_bench.figures import Figures
-from penstock_bench.floor import Floor, fastest_ratio, measured_by
-from penstock_bench.folder import ResultsFolder
+from penstock_bench.servers import baseline
+from penstock_bench.servers import endpoint as endpoints
+from penstock_bench.measuring.bodies import batch_bodies, fewest_tokens
+from penstock_bench.measuring.cell import CellSpec
+from penstock_bench.measuring.client import Client
+from penstock_bench.results.figures import Figures
+from penstock_bench.servers.floor import Floor, fastest_ratio, measured_by
+from penstock_bench.results.folder import ResultsFolder
 from penstock_bench.grid import BenchGrid, BenchSetting, plan_grid
-from penstock_bench.info import authorization, read_info
+from penstock_bench.servers.info import authorization, read_info
 from penstock_bench.options import BenchOptions
 from penstock_bench.places import Placement, place
 from penstock_bench.remaining import remaining_seconds
-from penstock_bench.results import BASELINE, OURS, BenchResults, Served, SettingResult
-from penstock_bench.server import MeasuredServer, free_port
-from penstock_bench.subject import Subject, read_subject
-from penstock_bench.turns import Turn, measure_in_turn
+from penstock_bench.results.results import BASELINE, OURS, BenchResults, Served, SettingResult
+from penstock_bench.servers.server import MeasuredServer, free_port
+from penstock_bench.servers.subject import Subject, read_subject
+from penstock_bench.measuring.turns import Turn, measure_in_turn
 from penstock_optimizer.job.progress import DownloadReporter, ProgressEvent
 from penstock_runtime.host import Host, read_host
 

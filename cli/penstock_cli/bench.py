@@ -7,7 +7,7 @@ from typing import Any
 
 import click
 
-from penstock_bench.client import MeasurementFailed
+from penstock_bench.measuring.client import MeasurementFailed
 from penstock_bench.options import BenchOptions
 from penstock_bench.run import BenchProgress, run_bench
 from penstock_cli.options import FiniteRange, PositiveIntegers, models_option

@@ -14,9 +14,9 @@ from benchmarks.models import cache_folder
 from penstock.manifest import Manifest
 from penstock.resources.endpoint import ModelEndpoint
 from penstock.tasks import TaskName
-from penstock_bench import endpoint as endpoints
 from penstock_bench.places import Placement
-from penstock_bench.server import MeasuredServer
+from penstock_bench.servers import endpoint as endpoints
+from penstock_bench.servers.server import MeasuredServer
 
 
 def endpoint(name: str, model: Path, task: TaskName, cores: int, lengths: Sequence[int] = ()) -> ModelEndpoint:

@@ -21,10 +21,10 @@ MOST_LOOSE_MODULES = 12
 
 SAME_KIND = {
     "Request": "each task module has its checked request",
-    "Frozen": "the same base class of frozen pydantic models, in packages that do not import each other's",
     "LogSettings": "the same settings group, of the two processes that have one",
     "Settings": "all settings of a process; the operator and the runtime have one each",
     "MeasurementFailed": "bench and optimizer raise the same kind of error",
+    "WatchExpired": "the API server ended a watch (410 Gone); the gateway imports the standard library only",
     "WindowRow": "the same kind of row, of the two tasks that split long texts into windows",
 }
 """Class names that are used twice on purpose, each with the reason."""

@@ -28,14 +28,14 @@ from benchmarks.peers.outcome import Outcome, Standing, write
 from benchmarks.peers.servers import EMBED, PYPI_PEERS, TRANSFORMERS, Peer, Place, peer_of_command
 from benchmarks.program import Program
 from penstock.tasks import TaskName
-from penstock_bench import endpoint as endpoints
-from penstock_bench.cell import CellSpec
-from penstock_bench.client import Client, MeasurementFailed
-from penstock_bench.figures import Figures
+from penstock_bench.measuring.cell import CellSpec
+from penstock_bench.measuring.client import Client, MeasurementFailed
+from penstock_bench.measuring.turns import Turn, measure_in_turn
 from penstock_bench.places import Placement, place
-from penstock_bench.results import OURS
-from penstock_bench.server import MeasuredServer, free_port
-from penstock_bench.turns import Turn, measure_in_turn
+from penstock_bench.results.figures import Figures
+from penstock_bench.results.results import OURS
+from penstock_bench.servers import endpoint as endpoints
+from penstock_bench.servers.server import MeasuredServer, free_port
 from penstock_optimizer.load.client import RequestBody
 from penstock_optimizer.load.workload import LengthMix, TextMaker
 from penstock_runtime.host import read_host

@@ -12,8 +12,8 @@ from pathlib import Path
 
 from benchmarks.peers.answers import Agreement, Cosines
 from benchmarks.peers.cells import GROUPS, Aim, Cell
-from penstock_bench.figures import Figures
-from penstock_bench.tables import markdown_table
+from penstock_bench.results.figures import Figures
+from penstock_bench.results.tables import markdown_table
 from penstock_optimizer.guard.judge import MEAN_COSINE, MIN_COSINE, P1_COSINE
 
 BUDGET = f"{MEAN_COSINE:g} / {P1_COSINE:g} / {MIN_COSINE:g}"

@@ -8,9 +8,9 @@ from pathlib import Path
 
 from pydantic import ValidationError
 
-from penstock_bench.report import render
-from penstock_bench.results import BenchResults
-from penstock_bench.tables import to_csv
+from penstock_bench.results.report import render
+from penstock_bench.results.results import BenchResults
+from penstock_bench.results.tables import to_csv
 from penstock_runtime.host.disk import translate_full_disk, prepare_folder
 
 RESULTS, TABLE, REPORT = "results.json", "results.csv", "report.html"

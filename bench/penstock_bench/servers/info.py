@@ -11,7 +11,7 @@ from pydantic import BaseModel, ConfigDict, ValidationError
 
 from penstock.hardware import CpuIdentity
 from penstock.tasks import TaskName
-from penstock_bench.client import MeasurementFailed
+from penstock_bench.measuring.client import MeasurementFailed
 
 INFO_SECONDS = 10.0
 

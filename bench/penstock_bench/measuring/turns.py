@@ -7,7 +7,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
-from penstock_bench.cell import CellResult, CellSpec
+from penstock_bench.measuring.cell import CellResult, CellSpec
 
 FOREIGN_SHARE = 0.08
 """A cell in which others took more than this of the server's CPUs is measured again, once: the quieter one counts."""

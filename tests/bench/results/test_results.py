@@ -9,10 +9,10 @@ import re
 import pytest
 
 from penstock.hardware import CpuIdentity
-from penstock_bench.published import published_table
-from penstock_bench.report import headline, remarks, render
-from penstock_bench.results import BASELINE, OURS, BenchResults
-from penstock_bench.tables import COLUMNS, against_published, markdown_table, to_csv
+from penstock_bench.results.published import published_table
+from penstock_bench.results.report import headline, remarks, render
+from penstock_bench.results.results import BASELINE, OURS, BenchResults
+from penstock_bench.results.tables import COLUMNS, against_published, markdown_table, to_csv
 from tests.bench.results_sample import VNNI, ZEN3, figures, sample_results
 
 

@@ -6,8 +6,8 @@ import csv
 import io
 from collections.abc import Iterable, Sequence
 
-from penstock_bench.published import TABLE_BATCH, TABLE_CORES, published_table
-from penstock_bench.results import OURS, BenchResults, SettingResult
+from penstock_bench.results.published import TABLE_BATCH, TABLE_CORES, published_table
+from penstock_bench.results.results import OURS, BenchResults, SettingResult
 
 COLUMNS = (
     "server", "cores", "tokens", "batch", "requests_per_second", "texts_per_second", "spread",

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Self
 
 from penstock.errors import PenstockError
-from penstock_bench.cell import CellResult, CellSpec
+from penstock_bench.measuring.cell import CellResult, CellSpec
 from penstock_optimizer.candidate.isolation import Worker, WorkerFailed
 
 SPARE_SECONDS = 60.0
@@ -26,7 +26,7 @@ class Client:
         """`cpus`: keep to these; none: wherever the system puts it."""
         self._scratch = tempfile.TemporaryDirectory(prefix="penstock-bench-")
         log = Path(self._scratch.name) / "client.log"
-        self._worker = Worker("penstock_bench.sender:Cells", log=log, cpus=cpus)
+        self._worker = Worker("penstock_bench.measuring.sender:Cells", log=log, cpus=cpus)
 
     def __enter__(self) -> Self:
         return self

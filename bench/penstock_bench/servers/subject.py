@@ -19,7 +19,7 @@ from penstock.resources.endpoint import ModelEndpoint
 from penstock.resources.source import ModelSource
 from penstock.settings import hugging_face_token
 from penstock.tasks import TaskName
-from penstock_bench.info import read_info
+from penstock_bench.servers.info import read_info
 from penstock_bench.options import BenchOptions
 from penstock_optimizer.load.workload import EVERYDAY_WORDS
 from penstock_runtime.models.folder import ModelFolder

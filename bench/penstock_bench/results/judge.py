@@ -5,10 +5,11 @@ from __future__ import annotations
 from collections.abc import Mapping
 from enum import StrEnum
 
-from pydantic import BaseModel, ConfigDict
 
+
+from penstock.manifest import Frozen
 from penstock.hardware import Isa
-from penstock_bench.published import published_table
+from penstock_bench.results.published import published_table
 
 SHORT_TOKENS = 32
 """Up to here the work around the model weighs as much as the model, and the ratio aimed at is higher."""
@@ -46,12 +47,6 @@ class SpeedRule(StrEnum):
             f"{SHORT_TOKENS} tokens; beyond, end to end within {FLOOR_ALLOWANCE - 1:.0%} of the fastest engine's own "
             "forward pass in the same run"
         )
-
-
-class Frozen(BaseModel):
-    """A value: no unknown fields, no changes."""
-
-    model_config = ConfigDict(frozen=True, extra="forbid")
 
 
 class LengthVerdict(Frozen):

@@ -9,14 +9,13 @@ from itertools import pairwise
 
 import pytest
 
-from penstock_bench.cell import CellResult, CellSpec
-from penstock_bench.client import Client, MeasurementFailed
-from penstock_bench.sender import MOST_FAILURES, send_cell
-from penstock_bench.server import free_port
+from penstock_bench.measuring.cell import CellResult, CellSpec
+from penstock_bench.measuring.client import Client, MeasurementFailed
+from penstock_bench.measuring.sender import MOST_FAILURES, send_cell
+from penstock_bench.servers.server import free_port
 from penstock_optimizer.load.client import RequestBody
 from penstock_optimizer.load.timing import time_slice_nanoseconds
-
-from .conftest import StartStub
+from tests.bench.conftest import StartStub
 
 BODIES = (RequestBody(body='{"inputs":"a"}', group=8), RequestBody(body='{"inputs":"b"}', group=16))
 

@@ -6,8 +6,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from penstock_bench.cell import CellResult
-from penstock_bench.figures import Figures, latencies_by_group, paired_ratio
+from penstock_bench.measuring.cell import CellResult
+from penstock_bench.results.figures import Figures, latencies_by_group, paired_ratio
 
 
 def cell(rate: float, *milliseconds: float, **values: object) -> CellResult:

@@ -10,8 +10,8 @@ from pathlib import Path
 
 from penstock.resources.endpoint import ModelEndpoint
 from penstock.settings import hugging_face_token
-from penstock_bench.results import OURS
-from penstock_bench.server import MeasuredServer, free_port
+from penstock_bench.results.results import OURS
+from penstock_bench.servers.server import MeasuredServer, free_port
 from penstock_optimizer.job.optimise import optimise
 from penstock_optimizer.job.progress import DownloadReporter, ProgressEvent, Stage
 

@@ -6,11 +6,11 @@ from pydantic import Field
 
 from penstock.hardware import CpuIdentity
 from penstock.tasks import TaskName
-from penstock_bench.cell import Frozen
-from penstock_bench.figures import Figures, paired_ratio
+from penstock.manifest import Frozen
+from penstock_bench.results.figures import Figures, paired_ratio
 from penstock_bench.grid import BenchSetting
-from penstock_bench.judge import LengthVerdict, SpeedRule, judge_lengths
-from penstock_bench.published import TABLE_BATCH, TABLE_CORES
+from penstock_bench.results.judge import LengthVerdict, SpeedRule, judge_lengths
+from penstock_bench.results.published import TABLE_BATCH, TABLE_CORES
 
 OURS = "penstock"
 BASELINE = "transformers"

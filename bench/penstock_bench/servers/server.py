@@ -18,8 +18,8 @@ from pathlib import Path
 
 import psutil
 
-from penstock_bench.client import MeasurementFailed
-from penstock_bench.parent import end_with_parent
+from penstock_bench.measuring.client import MeasurementFailed
+from penstock_bench.servers.parent import end_with_parent
 from penstock_optimizer.candidate.isolation import death_reason
 
 POLL_SECONDS = 0.1
