@@ -20,11 +20,11 @@ from penstock.recipe import Plan
 from penstock_runtime.batching.collate import collate, run_rows, split
 from penstock_runtime.batching.queue import (
     BatchPolicy,
+    MeasuredThroughput,
     QueueBounds,
     QueuedRow,
     RowQueue,
     TakenBatch,
-    Throughput,
     deadline_exceeded,
 )
 from penstock_runtime.engines.base import Engine, Parallelism, RunsRows, run_of
@@ -130,7 +130,7 @@ class Batcher:
         self._bounds = bounds
         self._observer = observer
         self._queue = RowQueue(self._policy)
-        self._rate = Throughput(plan.streams)
+        self._rate = MeasuredThroughput(plan.streams)
         self._stream_count = plan.streams
         self._one_core = one_core and plan.streams == 1
         self._batches: dict[int, _Batch] = {}
@@ -152,7 +152,7 @@ class Batcher:
 
     @property
     def tokens_per_second(self) -> float:
-        """Throughput of all streams while busy, as measured recently."""
+        """MeasuredThroughput of all streams while busy, as measured recently."""
         return self._rate.tokens_per_second
 
     def check_room(self, rows: int, tokens: int) -> None:

@@ -319,8 +319,8 @@ def _nearest(length: int, policy: BatchPolicy) -> Iterator[int]:
 
 
 @dataclass(slots=True)
-class Throughput:
-    """Throughput of all streams together while they are busy, tokens a second, measured from the batches."""
+class MeasuredThroughput:
+    """MeasuredThroughput of all streams together while they are busy, tokens a second, measured from the batches."""
 
     streams: int
     _tokens: float = 0.0
@@ -356,7 +356,7 @@ class QueueBounds:
     rows: int
     tokens: int
 
-    def check(self, rows: int, tokens: int, waiting_rows: int, waiting_tokens: int, rate: Throughput) -> None:
+    def check(self, rows: int, tokens: int, waiting_rows: int, waiting_tokens: int, rate: MeasuredThroughput) -> None:
         """Check that a request of `rows` and `tokens` fits.
 
         Overloaded if it does not fit now. InvalidInput if it would not fit into an empty queue: if such a request were

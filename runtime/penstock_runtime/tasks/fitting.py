@@ -48,7 +48,7 @@ class Fitter:
         for template in (tokenizer.single, tokenizer.pair) if pairs else (tokenizer.single,):
             if max_tokens <= template.specials:
                 raise UnsupportedModel(
-                    f"{max_tokens} tokens leave no room beside the {template.specials} special tokens of this model",
+                    f"{max_tokens} tokens leave no room besides the {template.specials} special tokens of this model",
                     remedy="Raise serving.maxInputTokens",
                 )
         self.tokenizer = tokenizer
@@ -100,17 +100,19 @@ class Fitter:
             self.refuse_unless(rule, first, template, where, second)
             kept_first, kept_second = longest_first(len(first), len(second), room)
             first, second = first.keep(kept_first, rule.side), second.keep(kept_second, rule.side)
-        self.tokenizer.require_embedded(chain(first.ids, second.ids), where, said=f"{where} with its pair")
-        return self.require_tokens(template.row(first.ids, second.ids), where, said=f"{where} with its pair"), cut
+        self.tokenizer.require_embedded(chain(first.ids, second.ids), where, label=f"{where} with its pair")
+        return self.require_tokens(template.row(first.ids, second.ids), where, label=f"{where} with its pair"), cut
 
     @staticmethod
-    def require_tokens(row: Row, where: str, *, said: str = "") -> Row:
+    def require_tokens(row: Row, where: str, *, label: str = "") -> Row:
         """The row; InvalidInput (arguments as for `Tokenizer.require_embedded`) if it has no tokens.
 
         White space, or characters that the tokenizer drops, give no tokens where the template has no special tokens.
         """
         if not row.ids:
-            raise InvalidInput(f"{said or where} has no tokens", field=where, remedy="Send a text with something in it")
+            raise InvalidInput(
+                f"{label or where} has no tokens", field=where, remedy="Send a text with something in it"
+            )
         return row
 
     def refuse_unless(

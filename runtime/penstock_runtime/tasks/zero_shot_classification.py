@@ -51,7 +51,7 @@ EXAMPLES = (
 
 
 @dataclass(frozen=True)
-class Template(Text):
+class HypothesisTemplate(Text):
     """A hypothesis with `{}` where the label goes."""
 
     words: str = "a text with {} in place of the label"
@@ -99,7 +99,7 @@ def parameter_kinds(limits: RequestLimits) -> Object:
     return Object(
         required={"candidate_labels": Either((ListOf(Text("a label"), limits.items), Labels()))},
         optional={
-            "hypothesis_template": (Template(), TEMPLATE),
+            "hypothesis_template": (HypothesisTemplate(), TEMPLATE),
             "multi_label": (Boolean(), False),
             "output_format": (Choice(("pipeline", "list")), "pipeline"),
             "truncate": (Boolean(), None),
@@ -224,7 +224,7 @@ class ZeroShotClassification:
                     remedy="Use shorter labels or a shorter hypothesis_template",
                 )
             fitter.tokenizer.require_embedded(
-                hypothesis.ids, "parameters.candidate_labels", said=f"the hypothesis of the label {label[:50]!r}"
+                hypothesis.ids, "parameters.candidate_labels", label=f"the hypothesis of the label {label[:50]!r}"
             )
         rows, cut = [], 0
         for index, text in enumerate(texts):
@@ -273,7 +273,7 @@ class ZeroShotClassification:
 
 
 def fill(template: str, label: str) -> str:
-    """The template, as `Template` has checked it, with the label in place of each field."""
+    """The template, as `HypothesisTemplate` has checked it, with the label in place of each field."""
     return "".join(
         literal if field is None else literal + label for literal, field, _, _ in string.Formatter().parse(template)
     )

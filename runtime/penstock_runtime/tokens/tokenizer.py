@@ -113,17 +113,17 @@ class Tokenizer:
             for index, text in enumerate(texts)
         ]
 
-    def require_embedded(self, ids: Iterable[int], where: str, *, said: str = "") -> None:
+    def require_embedded(self, ids: Iterable[int], where: str, *, label: str = "") -> None:
         """InvalidInput for a token that the tokenizer was given and the model was not.
 
-        `where` is the field that the error names, and `said`, where given, what its message calls it.
+        `where` is the field of the error; `label` replaces it in the message.
         """
         if self._embedded is None:
             return
         strange = next((one for one in ids if one >= self._embedded), None)
         if strange is not None:
             raise InvalidInput(
-                f"{said or where} has {self.token(strange)!r}, which is token {strange} of the tokenizer; the model "
+                f"{label or where} has {self.token(strange)!r}, which is token {strange} of the tokenizer; the model "
                 f"knows 0 to {self._embedded - 1}",
                 field=where,
                 remedy="Leave it out, or serve the model with a table that has it (resize_token_embeddings)",

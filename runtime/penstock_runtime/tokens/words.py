@@ -1,7 +1,7 @@
-"""Plain English, word by word: the tokens of the `tokenizers` library from a table, for tokenizers of the BERT kind.
+"""A table of words and their tokens, which replaces the `tokenizers` library for ASCII texts and BERT tokenizers.
 
-There a text of printable ASCII falls into words and single marks, and each of them has its tokens whatever stands
-beside it. So the library is asked once for each word, and the table from then on, which takes a fraction of the time
+They split a text of printable ASCII into words and single marks, and the tokens of each do not depend on its
+neighbours. So the library tokenises each word once, and the table is used from then on, in a fraction of the time
 (docs/decisions/tokens-from-a-table.md).
 """
 
@@ -18,7 +18,7 @@ LONGEST_TEXTS = 100_000
 """Characters of all texts together: more, which would take some 6 ms and longer, are left to the library, which lets
 the interpreter's lock go meanwhile."""
 MOST_LEARNT = 16_384
-"""Words beside those of the vocabulary that are kept: some 5 MB."""
+"""Words that are kept in addition to those of the vocabulary: some 5 MB."""
 LONGEST_LEARNT = 32
 """Characters of such a word."""
 MOST_ADDED = 32

@@ -2,14 +2,14 @@ from __future__ import annotations
 
 import pytest
 
-from penstock_runtime.batching.queue import DEFAULT_TOKENS_PER_SECOND, QueueBounds, Throughput
+from penstock_runtime.batching.queue import DEFAULT_TOKENS_PER_SECOND, MeasuredThroughput, QueueBounds
 from penstock_runtime.errors import InvalidInput, Overloaded
 
 BOUNDS = QueueBounds(rows=10, tokens=100)
 
 
 def test_the_rate_is_that_of_all_workers_together() -> None:
-    rate = Throughput(4)
+    rate = MeasuredThroughput(4)
     assert rate.tokens_per_second == 4 * DEFAULT_TOKENS_PER_SECOND
 
     for _ in range(10):
@@ -19,7 +19,7 @@ def test_the_rate_is_that_of_all_workers_together() -> None:
 
 
 def test_the_rate_forgets_old_times() -> None:
-    rate = Throughput(1)
+    rate = MeasuredThroughput(1)
     for _ in range(100):
         rate.add(1000, 1.0)
     for _ in range(30):
@@ -30,7 +30,7 @@ def test_the_rate_forgets_old_times() -> None:
 
 @pytest.mark.parametrize(("tokens", "seconds"), [(0, 1), (1, 1), (1000, 1), (1001, 2), (9500, 10), (10**9, 60)])
 def test_a_client_is_told_when_what_waits_will_be_served(tokens: int, seconds: int) -> None:
-    rate = Throughput(1)
+    rate = MeasuredThroughput(1)
     rate.add(1000, 1.0)
 
     assert rate.retry_after_seconds(tokens) == seconds
@@ -47,7 +47,7 @@ def test_a_client_is_told_when_what_waits_will_be_served(tokens: int, seconds: i
     ],
 )
 def test_what_fits_is_let_in(rows: int, tokens: int, waiting_rows: int, waiting_tokens: int) -> None:
-    BOUNDS.check(rows, tokens, waiting_rows, waiting_tokens, Throughput(1))
+    BOUNDS.check(rows, tokens, waiting_rows, waiting_tokens, MeasuredThroughput(1))
 
 
 @pytest.mark.parametrize(
@@ -65,7 +65,7 @@ def test_a_full_queue_refuses_one_row_and_many_alike(
     rows: int, tokens: int, waiting_rows: int, waiting_tokens: int
 ) -> None:
     with pytest.raises(Overloaded) as caught:
-        BOUNDS.check(rows, tokens, waiting_rows, waiting_tokens, Throughput(1))
+        BOUNDS.check(rows, tokens, waiting_rows, waiting_tokens, MeasuredThroughput(1))
 
     assert caught.value.retry_after_seconds >= 1
     assert f"{waiting_rows} sequences of {waiting_tokens} tokens" in caught.value.message
@@ -75,7 +75,7 @@ def test_a_full_queue_refuses_one_row_and_many_alike(
 @pytest.mark.parametrize("waiting", [0, 9])
 def test_what_never_fits_is_refused_for_good_whatever_waits(rows: int, tokens: int, what: str, waiting: int) -> None:
     with pytest.raises(InvalidInput) as caught:
-        BOUNDS.check(rows, tokens, waiting, waiting, Throughput(1))
+        BOUNDS.check(rows, tokens, waiting, waiting, MeasuredThroughput(1))
 
     assert what in caught.value.message
     assert "smaller requests" in caught.value.remedy

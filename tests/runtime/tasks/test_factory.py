@@ -55,6 +55,8 @@ def test_a_limit_over_the_models_own_is_refused(name: TaskName, built: Build) ->
 )
 def test_a_limit_without_room_for_text_is_refused(name: TaskName, specials: int, built: Build) -> None:
     folder = built(name, BERT).folder()
-    with pytest.raises(UnsupportedModel, match=f"{specials} tokens leave no room beside the {specials} special tokens"):
+    with pytest.raises(
+        UnsupportedModel, match=f"{specials} tokens leave no room besides the {specials} special tokens"
+    ):
         make_task(name, folder, max_tokens=specials)
     make_task(name, folder, max_tokens=specials + 1)

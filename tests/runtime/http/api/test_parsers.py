@@ -19,7 +19,7 @@ from penstock_runtime.errors import RequestError
 from penstock_runtime.http.api.bodies import read_json
 from penstock_runtime.http.api.predict import Envelope
 from penstock_runtime.http.api.signatures import SIGNATURES
-from penstock_runtime.http.api.tensors import Output, read_texts
+from penstock_runtime.http.api.tensors import OutputTensor, read_texts
 from penstock_runtime.http.api.v2 import HEADER_LENGTH, read_inference
 from penstock_runtime.http.transport.message import Request, Response, encode
 from penstock_runtime.tasks.factory import request_schema
@@ -65,7 +65,7 @@ def test_any_bytes_are_json_or_explained(body: bytes) -> None:
 @given(data=st.data())
 @settings(max_examples=examples(60))
 def test_any_json_is_an_envelope_or_explained(task: TaskName, data: st.DataObject) -> None:
-    envelope = Envelope(request_schema(task), beside=True)
+    envelope = Envelope(request_schema(task), top_level_parameters=True)
     names = st.sampled_from(["inputs", "parameters", "options", *envelope.parameters]) | st.text(max_size=8)
     body: Any = data.draw(JSON_VALUES | st.dictionaries(names, JSON_VALUES, max_size=4))
 
@@ -81,7 +81,7 @@ def test_any_json_is_an_envelope_or_explained(task: TaskName, data: st.DataObjec
 
 @given(TEXTS)
 def test_texts_survive_the_binary_form(texts: list[str]) -> None:
-    header, data = Output("text", (len(texts),), texts=texts).as_binary()
+    header, data = OutputTensor("text", (len(texts),), texts=texts).as_binary()
 
     assert header["parameters"]["binary_data_size"] == len(data)
     assert read_texts(header, data, "inputs[0]") == texts
@@ -124,7 +124,7 @@ def test_a_header_of_too_many_digits_is_no_length(digits: int) -> None:
 
 
 def test_a_mistyped_field_is_looked_for_among_the_first_hundred() -> None:
-    envelope = Envelope(request_schema(TaskName.FEATURE_EXTRACTION), beside=True)
+    envelope = Envelope(request_schema(TaskName.FEATURE_EXTRACTION), top_level_parameters=True)
     others = {f"field {index}": index for index in range(100_000)}
 
     near = tried(envelope.open, {"input": "x", **others})
