@@ -14,7 +14,7 @@ from penstock_runtime.http.api.service import ModelService
 from penstock_runtime.http.route_table import routes
 from penstock_runtime.http.transport.message import Route
 from penstock_runtime.pod.variables import PodVariables
-from penstock_runtime.serving.metrics import Metrics
+from penstock_runtime.serving.metrics import ServerMetrics
 from penstock_runtime.serving.status import ServerStatus
 from penstock_runtime.settings import SETTINGS, Settings, Variables
 from penstock_runtime.tasks.base import DEFAULT_LIMITS
@@ -52,7 +52,7 @@ def variables_table(variables: type[Variables]) -> str:
 
 def metrics_table() -> str:
     """A row for every metric of the registry."""
-    metrics = Metrics(ServerStatus("name", TaskName.FEATURE_EXTRACTION))
+    metrics = ServerMetrics(ServerStatus("name", TaskName.FEATURE_EXTRACTION))
     rows = ["| metric | kind | labels | meaning |", "|---|---|---|---|"]
     for family in metrics.registry.collect():
         suffix = {"counter": "_total", "info": "_info"}.get(family.type, "")
@@ -88,7 +88,7 @@ def errors_table() -> str:
 def all_routes() -> tuple[Route, ...]:
     """The table of routes of an endpoint; which of them it has depends on its task."""
     status = ServerStatus("name", TaskName.FEATURE_EXTRACTION)
-    return routes(ModelService(status, Settings(), Metrics(status)), DEFAULT_LIMITS)
+    return routes(ModelService(status, Settings(), ServerMetrics(status)), DEFAULT_LIMITS)
 
 
 def routes_table() -> str:

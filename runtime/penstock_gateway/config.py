@@ -86,7 +86,7 @@ defaults
         _error(
             504,
             "deadline",
-            f"the replica said nothing for {settings.answer_seconds} s",
+            f"the replica did not answer within {settings.answer_seconds} s",
             "Send less in one request, or look at the replicas",
         )
     }

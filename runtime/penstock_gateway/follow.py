@@ -31,7 +31,7 @@ logger = logging.getLogger("penstock.gateway")
 
 
 @dataclass(frozen=True)
-class Access:
+class ApiServerAccess:
     """URL and credentials of the API server."""
 
     url: str
@@ -41,8 +41,8 @@ class Access:
     """File of its certificate authority."""
 
     @classmethod
-    def in_pod(cls, environment: Mapping[str, str], account: Path = ACCOUNT) -> Access:
-        """Access with the pod's service account."""
+    def in_pod(cls, environment: Mapping[str, str], account: Path = ACCOUNT) -> ApiServerAccess:
+        """ApiServerAccess with the pod's service account."""
         host, port = environment.get("KUBERNETES_SERVICE_HOST"), environment.get("KUBERNETES_SERVICE_PORT", "443")
         if not host:
             raise GatewayError("KUBERNETES_SERVICE_HOST is not set: the gateway runs in a pod of a cluster.")
@@ -58,7 +58,7 @@ class Follower:
     """Calls `listener` with all slices by name, at the start and after each change."""
 
     def __init__(
-        self, access: Access, *, namespace: str, service: str, listener: Callable[[Mapping[str, Json]], None]
+        self, access: ApiServerAccess, *, namespace: str, service: str, listener: Callable[[Mapping[str, Json]], None]
     ) -> None:
         self._access = access
         query = {"labelSelector": f"{SERVICE_LABEL}={service}"}

@@ -13,7 +13,7 @@ from pathlib import Path
 
 from penstock_gateway.config import BACKEND
 from penstock_gateway.settings import GatewayError
-from penstock_gateway.slices import Replica
+from penstock_gateway.slices import ReplicaAddress
 
 TIMEOUT_SECONDS = 5.0
 CHECK = "check inter 2s fastinter 500ms downinter 500ms fall 3 rise 1 observe layer4 error-limit 1 on-error mark-down"
@@ -21,7 +21,7 @@ CHECK = "check inter 2s fastinter 500ms downinter 500ms fall 3 rise 1 observe la
 it back. Checks alone detect a failure slowly, since a busy replica may be slow to answer them."""
 MAINTENANCE, DRAINING = 0x01, 0x08
 """Bits of `srv_admin_state`, set over the socket."""
-ADDED, DELETED = "New server registered.", "Replica deleted."
+ADDED, DELETED = "New server registered.", "ReplicaAddress deleted."
 
 logger = logging.getLogger("penstock.gateway")
 
@@ -83,7 +83,7 @@ class ServerCommand:
 
 
 def commands(
-    wanted: Mapping[str, Replica], present: Mapping[str, ServerState], *, concurrency: int
+    wanted: Mapping[str, ReplicaAddress], present: Mapping[str, ServerState], *, concurrency: int
 ) -> list[ServerCommand]:
     """The commands that change `present` to `wanted`. New servers first, so that there is always one for requests."""
     found: list[ServerCommand] = []
@@ -132,7 +132,7 @@ def read_states(text: str) -> dict[str, ServerState]:
     return found
 
 
-def _added(server: Replica, concurrency: int) -> ServerCommand:
+def _added(server: ReplicaAddress, concurrency: int) -> ServerCommand:
     host = f"[{server.host}]" if ":" in server.host else server.host
     command = f"add server {BACKEND}/{server.name} {host}:{server.port} maxconn {concurrency} {CHECK}"
     # A new server is in maintenance.
@@ -152,9 +152,9 @@ class ServerSync:
         self._lock = threading.Lock()
         self._present: dict[str, ServerState] | None = None
         """None: unknown, to be read from HAProxy."""
-        self._wanted: Mapping[str, Replica] = {}
+        self._wanted: Mapping[str, ReplicaAddress] = {}
 
-    def set_replicas(self, wanted: Mapping[str, Replica]) -> None:
+    def set_replicas(self, wanted: Mapping[str, ReplicaAddress]) -> None:
         """Set the wanted servers. OSError if HAProxy does not answer."""
         with self._lock:
             self._wanted = wanted

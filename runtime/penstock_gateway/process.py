@@ -17,7 +17,7 @@ from pathlib import Path
 from types import FrameType
 
 from penstock_gateway.config import configuration
-from penstock_gateway.follow import Access, Follower, Json
+from penstock_gateway.follow import ApiServerAccess, Follower, Json
 from penstock_gateway.haproxy import HAProxySocket, ServerSync
 from penstock_gateway.settings import GatewayError, GatewaySettings
 from penstock_gateway.slices import SliceHistory
@@ -28,10 +28,12 @@ RETRY_SECONDS = 0.5
 logger = logging.getLogger("penstock.gateway")
 
 
-class Gateway:
+class GatewayProcess:
     """One run of the gateway."""
 
-    def __init__(self, settings: GatewaySettings, access: Access, *, folder: Path, haproxy: str = "haproxy") -> None:
+    def __init__(
+        self, settings: GatewaySettings, access: ApiServerAccess, *, folder: Path, haproxy: str = "haproxy"
+    ) -> None:
         self._settings = settings
         self._socket = folder / "haproxy.sock"
         self._file = folder / "haproxy.cfg"
@@ -128,7 +130,7 @@ def main() -> int:
     try:
         settings = GatewaySettings.from_environment(os.environ)
         with tempfile.TemporaryDirectory(prefix="gateway-") as folder:
-            return Gateway(settings, Access.in_pod(os.environ), folder=Path(folder)).run()
+            return GatewayProcess(settings, ApiServerAccess.in_pod(os.environ), folder=Path(folder)).run()
     except GatewayError as error:
         logger.error("%s", error)  # noqa: TRY400 - the message is complete without a traceback
         return 1

@@ -11,7 +11,7 @@ REMOVED_SLICE_SECONDS = 10.0
 
 
 @dataclass(frozen=True, order=True)
-class Replica:
+class ReplicaAddress:
     """A replica, for HAProxy."""
 
     name: str
@@ -22,9 +22,9 @@ class Replica:
     """False: it finishes its requests and gets no new ones."""
 
 
-def replicas(slices: Iterable[Mapping[str, Any]]) -> dict[str, Replica]:
+def replicas(slices: Iterable[Mapping[str, Any]]) -> dict[str, ReplicaAddress]:
     """Replicas by name. A pod that is ready in one slice is ready: it may be in two slices for a moment."""
-    found: dict[str, Replica] = {}
+    found: dict[str, ReplicaAddress] = {}
     for piece in slices:
         port = next((entry["port"] for entry in piece.get("ports") or () if entry.get("port")), None)
         if port is None:
@@ -70,7 +70,7 @@ class SliceHistory:
         """True if all slices were removed."""
         return not self._present and bool(self._removed)
 
-    def replicas(self) -> dict[str, Replica]:
+    def replicas(self) -> dict[str, ReplicaAddress]:
         """Replicas of all slices by name. Present slices take precedence."""
         removed = replicas(piece for _, piece in self._removed.values())
         if self._present:
@@ -78,7 +78,7 @@ class SliceHistory:
         return removed | replicas(self._present.values())
 
 
-def _replica(endpoint: Mapping[str, Any], port: int) -> Replica | None:
+def _replica(endpoint: Mapping[str, Any], port: int) -> ReplicaAddress | None:
     addresses = endpoint.get("addresses") or ()
     if not addresses:
         return None
@@ -86,4 +86,4 @@ def _replica(endpoint: Mapping[str, Any], port: int) -> Replica | None:
     pod = str((endpoint.get("targetRef") or {}).get("name") or "address")
     # The API defines a missing condition as ready.
     ready = (endpoint.get("conditions") or {}).get("ready")
-    return Replica(f"{pod}_{host}", host, port, takes_requests=ready is not False)
+    return ReplicaAddress(f"{pod}_{host}", host, port, takes_requests=ready is not False)

@@ -66,7 +66,7 @@ class HttpSettings(SettingsGroup):
     )
     connection_age_seconds: float = setting(
         60.0,
-        "A connection older than this is closed with its next answer, which says so (`connection: close`); a quarter "
+        "A connection older than this is closed with its next answer (which has `connection: close`); a quarter "
         "less for some, so that clients that came together do not come back together. A client that keeps its "
         "connections would otherwise stay with its replica for ever, whatever replicas were added since. 0: no limit.",
         unit="s",
@@ -293,7 +293,7 @@ class Settings(SettingsGroup):
         most, room = self.limits.max_rows, self.queue.max_queue_rows
         if most > room:
             raise ValueError(
-                f"max_rows {most} is over max_queue_rows {room}: a request of so many sequences could never be let in. "
+                f"max_rows {most} is over max_queue_rows {room}: such a request could never be accepted. "
                 f"Set {PREFIX}MAX_ROWS to {room} or less, or {PREFIX}MAX_QUEUE_ROWS to {most} or more"
             )
         return self

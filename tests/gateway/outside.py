@@ -10,11 +10,11 @@ import os
 import sys
 from pathlib import Path
 
-from penstock_gateway.follow import Access
-from penstock_gateway.process import Gateway
+from penstock_gateway.follow import ApiServerAccess
+from penstock_gateway.process import GatewayProcess
 from penstock_gateway.settings import GatewaySettings
 
 if __name__ == "__main__":
     logging.basicConfig(format="%(levelname)s %(message)s", level=logging.DEBUG)
     settings = GatewaySettings.from_environment(os.environ)
-    sys.exit(Gateway(settings, Access(sys.argv[1]), folder=Path(sys.argv[2])).run())
+    sys.exit(GatewayProcess(settings, ApiServerAccess(sys.argv[1]), folder=Path(sys.argv[2])).run())

@@ -18,7 +18,7 @@ from hypothesis import strategies as st
 from penstock_gateway.config import PROBES, SCRIPT, configuration
 from penstock_gateway.haproxy import ADDED, CHECK, DELETED, ServerState, ServerSync, commands, read_states
 from penstock_gateway.settings import GatewayError, GatewaySettings, variable
-from penstock_gateway.slices import REMOVED_SLICE_SECONDS, Replica, SliceHistory, replicas
+from penstock_gateway.slices import REMOVED_SLICE_SECONDS, ReplicaAddress, SliceHistory, replicas
 
 NEEDED = {
     "PENSTOCK_GATEWAY_ENDPOINT": "emotion",
@@ -118,10 +118,10 @@ def test_slices_become_servers() -> None:
     )
 
     assert found == {
-        "a_10.0.0.1": Replica("a_10.0.0.1", "10.0.0.1", 8080, takes_requests=True),
-        "b_10.0.0.2": Replica("b_10.0.0.2", "10.0.0.2", 8080, takes_requests=True),
-        "c_fd00::3": Replica("c_fd00::3", "fd00::3", 8080, takes_requests=True),
-        "address_10.0.0.9": Replica("address_10.0.0.9", "10.0.0.9", 8080, takes_requests=True),
+        "a_10.0.0.1": ReplicaAddress("a_10.0.0.1", "10.0.0.1", 8080, takes_requests=True),
+        "b_10.0.0.2": ReplicaAddress("b_10.0.0.2", "10.0.0.2", 8080, takes_requests=True),
+        "c_fd00::3": ReplicaAddress("c_fd00::3", "fd00::3", 8080, takes_requests=True),
+        "address_10.0.0.9": ReplicaAddress("address_10.0.0.9", "10.0.0.9", 8080, takes_requests=True),
     }
 
 
@@ -166,7 +166,10 @@ def test_a_pod_that_moved_to_another_slice_is_what_that_one_says() -> None:
     assert not SliceHistory().service_removed, "who has never seen a slice waits for the first"
 
 
-UP, ENDING = Replica("a", "10.0.0.1", 8080, takes_requests=True), Replica("a", "10.0.0.1", 8080, takes_requests=False)
+UP, ENDING = (
+    ReplicaAddress("a", "10.0.0.1", 8080, takes_requests=True),
+    ReplicaAddress("a", "10.0.0.1", 8080, takes_requests=False),
+)
 ADD = f"add server replicas/a 10.0.0.1:8080 maxconn 9 {CHECK}"
 
 
@@ -188,7 +191,7 @@ ADD = f"add server replicas/a 10.0.0.1:8080 maxconn 9 {CHECK}"
     ],
 )
 def test_each_server_is_led_to_where_it_should_be(
-    wanted: Replica | None, present: ServerState | None, expected: list[str]
+    wanted: ReplicaAddress | None, present: ServerState | None, expected: list[str]
 ) -> None:
     found = commands({} if wanted is None else {"a": wanted}, {} if present is None else {"a": present}, concurrency=9)
 
@@ -240,9 +243,9 @@ def test_whatever_fails_on_the_way_haproxy_ends_with_what_is_wanted(
 ) -> None:
     haproxy = FakeHaproxy(failures)
     roster = ServerSync(haproxy.tell, concurrency=9)
-    wanted: dict[str, Replica] = {}
+    wanted: dict[str, ReplicaAddress] = {}
     for wish in wishes:
-        wanted = {name: Replica(name, "10.0.0.1", 8080, takes_requests=takes) for name, takes in wish.items()}
+        wanted = {name: ReplicaAddress(name, "10.0.0.1", 8080, takes_requests=takes) for name, takes in wish.items()}
         with contextlib.suppress(TimeoutError):
             roster.set_replicas(wanted)
     for _ in range(len(failures) + 1):

@@ -17,7 +17,7 @@ from penstock_runtime.errors import ClientGone, MethodNotAllowed, RequestError, 
 from penstock_runtime.http.api.bodies import error_response
 from penstock_runtime.http.transport.head import body_too_large
 from penstock_runtime.http.transport.message import ErrorFormat, Request, Response, Route
-from penstock_runtime.serving.metrics import Metrics
+from penstock_runtime.serving.metrics import ServerMetrics
 from penstock_runtime.settings import Settings
 
 logger = logging.getLogger("penstock.http")
@@ -104,7 +104,7 @@ def allowed(methods: Mapping[str, Route]) -> tuple[str, ...]:
 class Application:
     """Answers requests with the handlers of a router."""
 
-    def __init__(self, router: Router, settings: Settings, metrics: Metrics) -> None:
+    def __init__(self, router: Router, settings: Settings, metrics: ServerMetrics) -> None:
         self.router = router
         self.metrics = metrics
         self.body_limit = settings.limits.max_body_bytes

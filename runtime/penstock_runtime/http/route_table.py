@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from penstock_runtime.http.api import cohere, openai, predict, tei, v2
-from penstock_runtime.http.api.health import Health
+from penstock_runtime.http.api.health import HealthRoutes
 from penstock_runtime.http.api.service import ModelService
 from penstock_runtime.http.pages.documents import Documents
 from penstock_runtime.http.transport.message import Route
@@ -15,7 +15,7 @@ PAGES = "Pages"
 
 def routes(service: ModelService, limits: RequestLimits) -> tuple[Route, ...]:
     """All routes, including those of other tasks; the OpenAPI document describes the routes of this task."""
-    health = Health(service)
+    health = HealthRoutes(service)
     documents = Documents(service)
     plain = {"type": "string"}
     table = (

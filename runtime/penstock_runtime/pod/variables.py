@@ -53,9 +53,7 @@ class PodVariables(Variables):
         "Serve a plan that was measured and judged on processors of another instruction set all the same. Its answers "
         "were not judged and its speed was not measured on this one.",
     )
-    termination_log: Path = setting(
-        DEFAULT_LOG, "File that says as JSON why the process ended, when it did because of an error."
-    )
+    termination_log: Path = setting(DEFAULT_LOG, "File for the error that ended the process, as JSON.")
     model: str = setting("", "A model is not served without being optimised first: this only leads to saying how.")
 
     @model_validator(mode="after")

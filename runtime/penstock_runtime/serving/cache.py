@@ -99,7 +99,7 @@ def memory_size(value: Any) -> int:
                 left += one
         elif isinstance(one, str):
             if not one.isascii():
-                # Writing it as JSON leaves its UTF-8 beside it, if that is not there already.
+                # Writing it as JSON also keeps its UTF-8 form, if that is not there already.
                 size += len(one.encode(errors="surrogatepass"))
         elif isinstance(one, np.ndarray):
             if one.base is not None:

@@ -1,6 +1,6 @@
 """Metrics of the server for Prometheus. docs/reference/metrics.md is made from this file.
 
-A registry of its own for each server, so that two servers in one process (tests, a swap) do not mix. What every request
+A separate registry for each server, so that two servers in one process (tests, a swap) do not mix. What every request
 touches is counted with plain integers by the event loop's thread (`Tally`, a fifth of the cost of the client library's
 histogram) and turned into metric families when Prometheus asks.
 """
@@ -69,7 +69,7 @@ def with_objective(bounds: Iterable[float], objective_milliseconds: float | None
     return tuple(sorted({*bounds, *extra}))
 
 
-class Metrics:
+class ServerMetrics:
     """All metrics of one server. Request methods are for the event loop's thread; batch and cache methods for any."""
 
     def __init__(self, status: ServerStatus, *, objective_p95_milliseconds: float | None = None) -> None:

@@ -20,7 +20,7 @@ from penstock_runtime.http.api.service import ModelService, PredictorLike
 from penstock_runtime.http.application import Application, Router
 from penstock_runtime.http.route_table import routes
 from penstock_runtime.http.transport.listener import Listener
-from penstock_runtime.serving.metrics import Metrics
+from penstock_runtime.serving.metrics import ServerMetrics
 from penstock_runtime.serving.status import ServerPhase, ServerStatus
 from penstock_runtime.settings import Settings
 from penstock_runtime.tasks.base import RequestLimits
@@ -42,7 +42,7 @@ class Server:
     def __init__(self, status: ServerStatus, settings: Settings, predictor: PredictorLike | None = None) -> None:
         self.status = status
         self.settings = settings
-        self.metrics = Metrics(status, objective_p95_milliseconds=settings.observation.objective_p95_milliseconds)
+        self.metrics = ServerMetrics(status, objective_p95_milliseconds=settings.observation.objective_p95_milliseconds)
         self.service = ModelService(status, settings, self.metrics)
         table = routes(self.service, request_limits(settings))
         self.application = Application(Router(table, status.task), settings, self.metrics)

@@ -8,7 +8,7 @@ from contextlib import asynccontextmanager
 from aiohttp import web
 
 from penstock.tasks import TaskName
-from penstock_runtime.serving.metrics import Metrics
+from penstock_runtime.serving.metrics import ServerMetrics
 from penstock_runtime.serving.status import ServerPhase, ServerStatus
 from testbed.ports import some_free_ports
 
@@ -20,7 +20,7 @@ class ServingPod:
 
     def __init__(self, *, objective_milliseconds: float | None = 20.0) -> None:
         status = ServerStatus("emotion", TaskName.TEXT_CLASSIFICATION, phase=ServerPhase.READY)
-        self.metrics = Metrics(status, objective_p95_milliseconds=objective_milliseconds)
+        self.metrics = ServerMetrics(status, objective_p95_milliseconds=objective_milliseconds)
         self.status = 200
         self.scrapes = 0
 

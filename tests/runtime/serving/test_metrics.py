@@ -17,7 +17,7 @@ from prometheus_client.parser import text_string_to_metric_families as parse
 from penstock.tasks import TaskName
 from penstock_runtime.errors import InferenceFailed, NotReady, Overloaded, RequestError
 from penstock_runtime.host import read_host
-from penstock_runtime.serving.metrics import SECONDS, Metrics, Tally, with_objective
+from penstock_runtime.serving.metrics import SECONDS, ServerMetrics, Tally, with_objective
 from penstock_runtime.serving.predictor import Answer
 from penstock_runtime.serving.status import ServerStatus
 from tests.runtime.http.serving import TIMINGS, Gate, make_model, serving
@@ -131,12 +131,12 @@ def test_a_version_that_cannot_be_read_gets_the_plain_format(media_type: str, ve
     assert len(list(parse(text.decode()))) > 10
 
 
-def full_metrics() -> Metrics:
+def full_metrics() -> ServerMetrics:
     """With something in every family."""
     status = ServerStatus("emotion", TaskName.FEATURE_EXTRACTION, host=read_host())
     assert status.host is not None
     status.grant = status.host.usable_cores()
-    metrics = Metrics(status, objective_p95_milliseconds=20)
+    metrics = ServerMetrics(status, objective_p95_milliseconds=20)
     metrics.finished("/predict", 200, 0.01, inference=True)
     metrics.refused("validation")
     metrics.answered(Answer(None, TIMINGS, tokens=7, truncated=0))

@@ -206,7 +206,7 @@ def run_failure(status: int, size: str, output: str) -> InferenceFailed:
             return InferenceFailed(f"native: no memory for {size}", remedy="Allow the pod more memory")
         case RunStatus.BAD_MODEL:
             return InferenceFailed(
-                f"native: the graph's output {output} has not as many lines as its file states",
+                f"native: the graph's output {output} does not have the number of lines in its file",
                 remedy="Run penstock optimize again",
             )
         case _:

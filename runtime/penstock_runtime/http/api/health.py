@@ -15,7 +15,7 @@ from penstock_runtime.serving.status import ServerPhase
 PLAIN = b"text/plain; charset=utf-8"
 
 
-class Health:
+class HealthRoutes:
     """The handlers."""
 
     def __init__(self, service: ModelService) -> None:

@@ -7,7 +7,7 @@ from typing import Any, Protocol
 
 from penstock_runtime.errors import InvalidInput, NotReady, UnsupportedRoute
 from penstock_runtime.http.transport.message import Request
-from penstock_runtime.serving.metrics import Metrics
+from penstock_runtime.serving.metrics import ServerMetrics
 from penstock_runtime.serving.predictor import Answer
 from penstock_runtime.serving.status import ServerPhase, ServerStatus
 from penstock_runtime.settings import Settings
@@ -40,7 +40,7 @@ class ModelService:
     """The predictor, and what clients can ask about it."""
 
     def __init__(
-        self, status: ServerStatus, settings: Settings, metrics: Metrics, predictor: PredictorLike | None = None
+        self, status: ServerStatus, settings: Settings, metrics: ServerMetrics, predictor: PredictorLike | None = None
     ) -> None:
         self.status = status
         self.settings = settings

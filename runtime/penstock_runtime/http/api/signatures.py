@@ -15,7 +15,7 @@ import numpy as np
 from penstock.tasks import TaskName
 from penstock_runtime.errors import InvalidInput
 from penstock_runtime.http.api.bodies import dumps
-from penstock_runtime.http.api.tensors import Output, TensorSpec
+from penstock_runtime.http.api.tensors import OutputTensor, TensorSpec
 
 TEXT = TensorSpec("text", "BYTES", (-1,))
 ANSWER = TensorSpec("answer", "BYTES", (-1,))
@@ -32,7 +32,7 @@ class Signature:
     outputs: tuple[TensorSpec, ...]
     to_inputs: Callable[[Mapping[str, list[str]]], tuple[Any, dict[str, Any]]]
     """Converts texts by tensor name to the task's inputs, and to parameters that are sent as tensors."""
-    to_outputs: Callable[[Any, int], list[Output]]
+    to_outputs: Callable[[Any, int], list[OutputTensor]]
     """Converts the answer and the number of texts to tensors."""
     places: Mapping[str, str]
     """Patterns of the task's field paths, with the index of an element, and the tensor of that field."""
@@ -86,7 +86,7 @@ def _single(tensors: Mapping[str, list[str]], name: str) -> str:
     return tensors[name][0]
 
 
-def _vectors(value: Any, count: int) -> list[Output]:
+def _vectors(value: Any, count: int) -> list[OutputTensor]:
     if isinstance(value, list):
         if len(value) > 1:
             raise InvalidInput(
@@ -97,15 +97,15 @@ def _vectors(value: Any, count: int) -> list[Output]:
         value = value[0]
     vectors = np.asarray(value, dtype=np.float32)
     _ = count
-    return [Output("embedding", vectors.shape, numbers=vectors)]
+    return [OutputTensor("embedding", vectors.shape, numbers=vectors)]
 
 
-def _scores(value: Any, count: int) -> list[Output]:
+def _scores(value: Any, count: int) -> list[OutputTensor]:
     scores = np.asarray(value, dtype=np.float32)
-    return [Output("score", (count,) if scores.size == count else scores.shape, numbers=scores)]
+    return [OutputTensor("score", (count,) if scores.size == count else scores.shape, numbers=scores)]
 
 
-def _labels(value: Any, count: int) -> list[Output]:
+def _labels(value: Any, count: int) -> list[OutputTensor]:
     """Answers as [{label, score}] or {labels, scores} for each text."""
     rows = [
         (row["labels"], row["scores"])
@@ -115,13 +115,13 @@ def _labels(value: Any, count: int) -> list[Output]:
     ]
     shape = (count, len(rows[0][0]))
     return [
-        Output("label", shape, texts=[label for labels, _ in rows for label in labels]),
-        Output("score", shape, numbers=np.asarray([scores for _, scores in rows], dtype=np.float32)),
+        OutputTensor("label", shape, texts=[label for labels, _ in rows for label in labels]),
+        OutputTensor("score", shape, numbers=np.asarray([scores for _, scores in rows], dtype=np.float32)),
     ]
 
 
-def _json(value: Any, count: int) -> list[Output]:
-    return [Output("answer", (count,), texts=[dumps(one).decode() for one in value])]
+def _json(value: Any, count: int) -> list[OutputTensor]:
+    return [OutputTensor("answer", (count,), texts=[dumps(one).decode() for one in value])]
 
 
 LABELS = (TensorSpec("label", "BYTES", (-1, -1)), TensorSpec("score", "FP32", (-1, -1)))

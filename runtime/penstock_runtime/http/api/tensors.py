@@ -1,7 +1,7 @@
-"""Tensors of the Open Inference Protocol v2: BYTES, FP32 and INT64, as JSON or as the binary extension has them. Pure.
+"""Tensors of the Open Inference Protocol v2: BYTES, FP32 and INT64, as JSON or in the binary extension. Pure.
 
 Binary: after the JSON header the tensors follow one another; a BYTES element is its length (4 bytes, little endian) and
-the bytes; numbers are little endian. A tensor's `binary_data_size` parameter says how long it is.
+the bytes; numbers are little endian. A tensor's `binary_data_size` parameter is its length in bytes.
 """
 
 from __future__ import annotations
@@ -35,12 +35,12 @@ class TensorSpec:
     description: str = ""
 
     def as_json(self) -> dict[str, Any]:
-        """As the metadata route shows it."""
+        """The tensor in the metadata."""
         return {"name": self.name, "datatype": self.datatype, "shape": list(self.shape)}
 
 
 @dataclass(frozen=True, slots=True)
-class Output:
+class OutputTensor:
     """One output tensor: texts, or float32 numbers."""
 
     name: str
@@ -54,12 +54,12 @@ class Output:
         return "BYTES" if self.numbers is None else "FP32"
 
     def as_json(self) -> dict[str, Any]:
-        """With its data, flat."""
+        """The tensor with its data, flat."""
         data: Any = self.texts if self.numbers is None else np.ascontiguousarray(self.numbers).reshape(-1)
         return {"name": self.name, "datatype": self.datatype, "shape": list(self.shape), "data": data}
 
     def as_binary(self) -> tuple[dict[str, Any], bytes]:
-        """The JSON part, and the data that follows it."""
+        """The JSON part and the binary data."""
         if self.numbers is None:
             encoded = [text.encode() for text in self.texts or ()]
             data = b"".join(part for text in encoded for part in (LENGTH.pack(len(text)), text))

@@ -1,7 +1,7 @@
 """The Open Inference Protocol v2 (KServe, Triton): texts in as BYTES, answers out as FP32 and BYTES.
 
-Which tensors a task has stands in `signatures`. The binary extension is there because tritonclient sends and asks for
-it by default.
+The tensors of each task are in `signatures`. The binary extension is supported because tritonclient uses it by
+default.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from penstock_runtime.http.api.bodies import (
     rename_field,
     timing_headers,
 )
-from penstock_runtime.http.api.health import Health
+from penstock_runtime.http.api.health import HealthRoutes
 from penstock_runtime.http.api.service import ModelService
 from penstock_runtime.http.api.signatures import SIGNATURES, Signature
 from penstock_runtime.http.api.tensors import LARGEST, MOST_DIMENSIONS, TensorSpec, read_texts
@@ -40,15 +40,15 @@ VERSION = "1"
 HEADER_LENGTH = b"inference-header-content-length"
 LENGTH_DIGITS = 18
 KINDS = frozenset({"application/json", "application/octet-stream"})
-"""Content types of a body that is JSON alone: tritonclient.http.aio calls all of its bodies the second."""
+"""Content types of a body that is only JSON: tritonclient.http.aio uses the second for all bodies."""
 PROTOCOL_PARAMETERS = frozenset(
     {
         "binary_data_output", "sequence_id", "sequence_start", "sequence_end", "priority", "timeout",
         "content_type", "headers",
     }
 )  # fmt: skip
-"""Of a request: the protocol's own, not the task's. tritonclient sends some of them with their defaults; MLServer's
-codecs send the last two."""
+"""Parameters of the protocol, not of the task. tritonclient sends some of them with their defaults; MLServer's codecs
+send the last two."""
 
 
 @dataclass(frozen=True)
@@ -101,7 +101,7 @@ def _split(request: Request) -> tuple[Any, bytes]:
     if length is None:
         return read_json(request, KINDS), b""
     refuse_compressed(request)
-    # A number of thousands of digits is not even looked at: int() refuses it with an error of its own.
+    # Not parsed if it has thousands of digits: int() would raise another error.
     if not length.isdigit() or len(length) > LENGTH_DIGITS or int(length) > len(request.body):
         raise InvalidInput(
             f"the header {HEADER_LENGTH.decode()} is no length within the body",
@@ -127,7 +127,7 @@ def _tensors(inputs: Any, binary: bytes, specs: Sequence[TensorSpec]) -> dict[st
         if not isinstance(name, str):
             path = f"{where}.name"
             raise InvalidInput(f"{path} must be a string", field=path, remedy=f"Send {', '.join(names)} once")
-        # A model with one input takes it under any name: nothing can be meant but it.
+        # A model with one input accepts it under any name.
         if len(names) == len(inputs) == 1:
             name = names[0]
         if name not in names or name in found:
@@ -210,7 +210,7 @@ def write_inference(answer: Answer, inference: Inference, signature: Signature, 
 class V2:
     """The handlers."""
 
-    def __init__(self, service: ModelService, health: Health) -> None:
+    def __init__(self, service: ModelService, health: HealthRoutes) -> None:
         self._service = service
         self._health = health
         self._signature = SIGNATURES[service.status.task]
@@ -342,19 +342,19 @@ def _parameters_schema(task: JsonSchema, signature: Signature) -> JsonSchema:
     }
 
 
-def routes(service: ModelService, health: Health, limits: RequestLimits) -> tuple[Route, ...]:
+def routes(service: ModelService, health: HealthRoutes, limits: RequestLimits) -> tuple[Route, ...]:
     """Their table."""
     v2 = V2(service, health)
     signature = SIGNATURES[service.status.task]
     parameters = request_schema(service.status.task, limits)["properties"]["parameters"]
     request = _request_schema(signature, _parameters_schema(parameters, signature))
-    said: JsonSchema = {"type": "object"}
+    schema: JsonSchema = {"type": "object"}
     model = tuple(
         route
         for path in ("/v2/models/{name}", "/v2/models/{name}/versions/{version}")
         for route in (
-            Route("GET", path, v2.metadata, "The model's tensors", TAG, response=said),
-            Route("GET", f"{path}/ready", v2.model_ready, "Are requests welcome?", TAG, public=True, response=said),
+            Route("GET", path, v2.metadata, "The model's tensors", TAG, response=schema),
+            Route("GET", f"{path}/ready", v2.model_ready, "Are requests welcome?", TAG, public=True, response=schema),
             Route(
                 "POST", f"{path}/infer", v2.infer, "Ask the model", TAG, inference=True, binary=True,
                 request=request, response=RESPONSE,
@@ -362,8 +362,8 @@ def routes(service: ModelService, health: Health, limits: RequestLimits) -> tupl
         )
     )  # fmt: skip
     return (
-        Route("GET", "/v2", v2.server, "What this server is", TAG, response=said),
-        Route("GET", "/v2/health/live", v2.live, "Is the process alive?", TAG, public=True, response=said),
-        Route("GET", "/v2/health/ready", v2.ready, "Are requests welcome?", TAG, public=True, response=said),
+        Route("GET", "/v2", v2.server, "What this server is", TAG, response=schema),
+        Route("GET", "/v2/health/live", v2.live, "Is the process alive?", TAG, public=True, response=schema),
+        Route("GET", "/v2/health/ready", v2.ready, "Are requests welcome?", TAG, public=True, response=schema),
         *model,
     )

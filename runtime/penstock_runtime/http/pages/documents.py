@@ -20,7 +20,7 @@ from penstock_runtime.http.transport.message import Request, Response, Route
 HTML = b"text/html; charset=utf-8"
 
 
-class Page:
+class StaticPage:
     """One page, read once, with a content security policy that allows only its own script and style."""
 
     def __init__(self, name: str) -> None:
@@ -65,8 +65,8 @@ class Documents:
         self.routes: Sequence[Route] = ()
         """The routes of the document; set when all routes are known."""
         self._document: bytes | None = None
-        self.playground = Page("playground.html")
-        self.reference = Page("reference.html")
+        self.playground = StaticPage("playground.html")
+        self.reference = StaticPage("reference.html")
 
     def openapi(self, _: Request) -> Response:
         """`/openapi.json`; made on the first request."""

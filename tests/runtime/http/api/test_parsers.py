@@ -19,7 +19,7 @@ from penstock_runtime.errors import RequestError
 from penstock_runtime.http.api.bodies import read_json
 from penstock_runtime.http.api.predict import Envelope
 from penstock_runtime.http.api.signatures import SIGNATURES
-from penstock_runtime.http.api.tensors import Output, read_texts
+from penstock_runtime.http.api.tensors import OutputTensor, read_texts
 from penstock_runtime.http.api.v2 import HEADER_LENGTH, read_inference
 from penstock_runtime.http.transport.message import Request, Response, encode
 from penstock_runtime.tasks.factory import request_schema
@@ -81,7 +81,7 @@ def test_any_json_is_an_envelope_or_explained(task: TaskName, data: st.DataObjec
 
 @given(TEXTS)
 def test_texts_survive_the_binary_form(texts: list[str]) -> None:
-    header, data = Output("text", (len(texts),), texts=texts).as_binary()
+    header, data = OutputTensor("text", (len(texts),), texts=texts).as_binary()
 
     assert header["parameters"]["binary_data_size"] == len(data)
     assert read_texts(header, data, "inputs[0]") == texts
