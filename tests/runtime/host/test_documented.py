@@ -1,4 +1,4 @@
-"""docs/cores.md says of every instruction set class what the code does."""
+"""docs/cores.md describes every instruction set class as the code has it."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""docs/tasks.md says what is so. That its tables are fresh is tested with those of the other documents."""
+"""docs/tasks.md is correct. That its tables are fresh is tested with those of the other documents."""
 
 from __future__ import annotations
 
