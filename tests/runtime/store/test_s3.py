@@ -24,7 +24,7 @@ from penstock.errors import (
 )
 from penstock.manifest import MANIFEST_NAME
 from penstock_runtime.models.fetching import FetchProgress
-from penstock_runtime.store import ArtefactStore, fetch, objects, open_store
+from penstock_runtime.store import ArtefactStore, fetch, object_store, open_store
 from penstock_runtime.store.fetch import digest_of, fault
 from penstock_runtime.store.remote import Retries
 from tests.runtime.models.s3_server import S3, running_s3
@@ -93,7 +93,7 @@ def test_a_file_of_many_parts_arrives_whole(
     s3: S3, store: ArtefactStore, artefact: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     # S3 takes parts from 5 MiB on.
-    monkeypatch.setitem(objects._UPLOAD, URI.scheme, {"chunksize": 5 * 2**20, "max_concurrency": 2})
+    monkeypatch.setitem(object_store._UPLOAD, URI.scheme, {"chunksize": 5 * 2**20, "max_concurrency": 2})
     monkeypatch.setattr(fetch, "CHUNK_BYTES", 3_000_000)
     big = artefact / "model/onnxruntime-fp32/model.onnx"
     big.write_bytes(os.urandom(12_000_000))
