@@ -152,7 +152,7 @@ class Batcher:
 
     @property
     def tokens_per_second(self) -> float:
-        """TokenRate of all streams while busy, as measured recently."""
+        """Throughput of all streams while busy, as measured recently."""
         return self._rate.tokens_per_second
 
     def check_room(self, rows: int, tokens: int) -> None:

@@ -124,7 +124,7 @@ def test_facts_tell_of_a_second_copy_of_the_weights(recipe: Recipe, streams: int
     ],
     ids=lambda value: getattr(value, "slug", ""),
 )
-def test_the_precision_in_use_is_told(recipe: Recipe, precisions: set[str]) -> None:
+def test_the_precision_in_use_is_reported(recipe: Recipe, precisions: set[str]) -> None:
     engine = load(recipe)
 
     assert engine.facts.precision in precisions

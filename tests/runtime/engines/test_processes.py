@@ -88,7 +88,7 @@ print(json.dumps({"done": sorted(done)}))
 
 @pytest.mark.parametrize("wide", [False, True])
 @pytest.mark.parametrize("recipe", [ORT_FP32, OPENVINO_FP32], ids=slug)
-def test_no_more_cores_are_used_than_the_plan_says(recipe: Recipe, wide: bool) -> None:
+def test_no_more_cores_are_used_than_in_the_plan(recipe: Recipe, wide: bool) -> None:
     """Two streams, whatever the machine has: the default would be all its cores."""
     found = measure(
         recipe,
@@ -104,7 +104,7 @@ together(2, work)
 print(json.dumps({{"cores": (time.process_time() - used) / (time.perf_counter() - start)}}))
 """,
     )
-    # The pool's helper in ORT's wide session may run beside both callers for a moment.
+    # The pool's helper in ORT's wide session may run at the same time as both callers for a moment.
     assert found["cores"] < (3.2 if wide and recipe is ORT_FP32 else 2.3)
 
 

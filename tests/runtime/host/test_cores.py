@@ -1,4 +1,4 @@
-"""Which cores are granted, on which machine, under which limits, and what is said about it."""
+"""The granted cores and findings, by machine and limits."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def test_siblings_are_read_from_cpuinfo_where_sys_is_not_mounted(tmp_path: Path)
     assert (granted.cpus, granted.siblings) == ((0, 1), (2, 3))
 
 
-def test_two_sockets_are_told_and_a_smaller_grant_stays_on_one(tmp_path: Path) -> None:
+def test_two_sockets_are_reported_and_a_smaller_grant_stays_on_one(tmp_path: Path) -> None:
     machine = Machine(hyper_threaded(8, nodes=2))
     assert "the cores span 2 NUMA nodes (0-1)" in grant(machine, tmp_path).findings
     granted = grant(machine, tmp_path, 4)
@@ -77,7 +77,7 @@ V1_QUOTA = cgroup_v1(
 
 
 @pytest.mark.parametrize("files", [V2_QUOTA, V1_QUOTA], ids=["v2", "v1"])
-def test_a_fractional_quota_rounds_down_and_says_so(files: dict[str, str], tmp_path: Path) -> None:
+def test_a_fractional_quota_rounds_down_with_a_finding(files: dict[str, str], tmp_path: Path) -> None:
     host = read_host(Machine(single_threaded(4), files=files).write(tmp_path), amx_permitted=True)
     granted = host.usable_cores(4)
     assert (host.quota, granted.cores, granted.pinned, granted.keep) == (1.5, 1, False, False)
@@ -187,7 +187,7 @@ def test_without_cgroups_nothing_is_claimed(tmp_path: Path) -> None:
     assert not granted.pinned
 
 
-def test_asking_for_more_cores_than_there_are_says_what_to_write(tmp_path: Path) -> None:
+def test_asking_for_more_cores_than_there_are_names_the_remedy(tmp_path: Path) -> None:
     with pytest.raises(HostError) as caught:
         grant(Machine(hyper_threaded(4)), tmp_path, 8)
     assert str(caught.value) == (

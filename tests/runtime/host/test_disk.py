@@ -1,4 +1,4 @@
-"""A full disk is said in words: which folder, why, how much is free, what to do."""
+"""Errors of a full disk: the folder, the reason, the free space and the remedy."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def test_a_device_that_is_always_full_is_such_a_disk(tmp_path: Path) -> None:
         Path("/dev/full").write_text("x", encoding="ascii")
 
 
-def test_a_worker_that_met_a_full_disk_is_told_which_one(tmp_path: Path) -> None:
+def test_the_error_of_a_worker_on_a_full_disk_gets_the_folder(tmp_path: Path) -> None:
     with (
         pytest.raises(OutOfDisk, match="cannot take more: File too large"),
         translate_full_disk(tmp_path, what="the store"),
@@ -42,7 +42,7 @@ def test_a_worker_that_met_a_full_disk_is_told_which_one(tmp_path: Path) -> None
         raise OutOfDisk("File too large")
 
 
-def test_one_that_has_been_said_already_is_not_said_again(tmp_path: Path) -> None:
+def test_a_complete_error_is_not_changed(tmp_path: Path) -> None:
     first = OutOfDisk("the work folder is full", remedy="Free space")
 
     with pytest.raises(OutOfDisk) as caught, translate_full_disk(tmp_path, what="the store"):
@@ -77,7 +77,7 @@ def test_other_errors_of_a_folder_name_it_and_the_flag(place: tuple[str, ...], t
     assert caught.value.remedy == "Give a folder that this process may write with --output"
 
 
-def test_a_full_disk_is_said_as_one_wherever_a_folder_is_written(tmp_path: Path) -> None:
+def test_a_full_disk_is_the_same_error_wherever_a_folder_is_written(tmp_path: Path) -> None:
     with pytest.raises(OutOfDisk), translate_write_errors(tmp_path, what="the folder", option="--output"):
         raise OSError(errno.ENOSPC, "whatever")
 

@@ -78,7 +78,7 @@ def test_a_machine_that_does_not_tell_is_not_refused() -> None:
     require_memory(HostMemory(total=0, limit=None, available=0), GIB, "serving a")
 
 
-def test_too_little_under_a_limit_says_by_how_much_to_raise_it() -> None:
+def test_too_little_under_a_limit_names_the_missing_amount() -> None:
     with pytest.raises(HostError) as caught:
         require_memory(HostMemory(total=64 * GIB, limit=2 * GIB, available=GIB), 3 * GIB, "serving emotion")
     assert str(caught.value) == (
@@ -87,7 +87,7 @@ def test_too_little_under_a_limit_says_by_how_much_to_raise_it() -> None:
     )
 
 
-def test_too_little_on_the_machine_says_so() -> None:
+def test_too_little_on_the_machine_names_the_machine() -> None:
     with pytest.raises(HostError, match="but 1 GiB of this machine's 4 GiB are free"):
         require_memory(HostMemory(total=4 * GIB, limit=None, available=GIB), 3 * GIB, "serving emotion")
 

@@ -66,7 +66,7 @@ def write_onnx(path: Path) -> Path:
 
 
 def write_onnx_with_weights(path: Path, *names: str) -> Path:
-    """A real ONNX file that runs: [batch, tokens, 4] of weights of one each, which lie in these files beside it."""
+    """A real ONNX file that runs: [batch, tokens, 4] of weights of one each, which are in these external files."""
     import onnx
     from onnx import TensorProto, helper, numpy_helper
 

@@ -42,7 +42,7 @@ class Hub:
     cut_after: int | None = None
     """Bytes after which the next download breaks off, once."""
     pause_after: int | None = None
-    """Bytes after which the next download stands still, once, until `go_on`."""
+    """Bytes after which the next download stalls, once, until `go_on`."""
     go_on: threading.Event = field(default_factory=threading.Event)
     requests: list[tuple[str, str, Mapping[str, str]]] = field(default_factory=list)
     """Method, path and headers of every call."""

@@ -63,7 +63,7 @@ def versitygw() -> Path:
 
 
 def free_port() -> int:
-    """A loopback port that nobody listens on."""
+    """A loopback port without a listener."""
     with closing(socket.socket()) as probe:
         probe.bind(("127.0.0.1", 0))
         found: int = probe.getsockname()[1]

@@ -116,6 +116,6 @@ def test_the_conversion_of_a_sentence_transformers_model_works(tmp_path: Path, r
 
 
 @pytest.mark.parity
-def test_the_fast_tokenizer_is_written_beside_the_slow_one(pickled: Path, run: Callable[..., None]) -> None:
+def test_the_fast_tokenizer_is_written_to_the_folder_of_the_slow_one(pickled: Path, run: Callable[..., None]) -> None:
     run(programs("tokenizer")[0], pickled)
     assert (pickled / "tokenizer.json").is_file()

@@ -1,4 +1,4 @@
-"""What a model folder says about itself, and which folders are refused with what words."""
+"""The contents of model folders, and the errors for refused ones."""
 
 from __future__ import annotations
 
@@ -383,7 +383,7 @@ class TestWeights:
             ModelFolder.open(tmp_path)
         assert "all weights in model.onnx_data (docs/how-to/convert-a-model.md#onnx-weights)" in caught.value.remedy
 
-    def test_which_is_no_matter_beside_safetensors(self, tmp_path: Path) -> None:
+    def test_which_does_not_matter_with_safetensors(self, tmp_path: Path) -> None:
         """A fetch of the graph that broke off left it in the hub's cache."""
         write_onnx_with_weights(model_folder(tmp_path) / "model.onnx", "model.onnx_data")
         (tmp_path / "model.onnx_data").unlink()
@@ -410,7 +410,7 @@ class TestWeights:
             with contextlib.suppress(CorruptModel):
                 ModelFolder.open(folder)
 
-    def test_no_weights_at_all_is_told(self, tmp_path: Path) -> None:
+    def test_no_weights_at_all_is_an_error(self, tmp_path: Path) -> None:
         with pytest.raises(CorruptModel, match=r"holds no weights: neither model.safetensors"):
             ModelFolder.open(bare_folder(tmp_path))
 
@@ -418,7 +418,7 @@ class TestWeights:
         folder = ModelFolder.open(bare_folder(tmp_path, auto_map={"AutoModel": "x.Y"}), weights=False)
         assert [path.name for path in folder.files] == ["config.json", "tokenizer.json"]
 
-    def test_an_adapter_is_told_apart(self, tmp_path: Path) -> None:
+    def test_an_adapter_is_recognised(self, tmp_path: Path) -> None:
         write_json(tmp_path / "adapter_config.json", {"peft_type": "LORA"})
         with pytest.raises(UnsupportedModel, match="is an adapter"):
             ModelFolder.open(tmp_path)
@@ -446,7 +446,7 @@ class TestSafety:
         assert "Convert it to safetensors (docs/how-to/convert-a-model.md#safetensors)" in str(caught.value)
         assert not Path(f"{trap}.opened").exists()
 
-    def test_a_pickle_beside_safetensors_is_left_alone(self, tmp_path: Path) -> None:
+    def test_a_pickle_next_to_safetensors_is_ignored(self, tmp_path: Path) -> None:
         trap = write_pickle(model_folder(tmp_path) / "pytorch_model.bin")
         folder = ModelFolder.open(tmp_path)
         assert trap not in folder.files
@@ -458,7 +458,7 @@ class TestSafety:
             ModelFolder.open(model_folder(tmp_path, auto_map=table))
 
     def test_with_a_graph_of_its_own_only_that_is_offered(self, tmp_path: Path) -> None:
-        """Its safetensors may be laid out for code that we do not run, whatever model_type says."""
+        """Its safetensors may need code that is not run here, whatever its model_type is."""
         folder = model_folder(tmp_path, auto_map={"AutoModel": "modeling_x.XModel"})
         write_onnx(folder / "model.onnx")
         opened = ModelFolder.open(folder)
@@ -528,13 +528,13 @@ class TestDamage:
         assert caught.value.remedy
 
     @pytest.mark.parametrize("name", ["config.json", "model.safetensors", "model.onnx"])
-    def test_a_git_lfs_pointer_says_to_pull(self, name: str, tmp_path: Path) -> None:
+    def test_the_remedy_for_a_git_lfs_pointer_is_git_lfs_pull(self, name: str, tmp_path: Path) -> None:
         pointer = "version https://git-lfs.github.com/spec/v1\noid sha256:0123\nsize 90868376\n"
         (model_folder(tmp_path) / name).write_text(pointer)
         with pytest.raises(CorruptModel, match=r"git-lfs pointer.*Run git lfs pull"):
             ModelFolder.open(tmp_path)
 
-    def test_no_folder_no_config_and_a_file_are_told_apart(self, tmp_path: Path) -> None:
+    def test_no_folder_no_config_and_a_file_have_separate_errors(self, tmp_path: Path) -> None:
         with pytest.raises(ModelNotFound, match="is not there"):
             ModelFolder.open(tmp_path / "missing")
         (tmp_path / "file").write_text("")
@@ -544,13 +544,13 @@ class TestDamage:
         with pytest.raises(CorruptModel, match=r"has no config.json; did you mean its folder child\?"):
             ModelFolder.open(tmp_path / "parent")
 
-    def test_an_old_sentence_transformers_layout_says_how_to_save_it_again(self, tmp_path: Path) -> None:
+    def test_the_remedy_for_an_old_sentence_transformers_layout_is_to_save_it_again(self, tmp_path: Path) -> None:
         model_folder(tmp_path / "0_Transformer")
         write_json(tmp_path / "modules.json", [])
         with pytest.raises(UnsupportedModel, match="keeps its transformer in the folder 0_Transformer"):
             ModelFolder.open(tmp_path)
 
-    def test_only_a_slow_tokenizer_says_how_to_make_a_fast_one(self, tmp_path: Path) -> None:
+    def test_the_remedy_for_only_a_slow_tokenizer_makes_a_fast_one(self, tmp_path: Path) -> None:
         folder = model_folder(tmp_path)
         (folder / "tokenizer.json").unlink()
         with pytest.raises(CorruptModel, match=r"no tokenizer.json \(no tokenizer at all\)"):
@@ -620,7 +620,7 @@ class TestDigest:
         (tmp_path / "onnx" / "model_quantized.onnx").write_bytes(b"x")
         assert ModelFolder.open(tmp_path).digest() == before
 
-    def test_covers_the_data_beside_a_graph(self, tmp_path: Path) -> None:
+    def test_covers_the_external_data_of_a_graph(self, tmp_path: Path) -> None:
         write_onnx_with_weights(bare_folder(tmp_path) / "onnx" / "model.onnx", "model.onnx_data")
         folder = ModelFolder.open(tmp_path)
         assert [path.name for path in folder.files] == [

@@ -176,7 +176,7 @@ def test_a_folder_that_was_filled_elsewhere_may_be_read_only(hub: Hub, tmp_path:
     assert again.stdout == filled
 
 
-def test_a_pinned_commit_that_is_cached_asks_nobody(hub: Hub, tmp_path: Path, waits: Waits) -> None:
+def test_a_pinned_commit_that_is_cached_needs_no_request(hub: Hub, tmp_path: Path, waits: Waits) -> None:
     repository = hub.add("org/model", model_folder(tmp_path / "original"))
     pinned = ModelSource.parse(f"hf://org/model@{repository.commit}")
     first = fetch(tmp_path / "cache", waits, pinned)
@@ -225,7 +225,7 @@ def test_progress_counts_up_to_the_whole(hub: Hub, tmp_path: Path, waits: Waits)
     assert {step.file for step in seen} == {"config.json", "tokenizer.json", "model.safetensors"}
 
 
-def test_a_file_under_way_is_told_while_it_arrives(
+def test_the_progress_of_a_file_is_reported_during_its_download(
     hub: Hub, tmp_path: Path, waits: Waits, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(constants, "DOWNLOAD_CHUNK_SIZE", 10_000)
@@ -245,13 +245,13 @@ def test_a_file_under_way_is_told_while_it_arrives(
         return next(step.bytes_done for step in seen if step.file == file)
 
     fetch_model(SOURCE, cache=tmp_path / "cache", on_progress=report, retries=waits.retries)
-    assert hub.go_on.is_set(), "nothing was told before the file was whole"
+    assert hub.go_on.is_set(), "no progress was reported before the file was complete"
     arrived = {step.bytes_done - begun("vocab.txt") for step in seen if step.file == "vocab.txt"}
     assert arrived & set(range(1, 60_001)), arrived
     assert [step.bytes_done for step in seen] == sorted(step.bytes_done for step in seen)
 
 
-def test_what_is_tried_again_is_told_with_its_reason(hub: Hub, tmp_path: Path, waits: Waits) -> None:
+def test_a_retry_is_reported_with_its_reason(hub: Hub, tmp_path: Path, waits: Waits) -> None:
     hub.add("org/model", model_folder(tmp_path / "original"))
     hub.failures = [502, 429]
     seen: list[FetchProgress] = []
@@ -281,7 +281,7 @@ class TestTokens:
         assert len(hub.requests) == 1
         assert not caught.value.temporary
 
-    def test_a_wrong_one_from_the_environment_is_told_as_such(
+    def test_a_wrong_one_from_the_environment_is_reported_as_such(
         self, hub: Hub, tmp_path: Path, waits: Waits, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         hub.add("org/model", model_folder(tmp_path / "original"), token="hf_right")
@@ -289,11 +289,13 @@ class TestTokens:
         with pytest.raises(ModelAccessDenied, match="the hub refuses the token"):
             fetch(tmp_path / "cache", waits)
 
-    def test_none_at_all_says_that_it_may_be_the_name(self, hub: Hub, tmp_path: Path, waits: Waits) -> None:
+    def test_the_remedy_without_a_token_mentions_the_name(self, hub: Hub, tmp_path: Path, waits: Waits) -> None:
         with pytest.raises(ModelAccessDenied, match="wants a token, or there is no such repository"):
             fetch(tmp_path / "cache", waits)
 
-    def test_a_gated_model_says_where_to_accept(self, hub: Hub, tmp_path: Path, waits: Waits) -> None:
+    def test_the_remedy_for_a_gated_model_is_to_accept_its_conditions(
+        self, hub: Hub, tmp_path: Path, waits: Waits
+    ) -> None:
         hub.add("org/model", model_folder(tmp_path / "original"), token="hf_right", gated=True)
         with pytest.raises(ModelAccessDenied, match=r"is gated.*Accept its conditions"):
             fetch(tmp_path / "cache", waits)
@@ -394,7 +396,7 @@ class TestFolders:
     """That cannot be written: not even root may make one in /proc, or below a file."""
 
     @pytest.mark.parametrize("folder", ["/proc/models", "/dev/null/models"])
-    def test_the_models_folder_is_told_and_not_tried_again(
+    def test_the_models_folder_is_in_the_error_and_not_tried_again(
         self, folder: str, hub: Hub, tmp_path: Path, waits: Waits
     ) -> None:
         hub.add("org/model", model_folder(tmp_path / "original"))
@@ -403,7 +405,7 @@ class TestFolders:
         assert waits.seconds == []
 
     @pytest.mark.parametrize("variable", ["HF_HUB_CACHE", "HF_HOME"])
-    def test_the_users_own_hub_cache_is_told_by_its_variable(
+    def test_the_error_of_a_users_own_hub_cache_names_its_variable(
         self, variable: str, hub: Hub, tmp_path: Path, waits: Waits, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         hub.add("org/model", model_folder(tmp_path / "original"))
@@ -412,7 +414,7 @@ class TestFolders:
             fetch(tmp_path / "cache", waits)
         assert waits.seconds == []
 
-    def test_the_records_beside_a_users_own_hub_cache(
+    def test_the_records_with_a_users_own_hub_cache(
         self, hub: Hub, tmp_path: Path, waits: Waits, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         hub.add("org/model", model_folder(tmp_path / "original"))

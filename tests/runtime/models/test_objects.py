@@ -35,7 +35,7 @@ from tests.runtime.models.folders import bare_folder, model_folder, sentence_fol
 fsspec = pytest.importorskip("fsspec")
 
 ONCE = Retries(attempts=1, sleep=lambda _: None)
-THRICE = Retries(attempts=3, sleep=lambda _: None)
+THREE_ATTEMPTS = Retries(attempts=3, sleep=lambda _: None)
 
 
 class Store:
@@ -110,13 +110,13 @@ def test_files_arrive_in_chunks_and_are_put_together(store: Store, small_chunks:
 def test_a_broken_connection_costs_one_chunk(store: Store, small_chunks: int, tmp_path: Path) -> None:
     store.upload(model_folder(tmp_path / "original"))
     store.before_read = fail(2, ConnectionResetError("reset"), name="model.safetensors", start=64)
-    store.fetch(tmp_path / "cache", THRICE)
+    store.fetch(tmp_path / "cache", THREE_ATTEMPTS)
     starts = [start for name, start in store.reads if name == "model.safetensors"]
     assert starts == sorted(set(starts))
 
 
 @pytest.mark.parametrize("cache", ["/proc/models", "/dev/null/models"])
-def test_a_models_folder_that_cannot_be_written_is_told(cache: str, store: Store, tmp_path: Path) -> None:
+def test_a_models_folder_that_cannot_be_written_is_an_error_about_it(cache: str, store: Store, tmp_path: Path) -> None:
     store.upload(model_folder(tmp_path / "original"))
     with pytest.raises(
         HostError, match=rf"^the models folder {cache} cannot be .*(--models or PENSTOCK_MODELS|another folder)$"
@@ -124,7 +124,7 @@ def test_a_models_folder_that_cannot_be_written_is_told(cache: str, store: Store
         store.fetch(Path(cache))
 
 
-def test_a_models_folder_that_a_file_stands_in_the_way_of_is_not_the_store(store: Store, tmp_path: Path) -> None:
+def test_a_file_in_place_of_the_models_folder_is_no_error_of_the_store(store: Store, tmp_path: Path) -> None:
     """What the store's library calls denied is denied by the store; here it is the folder."""
     store.upload(model_folder(tmp_path / "original"))
     (tmp_path / "cache").mkdir()
@@ -216,7 +216,7 @@ def test_an_object_replaced_on_the_way_starts_anew(store: Store, tmp_path: Path)
             store.upload(model_folder(tmp_path / "original", num_labels=7))
 
     store.before_read = change
-    assert store.fetch(tmp_path / "cache", THRICE).num_labels == 7
+    assert store.fetch(tmp_path / "cache", THREE_ATTEMPTS).num_labels == 7
     assert not list((tmp_path / "cache" / "objects").glob("*.partial"))
 
 
@@ -230,7 +230,7 @@ def test_a_store_that_keeps_changing_is_temporary(store: Store, tmp_path: Path) 
 
     store.before_read = change
     with pytest.raises(ModelUnavailable, match="changes while it is fetched"):
-        store.fetch(tmp_path / "cache", THRICE)
+        store.fetch(tmp_path / "cache", THREE_ATTEMPTS)
 
 
 def test_an_object_shorter_than_listed_is_temporary(store: Store, tmp_path: Path) -> None:
@@ -284,7 +284,7 @@ def test_a_graph_comes_with_its_data(store: Store, tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("config", ["{", "[]", "null"])
-def test_a_damaged_config_is_told_when_the_folder_is_read(config: str, store: Store, tmp_path: Path) -> None:
+def test_a_damaged_config_is_reported_when_the_folder_is_read(config: str, store: Store, tmp_path: Path) -> None:
     (model_folder(tmp_path / "original") / "config.json").write_text(config)
     with pytest.raises(ModelError, match=r"config\.json"):
         store.upload(tmp_path / "original").fetch(tmp_path / "cache")
@@ -313,7 +313,7 @@ class TestErrors:
         error: Exception = type(name, (Exception,), {"__module__": module, **facts})("what went wrong\nin detail")
         return error
 
-    def test_are_told_apart_by_what_the_stores_libraries_raise(self) -> None:
+    def test_are_classified_by_the_errors_of_the_stores_libraries(self) -> None:
         cases: list[tuple[Exception, type[Exception]]] = [
             (FileNotFoundError("x"), ModelNotFound),
             (self.named("ResourceNotFoundError", "azure.core.exceptions"), ModelNotFound),
@@ -348,7 +348,9 @@ class TestErrors:
 
 
 @pytest.mark.parametrize(("url", "package"), [("gs://b/m", "gcsfs"), ("az://c/m", "adlfs"), ("s3://b/m", "s3fs")])
-def test_a_missing_package_says_how_to_install_it(url: str, package: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_missing_package_is_named_with_its_installation(
+    url: str, package: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setitem(sys.modules, package, None)
     # Forget what was imported before.
     monkeypatch.delitem(sys.modules["fsspec.registry"]._registry, url.partition(":")[0], raising=False)

@@ -1,4 +1,4 @@
-"""What a folder says, held against transformers and sentence-transformers that wrote it."""
+"""Model folders compared with transformers and sentence-transformers, which wrote them."""
 
 from __future__ import annotations
 

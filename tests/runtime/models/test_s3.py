@@ -96,7 +96,7 @@ def test_pickles_are_refused_before_anything_is_fetched(s3: S3, tmp_path: Path) 
 
 
 @pytest.mark.parametrize("url", ["s3://models/nothing/here", "s3://no-such-bucket/x"])
-def test_nothing_there_is_told(url: str, s3: S3, tmp_path: Path) -> None:
+def test_nothing_there_is_an_error(url: str, s3: S3, tmp_path: Path) -> None:
     with pytest.raises(ModelNotFound, match="there is nothing under this name"):
         fetch_model(ModelSource.parse(url), cache=tmp_path / "cache", retries=FEW)
 
@@ -111,7 +111,7 @@ def test_a_wrong_secret_is_access_denied(s3: S3, tmp_path: Path, monkeypatch: py
 
 def test_an_answer_of_the_stores_own_is_passed_on(s3: S3, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """AWS answers an unknown key with 403, versitygw with 404 and a code of its own."""
-    monkeypatch.setenv("AWS_ACCESS_KEY_ID", "nobody")
+    monkeypatch.setenv("AWS_ACCESS_KEY_ID", "unknown")
     with pytest.raises(ModelError, match="No user exists with the provided access key") as caught:
         fetch_model(SOURCE, cache=tmp_path / "cache", retries=FEW)
     assert not caught.value.temporary

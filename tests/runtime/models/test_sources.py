@@ -63,11 +63,11 @@ class TestPackages:
             ("pkg://__main__/model", "there is no package __main__ here|has no folder model"),
         ],
     )
-    def test_that_do_not_have_it_are_told(self, url: str, words: str, tmp_path: Path) -> None:
+    def test_that_do_not_have_it_are_an_error(self, url: str, words: str, tmp_path: Path) -> None:
         with pytest.raises(ModelNotFound, match=words):
             fetch(url, tmp_path / "cache")
 
-    def test_that_hold_no_model_are_told(self, tmp_path: Path) -> None:
+    def test_that_hold_no_model_are_an_error(self, tmp_path: Path) -> None:
         with pytest.raises(CorruptModel, match=r"has no config\.json"):
             fetch("pkg://trap_model", tmp_path / "cache")
 
@@ -92,7 +92,7 @@ class TestClaims:
             fetch("pvc://claim/model", tmp_path / "cache")
 
 
-def test_the_hub_without_its_package_says_how_to_install_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_hub_without_its_package_names_the_installation(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "huggingface_hub", None)
     with pytest.raises(MissingPackage, match="Run pip install huggingface-hub"):
         fetch("hf://org/model", tmp_path / "cache")
@@ -113,7 +113,7 @@ class TestRetries:
         assert all(0 <= wait <= longest for wait in waits)
         assert all(later >= wait / 2 for wait, later in pairwise(waits))
 
-    def test_what_somebody_has_to_put_right_is_not_tried_again(self) -> None:
+    def test_a_permanent_error_is_not_tried_again(self) -> None:
         calls: list[int] = []
 
         def fail() -> None:

@@ -60,7 +60,7 @@ def test_what_the_library_writes_is_read(tmp_path: Path) -> None:
         ({**ONE, "b": ONE["a"]}, b"12345678", "tensor b starts at byte 0 instead of 8"),
     ],
 )
-def test_what_does_not_fit_is_told(header: Any, body: bytes, why: str, tmp_path: Path) -> None:
+def test_an_inconsistent_header_is_an_error_with_the_reason(header: Any, body: bytes, why: str, tmp_path: Path) -> None:
     path = raw(tmp_path / "a.safetensors", header, body)
     with pytest.raises(CorruptModel, match=why):
         read_header(path)
@@ -69,7 +69,7 @@ def test_what_does_not_fit_is_told(header: Any, body: bytes, why: str, tmp_path:
 
 
 @pytest.mark.parametrize("content", [b"", b"1234567", b"\xff" * 8, (100).to_bytes(8, "little") + b"{}"])
-def test_a_file_without_room_for_its_header_is_told(content: bytes, tmp_path: Path) -> None:
+def test_a_file_without_room_for_its_header_is_an_error(content: bytes, tmp_path: Path) -> None:
     (tmp_path / "a.safetensors").write_bytes(content)
     with pytest.raises(CorruptModel, match=r"a.safetensors"):
         read_header(tmp_path / "a.safetensors")

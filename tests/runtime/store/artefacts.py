@@ -1,4 +1,4 @@
-"""Small artefact folders: a real manifest, files that nobody loads."""
+"""Small artefact folders: a real manifest, files that are never loaded."""
 
 from __future__ import annotations
 

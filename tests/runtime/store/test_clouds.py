@@ -101,7 +101,7 @@ def test_a_damaged_object_is_never_served_and_is_mended_by_publishing(
     assert fault(store.fetch(digest, tmp_path / "cache"), digest) == ""
 
 
-def test_what_is_missing_is_told(store: ArtefactStore, uri: StoreUri, artefact: Path, tmp_path: Path) -> None:
+def test_what_is_missing_is_an_error(store: ArtefactStore, uri: StoreUri, artefact: Path, tmp_path: Path) -> None:
     with pytest.raises(ArtefactNotFound, match="is not in the store"):
         store.fetch(Digest.of(b"nothing"), tmp_path / "cache")
     digest = store.publish(artefact).digest
@@ -110,7 +110,7 @@ def test_what_is_missing_is_told(store: ArtefactStore, uri: StoreUri, artefact: 
         store.fetch(digest, tmp_path / "cache")
 
 
-def test_what_nobody_keeps_is_collected(store: ArtefactStore, tmp_path: Path) -> None:
+def test_what_is_not_kept_is_collected(store: ArtefactStore, tmp_path: Path) -> None:
     kept, gone = (store.publish(write_artefact(tmp_path / key, key=key)).digest for key in "ab")
     later = datetime.now(UTC) + timedelta(hours=2)
 
@@ -120,7 +120,7 @@ def test_what_nobody_keeps_is_collected(store: ArtefactStore, tmp_path: Path) ->
 
 
 def failures(uri: StoreUri, artefact: Path, tmp_path: Path) -> Iterator[PenstockError]:
-    """What a publisher and a runtime are told. Tried once: Azure's library tries for a minute and a half by itself."""
+    """Errors of a publisher and a runtime. Tried once: Azure's library retries for 90 s by itself."""
     once = Retries(attempts=1)
     with pytest.raises(PenstockError) as caught:
         open_store(uri, retries=once).publish(artefact)

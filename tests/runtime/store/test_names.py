@@ -40,7 +40,7 @@ def test_an_address_is_written_in_one_way(text: str, expected: str) -> None:
         ("", "Known forms"),
     ],
 )
-def test_what_is_no_address_is_told_with_what_to_write(text: str, remedy: str) -> None:
+def test_an_invalid_address_is_an_error_with_a_remedy(text: str, remedy: str) -> None:
     with pytest.raises(SettingError, match="PENSTOCK_STORE_URI") as caught:
         StoreUri.parse(text)
 

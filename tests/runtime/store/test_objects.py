@@ -149,7 +149,7 @@ def test_a_defect_of_ours_is_not_hidden(bucket: Bucket, artefact: Path) -> None:
         (TimeoutError(), StoreUnavailable),
     ],
 )
-def test_every_error_is_told_with_what_to_do(error: Exception, kind: type[PenstockError]) -> None:
+def test_every_error_has_a_remedy(error: Exception, kind: type[PenstockError]) -> None:
     known = store_error(error, StoreUri.parse("s3://bucket/x"))
 
     assert type(known) is kind

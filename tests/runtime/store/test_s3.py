@@ -147,7 +147,7 @@ def test_many_at_once_leave_one_whole_artefact(s3: S3, artefact: Path, tmp_path:
     assert fault(open_store(URI).fetch(digest, tmp_path / "cache"), digest) == ""
 
 
-def test_nobody_sees_it_before_its_manifest(s3: S3, store: ArtefactStore, artefact: Path) -> None:
+def test_readers_do_not_see_it_before_its_manifest(s3: S3, store: ArtefactStore, artefact: Path) -> None:
     seen: list[tuple[str, bool]] = []
 
     def look(progress: FetchProgress) -> None:
@@ -210,7 +210,7 @@ def test_what_was_never_published_is_not_found(store: ArtefactStore, tmp_path: P
     assert not store.delete(Digest.of(b"nothing"))
 
 
-def test_what_nobody_keeps_is_collected(s3: S3, store: ArtefactStore, tmp_path: Path) -> None:
+def test_what_is_not_kept_is_collected(s3: S3, store: ArtefactStore, tmp_path: Path) -> None:
     kept, gone = (store.publish(write_artefact(tmp_path / key, key=key)).digest for key in "ab")
     other = s3.root / "artefacts" / "team" / "penstock" / "notes"
     other.mkdir()
@@ -227,7 +227,7 @@ def test_what_nobody_keeps_is_collected(s3: S3, store: ArtefactStore, tmp_path: 
 
 
 def errors_of_both(tmp_path: Path, artefact: Path) -> Iterator[PenstockError]:
-    """What a publisher and a runtime are told."""
+    """Errors of a publisher and a runtime."""
     with pytest.raises(PenstockError) as caught:
         open_store(URI, retries=FEW).publish(artefact)
     yield caught.value
@@ -258,17 +258,17 @@ def test_no_credentials_at_all_are_access_denied(
         assert type(error) is StoreAccessDenied
 
 
-def test_an_unknown_key_is_told_in_the_servers_words(
+def test_the_error_for_an_unknown_key_has_the_servers_message(
     s3: S3, artefact: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """AWS answers it with 403, versitygw with 404 and a code of its own."""
-    monkeypatch.setenv("AWS_ACCESS_KEY_ID", "nobody")
+    monkeypatch.setenv("AWS_ACCESS_KEY_ID", "unknown")
     for error in errors_of_both(tmp_path, artefact):
         assert type(error) is StoreError
         assert "No user exists with the provided access key" in error.message
 
 
-def test_a_bucket_that_is_not_there_is_told(s3: S3, artefact: Path, tmp_path: Path) -> None:
+def test_a_missing_bucket_is_an_error(s3: S3, artefact: Path, tmp_path: Path) -> None:
     nowhere = open_store(StoreUri.parse("s3://no-such-bucket/x"), retries=FEW)
     with pytest.raises(StoreError, match="there is no bucket no-such-bucket"):
         nowhere.publish(artefact)
@@ -298,18 +298,18 @@ def test_a_server_that_comes_back_is_waited_for(
         for name, value in first.environment().items():
             monkeypatch.setenv(name, value)
         digest = open_store(URI).publish(artefact).digest
-    told: list[str] = []
+    failures: list[str] = []
     with ExitStack() as running:
 
         def start(error: PenstockError, _: float) -> None:
-            told.append(type(error).__name__)
-            if len(told) == 2:
+            failures.append(type(error).__name__)
+            if len(failures) == 2:
                 running.enter_context(running_s3(root, port=int(first.url.rpartition(":")[2])))
 
         patient = Retries(attempts=6, first_wait_seconds=0.01, on_failure=start)
         folder = open_store(URI, retries=patient).fetch(digest, tmp_path / "cache")
 
-    assert told[:2] == ["StoreUnavailable", "StoreUnavailable"]
+    assert failures[:2] == ["StoreUnavailable", "StoreUnavailable"]
     assert fault(folder, digest) == ""
 
 

@@ -34,7 +34,7 @@ from penstock_runtime.store.fetch import digest_of, fault
 from penstock_runtime.store.volume import Volume
 from tests.runtime.store.artefacts import FILES, names, write_artefact
 
-NOBODY = 65532
+UNPRIVILEGED = 65532
 
 
 @pytest.fixture
@@ -129,7 +129,9 @@ class TestPublishing:
         assert [path.name for path in root.iterdir()] == [digest_of(artefact).hexadecimal]
         assert fault(root / digest_of(artefact).hexadecimal, digest_of(artefact)) == ""
 
-    def test_nobody_sees_it_before_it_is_whole(self, artefact: Path, store: ArtefactStore, root: Path) -> None:
+    def test_readers_do_not_see_it_before_it_is_complete(
+        self, artefact: Path, store: ArtefactStore, root: Path
+    ) -> None:
         seen: list[tuple[bool, bool]] = []
 
         def look(_: FetchProgress) -> None:
@@ -232,7 +234,7 @@ class TestFetching:
         with pytest.raises(ArtefactError, match=rf"cannot be published: {added} was added"):
             store.publish(artefact)
 
-    def test_what_nobody_reads_is_none(self, artefact: Path) -> None:
+    def test_a_file_that_is_never_read_is_no_fault(self, artefact: Path) -> None:
         """Folders that are volumes of their own have such."""
         (artefact / "lost+found").mkdir()
         (artefact / "..2026_11_26").mkdir()
@@ -286,7 +288,7 @@ class TestFetching:
         with pytest.raises(ArtefactNotFound, match="has no manifest: it is being published, or was given up"):
             store.fetch(Digest.of(b"nothing"), tmp_path / "cache")
 
-    def test_a_store_that_is_not_mounted_is_told(self, store: ArtefactStore, tmp_path: Path) -> None:
+    def test_a_store_that_is_not_mounted_is_an_error(self, store: ArtefactStore, tmp_path: Path) -> None:
         with pytest.raises(StoreError, match="is not there") as caught:
             store.fetch(Digest.of(b"nothing"), tmp_path / "cache")
 
@@ -396,21 +398,21 @@ class TestFetching:
         assert len(found) == 5
         assert sorted(reads) == sorted([*(name for name, size in FILES.items() if size), MANIFEST_NAME])
 
-    def test_who_waits_for_another_fetch_says_so(self, artefact: Path, store: ArtefactStore, tmp_path: Path) -> None:
+    def test_waiting_for_another_fetch_is_reported(self, artefact: Path, store: ArtefactStore, tmp_path: Path) -> None:
         published = store.publish(artefact)
         (tmp_path / "cache").mkdir()
-        said = threading.Event()
+        reported = threading.Event()
         notes: list[str] = []
 
         def tell(progress: FetchProgress) -> None:
             notes.append(progress.note)
-            said.set()
+            reported.set()
 
         with (tmp_path / "cache" / f"{published.digest.hexadecimal}.lock").open("a") as lock:
             fcntl.flock(lock, fcntl.LOCK_EX)
             thread = threading.Thread(target=store.fetch, args=(published.digest, tmp_path / "cache", tell))
             thread.start()
-            assert said.wait(60)
+            assert reported.wait(60)
         thread.join()
 
         assert notes[0] == "another process is fetching it into the same cache: waiting for it"
@@ -428,7 +430,9 @@ class TestFetching:
         with pytest.raises(OutOfDisk, match="no space is left in the cache"):
             store.fetch(published.digest, tmp_path / "cache")
 
-    def test_a_cache_that_cannot_be_made_is_told(self, artefact: Path, store: ArtefactStore, tmp_path: Path) -> None:
+    def test_a_cache_that_cannot_be_created_is_an_error(
+        self, artefact: Path, store: ArtefactStore, tmp_path: Path
+    ) -> None:
         published = store.publish(artefact)
         (tmp_path / "file").write_text("x")
         with pytest.raises(HostError, match=r"the cache .* cannot be used") as caught:
@@ -438,7 +442,7 @@ class TestFetching:
 
 
 class TestCollecting:
-    def test_what_nobody_keeps_goes_when_it_is_old_enough(
+    def test_what_is_not_kept_is_deleted_when_it_is_old_enough(
         self, store: ArtefactStore, root: Path, tmp_path: Path
     ) -> None:
         kept, old, new = (store.publish(write_artefact(tmp_path / key, key=key)).digest for key in "abc")
@@ -565,7 +569,7 @@ def mounted(point: Path, *options: str) -> Iterator[None]:
 
 needs_root = pytest.mark.skipif(os.geteuid() != 0, reason="only root can mount and become another user")
 
-AS_NOBODY = """
+AS_UNPRIVILEGED = """
 import os, sys
 from pathlib import Path
 from penstock.artefact_store import Digest, StoreUri
@@ -584,10 +588,10 @@ except PenstockError as error:
 """
 
 
-def as_nobody(*words: object, uid: int = NOBODY, gid: int = NOBODY) -> str:
-    """What a user without rights is told."""
+def as_unprivileged(*words: object, uid: int = UNPRIVILEGED, gid: int = UNPRIVILEGED) -> str:
+    """The output of a process of an unprivileged user."""
     done = subprocess.run(
-        [sys.executable, "-c", AS_NOBODY.format(uid=uid, gid=gid), *map(str, words)],
+        [sys.executable, "-c", AS_UNPRIVILEGED.format(uid=uid, gid=gid), *map(str, words)],
         capture_output=True,
         text=True,
         check=False,
@@ -613,32 +617,32 @@ class TestUsersAndMounts:
         root = place / "store"
         root.mkdir()
         # What the kubelet does for fsGroup.
-        os.chown(root, 0, NOBODY)
+        os.chown(root, 0, UNPRIVILEGED)
         root.chmod(0o2775)
         (place / "cache").mkdir()
         os.chown(place / "cache", 4242, 4242)
 
-        said = as_nobody("publish", f"file://{root}", artefact, gid=NOBODY)
+        output = as_unprivileged("publish", f"file://{root}", artefact, gid=UNPRIVILEGED)
 
-        assert said == str(digest_of(artefact))
+        assert output == str(digest_of(artefact))
         folder = root / digest_of(artefact).hexadecimal
-        assert {path.stat().st_gid for path in (folder, *folder.rglob("*"))} == {NOBODY}
+        assert {path.stat().st_gid for path in (folder, *folder.rglob("*"))} == {UNPRIVILEGED}
         # Another user, of no group of the volume's: reading takes no rights, and writes nothing.
         with mounted(root, "--bind", str(root)):
             subprocess.run(["mount", "-o", "remount,bind,ro", str(root)], check=True)
-            said = as_nobody("fetch", f"file://{root}", place / "cache", said, uid=4242, gid=4242)
-        assert said == str(place / "cache" / folder.name)
+            output = as_unprivileged("fetch", f"file://{root}", place / "cache", output, uid=4242, gid=4242)
+        assert output == str(place / "cache" / folder.name)
 
     def test_a_folder_of_roots_is_denied_with_what_to_do(self, place: Path) -> None:
         artefact = write_artefact(place / "artefact")
         (place / "store").mkdir(mode=0o755)
 
-        said = as_nobody("publish", f"file://{place / 'store'}", artefact)
+        output = as_unprivileged("publish", f"file://{place / 'store'}", artefact)
 
-        assert said.startswith(
+        assert output.startswith(
             f"StoreAccessDenied the artefact store file://{place / 'store'} cannot be written by user"
         )
-        assert "fsGroup" in said
+        assert "fsGroup" in output
 
     def test_a_read_only_mount_refuses_a_publisher(self, place: Path) -> None:
         artefact = write_artefact(place / "artefact")
@@ -650,7 +654,7 @@ class TestUsersAndMounts:
             with pytest.raises(StoreAccessDenied, match="Read-only file system"):
                 store.publish(artefact)
 
-    def test_a_full_volume_and_a_full_cache_are_told_apart(self, place: Path) -> None:
+    def test_a_full_volume_and_a_full_cache_have_separate_errors(self, place: Path) -> None:
         artefact = write_artefact(place / "artefact")
         store = open_store(StoreUri.parse(f"file://{place / 'store'}"))
         with mounted(place / "store", "-t", "tmpfs", "-o", "size=128k", "tmpfs"):

@@ -75,15 +75,15 @@ def test_what_an_answer_of_many_objects_takes_is_known_before_it_is_made(
 
 
 @pytest.mark.parametrize(
-    ("limit", "size", "told"),
+    ("limit", "size", "message"),
     [
         (5_000, 6_144, "of some 6144 bytes; the limit is 5000 bytes"),
         (20_000, 1_500_000, "of some 1,500 kB; the limit is 20 kB"),
         (67_108_864, 1_234_567_890, "of some 1,235 MB; the limit is 67 MB"),
     ],
 )
-def test_a_refusal_has_units_that_fit(limit: int, size: int, told: str) -> None:
-    with pytest.raises(InvalidInput, match=told):
+def test_a_refusal_has_units_that_fit(limit: int, size: int, message: str) -> None:
+    with pytest.raises(InvalidInput, match=message):
         RequestLimits(answer_bytes=limit).check_answer(size, "inputs", "Ask for less")
 
 

@@ -62,7 +62,7 @@ def test_the_score_of_a_group_is_the_mean() -> None:
     assert found(rows, Aggregation.SIMPLE) == [("PER", 0.65, "ab")]
 
 
-def test_a_first_token_that_continues_a_word_stands_alone() -> None:
+def test_a_first_token_that_continues_a_word_is_a_separate_entity() -> None:
     """A window may begin inside a word."""
     rows = tokens(("ing", True, {"B-PER": 1.0}), ("a", False, {"I-LOC": 1.0}))
     assert found(rows, Aggregation.FIRST) == [("PER", 1.0, "ing"), ("LOC", 1.0, "a")]

@@ -68,7 +68,7 @@ def test_a_target_without_a_vector_in_the_model_is_refused(target: str, built: B
         ask("a [MASK] day", targets=["the", target])
     assert refused.value.field == "parameters.targets[1]"
     assert "resize_token_embeddings" in refused.value.remedy
-    # Only what it stands for matters.
+    # Only its meaning matters.
     targets = {"targets": ["the <brand>", "is"]}
     assert_alike(ask("a [MASK] day", **targets), branded.pipeline(NAME)("a [MASK] day", **targets))
 
@@ -111,7 +111,7 @@ def test_texts_are_made_after_the_event_loop_is_done_with_a_row(built: Build, mo
 
     assert before == []
     assert decoded == [300] * 4
-    # Some 80 bytes and the text each: told to the predictor, which assembles such an answer in another thread.
+    # Some 80 bytes and the text each: with this size the predictor assembles the answer in another thread.
     assert 0.5 < prepared.answer_bytes / len(orjson.dumps(answer)) < 2
 
 

@@ -216,7 +216,7 @@ def without_special_tokens(model: Built, path: Path) -> Built:
         (MASKS, ["a [MASK]", " "], "inputs[1]"),
     ],
 )
-def test_a_text_without_tokens_is_refused_where_it_stands(
+def test_a_text_without_tokens_is_refused_with_its_field(
     name: TaskName, inputs: Any, field: str, built: Build, tmp_path: Path
 ) -> None:
     runner = without_special_tokens(built(name, BERT), tmp_path).task(name, limits=SMALL)
@@ -229,9 +229,7 @@ def test_a_text_without_tokens_is_refused_where_it_stands(
     assert name is MASKS or ask(name, built)(inputs) is not None
 
 
-def test_a_hypothesis_stands_beside_a_text_without_tokens_unless_it_has_none_either(
-    built: Build, tmp_path: Path
-) -> None:
+def test_a_text_without_tokens_needs_a_hypothesis_with_tokens(built: Build, tmp_path: Path) -> None:
     runner = without_special_tokens(built(ZERO_SHOT, BERT), tmp_path).task(ZERO_SHOT)
 
     assert runner(" ", candidate_labels=["b"])["labels"] == ["b"]

@@ -83,7 +83,7 @@ def test_entailment_is_looked_for_in_label2id(
         assert_ranked_alike(altered.task(NAME)(MORE[0], **options), altered.pipeline(NAME)(MORE[0], **options))
 
 
-def test_what_label2id_says_in_vain_is_passed_over(built: Build, tmp_path: Path) -> None:
+def test_a_label2id_without_effect_is_ignored(built: Build, tmp_path: Path) -> None:
     """A label that the head does not have, and a table that transformers makes anew since its fellow is missing."""
     model, names = built(NAME, BERT), dict(enumerate(NLI))
     for label2id in ({"entailment": 3}, {"entailment": "0"}, ["entailment"], None):
@@ -106,7 +106,7 @@ def test_a_model_that_knows_no_entailment_is_not_supported(labels: tuple[str, ..
         built(NAME, BERT, labels=labels).task(NAME)
 
 
-def test_the_list_form_says_the_same(built: Build) -> None:
+def test_the_list_form_has_the_same_contents(built: Build) -> None:
     ask = built(NAME, BERT).task(NAME)
     pipeline = ask(MORE[0], candidate_labels=["a", "b", "c"])
     elements = ask(MORE[0], candidate_labels=["a", "b", "c"], output_format="list")

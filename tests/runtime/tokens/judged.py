@@ -28,7 +28,7 @@ Change = Callable[[dict[str, Any]], None]
 
 
 def write(family: Family, path: Path, config: dict[str, Any], *changes: Change, **files: dict[str, Any]) -> Path:
-    """The family's tokenizer.json, changed, beside a tokenizer_config.json of `config` and `files` by their stems. An
+    """The family's tokenizer.json, changed, with a tokenizer_config.json of `config` and `files` by their stems. An
     empty file is none."""
     backend = json.loads(tokenizer_of(family).backend_tokenizer.to_str())
     backend |= {"truncation": None, "padding": None}

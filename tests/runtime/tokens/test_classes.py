@@ -91,7 +91,7 @@ def test_inside_a_sequence_nothing_is_set(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("family", [BERT, DISTILBERT, ROBERTA, MPNET], ids=lambda family: family.name)
-def test_without_settings_the_model_type_says_which_class_it_is(family: Family, tmp_path: Path) -> None:
+def test_without_settings_the_model_type_decides_the_class(family: Family, tmp_path: Path) -> None:
     """A cased tokenizer.json and nothing else: transformers lower-cases, by the default of BERT's class."""
     change = byte_level(prefix=True, trim=False) if family is ROBERTA else normalizer(lowercase=False)
     check(write(family, tmp_path, {}, change))
@@ -105,8 +105,8 @@ def test_config_json_may_name_the_class(tmp_path: Path) -> None:
         check(path)
 
 
-def test_the_class_says_whether_the_model_is_given_token_types(tmp_path: Path) -> None:
-    """A template with types beside a model that has two: transformers gives them by the class, wherever it is named."""
+def test_the_class_decides_whether_the_model_gets_token_types(tmp_path: Path) -> None:
+    """A template with types and a model with two: transformers decides by the class, wherever it is named."""
     for model in ("roberta", "nystromformer", "bert"):
         for name in ("PreTrainedTokenizerFast", "PreTrainedTokenizer", "BertTokenizer", "RobertaTokenizerFast", None):
             path = write(BERT, tmp_path, {})
@@ -122,7 +122,7 @@ def test_the_class_says_whether_the_model_is_given_token_types(tmp_path: Path) -
                 assert ours.has_types is (judge is not None and any(judge)), (model, name, file)
 
 
-def test_a_class_that_nobody_knows_leaves_the_file_as_it_is(tmp_path: Path) -> None:
+def test_an_unknown_class_leaves_the_file_unchanged(tmp_path: Path) -> None:
     path = write(DISTILBERT, tmp_path, {"tokenizer_class": "FancyTokenizer"}, normalizer(lowercase=False))
     ours = Tokenizer.open(path, path / "tokenizer.json", {})
     text = "New York"

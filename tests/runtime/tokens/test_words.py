@@ -26,7 +26,7 @@ SPOKEN = st.lists(
 
 
 def backend_of(family: Family) -> Any:
-    """A tokenizer of its own, to be changed. Pipelines of other tests may have told the shared one to cut or to pad."""
+    """A separate tokenizer, to be changed. Pipelines of other tests may have set the shared one to truncate or pad."""
     shared = tokenizer_of(family).backend_tokenizer
     own = type(shared).from_str(shared.to_str())
     own.no_truncation()
@@ -48,7 +48,7 @@ def asked(backend: Any, text: str) -> list[int]:
 @pytest.mark.parametrize("family", WORD_PIECES, ids=lambda family: family.name)
 @settings(max_examples=examples(300), deadline=None)
 @given(text=PLAIN | SPOKEN)
-def test_the_table_says_what_the_library_says_or_nothing(family: Family, text: str) -> None:
+def test_the_table_has_the_tokens_of_the_library_or_none(family: Family, text: str) -> None:
     backend = backend_of(family)
     ids = table_of(backend).ids(text)
 

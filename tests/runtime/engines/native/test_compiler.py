@@ -31,7 +31,7 @@ def test_it_compiles_without_a_warning_and_reproducibly(tmp_path: Path) -> None:
     assert str(tmp_path).encode() not in one.read_bytes()
 
 
-def test_without_a_compiler_it_says_so(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_without_a_compiler_the_error_has_the_reason(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PATH", str(tmp_path))
     monkeypatch.delenv("CC", raising=False)
 
@@ -49,9 +49,7 @@ def test_sources_that_do_not_compile_leave_nothing(tmp_path: Path) -> None:
     assert [path.name for path in tmp_path.iterdir()] == ["wrong.c"]
 
 
-def test_an_installation_without_the_library_says_how_to_get_it(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_an_installation_without_the_library_names_the_remedy(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv(library.VARIABLE, str(tmp_path / LIBRARY.name))
     library.load_library.cache_clear()
     try:

@@ -44,7 +44,7 @@ def product(
     inputs: int, outputs: int, rng: np.random.Generator, *, activation: Activation = "none", residual: bool = False,
     bits: int = 8,
 ) -> tuple[GraphStep, dict[str, Any]]:  # fmt: skip
-    """An 8-bit product from buffer 0 to buffer 1, whose weights need so many bits."""
+    """An 8-bit product from buffer 0 to buffer 1, whose weights need `bits` bits."""
     tensors: dict[str, Any] = {
         "w": (rng.integers(-128 >> 8 - bits, 128 >> 8 - bits, (inputs, outputs)) << 8 - bits).astype(np.int8),
         "s": rng.uniform(0.001, 0.01, outputs).astype(np.float32),
@@ -88,7 +88,7 @@ def test_an_8_bit_product_of_numbers_on_the_grid_is_exact_however_few_bits_weigh
 @pytest.mark.parametrize("bits", [8, 6])
 @pytest.mark.parametrize(
     ("lines", "inputs"), [(33, 576), (256, 1536), (257, 1024), (300, 512), (523, 640)]
-)  # of so many some are summed part by part, and 256 lines at a time
+)  # with this number some are summed in parts, and 256 lines at a time
 def test_a_product_of_many_inputs_and_lines_is_exact(kernels: Kernels, lines: int, inputs: int, bits: int) -> None:
     rng = np.random.default_rng(lines)
     stored = rng.integers(0, 256, (lines, inputs))

@@ -193,7 +193,7 @@ def test_helpers_are_the_kernels_to_place_where_there_is_not_a_thread_for_each_c
 
 
 def deep(layers: int) -> NativeGraph:
-    """The same layer so many times."""
+    """The same layer, repeated."""
     graph = encoder()
     return NativeGraph((*graph.steps, *graph.steps[2:] * (layers - 1)), graph.output, graph.tensors)
 
@@ -204,7 +204,7 @@ def deep(layers: int) -> NativeGraph:
     [(encoder(), rows(*[40] * 3000)), (deep(200), rows(27))],
     ids=["threads take lines", "threads share phases"],
 )
-def test_a_run_that_begins_beside_others_gets_the_helpers_when_those_are_gone(graph: NativeGraph, batch: Batch) -> None:
+def test_a_run_that_starts_during_others_gets_the_pool_when_they_have_ended(graph: NativeGraph, batch: Batch) -> None:
     before = _threads()
     engine = opened(graph, Threads(2, 1))
     (helper,) = _threads() - before
@@ -224,7 +224,7 @@ def test_a_run_that_begins_beside_others_gets_the_helpers_when_those_are_gone(gr
 
 
 @needs_two_cpus
-def test_a_run_beside_others_has_no_helper_as_long_as_they_are_there() -> None:
+def test_a_run_during_others_does_not_get_the_pool_until_they_have_ended() -> None:
     before = _threads()
     engine = opened(encoder(), Threads(2, 1))
     (helper,) = _threads() - before
@@ -406,7 +406,7 @@ def test_a_row_longer_than_the_table_of_positions_is_an_error() -> None:
 
 
 def biased(positions: int) -> NativeGraph:
-    """The same with a bias on the scores for so many positions, fewer than the table's."""
+    """The same with a bias on the scores for fewer positions than the table has."""
     graph = encoder(padding=0)
     bias = np.random.default_rng(2).normal(0, 1, (3, 2 * positions - 1 + DISTANCES_SPARE)).astype(np.float32)
     with_bias = {"positions": positions, "tensors": {"distances": "bias"}}
@@ -455,7 +455,7 @@ def test_a_row_of_padding_alone_is_finite() -> None:
     engine.close()
 
 
-def test_it_loads_by_its_recipe_and_says_what_it_is(tmp_path: Path) -> None:
+def test_it_loads_by_its_recipe_and_reports_its_facts(tmp_path: Path) -> None:
     write(tmp_path / "model.native", encoder())
 
     engine = load_engine(tmp_path / "model.native", IO, RECIPE, Threads(2, 1), wide=True)
@@ -475,7 +475,7 @@ def test_a_graph_that_is_described_otherwise_is_refused(tmp_path: Path) -> None:
 
 
 REFUSED: dict[str, Callable[[list[GraphStep]], list[GraphStep]]] = {
-    "reads what nobody wrote": lambda steps: [steps[0], steps[2]],
+    "reads what no step wrote": lambda steps: [steps[0], steps[2]],
     "starts with a product": lambda steps: steps[1:],
     "embeds twice": lambda steps: [steps[0], *steps],
     "adds what has another width": lambda steps: [*steps[:4], steps[4].model_copy(update={"residual": 2}), *steps[5:]],

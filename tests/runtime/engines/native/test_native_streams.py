@@ -48,18 +48,20 @@ def values(ended: Ended) -> Float:
 
 
 @both
-def test_batches_end_with_what_the_engine_gives_and_the_loop_is_told(start: Callable[[NativeEngine], Streams]) -> None:
+def test_batches_end_with_the_outputs_of_the_engine_and_notify_the_loop(
+    start: Callable[[NativeEngine], Streams],
+) -> None:
     batches = [rows(*[1 + number % 40] * (1 + number % 3), seed=number) for number in range(300)]
 
     async def main(streams: Streams) -> dict[int, Ended]:
         found: dict[int, Ended] = {}
-        told = asyncio.Event()
-        streams.attend(asyncio.get_running_loop(), told.set)
+        notified = asyncio.Event()
+        streams.attend(asyncio.get_running_loop(), notified.set)
         breadths = itertools.cycle(Parallelism)
         tickets = [streams.submit(batch, next(breadths)) for batch in batches]
         while len(found) < len(batches):
-            await asyncio.wait_for(told.wait(), 60)
-            told.clear()
+            await asyncio.wait_for(notified.wait(), 60)
+            notified.clear()
             found |= {one.ticket: one for one in streams.collect()}
         streams.leave()
         return {number: found[ticket] for number, ticket in enumerate(tickets)}
@@ -139,7 +141,7 @@ def test_stopping_runs_what_was_submitted_and_ends_the_threads(start: Callable[[
     else:  # the library's list of them is gone with its threads; what it wrote is ours
         assert isinstance(streams, NativeStreams)
         assert [job.record.ended > 0 for job in streams._runs.values()] == [True] * 20
-    # The kernel takes a thread off its list a moment after whoever waits for it has been told.
+    # The kernel removes a thread from its list a moment after the join has returned.
     until(lambda: not set(Path("/proc/self/task").iterdir()) - before, seconds=10)
     assert not set(Path("/proc/self/task").iterdir()) - before
     engine.close()

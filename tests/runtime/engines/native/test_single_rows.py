@@ -167,7 +167,7 @@ def test_what_gives_more_than_a_line_is_left_to_batches(
         pytest.param(typed, Row([2, 3], [0, TYPES], Pooling.MEAN), id="a type beyond the types"),
         pytest.param(typed, Row([2, 3], [0, -1], Pooling.MEAN), id="a type below 0"),
         pytest.param(lambda: encoder(first=True), Row([WORDS]), id="an id, one line"),
-        pytest.param(lambda: changed(encoder(), per_row=True), Row([2, 3]), id="more lines than the graph says"),
+        pytest.param(lambda: changed(encoder(), per_row=True), Row([2, 3]), id="more lines than the graph has"),
     ],
 )
 def test_a_row_that_cannot_be_run_fails_as_a_batch_of_it_does(make: Callable[[], NativeGraph], wrong: Row) -> None:
