@@ -7,15 +7,10 @@ from __future__ import annotations
 
 from typing import Self
 
-from pydantic import BaseModel, ConfigDict, Field, model_validator
+from pydantic import Field, model_validator
 
+from penstock.manifest import Frozen
 from penstock_optimizer.load.client import RequestBody
-
-
-class Frozen(BaseModel):
-    """A value: no unknown fields, no changes."""
-
-    model_config = ConfigDict(frozen=True, extra="forbid")
 
 
 class CellSpec(Frozen):

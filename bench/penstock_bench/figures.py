@@ -7,7 +7,8 @@ from statistics import median
 
 from pydantic import Field
 
-from penstock_bench.cell import CellResult, Frozen
+from penstock.manifest import Frozen
+from penstock_bench.cell import CellResult
 from penstock_optimizer.load.summary import LatencySummary, relative_spread
 
 

@@ -17,8 +17,8 @@ from typing import TYPE_CHECKING
 import psutil
 from tokenizers import Tokenizer
 
-from penstock.manifest import Manifest, Outcome, served_latency
-from penstock_bench.cell import CellResult, CellSpec, Frozen
+from penstock.manifest import Frozen, Manifest, Outcome, served_latency
+from penstock_bench.cell import CellResult, CellSpec
 from penstock_bench.client import Client, MeasurementFailed
 from penstock_bench.parent import end_with_parent
 from penstock_optimizer.candidate.isolation import Worker, WorkerFailed

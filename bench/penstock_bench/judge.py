@@ -5,9 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from enum import StrEnum
 
-from pydantic import BaseModel, ConfigDict
-
 from penstock.hardware import Isa
+from penstock.manifest import Frozen
 from penstock_bench.published import published_table
 
 SHORT_TOKENS = 32
@@ -46,12 +45,6 @@ class Rule(StrEnum):
             f"{SHORT_TOKENS} tokens; beyond, end to end within {FLOOR_ALLOWANCE - 1:.0%} of the fastest engine's own "
             "forward pass in the same run"
         )
-
-
-class Frozen(BaseModel):
-    """A value: no unknown fields, no changes."""
-
-    model_config = ConfigDict(frozen=True, extra="forbid")
 
 
 class LengthVerdict(Frozen):

@@ -6,7 +6,7 @@ from pathlib import Path
 
 from pydantic import Field
 
-from penstock_bench.cell import Frozen
+from penstock.manifest import Frozen
 from penstock_bench.grid import PUBLISHED_BATCHES, PUBLISHED_CORES, PUBLISHED_LENGTHS
 
 

@@ -133,7 +133,7 @@ def _series(judged: dict[int, SettingResult]) -> list[Series]:
     floor = {tokens: one.floor_milliseconds for tokens, one in judged.items() if one.floor_milliseconds}
     series = [
         Series(OURS, 1, ours, "chosen"),
-        Series("plain transformers behind FastAPI", 0, plain, "teacher"),
+        Series("plain transformers behind FastAPI", 0, plain, "reference"),
         Series("forward pass alone, fastest engine", 3, floor, "other"),
         Series(
             "Infinity, published",

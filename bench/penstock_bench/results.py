@@ -5,8 +5,8 @@ from __future__ import annotations
 from pydantic import Field
 
 from penstock.hardware import CpuIdentity
+from penstock.manifest import Frozen
 from penstock.tasks import TaskName
-from penstock_bench.cell import Frozen
 from penstock_bench.figures import Figures, paired_ratio
 from penstock_bench.grid import Setting
 from penstock_bench.judge import LengthVerdict, Rule, judge_lengths

@@ -11,7 +11,7 @@ import pytest
 
 from penstock_bench.cell import CellResult, CellSpec
 from penstock_bench.client import Client, MeasurementFailed
-from penstock_bench.sender import HOPELESS, send_cell
+from penstock_bench.sender import MOST_FAILURES_IN_A_ROW, send_cell
 from penstock_bench.server import free_port
 from penstock_optimizer.load.client import RequestBody
 from penstock_optimizer.load.timing import time_slice_nanoseconds
@@ -95,7 +95,7 @@ def test_failures_are_counted_by_status_and_end_a_hopeless_cell(start_stub: Star
     result = send(spec(server.url, seconds=30, maximum_seconds=60, warm_up_seconds=60))
 
     assert result.latencies_milliseconds == ()
-    assert result.failed == HOPELESS
+    assert result.failed == MOST_FAILURES_IN_A_ROW
     assert set(result.failures) == {"422"}
     assert result.first_failure.startswith('422 {"bytes"')
 

@@ -28,7 +28,7 @@ class SampleRequest:
 
 
 @dataclass(frozen=True, eq=False)
-class Observation:
+class ObservedAnswer:
     """The outcome of one request."""
 
     answer: Any
@@ -85,8 +85,8 @@ FEW_SAMPLES = 60
 class _Case:
     """The data that the metrics of a task are computed from."""
 
-    reference: Sequence[Observation]
-    candidate: Sequence[Observation]
+    reference: Sequence[ObservedAnswer]
+    candidate: Sequence[ObservedAnswer]
     agreement: float
     stated_cosine: float | None
     """The endpoint's budget, for every text."""
@@ -96,7 +96,7 @@ class _Case:
 
 
 def judge(
-    task: TaskName, reference: Sequence[Observation], candidate: Sequence[Observation], budget: AccuracyBudget
+    task: TaskName, reference: Sequence[ObservedAnswer], candidate: Sequence[ObservedAnswer], budget: AccuracyBudget
 ) -> Verdict:
     """Compare a candidate's answers with the reference's, sample by sample.
 

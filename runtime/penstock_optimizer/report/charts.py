@@ -82,7 +82,7 @@ def latency_chart(series: Sequence[Series]) -> str:
     y = log_scale([value for one in drawn for value in one.latency.values()], HEIGHT - BOTTOM, TOP)
     parts = [_y_axis(y, log_ticks(y.low, y.high), "median ms"), _x_axis(x, tokens, "tokens")]
     # The ones that matter are drawn last, on top.
-    order = {"out": 0, "other": 1, "teacher": 2, "chosen": 3}
+    order = {"out": 0, "other": 1, "reference": 2, "chosen": 3}
     for one in sorted(drawn, key=lambda one: order[one.emphasis]):
         points = [(x(length), y(one.latency[length])) for length in sorted(one.latency)]
         path = " ".join(f"{px:.1f},{py:.1f}" for px, py in points)
@@ -156,7 +156,7 @@ def capacity_chart(curve: CapacityCurve) -> str:
             f'y="{TOP - 6}">{short(rate)}/s</text>'
         )
     curves = (
-        ("p50", "teacher", [point.p50_milliseconds for point in points]),
+        ("p50", "reference", [point.p50_milliseconds for point in points]),
         ("p95", "chosen", [point.p95_milliseconds for point in points]),
     )
     rates = [point.arrivals_per_second for point in points]

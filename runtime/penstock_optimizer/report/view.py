@@ -143,7 +143,7 @@ def series(manifest: Manifest) -> list[Series]:
     """The candidates as the charts draw them, in the order of the table."""
     reference = reference_candidate(manifest)
     metric = main_metric(manifest)
-    emphasis = {Outcome.CHOSEN: "chosen", Outcome.REFERENCE: "teacher", Outcome.SLOWER: "other"}
+    emphasis = {Outcome.CHOSEN: "chosen", Outcome.REFERENCE: "reference", Outcome.SLOWER: "other"}
     return [
         Series(
             name=one.recipe.name,
