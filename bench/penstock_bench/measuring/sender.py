@@ -33,7 +33,7 @@ MOST_FAILURES = 100
 """Requests in a row without a 2xx answer that end a cell: the rest would measure nothing."""
 
 
-class Reading:
+class UsageSnapshot:
     """Processor time so far: of the server's processes, of this one, of whole CPUs."""
 
     def __init__(self, pids: Iterable[int], cpus: Iterable[int], *, at: float | None = None) -> None:
@@ -42,7 +42,7 @@ class Reading:
         wanted = list(cpus)
         everything = psutil.cpu_times(percpu=True) if wanted else []
         self.busy = sum(_busy(everything[cpu]) for cpu in wanted if cpu < len(everything))
-        # Reading takes a millisecond, which must not count as the server's.
+        # UsageSnapshot takes a millisecond, which must not count as the server's.
         self.at = time.perf_counter() if at is None else at
 
 
@@ -58,8 +58,8 @@ class Sender:
         self._spec = spec
         self._exchanges = LoadClient(spec, self._settled)
         self._recording_from: int | None = None
-        self._before: Reading | None = None
-        self._after: Reading | None = None
+        self._before: UsageSnapshot | None = None
+        self._after: UsageSnapshot | None = None
         self._over = asyncio.Event()
         self._headers: dict[str, list[float]] = {}
         self._answers = 0
@@ -123,7 +123,7 @@ class Sender:
         if self._recording_from is None:
             if at - self._begin >= spec.warm_up_seconds and self._answers >= spec.warm_up_requests:
                 self._recording_from = len(self._exchanges.due)
-                self._before = Reading(spec.pids, spec.cpus)
+                self._before = UsageSnapshot(spec.pids, spec.cpus)
         elif request >= self._recording_from:
             self._ok += good
             if self._is_enough(at):
@@ -135,7 +135,7 @@ class Sender:
             self._exchanges.launch(at)
 
     def _stop(self, at: float) -> None:
-        self._after = Reading(self._spec.pids, self._spec.cpus, at=at)
+        self._after = UsageSnapshot(self._spec.pids, self._spec.cpus, at=at)
         self._over.set()
 
     def _is_enough(self, at: float) -> bool:
@@ -187,7 +187,7 @@ class Sender:
             header_means={name: sum(values) / len(values) for name, values in self._headers.items()},
         )
 
-    def _foreign(self, before: Reading, after: Reading, elapsed: float) -> float | None:
+    def _foreign(self, before: UsageSnapshot, after: UsageSnapshot, elapsed: float) -> float | None:
         """What others took of the server's CPUs. This process counts as ours when it runs on them."""
         if not self._spec.cpus or not self._spec.pids:
             return None

@@ -5,6 +5,7 @@ from __future__ import annotations
 from pydantic import Field
 
 from penstock.hardware import CpuIdentity
+from penstock.manifest import Frozen
 from penstock.tasks import TaskName
 from penstock.manifest import Frozen
 from penstock_bench.results.figures import Figures, paired_ratio

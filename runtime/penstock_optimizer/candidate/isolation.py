@@ -37,7 +37,7 @@ CLOSE_SECONDS = 3.0
 TAIL_BYTES = 2000
 
 
-class Failure(StrEnum):
+class CallFailure(StrEnum):
     """How a call went wrong."""
 
     RAISED = "raised"
@@ -51,7 +51,7 @@ class WorkerFailed(Exception):
 
     def __init__(
         self,
-        failure: Failure,
+        failure: CallFailure,
         reason: str,
         *,
         kind: str = "",
@@ -74,7 +74,9 @@ class WorkerFailed(Exception):
     def out_of_memory(self) -> bool:
         """True for a worker that the kernel killed (this program sends no SIGKILL before a call times out), and for
         allocators that failed."""
-        killed = self.failure is Failure.DIED and self.reason.startswith(f"killed by signal {signal.SIGKILL.value} ")
+        killed = self.failure is CallFailure.DIED and self.reason.startswith(
+            f"killed by signal {signal.SIGKILL.value} "
+        )
         return killed or "bad_alloc" in self.reason or self.reason.startswith(("MemoryError", "_ArrayMemoryError"))
 
     def as_error(self, what: str) -> PenstockError:
@@ -133,7 +135,7 @@ class Worker:
         answer = json.loads(self._read_line(timeout_seconds, method))
         if "error" in answer:
             raise WorkerFailed(
-                Failure.RAISED, answer["error"], kind=answer["kind"], remedy=answer["remedy"], log_tail=self._tail()
+                CallFailure.RAISED, answer["error"], kind=answer["kind"], remedy=answer["remedy"], log_tail=self._tail()
             )
         return answer["value"]
 
@@ -161,7 +163,7 @@ class Worker:
                 self._process.wait()
                 limit = f"{timeout_seconds:.0f}" if timeout_seconds >= 10 else f"{timeout_seconds:.2g}"
                 reason = f"{method} did not end within {limit} s"
-                raise WorkerFailed(Failure.TIMED_OUT, reason, log_tail=self._tail(), seconds=timeout_seconds)
+                raise WorkerFailed(CallFailure.TIMED_OUT, reason, log_tail=self._tail(), seconds=timeout_seconds)
             piece = os.read(descriptor, 1 << 16)
             if not piece:
                 raise self._died()
@@ -170,7 +172,7 @@ class Worker:
         return line
 
     def _died(self) -> WorkerFailed:
-        return WorkerFailed(Failure.DIED, death_reason(self._process.wait(), self._tail()), log_tail=self._tail())
+        return WorkerFailed(CallFailure.DIED, death_reason(self._process.wait(), self._tail()), log_tail=self._tail())
 
     def _tail(self) -> str:
         """The end of the log."""

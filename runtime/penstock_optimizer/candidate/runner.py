@@ -15,7 +15,7 @@ from penstock.manifest import Frozen, Verdict
 from penstock.recipe import EngineName, Plan, Precision, Recipe
 from penstock.resources.endpoint import AccuracyBudget, Workload
 from penstock.tasks import TaskName
-from penstock_optimizer.candidate.isolation import Failure, Worker, WorkerFailed
+from penstock_optimizer.candidate.isolation import CallFailure, Worker, WorkerFailed
 from penstock_optimizer.candidate.work_folder import BuiltFacts, ExportedFacts, GraphFile, WorkFolder
 from penstock_optimizer.search.goal import PlanSample
 from penstock_optimizer.search.recipes import REFERENCE
@@ -162,7 +162,7 @@ class ProcessSession:
             recipe = plan.short.recipe
             known = self._runner.work.load(recipe)
             if known is None or known.io is None or not known.graph:
-                raise WorkerFailed(Failure.RAISED, f"the graph of {recipe.name} is not in the work folder any more")
+                raise WorkerFailed(CallFailure.RAISED, f"the graph of {recipe.name} is not in the work folder any more")
             graph = GraphFile(path=str(self._runner.work.candidate(recipe) / known.graph), io=known.io)
             arguments["short"] = graph.model_dump(mode="json")
         return arguments
@@ -221,7 +221,7 @@ class ProcessRunner:
             try:
                 self._exported[flavour] = self._export(flavour, timeout_seconds)
             except WorkerFailed as failure:
-                if failure.failure is not Failure.TIMED_OUT:
+                if failure.failure is not CallFailure.TIMED_OUT:
                     self._failed[flavour] = failure
                 raise
         return self._exported[flavour]

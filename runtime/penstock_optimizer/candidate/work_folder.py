@@ -32,7 +32,7 @@ from pydantic import BaseModel, Field, ValidationError
 
 from penstock.manifest import MANIFEST_NAME, CandidateFacts, Frozen, GraphIO
 from penstock.recipe import Recipe
-from penstock_optimizer.guard import ObservedRequest
+from penstock_optimizer.guard import ObservedAnswer
 from penstock_runtime.host.disk import lock_file, translate_write_errors
 
 REPORT_NAME = "report.html"
@@ -220,7 +220,7 @@ _ARRAY = "$array"
 _INDEX = "observed.json"
 
 
-def save_observed(observed: Sequence[ObservedRequest], path: Path) -> None:
+def save_observed(observed: Sequence[ObservedAnswer], path: Path) -> None:
     """Write the outcomes of the reference, atomically, so that no other candidate's process need run fp32 again.
 
     A zip file with JSON and arrays in NumPy's format; no pickles, since stores may be shared volumes. Of the reduced
@@ -249,7 +249,7 @@ def save_observed(observed: Sequence[ObservedRequest], path: Path) -> None:
     draft.replace(path)
 
 
-def load_observed(path: Path) -> tuple[ObservedRequest, ...]:
+def load_observed(path: Path) -> tuple[ObservedAnswer, ...]:
     """Read the outcomes that `save_observed` wrote."""
     with zipfile.ZipFile(path) as archive:
         entries = json.loads(archive.read(_INDEX))
@@ -259,7 +259,7 @@ def load_observed(path: Path) -> tuple[ObservedRequest, ...]:
             return found
 
         return tuple(
-            ObservedRequest(_thaw(entry["answer"], array), tuple(_thaw(value, array) for value in entry["reduced"]))
+            ObservedAnswer(_thaw(entry["answer"], array), tuple(_thaw(value, array) for value in entry["reduced"]))
             for entry in entries
         )
 

@@ -17,12 +17,12 @@ from penstock_optimizer.guard.gate import (
     observe_reference,
     prepare,
 )
-from penstock_optimizer.guard.judge import ObservedRequest, SampleRequest, judge, unused_budgets
+from penstock_optimizer.guard.judge import ObservedAnswer, SampleRequest, judge, unused_budgets
 
 __all__ = [
     "Forward",
     "Invariance",
-    "ObservedRequest",
+    "ObservedAnswer",
     "Reference",
     "SampleRequest",
     "SingleRowForward",

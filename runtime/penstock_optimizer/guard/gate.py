@@ -21,7 +21,7 @@ import numpy as np
 from penstock.manifest import GraphIO, Metric, Verdict
 from penstock.recipe import BF16_REST, LARGEST_BATCH_TOKENS, LARGEST_PADDING_SHARE, Batching, Precision, Recipe
 from penstock.resources.endpoint import AccuracyBudget
-from penstock_optimizer.guard.judge import ObservedRequest, SampleRequest, judge
+from penstock_optimizer.guard.judge import ObservedAnswer, SampleRequest, judge
 from penstock_runtime.batching.collate import run_rows
 from penstock_runtime.batching.queue import BatchPolicy, RowQueue
 from penstock_runtime.engines.base import Engine
@@ -202,7 +202,7 @@ class Reference:
     """The judging requests, tokenised once, with the outcomes of the fp32 reference."""
 
     prepared: tuple[Prepared, ...]
-    observed: tuple[ObservedRequest, ...]
+    observed: tuple[ObservedAnswer, ...]
 
     @property
     def rows(self) -> list[Row]:
@@ -224,10 +224,10 @@ def prepare(task: Task, samples: Sequence[SampleRequest]) -> tuple[Prepared, ...
     return tuple(result)
 
 
-def observe(task: Task, forward: Forward, prepared: Prepared) -> ObservedRequest:
+def observe(task: Task, forward: Forward, prepared: Prepared) -> ObservedAnswer:
     """Run each row of a request alone. InferenceFailed for NaN, as when serving."""
     reduced = tuple(task.reduce(row, forward([row])[0]) for row in prepared.rows)
-    return ObservedRequest(task.assemble(prepared, reduced), reduced)
+    return ObservedAnswer(task.assemble(prepared, reduced), reduced)
 
 
 def observe_reference(task: Task, forward: Forward, samples: Sequence[SampleRequest]) -> Reference:

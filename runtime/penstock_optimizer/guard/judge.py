@@ -29,7 +29,7 @@ class SampleRequest:
 
 
 @dataclass(frozen=True, eq=False)
-class ObservedRequest:
+class ObservedAnswer:
     """The outcome of one request."""
 
     answer: Any
@@ -86,8 +86,8 @@ FEW_SAMPLES = 60
 class _Case:
     """The data that the metrics of a task are computed from."""
 
-    reference: Sequence[ObservedRequest]
-    candidate: Sequence[ObservedRequest]
+    reference: Sequence[ObservedAnswer]
+    candidate: Sequence[ObservedAnswer]
     agreement: float
     stated_cosine: float | None
     """The endpoint's budget, for every text."""
@@ -97,7 +97,7 @@ class _Case:
 
 
 def judge(
-    task: TaskName, reference: Sequence[ObservedRequest], candidate: Sequence[ObservedRequest], budget: AccuracyBudget
+    task: TaskName, reference: Sequence[ObservedAnswer], candidate: Sequence[ObservedAnswer], budget: AccuracyBudget
 ) -> Verdict:
     """Compare a candidate's answers with the reference's, sample by sample.
 

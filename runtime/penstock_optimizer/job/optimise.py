@@ -22,7 +22,7 @@ from penstock.recipe import Batching, Plan, Recipe
 from penstock.resources.endpoint import ModelEndpoint, NoCandidate, OptimizationMode
 from penstock.tasks import HEAD_OF_TASK
 from penstock_optimizer.candidate.gemm import EncoderShape, gemm_shares
-from penstock_optimizer.candidate.isolation import Failure, WorkerFailed
+from penstock_optimizer.candidate.isolation import CallFailure, WorkerFailed
 from penstock_optimizer.candidate.runner import ProcessRunner
 from penstock_optimizer.candidate.work_folder import ExportedFacts, locked
 from penstock_optimizer.capacity.curve import (
@@ -63,7 +63,7 @@ from penstock_runtime.host.disk import translate_full_disk
 from penstock_runtime.models.fetching import OnProgress as OnTransfer
 from penstock_runtime.models.fetching import ignore_progress as no_transfer
 
-__all__ = ["Prepared", "optimise", "prepare"]
+__all__ = ["PreparedArtefact", "optimise", "prepare"]
 
 STORE = "the store"
 """Name of the folder in errors of a full disk."""
@@ -80,7 +80,7 @@ CAPACITY_BODIES = 400
 
 
 @dataclass(frozen=True)
-class Prepared:
+class PreparedArtefact:
     """An artefact that can be served at once."""
 
     artefact: Path
@@ -96,7 +96,7 @@ def prepare(
     cores: int | None = None,
     token: str | None = None,
     on_transfer: OnTransfer = no_transfer,
-) -> Prepared:
+) -> PreparedArtefact:
     """Return what can be served at once: the finished artefact, or else the fp32 one, which is made in seconds.
 
     `on_transfer` receives the progress of the model's download, from several threads. PenstockError of all kinds: the
@@ -106,12 +106,12 @@ def prepare(
     found = job.finished(whole=False)
     if found is not None:
         _tidy(job, found)
-        return Prepared(job.artefact, finished=True)
+        return PreparedArtefact(job.artefact, finished=True)
     if job.prepared() is None:
         job.check()
         with translate_full_disk(store, what=STORE):
             prepare_baseline(job)
-    return Prepared(job.baseline, finished=False)
+    return PreparedArtefact(job.baseline, finished=False)
 
 
 def optimise(
@@ -177,7 +177,7 @@ def prepare_baseline(
         try:
             exported = runner.exported("fused", timeout_seconds=min(limit, EXPORT_SECONDS))
         except WorkerFailed as failure:
-            if failure.failure is Failure.TIMED_OUT and limit < EXPORT_SECONDS:
+            if failure.failure is CallFailure.TIMED_OUT and limit < EXPORT_SECONDS:
                 raise OptimizationError(
                     f"the time budget ended before the fp32 graph was written: {failure.reason}", remedy=RAISE_BUDGET
                 ) from failure
@@ -311,7 +311,7 @@ class Optimisation:
                     self._screening.skip(skipped.recipe, skipped.reason)
             self._screening.measure(on_round=self._events.round)
         except WorkerFailed as failure:
-            if failure.failure is Failure.TIMED_OUT:
+            if failure.failure is CallFailure.TIMED_OUT:
                 # The reference may use all the time that is left: running out of it does not make the graph a bad one.
                 raise self._no_time(failure.reason) from failure
             raise failure.as_error("the fp32 graph does not run") from failure

@@ -1,7 +1,7 @@
 """Stage 2, the plan search: measures plans of the finalists in their processes, and proposes routes by length.
 
-`PlanSearch` runs the hill-climbing of `search.climb` on real measurements. `Router` finds recipes that serve the short
-or the long rows faster than the chosen one, and proposes them as plans with two graphs.
+`PlanSearch` runs the hill-climbing of `search.climb` on real measurements. `RouteFinder` finds recipes that serve the
+short or the long rows faster than the chosen one, and proposes them as plans with two graphs.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from statistics import median
 from penstock.errors import OptimizationError
 from penstock.manifest import Outcome, ReasonCode
 from penstock.recipe import Batching, Plan, Recipe
-from penstock_optimizer.candidate.isolation import Failure, WorkerFailed
+from penstock_optimizer.candidate.isolation import CallFailure, WorkerFailed
 from penstock_optimizer.candidate.runner import CandidateRunner, CandidateSession
 from penstock_optimizer.job.screening import MOST_PLANS_SECONDS, RAISE_BUDGET, Budget, CandidateRun, Screening
 from penstock_optimizer.search.climb import HillClimb, PlanFailed, SearchResult, SearchStep, Trials
@@ -95,7 +95,7 @@ class PlanSearch:
                 time_left=time_left,
                 on_step=self.on_step,
             )
-            router = Router(self, climb, keep_open=recipes)
+            router = RouteFinder(self, climb, keep_open=recipes)
             try:
                 return climb.search(starts, lambda plan: self.limits(plan.recipe), routes=router.routes)
             except PlanFailed as failure:
@@ -180,7 +180,7 @@ class PlanSearch:
         failure = self._last_failure.get(plan.recipe)
         if failure is None:
             return PlanFailed("its process ended", plan)
-        return PlanFailed(failure.reason, plan, timed_out=failure.failure is Failure.TIMED_OUT)
+        return PlanFailed(failure.reason, plan, timed_out=failure.failure is CallFailure.TIMED_OUT)
 
     def run_of(self, recipe: Recipe) -> CandidateRun:
         """The run of a recipe."""
@@ -197,7 +197,7 @@ TURNS = 5
 """How often the two recipes are measured, one after the other."""
 
 
-class Router:
+class RouteFinder:
     """Proposes routes by length for a plan."""
 
     def __init__(self, search: PlanSearch, climb: HillClimb, *, keep_open: Collection[Recipe]) -> None:

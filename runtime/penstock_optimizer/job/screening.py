@@ -16,7 +16,7 @@ from statistics import median
 from penstock.errors import OutOfDisk
 from penstock.manifest import CandidateFacts, LatencyPoint, Outcome, ReasonCode, Verdict
 from penstock.recipe import Batching, Recipe
-from penstock_optimizer.candidate.isolation import Failure, WorkerFailed
+from penstock_optimizer.candidate.isolation import CallFailure, WorkerFailed
 from penstock_optimizer.candidate.runner import CandidateRunner, CandidateSession
 from penstock_optimizer.candidate.work_folder import BuiltFacts, CandidateRecord, WorkFolder, digests
 from penstock_optimizer.load.summary import relative_spread
@@ -156,7 +156,7 @@ class CandidateRun:
     def settle_failed(self, failure: WorkerFailed, when: str = "") -> None:
         """Set how it failed; where the time was too short to know, that the budget cut it off."""
         reason = f"{failure.reason}{when}"
-        if failure.failure is not Failure.TIMED_OUT:
+        if failure.failure is not CallFailure.TIMED_OUT:
             self.settle(Outcome.FAILED, reason)
         elif failure.seconds >= HANGS_SECONDS:
             self.settle(Outcome.FAILED, reason, ReasonCode.TIMED_OUT)
@@ -225,13 +225,13 @@ class Screening:
             run.close()
             if reference:
                 raise
-            if failure.kind == OutOfDisk.__name__ or (failure.failure is not Failure.TIMED_OUT and self._is_full()):
+            if failure.kind == OutOfDisk.__name__ or (failure.failure is not CallFailure.TIMED_OUT and self._is_full()):
                 # Not the candidate's fault: with space on the disk it may be the best of all.
                 raise full_disk_error(self._work.path, what=WORK) from failure
             run.settle_failed(failure)
             # A candidate that ran out of time or memory may succeed with more of it in the next run: only real failures
             # are stored.
-            if failure.failure is not Failure.TIMED_OUT and not failure.out_of_memory:
+            if failure.failure is not CallFailure.TIMED_OUT and not failure.out_of_memory:
                 self._remember(run)
         self._on_settled(run)
         self._make_room()

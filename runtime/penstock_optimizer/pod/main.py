@@ -11,7 +11,7 @@ from typing import NoReturn
 
 from penstock.errors import Interrupted, PenstockError
 from penstock.resources.job_summary import Summary
-from penstock_optimizer.pod.pod_job import JobOutput, JobVariables, PodJob
+from penstock_optimizer.pod.pod_job import JobEvents, JobVariables, PodJob
 from penstock_runtime.logs import configure_logs
 from penstock_runtime.pod.termination import DEFAULT_LOG, exit_code, write_termination_message
 from penstock_runtime.settings import SETTINGS
@@ -23,14 +23,14 @@ def main() -> None:
     """Optimise. Exit codes: 0, published; 1, a person must correct something; 75, another run may succeed."""
     configure_logs("info")
     os.environ["TOKENIZERS_PARALLELISM"] = "false"
-    lines = JobOutput()
+    events = JobEvents()
     log = DEFAULT_LOG
     job: PodJob | None = None
 
     def end(summary: Summary, code: int) -> NoReturn:
         """Report the result and exit. Worker processes end when their input does."""
         write_termination_message(log, summary.to_message())
-        lines.summary(summary)
+        events.summary(summary)
         for stream in (sys.stdout, sys.stderr):
             stream.flush()
         os._exit(code)
@@ -48,7 +48,7 @@ def main() -> None:
     try:
         variables = JobVariables.read(os.environ, others=[setting.variable for setting in SETTINGS])
         log = variables.termination_log
-        job = PodJob(variables, lines)
+        job = PodJob(variables, events)
         summary = job.run()
     except BaseException as error:  # every end has to be reported
         if isinstance(error, PenstockError):

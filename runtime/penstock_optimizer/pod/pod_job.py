@@ -6,7 +6,7 @@
     optimise                 within the spec's budget, continuing from the work folder if there is one
     publish                  the result; then the summary
 
-`JobOutput` writes one JSON object a line to standard output:
+`JobEvents` writes one JSON object a line to standard output:
 
     {"event": "progress", "done": 7, "of": 23, "stage": "candidates", "message": "onnxruntime int8-dynamic"}
     {"event": "baseline", "digest": "sha256:...", "uri": "...", "bytes": 90000000}
@@ -84,7 +84,7 @@ def to_standard_output(line: bytes) -> None:
     os.write(1, line)
 
 
-class JobOutput:
+class JobEvents:
     """Writes the events of a job."""
 
     def __init__(self, write: Write = to_standard_output) -> None:
@@ -133,34 +133,34 @@ ATTEMPTS = 8
 class PodJob:
     """One job. `baseline` is set when it is published: a job that fails later still reports it."""
 
-    def __init__(self, variables: JobVariables, lines: JobOutput) -> None:
+    def __init__(self, variables: JobVariables, events: JobEvents) -> None:
         self._variables = variables
-        self._lines = lines
+        self._events = events
         self.baseline: ArtefactReference | None = None
 
     def run(self) -> Summary:
         """Run the whole job; PenstockError of all kinds."""
-        variables, lines = self._variables, self._lines
+        variables, events = self._variables, self._events
         endpoint = read_endpoint(variables)
         store = self._store()
         grant = read_host().usable_cores(endpoint.spec.cores)
         pinned = "pinned to" if grant.pinned else "not pinned, on"
-        lines.stage("start", f"{pinned} CPUs {', '.join(map(str, grant.cpus))}")
+        events.stage("start", f"{pinned} CPUs {', '.join(map(str, grant.cpus))}")
         _require_writable(variables.work)
         models = variables.work / "models"
         token = hugging_face_token(os.environ)
         source = endpoint.spec.source
-        lines.stage("download", f"looking for {source}")
-        fetch_model(source, cache=models, token=token, on_progress=lines.transfer("download", "fetching"))
-        lines.stage("export", "writing the fp32 graph")
+        events.stage("download", f"looking for {source}")
+        fetch_model(source, cache=models, token=token, on_progress=events.transfer("download", "fetching"))
+        events.stage("export", "writing the fp32 graph")
         prepared = prepare(endpoint, store=variables.work, models=models, token=token)
         if not prepared.finished:
             published = self._publish(store, prepared.artefact)
             self.baseline = reference(published)
-            lines.published("baseline", published)
-        artefact = optimise(endpoint, store=variables.work, models=models, token=token, on_progress=lines.progress)
+            events.published("baseline", published)
+        artefact = optimise(endpoint, store=variables.work, models=models, token=token, on_progress=events.progress)
         published = self._publish(store, artefact)
-        lines.published("artefact", published)
+        events.published("artefact", published)
         return summary_of(
             Manifest.load(artefact),
             digest=str(published.digest),
@@ -178,12 +178,12 @@ class PodJob:
             )
         retries = Retries(
             ATTEMPTS,
-            on_failure=lambda error, wait: self._lines.stage("publish", f"{error.message} (again in {wait:.0f} s)"),
+            on_failure=lambda error, wait: self._events.stage("publish", f"{error.message} (again in {wait:.0f} s)"),
         )
         return open_store(StoreUri.parse(self._variables.store_uri), retries=retries)
 
     def _publish(self, store: ArtefactStore, folder: Path) -> Published:
-        return store.publish(folder, self._lines.transfer("publish", "publishing"))
+        return store.publish(folder, self._events.transfer("publish", "publishing"))
 
 
 def reference(published: Published) -> ArtefactReference:

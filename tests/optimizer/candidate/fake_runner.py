@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 
 from penstock.manifest import Metric, Verdict
 from penstock.recipe import Batching, Plan, Precision, Recipe
-from penstock_optimizer.candidate.isolation import Failure, WorkerFailed
+from penstock_optimizer.candidate.isolation import CallFailure, WorkerFailed
 from penstock_optimizer.candidate.work_folder import BuiltFacts, WorkFolder
 from penstock_optimizer.search.goal import PlanSample
 from penstock_optimizer.search.space import WideFrom
@@ -54,7 +54,7 @@ class Script:
 
 
 def crash(number: int = 11) -> WorkerFailed:
-    return WorkerFailed(Failure.DIED, f"killed by signal {number}")
+    return WorkerFailed(CallFailure.DIED, f"killed by signal {number}")
 
 
 @dataclass
@@ -107,7 +107,7 @@ class FakeSession:
         if seconds > timeout_seconds:
             self.runner.clock.now += timeout_seconds
             reason = f"{method} did not end within {timeout_seconds:.0f} s"
-            raise WorkerFailed(Failure.TIMED_OUT, reason, seconds=timeout_seconds)
+            raise WorkerFailed(CallFailure.TIMED_OUT, reason, seconds=timeout_seconds)
         self.runner.clock.now += seconds
         if method in self.script.fails and before >= self.script.fails_after:
             raise self.script.fails[method]

@@ -13,7 +13,7 @@ import psutil
 import pytest
 
 from penstock.errors import ModelError, OptimizationError, OutOfDisk
-from penstock_optimizer.candidate.isolation import Failure, Worker, WorkerFailed, death_reason
+from penstock_optimizer.candidate.isolation import CallFailure, Worker, WorkerFailed, death_reason
 
 TARGET = "tests.optimizer.candidate.misbehaviour:Misbehaviour"
 SECONDS = 60.0
@@ -49,25 +49,25 @@ def test_the_worker_runs_on_the_cpus_that_it_was_given(worker: Worker) -> None:
 @pytest.mark.parametrize(
     ("method", "arguments", "failure", "reason"),
     [
-        ("raise_value_error", {}, Failure.RAISED, "ValueError: two lines"),
-        ("raise_ours", {}, Failure.RAISED, "the model has no head"),
-        ("not_json", {}, Failure.RAISED, "TypeError: object does not go through JSON"),
-        ("no_such_method", {}, Failure.RAISED, "AttributeError"),
-        ("segfault", {}, Failure.DIED, "killed by signal 11 (SIGSEGV)"),
-        ("die", {"number": 9}, Failure.DIED, "killed by signal 9 (SIGKILL, out of memory in all likelihood)"),
-        ("die", {"number": 6}, Failure.DIED, "killed by signal 6 (SIGABRT)"),
-        ("leave", {}, Failure.DIED, "ended with exit code 7: could not open libfoo.so"),
+        ("raise_value_error", {}, CallFailure.RAISED, "ValueError: two lines"),
+        ("raise_ours", {}, CallFailure.RAISED, "the model has no head"),
+        ("not_json", {}, CallFailure.RAISED, "TypeError: object does not go through JSON"),
+        ("no_such_method", {}, CallFailure.RAISED, "AttributeError"),
+        ("segfault", {}, CallFailure.DIED, "killed by signal 11 (SIGSEGV)"),
+        ("die", {"number": 9}, CallFailure.DIED, "killed by signal 9 (SIGKILL, out of memory in all likelihood)"),
+        ("die", {"number": 6}, CallFailure.DIED, "killed by signal 6 (SIGABRT)"),
+        ("leave", {}, CallFailure.DIED, "ended with exit code 7: could not open libfoo.so"),
     ],
 )
 def test_each_way_to_fail_has_its_reason(
-    worker: Worker, method: str, arguments: dict[str, int], failure: Failure, reason: str
+    worker: Worker, method: str, arguments: dict[str, int], failure: CallFailure, reason: str
 ) -> None:
     with pytest.raises(WorkerFailed) as caught:
         worker.call(method, timeout_seconds=SECONDS, **arguments)
 
     assert caught.value.failure is failure
     assert caught.value.reason.startswith(reason)
-    assert worker.alive is (failure is Failure.RAISED)
+    assert worker.alive is (failure is CallFailure.RAISED)
 
 
 def test_a_full_disk_is_no_fault_of_the_method(worker: Worker) -> None:
@@ -97,7 +97,7 @@ def test_a_method_that_raised_leaves_the_worker_usable(worker: Worker) -> None:
 
 
 def test_other_failures_become_an_error_about_what_failed() -> None:
-    error = WorkerFailed(Failure.DIED, "killed by signal 11 (SIGSEGV)").as_error("exporting")
+    error = WorkerFailed(CallFailure.DIED, "killed by signal 11 (SIGSEGV)").as_error("exporting")
 
     assert isinstance(error, OptimizationError)
     assert str(error) == "exporting: killed by signal 11 (SIGSEGV). See the logs in the work folder of the store"
@@ -108,7 +108,7 @@ def test_a_hang_is_ended_at_its_time_limit(worker: Worker) -> None:
     with pytest.raises(WorkerFailed) as caught:
         worker.call("hang", timeout_seconds=0.3)
 
-    assert caught.value.failure is Failure.TIMED_OUT
+    assert caught.value.failure is CallFailure.TIMED_OUT
     assert caught.value.seconds == 0.3
     assert caught.value.reason == "hang did not end within 0.3 s"
     assert not worker.alive

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from penstock_optimizer.candidate.work_folder import load_observed, save_observed
-from penstock_optimizer.guard import ObservedRequest
+from penstock_optimizer.guard import ObservedAnswer
 
 
 def same(one: Any, other: Any) -> bool:
@@ -37,7 +37,7 @@ def same(one: Any, other: Any) -> bool:
 )
 def test_answers_of_every_form_come_back(tmp_path: Path, answer: Any) -> None:
     path = tmp_path / "teacher.zip"
-    save_observed([ObservedRequest(answer), ObservedRequest([1.0])], path)
+    save_observed([ObservedAnswer(answer), ObservedAnswer([1.0])], path)
     first, second = load_observed(path)
 
     assert same(answer, first.answer)
@@ -50,7 +50,7 @@ def test_embeddings_are_kept_and_what_the_guard_does_not_compare_is_not(tmp_path
 
     vector = np.linspace(0, 1, 8, dtype=np.float32)
     path = tmp_path / "teacher.zip"
-    save_observed([ObservedRequest([vector], (vector,)), ObservedRequest(0.5, (WindowAnswers(),))], path)
+    save_observed([ObservedAnswer([vector], (vector,)), ObservedAnswer(0.5, (WindowAnswers(),))], path)
     embedded, other = load_observed(path)
 
     assert same([vector], list(embedded.reduced))
@@ -59,13 +59,13 @@ def test_embeddings_are_kept_and_what_the_guard_does_not_compare_is_not(tmp_path
 
 def test_an_answer_that_cannot_be_written_is_an_error_and_leaves_no_file(tmp_path: Path) -> None:
     with pytest.raises(TypeError, match="object is not part of an answer"):
-        save_observed([ObservedRequest(object())], tmp_path / "teacher.zip")
+        save_observed([ObservedAnswer(object())], tmp_path / "teacher.zip")
 
     assert not (tmp_path / "teacher.zip").exists()
 
 
 def test_the_file_holds_no_pickles(tmp_path: Path) -> None:
     path = tmp_path / "teacher.zip"
-    save_observed([ObservedRequest([np.zeros(2, dtype=np.float32)])], path)
+    save_observed([ObservedAnswer([np.zeros(2, dtype=np.float32)])], path)
     with zipfile.ZipFile(path) as archive:
         assert archive.namelist() == ["observed.json", "0.npy"]

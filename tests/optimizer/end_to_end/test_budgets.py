@@ -14,7 +14,7 @@ import pytest
 from penstock.errors import OptimizationError
 from penstock.manifest import Manifest, Outcome
 from penstock.resources.endpoint import ModelEndpoint
-from penstock_optimizer.candidate.isolation import Failure, WorkerFailed
+from penstock_optimizer.candidate.isolation import CallFailure, WorkerFailed
 from penstock_optimizer.candidate.runner import ProcessRunner, ProcessSession
 from penstock_optimizer.candidate.work_folder import ExportedFacts
 from penstock_optimizer.job.optimise import EXPORT_SECONDS, optimise, prepare
@@ -81,7 +81,7 @@ def test_the_export_gets_the_rest_of_the_budget_up_to_the_limit_for_a_hang(
 
     def hangs(_: ProcessRunner, flavour: str, *, timeout_seconds: float) -> ExportedFacts:
         limits.append(timeout_seconds)
-        raise WorkerFailed(Failure.TIMED_OUT, f"export did not end within {timeout_seconds:.0f} s")
+        raise WorkerFailed(CallFailure.TIMED_OUT, f"export did not end within {timeout_seconds:.0f} s")
 
     monkeypatch.setattr(ProcessRunner, "exported", hangs)
     by_budget = budget_seconds < EXPORT_SECONDS
@@ -121,7 +121,7 @@ def test_an_fp32_graph_that_runs_out_of_time_is_an_error_about_the_budget(
     model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def late(*_: object, **__: object) -> object:
-        raise WorkerFailed(Failure.TIMED_OUT, "observe_reference did not end within 1 s")
+        raise WorkerFailed(CallFailure.TIMED_OUT, "observe_reference did not end within 1 s")
 
     monkeypatch.setattr(ProcessSession, "judge", late)
     with pytest.raises(

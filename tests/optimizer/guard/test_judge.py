@@ -13,7 +13,7 @@ import pytest
 from penstock.manifest import Metric, Verdict
 from penstock.resources.endpoint import AccuracyBudget
 from penstock.tasks import TaskName
-from penstock_optimizer.guard import ObservedRequest, judge
+from penstock_optimizer.guard import ObservedAnswer, judge
 from penstock_optimizer.guard.judge import explain, finite, unused_budgets
 
 COUNT = 100
@@ -46,12 +46,12 @@ ANSWERS: dict[TaskName, Callable[[int], Answer]] = {
 }
 
 
-def observed(task: TaskName, answer: Answer) -> ObservedRequest:
+def observed(task: TaskName, answer: Answer) -> ObservedAnswer:
     if task is TaskName.FEATURE_EXTRACTION:
-        return ObservedRequest(answer, tuple(answer))
+        return ObservedAnswer(answer, tuple(answer))
     if task is TaskName.SENTENCE_SIMILARITY:
-        return ObservedRequest(answer, (np.ones(4, np.float32), *(np.ones(4, np.float32) for _ in answer)))
-    return ObservedRequest(answer)
+        return ObservedAnswer(answer, (np.ones(4, np.float32), *(np.ones(4, np.float32) for _ in answer)))
+    return ObservedAnswer(answer)
 
 
 def verdict(task: TaskName, change: Change, share: float = 1.0, budget: AccuracyBudget | None = None) -> Verdict:
@@ -223,7 +223,7 @@ def test_a_stated_cosine_holds_for_every_text_and_instead_of_all_other_budgets(s
 
 def test_token_vectors_have_no_neighbours() -> None:
     matrices = [np.random.default_rng(size).standard_normal((1, size, 8)).astype(np.float32) for size in range(2, 30)]
-    some = [ObservedRequest(matrix, (matrix[0],)) for matrix in matrices]
+    some = [ObservedAnswer(matrix, (matrix[0],)) for matrix in matrices]
 
     found = judge(TaskName.FEATURE_EXTRACTION, some, some, AccuracyBudget())
 
@@ -245,8 +245,8 @@ def classified(*scores: float) -> Answer:
 def test_a_flip_between_tied_labels_is_no_change(before: Any, after: Any, hit: bool) -> None:
     found = judge(
         TaskName.TEXT_CLASSIFICATION,
-        [ObservedRequest(classified(*before))],
-        [ObservedRequest(classified(*after))],
+        [ObservedAnswer(classified(*before))],
+        [ObservedAnswer(classified(*after))],
         AccuracyBudget(),
     )
 
@@ -258,8 +258,8 @@ def test_a_flip_of_a_sure_answer_weighs_more_than_one_of_a_doubtful_answer() -> 
         first, second = 0.5 + lead / 2, 0.5 - lead / 2
         found = judge(
             TaskName.TEXT_CLASSIFICATION,
-            [ObservedRequest(classified(first, second))],
-            [ObservedRequest(classified(second, first))],
+            [ObservedAnswer(classified(first, second))],
+            [ObservedAnswer(classified(second, first))],
             AccuracyBudget(),
         )
         return metric(found, "flipped_margin").value
@@ -269,17 +269,17 @@ def test_a_flip_of_a_sure_answer_weighs_more_than_one_of_a_doubtful_answer() -> 
 
 
 def test_a_single_score_is_judged_by_its_change_and_its_order() -> None:
-    before = [ObservedRequest([[{"label": "x", "score": index / 10}]]) for index in range(50)]
-    near = [ObservedRequest([[{"label": "x", "score": index / 10 + 0.01}]]) for index in range(50)]
-    far = [ObservedRequest([[{"label": "x", "score": -index / 10}]]) for index in range(50)]
+    before = [ObservedAnswer([[{"label": "x", "score": index / 10}]]) for index in range(50)]
+    near = [ObservedAnswer([[{"label": "x", "score": index / 10 + 0.01}]]) for index in range(50)]
+    far = [ObservedAnswer([[{"label": "x", "score": -index / 10}]]) for index in range(50)]
 
     assert judge(TaskName.TEXT_CLASSIFICATION, before, near, AccuracyBudget()).passed
     found = judge(TaskName.TEXT_CLASSIFICATION, before, far, AccuracyBudget())
     assert metric(found, "kendall_tau").value == pytest.approx(-1)
 
 
-def independent(*scores: float) -> ObservedRequest:
-    return ObservedRequest([[{"label": f"L{index}", "score": score} for index, score in enumerate(scores)]])
+def independent(*scores: float) -> ObservedAnswer:
+    return ObservedAnswer([[{"label": f"L{index}", "score": score} for index, score in enumerate(scores)]])
 
 
 def test_labels_that_may_all_be_true_are_judged_one_by_one() -> None:
@@ -311,7 +311,7 @@ def test_several_regressions_are_each_judged_by_their_own_spread() -> None:
 
 def test_texts_without_entities_are_judged_by_their_tokens_alone() -> None:
     answer = [{"entity": "O", "score": 1.0, "index": 0, "word": "x", "start": 0, "end": 1}]
-    some = [ObservedRequest(answer)] * 80
+    some = [ObservedAnswer(answer)] * 80
 
     found = judge(TaskName.TOKEN_CLASSIFICATION, some, some, AccuracyBudget())
 
@@ -331,7 +331,7 @@ def test_a_nan_is_rejected_anywhere_in_an_answer(task: TaskName, value: float) -
     }
     answer = broken[task] if task in broken else [{**ANSWERS[task](0)[0], "score": value}]
 
-    found = judge(task, before, [*before[:2], ObservedRequest(answer)], AccuracyBudget())
+    found = judge(task, before, [*before[:2], ObservedAnswer(answer)], AccuracyBudget())
 
     assert not found.passed
     assert found.reason == "1 answers hold NaN or infinity"
@@ -399,7 +399,7 @@ def judged(before: Scores, after: Scores) -> Verdict:
         [[{"label": label, "score": score} for label, score in sorted(one, key=lambda entry: -entry[1])]]
         for one in (before, after)
     )
-    reference, candidate = ([ObservedRequest(answer)] * COUNT for answer in answers)
+    reference, candidate = ([ObservedAnswer(answer)] * COUNT for answer in answers)
     return judge(TaskName.TEXT_CLASSIFICATION, reference, candidate, AccuracyBudget())
 
 

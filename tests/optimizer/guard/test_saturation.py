@@ -21,7 +21,7 @@ from penstock.recipe import EngineName, Precision, Recipe
 from penstock.resources.endpoint import AccuracyBudget
 from penstock.tasks import TaskName
 from penstock_optimizer.export import Flavour
-from penstock_optimizer.guard import ObservedRequest, judge, prepare
+from penstock_optimizer.guard import ObservedAnswer, judge, prepare
 from penstock_optimizer.guard.calibration import calibration_rows, judging_samples, own_corpus, samples, split
 from penstock_optimizer.quantise.built import copy_graph
 from penstock_optimizer.quantise.observe import feed
@@ -161,9 +161,9 @@ def test_the_default_budget_rejects_per_tensor_and_keeps_per_channel_reduced_ran
     assert found["per-channel"].passed, found["per-channel"].reason
 
 
-def observed(outputs: list[Float]) -> list[ObservedRequest]:
+def observed(outputs: list[Float]) -> list[ObservedAnswer]:
     vectors = pooled(outputs)
-    return [ObservedRequest(vector[np.newaxis], (vector,)) for vector in vectors]
+    return [ObservedAnswer(vector[np.newaxis], (vector,)) for vector in vectors]
 
 
 def pooled(outputs: list[Float]) -> Float:

@@ -13,7 +13,7 @@ from penstock.errors import OptimizationError
 from penstock.manifest import CandidateFacts, Outcome, ReasonCode
 from penstock.recipe import Batching, Recipe, ShortRoute
 from penstock.resources.endpoint import Latency, Objective
-from penstock_optimizer.candidate.isolation import Failure, WorkerFailed
+from penstock_optimizer.candidate.isolation import CallFailure, WorkerFailed
 from penstock_optimizer.candidate.work_folder import WorkFolder
 from penstock_optimizer.job.artefact import conclude, findings, plan_trials, speed_up
 from penstock_optimizer.job.plan_search import PlanSearch, is_exhaustive
@@ -69,7 +69,7 @@ def plan_search(
 
 
 def test_without_time_for_plans_the_fastest_recipe_by_its_latencies_wins(tmp_path: Path) -> None:
-    late = WorkerFailed(Failure.TIMED_OUT, "sample did not end within 1 s")
+    late = WorkerFailed(CallFailure.TIMED_OUT, "sample did not end within 1 s")
     scripts = {FP32: Script(fails={"sample": late}), INT8: Script(speed=3.0, fails={"sample": late})}
 
     result, screening, _, _ = plan_search(tmp_path, scripts, seconds=1e4, spent_before=1e4)

@@ -9,7 +9,7 @@ import pytest
 from penstock.errors import OutOfDisk
 from penstock.manifest import Outcome, ReasonCode
 from penstock.recipe import Batching, EngineName, Precision, Recipe
-from penstock_optimizer.candidate.isolation import Failure, WorkerFailed, death_reason
+from penstock_optimizer.candidate.isolation import CallFailure, WorkerFailed, death_reason
 from penstock_optimizer.candidate.work_folder import WorkFolder
 from penstock_optimizer.job.screening import MAX_OPEN, ROUNDS, Budget, CandidateRun, Screening, max_open_processes
 from tests.optimizer.candidate.fake_runner import FakeRunner, Script, crash
@@ -50,7 +50,7 @@ def run(screening: Screening, scripts: dict[Recipe, Script]) -> dict[Recipe, Can
         (Script(fails={"judge": crash()}), Outcome.FAILED, "killed by signal 11"),
         (Script(fails={"time": crash()}, fails_after=1), Outcome.FAILED, "killed by signal 11 while it was measured"),
         (
-            Script(fails={"build": WorkerFailed(Failure.RAISED, "RuntimeError: no kernel")}),
+            Script(fails={"build": WorkerFailed(CallFailure.RAISED, "RuntimeError: no kernel")}),
             Outcome.FAILED,
             "RuntimeError: no kernel",
         ),
@@ -71,7 +71,7 @@ def test_a_full_disk_ends_the_stage_and_fails_no_candidate(
     tmp_path: Path, kind: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A library that cannot write raises any error; the free space of the disk shows the cause."""
-    reason = WorkerFailed(Failure.RAISED, "No space left on device" if kind else "basic_ios::clear", kind=kind)
+    reason = WorkerFailed(CallFailure.RAISED, "No space left on device" if kind else "basic_ios::clear", kind=kind)
     script = Script(fails={"build": reason})
     monkeypatch.setattr("penstock_optimizer.job.screening.is_full", lambda _: not kind)
     screening, _, _ = stage(tmp_path, {INT8: script})
@@ -331,9 +331,9 @@ def test_a_candidate_that_ran_out_of_time_is_tried_again_with_more_of_it(tmp_pat
 @pytest.mark.parametrize(
     "failure",
     [
-        WorkerFailed(Failure.DIED, death_reason(-9, "")),
-        WorkerFailed(Failure.RAISED, "MemoryError: 90 MB"),
-        WorkerFailed(Failure.RAISED, "RuntimeError: std::bad_alloc"),
+        WorkerFailed(CallFailure.DIED, death_reason(-9, "")),
+        WorkerFailed(CallFailure.RAISED, "MemoryError: 90 MB"),
+        WorkerFailed(CallFailure.RAISED, "RuntimeError: std::bad_alloc"),
     ],
 )
 def test_a_candidate_that_ran_out_of_memory_is_tried_again_when_the_search_continues(

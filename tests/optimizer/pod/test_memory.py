@@ -15,7 +15,7 @@ import pytest
 
 from penstock.errors import HostError, OptimizationError, OutOfMemory
 from penstock.resources.job_summary import Summary
-from penstock_optimizer.candidate.isolation import Failure, WorkerFailed
+from penstock_optimizer.candidate.isolation import CallFailure, WorkerFailed
 from tests.runtime.pod.pods import SECONDS
 
 MEMORY_CGROUP = Path("/sys/fs/cgroup/memory")
@@ -26,17 +26,17 @@ LIMIT_BYTES = 250 * 10**6
 @pytest.mark.parametrize(
     ("failure", "reason", "expected"),
     [
-        (Failure.DIED, "killed by signal 9 (SIGKILL, out of memory in all likelihood)", OutOfMemory),
-        (Failure.DIED, "killed by signal 11 (SIGSEGV)", OptimizationError),
-        (Failure.RAISED, "MemoryError: no message", OutOfMemory),
-        (Failure.RAISED, "_ArrayMemoryError: Unable to allocate 9 GiB", OutOfMemory),
-        (Failure.RAISED, "RuntimeError: std::bad_alloc", OutOfMemory),
-        (Failure.RAISED, "ValueError: killed by signal 9 (SIGKILL)", OptimizationError),
-        (Failure.TIMED_OUT, "export did not end within 600 s", OptimizationError),
+        (CallFailure.DIED, "killed by signal 9 (SIGKILL, out of memory in all likelihood)", OutOfMemory),
+        (CallFailure.DIED, "killed by signal 11 (SIGSEGV)", OptimizationError),
+        (CallFailure.RAISED, "MemoryError: no message", OutOfMemory),
+        (CallFailure.RAISED, "_ArrayMemoryError: Unable to allocate 9 GiB", OutOfMemory),
+        (CallFailure.RAISED, "RuntimeError: std::bad_alloc", OutOfMemory),
+        (CallFailure.RAISED, "ValueError: killed by signal 9 (SIGKILL)", OptimizationError),
+        (CallFailure.TIMED_OUT, "export did not end within 600 s", OptimizationError),
     ],
 )
 def test_the_cause_of_a_workers_death_becomes_the_reason(
-    failure: Failure, reason: str, expected: type[HostError | OptimizationError]
+    failure: CallFailure, reason: str, expected: type[HostError | OptimizationError]
 ) -> None:
     error = WorkerFailed(failure, reason).as_error("the model could not be exported")
 

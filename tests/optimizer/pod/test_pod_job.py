@@ -20,7 +20,7 @@ from penstock.errors import SettingError, SpecError
 from penstock.manifest import Manifest
 from penstock.resources.job_summary import LIMIT_BYTES, Summary
 from penstock_optimizer.job.progress import ProgressEvent, Stage
-from penstock_optimizer.pod.pod_job import JobOutput, JobVariables, read_endpoint
+from penstock_optimizer.pod.pod_job import JobEvents, JobVariables, read_endpoint
 from penstock_runtime.host import read_host
 from penstock_runtime.models.fetching import FetchProgress as Transfer
 from penstock_runtime.store import open_store
@@ -335,7 +335,7 @@ class TestSettings:
 class TestLines:
     def test_steps_are_kept_in_events_between_them(self) -> None:
         written: list[dict[str, Any]] = []
-        lines = JobOutput(lambda line: written.append(json.loads(line)))
+        lines = JobEvents(lambda line: written.append(json.loads(line)))
         lines.stage("download", "looking")
         lines.progress(ProgressEvent(Stage.CANDIDATES, 3, 9, "a candidate", step=7, steps=23))
         lines.stage("publish", "uploading")
@@ -344,7 +344,7 @@ class TestLines:
 
     def test_bytes_are_reported_at_intervals_and_at_the_end(self) -> None:
         written: list[dict[str, Any]] = []
-        moved = JobOutput(lambda line: written.append(json.loads(line))).transfer("download", "fetching")
+        moved = JobEvents(lambda line: written.append(json.loads(line))).transfer("download", "fetching")
         for done in range(0, 101, 10):
             moved(Transfer("hf://a/b", "model.safetensors", done * 10**6, 100 * 10**6))
 
