@@ -1,7 +1,6 @@
 """The contract that all sides of Penstock share: resource types, artefact manifest, capacity model, names and units.
 
-Light on purpose: pydantic and the standard library. Nothing here imports the runtime, the optimiser or the operator
-(the command line in `penstock_cli` drives them, from the outside).
+It imports pydantic, PyYAML and the standard library only, and no other package of Penstock.
 """
 
 __version__ = "0.1.0"

@@ -1,10 +1,12 @@
-"""Where artefacts are kept, and how they are named there: a URI and a digest. Pure; `penstock_runtime.store` does it.
+"""Addresses of artefacts: the URI of a store, and the digest that names an artefact in it. Pure values.
+
+`penstock_runtime.store` reads and writes stores.
 
     <store>/<digest, hexadecimal>/manifest.json     sha256 of this file is the digest
-                                  report.html       the evidence for people; not served
+                                  report.html       the evidence for people; not needed for serving
                                   ...               every other file, its sha256 in the manifest
 
-What a digest names never changes: whoever has the manifest that hashes to it can check every byte.
+The contents behind a digest never change: a reader with the manifest of that digest can check every byte.
 """
 
 from __future__ import annotations
@@ -23,8 +25,8 @@ DEFAULT_MODELS = Path("~/.cache/penstock/models")
 """Folder of downloaded models of the command line."""
 ALGORITHM = "sha256"
 DIGITS_KEPT = 16
-"""Of a digest, in a list of what is to be kept: ten thousand whole ones would not fit into a ConfigMap. That two begin
-alike keeps one more."""
+"""First digits of a digest in a list of artefacts to keep: ten thousand whole digests do not fit into a ConfigMap. When
+two digests begin alike, both artefacts are kept."""
 _HEXADECIMAL = re.compile(r"[0-9a-f]{64}")
 _SHAPES = {
     "file": (r"/.+", "file:///absolute/path"),
@@ -36,10 +38,10 @@ _FORMS = ", ".join(shape for _, shape in _SHAPES.values())
 
 
 class StoreScheme(StrEnum):
-    """The kinds of stores."""
+    """The kinds of artefact stores."""
 
     FILE = "file"
-    """A folder: a hostPath or a volume of the cluster, mounted where the URI says."""
+    """A folder: a hostPath or a volume of the cluster, mounted at the path of the URI."""
     S3 = "s3"
     GS = "gs"
     AZ = "az"
@@ -51,11 +53,11 @@ class StoreUri:
 
     scheme: StoreScheme
     location: str
-    """What stands behind `://`, without a slash at the end: a path, or bucket and prefix."""
+    """The part after `://`, without a trailing slash: a path, or bucket and prefix."""
 
     @classmethod
     def parse(cls, text: str, *, field: str = "PENSTOCK_STORE_URI") -> StoreUri:
-        """Parse; SettingError names `field` and says what to write instead."""
+        """Parse; SettingError names `field` and gives a form that is valid."""
         scheme, separator, rest = text.strip().partition("://")
         if not separator or scheme not in _SHAPES:
             meant = f"Did you mean file://{text}?" if text.startswith("/") else f"Known forms: {_FORMS}"
@@ -75,7 +77,7 @@ class StoreUri:
         return f"{self.scheme.value}://{self.location}"
 
     def of(self, digest: Digest) -> str:
-        """Where the artefact of this digest lies, as a URI."""
+        """The URI of the artefact of this digest."""
         return f"{self}/{digest.hexadecimal}"
 
 
@@ -98,7 +100,7 @@ class Digest:
 
     @classmethod
     def of(cls, manifest: bytes) -> Digest:
-        """Of a manifest's bytes."""
+        """The digest of the bytes of a manifest."""
         return cls(hashlib.sha256(manifest).hexdigest())
 
     @property

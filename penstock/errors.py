@@ -1,31 +1,31 @@
-"""The one exception tree of what a user or an operator can put right.
+"""The exception tree for problems that a user or an administrator can solve.
 
     PenstockError                 message, remedy
     ├── SpecError                 the endpoint file is wrong (field)
     ├── ModelError                the model cannot be used
     │   ├── ModelNotFound         no such folder, repository, revision or package
-    │   ├── ModelAccessDenied     the source wants (other) credentials
+    │   ├── ModelAccessDenied     the source requires (other) credentials
     │   ├── ModelUnavailable      the source does not answer at the moment (temporary)
     │   ├── UnsafeModel           pickled weights, or a model that needs its own code run
     │   ├── CorruptModel          a file is missing, truncated or does not fit the others
-    │   └── UnsupportedModel      an architecture or a task that no path here can take
+    │   └── UnsupportedModel      an architecture or a task that Penstock does not support
     ├── SettingError              a setting of a process is wrong (field)
     ├── MissingPackage            an optional package is needed and not installed
     ├── ArtefactError             an artefact is incomplete or altered, or was made for another machine
     │   ├── ArtefactNotFound      the store has none of this digest
-    │   └── OtherInstructionSet   it was measured and judged on processors of another kind
+    │   └── OtherInstructionSet   it was measured and judged on another instruction set
     ├── StoreError                the artefact store cannot be used as it is set
-    │   ├── StoreAccessDenied     it wants (other) credentials or permissions
+    │   ├── StoreAccessDenied     it requires (other) credentials or permissions
     │   └── StoreUnavailable      it does not answer at the moment (temporary)
     ├── HostError                 this machine cannot do it (memory, cores, instruction set)
     │   ├── OutOfDisk             a volume or the node's disk is full (temporary: another node may have room)
     │   └── OutOfMemory           the memory limit was hit
     ├── OptimizationError         no candidate may be served
     │   └── NoCandidateWithinBudget  `whenNoCandidate: Fail`, and none kept the accuracy budget
-    └── Interrupted               it was told to end before it was through (temporary)
+    └── Interrupted               a signal ended the process before it had finished (temporary)
 
-`temporary` tells what may pass by itself (try again later) from what somebody has to put right first.
-Each carries a remedy: one sentence that says what to do next. The command line prints `error: message. remedy`.
+`temporary` is true for problems that may disappear without a change (try again later).
+Each has a remedy: one sentence with what to do next. The command line prints `error: message. remedy`.
 Request errors of the HTTP server are another tree: `penstock_runtime.errors`.
 """
 
@@ -37,10 +37,10 @@ from typing import ClassVar
 
 
 class PenstockError(Exception):
-    """Something that the caller can put right: `message` says what and where, `remedy` what to do next."""
+    """A problem that the user can solve. `message`: what is wrong and where; `remedy`: what to do next."""
 
     temporary: ClassVar[bool] = False
-    """True when the same call may well succeed later without anybody's doing."""
+    """True when the same call may succeed later without any change."""
 
     def __init__(self, message: str, *, remedy: str = "") -> None:
         super().__init__(message)
@@ -80,13 +80,13 @@ class ModelNotFound(ModelError):
 
 
 class ModelAccessDenied(ModelError):
-    """The source wants credentials, or other ones."""
+    """The source requires credentials, or different ones."""
 
 
 class ModelUnavailable(ModelError):
-    """The source does not answer, is overloaded, or broke off: trying again later may help.
+    """The source does not answer, is overloaded, or closed the connection: trying again later may help.
 
-    `retry_after_seconds` is what the source itself asked for; None when it did not say.
+    `retry_after_seconds` is the delay that the source asked for; None when it gave none.
     """
 
     temporary = True
@@ -97,7 +97,7 @@ class ModelUnavailable(ModelError):
 
 
 class UnsafeModel(ModelError):
-    """The weights are pickled, or the model wants its own code to be run: both can run anything."""
+    """The weights are pickled, or the model needs code of its repository: both can execute any code."""
 
 
 class CorruptModel(ModelError):
@@ -105,7 +105,7 @@ class CorruptModel(ModelError):
 
 
 class UnsupportedModel(ModelError):
-    """An architecture, or a task of it, that no path here can take."""
+    """An architecture or a task that Penstock does not support."""
 
 
 class MissingPackage(PenstockError):
@@ -121,35 +121,35 @@ class ArtefactNotFound(ArtefactError):
 
 
 class OtherInstructionSet(ArtefactError):
-    """The plan was measured and judged on processors of another kind: its answers and its speed may differ here."""
+    """The plan was measured and judged on another instruction set: answers and speed may differ on this one."""
 
 
 class StoreError(PenstockError):
-    """The artefact store cannot be used as it is set: its address, its settings, what it allows."""
+    """The artefact store cannot be used as configured: its address, its settings or its permissions."""
 
 
 class StoreAccessDenied(StoreError):
-    """The store wants credentials, or other ones; a volume has other permissions."""
+    """The store requires credentials, or different ones; or the permissions of a volume forbid it."""
 
 
 class StoreUnavailable(StoreError):
-    """The store does not answer, is overloaded, or broke off: trying again later may help."""
+    """The store does not answer, is overloaded, or closed the connection: trying again later may help."""
 
     temporary = True
 
 
 class HostError(PenstockError):
-    """This machine cannot do what is asked: memory, cores or instruction set."""
+    """This machine lacks what is needed: memory, cores or instruction set."""
 
 
 class OutOfDisk(HostError):
-    """No space is left where something is written. Another node may have room, and this one may be cleared."""
+    """The disk or volume is full. Another node may have space, and this one may be cleaned."""
 
     temporary = True
 
 
 class OutOfMemory(HostError):
-    """The memory limit was hit. The same limit would be hit again."""
+    """The memory limit was exceeded, and would be exceeded again."""
 
 
 class OptimizationError(PenstockError):
@@ -157,11 +157,11 @@ class OptimizationError(PenstockError):
 
 
 class NoCandidateWithinBudget(OptimizationError):
-    """`whenNoCandidate: Fail` was asked for, and every candidate's answers moved too far or had no turn in time."""
+    """`whenNoCandidate: Fail`, and no candidate was found to be within the accuracy budget in the given time."""
 
 
 class Interrupted(PenstockError):
-    """The process was told to end (eviction, deletion, a node that is drained) before it was through."""
+    """A signal ended the process before it had finished: eviction, deletion, a node that is drained."""
 
     temporary = True
 

@@ -1,4 +1,4 @@
-"""CPUs as far as a plan depends on them: identity, and the instruction set class that a plan is valid for.
+"""CPU identity, and the instruction set class that a plan is valid for.
 
 The runtime reads `/proc/cpuinfo` into a CpuIdentity (`penstock_runtime.host`); the operator compares identities and
 promises of hardware classes. Pure values, no files.
@@ -14,7 +14,7 @@ from pydantic import BaseModel, ConfigDict
 
 class Isa(StrEnum):
     """The instruction set class. A plan measured and judged on one is not valid on another:
-    int8 saturates without VNNI, and engines switch to bf16 by themselves where AMX is."""
+    int8 saturates without VNNI, and engines switch to bf16 on their own on processors with AMX."""
 
     AVX2 = "avx2"
     AVX_VNNI = "avx-vnni"
@@ -49,7 +49,7 @@ class Isa(StrEnum):
     def from_flags(cls, flags: Collection[str], *, amx_permitted: bool = True) -> Isa:
         """The best class that these flags of `/proc/cpuinfo` allow.
 
-        `amx_permitted`: whether the kernel grants the tile registers; the flags alone do not tell.
+        `amx_permitted`: whether the kernel grants the tile registers, which the flags do not show.
         """
         has = set(flags)
         for isa, wanted in _WANTED.items():
@@ -59,7 +59,7 @@ class Isa(StrEnum):
 
 
 _AVX512_CORE = frozenset({"avx2", "avx512f", "avx512bw", "avx512dq", "avx512vl"})
-"""What engines call AVX-512: the set of Skylake-SP."""
+"""The flags that engines require for AVX-512: those of Skylake-SP."""
 _WANTED = {
     Isa.AMX: _AVX512_CORE | {"avx512_vnni", "avx512_bf16", "amx_tile", "amx_int8", "amx_bf16"},
     Isa.AVX512_BF16: _AVX512_CORE | {"avx512_vnni", "avx512_bf16"},
@@ -91,7 +91,7 @@ _INTEL = {
     143: "Sapphire Rapids", 207: "Emerald Rapids", 173: "Granite Rapids", 174: "Granite Rapids",
     175: "Sierra Forest",
 }  # fmt: skip
-"""Models of family 6; 85 is told apart by its stepping."""
+"""Models of family 6. Model 85 has several names, by stepping."""
 _AMD = (
     (23, 0x00, 0x2F, "Zen"),
     (23, 0x30, 0xFF, "Zen 2"),
@@ -117,7 +117,7 @@ _ARM = {
 
 
 class CpuIdentity(BaseModel):
-    """The processor as `/proc/cpuinfo` tells it."""
+    """The processor as described by `/proc/cpuinfo`."""
 
     model_config = ConfigDict(frozen=True)
 
@@ -132,7 +132,7 @@ class CpuIdentity(BaseModel):
     model_name: str = "unknown"
     isa: Isa = Isa.OTHER
     flags: tuple[str, ...] = ()
-    """Only the flags that matter to arithmetic (`ARITHMETIC_FLAGS`), sorted; those that every core has."""
+    """The flags in `ARITHMETIC_FLAGS` that every core has, sorted."""
 
     @property
     def microarchitecture(self) -> str:
@@ -150,7 +150,7 @@ class CpuIdentity(BaseModel):
     def summary(self) -> str:
         """One line for people, such as `AMD EPYC 7763 (Zen 3, AVX2, no VNNI)`."""
         facts = [self.microarchitecture] if self.microarchitecture not in self.model_name else []
-        facts.append(_SPOKEN[self.isa])
+        facts.append(_ISA_DESCRIPTIONS[self.isa])
         return f"{self.model_name} ({', '.join(fact for fact in facts if fact)})"
 
     def objection(self, measured_on: CpuIdentity) -> str:
@@ -167,7 +167,7 @@ class CpuIdentity(BaseModel):
         )
 
 
-_SPOKEN = {
+_ISA_DESCRIPTIONS = {
     Isa.AMX: "AMX",
     Isa.AVX512_BF16: "AVX-512 with VNNI and bf16",
     Isa.AVX512_VNNI: "AVX-512 with VNNI",
@@ -182,5 +182,5 @@ _SPOKEN = {
 
 
 def arithmetic_flags(flags: Iterable[str]) -> tuple[str, ...]:
-    """Those of the flags that an identity keeps, sorted."""
+    """The flags that an identity keeps, sorted."""
     return tuple(sorted(ARITHMETIC_FLAGS.intersection(flags)))

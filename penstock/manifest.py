@@ -1,4 +1,4 @@
-"""The artefact's `manifest.json`: what was made, from what, for which machine, with which evidence.
+"""The manifest of an artefact: its graphs, plans and source model, the machine, and the measurements behind it.
 
 An artefact is a folder:
 
@@ -28,13 +28,13 @@ SCHEMA_VERSION = 1
 
 
 class Frozen(BaseModel):
-    """A value: no unknown fields, no changes."""
+    """Base of the values in a manifest: immutable, without unknown fields."""
 
     model_config = ConfigDict(frozen=True, extra="forbid")
 
 
 class Axes(StrEnum):
-    """How an output of the graph divides among the rows of a batch."""
+    """How an output of the graph is split into the rows of a batch."""
 
     ROW = "row"
     """[batch, ...]: one entry a row."""
@@ -51,7 +51,7 @@ GRAPH_OUTPUTS: dict[Head, dict[str, Axes]] = {
     Head.SPAN: {"start_logits": Axes.TOKENS, "end_logits": Axes.TOKENS},
     Head.MASKED_LM: {"logits": Axes.MASKS},
 }
-"""Outputs of the graphs that we build. A model's own ONNX file may differ (masked-lm: TOKENS); its GraphIO says so."""
+"""Outputs of the graphs that Penstock builds. The ONNX file of a model can differ (masked-lm: TOKENS); see GraphIO."""
 
 
 class GraphIO(Frozen):
@@ -77,7 +77,7 @@ class ModelFacts(Frozen):
 
 
 class ServedGraph(Frozen):
-    """A graph in the artefact."""
+    """A graph file in the artefact."""
 
     path: str
     """Relative to the artefact: `model/<slug>/model.onnx` or `.xml`."""
@@ -100,7 +100,7 @@ class ServedModel(ServedGraph):
 
     @property
     def graphs(self) -> tuple[ServedGraph, ...]:
-        """All that it takes: its own, and that of the short rows."""
+        """Its graph, and the graph of its short rows, if any."""
         return (self,) if self.short is None else (self, self.short)
 
 
@@ -118,7 +118,7 @@ _REFERENCE_IN_0_1 = "teacher"
 
 
 class Outcome(StrEnum):
-    """What became of a candidate."""
+    """The result of trying a candidate."""
 
     CHOSEN = "chosen"
     SLOWER = "slower"
@@ -128,7 +128,7 @@ class Outcome(StrEnum):
     FAILED = "failed"
     """Could not be built or run: crashed, refused, or ran out of time."""
     SKIPPED = "skipped"
-    """Not tried; the reason says why."""
+    """Not tried, for the reason given."""
     REFERENCE = "reference"
     """The fp32 graph that the others are compared with. Version 0.1 wrote it as `teacher`."""
 
@@ -138,7 +138,7 @@ class Outcome(StrEnum):
 
 
 class Metric(Frozen):
-    """One measured agreement with the teacher and the budget it was held against."""
+    """One measured agreement with the fp32 reference, and its budget."""
 
     name: str
     """Such as `min_cosine`, `argmax_agreement`, `batch_invariance`."""
@@ -151,7 +151,7 @@ class Metric(Frozen):
 
 
 class Verdict(Frozen):
-    """What the guard found."""
+    """The verdict of the accuracy guard."""
 
     passed: bool
     reason: str
@@ -163,7 +163,7 @@ class Verdict(Frozen):
 
 
 class CandidateFacts(Frozen):
-    """One candidate: what it was, how it was judged, how fast it ran."""
+    """One candidate: its recipe, the verdict on its accuracy, and its speed."""
 
     recipe: Recipe
     outcome: Outcome
@@ -176,7 +176,7 @@ class CandidateFacts(Frozen):
 
 
 def served_latency(plan: Plan, candidates: Iterable[CandidateFacts]) -> tuple[LatencyPoint, ...]:
-    """What was measured of a plan's recipe, and of that of its short rows at the lengths that this serves."""
+    """The measured latency of a plan by length: of its recipe, and of the recipe for short rows at their lengths."""
     measured = {one.recipe: one.latency for one in candidates}
     own = [point for point in measured.get(plan.recipe, ()) if plan.serves(point.tokens)]
     short = measured.get(plan.short.recipe, ()) if plan.short is not None else ()
@@ -185,7 +185,7 @@ def served_latency(plan: Plan, candidates: Iterable[CandidateFacts]) -> tuple[La
 
 
 class GemmShare(Frozen):
-    """How much of the machine's measured matrix-product ceiling the chosen plan reaches at one length."""
+    """The share of the machine's measured matrix-product throughput that the chosen plan reaches at one length."""
 
     tokens: int
     ceiling_gops: float
@@ -195,7 +195,7 @@ class GemmShare(Frozen):
 
 
 class PlanTrial(Frozen):
-    """One challenge of the plan search."""
+    """One comparison of the plan search."""
 
     plan: Plan
     against: Plan
@@ -219,7 +219,7 @@ class Manifest(Frozen):
     cpu: CpuIdentity
     cores: int = Field(ge=1)
     pinned: bool | None = None
-    """Whether these cores were the measuring process's alone. None: made by a version that did not say."""
+    """Whether the measuring process had these cores for itself. None: made by a version that did not record it."""
     objective: str
     chosen: ServedModel
     baseline: ServedModel
@@ -228,7 +228,7 @@ class Manifest(Frozen):
     capacity: CapacityCurve = CapacityCurve()
     gemm: tuple[GemmShare, ...] = ()
     speed_up: dict[int, float] = Field(default_factory=dict)
-    """fp32 teacher time over chosen time, by tokens."""
+    """Time of the fp32 reference divided by the time of the chosen plan, by tokens."""
     noise: float = 0.0
     """Relative spread of repeated measurements: gains below it promote nothing."""
     workload: str = ""
@@ -236,14 +236,14 @@ class Manifest(Frozen):
     trials: tuple[PlanTrial, ...] = ()
     """The plan search, in order."""
     findings: tuple[str, ...] = ()
-    """What a reader should know before trusting the figures: shared cores, noise, nothing fused, time that ran out."""
+    """What limits the figures: shared cores, noise, no fused nodes, a time budget that ran out."""
     serving_rss_bytes: int | None = None
     """Resident memory of the serving process under the load of the capacity curve."""
     seconds: float = 0.0
-    """What the optimisation took."""
+    """Duration of the optimisation."""
     budget_seconds: float = 0.0
     cut_short: bool = False
-    """True when the time budget left something untried: a larger budget goes on from here."""
+    """True when the time budget ended before everything was tried: a larger budget continues from here."""
     files: dict[str, str]
     """sha256 of every file of the artefact but the manifest and the report, by relative path."""
 

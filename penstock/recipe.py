@@ -1,4 +1,4 @@
-"""What is served (a recipe) and how (a plan): values that the optimiser chooses and the runtime obeys."""
+"""Recipes (engine, precision, options), and plans (a recipe with threads and batching) that the runtime serves."""
 
 from __future__ import annotations
 
@@ -8,12 +8,12 @@ from pydantic import BaseModel, ConfigDict, Field
 
 
 class EngineName(StrEnum):
-    """The library that runs the graph."""
+    """The library that executes the graph."""
 
     ONNXRUNTIME = "onnxruntime"
     OPENVINO = "openvino"
     NATIVE = "native"
-    """Our own, in C: 8-bit encoders on x86 with 8-bit dot products, fastest for short rows."""
+    """Penstock's engine in C: 8-bit encoders on x86 with 8-bit dot products, fastest for short rows."""
 
 
 class Precision(StrEnum):
@@ -48,7 +48,7 @@ NNCF = "nncf"
 GROUP_32 = "group-32"
 """Option of OpenVINO: a scale for every 32 activations of a token, computed at run time."""
 BF16_REST = "bf16-rest"
-"""Option that the engine obeys too: all that is not int8 (attention, GELU, sums) runs in bf16."""
+"""Option of the engine: operations that are not int8 (attention, GELU, sums) run in bf16."""
 
 _TUNED = frozenset({COMPENSATED, PER_CHANNEL, SMOOTH})
 _SHORT_NAMES: dict[tuple[EngineName, Precision], tuple[str, frozenset[str]]] = {
@@ -63,10 +63,10 @@ _SHORT_OPTIONS = {BF16_REST: "bf16"}
 
 
 class Batching(StrEnum):
-    """Which rows may share a run without changing each other's answers. The guard proves it; the batcher obeys."""
+    """Which rows may share a batch without changing each other's answers, as the guard found."""
 
     SINGLE = "single"
-    """One row a run, always."""
+    """One row per run, always."""
     EQUAL_LENGTH = "equal-length"
     """Rows of exactly the same length, so that nothing is padded."""
     PADDED = "padded"
@@ -105,7 +105,7 @@ class Recipe(BaseModel):
 
     @property
     def as_built(self) -> Recipe:
-        """The recipe without what only the engine obeys: recipes that agree in it are served from the same graph."""
+        """The recipe without options of the engine. Recipes with the same `as_built` share one graph file."""
         kept = tuple(option for option in self.options if option != BF16_REST)
         return self if kept == self.options else self.model_copy(update={"options": kept})
 
@@ -121,13 +121,12 @@ class Recipe(BaseModel):
 
 
 class ShortRoute(BaseModel):
-    """Short rows run on another recipe's graph, which is loaded beside the plan's own. What is not said here (streams,
-    threads, tokens of a batch) is the plan's."""
+    """Another recipe for short rows, with a separate graph. Streams, threads and tokens of a batch are the plan's."""
 
     model_config = ConfigDict(frozen=True)
 
     longest_tokens: int = Field(ge=1)
-    """Rows up to this length, it included, go here: by their own length, whatever else waits."""
+    """Rows of at most this length use this recipe, whatever the lengths of other waiting rows are."""
     recipe: Recipe
     batching: Batching = Batching.SINGLE
     max_batch_rows: int = Field(default=1, ge=1)
@@ -139,26 +138,25 @@ class ShortRoute(BaseModel):
 
 
 class Plan(BaseModel):
-    """A recipe and how to run it on this many cores."""
+    """A recipe, and how it runs on the given cores."""
 
     model_config = ConfigDict(frozen=True)
 
     recipe: Recipe
     streams: int = Field(ge=1)
-    """How many runs may be under way at once: one thread each, besides its helpers."""
+    """Runs that may execute at the same time: one thread each, plus its helper threads."""
     threads_per_stream: int = Field(ge=1)
     batching: Batching = Batching.SINGLE
     max_batch_rows: int = Field(default=1, ge=1)
     max_batch_tokens: int = Field(default=512, ge=1)
-    """Padded tokens of one batch; a single longer row still runs, alone."""
+    """Padded tokens of one batch; a single longer row still runs, in a batch of one."""
     max_padding_share: float = Field(default=0.0, ge=0.0, lt=1.0)
     """The largest share of padding tokens in a batch (`Batching.PADDED` only)."""
     wide_from_tokens: int | None = Field(default=None, ge=1)
-    """A lone row at least this long runs on all the cores at once; None: never. Other clients may come meanwhile, and
-    wait for the cores."""
+    """A row without a batch that is at least this long runs on all cores at once; None: never. Rows of other clients
+    that arrive during the run wait for the cores."""
     wide_alone_from_tokens: int | None = Field(default=None, ge=1)
-    """A row of a client that is alone at least this long runs on all the cores at once; None: as `wide_from_tokens`
-    says."""
+    """The same when its client is the only one with requests in progress; None: `wide_from_tokens`."""
     short: ShortRoute | None = None
     """Another recipe for short rows; None: this one serves all lengths."""
 
@@ -173,27 +171,27 @@ class Plan(BaseModel):
 
     @property
     def alone_wide_from(self) -> int | None:
-        """The length from which on a row of a client that is alone runs on all the cores; None: never."""
+        """The length from which on a row of an only client runs on all cores; None: never."""
         return self.wide_from_tokens if self.wide_alone_from_tokens is None else self.wide_alone_from_tokens
 
     @property
     def may_run_wide(self) -> bool:
-        """True when some rows run on all the cores at once: the engine must be made for it. Without short rows."""
+        """True when some rows run on all cores at once, which the engine must support. Not counting short rows."""
         return self.alone_wide_from is not None
 
     def is_wide(self, tokens: int, *, alone: bool = False) -> bool:
-        """True when a lone row of this length runs on all the cores at once; `alone`: its client is, too."""
+        """True when a single row of this length runs on all cores at once; `alone`: its client is the only one."""
         wide_from = self.alone_wide_from if alone else self.wide_from_tokens
         return wide_from is not None and tokens >= wide_from
 
     @property
     def unrouted(self) -> Plan:
-        """The same without another recipe for short rows: how the long ones run."""
+        """The plan of the long rows: the same without the recipe for short rows."""
         return self if self.short is None else self.model_copy(update={"short": None})
 
     @property
     def of_short_rows(self) -> Plan | None:
-        """How the short rows run, as a plan of their own; None when they run like all the others."""
+        """The plan of the short rows; None when they run like all other rows."""
         if self.short is None:
             return None
         route = {name: getattr(self.short, name) for name in ShortRoute.model_fields if name != "longest_tokens"}
@@ -201,7 +199,7 @@ class Plan(BaseModel):
 
     @property
     def recipes(self) -> tuple[Recipe, ...]:
-        """Its own, and that of the short rows."""
+        """Its recipe, and the recipe for short rows, if any."""
         return (self.recipe,) if self.short is None else (self.recipe, self.short.recipe)
 
     def serves(self, tokens: int) -> bool:

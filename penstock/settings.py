@@ -1,4 +1,4 @@
-"""Settings of a process that describe themselves: flags, environment variables, help and documents from one source.
+"""Settings of a process: flags, environment variables, help texts and documentation from one definition.
 
 A group of settings is a frozen model, and all settings of a process are a model of groups:
 
@@ -27,7 +27,7 @@ from penstock.errors import SettingError
 
 
 class SettingsGroup(BaseModel):
-    """A concern. Frozen: settings are read once, at start. No `nan` and `inf`, which are under no limit."""
+    """A group of settings. Frozen: settings are read once, at start. No `nan` and `inf`, which pass every bound."""
 
     model_config = ConfigDict(frozen=True, extra="forbid", validate_default=True, allow_inf_nan=False)
 
@@ -44,7 +44,7 @@ def setting(default: Any, description: str, *, unit: str = "", **constraints: An
 
 @dataclass(frozen=True)
 class Setting:
-    """One setting, described."""
+    """One setting with its description."""
 
     name: str
     group: str
@@ -53,7 +53,7 @@ class Setting:
     unit: str
     description: str
     prefix: str
-    """Of the environment variables of its process, such as `PENSTOCK_`."""
+    """Prefix of the environment variables of its process, such as `PENSTOCK_`."""
 
     @classmethod
     def of(cls, name: str, field: FieldInfo, *, group: str, prefix: str) -> Setting:
@@ -89,12 +89,12 @@ class Setting:
 
     @property
     def empty_is_none(self) -> bool:
-        """True when an empty text means "not set". Not for secrets: a secret that came out empty must not open up."""
+        """True when an empty text means "not set". Not for secrets: an empty one must not disable access control."""
         members = get_args(self.annotation)
         return type(None) in members and not {SecretStr, Path}.intersection(members)
 
     def parse(self, text: str) -> Any:
-        """The text of a variable as what pydantic takes: lists split at commas, empty as None where that is meant."""
+        """The text of a variable as input of pydantic: lists split at commas, empty as None if `empty_is_none`."""
         if self.is_list:
             return tuple(part.strip() for part in text.split(",") if part.strip())
         if self.empty_is_none and not text.strip():
@@ -171,7 +171,7 @@ def _error(
 
 
 def _as_given(message: str, origin: Mapping[str, str], known: Iterable[Setting]) -> str:
-    """A rule between settings, which names variables, in the words of whoever gave flags."""
+    """The message of a rule between settings, which names variables, with the flags instead where flags were given."""
     if not any(key.startswith("--") for key in origin.values()):
         return message
     keys = {one.variable: origin.get(one.name, one.flag) for one in known}

@@ -1,4 +1,4 @@
-"""The names of the tasks, as the `task` field of a ModelEndpoint takes them (the same words as the HF tasks)."""
+"""Names of the tasks in the `task` field of a ModelEndpoint (those of Hugging Face), and the heads they need."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ class TaskName(StrEnum):
 
 
 class Head(StrEnum):
-    """What the graph computes on top of the encoder: decides its outputs.
+    """What the graph computes on top of the encoder, which decides its outputs.
 
     `GRAPH_OUTPUTS` of `penstock.manifest` gives their names and axes.
     """

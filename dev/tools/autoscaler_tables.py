@@ -1,4 +1,4 @@
-"""What docs/autoscaling.md says about the knobs, from the knobs themselves."""
+"""Generates the table of the autoscaler's settings in docs/autoscaling.md."""
 
 from __future__ import annotations
 

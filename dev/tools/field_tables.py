@@ -1,4 +1,4 @@
-"""Tables for the documents that come from the types: the fields of a resource, the classes, the conditions."""
+"""Generates tables of the documents from the resource types: fields, hardware classes, conditions."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ _WORDS = {"str": "string", "int": "integer", "float": "number", "bool": "boolean
 
 
 def fields(model: type[BaseModel], *, where: bool = False) -> str:
-    """A row for every field of a type and below it. `where`: say which ones a local run passes over."""
+    """A row for every field of a type and below it. `where`: mark those that a local run ignores."""
     heads = ["field", "type", "default", "meaning"]
     rows = [heads, ["---"] * len(heads), *_rows(model, "", where=where, cluster=False)]
     return "\n".join(f"| {' | '.join(row)} |" for row in rows)
@@ -51,7 +51,7 @@ def hardware_classes() -> str:
     """A row for every class that the chart installs."""
     rows = ["| class | nodes | instruction set | CPUs a core |", "|---|---|---|---|"]
     for name, spec in HARDWARE_CLASSES.items():
-        isa = f"`{spec.isa.value}`" if spec.isa else "whatever it is"
+        isa = f"`{spec.isa.value}`" if spec.isa else "any"
         threads = f"{spec.threads_per_core}"
         if spec.neuron is not None:
             isa = f"{spec.neuron.cores_per_device} NeuronCores a device"
@@ -140,7 +140,7 @@ def _members(annotation: Any) -> tuple[Any, ...]:
 
 
 def _nested(annotation: Any) -> tuple[type[BaseModel] | None, bool]:
-    """The type with fields of its own, and whether there may be several of it."""
+    """The model type of a field, and whether the field is a list of it."""
     for member in _members(annotation):
         if typing.get_origin(member) is tuple:
             return _nested(typing.get_args(member)[0])[0], True
@@ -150,7 +150,7 @@ def _nested(annotation: Any) -> tuple[type[BaseModel] | None, bool]:
 
 
 def _own_words(annotation: Any) -> str | None:
-    """What the type of a field says of itself, where the field says nothing."""
+    """The docstring of the type of a field, for fields without a description."""
     member = _members(annotation)[0]
     ours = isinstance(member, type) and issubclass(member, BaseModel | StrEnum)
     return member.__doc__ if ours else None

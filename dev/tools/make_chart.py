@@ -1,7 +1,7 @@
-"""Writes the parts of charts/penstock that come from the code (`make crds`); `--check` says whether they are current.
+"""Writes the parts of charts/penstock that come from the code (`make crds`); `--check` fails when they are stale.
 
-The operator's rules of access come from dev/tools/operator_rights.py, so that what it does and what it may do are
-one text; the custom resource definitions are those of crds/. The HardwareClasses are dev/tools/make_crds.py's.
+The operator's RBAC rules come from dev/tools/operator_rights.py, the custom resource definitions from crds/.
+dev/tools/make_crds.py writes the HardwareClasses.
 """
 
 from __future__ import annotations
@@ -47,9 +47,9 @@ def generated(root: Path = ROOT) -> dict[Path, str]:
 
 
 def differences(wanted: Mapping[Path, str], root: Path = ROOT) -> list[str]:
-    """What is not as the code says, one sentence each."""
+    """The files that differ from the code, one sentence each."""
     found = [
-        f"{path} is not what the code says: make crds writes it"
+        f"{path} is stale: run make crds"
         for path, text in wanted.items()
         if not (root / path).is_file() or (root / path).read_text(encoding="utf-8") != text
     ]

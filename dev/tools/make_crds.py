@@ -1,8 +1,9 @@
-"""Writes crds/ from the types in `penstock`, and the chart's hardware classes: `make crds`. A test fails when they are
-stale.
+"""Generates crds/ and the chart's hardware classes from the types in `penstock` (`make crds`).
 
-Structural OpenAPI schemas as the API server wants them: no references, no `anyOf` with null, defaults only where the
-API server is to fill them in, and the rules of the types as CEL.
+A test fails when they are stale.
+
+Structural OpenAPI schemas for the API server: no references, no `anyOf` with null, defaults only where the API server
+fills them in, and the rules of the types as CEL.
 """
 
 from __future__ import annotations
@@ -33,8 +34,8 @@ _KEPT = (
 )  # fmt: skip
 _IMMUTABLE = {
     "rule": "self == oldSelf",
-    "message": "an OptimizedModel cannot be changed, for its name says what it depends on: "
-    "change the ModelEndpoint, and the operator makes another one",
+    "message": "an OptimizedModel cannot be changed, because its name is a hash of its spec: "
+    "change the ModelEndpoint, and the operator creates another one",
 }
 
 
@@ -68,7 +69,7 @@ class Definition:
     columns: tuple[Column, ...]
     scope: str = "Namespaced"
     named_by_rule: bool = True
-    """Whether the name has to be a DNS label, with a message of our own."""
+    """Whether a rule with its own message checks that the name is a DNS label."""
     subresources: dict[str, Any] = field(default_factory=dict)
     immutable: bool = False
 
@@ -242,14 +243,14 @@ def _structural(node: dict[str, Any], known: dict[str, Any], *, defaults: bool) 
 
 
 def _without_null(node: dict[str, Any]) -> dict[str, Any]:
-    """An optional field as the API server has it: left out rather than null."""
+    """An optional field in the form of the API server: left out rather than null."""
     (only,) = (one for one in node["anyOf"] if one.get("type") != "null")
     return {**only, **{key: value for key, value in node.items() if key != "anyOf"}}
 
 
 def _default(value: Any, schema: dict[str, Any]) -> dict[str, Any]:
-    """What the API server fills in: scalars, and objects whose own fields have defaults, with these, for the rules are
-    checked against them. Lists stay out: what is left out there may mean more in a later version."""
+    """The default that the API server fills in: scalars, and objects with the defaults of their fields, because the
+    rules are checked against them. No lists: leaving one out may mean more in a later version."""
     if isinstance(value, list):
         return {}
     if isinstance(value, dict):
@@ -271,7 +272,7 @@ def _sentences(text: str | None) -> str:
 
 
 def manifests() -> Iterator[tuple[Path, str]]:
-    """Every file that this writes, with its content."""
+    """Every generated file with its content."""
     for definition in DEFINITIONS:
         yield ROOT / "crds" / f"{definition.plural}.yaml", written(definition.manifest())
     yield ROOT / "charts/penstock/files/hardware-classes.yaml", written(*hardware_classes())
@@ -289,7 +290,7 @@ def hardware_classes() -> Iterator[dict[str, Any]]:
 
 
 def written(*documents: dict[str, Any]) -> str:
-    """As YAML, readable and always the same."""
+    """YAML, readable and deterministic."""
     return HEAD + yaml.dump_all(
         documents,
         Dumper=_WithoutAliases,
@@ -301,7 +302,7 @@ def written(*documents: dict[str, Any]) -> str:
 
 
 class _WithoutAliases(yaml.SafeDumper):
-    """Writes a value that occurs twice twice: nobody wants to read `&id001` in a definition."""
+    """Writes repeated values in full instead of as YAML aliases (`&id001`), which are hard to read."""
 
     def ignore_aliases(self, data: Any) -> bool:  # noqa: ARG002 - the base class's signature
         return True

@@ -1,6 +1,6 @@
-"""Writes the parts of the documents that come from the code: `make docs`. A test fails when they are stale.
+"""Generates parts of the documents from the code (`make docs`). A test fails when they are stale.
 
-Each generated part stands between `<!-- begin NAME -->` and `<!-- end NAME -->`; the words around it are ours.
+Each generated part is between `<!-- begin NAME -->` and `<!-- end NAME -->`; the text around it is written by hand.
 """
 
 from __future__ import annotations

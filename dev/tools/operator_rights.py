@@ -1,7 +1,7 @@
-"""What the operator may do in the cluster: exactly what it does, each with its reason.
+"""The RBAC rules of the operator: exactly the permissions that it uses, each with its reason.
 
 The chart renders its ClusterRole (or a Role for each namespace) and the Role of the lease from here. Discovery is open
-to every service account, so it is not listed. No secrets, unless asked for: their names are passed on, their contents
+to every service account, so it is not listed. No secrets by default: their names are passed on, their contents
 not read. No rights to bind, escalate or impersonate, and none on webhooks or CRDs.
 """
 
@@ -39,7 +39,7 @@ from penstock_operator.cluster.kinds import (
 
 @dataclass(frozen=True)
 class Grant:
-    """One resource, and what may be done with it."""
+    """One resource, and the verbs that are granted on it."""
 
     kind: Kind
     verbs: tuple[str, ...]
@@ -59,15 +59,15 @@ class Grant:
 _SEE = ("list", "watch")
 _MAKE = (*_SEE, "create", "patch")
 """Server-side apply is the verb patch, and asks for create as well when there is no such object yet. What an endpoint
-may cease to want while it lives is deleted; all else goes with its owner."""
+may cease to want while it lives is deleted; all else is deleted with its owner."""
 _LOOK_AND_MAKE = ("get", *_MAKE)
-"""What is named like the endpoint: it is looked at first whether somebody else's object has that name."""
+"""Objects with the name of the endpoint: read first, in case another owner's object has that name."""
 
 CLUSTER: tuple[Grant, ...] = (
     Grant(HARDWARE_CLASS, _SEE, "to know what nodes a class means"),
-    Grant(NODE, _SEE, "to say which label, taint or resource is missing"),
+    Grant(NODE, _SEE, "to report which label, taint or resource is missing"),
 )
-"""Of the cluster as a whole: also needed by an operator that looks after some namespaces only."""
+"""Cluster-scoped: also needed by an operator that watches some namespaces only."""
 
 NAMESPACED: tuple[Grant, ...] = (
     Grant(MODEL_ENDPOINT, ("get", *_SEE), "to follow them; get before making anything for one"),
@@ -81,16 +81,16 @@ NAMESPACED: tuple[Grant, ...] = (
     Grant(POD, ("get",), "to read how far a job is", "log"),
     Grant(SERVICE, (*_LOOK_AND_MAKE, "delete"), "to give the pods an address; delete as above"),
     Grant(POD_DISRUPTION_BUDGET, (*_LOOK_AND_MAKE, "delete"), "to keep replicas through node drains"),
-    Grant(NETWORK_POLICY, (*_LOOK_AND_MAKE, "delete"), "to let in requests and nothing else; delete as above"),
-    Grant(SERVICE_ACCOUNT, (*_LOOK_AND_MAKE, "delete"), "to give gateways an identity of their own"),
+    Grant(NETWORK_POLICY, (*_LOOK_AND_MAKE, "delete"), "to allow requests and nothing else; delete as above"),
+    Grant(SERVICE_ACCOUNT, (*_LOOK_AND_MAKE, "delete"), "to give gateways a separate identity"),
     Grant(ROLE, (*_LOOK_AND_MAKE, "delete"), "to let gateways read which replicas there are, in their own namespace"),
     Grant(ROLE_BINDING, (*_LOOK_AND_MAKE, "delete"), "to give them that role"),
-    Grant(ENDPOINT_SLICE, _SEE, "to be allowed to let gateways: nobody hands on what he may not do himself"),
+    Grant(ENDPOINT_SLICE, _SEE, "to grant it to gateways: Kubernetes lets a client grant only permissions that it has"),
     Grant(HORIZONTAL_POD_AUTOSCALER, (*_LOOK_AND_MAKE, "delete"), "to scale in the mode HPA"),
-    Grant(CONFIG_MAP, _LOOK_AND_MAKE, "to hand jobs their spec; get for the texts that an endpoint names"),
-    Grant(EVENT, ("create",), "to say what has happened"),
+    Grant(CONFIG_MAP, _LOOK_AND_MAKE, "to pass jobs their spec; get for the texts that an endpoint names"),
+    Grant(EVENT, ("create",), "to report what has happened"),
 )
-"""In every namespace that is looked after."""
+"""In every namespace that the operator watches."""
 
 KEDA: tuple[Grant, ...] = (Grant(SCALED_OBJECT, (*_LOOK_AND_MAKE, "delete"), "to scale in the mode KEDA"),)
 """In the same namespaces, where KEDA is."""
@@ -98,7 +98,7 @@ KEDA: tuple[Grant, ...] = (Grant(SCALED_OBJECT, (*_LOOK_AND_MAKE, "delete"), "to
 SECRETS: tuple[Grant, ...] = (
     Grant(SECRET, ("get",), "to sign in to the Prometheus of an endpoint, where the Secret's label agrees"),
 )
-"""In the same namespaces, and only where the installation says so: nothing else of the operator reads Secrets."""
+"""In the same namespaces, and only where the installation enables it: nothing else of the operator reads Secrets."""
 
 OWN: tuple[Grant, ...] = (Grant(LEASE, ("get", "create", "update"), "to lead"),)
 """In the operator's own namespace."""

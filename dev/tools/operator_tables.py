@@ -1,4 +1,4 @@
-"""The parts of docs/operator.md that come from the code: settings, metrics, rights. `make docs` writes them."""
+"""Generates the tables of docs/operator.md: settings, metrics, permissions."""
 
 from __future__ import annotations
 
@@ -37,9 +37,9 @@ def rights() -> str:
     rows = ["| where | resource | verbs | to |", "|---|---|---|---|"]
     for where, grants in (
         ("the cluster", rbac.CLUSTER),
-        ("the namespaces looked after", rbac.NAMESPACED),
-        ("the namespaces looked after, with KEDA", rbac.KEDA),
-        ("the namespaces looked after, on request", rbac.SECRETS),
+        ("watched namespaces", rbac.NAMESPACED),
+        ("watched namespaces, with KEDA", rbac.KEDA),
+        ("watched namespaces, on request", rbac.SECRETS),
         ("its own namespace", rbac.OWN),
     ):
         for grant in grants:

@@ -41,7 +41,7 @@ def settings_table() -> str:
 
 
 def variables_table(variables: type[Variables]) -> str:
-    """A row for every variable that a pod's process is told."""
+    """A row for every environment variable of a pod's process."""
     rows = ["| variable | default | meaning |", "|---|---|---|"]
     for setting in variables.described():
         default = "" if setting.default in {None, ""} else f"`{setting.default!s}`"
@@ -70,7 +70,7 @@ METRIC_LABELS = {
     "penstock_cores": ("kind",),
     "penstock_served": ("endpoint", "isa", "key", "recipe", "short_recipe", "streams", "task", "verdict", "version"),
 }
-"""A family without samples does not tell its labels; a test holds this against families with samples."""
+"""A family without samples does not list its labels; a test compares this with families that have samples."""
 
 
 def error_types() -> tuple[type[RequestError], ...]:

@@ -1,6 +1,7 @@
-"""What all resources of `penstock.dev/v1alpha1` have in common: how they are written, and how they are read.
+"""Base classes of the resources of `penstock.dev/v1alpha1`: field names, strictness, reading and writing.
 
-Field names are camelCase on the outside and snake_case here. Unknown fields are errors: a typo must not be a default.
+Field names are camelCase in files and snake_case in Python. Unknown fields are errors, so that a typo does not leave a
+default in place.
 """
 
 from __future__ import annotations
@@ -25,19 +26,19 @@ API_VERSION = f"{GROUP}/{VERSION}"
 
 
 class Spec(BaseModel):
-    """A part of a resource: frozen, camelCase outside, no unknown fields, no numbers that JSON lacks."""
+    """A part of a spec: frozen, camelCase in files, no unknown fields, no NaN or infinity."""
 
     model_config = ConfigDict(
         frozen=True, extra="forbid", alias_generator=to_camel, populate_by_name=True, allow_inf_nan=False
     )
     RULES: ClassVar[tuple[Rule, ...]] = ()
-    """What has to hold among the fields."""
+    """Conditions on the fields of one object."""
 
     @model_validator(mode="after")
-    def _keeps_its_rules(self) -> Self:
+    def _check_rules(self) -> Self:
         for rule in self.RULES:
             if not rule.holds(self):
-                raise ValueError(rule.told(self))
+                raise ValueError(rule.message_for(self))
         return self
 
     @classmethod
@@ -49,24 +50,24 @@ class Spec(BaseModel):
         return found
 
     def to_object(self) -> dict[str, Any]:
-        """As JSON values for the API server; what is None is left out."""
+        """JSON values for the API server, without fields that are None."""
         return self.model_dump(mode="json", by_alias=True, exclude_none=True)
 
 
 class Facts(BaseModel):
-    """A part of a status or a report: frozen, camelCase outside. Fields that a newer version wrote are passed over."""
+    """A part of a status or a report: frozen, camelCase in files. Fields of a newer version are ignored."""
 
     model_config = ConfigDict(
         frozen=True, extra="ignore", alias_generator=to_camel, populate_by_name=True, allow_inf_nan=False
     )
 
     def to_object(self) -> dict[str, Any]:
-        """As JSON values for the API server; what is None is left out."""
+        """JSON values for the API server, without fields that are None."""
         return self.model_dump(mode="json", by_alias=True, exclude_none=True)
 
 
 class AnyMetadata(BaseModel):
-    """Kubernetes' object metadata, as far as we read it."""
+    """The parts of the Kubernetes object metadata that Penstock reads."""
 
     model_config = ConfigDict(frozen=True, extra="allow")
 
@@ -77,14 +78,14 @@ class AnyMetadata(BaseModel):
 
 
 class Metadata(AnyMetadata):
-    """The metadata of what gives its name to a Service, or is named by a field."""
+    """The metadata of a resource that a Service is named after, or that a field names."""
 
     name: Annotated[str, LABEL_RULE]
     """A DNS label."""
 
 
 class Resource(BaseModel):
-    """A resource, to be read from a file or from the API server."""
+    """A resource, read from a file or from the API server."""
 
     model_config = ConfigDict(frozen=True, extra="forbid", populate_by_name=True, allow_inf_nan=False)
     KIND: ClassVar[str]

@@ -1,6 +1,6 @@
-"""ModelEndpoint (`penstock.dev/v1alpha1`): what a user applies, and what `penstock serve` takes from a file.
+"""ModelEndpoint (`penstock.dev/v1alpha1`): the resource that a user applies, or passes to `penstock serve` as a file.
 
-Fields that matter on a cluster only are marked `CLUSTER`: a file may hold them, and a local run passes them over.
+Fields for clusters only are marked `CLUSTER`: a file may have them, and a local run ignores them.
 """
 
 from __future__ import annotations
@@ -49,17 +49,17 @@ __all__ = [
 ]
 
 CLUSTER: dict[str, Any] = {"x-cluster-only": True}
-"""Marks a field that a local run passes over."""
+"""Marks a field that a local run ignores."""
 SIGNED_SCHEMES = {Scheme.HF, Scheme.S3, Scheme.GS, Scheme.AZ}
-"""The sources that one can sign in to."""
+"""The sources that take credentials."""
 MOST_CHARACTERS = 32_768
-"""Of all texts of a workload together: more would not fit into what an operator notes on an object (256 KiB)."""
+"""Characters of all texts of a workload together: more would not fit into an annotation (256 KiB)."""
 LONGEST_BUDGET_SECONDS = 86_400
-"""Of one optimisation."""
+"""Longest time budget of one optimisation."""
 
 
 class Latency(Spec):
-    """Answer within this time."""
+    """An objective on the latency."""
 
     p95_milliseconds: float = Field(
         gt=0, le=600_000, description="95 % of the requests are answered within this, milliseconds."
@@ -67,13 +67,15 @@ class Latency(Spec):
 
 
 class Throughput(Spec):
-    """Answer this many."""
+    """An objective on the request rate."""
 
-    requests_per_second: float = Field(gt=0, le=1_000_000, description="Requests a second that one replica is to take.")
+    requests_per_second: float = Field(
+        gt=0, le=1_000_000, description="Requests per second that one replica should serve."
+    )
 
 
 class Objective(Spec):
-    """What to optimise for. Both: the highest rate within the latency. None: best latency first, then throughput."""
+    """What to optimise for. Both: the highest rate within the latency. Neither: best latency first, then throughput."""
 
     latency: Latency | None = None
     throughput: Throughput | None = None
@@ -97,7 +99,7 @@ class ConfigMapKey(Spec):
 
 
 class Workload(Spec):
-    """What the requests look like: decides what the search measures and what the capacity curve means."""
+    """Typical requests: the search and the capacity curve are measured with them."""
 
     sequence_lengths: tuple[Annotated[int, Field(ge=1, le=1_000_000)], ...] = Field(
         default=(),
@@ -107,7 +109,7 @@ class Workload(Spec):
     texts: tuple[Annotated[str, Field(min_length=1, max_length=8192)], ...] = Field(
         default=(),
         max_length=512,
-        description="Typical inputs: the guard calibrates and judges with them as well as with its own. "
+        description="Typical inputs: calibration and accuracy checks use them in addition to the built-in texts. "
         f"At most {MOST_CHARACTERS:,} characters in all.",
     )
     texts_from: ConfigMapKey | None = Field(
@@ -132,11 +134,11 @@ class Workload(Spec):
 
 
 class OptimizationMode(StrEnum):
-    """Whether to search."""
+    """Whether to search for a faster plan."""
 
     AUTO = "Auto"
     OFF = "Disabled"
-    """Not `Off`: YAML reads that as false, unless it is quoted."""
+    """Not `Off`, which YAML reads as false unless it is quoted."""
     PINNED = "Pinned"
 
 
@@ -148,7 +150,7 @@ class NoCandidate(StrEnum):
 
 
 class AccuracyBudget(Spec):
-    """How far answers may move from those of the fp32 model. Each has a default by task (docs/guard.md)."""
+    """How far answers may differ from those of the fp32 model. The defaults depend on the task (docs/guard.md)."""
 
     min_cosine: float | None = Field(default=None, gt=0, le=1, description="Embeddings: lowest cosine of any text.")
     min_agreement: float | None = Field(
@@ -162,29 +164,29 @@ class Optimization(Spec):
     mode: OptimizationMode = Field(
         default=OptimizationMode.AUTO,
         description="`Auto` searches; `Disabled` serves the fp32 graph as it is; "
-        "`Pinned` serves the artefact that is named below, whatever else could be found (cluster only).",
+        "`Pinned` serves the artefact in `artefact` without a search (cluster only).",
     )
     artefact: Digest | None = Field(
         default=None,
-        description="The digest of the artefact to serve in mode Pinned, as the status of a proven endpoint shows it.",
+        description="The digest of the artefact for mode Pinned, as shown in the status of an optimised endpoint.",
         json_schema_extra=CLUSTER,
     )
     engines: tuple[EngineName, ...] = Field(
         default=tuple(EngineName), min_length=1, max_length=16, description="The engines that candidates may use."
     )
     precisions: tuple[Precision, ...] = Field(
-        default=tuple(Precision), min_length=1, max_length=16, description="The arithmetic that candidates may use."
+        default=tuple(Precision), min_length=1, max_length=16, description="The precisions that candidates may use."
     )
     accuracy: AccuracyBudget = AccuracyBudget()
     when_no_candidate: NoCandidate = Field(
         default=NoCandidate.SERVE_FP32, description="What to do when no candidate is within the accuracy budget."
     )
     budget_seconds: float = Field(
-        default=600, gt=0, le=LONGEST_BUDGET_SECONDS, description="The whole optimisation ends within this time."
+        default=600, gt=0, le=LONGEST_BUDGET_SECONDS, description="Time limit of the whole optimisation."
     )
     serve_while_optimizing: bool = Field(
         default=True,
-        description="Serve the fp32 graph until there is something better. false: no pods before the result is there.",
+        description="Serve the fp32 graph until the optimisation has a result. false: no pods before that.",
         json_schema_extra=CLUSTER,
     )
 
@@ -204,7 +206,7 @@ class Optimization(Spec):
 
 
 class Serving(Spec):
-    """Limits of the server that belong to the endpoint rather than to the process."""
+    """Limits of the server that depend on the endpoint rather than on the process."""
 
     max_input_tokens: int | None = Field(
         default=None, ge=1, le=1_000_000, description="Longer inputs are cut or refused. None: the model's."
@@ -213,7 +215,7 @@ class Serving(Spec):
 
 
 class ModelCredentials(Spec):
-    """What the download signs in with."""
+    """Credentials of the download."""
 
     secret_name: ObjectName = Field(
         description="A Secret of this namespace. Each of its keys becomes an environment variable of the download, "
@@ -222,21 +224,21 @@ class ModelCredentials(Spec):
 
 
 class Rollout(Spec):
-    """How a new plan takes over."""
+    """How pods are replaced when the plan or the spec changes."""
 
     max_surge: int = Field(
-        default=1, ge=1, le=100, description="Pods beyond the replicas meanwhile: each needs cores of its own."
+        default=1, ge=1, le=100, description="Additional pods during a rollout: each needs its own cores."
     )
     drain_seconds: int = Field(
         default=20,
         ge=0,
         le=600,
-        description="How long a pod that is to end goes on taking requests, while the Service forgets it.",
+        description="How long a terminating pod still accepts requests, until the Service has removed it.",
     )
 
 
 class GatewayMode(StrEnum):
-    """Whether there is one."""
+    """When an endpoint has a gateway."""
 
     AUTO = "Auto"
     ALWAYS = "Always"
@@ -244,30 +246,30 @@ class GatewayMode(StrEnum):
 
 
 class Gateway(Spec):
-    """What stands between the endpoint's address and its replicas (docs/gateway.md)."""
+    """The gateway between the endpoint's address and its replicas (docs/gateway.md)."""
 
     mode: GatewayMode = Field(
         default=GatewayMode.AUTO,
-        description="`Auto` has one where scaling.minReplicas is 0; `Always`, so that each request goes to the replica "
-        "with the least to do; `Never`: requests go straight to the replicas, and the last one stays.",
+        description="`Auto`: a gateway where scaling.minReplicas is 0. `Always`: a gateway, which sends each request "
+        "to the least loaded replica. `Never`: requests go directly to the replicas, and one replica remains.",
     )
     replicas: int = Field(
-        default=2, ge=1, le=20, description="Pods of the gateway. Two, so that one may go without anybody's noticing."
+        default=2, ge=1, le=20, description="Pods of the gateway. Two, so that one may end without failed requests."
     )
     max_held_requests: int = Field(
         default=512,
         ge=0,
         le=20_000,
-        description="Requests that one pod of the gateway holds while no replica is up; the next is answered with 429.",
+        description="Requests that one pod of the gateway holds while no replica is ready; further ones get 429.",
     )
     hold_seconds: int = Field(
-        default=120, ge=1, le=3600, description="How long a request is held; then it is answered with 503."
+        default=120, ge=1, le=3600, description="How long a request is held; after that it is answered with 503."
     )
 
 
 @dataclass(frozen=True)
 class SourceRule(TextRule):
-    """The forms of a model source, in the words of `ModelSource.parse`."""
+    """The forms of a model source, with the messages of `ModelSource.parse`."""
 
     def check(self, text: str) -> str:
         """The text itself, when it can be parsed."""
@@ -289,20 +291,20 @@ ModelUrl = Annotated[
         also=NO_WAY_UP_CEL,
     ),
 ]
-"""Where a model comes from."""
+"""URL of a model."""
 
 
 class EndpointCore(Spec):
-    """What both a ModelEndpoint and an OptimizedModel state: all that the optimisation depends on."""
+    """The fields that a ModelEndpoint and an OptimizedModel share: all that the optimisation depends on."""
 
     model: ModelUrl = Field(
         description="Where the model comes from: `hf://organisation/name@revision`, `s3://bucket/path`, `gs://`, "
         "`az://`, `pvc://claim/path`, `file:///path`, `pkg://import_name/folder` (docs/models.md)."
     )
-    task: TaskName = Field(description="What the endpoint does with a text (the words of the Hugging Face tasks).")
+    task: TaskName = Field(description="The task, by its Hugging Face name.")
     hardware_class: DnsLabel = Field(
         default="any",
-        description="What kind of node: a HardwareClass. `any` takes the machine as it is.",
+        description="Name of a HardwareClass. `any`: every node.",
         json_schema_extra=CLUSTER,
     )
     cores: int = Field(
@@ -314,7 +316,7 @@ class EndpointCore(Spec):
     serving: Serving = Serving()
     model_credentials: ModelCredentials | None = Field(
         default=None,
-        description="What the download signs in with. A local run takes it from its own environment.",
+        description="Credentials of the download. A local run takes them from its environment variables.",
         json_schema_extra=CLUSTER,
     )
 
@@ -333,7 +335,7 @@ class EndpointCore(Spec):
 
 
 class ModelEndpointSpec(EndpointCore):
-    """What to serve, on what, how well."""
+    """What to serve, on which hardware, and with which objective."""
 
     scaling: Scaling = Field(default=Scaling(), json_schema_extra=CLUSTER)
     gateway: Gateway = Field(default=Gateway(), json_schema_extra=CLUSTER)
@@ -348,14 +350,14 @@ class ModelEndpointSpec(EndpointCore):
     )
     suspend: bool = Field(
         default=False,
-        description="true ends all pods and starts no optimisation; what was found is kept.",
+        description="true ends all pods and starts no optimisation; results are kept.",
         json_schema_extra=CLUSTER,
     )
 
 
 class ModelEndpoint(Resource):
-    """One model, one task, one HTTP service: Penstock optimises the model on the hardware that will serve it, proves
-    that the answers are still right, and serves it from pods that own their cores."""
+    """One model and one task as one HTTP service: Penstock optimises the model on the hardware that will serve it,
+    checks that the answers are still right, and serves it from pods with exclusive cores."""
 
     KIND: ClassVar[str] = "ModelEndpoint"
 

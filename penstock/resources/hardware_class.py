@@ -1,4 +1,4 @@
-"""HardwareClass (`penstock.dev/v1alpha1`, cluster-scoped): a kind of node, and what a pod on it asks for.
+"""HardwareClass (`penstock.dev/v1alpha1`, cluster-scoped): a kind of node, and the resources that its pods request.
 
 The classes that the chart installs are values in `penstock.resources.shipped_classes`.
 """
@@ -20,18 +20,18 @@ from penstock.resources.text_fields import LabelKey, LabelValue, ObjectName
 NEURON_DEVICE = "aws.amazon.com/neuron"
 NEURON_CORE = "aws.amazon.com/neuroncore"
 NEURON_RESOURCES = (NEURON_DEVICE, NEURON_CORE, "aws.amazon.com/neurondevice")
-"""What the Neuron device plugin advertises. Whole devices or cores, never both; the last is its old name."""
+"""Resources of the Neuron device plugin: devices or cores, never both; the last is the old name of devices."""
 
 
 class Architecture(StrEnum):
-    """The words of the label kubernetes.io/arch."""
+    """Values of the label kubernetes.io/arch."""
 
     AMD64 = "amd64"
     ARM64 = "arm64"
 
 
 class SelectorOperator(StrEnum):
-    """How a label is compared, in the words of node affinity."""
+    """Operators of node affinity."""
 
     IN = "In"
     NOT_IN = "NotIn"
@@ -47,7 +47,7 @@ class LabelRequirement(Spec):
     key: LabelKey = Field(description="The label.")
     operator: SelectorOperator
     values: tuple[LabelValue, ...] = Field(
-        default=(), max_length=256, description="What it is compared with; none for Exists and DoesNotExist."
+        default=(), max_length=256, description="Values to compare with; none for Exists and DoesNotExist."
     )
 
     RULES: ClassVar[tuple[Rule, ...]] = (
@@ -74,15 +74,15 @@ class LabelRequirement(Spec):
 
 
 class NodeTerm(Spec):
-    """Conditions that a node has to fulfil all of."""
+    """Conditions that all have to be true of a node."""
 
     match_expressions: tuple[LabelRequirement, ...] = Field(
-        min_length=1, max_length=8, description="Conditions on labels, all of which have to hold."
+        min_length=1, max_length=8, description="Conditions on labels, all of which must be true."
     )
 
 
 class Processors(Spec):
-    """Processors that belong to the class, by what /proc/cpuinfo says."""
+    """Processors of the class, as identified by /proc/cpuinfo."""
 
     vendor: str = Field(
         min_length=1, max_length=32, description="GenuineIntel, AuthenticAMD; on Arm the implementer, such as 0x41."
@@ -93,53 +93,53 @@ class Processors(Spec):
     )
 
     def include(self, cpu: CpuIdentity) -> bool:
-        """True for a processor of these."""
+        """True when the processor is one of these."""
         return (cpu.vendor, cpu.family) == (self.vendor, self.family) and cpu.model in self.models
 
 
 class Neuron(Spec):
-    """AWS Inferentia: `cores` of an endpoint then counts NeuronCores, which come in whole devices."""
+    """AWS Inferentia: `cores` of an endpoint are then NeuronCores, allocated as whole devices."""
 
     cores_per_device: int = Field(ge=1, le=16, description="NeuronCores of one device: 4 on Inf1, 2 on Inf2.")
     host_cpus_per_device: int = Field(
-        default=2, ge=1, le=64, description="CPUs of the host for each device: tokenisation and the server run there."
+        default=2, ge=1, le=64, description="CPUs of the host for each device, for tokenisation and the server."
     )
     most_devices: int = Field(default=16, ge=1, le=64, description="Devices of the largest node of the class.")
 
 
 class Price(Spec):
-    """What a node costs, for the cost of a million requests. Nothing is looked up anywhere."""
+    """The price of a node, for the cost of a million requests. Penstock looks up no prices."""
 
     per_core_hour: float = Field(ge=0, le=1_000_000, description="The price of one core (or NeuronCore) for an hour.")
     currency: str = Field(default="USD", min_length=3, max_length=3, description="Such as USD.")
 
 
 class HardwareClassSpec(Spec):
-    """Which nodes belong to the class, and what a pod asks for on them."""
+    """Which nodes belong to the class, and the resources that pods request on them."""
 
     description: str = Field(default="", max_length=512, description="For people, such as the processor's name.")
     architecture: Architecture | None = Field(
         default=None, description="The label kubernetes.io/arch of the nodes. None: any."
     )
     node_selector_terms: tuple[NodeTerm, ...] = Field(
-        default=(), max_length=12, description="A node belongs to the class when one of these holds. Empty: every node."
+        default=(),
+        max_length=12,
+        description="A node belongs to the class when one of these is true. Empty: every node.",
     )
     tolerations: tuple[Toleration, ...] = Field(
-        default=(), max_length=16, description="Taints of such nodes that the pods put up with."
+        default=(), max_length=16, description="Taints of such nodes that the pods tolerate."
     )
-    threads_per_core: int = Field(
-        default=1, ge=1, le=8, description="CPUs that one physical core counts as: 2 where SMT is on."
-    )
+    threads_per_core: int = Field(default=1, ge=1, le=8, description="CPUs of one physical core: 2 where SMT is on.")
     isa: Isa | None = Field(
         default=None,
-        description="The instruction set that every node of the class has; the pods check it. None: whatever it is.",
+        description="The instruction set of every node of the class; the pods check it. None: any.",
     )
     processors: tuple[Processors, ...] = Field(
         default=(), max_length=16, description="The processors of the class; the pods check it. Empty: any."
     )
-    neuron: Neuron | None = Field(default=None, description="Inferentia devices of the nodes. None: the CPUs do it.")
+    neuron: Neuron | None = Field(default=None, description="Inferentia devices of the nodes. None: the CPUs compute.")
     resources: dict[str, Annotated[int, Field(ge=1, le=1_000_000)]] = Field(
-        default_factory=dict, max_length=8, description="Extended resources that every pod asks for, in whole pieces."
+        default_factory=dict, max_length=8, description="Extended resources that every pod requests, as whole numbers."
     )
     scheduler_name: ObjectName | None = Field(
         default=None, description="The scheduler of the pods, such as the Neuron scheduler extension's. None: default."
@@ -170,7 +170,7 @@ class HardwareClassSpec(Spec):
     )
 
     def devices(self, cores: int) -> int:
-        """The Neuron devices for so many NeuronCores; 0 for a class without. SpecError when they are not whole."""
+        """The devices for this number of NeuronCores; 0 for a class without. SpecError when it is not whole devices."""
         if self.neuron is None:
             return 0
         each = self.neuron.cores_per_device
@@ -185,22 +185,21 @@ class HardwareClassSpec(Spec):
         return devices
 
     def cpus(self, cores: int) -> int:
-        """The CPUs of a pod: its cores with all their threads, or what serves the Neuron devices. SpecError as
+        """The CPUs of a pod: its cores with all their threads, or the host CPUs of the Neuron devices. SpecError as
         `devices`."""
         if self.neuron is not None:
             return self.devices(cores) * self.neuron.host_cpus_per_device
         return cores * self.threads_per_core
 
     def requests(self, cores: int) -> dict[str, int]:
-        """What the container asks for besides memory: whole CPUs and extended resources. SpecError as `devices`."""
+        """The container's resources besides memory: whole CPUs and extended resources. SpecError as `devices`."""
         wanted = {"cpu": self.cpus(cores), **self.resources}
         if self.neuron is not None:
             wanted[NEURON_DEVICE] = self.devices(cores)
         return wanted
 
     def objection(self, cpu: CpuIdentity, *, name: str) -> str:
-        """Why a node with this processor does not belong to the class called `name`, whatever its labels say; empty
-        when it does."""
+        """Why a node with this processor does not belong to the class `name`, whatever its labels; else empty."""
         if self.isa is not None and cpu.isa is not self.isa:
             return f"hardwareClass {name} promises {self.isa.value}, and the node has {cpu.isa.value}: {cpu.summary}"
         if self.processors and not any(known.include(cpu) for known in self.processors):
@@ -212,8 +211,8 @@ class HardwareClassSpec(Spec):
 
 
 class HardwareClass(Resource):
-    """A kind of node: which nodes belong to it, what a pod asks for on them, and what it may expect there. Endpoints
-    name one in spec.hardwareClass."""
+    """A kind of node: which nodes belong to it, the resources that pods request on them, and their processors.
+    Endpoints name one in spec.hardwareClass."""
 
     KIND: ClassVar[str] = "HardwareClass"
 

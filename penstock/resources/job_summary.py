@@ -1,6 +1,7 @@
-"""What the optimisation job reports: the whole evidence is in the artefact, this is what fits a termination message.
+"""The report of an optimisation job, as a termination message: the result, or the failure with its reason.
 
-Kubernetes keeps at most 4,096 bytes. `Summary.to_message` leaves out the least important parts first, and says so.
+Kubernetes keeps at most 4,096 bytes. `Summary.to_message` leaves out the least important parts first, and marks that.
+The artefact has all measurements.
 """
 
 from __future__ import annotations
@@ -18,7 +19,7 @@ from penstock.resources.base import Facts
 from penstock.resources.result import ArtefactReference, CapacityFacts, RateFacts, Result, cut
 
 LIMIT_BYTES = 4096
-"""What a kubelet reads of a termination message."""
+"""Bytes of a termination message that a kubelet reads."""
 REASONS: dict[type[errors.PenstockError], str] = {
     errors.PenstockError: "OptimizationFailed",
     errors.SpecError: "InvalidSpec",
@@ -29,16 +30,16 @@ REASONS: dict[type[errors.PenstockError], str] = {
     errors.HostError: "HostUnsuitable",
     errors.OptimizationError: "OptimizationFailed",
 }
-"""Reasons of errors whose own name is not one; the others have their class's name."""
+"""Reasons of errors that are not named like their class."""
 INTERNAL = "InternalError"
-"""Something that nobody foresaw."""
+"""Reason of an unexpected error."""
 
 
 class Failure(Facts):
     """Why a job failed."""
 
     reason: Annotated[str, Field(max_length=64, pattern=r"^[A-Z][A-Za-z]*$")] = Field(
-        description="In one word for machines, such as ModelAccessDenied."
+        description="Reason as one word, such as ModelAccessDenied."
     )
     message: Annotated[str, Field(max_length=2048)] = Field(description="What is wrong, and where.")
     remedy: Annotated[str, Field(max_length=1024)] = Field(default="", description="What to do next.")
@@ -46,7 +47,7 @@ class Failure(Facts):
 
     @classmethod
     def of(cls, error: BaseException) -> Self:
-        """The failure that an exception means. One that is not ours may pass: it is retryable, and says its type."""
+        """The failure for an exception. One that is no PenstockError is retryable, and its type is in the message."""
         if isinstance(error, errors.PenstockError):
             reason = REASONS.get(type(error), type(error).__name__)
             return cls(
@@ -62,17 +63,17 @@ class Failure(Facts):
         if isinstance(error, OSError) and error.errno in {errno.ENOSPC, errno.EDQUOT}:
             place = f" ({error.filename})" if error.filename else ""
             return cls.of(errors.OutOfDisk(f"a disk is full{place}", remedy="Make room on it, or use a larger volume"))
-        told = str(error).strip()
+        text = str(error).strip()
         return cls(
             reason=INTERNAL,
-            message=cut(f"{type(error).__name__}: {told}" if told else type(error).__name__, 2048),
+            message=cut(f"{type(error).__name__}: {text}" if text else type(error).__name__, 2048),
             remedy="Look into the log of the job's pod, and file an issue with it",
             retryable=True,
         )
 
 
 class Summary(Facts):
-    """How a job ended: with an artefact and its result, or with a failure."""
+    """The outcome of a job: an artefact and its result, or a failure."""
 
     succeeded: bool
     artefact: ArtefactReference | None = None
@@ -96,17 +97,17 @@ class Summary(Facts):
         return cls(succeeded=False, failure=Failure.of(error), baseline=baseline)
 
     def to_message(self, *, limit: int = LIMIT_BYTES) -> str:
-        """As JSON of at most `limit` bytes (UTF-8; 4,096 always suffice), with as much of the evidence as fits."""
+        """JSON of at most `limit` bytes (UTF-8; 4,096 always suffice), with as many details as fit."""
         message = self._json()
         for smaller in self._smaller():
             if len(message.encode()) <= limit:
                 break
-            message = smaller._json()  # noqa: SLF001 - of its own class
+            message = smaller._json()  # noqa: SLF001 - of the same class
         return message
 
     @classmethod
     def from_message(cls, message: str) -> Self:
-        """Read a termination message; ArtefactError when it is none of ours, such as the last lines of a crash."""
+        """Read a termination message; ArtefactError when it is another text, such as the last lines of a crash."""
         try:
             return cls.model_validate_json(message)
         except ValidationError as error:
@@ -120,7 +121,7 @@ class Summary(Facts):
         return self.model_dump_json(by_alias=True, exclude_none=True, exclude_defaults=True)
 
     def _smaller(self) -> Iterator[Self]:
-        """Ever smaller reports, the least important parts left out first."""
+        """Smaller and smaller reports, without the least important parts first."""
         if self.result is not None:
             for result in _smaller_results(self.result):
                 yield self.model_copy(update={"result": result})
@@ -153,7 +154,7 @@ def _smaller_results(result: Result) -> Iterator[Result]:
 
 
 def _steps(result: Result) -> Iterator[dict[str, object]]:
-    """What to put in place of what, one after the other."""
+    """Updates that make the result smaller, in order."""
     for length in (120, 60):
         yield {
             "rejected": tuple(
@@ -187,8 +188,8 @@ def _steps(result: Result) -> Iterator[dict[str, object]]:
 
 
 def _thinned(capacity: CapacityFacts, count: int) -> CapacityFacts:
-    """At most `count` points (two or more): the last one that keeps the objective, the one behind it, and some of the
-    others, evenly."""
+    """At most `count` points (two or more): the last one within the objective, the next one, and others
+    at even distances."""
     points = capacity.points
     if len(points) <= count:
         return capacity

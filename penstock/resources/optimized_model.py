@@ -1,6 +1,6 @@
-"""OptimizedModel (`penstock.dev/v1alpha1`): one optimisation and its result, found by what it depends on.
+"""OptimizedModel (`penstock.dev/v1alpha1`): one optimisation and its result, named by a hash of its spec.
 
-The operator writes these; endpoints of one namespace with the same key share one. Its name is the beginning of its key.
+The operator writes these. Endpoints of one namespace with the same key share one. The name is the beginning of the key.
 """
 
 from __future__ import annotations
@@ -25,18 +25,18 @@ NAME_DIGITS = 16
 
 
 class Toolchain(Spec):
-    """What makes the artefact: another one may find something else."""
+    """The software that makes the artefact: another version may have another result."""
 
     image: str = Field(min_length=1, max_length=512, description="The optimiser's image.")
     version: str = Field(min_length=1, max_length=64, description="The version of Penstock in it.")
 
 
 class OptimizedModelSpec(EndpointCore):
-    """Everything that the optimisation depends on. It cannot be changed: another one is another OptimizedModel."""
+    """Everything that the optimisation depends on. Immutable: another spec is another OptimizedModel."""
 
     texts_digest: Digest | None = Field(
         default=None,
-        description="What workload.textsFrom held: other texts are another optimisation.",
+        description="Digest of the texts of workload.textsFrom: other texts are another optimisation.",
     )
     toolchain: Toolchain
 
@@ -52,8 +52,8 @@ class OptimizedModelSpec(EndpointCore):
 
     @classmethod
     def of(cls, endpoint: ModelEndpointSpec, toolchain: Toolchain, *, texts_digest: str | None = None) -> Self:
-        """What an endpoint asks for, less what the result does not depend on: whether something is served meanwhile,
-        and the order in which engines and precisions are listed."""
+        """The spec for an endpoint, without what the result does not depend on: serving during the optimisation, and
+        the order of engines and precisions."""
         optimization = endpoint.optimization
         core = {name: getattr(endpoint, name) for name in EndpointCore.model_fields}
         core["optimization"] = optimization.model_copy(
@@ -66,14 +66,14 @@ class OptimizedModelSpec(EndpointCore):
         return cls(**core, toolchain=toolchain, texts_digest=texts_digest)
 
     def endpoint_spec(self) -> ModelEndpointSpec:
-        """As an endpoint, for the optimiser; what only the pods of an endpoint need is at its default."""
+        """The spec as an endpoint, for the optimiser; fields that only concern pods have their defaults."""
         return ModelEndpointSpec(**{name: getattr(self, name) for name in EndpointCore.model_fields})
 
 
 def optimized_model_key(spec: OptimizedModelSpec) -> str:
-    """sha256, hexadecimal, of the spec: the same for every way of writing the same thing.
+    """sha256, hexadecimal, of the spec in a canonical form.
 
-    The model counts as it is written: a revision that moves (`@main`) does not make a new key when it has moved.
+    The model counts as it is written: a branch (`@main`) that gets new commits does not change the key.
     """
     canonical = json.dumps(spec.to_object(), sort_keys=True, separators=(",", ":"), ensure_ascii=True)
     return hashlib.sha256(canonical.encode()).hexdigest()
@@ -85,7 +85,7 @@ def optimized_model_name(spec: OptimizedModelSpec) -> str:
 
 
 class Phase(StrEnum):
-    """Where an optimisation stands."""
+    """Phase of an optimisation."""
 
     PENDING = "Pending"
     OPTIMIZING = "Optimizing"
@@ -94,31 +94,31 @@ class Phase(StrEnum):
 
 
 class OptimizedModelStatus(Facts):
-    """What became of it."""
+    """Progress and result of the optimisation."""
 
-    observed_generation: int | None = Field(default=None, ge=0, description="The generation that all this is of.")
+    observed_generation: int | None = Field(default=None, ge=0, description="The generation that this status is about.")
     phase: Phase = Field(default=Phase.PENDING)
-    progress: str = Field(default="", max_length=32, description="Candidates that are done, of how many: `7/23`.")
-    stage: str = Field(default="", max_length=256, description="What the job is at.")
+    progress: str = Field(default="", max_length=32, description="Candidates that are done, of all: `7/23`.")
+    stage: str = Field(default="", max_length=256, description="The current step of the job.")
     baseline: ArtefactReference | None = Field(default=None, description="The fp32 artefact, published early.")
     artefact: ArtefactReference | None = Field(default=None, description="The result.")
-    result: Result | None = Field(default=None, description="What was found, and the evidence.")
+    result: Result | None = Field(default=None, description="The result, with the main measurements.")
     failure: Failure | None = Field(default=None, description="Why the last attempt failed.")
-    attempts: int = Field(default=0, ge=0, description="Jobs that were started.")
+    attempts: int = Field(default=0, ge=0, description="Number of jobs that were started.")
     retry_after: Time | None = Field(default=None, description="When the next attempt is made.")
     job: str = Field(default="", max_length=253, description="The job of the last attempt.")
     conditions: tuple[Condition, ...] = Field(
-        default=(), max_length=16, description="What holds and what does not, each with the reason and what to do."
+        default=(), max_length=16, description="Conditions, each with the reason and what to do."
     )
     last_used: Time | None = Field(
         default=None,
-        description="When the last endpoint let it go; none while one uses it. It is deleted some time after that.",
+        description="When the last endpoint stopped using it; none while one does. It is deleted some time after that.",
     )
 
 
 class OptimizedModel(Resource):
-    """One optimisation and its result. The operator makes it, from what ModelEndpoints ask for, and deletes it when no
-    endpoint has used it for some time."""
+    """One optimisation and its result. The operator creates it for ModelEndpoints, and deletes it when no endpoint has
+    used it for some time."""
 
     KIND: ClassVar[str] = "OptimizedModel"
 

@@ -1,4 +1,4 @@
-"""What a user may say of the pods. No containers and no resources: they stay Guaranteed and own their cores."""
+"""Settings of an endpoint's pods. No containers and no resources: the pods stay Guaranteed, with exclusive cores."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from penstock.resources.rules import Rule
 from penstock.resources.text_fields import LabelKey, LabelValue, Memory, ObjectName
 
 RESERVED_LABELS = ("app.kubernetes.io/name", "app.kubernetes.io/instance", "app.kubernetes.io/managed-by")
-"""The operator's own, as is everything below `penstock.dev/`."""
+"""Labels that the operator sets, as it does all below `penstock.dev/`."""
 RESERVED_PREFIX = "penstock.dev/"
 
 
@@ -24,7 +24,7 @@ class TolerationOperator(StrEnum):
 
 
 class TaintEffect(StrEnum):
-    """What a taint does to pods that do not tolerate it."""
+    """Effects of taints."""
 
     NO_SCHEDULE = "NoSchedule"
     PREFER_NO_SCHEDULE = "PreferNoSchedule"
@@ -32,16 +32,16 @@ class TaintEffect(StrEnum):
 
 
 class Toleration(Spec):
-    """A taint that the pods put up with, as in a pod."""
+    """A toleration, as in a pod."""
 
     key: LabelKey | None = Field(default=None, description="The taint's key. None, with `Exists`: every taint.")
     operator: TolerationOperator = Field(
-        default=TolerationOperator.EQUAL, description="`Exists` asks for the key alone, `Equal` for key and value."
+        default=TolerationOperator.EQUAL, description="`Exists` compares the key, `Equal` key and value."
     )
     value: LabelValue | None = Field(default=None, description="The taint's value, with `Equal`.")
     effect: TaintEffect | None = Field(default=None, description="None: every effect.")
     toleration_seconds: int | None = Field(
-        default=None, ge=0, le=86_400, description="How long to stay on a node that got such a NoExecute taint."
+        default=None, ge=0, le=86_400, description="How long to stay on a node with such a NoExecute taint."
     )
 
     RULES: ClassVar[tuple[Rule, ...]] = (
@@ -71,10 +71,10 @@ class WhenUnsatisfiable(StrEnum):
 
 
 class TopologySpread(Spec):
-    """How the replicas are spread, as in a pod; the operator adds the selector."""
+    """A topology spread constraint, as in a pod; the operator adds the selector."""
 
     topology_key: LabelKey = Field(description="The node label to spread over, such as topology.kubernetes.io/zone.")
-    max_skew: int = Field(default=1, ge=1, le=100, description="How uneven it may be, in pods.")
+    max_skew: int = Field(default=1, ge=1, le=100, description="Largest difference between two domains, in pods.")
     when_unsatisfiable: WhenUnsatisfiable = Field(
         default=WhenUnsatisfiable.SCHEDULE_ANYWAY,
         description="`DoNotSchedule` leaves a pod pending rather than uneven; `ScheduleAnyway` prefers to spread.",
@@ -92,7 +92,7 @@ def _free_labels(labels: dict[str, str]) -> bool:
 
 
 class Pod(Spec):
-    """What the pods carry and where they run, besides what the hardware class says."""
+    """Labels, memory and placement of the pods, in addition to the hardware class."""
 
     memory: Memory | None = Field(
         default=None, description="Memory of one pod, requested and limited, such as 2Gi. None: from the model's size."
@@ -104,10 +104,12 @@ class Pod(Spec):
         default_factory=dict, max_length=32, description="Annotations of the pods."
     )
     node_selector: dict[str, LabelValue] = Field(
-        default_factory=dict, max_length=16, description="Labels that nodes must have, besides the hardware class's."
+        default_factory=dict,
+        max_length=16,
+        description="Labels that nodes must have, in addition to the hardware class's.",
     )
     tolerations: tuple[Toleration, ...] = Field(
-        default=(), max_length=16, description="Taints that the pods put up with, besides the hardware class's."
+        default=(), max_length=16, description="Taints that the pods tolerate, in addition to the hardware class's."
     )
     service_account_name: ObjectName | None = Field(
         default=None,

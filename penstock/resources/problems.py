@@ -1,7 +1,4 @@
-"""What is wrong with a resource, in its author's own words: paths and names as in the file, and what to write instead.
-
-Turns pydantic's errors into one SpecError that lists all problems.
-"""
+"""Turns pydantic's errors about a resource into one SpecError: field paths as in the file, and remedies."""
 
 from __future__ import annotations
 
@@ -45,7 +42,7 @@ SYNONYMS = {
     "never": "Disabled",
     "none": "Disabled",
 }
-"""What people call our values elsewhere."""
+"""Names of our values in other software."""
 REFERENCE = "docs/model-endpoint.md lists the fields"
 _WORDS = {
     "string_type": "must be text",
@@ -151,7 +148,7 @@ def _no_choice(path: str, given: object, expected: str) -> SpecError:
     )
     if len(choices) == 1:
         return SpecError(message, field=path, remedy=f"Write {choices[0]}")
-    # YAML has read off and no as false before we see them.
+    # YAML reads off and no as false.
     written = "off" if given is False else given
     meant = intended_word(written, choices) if isinstance(written, str) else None
     if meant is not None:
@@ -161,7 +158,7 @@ def _no_choice(path: str, given: object, expected: str) -> SpecError:
 
 
 def _meant_field(location: Sequence[int | str], model: type[BaseModel]) -> str:
-    """Where the author probably wanted to write: here under another name, or elsewhere under this one."""
+    """The field that the author probably meant: another name at this path, or this name at another path."""
     name, parent = str(location[-1]), tuple(str(part) for part in location[:-1])
     here = _fields_at(parent, model)
     near = intended_word(name.replace("_", ""), here)
@@ -190,7 +187,7 @@ def _all_paths(model: type[BaseModel], above: tuple[str, ...] = ()) -> Iterator[
 
 
 def _fields(model: type[BaseModel]) -> Iterator[tuple[str, type[BaseModel] | None]]:
-    """Names as written, with the type where a field holds fields of its own."""
+    """Field names as written, with the type of those that have fields themselves."""
     for name, field in model.model_fields.items():
         annotation = field.annotation
         union = typing.get_origin(annotation) in {typing.Union, types.UnionType}
@@ -210,6 +207,6 @@ def _given(value: object) -> str:
 
 
 def _shown(value: object) -> str:
-    """As in the file, shortened: `true` rather than `True`."""
+    """The value as in the file, shortened: `true` rather than `True`."""
     text = str(value).lower() if isinstance(value, bool) else repr(value)
     return text if len(text) <= _LONGEST_SHOWN else f"{text[: _LONGEST_SHOWN - 3]}..."

@@ -1,6 +1,6 @@
-"""What came out of an optimisation, as far as it fits into a status: plan, accuracy, speed, capacity, processor.
+"""The result of an optimisation in a status: plan, accuracy, speed, capacity, processor.
 
-The whole evidence stays in the artefact (`penstock.manifest`, `report.html`).
+The artefact has all measurements (`penstock.manifest`, `report.html`).
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ class ArtefactReference(Facts):
     """An artefact in the store."""
 
     digest: Digest = Field(description="sha256 of its manifest.json, which names every file with its own.")
-    uri: Uri = Field(description="Where it lies.")
+    uri: Uri = Field(description="Its URI in the store.")
     bytes: int | None = Field(default=None, ge=0, description="The size of all its files.")
 
 
@@ -38,7 +38,7 @@ class PlanFacts(Facts):
     options: tuple[Annotated[str, Field(max_length=64)], ...] = Field(
         default=(), max_length=8, description="Choices within the precision, such as `per-channel`."
     )
-    streams: int = Field(ge=1, description="Runs that may be under way at once.")
+    streams: int = Field(ge=1, description="Runs that may execute at the same time.")
     threads_per_stream: int = Field(ge=1, description="Threads of one run.")
     batching: Batching = Field(description="Which rows may share a run.")
 
@@ -63,13 +63,13 @@ class MetricFacts(Facts):
     name: Annotated[str, Field(max_length=64)] = Field(description="Such as `min_cosine`.")
     value: float = Field(description="What was measured.")
     lower: float | None = Field(default=None, description="Lower end of the 95 % confidence interval.")
-    budget: float = Field(description="What it was held against.")
+    budget: float = Field(description="The budget for it.")
 
 
 class AccuracyFacts(Facts):
-    """What the guard found of the chosen plan."""
+    """The accuracy of the chosen plan, as measured by the guard."""
 
-    within_budget: bool = Field(description="Whether answers stay as near to those of fp32 as the budget asks.")
+    within_budget: bool = Field(description="Whether the answers are within the accuracy budget.")
     reason: ShortText = Field(default="", description="In one sentence.")
     texts: int = Field(default=0, ge=0, description="Texts that were judged.")
     metrics: tuple[MetricFacts, ...] = Field(default=(), max_length=16, description="What was measured of the answers.")
@@ -103,7 +103,7 @@ class CapacityFacts(Facts):
 
     @property
     def curve(self) -> CapacityCurve:
-        """As the autoscaler takes it. p50 and p99 were left behind in the manifest: the p95 stands for both."""
+        """As the autoscaler takes it. p50 and p99 are in the manifest only: the p95 replaces both here."""
         points = tuple(
             CapacityPoint(
                 arrivals_per_second=point.requests_per_second,
@@ -174,32 +174,30 @@ class Result(Facts):
     capacity: CapacityFacts = CapacityFacts()
     cpu: CpuFacts
     cores: int = Field(ge=1, description="The cores that it was measured on.")
-    pinned: bool | None = Field(
-        default=None, description="Whether the cores that it was measured on were the job's alone."
-    )
+    pinned: bool | None = Field(default=None, description="Whether the job had the cores for itself.")
     objective: ShortText = Field(default="", description="What it was optimised for.")
     workload: ShortText = Field(default="", description="The lengths that it was measured with.")
     model_digest: str = Field(default="", max_length=80, description="sha256 of the model's own files.")
     parameters: int = Field(default=0, ge=0, description="Weights.")
     max_tokens: int = Field(default=1, ge=1, description="The longest input that is served.")
     resident_bytes: int | None = Field(default=None, ge=0, description="Memory of the serving process under load.")
-    seconds: float = Field(default=0, ge=0, description="What the optimisation took.")
-    cut_short: bool = Field(default=False, description="true when the time budget left something untried.")
+    seconds: float = Field(default=0, ge=0, description="Duration of the optimisation.")
+    cut_short: bool = Field(default=False, description="true when the time budget ended before everything was tried.")
     rejected: tuple[RejectedFacts, ...] = Field(
         default=(), max_length=32, description="Candidates that are not served, and why."
     )
     findings: tuple[ShortText, ...] = Field(
-        default=(), max_length=16, description="What to know before trusting the figures."
+        default=(), max_length=16, description="What limits the figures, such as shared cores or noise."
     )
     left_out: bool = Field(default=False, description="true: the artefact's report has more than fits here.")
 
     @classmethod
     def of(cls, manifest: Manifest) -> Self:
-        """The result that a manifest has in full."""
+        """The result of a manifest."""
         speeds = [speed for speed in manifest.speed_up.values() if speed > 0]
         chosen = _candidate(manifest, Outcome.CHOSEN) or _candidate(manifest, Outcome.REFERENCE)
         short = manifest.chosen.plan.short
-        beside = short.recipe if short is not None else None
+        short_recipe = short.recipe if short is not None else None
         return cls(
             plan=PlanFacts.of(manifest.chosen.plan),
             accuracy=_accuracy(chosen),
@@ -220,7 +218,7 @@ class Result(Facts):
             rejected=tuple(
                 RejectedFacts(recipe=cut(one.recipe.name, 128), outcome=one.outcome, reason=cut(one.reason, 256))
                 for one in manifest.candidates
-                if one.outcome not in {Outcome.CHOSEN, Outcome.REFERENCE} and one.recipe != beside
+                if one.outcome not in {Outcome.CHOSEN, Outcome.REFERENCE} and one.recipe != short_recipe
             )[:32],
             findings=tuple(cut(finding, 256) for finding in manifest.findings[:16]),
         )
@@ -236,7 +234,7 @@ def _candidate(manifest: Manifest, outcome: Outcome) -> CandidateFacts | None:
 
 
 def _rounded(value: float) -> float:
-    """Four significant digits: no measurement here is better than that."""
+    """Four significant digits, more than the precision of any measurement here."""
     return float(f"{value:.4g}")
 
 

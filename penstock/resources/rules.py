@@ -1,6 +1,6 @@
-"""What a schema cannot say of a resource, once for both sides: in Python here, in CEL for the API server.
+"""Validation rules that a JSON schema cannot express: in Python for files, in CEL for the API server.
 
-A rule carries the check twice and its words once, so that `penstock serve FILE` and `kubectl apply` tell a mistake in
+A rule has the check twice and its message once, so that `penstock serve FILE` and `kubectl apply` report a mistake with
 the same sentence. `dev/tools/make_crds.py` finds the CEL in the JSON schema, under `x-kubernetes-validations`; a test
 sends the same good and bad objects to both sides.
 """
@@ -24,8 +24,8 @@ _SHOWN = re.compile(r"\{(\w+)\}")
 class Rule:
     """A condition on the fields of one object, for `Spec.RULES`.
 
-    `words` says what is wrong and what to write instead; `{fieldName}` in it is the value of a field of the object,
-    which has to be there whenever the rule is broken.
+    `words` is the message: what is wrong, and what to write instead. `{fieldName}` in it is the value of a field of the
+    object, which must be set whenever the rule is broken.
     """
 
     cel: str
@@ -34,8 +34,8 @@ class Rule:
     field_path: str = ""
     """The field that the API server names, such as `.artefact`; empty: the object."""
 
-    def told(self, value: BaseModel) -> str:
-        """The words with the values of this object."""
+    def message_for(self, value: BaseModel) -> str:
+        """The message with the values of this object."""
         names = {info.alias or name: name for name, info in type(value).model_fields.items()}
         return _SHOWN.sub(lambda found: _plain(getattr(value, names[found[1]])), self.words)
 
@@ -51,9 +51,9 @@ class Rule:
 
 @dataclass(frozen=True)
 class TextRule:
-    """A form that a text has to have, as metadata of an annotated `str`.
+    """The required form of a text, as metadata of an annotated `str`.
 
-    `pattern` matches the whole text. It has to mean the same to Python's `re`, and to RE2 in the API server: ASCII
+    `pattern` matches the whole text. It must have the same meaning in Python's `re` and in RE2 of the API server: ASCII
     classes written out, no look-around.
     """
 
@@ -65,7 +65,7 @@ class TextRule:
     """A further condition in CEL on `self`; `holds` is the same in Python."""
     holds: Callable[[str], bool] = field(default=lambda _: True)
     mend: Callable[[str], str] = field(default=lambda _: "")
-    """A better remedy for this very text, which CEL is not able to find; empty: `remedy`."""
+    """A better remedy for a given text, which CEL cannot compute; empty: `remedy`."""
 
     def check(self, text: str) -> str:
         """The text itself; an error with problem and remedy (of type `spec`) when it has another form."""
@@ -85,7 +85,7 @@ class TextRule:
         }
 
     def __get_pydantic_core_schema__(self, source: Any, handler: GetCoreSchemaHandler) -> CoreSchema:
-        """Checks behind the type's own checks."""
+        """Adds the check after the checks of the type."""
         return core_schema.no_info_after_validator_function(self.check, handler(source))
 
     def __get_pydantic_json_schema__(self, schema: CoreSchema, handler: GetJsonSchemaHandler) -> dict[str, Any]:
@@ -103,8 +103,8 @@ def _plain(value: object) -> str:
 
 
 def _expression(words: str, value: Callable[[str], str]) -> str:
-    """A CEL expression that puts the words together. By `format`: the API server takes the cost of concatenating a
-    number to be without bounds."""
+    """A CEL expression for the message. It uses `format`, because the API server assumes an unbounded cost for the
+    concatenation of a number."""
     values = ", ".join(value(found[1]) for found in _SHOWN.finditer(words))
     return f"{_quoted(_SHOWN.sub('%s', words.replace('%', '%%')))}.format([{values}])"
 

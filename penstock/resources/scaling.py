@@ -1,4 +1,4 @@
-"""How many replicas, and who decides."""
+"""How the number of replicas is decided."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ MOST_REPLICAS = 1000
 
 
 class ScalingMode(StrEnum):
-    """Who writes the number of replicas."""
+    """What sets the number of replicas."""
 
     INTERNAL = "Internal"
     HPA = "HPA"
@@ -25,18 +25,18 @@ class ScalingMode(StrEnum):
 
 
 class WhenMetricsMissing(StrEnum):
-    """What the number of replicas does while nobody knows the load."""
+    """What happens to the number of replicas while the load is unknown."""
 
     HOLD = "Hold"
     FALLBACK = "Fallback"
 
 
 class PrometheusQueries(Spec):
-    """PromQL of your own, where the metrics do not come straight from the runtime's pods. `$namespace` and `$endpoint`
-    stand for this endpoint. Each must give one number."""
+    """PromQL queries, where the metrics do not come directly from the runtime's pods. `$namespace` and `$endpoint` are
+    replaced by those of this endpoint. Each query must return one number."""
 
     request_rate: str | None = Field(
-        default=None, min_length=1, max_length=2048, description="Requests a second of all replicas together."
+        default=None, min_length=1, max_length=2048, description="Requests per second of all replicas together."
     )
     good_latency_ratio: str | None = Field(
         default=None,
@@ -45,64 +45,64 @@ class PrometheusQueries(Spec):
         description="The share of requests that are answered within objective.latency, 0 to 1.",
     )
     in_flight: str | None = Field(
-        default=None, min_length=1, max_length=2048, description="Requests that are being answered or wait."
+        default=None, min_length=1, max_length=2048, description="Requests that are being answered or waiting."
     )
 
 
 class Prometheus(Spec):
-    """The Prometheus that scrapes the endpoint's pods."""
+    """The Prometheus server that scrapes the endpoint's pods."""
 
     url: Uri | None = Field(
         default=None, description="Such as http://prometheus.monitoring:9090. None: the operator's own setting."
     )
     secret_name: ObjectName | None = Field(
         default=None,
-        description="A Secret of this namespace with `token`, or with `username` and `password`, to sign in with.",
+        description="A Secret of this namespace with `token`, or with `username` and `password`.",
     )
     queries: PrometheusQueries = PrometheusQueries()
 
 
 class ScalingMetrics(Spec):
-    """Where the load is read."""
+    """Where the load metrics are read."""
 
     prometheus: Prometheus = Prometheus()
 
 
 class Scaling(Spec):
-    """How many replicas, and who decides."""
+    """How the number of replicas is decided."""
 
     mode: ScalingMode = Field(
         default=ScalingMode.INTERNAL,
-        description="Who decides: `Internal` the operator, from the measured capacity and the live traffic; `HPA` and "
-        "`KEDA` an object of that kind that the operator keeps; `External` whoever writes spec.replicas through the "
-        "scale subresource; `None` nobody: spec.replicas as it stands here.",
+        description="What decides the number of replicas. `Internal`: the operator, from the measured capacity and the "
+        "live traffic. `HPA` and `KEDA`: an object of that kind that the operator manages. `External`: any client that "
+        "writes spec.replicas through the scale subresource. `None`: spec.replicas, as written here.",
     )
     min_replicas: int = Field(
         default=1,
         ge=0,
         le=MOST_REPLICAS,
-        description="Never fewer; 0 lets an idle endpoint end all its pods (docs/gateway.md).",
+        description="Lower limit; 0 lets an idle endpoint end all its pods (docs/gateway.md).",
     )
-    max_replicas: int = Field(default=4, ge=1, le=MOST_REPLICAS, description="Never more.")
+    max_replicas: int = Field(default=4, ge=1, le=MOST_REPLICAS, description="Upper limit.")
     headroom: float = Field(
-        default=0.75, gt=0, le=1, description="The share of its measured capacity that a replica is given to do."
+        default=0.75, gt=0, le=1, description="The share of its measured capacity that a replica is planned to serve."
     )
     scale_down_window_seconds: int | None = Field(
         default=None,
         ge=0,
         le=3600,
         description="Fewer replicas only when every number that was wanted within this time was lower, as with an "
-        "HPA's stabilizationWindowSeconds. None: a window of the autoscaler's own, 120 s, 60 s while the load is "
-        "falling, and up to 16 minutes where shrinking has turned out to be too soon (docs/autoscaling.md).",
+        "HPA's stabilizationWindowSeconds. None: the window of the autoscaler, 120 s, 60 s while the load is "
+        "falling, and up to 16 minutes after a scale-down that was too early (docs/autoscaling.md).",
     )
     metrics: ScalingMetrics = ScalingMetrics()
     when_metrics_missing: WhenMetricsMissing = Field(
         default=WhenMetricsMissing.HOLD,
-        description="While the load cannot be read: `Hold` keeps what there is; `Fallback` goes up to "
-        "fallbackReplicas, and never down.",
+        description="While the load cannot be read: `Hold` keeps the number of replicas; `Fallback` raises it to "
+        "fallbackReplicas, and never lowers it.",
     )
     fallback_replicas: int | None = Field(
-        default=None, ge=1, le=MOST_REPLICAS, description="The replicas to go up to with whenMetricsMissing: Fallback."
+        default=None, ge=1, le=MOST_REPLICAS, description="The number of replicas for whenMetricsMissing: Fallback."
     )
 
     RULES: ClassVar[tuple[Rule, ...]] = (

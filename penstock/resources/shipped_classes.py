@@ -1,7 +1,7 @@
-"""The hardware classes that the chart installs, as values. docs/hardware-classes.md says where each label comes from.
+"""The hardware classes that the chart installs. docs/hardware-classes.md lists the source of each label.
 
-A node is chosen by what the cloud or Node Feature Discovery says of it. That is not trusted: clouds mix generations
-under one name, so the pods check instruction set and processor for themselves.
+Nodes are selected by labels of the cloud or of Node Feature Discovery. The pods also check instruction set and
+processor, because clouds mix processor generations under one name.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ GKE_PLATFORM = "supported-cpu-platform.cloud.google.com"
 NFD = "feature.node.kubernetes.io"
 """Node Feature Discovery, on any cluster."""
 DEDICATED = "penstock.dev/dedicated"
-"""The taint for pools that are kept for endpoints: every class puts up with it."""
+"""The taint for pools that are kept for endpoints: every class tolerates it."""
 
 _INTEL, _AMD = "GenuineIntel", "AuthenticAMD"
 _NFD_VENDOR = {_INTEL: "Intel", _AMD: "AMD"}
@@ -116,8 +116,8 @@ _NEOVERSE_V1 = Processors(vendor="0x41", family=8, models=(0xD40,))
 
 HARDWARE_CLASSES: dict[str, HardwareClassSpec] = {
     "any": HardwareClassSpec(
-        description="Every node, whatever it is. One CPU is asked for each core: where SMT is on, make a class of your "
-        "own with threadsPerCore: 2.",
+        description="Every node. One CPU is requested for each core: where SMT is on, create a class with "
+        "threadsPerCore: 2.",
         tolerations=(_ON_DEDICATED_POOLS,),
     ),
     "icelake": HardwareClassSpec(
@@ -137,7 +137,7 @@ HARDWARE_CLASSES: dict[str, HardwareClassSpec] = {
         description="Intel Xeon of the 2nd generation (Cascade Lake): AVX-512 with VNNI.",
         architecture=Architecture.AMD64,
         node_selector_terms=(
-            # Other sizes of C5, and all of M5 and R5, may be Skylake, which has no VNNI: there NFD tells.
+            # Other sizes of C5, and all of M5 and R5, may be Skylake, which has no VNNI: there, NFD labels decide.
             _ec2("c5")[0],
             _gke("n2", _has(f"{GKE_PLATFORM}/Intel_Cascade_Lake"), _lacks(f"{GKE_PLATFORM}/Intel_Ice_Lake")),
             _gke("c2"),
@@ -212,4 +212,4 @@ HARDWARE_CLASSES: dict[str, HardwareClassSpec] = {
         neuron=Neuron(cores_per_device=2, host_cpus_per_device=2, most_devices=12),
     ),
 }
-"""By name."""
+"""Hardware classes by name."""

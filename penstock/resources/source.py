@@ -1,4 +1,4 @@
-"""Where a model comes from, as one URL: parsed here, fetched by `penstock_runtime.models`."""
+"""URLs of models: parsed here, downloaded by `penstock_runtime.models`."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from penstock.errors import SpecError, closest
 
 
 class Scheme(StrEnum):
-    """The kinds of sources."""
+    """The kinds of model sources."""
 
     HF = "hf"
     """`hf://repository@revision` of the Hugging Face hub; the revision defaults to `main`."""
@@ -35,12 +35,12 @@ _SHAPE = {
     Scheme.PKG: (r"[A-Za-z_]\w*(\.\w+)*(/.+)?", "pkg://import_name/folder"),
 }
 SOURCE_FORMS = ", ".join(shape for _, shape in _SHAPE.values())
-"""For people."""
+"""The forms, for messages."""
 SOURCE_PATTERN = "|".join(
     f"{scheme.value}://{pattern}" + (r"(@\w[\w./-]*)?" if scheme is Scheme.HF else "")
     for scheme, (pattern, _) in _SHAPE.items()
 )
-"""What the API server can check without our code, in RE2 (where `\\w` is ASCII)."""
+"""The check for the API server, in RE2 (where `\\w` is ASCII)."""
 NO_WAY_UP_CEL = (
     r"!self.matches('://([^/]*/)*\\.\\.(/|$)') && !self.matches('^hf://([^/@]*/)?\\.\\.@') "
     r"&& !self.matches('^hf://[^@]*@.*\\.\\.')"
@@ -60,13 +60,13 @@ class ModelSource:
 
     scheme: Scheme
     location: str
-    """What stands behind `://`, without the revision and without a slash at the end."""
+    """The part after `://`, without the revision and without a trailing slash."""
     revision: str | None = None
     """`hf://` only."""
 
     @classmethod
     def parse(cls, text: str) -> ModelSource:
-        """Parse a source URL; SpecError says what to write instead."""
+        """Parse a source URL; the remedy of the SpecError is a valid form."""
         scheme_text, separator, rest = text.partition("://")
         try:
             scheme = Scheme(scheme_text) if separator else None
@@ -99,7 +99,7 @@ def _is_revision(text: str) -> bool:
 
 
 def _meant(text: str) -> str:
-    """What the author probably wanted to write."""
+    """The remedy for an unknown form: what the author probably meant."""
     page = _HUB_PAGE.fullmatch(text)
     if page is not None:
         return f"Did you mean hf://{page[1]}{f'@{page[2]}' if page[2] else ''}?"

@@ -1,4 +1,4 @@
-"""What the operator says of an endpoint: conditions in metav1 form, and the figures behind them."""
+"""The status of a ModelEndpoint: conditions in metav1 form, and the figures behind them."""
 
 from __future__ import annotations
 
@@ -22,31 +22,31 @@ class ConditionType(StrEnum):
     """The conditions of an endpoint."""
 
     ACCEPTED = "Accepted"
-    """The spec makes sense and the hardware class exists."""
+    """The spec is valid and the hardware class exists."""
     MODEL_RESOLVED = "ModelResolved"
     """The model was found and can be read."""
     OPTIMIZED = "Optimized"
-    """The result of the optimisation is there."""
+    """The optimisation has a result."""
     ACCURACY_WITHIN_BUDGET = "AccuracyWithinBudget"
-    """What is served answers as the fp32 model does."""
+    """The answers of the served plan are within the accuracy budget."""
     CORES_PINNED = "CoresPinned"
-    """Every pod was seen to own its cores."""
+    """Every pod has exclusive cores."""
     AVAILABLE = "Available"
-    """Pods answer."""
+    """Pods are ready."""
     OBJECTIVE_MET = "ObjectiveMet"
-    """The objective is kept, as far as it was measured."""
+    """The objective is met, as far as it was measured."""
     CURVE_CURRENT = "CurveCurrent"
-    """Replicas are as fast as the plan's capacity curve says."""
+    """Replicas are as fast as in the capacity curve of the plan."""
     METRICS_AVAILABLE = "MetricsAvailable"
-    """The load can be read."""
+    """The load metrics can be read."""
     PROGRESSING = "Progressing"
-    """Something is under way: an optimisation, a rollout."""
+    """An optimisation or a rollout is running."""
     READY = "Ready"
-    """The sum: the endpoint serves what its spec asks for."""
+    """The summary: the endpoint serves as its spec requires."""
 
 
 class ConditionStatus(StrEnum):
-    """Whether a condition holds."""
+    """Status of a condition."""
 
     TRUE = "True"
     FALSE = "False"
@@ -54,7 +54,7 @@ class ConditionStatus(StrEnum):
 
 
 class Condition(Facts):
-    """One condition, in the form of Kubernetes' own."""
+    """One condition, in the form of metav1.Condition."""
 
     type: str = Field(max_length=316, description="Such as Ready.")
     status: ConditionStatus
@@ -62,15 +62,17 @@ class Condition(Facts):
         min_length=1,
         max_length=1024,
         pattern=r"^[A-Za-z]([A-Za-z0-9_,:]*[A-Za-z0-9_])?$",
-        description="Why, in one word for machines.",
+        description="The reason, as one word.",
     )
-    message: str = Field(default="", max_length=32_768, description="Why, for people, with what to do next.")
-    observed_generation: int | None = Field(default=None, ge=0, description="The generation that it was found of.")
+    message: str = Field(default="", max_length=32_768, description="The reason, with what to do next.")
+    observed_generation: int | None = Field(
+        default=None, ge=0, description="The generation that the condition is about."
+    )
     last_transition_time: Time = Field(description="When the status last changed.")
 
 
 def timestamp(at: datetime) -> str:
-    """A time as the API server writes it."""
+    """A time in the format of the API server."""
     return at.astimezone(UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
 
 
@@ -80,9 +82,9 @@ def find_condition(conditions: Iterable[Condition], kind: str) -> Condition | No
 
 
 def updated_conditions(before: Sequence[Condition], now: Iterable[Condition]) -> tuple[Condition, ...]:
-    """The conditions `now`, each with the time when its status really changed; those of other types stay.
+    """The conditions `now`, each with the time when its status last changed; those of other types are kept.
 
-    Sorted as they came first, so that nothing moves about in `kubectl describe`.
+    The order is that of their first appearance, so that it is stable in `kubectl describe`.
     """
     fresh = {one.type: one for one in now}
     result = []
@@ -98,20 +100,20 @@ def updated_conditions(before: Sequence[Condition], now: Iterable[Condition]) ->
 
 
 class PodReport(Facts):
-    """What one pod says of the machine that it runs on."""
+    """The report of one pod about its machine."""
 
     name: str = Field(max_length=253, description="The pod.")
     node: str = Field(default="", max_length=253, description="The node that it is on.")
-    ready: bool = Field(default=False, description="Whether it takes requests.")
+    ready: bool = Field(default=False, description="Whether it accepts requests.")
     digest: str = Field(default="", max_length=71, description="The artefact that it serves.")
-    pinned: bool | None = Field(default=None, description="Whether it owns its cores; none: it has not said yet.")
+    pinned: bool | None = Field(default=None, description="Whether it has exclusive cores; none: not reported yet.")
     reason: str = Field(default="", max_length=512, description="Why it is not pinned, or not ready.")
     cpus: str = Field(default="", max_length=256, description="The CPUs that it runs on, such as 2-3.")
     cpu: ShortText = Field(default="", description="The processor, such as AMD EPYC 7763 (Zen 3, AVX2, no VNNI).")
 
 
 class PlanStatus(Facts):
-    """What is served."""
+    """The plan that is served."""
 
     summary: ShortText = Field(default="", description="Recipe and threads, such as `openvino-int8, 2x1 threads`.")
     digest: str = Field(default="", max_length=71, description="The artefact.")
@@ -120,57 +122,55 @@ class PlanStatus(Facts):
 
 
 class ScalingStatus(Facts):
-    """The last decision on the number of replicas."""
+    """The last decision about the number of replicas."""
 
-    desired: int = Field(ge=0, description="The replicas that it asks for.")
-    reason: LongText = Field(default="", description="The figures that it was made from.")
+    desired: int = Field(ge=0, description="The desired number of replicas.")
+    reason: LongText = Field(default="", description="The figures behind the decision.")
     last_scale_time: Time | None = Field(default=None, description="When the number last changed.")
     requests_per_second: float | None = Field(default=None, ge=0, description="The load that was read.")
     capacity_per_replica: float | None = Field(
-        default=None, ge=0, description="Requests a second that one replica was measured to take within the objective."
+        default=None, ge=0, description="Measured requests per second of one replica within the objective."
     )
     p95_milliseconds: float | None = Field(default=None, ge=0, description="The p95 that was observed, milliseconds.")
     slow_down: float | None = Field(
-        default=None, gt=0, description="How many times slower replicas are than they were measured to be."
+        default=None, gt=0, description="Measured slow-down of the replicas against the capacity curve, as a factor."
     )
     cause: str = Field(
-        default="", max_length=64, description="The kind of decision, in one word, such as Demand or AtMaximum."
+        default="", max_length=64, description="The kind of decision, as one word, such as Demand or AtMaximum."
     )
     memory: str = Field(
-        default="", max_length=1024, description="What the operator goes on from after a restart; nothing to read."
+        default="", max_length=1024, description="State of the autoscaler for a restart of the operator; not for users."
     )
 
 
 class ServedBefore(Facts):
-    """A plan that was served, to go back to."""
+    """A plan that was served before, for a rollback."""
 
     digest: Digest = Field(description="The artefact.")
     summary: ShortText = Field(default="", description="Recipe and threads.")
-    until: Time = Field(description="When something else took over.")
+    until: Time = Field(description="When another plan replaced it.")
 
 
 class EndpointStatus(Facts):
-    """What the operator has found."""
+    """The observed state of the endpoint."""
 
-    observed_generation: int | None = Field(default=None, ge=0, description="The generation that all this is of.")
+    observed_generation: int | None = Field(default=None, ge=0, description="The generation that this status is about.")
     conditions: tuple[Condition, ...] = Field(
-        default=(), max_length=16, description="What holds and what does not, each with the reason and what to do."
+        default=(), max_length=16, description="Conditions, each with the reason and what to do."
     )
     reason: ShortText = Field(
         default="", description="The reason of Ready, with the progress while there is one, such as `Optimizing 7/23`."
     )
     optimized_model: str = Field(default="", max_length=253, description="The OptimizedModel of the present spec.")
     plan: PlanStatus | None = None
-    replicas: int | None = Field(default=None, ge=0, description="Pods that there are.")
-    ready_replicas: int | None = Field(default=None, ge=0, description="Pods that answer.")
+    replicas: int | None = Field(default=None, ge=0, description="Number of pods.")
+    ready_replicas: int | None = Field(default=None, ge=0, description="Number of ready pods.")
     selector: str = Field(default="", max_length=1024, description="The labels of the pods, for the scale subresource.")
-    url: str = Field(default="", max_length=512, description="Where it answers inside the cluster.")
+    url: str = Field(default="", max_length=512, description="URL inside the cluster.")
     p95: str = Field(default="", max_length=32, description="For people: the p95 of the plan in use, such as `14 ms`.")
     speed_up: str = Field(default="", max_length=32, description="For people: against fp32, such as `4.7x`.")
     scaling: ScalingStatus | None = None
-    pods: tuple[PodReport, ...] = Field(
-        default=(), max_length=32, description="What the pods say of themselves; the first ones of many."
-    )
+    pods: tuple[PodReport, ...] = Field(default=(), max_length=32, description="Reports of the pods; the first 32.")
     history: tuple[ServedBefore, ...] = Field(
         default=(), max_length=5, description="Plans that were served before, the latest first."
     )

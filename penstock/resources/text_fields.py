@@ -1,4 +1,4 @@
-"""The kinds of text that resources are made of, each with its form, its length and what to write instead."""
+"""Text types of the fields of resources, each with its form, its length and a remedy; and Kubernetes quantities."""
 
 from __future__ import annotations
 
@@ -12,12 +12,12 @@ from pydantic_core import PydanticCustomError
 from penstock.resources.rules import VALIDATIONS, TextRule
 
 DNS_LABEL = r"[a-z]([-a-z0-9]{0,61}[a-z0-9])?"
-"""As RFC 1035 has it: the name of a Service must begin with a letter."""
+"""As in RFC 1035: the name of a Service must begin with a letter."""
 _LABEL_RULE = "Use at most 63 lower-case letters, digits and '-', a letter first and no '-' last"
 _SUBDOMAIN = r"[a-z0-9]([-a-z0-9]*[a-z0-9])?(\.[a-z0-9]([-a-z0-9]*[a-z0-9])?)*"
 _PART = r"[A-Za-z0-9]([-A-Za-z0-9_.]{0,61}[A-Za-z0-9])?"
 LEAST_MEMORY = 64 * 2**20
-"""Bytes; less is a slip of the unit, such as `512m`, which is half a byte."""
+"""Bytes. Less is a wrong unit, such as `512m`, which is half a byte."""
 
 
 def mend_label(text: str) -> str:
@@ -85,7 +85,7 @@ _QUANTITY_SUFFIXES = {
 
 
 def parse_quantity(text: str | int) -> Fraction:
-    """The number that a quantity means (bytes, cores, pieces); ValueError when it is none."""
+    """The value of a quantity (bytes, cores, pieces), such as `2Gi`, `500m` or `2e3`; ValueError for other text."""
     found = _QUANTITY.fullmatch(str(text))
     if found is None:
         raise ValueError(f"{text!r} is not a quantity")
@@ -96,7 +96,7 @@ def parse_quantity(text: str | int) -> Fraction:
 
 
 def is_quantity(text: str) -> bool:
-    """True for what `parse_quantity` reads."""
+    """True for text that `parse_quantity` reads."""
     return _QUANTITY.fullmatch(text) is not None
 
 
@@ -111,7 +111,7 @@ def written(value: Fraction, resource: str) -> str:
 
 
 def _whole_numbers_are_quantities(value: object) -> object:
-    """JSON has one kind of number: 1e18 is as whole as 1000000000000000000, to the API server as well."""
+    """JSON has one kind of number: 1e18 is a whole number, for the API server as well."""
     if isinstance(value, float) and value.is_integer() and abs(value) < 2**63:
         value = int(value)
     return str(value) if isinstance(value, int) and not isinstance(value, bool) else value

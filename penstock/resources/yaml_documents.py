@@ -20,9 +20,9 @@ import yaml
 from penstock.errors import SpecError
 
 LONGEST_TEXT = 1_500_000
-"""Characters; etcd takes no larger object."""
+"""Characters; etcd rejects larger objects."""
 MOST_VALUES = 100_000
-"""After anchors are expanded: a few lines of YAML can name billions."""
+"""Values after anchors are expanded: a few lines of YAML can expand to billions."""
 DEEPEST = 50
 _EXACT = 2**53
 """Whole numbers below are the same as floats: `2.0` is a whole number, as it is in JSON schema."""
@@ -62,9 +62,9 @@ def _documents(text: str, origin: str) -> Iterator[Any]:
 
 
 def _check_keys(document: yaml.Node, origin: str) -> None:
-    """SpecError for a key that is there twice, of which PyYAML would silently take the last.
+    """Raise SpecError for a duplicate key, of which PyYAML would silently use the last.
 
-    On the nodes, before they are constructed: that expands merges in place.
+    Checked on the nodes before construction, which expands merges in place.
     """
     pending, visited = [document], set()
     while pending:
@@ -86,14 +86,14 @@ def _check_keys(document: yaml.Node, origin: str) -> None:
 
 
 def plain(value: Any, origin: str) -> Any:
-    """The value with nothing in it but dicts by text, lists, text, numbers and booleans; null keys left out."""
+    """The value as dicts with text keys, lists, text, numbers and booleans only; null keys are left out."""
     budget = iter(range(MOST_VALUES))
     return _plain(value, "", origin, budget, 0)
 
 
 def _plain(value: Any, path: str, origin: str, budget: Iterator[int], depth: int) -> Any:
     if depth > DEEPEST or next(budget, None) is None:
-        raise SpecError(f"{origin} is nested or repeated beyond measure", remedy="Write it without so many anchors")
+        raise SpecError(f"{origin} is nested or repeated beyond measure", remedy="Write it with fewer anchors")
     if isinstance(value, dict):
         for key in value:
             if not isinstance(key, str):
@@ -169,7 +169,7 @@ def number(text: str) -> int | float | None:
 
 
 def _whole(text: str) -> int | None:
-    """None for what has no place in 64 bits, too: it is a float then, where its form allows."""
+    """None also for numbers beyond 64 bits: these are floats, where their form allows."""
     sign, digits = (text[0], text[1:]) if text[0] in "+-" else ("", text)
     found: int | None = int(digits) if _DECIMAL.fullmatch(digits) and len(digits) <= len(str(2**64)) else None
     for base, form in _BASES.items():
@@ -183,16 +183,16 @@ def _whole(text: str) -> int | None:
 
 
 def _finite(text: str) -> float | None:
-    """None for what is beyond a float: it is text."""
+    """None for numbers beyond a float: these are text."""
     value = float(text)
     return value if math.isfinite(value) else None
 
 
 class Loader(yaml.SafeLoader):
-    """Safe, with these scalars."""
+    """SafeLoader with the scalars of kubectl."""
 
     def resolve(self, kind: type[yaml.Node], value: str | None, implicit: tuple[bool, bool] | bool) -> str:
-        """The tag of a node that states none."""
+        """The tag of a node without an explicit one."""
         plain = kind is yaml.ScalarNode and isinstance(implicit, tuple) and implicit[0]
         if not plain or value is None:
             return str(super().resolve(kind, value, implicit))  # type: ignore[no-untyped-call] # PyYAML's has no types

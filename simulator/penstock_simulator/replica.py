@@ -93,7 +93,8 @@ def measured(
     model: ReplicaModel, rates: list[float], *, p95_objective_milliseconds: float, requests: int = 6000, seed: int = 1
 ) -> CapacityCurve:
     """The capacity curve of one modelled replica, as the optimiser would measure it: Poisson arrivals, one replica."""
-    from penstock_simulator.fleet import Dispatch, Fleet, FleetSettings
+    from penstock_simulator.choices import Dispatch
+    from penstock_simulator.fleet import Fleet, FleetSettings
 
     points = []
     for rate in rates:

@@ -82,7 +82,7 @@ def test_what_makes_no_sense_is_a_usage_error(words: list[str], complaint: str, 
     assert benched == []
 
 
-def test_ending_it_says_how_to_go_on(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_interrupted_run_prints_how_to_resume(monkeypatch: pytest.MonkeyPatch) -> None:
     def end(*_: Any) -> Any:
         raise KeyboardInterrupt
 
@@ -111,7 +111,7 @@ def test_a_run_without_an_answer_is_an_error(monkeypatch: pytest.MonkeyPatch) ->
 
 
 @pytest.mark.parametrize("address", ["127.0.0.1:18080", "localhost:18080", "host-1.example:80/x", "[::1]:8080"])
-def test_an_address_is_told_to_lack_its_scheme(address: str, tmp_path: Path) -> None:
+def test_an_address_without_a_scheme_is_an_error(address: str, tmp_path: Path) -> None:
     result = invoke("bench", address, "--output", tmp_path / "out")
 
     assert result.exit_code == 1
@@ -119,7 +119,7 @@ def test_an_address_is_told_to_lack_its_scheme(address: str, tmp_path: Path) -> 
     assert f"Give http://{address} " in result.stderr
 
 
-def test_a_model_that_is_fetched_is_told_and_nothing_to_measure_is_an_error(
+def test_a_download_is_shown_and_nothing_to_measure_is_an_error(
     tiny: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     file = write_endpoint(tmp_path / "far.yaml", "hf://org/model")

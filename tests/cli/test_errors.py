@@ -114,7 +114,7 @@ WRONG: dict[str, tuple[Prepare, str, str]] = {
 
 
 def assert_one_sentence(output: str, problem: str, remedy: str) -> None:
-    """The last thing said is the error, whole, and nothing looks like a defect."""
+    """The last line is the whole error, and there is no traceback."""
     assert "Traceback" not in output
     assert output.count("error: ") == 1
     error = output[output.index("error: ") :].strip()
@@ -123,7 +123,7 @@ def assert_one_sentence(output: str, problem: str, remedy: str) -> None:
 
 
 @pytest.mark.parametrize("case", WRONG)
-def test_optimize_says_what_is_wrong_and_what_to_do(case: str, tiny: Path, tmp_path: Path) -> None:
+def test_optimize_prints_the_problem_and_its_remedy(case: str, tiny: Path, tmp_path: Path) -> None:
     prepare, problem, remedy = WRONG[case]
     result = invoke("optimize", prepare(tiny, tmp_path), "--store", tmp_path / "store", "--models", tmp_path / "models")
 
@@ -132,7 +132,7 @@ def test_optimize_says_what_is_wrong_and_what_to_do(case: str, tiny: Path, tmp_p
 
 
 @pytest.mark.parametrize("case", ["missing file", "unknown field", "pickled weights", "more cores than there are"])
-def test_serve_says_it_as_well(case: str, tiny: Path, tmp_path: Path) -> None:
+def test_serve_prints_it_too(case: str, tiny: Path, tmp_path: Path) -> None:
     prepare, problem, remedy = WRONG[case]
     result = run("serve", prepare(tiny, tmp_path), "--port", 0, "--store", tmp_path / "store")
 
@@ -150,9 +150,7 @@ def test_serve_says_it_as_well(case: str, tiny: Path, tmp_path: Path) -> None:
         (["optimize", "x.yaml", "--cores", "abc"], {"PENSTOCK_OPTIMIZE_CORES": "1"}, "'--cores': 'abc'"),
     ],
 )
-def test_a_wrong_value_is_said_to_be_where_it_came_from(
-    words: list[str], environment: dict[str, str], hint: str
-) -> None:
+def test_the_error_about_a_value_names_its_origin(words: list[str], environment: dict[str, str], hint: str) -> None:
     result = invoke(*words, environment=environment)
 
     assert result.exit_code == 2
@@ -319,9 +317,7 @@ def test_what_is_fetched_is_shown(file: Path, tmp_path: Path, monkeypatch: pytes
 @pytest.mark.parametrize(
     ("given", "status"), [(subprocess.DEVNULL, 1), (subprocess.PIPE, -signal.SIGTERM)], ids=["nothing", "a pipe"]
 )
-def test_json_ends_with_its_input_only_where_somebody_is_at_its_other_end(
-    given: int, status: int, file: Path, tmp_path: Path
-) -> None:
+def test_json_ends_with_its_input_only_when_that_is_a_pipe(given: int, status: int, file: Path, tmp_path: Path) -> None:
     """An optimisation that waits for what never comes, or for half a second and then fails."""
     program = (
         "import sys, threading\n"
@@ -337,13 +333,15 @@ def test_json_ends_with_its_input_only_where_somebody_is_at_its_other_end(
     seconds = 0.5 if status == 1 else SECONDS
     words = [sys.executable, "-c", program, "optimize", str(file), "--json", str(seconds)]
     child = subprocess.Popen(words, stdin=given, stderr=subprocess.PIPE, env=clean_environment(), text=True)
-    _, said = child.communicate(timeout=SECONDS)  # closes its input
+    _, printed = child.communicate(timeout=SECONDS)  # closes its input
 
     assert child.returncode == status
-    assert ("so the result is not needed" if status < 0 else "it was not ended") in said
+    assert ("so the result is not needed" if status < 0 else "it was not ended") in printed
 
 
-def test_ending_an_optimisation_says_how_to_go_on(file: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_interrupted_optimisation_prints_how_to_resume(
+    file: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     def end(*_: object, **__: object) -> None:
         raise KeyboardInterrupt
 

@@ -1,4 +1,4 @@
-"""A disk that fills up under way: one sentence that says which folder, and with more room it goes on."""
+"""A disk that becomes full during a command: the error names the folder, and with more space the command resumes."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ mount -t tmpfs -o size=$size penstock "$folder"
 mount -o remount,size=256m "$folder"
 "$@" && echo "status 0" || echo "status $?"
 """
-"""A file system of so many bytes, seen by nobody else and gone with the command; then one with enough room."""
+"""A private file system of the given size that ends with the command; then one with enough space."""
 LENGTHS = {"workload": {"sequenceLengths": [8]}}
 SEARCHED = {
     "optimization": {"budgetSeconds": 300, "engines": ["onnxruntime"], "precisions": ["int8-dynamic"]},
@@ -59,7 +59,7 @@ def run_twice(folder: Path, size: str, *words: object) -> subprocess.CompletedPr
     ],
     ids=["graph", "artefact", "candidate"],
 )
-def test_an_optimisation_says_which_disk_is_full_and_goes_on_with_more_room(
+def test_the_error_names_the_full_disk_and_with_more_space_it_resumes(
     size: str, place: str, spec: dict[str, Any], tiny: Path, tmp_path: Path
 ) -> None:
     file = write_endpoint(tmp_path / "tiny.yaml", tiny, **spec)

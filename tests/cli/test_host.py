@@ -36,14 +36,14 @@ def test_people_get_a_line_for_each_fact(line: str) -> None:
     assert [shown.split()[0] for shown in invoke("host").output.splitlines()].count(line) == 1
 
 
-@pytest.mark.parametrize(("limit", "said"), [(None, "24.0 GiB"), (512 * 2**20, "24.0 GiB, limit 512 MiB")])
-def test_the_memory_of_a_container_is_its_limit_as_well(limit: int | None, said: str) -> None:
+@pytest.mark.parametrize(("limit", "shown"), [(None, "24.0 GiB"), (512 * 2**20, "24.0 GiB, limit 512 MiB")])
+def test_the_memory_of_a_container_is_its_limit_as_well(limit: int | None, shown: str) -> None:
     host = read_host()
 
-    assert describe_memory(replace(host, memory=Memory(24 * 2**30, limit, 2**30))) == said
+    assert describe_memory(replace(host, memory=Memory(24 * 2**30, limit, 2**30))) == shown
 
 
-def test_the_variable_stands_in_for_the_flag() -> None:
+def test_the_variable_replaces_the_flag() -> None:
     value = json.loads(invoke("host", "--json", environment={"PENSTOCK_HOST_CORES": "1"}).output)
 
     assert len(value["grant"]["cpus"]) == 1

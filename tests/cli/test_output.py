@@ -1,4 +1,4 @@
-"""Standard output that takes nothing: one sentence, or silence where nobody reads any more."""
+"""Standard output that cannot be written: one error line, or silence when the reader closed the pipe."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ def run_into(output: int, words: list[str], unbuffered: str) -> subprocess.Compl
 
 @pytest.mark.parametrize("unbuffered", BUFFERED.values(), ids=BUFFERED)
 @pytest.mark.parametrize("words", COMMANDS.values(), ids=COMMANDS)
-def test_an_output_on_a_full_disk_is_said_in_one_sentence(words: list[str], unbuffered: str) -> None:
+def test_an_output_on_a_full_disk_is_one_error_line(words: list[str], unbuffered: str) -> None:
     full = os.open("/dev/full", os.O_WRONLY)
     try:
         done = run_into(full, words, unbuffered)
@@ -65,7 +65,7 @@ def test_a_reader_that_is_gone_ends_the_command_in_silence(words: list[str], unb
     assert (done.returncode, done.stderr) == (1, "")
 
 
-def test_what_is_still_to_be_written_at_the_end_is_written_or_told(tmp_path: Path) -> None:
+def test_buffered_output_is_written_at_the_end_or_an_error(tmp_path: Path) -> None:
     """`sys.stdout.write` keeps it back."""
     program = (
         "import sys\nfrom penstock_cli.process import checked_stdout\n"
@@ -134,7 +134,7 @@ def test_errors_have_colours_only_where_they_are_wanted(variables: dict[str, str
 
 @pytest.mark.parametrize(("ignored", "status"), [(False, 130), (True, 0)], ids=["in front", "ignored by its shell"])
 def test_ctrl_c_while_it_is_imported_is_no_traceback(ignored: bool, status: int, tmp_path: Path) -> None:
-    # Stands for the moment at which it is pressed: one of the first things that are imported.
+    # Represents the moment of the key press: one of the first things that are imported.
     (tmp_path / "click.py").write_text("import signal\nsignal.raise_signal(signal.SIGINT)\nraise SystemExit(0)\n")
     begin = "import signal; signal.signal(signal.SIGINT, signal.SIG_IGN); " if ignored else ""
     program = f"{begin}import sys; sys.path.insert(0, {str(tmp_path)!r}); from penstock_cli.entry import main; main()"

@@ -65,7 +65,7 @@ def test_a_log_has_every_reason_in_one_piece() -> None:
     ] == []
 
 
-def test_the_chosen_one_stands_first() -> None:
+def test_the_chosen_one_is_first() -> None:
     assert "chosen:" in table(200).splitlines()[1]
 
 
@@ -109,7 +109,7 @@ def test_a_log_gets_a_line_now_and_then_and_the_last_one_always(shown: io.String
     assert lines[-1].split() == ["done", "50/50", "onnxruntime-fp32"]
 
 
-def test_a_log_has_what_is_told_of_a_download_and_notes_by_their_name(shown: io.StringIO) -> None:
+def test_a_log_has_the_lines_of_a_download_and_notes_by_their_name(shown: io.StringIO) -> None:
     with OptimizationView() as view:
         view(Progress(Stage.DOWNLOAD, 34_000_000, 91_000_000, "fetching model.safetensors: 34 of 91 MB"))
         view(Progress(Stage.DOWNLOAD, 0, 0, "using the cached revision", {"note": "using the cached revision"}))
@@ -173,7 +173,7 @@ def test_a_terminal_breaks_lines_between_words_and_below_their_beginning(termina
     assert rest[-1].strip() == "/a/path/that-is-never-cut" * 5
 
 
-def test_the_log_of_a_terminal_stands_between_the_facts(terminal: io.StringIO) -> None:
+def test_the_log_of_a_terminal_is_between_the_facts(terminal: io.StringIO) -> None:
     record = logging.LogRecord("penstock", logging.INFO, __file__, 1, "ready: %s", ("requests are answered",), None)
     screen.ScreenLog().emit(record)
 

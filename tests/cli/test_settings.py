@@ -1,4 +1,4 @@
-"""`penstock serve` takes every setting as a flag and as a variable, and says what it made of them."""
+"""`penstock serve` takes every setting as a flag and as a variable, and reports wrong values."""
 
 from __future__ import annotations
 

@@ -63,11 +63,11 @@ def test_without_a_terminal_lines_say_how_far_it_is(
 
     lines = [line.split() for line in result.output.splitlines()]
     (runs,) = [words[1] for words in lines if words[:1] == ["work"]]
-    told = [words[1:] for words in lines if words[:1] == ["simulate"]]
-    assert told == [[f"{done}/{runs}", "short"] for done in range(1, int(runs) + 1)]
+    shown = [words[1:] for words in lines if words[:1] == ["simulate"]]
+    assert shown == [[f"{done}/{runs}", "short"] for done in range(1, int(runs) + 1)]
 
 
-def test_what_takes_long_says_how_to_make_it_shorter(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_long_run_prints_how_to_shorten_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(simulate, "MANY_REQUESTS", 1e6)
     path = tmp_path / "busy.csv"
     path.write_text("seconds,requests_per_second\n0,200\n60,0\n")
@@ -99,7 +99,7 @@ def test_mistakes_are_one_sentence(flags: list[str], message: str, tmp_path: Pat
     assert not (tmp_path / "out").exists()
 
 
-def test_a_folder_that_cannot_be_written_is_said_before_the_work(trace: Path, tmp_path: Path) -> None:
+def test_a_read_only_folder_is_an_error_before_the_work(trace: Path, tmp_path: Path) -> None:
     (tmp_path / "file").touch()
 
     for output, why in ((tmp_path / "file" / "out", "Not a directory"), (Path("/proc/penstock"), "No such file")):
@@ -110,7 +110,7 @@ def test_a_folder_that_cannot_be_written_is_said_before_the_work(trace: Path, tm
         assert_one_sentence(result.stderr, f"the folder {output} cannot be written ({why}", "with --output")
 
 
-def test_a_file_that_cannot_be_written_after_the_work_is_said_too(trace: Path, tmp_path: Path) -> None:
+def test_a_write_error_after_the_work_is_an_error_too(trace: Path, tmp_path: Path) -> None:
     (tmp_path / "figures.csv").mkdir()
 
     result = invoke("simulate", "--trace", trace, "--policy", "keda", "--seeds", 1, "--output", tmp_path)

@@ -30,13 +30,13 @@ SAME_KIND = {
 """Class names that are used twice on purpose, each with the reason."""
 PENDING_CLASSES = {
     "Access", "Answer", "Answers", "Change", "Condition", "Connection", "Endpoint", "Expired", "Failure", "Figures",
-    "Gateway", "Grid", "Group", "Health", "Kept", "Kind", "Lane", "Limits", "Measured", "Memory", "Metrics",
-    "Observed", "Optimization", "Outcome", "Output", "Page", "Phase", "Place", "Placement", "Plan", "Pod", "Predicts",
+    "Gateway", "Grid", "Health", "Kept", "Kind", "Lane", "Limits", "Measured", "Memory", "Metrics",
+    "Observed", "Optimization", "Outcome", "Page", "Phase", "Place", "Placement", "Plan", "Pod", "Predicts",
     "Prepared", "Progress", "Reading", "Router", "Rule", "Sample", "Scale", "ScalingSettings", "Scraper", "Server",
-    "Service", "Serving", "Setting", "State", "Status", "Step", "Subject", "Target", "Template", "Trouble", "Value",
+    "Service", "Setting", "State", "Status", "Step", "Subject", "Target", "Template", "Trouble", "Value",
     "Verdict",
 }  # fmt: skip
-"""Class names that still have to be told apart."""
+"""Class names that still need different names."""
 
 SAME_KIND_OF_MODULE = {
     "base.py": "the base classes of the modules in the same folder",
@@ -46,8 +46,8 @@ SAME_KIND_OF_MODULE = {
 """Module names that are used twice in one package on purpose, each with the reason."""
 PENDING_MODULES = {"store.py", "memory.py", "replicas.py", "service.py", "job.py", "tensors.py", "limits.py",
                    "objects.py", "backend.py"}  # fmt: skip
-"""Module names that still have to be told apart."""
-PENDING_ROOTS = {"cli/penstock_cli", "bench/penstock_bench"}
+"""Module names that still need different names."""
+PENDING_ROOTS = {"bench/penstock_bench"}
 """Packages that still have too many modules in their root."""
 
 

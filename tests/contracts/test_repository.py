@@ -7,7 +7,7 @@ from pathlib import Path
 ROOT = Path(__file__).parents[2]
 SOURCES = ("penstock/**.py", "cli/**.py", "runtime/**.py", "operator/**.py", "bench/**.py", "simulator/**.py")
 LONGEST_MODULE = 520
-"""CONTRIBUTING says some 500 lines."""
+"""CONTRIBUTING.md asks for about 500 lines."""
 
 
 def tracked(*patterns: str) -> list[Path]:
@@ -49,7 +49,7 @@ def test_the_second_phase_looks_where_the_tests_on_the_whole_cluster_are() -> No
     assert all(any(path.is_relative_to(one) for path in uses) for one in folders)
 
 
-def test_what_is_tested_beside_clusters_computes_and_starts_none() -> None:
+def test_tests_that_run_at_the_same_time_as_clusters_start_none() -> None:
     (line,) = re.findall(
         r"^COMPUTING_TESTS := \$\(addprefix tests/,((?:.|\n)+?)\)$", (ROOT / "Makefile").read_text(), re.MULTILINE
     )

@@ -27,13 +27,19 @@ ALLOWED = (
     ("tests/contracts/test_words.py", r".*"),
     ("docs/glossary.md", r".*"),
     ("LICENSE", r".*"),
+    ("penstock/manifest.py", r"0[._]1"),  # the value that version 0.1 wrote
+    ("tests/contracts/test_names.py", r'"Lane"'),
+    ("tests/penstock/test_manifest.py", r'"teacher"'),
     ("runtime/penstock_optimizer/guard/texts", r".*"),
     ("tests/golden/answers", r".*"),
 )
 """Path prefix and a pattern of lines: texts of other authors, inputs of models, the lists of words themselves."""
 PENDING = (
-    "CHANGELOG.md", "CONTRIBUTING.md", "Dockerfile", "Makefile", "README.md", "bench/", "charts/", "cli/", "crds/",
-    "dev/", "docs/", "examples/", "operator/", "penstock/", "pyproject.toml", "runtime/", "simulator/", "tests/",
+    "CHANGELOG.md", "CONTRIBUTING.md", "Dockerfile", "Makefile", "README.md", "bench/", "charts/", "dev/benchmarks/",
+    "dev/images/", "dev/testbed/", "dev/tools/operator_tables.py", "docs/", "examples/", "operator/", "pyproject.toml",
+    "runtime/", "simulator/", "tests/bench/", "tests/charts/", "tests/dev/", "tests/docs/", "tests/endtoend/",
+    "tests/endtoend_cluster/", "tests/examples.py", "tests/gateway/", "tests/kept.py", "tests/operator/",
+    "tests/optimizer/", "tests/runtime/", "tests/simulator/",
 )  # fmt: skip
 """Path prefixes of files that are not clean yet."""
 

@@ -21,7 +21,7 @@ PLURALS = {"ModelEndpoint": "modelendpoints", "OptimizedModel": "optimizedmodels
 
 @dataclass
 class ApiServer:
-    """Dry runs, through `kubectl proxy`, which signs in as the kubeconfig says."""
+    """Dry runs, through `kubectl proxy`, which signs in with the kubeconfig."""
 
     port: int
     connection: http.client.HTTPConnection = field(init=False)
@@ -63,7 +63,7 @@ def proxied(kubectl: Kubectl) -> Iterator[ApiServer]:
             assert proxy.stdout is not None
             line = proxy.stdout.readline()
             found = re.search(r":(\d+)$", line.strip())
-            assert found is not None, f"kubectl proxy said {line!r}"
+            assert found is not None, f"kubectl proxy printed {line!r}"
             server = ApiServer(int(found[1]))
             yield server
             server.connection.close()

@@ -185,7 +185,7 @@ SAME_WORDS: list[tuple[str, str, object, str]] = [
 
 
 @pytest.mark.parametrize(("kind", "path", "value", "words"), SAME_WORDS)
-def test_a_mistake_is_told_in_the_same_words_by_both(
+def test_both_sides_report_a_mistake_in_the_same_words(
     api_server: ApiServer, kind: str, path: str, value: object, words: str
 ) -> None:
     sent = resource(kind, path, value)

@@ -53,7 +53,7 @@ def discovered(crds: Cluster) -> Cluster:
                 break
             except KubectlError:
                 assert time.monotonic() < deadline, f"{short} is not published after a minute"
-                time.sleep(0.2)  # nothing says when
+                time.sleep(0.2)  # there is no event to wait for
     return crds
 
 
@@ -79,18 +79,18 @@ def explained(kube: Kubectl, path: str) -> str:
         ("mep.spec", "cores <integer> Physical cores of one replica; NeuronCores on a class that has them."),
         ("mep.spec", "model <string> -required-"),
         ("mep.spec.objective", "What to optimise for. Both: the highest rate within the latency."),
-        ("mep.spec.scaling.mode", "Who decides: `Internal` the operator, from the measured capacity and the live"),
+        ("mep.spec.scaling.mode", "What decides the number of replicas. `Internal`: the operator, from the measured"),
         ("mep.spec.scaling.mode", "ENUM: Internal HPA KEDA External None"),
         ("mep.spec.pod.memory", "Memory of one pod, requested and limited, such as 2Gi."),
-        ("mep.spec.optimization.budgetSeconds", "The whole optimisation ends within this time."),
-        ("mep.status.conditions", "What holds and what does not, each with the reason and what to do."),
+        ("mep.spec.optimization.budgetSeconds", "Time limit of the whole optimisation."),
+        ("mep.status.conditions", "Conditions, each with the reason and what to do."),
         ("om", "One optimisation and its result."),
         ("om.status.result.capacity", "What one replica takes, through the real HTTP server."),
-        ("hwc", "A kind of node: which nodes belong to it, what a pod asks for on them"),
-        ("hwc.spec.threadsPerCore", "CPUs that one physical core counts as: 2 where SMT is on."),
+        ("hwc", "A kind of node: which nodes belong to it, the resources that pods request on them"),
+        ("hwc.spec.threadsPerCore", "CPUs of one physical core: 2 where SMT is on."),
     ],
 )
-def test_kubectl_explain_says_what_a_field_is_for(kube: Kubectl, path: str, words: str) -> None:
+def test_kubectl_explain_describes_the_fields(kube: Kubectl, path: str, words: str) -> None:
     assert words in explained(kube, path)
 
 
@@ -186,16 +186,18 @@ def test_an_optimized_model_cannot_be_changed(kube: Kubectl) -> None:
     kube.apply(OPTIMIZED)
     kube.apply(OPTIMIZED)
     changed = {**OPTIMIZED, "spec": {**OPTIMIZED["spec"], "cores": 2}}
-    with pytest.raises(KubectlError, match="an OptimizedModel cannot be changed, for its name says what it depends on"):
+    with pytest.raises(
+        KubectlError, match="an OptimizedModel cannot be changed, because its name is a hash of its spec"
+    ):
         kube.apply(changed)
 
 
-def test_a_refusal_says_what_to_write(kube: Kubectl) -> None:
+def test_a_rejection_has_a_remedy(kube: Kubectl) -> None:
     scaling = {"minReplicas": 4, "maxReplicas": 2}
     with pytest.raises(KubectlError) as caught:
         kube.apply({**ENDPOINT, "spec": {**ENDPOINT["spec"], "scaling": scaling}})
-    told = "minReplicas 4 is over maxReplicas 2: raise maxReplicas or lower minReplicas"
-    assert told in str(caught.value)
+    message = "minReplicas 4 is over maxReplicas 2: raise maxReplicas or lower minReplicas"
+    assert message in str(caught.value)
     assert "spec.scaling" in str(caught.value)
 
 

@@ -1,4 +1,4 @@
-"""The real scheduler puts pods of a class where `penstock_operator.plan.placement` says, and nowhere else.
+"""The real scheduler places pods of a class only on the nodes that `penstock_operator.plan.placement` allows.
 
 Nodes are objects without a kubelet behind them: the scheduler looks at nothing else. The pods are those that the
 operator makes of the class.
@@ -37,7 +37,7 @@ NUMBERS = itertools.count()
 
 @pytest.fixture(scope="module")
 def scheduler(private_control_plane: ControlPlane) -> Iterator[ApiServer]:
-    """A scheduler whose nodes nobody else touches: without the controllers that taint nodes which are not heard of."""
+    """A scheduler with its own nodes, without the controllers that taint nodes which send no heartbeat."""
     private_control_plane.stop("kube-controller-manager")
     with proxied(private_control_plane.kubectl) as server:
         yield server
@@ -78,7 +78,7 @@ def pod_of(name: str, hardware: HardwareClassSpec, pod: Pod, cores: int) -> dict
 
 
 def decisions(server: ApiServer, expected: dict[str, bool]) -> dict[str, str]:
-    """Pod -> its node, or nothing where the scheduler has said that there is none.
+    """Pod -> its node, or nothing where the scheduler reported that there is none.
 
     A pod that is expected to find a node is given time: what the scheduler knows of a node that is just being made is
     less than the truth (not ready, nothing allocatable), and it looks again.

@@ -65,7 +65,7 @@ def test_every_text_list_and_map_is_bounded(definition: Definition) -> None:
 
 
 @BY_KIND
-def test_every_rule_says_what_to_write(definition: Definition) -> None:
+def test_every_rule_has_a_remedy(definition: Definition) -> None:
     for path, node in nodes(root(definition)):
         for rule in node.get("x-kubernetes-validations", ()):
             assert len(rule["message"]) > 20, path

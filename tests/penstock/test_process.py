@@ -1,4 +1,4 @@
-"""A process ends when it is told to, also as the first one of a container, and while it has hardly begun."""
+"""A process ends on a signal, also as the first one of a container and during its imports."""
 
 from __future__ import annotations
 
@@ -99,6 +99,6 @@ def test_pods_listen_before_they_import_what_takes_long(module: str) -> None:
     code = (
         f"import sys, {module}.__main__; print(sorted({{'asyncio', 'numpy', 'pydantic', 'uvloop'}} & set(sys.modules)))"
     )
-    said = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout
+    output = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout
 
-    assert said.strip() == "[]"
+    assert output.strip() == "[]"

@@ -1,4 +1,4 @@
-"""What is said about a download, and how often."""
+"""What is messages about a download, and how often."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ class Watched:
         self._fetching(Transfer("hf://a/b@main", "model.safetensors", done * MB, 0 if note else 90 * MB, note))
 
     @property
-    def transfer_text(self) -> list[str]:
+    def messages(self) -> list[str]:
         return [event.message for event in self.events]
 
 
@@ -31,7 +31,7 @@ def test_what_is_there_at_once_needs_no_words() -> None:
     watched.step(0, 0)
     watched.step(FIRST_SECONDS / 2, 90)
 
-    assert watched.said == []
+    assert watched.messages == []
 
 
 def test_a_download_is_told_now_and_then_and_to_its_end() -> None:
@@ -40,7 +40,7 @@ def test_a_download_is_told_now_and_then_and_to_its_end() -> None:
         watched.step(second, 3 * second)
     watched.step(30, 90)
 
-    assert watched.said == [f"fetching model.safetensors: {done} of 90 MB" for done in (6, 36, 66, 90)]
+    assert watched.messages == [f"fetching model.safetensors: {done} of 90 MB" for done in (6, 36, 66, 90)]
     assert {event.stage for event in watched.events} == {Stage.DOWNLOAD}
     assert [(event.done, event.total) for event in watched.events][-1] == (90 * MB, 90 * MB)
 
@@ -58,5 +58,5 @@ def test_notes_are_told_each_at_once() -> None:
     watched.step(0, 0, "the hub does not deliver: trying again in 2 s")
     watched.step(0.1, 0, "the hub does not deliver: using the cached revision")
 
-    assert watched.said == [event.facts["note"] for event in watched.events]
-    assert len(watched.said) == 2
+    assert watched.messages == [event.facts["note"] for event in watched.events]
+    assert len(watched.messages) == 2

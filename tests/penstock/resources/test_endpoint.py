@@ -1,4 +1,4 @@
-"""ModelEndpoint files: what is accepted, and how what is not is told."""
+"""ModelEndpoint files: accepted ones, and the errors about others."""
 
 from __future__ import annotations
 
@@ -209,7 +209,7 @@ BAD: list[tuple[str, object, str]] = [
 
 
 @pytest.mark.parametrize(("path", "value", "words"), BAD)
-def test_each_mistake_is_told_with_its_field_and_what_to_write(path: str, value: object, words: str) -> None:
+def test_the_error_about_a_mistake_has_its_field_and_a_remedy(path: str, value: object, words: str) -> None:
     error = problem(changed(path, value))
     assert words in str(error)
     assert len(error.problems) == 1
@@ -221,7 +221,7 @@ def test_a_long_value_is_shown_in_part() -> None:
     assert len(str(problem(changed("spec.cores", "x" * 5000)))) < 200
 
 
-def test_all_mistakes_are_told_at_once() -> None:
+def test_one_error_lists_all_mistakes() -> None:
     resource = changed("spec.cores", 0)
     resource["spec"]["task"] = "embeddings"
     resource["metadata"]["name"] = "A B"
@@ -281,7 +281,7 @@ def test_a_list_whose_entries_are_wrong_is_not_called_too_short_as_well() -> Non
         ("#" * 1_500_001, "a.yaml is longer than 1,500,000 characters"),
     ],
 )
-def test_what_is_not_one_endpoint_in_yaml_is_told(text: str, words: str) -> None:
+def test_a_file_without_exactly_one_endpoint_is_an_error(text: str, words: str) -> None:
     with pytest.raises(SpecError) as caught:
         ModelEndpoint.from_yaml(text, origin="a.yaml")
     assert words in str(caught.value)
@@ -303,7 +303,7 @@ def test_merged_anchors_may_be_overridden_as_often_as_they_are_used() -> None:
         ModelEndpoint.from_yaml(text)
 
 
-def test_a_file_that_cannot_be_read_is_told(tmp_path: Path) -> None:
+def test_an_unreadable_file_is_an_error(tmp_path: Path) -> None:
     with pytest.raises(SpecError, match="No such file or directory"):
         ModelEndpoint.from_file(tmp_path / "missing.yaml")
     with pytest.raises(SpecError, match="Is a directory"):
@@ -321,7 +321,7 @@ def test_an_object_of_the_api_server_is_read_with_all_that_it_carries() -> None:
     assert endpoint.status["replicas"] == 2
 
 
-def test_a_number_of_thousands_of_digits_is_told() -> None:
+def test_a_number_of_thousands_of_digits_is_an_error() -> None:
     with pytest.raises(SpecError):
         ModelEndpoint.from_object(changed("spec.cores", 10**5000))
 
@@ -374,12 +374,12 @@ def test_any_values_anywhere_give_an_endpoint_or_a_spec_error(changes: list[tupl
     try:
         endpoint = ModelEndpoint.from_object(resource)
     except SpecError as error:
-        told = str(error)
+        shown = str(error)
     else:
         written = json.loads(endpoint.model_dump_json(by_alias=True))
-        told = str(ModelEndpoint.from_object(written) == endpoint)
-    assert told
-    assert "Traceback" not in told
+        shown = str(ModelEndpoint.from_object(written) == endpoint)
+    assert shown
+    assert "Traceback" not in shown
 
 
 YAML_PIECES = st.sampled_from([

@@ -19,7 +19,7 @@ def test_each_of_our_errors_keeps_its_words_and_whether_it_may_pass(kind: type[e
     assert (failure.message, failure.remedy, failure.retryable) == ("x is wrong", "Write y", kind.temporary)
 
 
-def test_errors_with_another_reason_are_told_apart() -> None:
+def test_errors_of_different_kinds_have_different_reasons() -> None:
     reasons = {kind: Failure.of(kind("x")).reason for kind in OURS}
     # The bases say what an error of no particular kind means; nothing else may hide behind another's reason.
     assert len(set(reasons.values())) == len(OURS) - 1
@@ -38,7 +38,7 @@ def test_errors_with_another_reason_are_told_apart() -> None:
         (Exception(), INTERNAL, True),
     ],
 )
-def test_other_errors_are_told_as_far_as_they_can_be(error: BaseException, reason: str, *, retryable: bool) -> None:
+def test_other_errors_have_a_reason_and_their_message(error: BaseException, reason: str, *, retryable: bool) -> None:
     failure = Failure.of(error)
     assert (failure.reason, failure.retryable) == (reason, retryable)
     assert failure.message

@@ -73,7 +73,7 @@ def manifest(**changes: Any) -> Manifest:
         "chosen": served(INT8),
         "baseline": served(FP32),
         "candidates": (
-            CandidateFacts(recipe=FP32, outcome=Outcome.REFERENCE, reason="the teacher"),
+            CandidateFacts(recipe=FP32, outcome=Outcome.REFERENCE, reason="the reference"),
             CandidateFacts(
                 recipe=INT8,
                 outcome=Outcome.CHOSEN,
@@ -122,14 +122,14 @@ def test_a_report_holds_what_was_found() -> None:
     assert result.left_out is False
 
 
-def test_where_the_fp32_graph_itself_is_served_its_own_figures_are_told() -> None:
+def test_where_the_fp32_graph_itself_is_served_the_summary_has_its_figures() -> None:
     made = manifest(
         chosen=served(FP32),
         candidates=(
             CandidateFacts(
                 recipe=FP32,
                 outcome=Outcome.REFERENCE,
-                reason="the teacher",
+                reason="the reference",
                 latency=(LatencyPoint(tokens=8, p50_milliseconds=3, minimum_milliseconds=3),),
             ),
         ),
@@ -145,7 +145,7 @@ def test_a_message_reads_back_as_it_was() -> None:
     assert Summary.from_message(report.to_message()) == report
 
 
-def test_a_failure_says_what_to_do_and_that_the_baseline_is_there() -> None:
+def test_a_failure_has_a_remedy_and_the_baseline() -> None:
     baseline = ArtefactReference(digest=DIGEST, uri=URI)
     report = Summary.failed(ModelAccessDenied("hf://a/b wants a token", remedy="Set HF_TOKEN"), baseline=baseline)
     back = Summary.from_message(report.to_message())
@@ -166,7 +166,7 @@ def test_the_last_words_of_a_crash_are_no_summary(message: str) -> None:
 
 def test_what_is_least_important_goes_first() -> None:
     rejected = tuple(
-        CandidateFacts(recipe=INT8, outcome=Outcome.FAILED, reason="it crashed, and said so at length " * 9)
+        CandidateFacts(recipe=INT8, outcome=Outcome.FAILED, reason="it crashed, with a long message " * 9)
         for _ in range(20)
     )
     points = tuple(point(10.0 * step, 2.0 * step) for step in range(1, 17))

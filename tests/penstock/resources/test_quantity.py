@@ -26,7 +26,7 @@ def test_a_quantity_means_a_number(text: str | int, value: Fraction | int) -> No
 
 
 @pytest.mark.parametrize("text", ["", "Gi", "2 Gi", "2GB", "1.2.3", "1e", "0x10", "1K", "２", "1e9999", "2Gi\n", "1_0"])
-def test_what_is_no_quantity_is_told(text: str) -> None:
+def test_other_text_is_no_quantity(text: str) -> None:
     assert not is_quantity(text)
     with pytest.raises(ValueError, match="is not a quantity"):
         parse_quantity(text)

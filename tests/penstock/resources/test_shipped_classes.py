@@ -25,7 +25,7 @@ def test_the_promised_classes_are_there() -> None:
 
 
 @pytest.mark.parametrize("name", HARDWARE_CLASSES)
-def test_every_class_is_a_valid_resource_that_says_what_it_is(name: str) -> None:
+def test_every_class_is_a_valid_resource_with_a_description(name: str) -> None:
     spec = HARDWARE_CLASSES[name]
     resource = {"apiVersion": "penstock.dev/v1alpha1", "kind": "HardwareClass", "metadata": {"name": name}}
     assert HardwareClass.from_object({**resource, "spec": spec.to_object()}).spec == spec

@@ -53,7 +53,7 @@ def test_a_reason_is_one_word(reason: str) -> None:
         condition("Ready", "True", NOW, reason)
 
 
-def test_a_status_is_written_without_what_nobody_knows() -> None:
+def test_a_status_is_written_without_unknown_fields() -> None:
     status = EndpointStatus(conditions=(condition("Ready", "True", NOW),), replicas=0, reason="Serving")
     written = status.to_object()
     assert written["replicas"] == 0

@@ -43,7 +43,7 @@ def test_not_a_number_is_read_as_such() -> None:
 
 
 @pytest.mark.parametrize("text", ["!!int 1.5", "!!int 1:30", "!!float x", "!!bool 1", "!!bool ~"])
-def test_a_tag_that_does_not_fit_is_told_with_its_line(text: str) -> None:
+def test_the_error_about_a_wrong_tag_has_its_line(text: str) -> None:
     with pytest.raises(
         SpecError, match=r"^a.yaml, line 2, column 4: not YAML: '.*' is no (whole number|number|boolean)"
     ):
