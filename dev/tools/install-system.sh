@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# Installs the Debian packages that the tests use, where they are missing and we may; says what is missing elsewhere.
+# Installs the Debian packages that the tests use, where they are missing and permissions allow; prints what is missing elsewhere.
 # One call of apt for all of them, and none when nothing is missing. No daemon is started.
 set -euo pipefail
 
