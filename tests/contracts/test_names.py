@@ -31,9 +31,9 @@ SAME_KIND = {
 PENDING_CLASSES = {
     "Access", "Answer", "Answers", "Change", "Condition", "Connection", "Endpoint", "Expired", "Failure", "Figures",
     "Gateway", "Grid", "Health", "Kept", "Kind", "Lane", "Limits", "Measured", "Memory", "Metrics",
-    "Observed", "Optimization", "Outcome", "Page", "Phase", "Place", "Placement", "Plan", "Pod", "Predicts",
+    "Observed", "Optimization", "Output", "Outcome", "Page", "Phase", "Place", "Placement", "Plan", "Pod", "Predicts",
     "Prepared", "Progress", "Reading", "Router", "Rule", "Sample", "Scale", "ScalingSettings", "Scraper", "Server",
-    "Service", "Setting", "State", "Status", "Step", "Subject", "Target", "Template", "Trouble", "Value",
+    "Service", "Serving", "Setting", "State", "Status", "Step", "Subject", "Target", "Template", "Trouble", "Value",
     "Verdict",
 }  # fmt: skip
 """Class names that still need different names."""
