@@ -57,7 +57,7 @@ class Operator:
         return any(words in line["message"] for line in self.lines())
 
     def leads(self) -> bool:
-        return self.says("looking after")
+        return self.says("reconciling")
 
     def get(self, path: str) -> str:
         found = next(

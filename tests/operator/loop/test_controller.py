@@ -200,6 +200,7 @@ def test_of_many_that_are_due_at_once_and_need_nothing_the_loop_gets_its_turns(m
         controller = Controller(cast("ClusterPort", Empty()), cache, identity="test")
         for number in range(300):
             cache.endpoints.put(objects.endpoint(f"e{number}"))
+        controller.begun.set()
         workers = asyncio.create_task(controller.work(8))
         gaps: list[float] = []
         while len(reconciled) < 300:

@@ -131,7 +131,7 @@ def test_a_failed_job_is_logged_and_not_repeated_at_once(caplog: pytest.LogCaptu
     scene.end("Failed")
 
     assert scene.collect() is False
-    assert [record.levelname for record in caplog.records if "says why" in record.message] == ["WARNING"]
+    assert [record.levelname for record in caplog.records if "see kubectl logs" in record.message] == ["WARNING"]
 
 
 def world_of_references() -> ClusterCache:

@@ -108,9 +108,9 @@ def test_a_pod_is_asked_once_and_its_report_kept() -> None:
     ("bad", "why"),
     [
         (503, "answers 503"),
-        ("not json", "says nothing that this version of the operator understands"),
-        ("[]", "it has not looked at its host yet"),
-        ({}, "it has not looked at its host yet"),
+        ("not json", "has a form that this version of the operator does not understand"),
+        ("[]", "it has not inspected its host yet"),
+        ({}, "it has not inspected its host yet"),
         ("hang", "does not answer within 0.05 s"),
     ],
 )
@@ -138,7 +138,7 @@ def test_a_pod_that_hangs_does_not_keep_the_others_waiting() -> None:
 def test_a_body_without_end_is_not_read_to_its_end() -> None:
     cache = probed({"127.0.0.1": Pod("x" * 2_000_000)}, lambda cache: bool(report(cache)[1]))
 
-    assert "says nothing" in report(cache)[1]
+    assert "does not understand" in report(cache)[1]
 
 
 def test_the_report_of_a_deleted_pod_is_removed() -> None:
