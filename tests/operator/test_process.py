@@ -239,10 +239,11 @@ def test_whatever_it_may_do_it_does_and_nothing_else_is_allowed(
         refused = [message for message in refused if "being terminated" not in message]
         assert operator.end() == 0
 
-    # Kopf's own requests are not in our metrics: it watches ModelEndpoints, or nothing above would have happened.
-    # EndpointSlices are read by gateways: the operator may, so that it can let them.
-    handed_on = {("EndpointSlice", "", verb) for verb in ("list", "watch")}
-    assert unused == {("ModelEndpoint", "", "watch")} | handed_on
+    # Kopf's requests are not in these metrics: it watches Penstock's own kinds, or nothing above would have happened.
+    watched_by_kopf = {(kind, "", "watch") for kind in ("ModelEndpoint", "OptimizedModel", "HardwareClass")}
+    # Gateways read EndpointSlices: the operator has the right in order to grant it.
+    granted_on = {("EndpointSlice", "", verb) for verb in ("list", "watch")}
+    assert unused == watched_by_kopf | granted_on
     assert refused == []
 
 
@@ -356,7 +357,7 @@ def test_a_leader_that_cannot_renew_ends_itself(
             assert operator.process.wait(60) == 1
         finally:
             os.kill(api_server.pid, signal.SIGCONT)
-    assert operator.says("is lost to")
+    assert operator.says("lost the lease")
 
 
 def test_deleting_needs_no_operator_and_leaves_nothing(user: Path, space: Kubectl, tmp_path: Path) -> None:
