@@ -25,6 +25,7 @@ from typing import Any
 import click
 
 from penstock.errors import PenstockError
+from penstock.logs import log_event
 from penstock.manifest import Manifest
 from penstock.resources.endpoint import ModelEndpoint, OptimizationMode
 from penstock.settings import hugging_face_token
@@ -120,7 +121,7 @@ class ServeSession:
         fact("cpu", describe_cpu(self._host))
         fact("cores", f"{grant.cores} of {len(self._host.cores)}, memory {describe_memory(self._host)}")
         for finding in grant.findings:
-            logger.info("%s", finding)
+            logger.info("%s", finding, extra=log_event("CoreFinding", object=name))
         status = ServerStatus(name, task, host=self._host, grant=grant)
         server = Server(status, self._settings)
         await server.start()
@@ -141,7 +142,11 @@ class ServeSession:
         server.status.optimization_error = str(error)
         fact("note", f"the optimisation failed, and the fp32 plan goes on serving: {error}", style="yellow")
         if not isinstance(error, PenstockError):
-            logger.error("the optimisation failed", exc_info=error)
+            logger.error(
+                "the optimisation failed",
+                exc_info=error,
+                extra=log_event("OptimizationDefect", object=server.status.name, reason=error),
+            )
 
     async def _work(self, server: Server, grant: CoreGrant) -> None:
         if self._endpoint is None:

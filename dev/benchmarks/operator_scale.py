@@ -244,7 +244,7 @@ def main(endpoints: int, shared: int, single: int) -> None:
             {"apiVersion": API_VERSION, "kind": "HardwareClass", "metadata": {"name": "any"}, "spec": {}},
         )
         with started(plane.kubeconfig, Path(folder)) as operator:
-            while not any("looking after" in line["message"] for line in operator.lines):
+            while not any(line.get("event") == "ControllerStarted" for line in operator.lines):
                 operator.check()
                 time.sleep(0.2)
             measured = measure(plane.kubeconfig, operator, count=endpoints, shared=shared or endpoints, single=single)

@@ -14,8 +14,12 @@ from typing import Any
 
 import click
 
+from penstock.logs import LogEvent
 from penstock_cli.main import COMMANDS, cli
+from penstock_gateway import log_events as gateway_log
+from penstock_operator import log_events as operator_log
 from penstock_optimizer.pod.pod_job import JobVariables
+from penstock_runtime import log_events as runtime_log
 from tools import autoscaler_tables as autoscaler_manual
 from tools import field_tables
 from tools import operator_tables as operator_manual
@@ -47,6 +51,24 @@ def adapter_rule() -> str:
     return f"```yaml\n{text[text.index('prometheus:') :].strip()}\n```"
 
 
+def log_events() -> str:
+    """A row for every log event of every process, by name."""
+    gateway = [LogEvent(name, *event) for name, event in gateway_log.LOG_EVENTS.items()]  # type: ignore[arg-type]
+    processes = (
+        ("operator", operator_log.LOG_EVENTS),
+        ("serving pod, `penstock serve`", runtime_log.SERVER_EVENTS),
+        ("serving pod", runtime_log.POD_EVENTS),
+        ("optimisation job, `penstock optimize`, `penstock serve`", runtime_log.JOB_EVENTS),
+        ("gateway", gateway),
+    )
+    rows = [
+        f"| `{event.name}` | {event.level} | {process} | {event.meaning} | {event.action} |"
+        for process, events in processes
+        for event in events
+    ]
+    return "\n".join(["| event | level | process | meaning | what to do |", "|---|---|---|---|---|", *sorted(rows)])
+
+
 PARTS: dict[str, tuple[str, Callable[[], str]]] = {
     **field_tables.PARTS,
     "commands": ("docs/reference/cli.md", command_help),
@@ -54,6 +76,7 @@ PARTS: dict[str, tuple[str, Callable[[], str]]] = {
     "job-variables": ("docs/reference/settings.md", partial(manual.variables_table, JobVariables)),
     **operator_manual.PARTS,
     **autoscaler_manual.PARTS,
+    "log-events": ("docs/reference/log-events.md", log_events),
     "adapter-rule": ("docs/how-to/scale-with-hpa-or-keda.md", adapter_rule),
 }
 """Name of the part -> document and the function that makes it."""

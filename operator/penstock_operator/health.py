@@ -14,6 +14,8 @@ from dataclasses import dataclass
 from aiohttp import web
 from prometheus_client import CONTENT_TYPE_LATEST, CollectorRegistry, generate_latest
 
+from penstock.logs import log_event
+
 Ages = Callable[[], dict[str, float]]
 """Name of each supervised activity, and seconds since its last sign of progress."""
 
@@ -108,5 +110,5 @@ async def serve(health: HealthChecks, registry: CollectorRegistry, *, host: str,
         await runner.cleanup()
         raise
     address = runner.addresses[0]
-    logger.info("serving metrics and health on http://%s:%s", address[0], address[1])
+    logger.info("serving metrics and health on http://%s:%s", *address[:2], extra=log_event("HealthServed"))
     return runner

@@ -15,6 +15,7 @@ import kopf
 from kubernetes.aio.client import Configuration
 
 from penstock.errors import SettingError
+from penstock.logs import log_event
 from penstock_operator.cluster.api import ClusterPort
 from penstock_operator.cluster.informer import Informer
 from penstock_operator.cluster.kubernetes import NO_RETRIES, KubernetesPort, load_configuration
@@ -180,7 +181,12 @@ async def _lead(
                     task.cancel()
             _, left = await asyncio.wait(tasks - {hold}, timeout=ENDING_SECONDS)
             for task in left:
-                logger.warning("%s did not end within %g s", task.get_name(), ENDING_SECONDS)
+                logger.warning(
+                    "%s did not end within %g s",
+                    task.get_name(),
+                    ENDING_SECONDS,
+                    extra=log_event("TaskNotEnded", object=task.get_name()),
+                )
                 task.cancel()
 
 
@@ -275,7 +281,9 @@ async def _synced(informers: tuple[Informer[Any], ...]) -> None:
             for wait in waits:
                 wait.cancel()
         if pending:
-            logger.warning("%s; are the CRDs installed (crds/), and the RBAC rules?", missing)
+            logger.warning(
+                "%s; are the CRDs installed (crds/), and the RBAC rules?", missing, extra=log_event("FirstListsPending")
+            )
 
 
 def _missing(informers: tuple[Informer[Any], ...]) -> str:
@@ -312,10 +320,17 @@ def _ended(done: set[asyncio.Task[Any]], stop: asyncio.Event) -> int:
     for task in done:
         error = None if task.cancelled() else task.exception()
         if error is not None:
-            logger.error("%s ended: %s", task.get_name(), error, exc_info=error)
+            logger.error(
+                "%s ended: %s",
+                task.get_name(),
+                error,
+                exc_info=error,
+                extra=log_event("TaskFailed", object=task.get_name(), reason=error),
+            )
             return 1
     if stop.is_set():
-        logger.info("ending after a signal")
+        logger.info("ending after a signal", extra=log_event("OperatorStopping", reason="Signal"))
         return 0
-    logger.error("%s ended", " and ".join(sorted(task.get_name() for task in done)))
+    names = " and ".join(sorted(task.get_name() for task in done))
+    logger.error("%s ended", names, extra=log_event("TaskEnded", object=names))
     return 1

@@ -14,6 +14,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from penstock_gateway.log_events import log_event
 from penstock_gateway.settings import GatewayError
 
 ACCOUNT = Path("/var/run/secrets/kubernetes.io/serviceaccount")
@@ -64,6 +65,7 @@ class Follower:
         query = {"labelSelector": f"{SERVICE_LABEL}={service}"}
         self._path = f"/apis/discovery.k8s.io/v1/namespaces/{namespace}/endpointslices"
         self._query = query
+        self._object = f"{namespace}/{service}"
         self._listener = listener
         self._slices: dict[str, Json] = {}
 
@@ -79,7 +81,11 @@ class Follower:
             except WatchExpired:
                 continue
             except (OSError, http.client.HTTPException, ValueError, KeyError) as error:
-                logger.warning("listing the replicas failed: %s; trying again", error)
+                logger.warning(
+                    "listing the replicas failed: %s; trying again",
+                    error,
+                    extra=log_event("ReplicaListFailed", object=self._object, reason=error),
+                )
                 ended.wait(pause * random.uniform(0.8, 1.2))  # noqa: S311 - spreads retries
                 pause = min(2 * pause, MAX_RETRY_SECONDS)
 

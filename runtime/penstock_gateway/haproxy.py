@@ -12,6 +12,7 @@ from enum import Enum
 from pathlib import Path
 
 from penstock_gateway.config import BACKEND
+from penstock_gateway.log_events import log_event
 from penstock_gateway.settings import GatewayError
 from penstock_gateway.slices import ReplicaAddress
 
@@ -185,7 +186,12 @@ class ServerSync:
                 # The server still has open connections.
                 logger.debug("HAProxy refused %r: %s", command.text, reply)
             else:
-                logger.warning("HAProxy refused %r: %s", command.text, reply)
+                logger.warning(
+                    "HAProxy refused %r: %s",
+                    command.text,
+                    reply,
+                    extra=log_event("HAProxyRefused", object=command.name),
+                )
                 certain = False
         self._present = present if certain else None
 
@@ -196,5 +202,11 @@ def _record(present: dict[str, ServerState], command: ServerCommand) -> None:
         del present[name]
         return
     if state is not present.get(name) and state is not ServerState.LEAVING:
-        logger.info("replica %s: %s", name, "accepts requests" if state is ServerState.READY else "draining")
+        ready = state is ServerState.READY
+        logger.info(
+            "replica %s: %s",
+            name,
+            "accepts requests" if ready else "draining",
+            extra=log_event("ReplicaChanged", object=name, reason="Ready" if ready else "Draining"),
+        )
     present[name] = state

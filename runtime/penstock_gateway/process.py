@@ -19,6 +19,7 @@ from types import FrameType
 from penstock_gateway.config import configuration
 from penstock_gateway.follow import ApiServerAccess, Follower, Json
 from penstock_gateway.haproxy import HAProxySocket, ServerSync
+from penstock_gateway.log_events import configure_logs, log_event
 from penstock_gateway.settings import GatewayError, GatewaySettings
 from penstock_gateway.slices import SliceHistory
 
@@ -70,7 +71,7 @@ class GatewayProcess:
             status = process.wait()
         if not self._signalled.is_set():
             raise GatewayError(f"HAProxy ended by itself, with status {status}: see its log above.")
-        logger.info("drained")
+        logger.info("drained", extra=log_event("GatewayDrained"))
         return 0
 
     def _on_slices(self, slices: Mapping[str, Json]) -> None:
@@ -78,13 +79,16 @@ class GatewayProcess:
             self._history.update(slices, time.monotonic())
             if self._history.service_removed:
                 # The endpoint is being deleted, and this gateway too. Health checks detect replicas that have ended.
-                logger.info("the Service of the replicas was deleted: keeping the last known replicas")
+                logger.info(
+                    "the Service of the replicas was deleted: keeping the last known replicas",
+                    extra=log_event("ServiceDeleted", object=f"{self._settings.namespace}/{self._settings.service}"),
+                )
             self._sync.set_replicas(self._history.replicas())
         if not self._is_ready:
             # Not ready before the replicas are known.
             self._haproxy.send("gateway ready")
             self._is_ready = True
-            logger.info("ready: the replicas are known")
+            logger.info("ready: the replicas are known", extra=log_event("GatewayReady"))
 
     def _retry(self) -> None:
         try:
@@ -93,12 +97,12 @@ class GatewayProcess:
                     self._sync.set_replicas(self._history.replicas())
             self._sync.retry()
         except (OSError, ValueError) as error:
-            logger.warning("HAProxy does not answer: %s", error)
+            logger.warning("HAProxy does not answer: %s", error, extra=log_event("HAProxyUnavailable", reason=error))
 
     def _drain(self, process: subprocess.Popen[bytes]) -> None:
         """Keep running while the Service removes this pod, and until no request is held: a stopping HAProxy accepts no
         new servers. Then let HAProxy finish its requests."""
-        logger.info("draining")
+        logger.info("draining", extra=log_event("GatewayDraining"))
         self._haproxy.send("gateway drain")
         begin = time.monotonic()
         settings = self._settings
@@ -116,7 +120,10 @@ class GatewayProcess:
             try:
                 process.wait(max(1.0, left))
             except subprocess.TimeoutExpired:
-                logger.warning("requests were cut off %d s after the signal", round(time.monotonic() - begin))
+                seconds = round(time.monotonic() - begin)
+                logger.warning(
+                    "requests were cut off %d s after the signal", seconds, extra=log_event("RequestsCutOff")
+                )
 
     def _on_signal(self, number: int, _: FrameType | None) -> None:
         if self._signalled.is_set() and number == signal.SIGINT:
@@ -126,11 +133,11 @@ class GatewayProcess:
 
 def main() -> int:
     """Entry point of the pod, configured by environment variables; returns the exit status."""
-    logging.basicConfig(format="%(levelname)s %(name)s: %(message)s", level=logging.INFO)
+    configure_logs()
     try:
         settings = GatewaySettings.from_environment(os.environ)
         with tempfile.TemporaryDirectory(prefix="gateway-") as folder:
             return GatewayProcess(settings, ApiServerAccess.in_pod(os.environ), folder=Path(folder)).run()
     except GatewayError as error:
-        logger.error("%s", error)  # noqa: TRY400 - the message is complete without a traceback
+        logger.error("%s", error, extra=log_event("GatewayFailed"))  # noqa: TRY400 - the message is complete without a traceback
         return 1

@@ -1,8 +1,11 @@
-"""Logging of a process: one line for each event on standard error, or through other handlers."""
+"""Configures the log of a process of the runtime: lines on standard error, or other handlers."""
 
 from __future__ import annotations
 
 import logging
+import sys
+
+from penstock.logs import TextFormatter
 
 
 def configure_logs(level: str, *handlers: logging.Handler) -> None:
@@ -10,5 +13,7 @@ def configure_logs(level: str, *handlers: logging.Handler) -> None:
     if handlers:
         logging.basicConfig(level=logging.WARNING, handlers=handlers, format="%(message)s")
     else:
-        logging.basicConfig(level=logging.WARNING, format="%(asctime)s %(levelname)s %(name)s: %(message)s")
+        handler = logging.StreamHandler(sys.stderr)
+        handler.setFormatter(TextFormatter("%(asctime)s %(levelname)s %(name)s: %(message)s"))
+        logging.basicConfig(level=logging.WARNING, handlers=[handler])
     logging.getLogger("penstock").setLevel(level.upper())

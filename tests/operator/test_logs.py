@@ -1,47 +1,42 @@
-"""Log lines that machines can read."""
+"""The operator's log: levels of its own lines and of libraries' lines, and the format that the setting names."""
 
 from __future__ import annotations
 
 import json
-import logging
+import subprocess
+import sys
 
-import pytest
+PROGRAM = """
+import logging, sys
+from penstock.logs import OBJECT, log_event
+from penstock_operator.logs import configure
 
-from penstock_operator.logs import ENDPOINT, JsonFormatter, TextFormatter
-
-
-def record(message: str, *arguments: object, error: bool = False) -> logging.LogRecord:
-    problem = ValueError("inner")
-    information = (ValueError, problem, None) if error else None
-    return logging.LogRecord("penstock_operator.x", logging.WARNING, __file__, 1, message, arguments, information)
-
-
-def test_a_line_is_one_json_object_whatever_is_in_the_message() -> None:
-    text = JsonFormatter().format(record('a "quoted"\nline with %s', "é"))
-
-    assert "\n" not in text
-    value = json.loads(text)
-    assert value["message"] == 'a "quoted"\nline with é'
-    assert value["level"] == "warning"
-    assert value["time"].endswith("+00:00")
-    assert "endpoint" not in value
+configure("info", sys.argv[1])
+own, library = logging.getLogger("penstock_operator.x"), logging.getLogger("library")
+own.debug("too detailed")
+library.info("too detailed")
+library.warning("unusual")
+OBJECT.set("ns/name")
+own.info("plain", extra=log_event("ReplicasChanged", reason="Load"))
+"""
 
 
-def test_the_endpoint_and_the_error_are_fields() -> None:
-    token = ENDPOINT.set("ns/name")
-    try:
-        value = json.loads(JsonFormatter().format(record("failed", error=True)))
-    finally:
-        ENDPOINT.reset(token)
-
-    assert value["endpoint"] == "ns/name"
-    assert "ValueError: inner" in value["error"]
+def written(form: str) -> list[str]:
+    """The lines of a separate process: `configure` replaces all handlers of the root logger."""
+    done = subprocess.run([sys.executable, "-c", PROGRAM, form], capture_output=True, text=True, check=True)
+    return done.stderr.splitlines()
 
 
-@pytest.mark.parametrize("error", [False, True])
-def test_a_terminal_gets_plain_lines(error: bool) -> None:
-    text = TextFormatter().format(record("plain", error=error))
+def test_json_lines_have_the_fields() -> None:
+    other, own = (json.loads(line) for line in written("json"))
 
-    assert "warning" in text
-    assert "plain" in text
-    assert ("ValueError: inner" in text) is error
+    assert (other["level"], other["logger"], other["message"]) == ("warning", "library", "unusual")
+    assert (own["message"], own["event"], own["object"]) == ("plain", "ReplicasChanged", "ns/name")
+    assert (own["reason"], own["endpoint"]) == ("Load", "ns/name")
+
+
+def test_text_lines_have_the_fields() -> None:
+    other, own = written("text")
+
+    assert other.endswith(" warning unusual")
+    assert own.endswith(" info    plain event=ReplicasChanged object=ns/name reason=Load")

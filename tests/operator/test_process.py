@@ -56,8 +56,11 @@ class Operator:
     def says(self, words: str) -> bool:
         return any(words in line["message"] for line in self.lines())
 
+    def logged(self, event: str) -> bool:
+        return any(line.get("event") == event for line in self.lines())
+
     def leads(self) -> bool:
-        return self.says("reconciling")
+        return self.logged("ControllerStarted")
 
     def get(self, path: str) -> str:
         found = next(
@@ -357,7 +360,7 @@ def test_a_leader_that_cannot_renew_ends_itself(
             assert operator.process.wait(60) == 1
         finally:
             os.kill(api_server.pid, signal.SIGCONT)
-    assert operator.says("lost the lease")
+    assert operator.logged("LeaseLost")
 
 
 def test_deleting_needs_no_operator_and_leaves_nothing(user: Path, space: Kubectl, tmp_path: Path) -> None:

@@ -7,6 +7,7 @@ import logging
 import time
 from typing import Generic, TypeVar
 
+from penstock.logs import log_event
 from penstock_operator.cluster.api import ClusterPort
 from penstock_operator.cluster.errors import Backoff, ClusterError, Forbidden, NotFound, WatchExpired
 from penstock_operator.cluster.store import ObjectKey, Store, key_of, version_of
@@ -66,7 +67,12 @@ class Informer(Generic[Facts]):
                 # A stream that ends immediately counts as a failure, so that it is not restarted at full speed.
                 failures = failures + 1 if time.monotonic() - begin < 1.0 else 0
             except WatchExpired as error:
-                logger.info("watch of %s expired, listing again: %s", self.name, error)
+                logger.info(
+                    "the watch of %s expired, listing again: %s",
+                    self.name,
+                    error,
+                    extra=log_event("WatchExpired", object=self.name),
+                )
                 WATCH_RESTARTS.labels(self.store.kind.name, "expired").inc()
                 self._version = 0
                 failures += 1
@@ -76,10 +82,25 @@ class Informer(Generic[Facts]):
             except ClusterError as error:
                 failures += 1
                 WATCH_RESTARTS.labels(self.store.kind.name, type(error).__name__.lower()).inc()
-                level = logging.ERROR if isinstance(error, Forbidden) or failures > 3 else logging.WARNING
-                logger.log(level, "watch of %s failed: %s", self.name, error)
+                if isinstance(error, Forbidden) or failures > 3:
+                    self._log_failure(error)
+                else:
+                    logger.warning(
+                        "the watch of %s failed, trying again: %s",
+                        self.name,
+                        error,
+                        extra=log_event("WatchInterrupted", object=self.name, reason=error),
+                    )
             if failures:
                 await asyncio.sleep(BACKOFF.seconds(failures))
+
+    def _log_failure(self, error: ClusterError) -> None:
+        logger.error(
+            "the watch of %s failed: %s",
+            self.name,
+            error,
+            extra=log_event("WatchFailed", object=self.name, reason=error),
+        )
 
     def _missing(self, error: NotFound) -> None:
         """The API server does not serve the kind."""
@@ -88,10 +109,14 @@ class Informer(Generic[Facts]):
         self._last_contact = time.monotonic()
         self._version = 0
         if not self._optional:
-            logger.error("watch of %s failed: %s", self.name, error)
+            self._log_failure(error)
             return
         if self.store.served:
-            logger.warning("watch of %s: the API server does not serve %s", self.name, self.store.kind.plural)
+            logger.warning(
+                "the API server does not serve %s",
+                self.store.kind.plural,
+                extra=log_event("KindNotServed", object=self.name, reason=error),
+            )
         for key in self.store:
             self.store.remove(key)
         self.store.set_served(False)

@@ -17,6 +17,7 @@ from contextlib import AbstractAsyncContextManager
 from types import TracebackType
 from typing import Any, Self, TypeVar
 
+from penstock.logs import log_event
 from penstock_operator.leader.lease import Leadership
 
 TURN_SECONDS = 1.0
@@ -126,7 +127,11 @@ class Election:
                 await asyncio.wait({self._holding}, timeout=TURN_SECONDS)
                 seconds = self._clock() - self._turned
                 if seconds > self._hung_seconds:
-                    logger.error("the event loop has not turned for %.0f s: releasing the lease", seconds)
+                    logger.error(
+                        "the event loop has been blocked for %.0f s: releasing the lease",
+                        seconds,
+                        extra=log_event("EventLoopBlocked"),
+                    )
                     await self._release()
                     return
             self._holding.result()

@@ -22,6 +22,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from datetime import UTC, datetime
 
+from penstock.logs import log_event
 from penstock_operator.cluster.api import LEASE, ClusterPort, Json
 from penstock_operator.cluster.errors import ClusterError, Conflict
 from penstock_operator.metrics import LEADER
@@ -65,6 +66,7 @@ class Leadership:
         self._port = port
         self._namespace = namespace
         self._name = name
+        self._place = f"{namespace}/{name}"
         self.identity = identity
         self.times = times or LeaseTimes()
         self._clock = clock
@@ -94,12 +96,12 @@ class Leadership:
         while not await self._try(self.times.deadline_seconds / 2):
             holder = _holder(self._lease)
             if holder and holder != waiting_for:
-                logger.info("standing by: %s leads", holder)
+                logger.info("standing by: %s leads", holder, extra=log_event("StandingBy", object=self._place))
                 waiting_for = holder
             # Jitter, so that several followers do not collide at every attempt.
             await asyncio.sleep(self.times.interval_seconds * random.uniform(0.8, 1.0))  # noqa: S311
         LEADER.set(1)
-        logger.info("leading as %s", self.identity)
+        logger.info("leading as %s", self.identity, extra=log_event("LeaseAcquired", object=self._place))
 
     async def hold(self) -> None:
         """Renew until the lease is lost, then return. The caller must end the process: it may not write any more."""
@@ -124,8 +126,14 @@ class Leadership:
             LEADER.set(0)
         self._renewed = float("-inf")
         holder = _holder(self._lease)
-        why = f"{holder} holds it" if holder not in {"", self.identity} else "no renewal in time"
-        logger.error("lost the lease %s/%s: %s", self._namespace, self._name, why)
+        taken = holder not in {"", self.identity}
+        why = f"{holder} holds it" if taken else "it was not renewed in time"
+        logger.error(
+            "the lease %s is lost: %s",
+            self._place,
+            why,
+            extra=log_event("LeaseLost", object=self._place, reason="Taken" if taken else "NotRenewed"),
+        )
 
     async def release(self) -> None:
         """Hand over: the next replica need not wait until the lease expires."""
@@ -142,8 +150,12 @@ class Leadership:
                         # A cancelled renewal may have been executed nevertheless: its version counts.
                         self._lease = await self._port.get(LEASE, self._name, self._namespace)
         except (ClusterError, TimeoutError) as error:
-            seconds, why = self.times.duration_seconds, error or "no answer in time"
-            logger.warning("could not hand over the lease, it expires in %g s: %s", seconds, why)
+            logger.warning(
+                "could not hand over the lease, it expires in %g s: %s",
+                self.times.duration_seconds,
+                error or "no answer in time",
+                extra=log_event("LeaseNotReleased", object=self._place, reason=error),
+            )
 
     async def _try(self, within_seconds: float) -> bool:
         """Read the lease once, and renew it or try to take it. True when this replica holds the lease now."""
@@ -166,7 +178,10 @@ class Leadership:
             return False
         except (ClusterError, TimeoutError) as error:
             logger.warning(
-                "cannot renew or read the lease %s/%s: %s", self._namespace, self._name, error or "no answer in time"
+                "cannot renew or read the lease %s: %s",
+                self._place,
+                error or "no answer in time",
+                extra=log_event("LeaseUnavailable", object=self._place, reason=error),
             )
             return False
         self._renewed = max(self._renewed, begin)

@@ -9,11 +9,11 @@ from collections.abc import Iterable
 from typing import Any
 
 from penstock.errors import PenstockError
+from penstock.logs import OBJECT, log_event
 from penstock_operator.cluster.api import ClusterPort
 from penstock_operator.cluster.errors import ClusterError, Conflict, NotLeading
 from penstock_operator.cluster.store import Index, ObjectKey, PackedObject, Store, StoreChange, key_of
 from penstock_operator.health import WorkProgress
-from penstock_operator.logs import ENDPOINT
 from penstock_operator.loop.queue import Priority, TimeSlices, WorkQueue
 from penstock_operator.loop.reconcile import Reconciler, ReconcileRequest, jittered
 from penstock_operator.metrics import MISSED, RECONCILE_ERRORS, RECONCILE_SECONDS
@@ -74,7 +74,7 @@ class Controller:
             if not self._cache.users(*key):
                 self.queue.add(ReconcileRequest("OptimizedModel", key), Priority.ROUTINE)
         self.begun.set()
-        logger.info("reconciling %d ModelEndpoints", len(self._cache.endpoints))
+        logger.info("reconciling %d ModelEndpoints", len(self._cache.endpoints), extra=log_event("ControllerStarted"))
 
     async def work(self, workers: int) -> None:
         """Reconcile until cancelled, after `begin`."""
@@ -105,11 +105,19 @@ class Controller:
             except NotLeading:
                 raise
             except ClusterError as error:
-                logger.warning("resync failed, next attempt with the next resync: %s", error)
+                logger.warning(
+                    "the resync failed, the next resync tries again: %s",
+                    error,
+                    extra=log_event("ResyncFailed", reason=error),
+                )
                 continue
             if missed:
                 MISSED.inc(missed)
-                logger.warning("the resync found %d objects that differ from the watch: events were missed", missed)
+                logger.warning(
+                    "the resync found %d objects that differ from the watch: events were missed",
+                    missed,
+                    extra=log_event("EventsMissed"),
+                )
 
     async def _list(self) -> int:
         """List Penstock's own kinds into the caches. Returns how many objects differed."""
@@ -139,7 +147,7 @@ class Controller:
             # endpoints in a single iteration of the event loop, and block everything else.
             await self._slices.pause()
             request = await self.queue.get()
-            token = ENDPOINT.set(str(request.key))
+            token = OBJECT.set(str(request.key))
             begin = time.monotonic()
             outcome = "ok"
             again: float | None = None
@@ -155,14 +163,20 @@ class Controller:
             except PenstockError as error:
                 outcome = "failed"
                 RECONCILE_ERRORS.labels(type(error).__name__).inc()
-                logger.warning("reconcile failed, retrying: %s", error)
+                logger.warning(
+                    "the reconcile failed, retrying: %s", error, extra=log_event("ReconcileFailed", reason=error)
+                )
             except Exception as error:
                 # A defect that one endpoint triggers must not stop the reconciles of all others.
                 outcome = "failed"
                 RECONCILE_ERRORS.labels(type(error).__name__).inc()
-                logger.exception("reconcile of %s failed, retrying: this is a defect of the operator", request)
+                logger.exception(
+                    "the reconcile of %s failed, retrying: this is a defect of the operator",
+                    request,
+                    extra=log_event("ReconcileDefect", reason=error),
+                )
             finally:
-                ENDPOINT.reset(token)
+                OBJECT.reset(token)
             RECONCILE_SECONDS.labels(outcome).observe(time.monotonic() - begin)
             self.progress.moved()
             gone = request.kind == "ModelEndpoint" and self._cache.endpoints.get(request.key) is None

@@ -14,6 +14,7 @@ import time
 from collections.abc import Callable
 
 from penstock.errors import PenstockError
+from penstock.logs import log_event
 from penstock_operator.cluster.api import ClusterPort
 from penstock_operator.cluster.errors import ClusterError, NotLeading
 from penstock_operator.cluster.store import ObjectKey, StoreChange
@@ -72,7 +73,11 @@ class StoreCollection:
             except NotLeading:
                 raise
             except ClusterError as error:
-                logger.warning("cannot start a job that collects garbage in the artefact store, retrying: %s", error)
+                logger.warning(
+                    "cannot start a job that collects garbage in the artefact store, retrying: %s",
+                    error,
+                    extra=log_event("CollectionNotStarted", reason=error),
+                )
                 await asyncio.sleep(REFUSED_SECONDS)
                 continue
             await asyncio.sleep(BETWEEN_SECONDS if more else every - self._clock() % every)
@@ -98,6 +103,7 @@ class StoreCollection:
                 target.home.namespace,
                 made["metadata"]["name"],
                 f" on node {target.node}" if target.node else "",
+                extra=log_event("CollectionStarted", object=str(_key(target, period))),
             )
         return len(due) > room
 
@@ -131,6 +137,7 @@ class StoreCollection:
                 "is in the next period",
                 change.new.facts.failed_message or change.new.facts.failed,
                 *change.key,
+                extra=log_event("CollectionFailed", object=str(change.key), reason=change.new.facts.failed),
             )
         elif change.new.facts.complete and not ended:
             COLLECTIONS.labels("complete").inc()

@@ -16,6 +16,7 @@ from datetime import UTC, datetime
 from functools import partial
 from typing import Any, Literal, NamedTuple
 
+from penstock.logs import log_event
 from penstock_operator.cluster.api import (
     CONFIG_MAP,
     DEPLOYMENT,
@@ -261,7 +262,11 @@ class Reconciler:
             await self._write_status(OPTIMIZED_MODEL, key, entry, outcome.status.status)
         if outcome.delete and await self._port.delete(OPTIMIZED_MODEL, key.name, key.namespace, uid=entry.uid):
             COLLECTED.inc()
-            logger.info("deleted OptimizedModel %s: no endpoint uses it", key)
+            logger.info(
+                "deleted OptimizedModel %s: no endpoint uses it",
+                key,
+                extra=log_event("OptimizedModelDeleted", object=str(key), reason="Unused"),
+            )
         return outcome.requeue_seconds
 
     async def _still_exists(self, key: ObjectKey, uid: str) -> bool:
@@ -343,7 +348,9 @@ class Reconciler:
         except (Refused, Forbidden) as error:
             # An Event is optional; the status has the same information. A namespace that is being deleted refuses new
             # objects.
-            logger.warning("cannot post Event %s: %s", event.reason, error)
+            logger.warning(
+                "cannot post Event %s: %s", event.reason, error, extra=log_event("EventNotPosted", reason=error)
+            )
 
     def _on_change(self, kind: ResourceKind, change: StoreChange[Any]) -> None:
         if change.new is None:

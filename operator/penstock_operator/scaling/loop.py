@@ -17,11 +17,11 @@ from contextlib import AsyncExitStack
 from dataclasses import dataclass, field, replace
 from typing import Self
 
+from penstock.logs import OBJECT, log_event
 from penstock.resources.status import ConditionStatus
 from penstock_operator.cluster.api import SECRET, ClusterPort
 from penstock_operator.cluster.errors import ClusterError, Forbidden, NotLeading
 from penstock_operator.cluster.store import ObjectKey
-from penstock_operator.logs import ENDPOINT
 from penstock_operator.loop.queue import TimeSlices
 from penstock_operator.metrics import SCALING_DECISIONS, SCALING_ERRORS, SCALING_SECONDS
 from penstock_operator.plan.conditions import Finding, Reason, no, yes
@@ -268,7 +268,7 @@ class Autoscaler:
 
     async def _look_safely(self, key: ObjectKey, now: float) -> None:
         """A defect that one endpoint triggers must not stop the others from being scaled."""
-        token = ENDPOINT.set(str(key))
+        token = OBJECT.set(str(key))
         try:
             async with self._locks[key]:
                 await self._look(key, now)
@@ -276,9 +276,12 @@ class Autoscaler:
             raise
         except Exception as error:
             SCALING_ERRORS.labels(type(error).__name__).inc()
-            logger.exception("the scaling decision failed, retrying: this is a defect of the operator")
+            logger.exception(
+                "the scaling decision failed, retrying: this is a defect of the operator",
+                extra=log_event("ScalingDefect", object=str(key), reason=error),
+            )
         finally:
-            ENDPOINT.reset(token)
+            OBJECT.reset(token)
 
     async def _on_demand(self, key: ObjectKey) -> None:
         """A request waits for the first replica."""
@@ -327,7 +330,11 @@ class Autoscaler:
         if not worth_publishing(endpoint.published, scale, seconds=now - endpoint.published_at):
             return
         if endpoint.published is not None and endpoint.published.replicas != scale.replicas:
-            logger.info("scaling: %s", scale.reason)
+            logger.info(
+                "scaling: %s",
+                scale.reason,
+                extra=log_event("ReplicasChanged", object=str(target.key), reason=scale.cause),
+            )
         endpoint.published, endpoint.published_at = scale, now
         self._cache.put_scale(target.key, scale)
 

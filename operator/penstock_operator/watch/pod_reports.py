@@ -14,6 +14,7 @@ from dataclasses import replace
 
 import aiohttp
 
+from penstock.logs import log_event
 from penstock_operator.cluster.api import ClusterPort
 from penstock_operator.cluster.errors import Backoff, ClusterError
 from penstock_operator.cluster.informer import Informer
@@ -153,7 +154,12 @@ class JobLogReader:
                 text = await self._port.log_tail(key.name, key.namespace, lines=LOG_LINES, max_bytes=LOG_MAX_BYTES)
             except ClusterError as error:
                 # Progress is optional: the result comes with the termination message.
-                logger.warning("cannot read the progress of job pod %s: %s", key, error)
+                logger.warning(
+                    "cannot read the progress of job pod %s: %s",
+                    key,
+                    error,
+                    extra=log_event("JobLogUnreadable", object=str(key), reason=error),
+                )
                 self._queue.done(key, failed=True)
                 continue
             before = self._cache.logs.get(pod.uid) or JobLog()

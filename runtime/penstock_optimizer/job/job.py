@@ -21,6 +21,7 @@ from typing import Any
 from penstock import __version__
 from penstock.errors import ArtefactError, SpecError
 from penstock.hardware import Isa
+from penstock.logs import log_event
 from penstock.manifest import SCHEMA_VERSION, CandidateFacts, Manifest, ModelFacts, ServedModel
 from penstock.resources.endpoint import ModelEndpoint, ModelEndpointSpec, OptimizationMode
 from penstock.resources.source import Scheme
@@ -305,15 +306,15 @@ def _read(artefact: Path, key: str, *, whole: bool = True) -> Manifest | None:
         models = (manifest.chosen, manifest.baseline) if whole else (manifest.chosen,)
         verify_files(artefact, manifest, *models)
     except ArtefactError as error:
-        _warn(error.message)
+        _warn(str(artefact), error.message)
         return None
     return manifest
 
 
 @cache
-def _warn(damage: str) -> None:
+def _warn(artefact: str, damage: str) -> None:
     """Log a damaged artefact once: it is read before its lock is taken and after."""
-    logger.warning("%s: it is made again", damage)
+    logger.warning("%s: it is made again", damage, extra=log_event("ArtefactDamaged", object=artefact))
 
 
 def _is_built(folder: ModelFolder) -> bool:

@@ -10,6 +10,7 @@ from types import FrameType
 from typing import NoReturn
 
 from penstock.errors import Interrupted, PenstockError
+from penstock.logs import log_event
 from penstock.resources.job_summary import Summary
 from penstock_optimizer.pod.pod_job import JobEvents, JobVariables, PodJob
 from penstock_runtime.logs import configure_logs
@@ -52,8 +53,8 @@ def main() -> None:
         summary = job.run()
     except BaseException as error:  # every end has to be reported
         if isinstance(error, PenstockError):
-            logger.error("%s", error)  # noqa: TRY400 - its message is complete
+            logger.error("%s", error, extra=log_event("OptimizationFailed", reason=error))  # noqa: TRY400 - its message is complete
         else:
-            logger.exception("the optimisation failed")
+            logger.exception("the optimisation failed", extra=log_event("OptimizationDefect", reason=error))
         end(Summary.failed(error, baseline=job.baseline if job is not None else None), exit_code(error))
     end(summary, 0)

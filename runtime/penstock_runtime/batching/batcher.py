@@ -15,6 +15,7 @@ from itertools import islice
 from time import perf_counter
 from typing import Any, NamedTuple, Protocol
 
+from penstock.logs import log_event
 from penstock.manifest import GraphIO
 from penstock.recipe import Plan
 from penstock_runtime.batching.collate import collate, run_rows, split
@@ -261,7 +262,12 @@ class Batcher:
             failure = _failure("the model failed on this input", error)
             self._results.append(BatchResult(batch.entries, [failure], started, ended))
             return
-        logger.warning("a batch of %d rows failed (%s): running each row separately", len(batch.entries), error)
+        logger.warning(
+            "a batch of %d rows failed (%s): running each row separately",
+            len(batch.entries),
+            error,
+            extra=log_event("BatchFailed", reason=error),
+        )
         for entry in batch.entries:
             self._submit(_Batch([entry]))
 
@@ -360,5 +366,5 @@ def _length(row: Row) -> int:
 def _failure(what: str, error: Exception) -> RequestError:
     if isinstance(error, RequestError):
         return error
-    logger.error("%s", what, exc_info=error)
+    logger.error("%s", what, exc_info=error, extra=log_event("RowFailed", reason=error))
     return InferenceFailed(f"{what}: {type(error).__name__}", remedy="The server's log has the details")

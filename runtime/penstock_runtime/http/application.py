@@ -12,6 +12,7 @@ from typing import Any
 from urllib.parse import unquote
 
 from penstock.errors import closest
+from penstock.logs import log_event
 from penstock.tasks import TaskName
 from penstock_runtime.errors import ClientGone, MethodNotAllowed, RequestError, Unauthorized, UnsupportedRoute
 from penstock_runtime.http.api.bodies import error_response
@@ -189,10 +190,21 @@ class Application:
     def _failed(self, request: Request, error: Exception) -> Response:
         if isinstance(error, RequestError):
             if error.status == RequestError.status:  # an internal error; the others are in the metrics
-                logger.error("request %s: %s", request.identifier.decode("ascii"), error.message)
+                identifier = request.identifier.decode("ascii")
+                logger.error(
+                    "request %s: %s",
+                    identifier,
+                    error.message,
+                    extra=log_event("RequestFailed", object=identifier, reason=error),
+                )
             return self._error(request, error)
         identifier = request.identifier.decode("ascii")
-        logger.error("request %s failed", identifier, exc_info=error)
+        logger.error(
+            "request %s failed",
+            identifier,
+            exc_info=error,
+            extra=log_event("RequestDefect", object=identifier, reason=error),
+        )
         return self._error(
             request,
             RequestError(

@@ -28,6 +28,7 @@ import uvloop
 
 from penstock.artefact_store import Digest, StoreUri
 from penstock.errors import ArtefactError, OtherInstructionSet, PenstockError, SettingError
+from penstock.logs import log_event
 from penstock.manifest import Manifest
 from penstock.recipe import Precision
 from penstock.tasks import TaskName
@@ -105,20 +106,28 @@ class PodServing:
         grant = status.grant or self._grant(manifest.cores)
         found = check_instruction_set(manifest, self._host, allowed=self._variables.allow_other_isa)
         if found:
-            logger.warning("%s", found)
+            logger.warning("%s", found, extra=log_event("OtherInstructionSet", object=status.name))
             grant = replace(grant, findings=(*grant.findings, found))
         status.grant, status.manifest = grant, manifest
         status.digest = str(digest_of(folder))
         for finding in grant.findings:
-            logger.info("%s", finding)
-        logger.info("%s: %s", "pinned" if grant.pinned else "not pinned", f"CPUs {', '.join(map(str, grant.cpus))}")
+            logger.info("%s", finding, extra=log_event("CoreFinding", object=status.name))
+        logger.info(
+            "%s: CPUs %s",
+            "pinned" if grant.pinned else "not pinned",
+            ", ".join(map(str, grant.cpus)),
+            extra=log_event("CoresChosen", object=status.name, reason="Pinned" if grant.pinned else "NotPinned"),
+        )
         if grant.keep:
             pin_process(grant.cpus)
         model = await in_daemon_thread(partial(self._load, folder, grant))
         for finding in model.findings:
-            logger.warning("%s", finding)
+            logger.warning("%s", finding, extra=log_event("ModelFinding", object=status.name))
         await start_model(server, model)
-        logger.info("serving %s after %.1f s", model.plan.summary, time.monotonic() - self._begun)
+        seconds = time.monotonic() - self._begun
+        logger.info(
+            "serving %s after %.1f s", model.plan.summary, seconds, extra=log_event("ModelServed", object=status.name)
+        )
 
     # Run in threads
 
@@ -130,7 +139,12 @@ class PodServing:
 
         def on_retry(error: PenstockError, seconds: float) -> None:
             set_message(f"{error.message}; trying again")
-            logger.warning("%s (again in %.0f s)", error.message, seconds)
+            logger.warning(
+                "%s (again in %.0f s)",
+                error.message,
+                seconds,
+                extra=log_event("FetchRetried", object=variables.name, reason=error),
+            )
             self._check_ended()
 
         retries = Retries(ATTEMPTS, on_failure=on_retry, sleep=self._sleep)
@@ -148,7 +162,7 @@ class PodServing:
             now = time.monotonic()
             if event.note or now - last > 5 or event.bytes_done == event.bytes_total:
                 last = now
-                logger.info("%s", text)
+                logger.info("%s", text, extra=log_event("FetchProgressed", object=self._variables.name))
 
         return progress
 
@@ -247,19 +261,19 @@ def main() -> None:
     configure_logs("info")
     # The tokenizers' own thread pool would compete with the engine for its cores.
     os.environ["TOKENIZERS_PARALLELISM"] = "false"
-    log = DEFAULT_LOG
+    log, name = DEFAULT_LOG, ""
     try:
         variables = PodVariables.read(os.environ, others=[setting.variable for setting in SETTINGS])
-        log = variables.termination_log
+        log, name = variables.termination_log, variables.name
         settings = Settings.load(os.environ, others=variables.names())
         configure_logs(settings.log.log_level)
         runner = asyncio.Runner(loop_factory=uvloop.new_event_loop)
         code = 1 if runner.run(PodServing(variables, settings).run()) else 0
     except Exception as error:
         if isinstance(error, PenstockError):
-            logger.error("%s", error)  # noqa: TRY400 - the message is complete without a traceback
+            logger.error("%s", error, extra=log_event("PodFailed", object=name, reason=error))  # noqa: TRY400 - the message is complete without a traceback
         else:  # a defect: the log has the traceback, the termination message one sentence
-            logger.exception("this pod cannot serve")
+            logger.exception("this pod cannot serve", extra=log_event("PodDefect", object=name, reason=error))
         write_termination_message(log, failure_message(error))
         code = exit_code(error)
     for stream in (sys.stdout, sys.stderr):

@@ -14,6 +14,7 @@ import os
 import signal
 import sys
 
+from penstock.logs import log_event
 from penstock.manifest import Manifest
 from penstock.recipe import Plan
 from penstock_runtime.http.api.service import ModelService, PredictorLike
@@ -75,7 +76,7 @@ class Server:
             self.status.phase = ServerPhase.READY
             self.status.message = ""
             if self._listener is not None:
-                logger.info("ready: requests are answered")
+                logger.info("ready: requests are answered", extra=log_event("ServerReady", object=self.status.name))
 
     async def start(self) -> None:
         """Listen; HostError if the address is not available."""
@@ -85,9 +86,14 @@ class Server:
         if self.application.access_lines is not None:
             self._write_access_lines()
         if self.status.phase is ServerPhase.LOADING:
-            logger.info("listening on %s: %s; /readyz reports readiness", self.url, self.status.message)
+            logger.info(
+                "listening on %s: %s; /readyz reports readiness",
+                self.url,
+                self.status.message,
+                extra=log_event("ServerListening", object=self.status.name),
+            )
         else:
-            logger.info("listening on %s", self.url)
+            logger.info("listening on %s", self.url, extra=log_event("ServerListening", object=self.status.name))
 
     async def serve(self, *, signals: bool = True) -> int:
         """Serve until a signal or `stop`, then drain. Returns how many connections were cut off (0: none).
@@ -119,14 +125,20 @@ class Server:
 
     def _signalled(self, number: signal.Signals) -> None:
         if self._stop.is_set():
-            logger.warning("%s again: ending at once", number.name)
+            logger.warning(
+                "%s again: ending at once",
+                number.name,
+                extra=log_event("SecondSignal", object=self.status.name, reason=number.name),
+            )
             sys.stderr.flush()
             # Not sys.exit: that would raise inside the loop and wait for worker threads.
             signal.signal(number, signal.SIG_DFL)
             signal.raise_signal(number)
             # That does not end the first process of a container.
             os._exit(128 + number)
-        logger.info("%s: draining", number.name)
+        logger.info(
+            "%s: draining", number.name, extra=log_event("ServerDraining", object=self.status.name, reason=number.name)
+        )
         self.stop()
 
     async def _drain(self) -> int:
@@ -141,17 +153,26 @@ class Server:
             idle_seconds=drain.drain_idle_seconds, limit_seconds=max(0.0, end - loop.time())
         )
         if cut:
-            logger.warning("%d connections were cut off after %g s", cut, drain.drain_limit_seconds)
+            logger.warning(
+                "%d connections were cut off after %g s",
+                cut,
+                drain.drain_limit_seconds,
+                extra=log_event("ConnectionsCutOff", object=self.status.name),
+            )
         if self.service.predictor is not None:
             try:
                 async with asyncio.timeout(max(0.1, end - loop.time())):
                     await self.service.predictor.drain()
             except TimeoutError:
-                logger.warning("the model was still running after %g s", drain.drain_limit_seconds)
+                logger.warning(
+                    "the model was still running after %g s",
+                    drain.drain_limit_seconds,
+                    extra=log_event("ModelStillRunning", object=self.status.name),
+                )
         if self._flush is not None:
             self._flush.cancel()
         self._write_lines()
-        logger.info("drained")
+        logger.info("drained", extra=log_event("ServerDrained", object=self.status.name))
         return cut
 
     def _write_access_lines(self) -> None:

@@ -131,7 +131,9 @@ def test_a_failed_job_is_logged_and_not_repeated_at_once(caplog: pytest.LogCaptu
     scene.end("Failed")
 
     assert scene.collect() is False
-    assert [record.levelname for record in caplog.records if "see kubectl logs" in record.message] == ["WARNING"]
+    (record,) = (record for record in caplog.records if record.__dict__.get("event") == "CollectionFailed")
+    assert record.levelname == "WARNING"
+    assert "see kubectl logs" in record.message
 
 
 def world_of_references() -> ClusterCache:

@@ -8,6 +8,7 @@ import socket
 from email.utils import formatdate
 
 from penstock.errors import HostError
+from penstock.logs import log_event
 from penstock_runtime.http.transport.connection import Connection
 from penstock_runtime.http.transport.pool import ConnectionPool, RequestHandler
 from penstock_runtime.settings import HttpSettings
@@ -44,6 +45,7 @@ class Listener(ConnectionPool):
                 "not open more files. Raise the limit (ulimit -n)",
                 self.max_connections,
                 self.settings.max_connections,
+                extra=log_event("ConnectionLimitLowered", reason="OpenFiles"),
             )
         self._sweep()
 

@@ -1,0 +1,122 @@
+"""The events of the logs of servers, serving pods and optimisation jobs; docs/reference/log-events.md is generated from
+them."""
+
+from __future__ import annotations
+
+from penstock.logs import LogEvent
+
+SERVER_EVENTS = (
+    LogEvent("ServerListening", "info", "The server accepts connections; `/readyz` shows when it is ready."),
+    LogEvent("ServerReady", "info", "The model is loaded, and requests are answered."),
+    LogEvent("ServerDraining", "info", "The server got a signal and finishes the requests that it has accepted."),
+    LogEvent("ServerDrained", "info", "The server answered its last request and ends."),
+    LogEvent("SecondSignal", "warning", "A second signal came while the server drained; it ends without finishing."),
+    LogEvent(
+        "ConnectionsCutOff",
+        "warning",
+        "Requests were still running at the end of the drain limit, and their connections were closed.",
+        "If it repeats with every rollout, raise `--drain-limit-seconds`, or look for requests that take too long.",
+    ),
+    LogEvent(
+        "ModelStillRunning",
+        "warning",
+        "The model was still computing at the end of the drain limit; the process ends anyway.",
+        "As for `ConnectionsCutOff`.",
+    ),
+    LogEvent(
+        "ConnectionLimitLowered",
+        "warning",
+        "The process may not open enough files for `--max-connections`, so it accepts fewer connections.",
+        "Raise the limit of open files (`ulimit -n`), or lower `--max-connections`.",
+    ),
+    LogEvent(
+        "CoreFinding",
+        "info",
+        "A fact about the CPUs of the process that affects latency, such as CPUs that it shares with others.",
+        "On a cluster, see the condition CoresPinned of the endpoint; otherwise follow the message.",
+    ),
+    LogEvent(
+        "BatchFailed",
+        "warning",
+        "A batch failed; its rows run again one by one, so that only the row that causes the failure fails.",
+        "Nothing, unless `RowFailed` follows; if it repeats with `MemoryError`, give the pods more memory.",
+    ),
+    LogEvent(
+        "RowFailed",
+        "error",
+        "The engine failed on one input, or its output cannot be used; the request was answered with 500.",
+        "`MemoryError`: give the pods more memory; otherwise report it with the traceback and the model.",
+    ),
+    LogEvent(
+        "RequestFailed",
+        "error",
+        "A request was answered with 500 for a reason that the server knows; the object is the request id.",
+        "Follow the message; `RowFailed` before it has the cause if the engine failed.",
+    ),
+    LogEvent(
+        "RequestDefect",
+        "error",
+        "A request was answered with 500 because of a defect of the server; the object is the request id.",
+        "Report it with the traceback.",
+    ),
+)
+"""Of a serving pod and of `penstock serve`."""
+
+POD_EVENTS = (
+    LogEvent("FetchProgressed", "info", "The progress of fetching the artefact from the store."),
+    LogEvent(
+        "FetchRetried",
+        "warning",
+        "The artefact store did not deliver; the pod tries again, for about a minute in all.",
+        "If it repeats, check the store and the network between the store and the node.",
+    ),
+    LogEvent("CoresChosen", "info", "The CPUs that the pod computes on, and whether it has them exclusively."),
+    LogEvent(
+        "OtherInstructionSet",
+        "warning",
+        "The processor is of another kind than the one that the artefact was measured and judged on.",
+        "Narrow the hardware class to nodes of one kind; nothing if the message is about the fp32 graph.",
+    ),
+    LogEvent(
+        "ModelFinding",
+        "warning",
+        "A fact about the model or its artefact that affects its answers or its speed.",
+        "Follow the message.",
+    ),
+    LogEvent("ModelServed", "info", "The pod serves the plan that the message names."),
+    LogEvent(
+        "PodFailed",
+        "error",
+        "The pod cannot serve and ends; the message has the cause and the remedy, as its termination message has.",
+        "Follow the remedy; errors that may pass (exit code 75) need nothing unless they repeat.",
+    ),
+    LogEvent(
+        "PodDefect",
+        "error",
+        "The pod ends because of a defect.",
+        "Report it with the traceback; until it is corrected, pin the previous artefact in the spec.",
+    ),
+)
+"""Of a serving pod."""
+
+JOB_EVENTS = (
+    LogEvent(
+        "ArtefactDamaged",
+        "warning",
+        "A finished artefact on the disk is altered or incomplete; it is made again.",
+        "If it repeats, check the disk of the node, and what else writes to the folder.",
+    ),
+    LogEvent(
+        "OptimizationFailed",
+        "error",
+        "The optimisation failed; the endpoint's condition Optimized has the same reason and remedy.",
+        "Follow the remedy; errors that may pass (exit code 75) are tried again without action.",
+    ),
+    LogEvent(
+        "OptimizationDefect",
+        "error",
+        "The optimisation failed because of a defect; what serves is not affected.",
+        "Report it with the traceback and the spec.",
+    ),
+)
+"""Of an optimisation job, and of `penstock optimize` and `penstock serve`."""
