@@ -166,7 +166,7 @@ _REASONS = {
     ReasonCode.WITHIN_BUDGET: "within the accuracy budget",
     ReasonCode.NO_TURN: "the time budget was spent before its turn",
     ReasonCode.NOT_MEASURED: (
-        "the answers are right; the time budget was spent before it was measured beside the others"
+        "the answers are right; the time budget was spent before it was compared with the others"
     ),
     ReasonCode.CUT_OFF: "the time budget was spent while it was tried",
     ReasonCode.NO_PLAN_TRIED: "faster at first measurement; the plan search ended before its turn",

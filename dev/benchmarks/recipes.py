@@ -63,7 +63,7 @@ class Workshop:
     task: Task
     exported: dict[EngineName, Exported]
     calibration: list[Row]
-    teacher: Reference
+    reference: Reference
     threads: int
     folder: Path
 
@@ -84,9 +84,9 @@ class Workshop:
         fused = exported[EngineName.ONNXRUNTIME]
         engine = load_engine(fused.path, fused.io, REFERENCE, Threads(1, threads))
         requests = judging_samples(task, samples(task_name, judging))
-        teacher = observe_reference(task, forward_of(engine, fused.io), requests)
+        reference = observe_reference(task, forward_of(engine, fused.io), requests)
         rows = calibration_rows(task, samples(task_name, calibrating))
-        return cls(task, exported, rows, teacher, threads, folder)
+        return cls(task, exported, rows, reference, threads, folder)
 
     def make(self, recipe: Recipe) -> Entry:
         """Build, load and judge a recipe."""
@@ -98,7 +98,7 @@ class Workshop:
         verdict = judge_candidate(
             self.task,
             forward_of(engine, built.io),
-            self.teacher,
+            self.reference,
             AccuracyBudget(),
             arithmetic=arithmetic_of(recipe),
             grid=engine.facts.grid,

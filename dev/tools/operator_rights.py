@@ -65,7 +65,7 @@ _LOOK_AND_MAKE = ("get", *_MAKE)
 """For objects named after the endpoint: get finds out whether another program's object has the name."""
 
 CLUSTER: tuple[Grant, ...] = (
-    Grant(HARDWARE_CLASS, _SEE, "to read the node labels and CPUs that a class stands for"),
+    Grant(HARDWARE_CLASS, _SEE, "to read the node labels and CPUs that a class selects"),
     Grant(NODE, _SEE, "to report which label, taint or resource is missing when no node fits a pod"),
 )
 """Of the whole cluster; also needed by an operator that is limited to some namespaces."""

@@ -1,4 +1,4 @@
-"""Which settings are measured, and what is said of the others."""
+"""Which settings are measured, and the reasons for leaving out the others."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ def test_the_published_experiment_has_192_settings() -> None:
     assert grid.left_out == ()
 
 
-def test_what_this_machine_cannot_do_is_named() -> None:
+def test_settings_that_this_machine_cannot_run_are_named() -> None:
     grid = plan_grid((1, 8), (8, 512), (1,), machine_cores=4, max_tokens=256)
 
     assert grid.settings == (BenchSetting(1, 8, 1),)
@@ -36,7 +36,7 @@ def test_a_text_of_special_tokens_alone_is_not_measured() -> None:
     assert grid.left_out == ("2 tokens: the shortest input of this task has 3 with this tokenizer",)
 
 
-def test_a_server_given_by_url_has_the_cores_that_it_has() -> None:
+def test_the_cores_of_a_server_given_by_url_are_not_varied() -> None:
     grid = plan_grid((1, 2), (8,), (1, 4), machine_cores=None, max_tokens=512)
 
     assert grid.settings == (BenchSetting(0, 8, 1), BenchSetting(0, 8, 4))

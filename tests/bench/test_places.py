@@ -23,7 +23,7 @@ def host(*siblings: tuple[int, ...], affinity: tuple[int, ...] | None = None) ->
     )
 
 
-def test_the_client_gets_the_cores_that_the_server_has_not() -> None:
+def test_the_client_gets_the_cores_that_the_server_does_not_use() -> None:
     placement = place(host((0,), (1,), (2,), (3,)), 2)
 
     assert (placement.server, placement.client) == ((0, 1), (2, 3))
@@ -36,7 +36,7 @@ def test_the_client_does_not_share_a_core_by_way_of_its_sibling() -> None:
     assert (placement.server, placement.client) == ((0, 1), (2, 3, 6, 7))
 
 
-def test_with_all_cores_in_use_the_client_shares_them_and_a_note_says_so() -> None:
+def test_with_all_cores_in_use_the_client_shares_them_and_a_note_reports_it() -> None:
     placement = place(host((0,), (1,)), 2)
 
     assert placement.client == ()

@@ -17,7 +17,7 @@ def cost(setting: BenchSetting) -> float:
     return 2 + 0.01 * setting.tokens * setting.batch / setting.cores
 
 
-def test_nothing_is_said_before_something_is_known() -> None:
+def test_there_is_no_estimate_before_the_first_measurement() -> None:
     taken = [(setting, 1.0) for setting in SETTINGS[: FEWEST - 1]]
 
     assert remaining_seconds(taken, SETTINGS) is None
@@ -31,7 +31,7 @@ def test_long_settings_to_come_count_for_what_they_take() -> None:
 
 
 @given(st.lists(st.floats(0.1, 1e3), min_size=FEWEST, max_size=len(SETTINGS)))
-def test_the_end_takes_nothing_and_no_rest_less(seconds: list[float]) -> None:
+def test_no_time_remains_at_the_end_and_never_less_than_none(seconds: list[float]) -> None:
     taken = list(zip(SETTINGS, seconds, strict=False))
 
     assert remaining_seconds(taken, ()) == 0

@@ -1,4 +1,4 @@
-"""The experiment from end to end: on a server given by URL, and on an endpoint's file beside plain transformers."""
+"""The experiment from end to end: on a server given by URL, and on an endpoint's file compared with plain transformers."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def options(target: object, output: Path, **values: object) -> BenchOptions:
     )
 
 
-def test_a_server_given_by_url_is_measured_as_it_is(start_stub: StartStub, tmp_path: Path) -> None:
+def test_a_server_given_by_url_is_measured_without_changes(start_stub: StartStub, tmp_path: Path) -> None:
     server = start_stub(delay_ms=3)
     seen: list[BenchProgress] = []
 
@@ -69,7 +69,7 @@ def test_what_was_found_is_written_in_three_forms(start_stub: StartStub, tmp_pat
 
 
 def interrupted_after(count: int, run: BenchOptions) -> list[BenchProgress]:
-    """A run that somebody ends when so many settings are measured; what it had said by then."""
+    """A run that is interrupted after a number of measured settings; its output until then."""
     seen: list[BenchProgress] = []
 
     def watch(progress: BenchProgress) -> None:
@@ -133,7 +133,7 @@ def test_failing_requests_are_reported_not_raised(start_stub: StartStub, tmp_pat
     assert "503" in (tmp_path / "report.html").read_text()
 
 
-def test_requests_that_fail_beside_others_are_told_at_once(start_stub: StartStub, tmp_path: Path) -> None:
+def test_requests_that_fail_among_others_are_reported_at_once(start_stub: StartStub, tmp_path: Path) -> None:
     server = start_stub(status=429, habit="turns")
     lines: list[str] = []
     run = options(server.url, tmp_path, task="fill-mask", batches=(1,), lengths=(8,))
@@ -162,7 +162,7 @@ def test_requests_that_fail_beside_others_are_told_at_once(start_stub: StartStub
         ("missing.yaml", {}, "missing.yaml"),
     ],
 )
-def test_what_cannot_be_measured_is_an_error_in_words(
+def test_what_cannot_be_measured_is_an_error_with_a_message(
     target: str, values: dict[str, object], message: str, tmp_path: Path
 ) -> None:
     with pytest.raises(PenstockError, match=message):
@@ -172,7 +172,7 @@ def test_what_cannot_be_measured_is_an_error_in_words(
 @pytest.mark.parametrize(
     ("host", "words"), [("127.0.0.1", "connection refused"), ("no-such-host.invalid", "no such host")]
 )
-def test_a_server_that_is_not_there_is_said_to_be_not_there(host: str, words: str, tmp_path: Path) -> None:
+def test_an_unreachable_server_is_reported_as_unreachable(host: str, words: str, tmp_path: Path) -> None:
     url = f"http://{host}:{free_port()}"
 
     with pytest.raises(MeasurementFailed, match=f"nothing answers at {url}: {words}") as caught:
@@ -185,7 +185,7 @@ def test_a_server_that_is_not_there_is_said_to_be_not_there(host: str, words: st
     ("answer", "words"),
     [(b"", "it closed the connection without an answer"), (b"+OK ready\r\n", "what answers there does not speak HTTP")],
 )
-def test_what_is_no_web_server_is_said_to_be_none(answer: bytes, words: str, tmp_path: Path) -> None:
+def test_a_server_that_does_not_speak_http_is_reported(answer: bytes, words: str, tmp_path: Path) -> None:
     with socket.create_server(("127.0.0.1", 0)) as listening:
 
         def serve() -> None:
@@ -208,14 +208,14 @@ def test_a_folder_that_cannot_be_written_is_named_before_anything_is_measured() 
     assert "--output" in caught.value.remedy
 
 
-def test_results_that_find_no_room_are_an_error_in_words(start_stub: StartStub, tmp_path: Path) -> None:
+def test_results_on_a_full_disk_are_an_error_with_a_message(start_stub: StartStub, tmp_path: Path) -> None:
     (tmp_path / ".results.json.draft").symlink_to("/dev/full")
 
     with pytest.raises(OutOfDisk, match=f"the folder {tmp_path} cannot take more: No space left on device"):
         run_bench(options(start_stub().url, tmp_path, task="fill-mask", batches=(1,), lengths=(8,)))
 
 
-def test_a_server_that_does_not_tell_its_task_needs_it_told(start_stub: StartStub, tmp_path: Path) -> None:
+def test_a_server_that_does_not_report_its_task_needs_the_flag(start_stub: StartStub, tmp_path: Path) -> None:
     server = start_stub()
 
     with pytest.raises(SpecError, match=r"does not tell the task\. Give --task"):
@@ -246,7 +246,7 @@ def test_a_server_of_ours_that_dies_ends_the_run_which_goes_on_there(tiny_endpoi
 
 @pytest.mark.slow
 @pytest.mark.parity
-def test_an_endpoint_is_measured_beside_plain_transformers(tiny_endpoint: Path, tmp_path: Path) -> None:
+def test_an_endpoint_is_compared_with_plain_transformers(tiny_endpoint: Path, tmp_path: Path) -> None:
     cores = read_host().usable
     lines: list[str] = []
 

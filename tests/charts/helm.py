@@ -27,7 +27,7 @@ class Helm:
     def run(
         self, *words: str, values: Manifest | None = None, check: bool = True, timeout_seconds: float = 120
     ) -> subprocess.CompletedProcess[str]:
-        """One call; `values` go in as a file of values. AssertionError with what it said when it fails."""
+        """One call; `values` go in as a file of values. AssertionError with its output when it fails."""
         text = yaml.safe_dump(values) if values is not None else None
         files = ["--values", "-"] if values is not None else []
         cluster = ["--kubeconfig", str(self.kubeconfig)] if self.kubeconfig else []

@@ -70,7 +70,7 @@ def test_the_prometheus_operators_definitions_take_every_field(
     ],
     ids=["an interval that is none", "an unknown field", "a rule without an expression"],
 )
-def test_the_definitions_would_have_told(
+def test_the_definitions_refuse_wrong_monitors(
     kind: str, spoil: Callable[[Any], object], chart: Helm, kubectl: Kubectl
 ) -> None:
     value = next(one for one in monitoring(chart) if one["kind"] == kind)
@@ -80,7 +80,7 @@ def test_the_definitions_would_have_told(
         kubectl("create", "--dry-run=server", "--validate=strict", "--filename=-", text=json.dumps(value))
 
 
-def test_promtool_has_nothing_to_say_against_the_rules(chart: Helm, tmp_path: Path) -> None:
+def test_promtool_accepts_the_rules(chart: Helm, tmp_path: Path) -> None:
     rule = of_kind(chart.template({"podMonitor": {"enabled": True}}), "PrometheusRule")
     file = tmp_path / "rules.yaml"
     file.write_text(yaml.safe_dump(rule["spec"]))

@@ -23,17 +23,17 @@ def environment(manifests: list[Manifest]) -> dict[str, str]:
     return {entry["name"]: entry["value"] for entry in container["env"] if "value" in entry}
 
 
-def test_helm_s_linter_has_nothing_to_say_against_it(chart: Helm) -> None:
+def test_helm_lint_accepts_the_chart(chart: Helm) -> None:
     lines = chart.run("lint", "--strict", str(CHART)).stdout.splitlines()
 
     assert [line for line in lines if line.startswith(("[WARNING]", "[ERROR]"))] == []
 
 
-def test_what_comes_from_the_code_is_as_the_code_says() -> None:
+def test_generated_files_equal_the_code() -> None:
     assert make_chart.differences(make_chart.generated()) == []
 
 
-def test_the_roles_are_what_the_operator_says_it_needs(chart: Helm) -> None:
+def test_the_roles_are_the_rights_that_the_operator_needs(chart: Helm) -> None:
     manifests = chart.template()
 
     assert of_kind(manifests, "ClusterRole")["rules"] == rules([*CLUSTER, *NAMESPACED])
@@ -138,7 +138,7 @@ BUCKET: Manifest = {"hostPath": {"enabled": False}, "s3": {"enabled": True, "uri
         ({"store": {"collect": {"mode": "Never"}}}, ()),
     ],
 )
-def test_a_store_that_others_may_use_is_cleared_only_where_somebody_says_that_none_do(
+def test_a_store_that_others_may_use_is_cleared_only_where_a_value_states_that_none_do(
     chart: Helm, values: Manifest, expected: tuple[str, ...]
 ) -> None:
     given = environment(chart.template(values))
@@ -314,6 +314,6 @@ def test_the_generator_notices_what_is_stale(tmp_path: Path) -> None:
     (tmp_path / make_chart.CHART / "crds/gone.yaml").write_text("kind: CustomResourceDefinition\n")
 
     assert make_chart.differences(wanted, tmp_path) == [
-        "charts/penstock/files/rbac.yaml is not what the code says: make crds writes it",
+        "charts/penstock/files/rbac.yaml differs from the code: make crds writes it",
         "charts/penstock/crds/gone.yaml is no longer in crds/: remove it",
     ]

@@ -27,7 +27,7 @@ class Exchange:
 
 
 class Load:
-    """Runs until left, or until nobody listens any more."""
+    """Runs until left, or until the server no longer listens."""
 
     def __init__(self, port: int, texts: Sequence[str], clients: int = 4) -> None:
         self._port = port
@@ -47,13 +47,13 @@ class Load:
         self.join()
 
     def join(self, seconds: float = 60.0) -> None:
-        """Until every client has ended by itself: nobody listens."""
+        """Until every client has ended by itself: the server no longer listens."""
         for thread in self._threads:
             thread.join(seconds)
             assert not thread.is_alive(), "a client hangs"
 
     def wait_for_more(self, count: int, seconds: float = 60.0) -> None:
-        """Until so many more were answered."""
+        """Until this number of further requests was answered."""
         with self._changed:
             goal = len(self.exchanges) + count
             assert self._changed.wait_for(lambda: len(self.exchanges) >= goal, seconds), "the answers stopped"
@@ -67,7 +67,7 @@ class Load:
                 try:
                     connection.connect()
                 except OSError:
-                    return  # nobody listens: nothing was accepted
+                    return  # no server listens: nothing was accepted
             text = self._texts[turn % len(self._texts)]
             turn += 7  # another order for each client
             exchange, keeps = self._ask(connection, text)

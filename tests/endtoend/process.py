@@ -43,7 +43,7 @@ class Served:
             stderr=subprocess.PIPE,
             text=True,
         )
-        self._said = threading.Condition()
+        self._changed = threading.Condition()
         self._lines: list[tuple[float, str]] = []
         self._family: set[psutil.Process] = set()
         pipes = (self.process.stdout, self.process.stderr)
@@ -68,25 +68,25 @@ class Served:
             assert pipe is not None
             pipe.close()
 
-    # what it says
+    # its output
 
     @property
-    def said(self) -> str:
+    def output(self) -> str:
         """All that it wrote to its two outputs until now."""
-        with self._said:
+        with self._changed:
             return "\n".join(line for _, line in self._lines)
 
     def wait_for(self, words: str, seconds: float = SECONDS) -> float:
         """Until a line with these words was written; when that was, seconds after the start."""
         end = time.monotonic() + seconds
-        with self._said:
+        with self._changed:
             while (found := next((when for when, line in self._lines if words in line), None)) is None:
                 left = end - time.monotonic()
                 ended = self.process.poll() is not None and not any(reader.is_alive() for reader in self._readers)
                 if left <= 0 or ended:
                     text = "\n".join(line for _, line in self._lines)
-                    raise AssertionError(f"it never said {words!r}, but:\n{text}")
-                self._said.wait(min(left, 0.5))
+                    raise AssertionError(f"it never wrote {words!r}, but:\n{text}")
+                self._changed.wait(min(left, 0.5))
         return found - self.begun
 
     def ready(self) -> float:
@@ -95,11 +95,11 @@ class Served:
 
     def _read(self, pipe: IO[str]) -> None:
         for line in pipe:
-            with self._said:
+            with self._changed:
                 self._lines.append((time.monotonic(), line.rstrip()))
-                self._said.notify_all()
-        with self._said:
-            self._said.notify_all()
+                self._changed.notify_all()
+        with self._changed:
+            self._changed.notify_all()
 
     # asking it
 
@@ -107,7 +107,7 @@ class Served:
     def port(self) -> int:
         """Where it listens."""
         self.wait_for("listening on")
-        found = re.search(r"listening on http://127\.0\.0\.1:(\d+)", self.said)
+        found = re.search(r"listening on http://127\.0\.0\.1:(\d+)", self.output)
         assert found is not None
         return int(found[1])
 

@@ -46,10 +46,10 @@ def test_the_optimisation_ends_with_the_server(endless: Path, tmp_path: Path) ->
 
         assert server.end() == 0
         assert gone([*family, *server.family()]), "an orphan optimises on"
-        assert "Traceback" not in server.said
+        assert "Traceback" not in server.output
 
 
-def test_an_optimisation_that_is_killed_is_told_as_such(endless: Path, tmp_path: Path) -> None:
+def test_a_killed_optimisation_is_reported(endless: Path, tmp_path: Path) -> None:
     """As the kernel does it that is out of memory."""
     with Served(endless, "--store", tmp_path / "store") as server:
         server.ready()
@@ -57,7 +57,7 @@ def test_an_optimisation_that_is_killed_is_told_as_such(endless: Path, tmp_path:
         optimizer.kill()
         server.wait_for("goes on serving: it was killed by signal 9 (SIGKILL, out of memory in all likelihood)")
 
-        assert "the next start goes on from there" in server.said
+        assert "the next start goes on from there" in server.output
         assert server.predict("still answered")[0] == 200
         assert "killed by signal 9" in server.info()["optimization_error"]
 
@@ -82,9 +82,9 @@ def test_what_a_killed_server_had_found_is_not_done_again(tiny: Path, tmp_path: 
 
     assert done.returncode == 0, done.stderr
     (artefact,) = [path.parent for path in store.glob(f"*/{MANIFEST_NAME}") if "." not in path.parent.name]
-    teacher = next(one for one in Manifest.load(artefact).candidates if one.recipe.name == "onnxruntime-fp32")
+    reference = next(one for one in Manifest.load(artefact).candidates if one.recipe.name == "onnxruntime-fp32")
     # To the last digit: it was read, not measured again.
-    assert teacher.build_seconds == known["build_seconds"]
+    assert reference.build_seconds == known["build_seconds"]
 
 
 def test_a_second_signal_ends_at_once(endless: Path, tmp_path: Path) -> None:
@@ -102,12 +102,12 @@ def test_a_second_signal_ends_at_once(endless: Path, tmp_path: Path) -> None:
         assert status == -signal.SIGINT
         assert time.monotonic() - begun < DRAIN_SECONDS / 2
         assert gone(family)
-        assert "ending at once" in server.said
+        assert "ending at once" in server.output
 
 
 @contextmanager
 def hub_that_never_ends_its_answer() -> Iterator[tuple[str, threading.Event]]:
-    """Its URL, and whether somebody has asked: another byte now and then, so that no time-out ends it."""
+    """Its URL, and whether it has a request: another byte now and then, so that no time-out ends it."""
     asked, over = threading.Event(), threading.Event()
 
     class Handler(BaseHTTPRequestHandler):
@@ -130,17 +130,17 @@ def hub_that_never_ends_its_answer() -> Iterator[tuple[str, threading.Event]]:
 
 
 def test_it_ends_while_the_model_is_still_fetched(tmp_path: Path) -> None:
-    file = write_endpoint(tmp_path / "far.yaml", "hf://somebody/far-away")
+    file = write_endpoint(tmp_path / "far.yaml", "hf://an-owner/far-away")
     with hub_that_never_ends_its_answer() as (url, asked):
         environment = {"HF_ENDPOINT": url, "HF_HOME": str(tmp_path / "hub")}
         with Served(file, "--store", tmp_path / "store", "--models", tmp_path, environment=environment) as server:
             assert asked.wait(DRAIN_SECONDS)
 
             assert server.end() == 0
-            assert "Traceback" not in server.said
+            assert "Traceback" not in server.output
 
 
-def test_what_becomes_of_a_fetch_is_said(tiny: Path, tmp_path: Path) -> None:
+def test_the_progress_of_a_fetch_is_reported(tiny: Path, tmp_path: Path) -> None:
     """A failure that is tried again; then, without a hub, that a cached copy is used."""
     file = write_endpoint(tmp_path / "far.yaml", "hf://org/model")
     words = ("--store", tmp_path / "store", "--models", tmp_path / "models", "--no-optimize")
@@ -150,7 +150,7 @@ def test_what_becomes_of_a_fetch_is_said(tiny: Path, tmp_path: Path) -> None:
         environment = {"HF_ENDPOINT": hub.url, "HF_HOME": str(tmp_path / "hub")}
         with Served(file, *words, environment=environment) as server:
             server.wait_for("note       hf://org/model@main: the hub at ")
-            assert "(HTTP 502): trying again in " in server.said
+            assert "(HTTP 502): trying again in " in server.output
             server.ready()
             assert server.end() == 0
     with Served(file, *words, environment=environment) as server:
@@ -169,7 +169,7 @@ def test_without_optimisation_nothing_is_searched(endless: Path, tmp_path: Path)
         assert info["predictor"]["which"] == "baseline"
         assert info["verdict"]["reason"] == "the fp32 graph as it was exported"
         assert info["plan"]["recipe"]["precision"] == "fp32"
-        assert "until the optimisation is through" not in server.said
+        assert "until the optimisation is through" not in server.output
         assert server.end() == 0
     assert not list((tmp_path / "store").glob("*.work/candidates"))
 
@@ -213,7 +213,7 @@ FAILING = {
 
 
 @pytest.mark.parametrize("case", FAILING)
-def test_a_failed_optimisation_leaves_fp32_in_service_and_says_why(case: str, tiny: Path, tmp_path: Path) -> None:
+def test_a_failed_optimisation_leaves_fp32_in_service_and_reports_the_reason(case: str, tiny: Path, tmp_path: Path) -> None:
     optimization, reason = FAILING[case]
     file = write_endpoint(tmp_path / "tiny.yaml", tiny, optimization=optimization)
     with Served(file, "--store", tmp_path / "store") as server:
@@ -227,8 +227,8 @@ def test_a_failed_optimisation_leaves_fp32_in_service_and_says_why(case: str, ti
         assert info["phase"] == "ready"
         assert info["predictor"]["which"] == "baseline"
         assert server.predict("I like you.") == before
-        assert reason in server.said
-        assert "Traceback" not in server.said
+        assert reason in server.output
+        assert "Traceback" not in server.output
         assert gone(server.family())
         assert server.end() == 0
 
@@ -247,7 +247,7 @@ def test_the_command_that_optimize_ends_with_serves_what_it_made(tiny: Path, tmp
     assert words[:3] == ["penstock", "serve", str(file)]
     with Served(file, *words[3:]) as server:
         server.ready()
-        assert "made before, for this model and machine" in server.said
+        assert "made before, for this model and machine" in server.output
         assert server.end() == 0
 
 

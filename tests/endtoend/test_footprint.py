@@ -55,7 +55,7 @@ def served(minilm: Path) -> Iterator[dict[str, Any]]:
         maps = Path(f"/proc/{process.pid}/maps").read_text(encoding="utf-8")
         rss = process.memory_info().rss
         server.end()
-        modules = next(line for line in server.said.splitlines() if line.startswith("modules ")).split()[1:]
+        modules = next(line for line in server.output.splitlines() if line.startswith("modules ")).split()[1:]
         yield {
             "middle": middle, "rss": rss, "maps": maps, "modules": set(modules),
             "statuses": {one.status for one in load.exchanges},
@@ -87,13 +87,13 @@ def test_weights_are_held_once_however_many_streams(minilm: Path) -> None:
 
     assert [one["copies"] for one in found.values()] == [1, 1, 1]
     # Another stream is a thread with its activations: a fraction of what another copy would be. From process to process
-    # the allocator's arenas make a difference of some 10 MB, so that one step says less than three.
+    # the allocator's arenas make a difference of some 10 MB, so that one step is less certain than three.
     assert loaded[2] - loaded[1] < 0.5 * weights
     assert (loaded[4] - loaded[1]) / 3 < 0.25 * weights
 
 
 def footprint(artefact: Path, streams: int) -> dict[str, int]:
-    """Of a process with so many streams, bytes."""
+    """Of a process with this number of streams, bytes."""
     done = subprocess.run(
         [sys.executable, "-m", "tests.endtoend.footprint", str(artefact), str(streams)],
         cwd=ROOT, env=clean_environment(), capture_output=True, text=True, timeout=120, check=False,

@@ -16,7 +16,7 @@ OBJECTIVE = 100.0
 
 
 def played(milliseconds: dict[str, float], *, grown_at: float | None = 24.0) -> Played:
-    """A request every tenth of a second, as slow as its phase says."""
+    """A request every tenth of a second, as slow as its phase."""
     arrivals = [
         Arrival(at / 10, milliseconds[phase.name])
         for phase in phases(CALM, PEAK)
@@ -39,7 +39,7 @@ def test_the_arrivals_are_a_step_and_its_end() -> None:
 
 
 @pytest.mark.parametrize(
-    ("other", "grown_at", "told"),
+    ("other", "grown_at", "differences"),
     [
         (STEADY, 24.0, []),
         ({**STEADY, "calm": 60.0, "peak, grown": 95.0}, 26.0, []),
@@ -49,10 +49,10 @@ def test_the_arrivals_are_a_step_and_its_end() -> None:
         (STEADY, 40.0, ["grown after 24 s, simulated 40"]),
     ],
 )
-def test_what_differs_is_told(other: dict[str, float], grown_at: float | None, told: list[str]) -> None:
+def test_differences_are_reported(other: dict[str, float], grown_at: float | None, differences: list[str]) -> None:
     found = disagreements(played(STEADY), played(other, grown_at=grown_at), OBJECTIVE, phases(CALM, PEAK))
 
-    assert found == told
+    assert found == differences
 
 
 @pytest.mark.slow

@@ -29,7 +29,7 @@ TEXTS = (
     "Deep learning is a kind of machine learning with many layers, and it wants many examples of what it is to learn.",
     "Prices rise by 3.5 % in 2024 (see https://example.org/a?b=c&d=1).",
     "The quick brown fox jumps over the lazy dog, again and again. " * 3,
-    "My phone is broken; can you send somebody to repair it before Monday?",
+    "My phone is broken; can you send a technician to repair it before Monday?",
     "東京は日本の首都です。",
     "Tokenization splits unbelievably long words into subword pieces!",
 )
@@ -55,7 +55,7 @@ class Story:
     clock: float
     """What the time of files is ahead of that clock."""
     exchanges: tuple[Exchange, ...]
-    said: str
+    output: str
     status: int
 
 
@@ -93,7 +93,7 @@ def story(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFacto
         clock = time.time() - time.monotonic()
         exchanges = tuple(load.exchanges)
         yield Story(
-            file, store, ready, fp32, before, after, took_over, signalled, clock, exchanges, server.said, status
+            file, store, ready, fp32, before, after, took_over, signalled, clock, exchanges, server.output, status
         )
 
 
@@ -122,7 +122,7 @@ def test_every_answer_is_within_the_guard_s_budget_of_fp32(story: Story) -> None
 
 
 def test_before_the_takeover_answers_are_those_of_fp32(story: Story) -> None:
-    # That it took over is said when it has. Before the artefact was there, nothing else can have answered.
+    # The takeover is logged once it is done. Before the artefact was there, nothing else can have answered.
     made = (artefact(story)[0] / MANIFEST_NAME).stat().st_mtime
     before = [one for one in story.exchanges if one.answered + story.clock < made]
 
@@ -150,11 +150,11 @@ def test_info_has_plan_verdict_and_cores(story: Story) -> None:
 
 
 def test_the_screen_has_the_result(story: Story) -> None:
-    assert "fp32 until the optimisation is through" in story.said
-    assert f"plan       {story.after['plan']['summary']}" in story.said
-    assert f"report     {artefact(story)[0] / 'report.html'}" in story.said
-    assert "curl -i http://127.0.0.1:" in story.said
-    assert "Traceback" not in story.said
+    assert "fp32 until the optimisation is through" in story.output
+    assert f"plan       {story.after['plan']['summary']}" in story.output
+    assert f"report     {artefact(story)[0] / 'report.html'}" in story.output
+    assert "curl -i http://127.0.0.1:" in story.output
+    assert "Traceback" not in story.output
 
 
 def test_a_signal_under_load_loses_nothing(story: Story) -> None:
@@ -183,7 +183,7 @@ def test_the_second_start_finds_the_artefact_and_is_ready_soon(story: Story) -> 
             assert server.family() == []
             assert server.predict(TEXTS[0])[0] == 200
             assert server.end() == 0
-        assert "made before, for this model and machine" in server.said
+        assert "made before, for this model and machine" in server.output
         assert info["predictor"]["which"] == "chosen"
         assert info["artefact"]["key"] == artefact(story)[1].key
         if seconds[-1] < READY_SECONDS:

@@ -58,7 +58,7 @@ def turn(full_cluster: Cluster) -> None:
 def installation(
     machine_cluster: Cluster, helm: Path, tmp_path_factory: pytest.TempPathFactory
 ) -> Iterator[Installation]:
-    """Penstock, installed on the whole cluster as its README says, once for all modules; taken away at the end."""
+    """Penstock, installed on the whole cluster as in its README, once for all modules; taken away at the end."""
     working = builder(lambda line: print(line, file=sys.stderr, flush=True))
     try:
         archives = [working.build(target_named(name)) for name in IMAGES]

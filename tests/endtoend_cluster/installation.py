@@ -53,7 +53,7 @@ class Installation:
         return self.cluster.kubectl.within(NAMESPACE)
 
     def operators(self, replicas: int) -> None:
-        """Have so many operators, and wait until they are there, or gone."""
+        """Scale the operator to this number of pods, and wait until they are there, or gone."""
         self.system("scale", f"deployment/{OPERATOR}", f"--replicas={replicas}")
         if replicas:
             self.system("rollout", "status", f"deployment/{OPERATOR}", "--timeout=300s", timeout_seconds=330)
@@ -68,7 +68,7 @@ class Installation:
         return holder.partition("_")[0]
 
     def words(self) -> str:
-        """What the operators said last, and what became of their pods: for a failed test."""
+        """The last log lines of the operators, and the state of their pods: for a failed test."""
         try:
             pods = self.system("get", "pods", "--output", "wide")
             log = self.system("logs", f"deployment/{OPERATOR}", "--tail=15", "--all-pods=true")
@@ -94,7 +94,7 @@ class Endpoint:
         body["metadata"]["name"] = self.name
         body["spec"] |= {
             "cores": 1,
-            # Which any machine keeps, however busy: a missed objective would be said, and rightly not be Ready.
+            # Which any machine keeps, however busy: a missed objective would be a condition, and rightly not be Ready.
             "objective": {"latency": {"p95Milliseconds": 2000}},
             "workload": {"sequenceLengths": [16]},
             # Longer ones need not be measured.
@@ -164,7 +164,7 @@ class Endpoint:
 
 
 def prepare_capacity(installation: Installation, kubectl: Kubectl) -> None:
-    """Have the result measured that endpoints with a capacity share. This one serves nobody and takes no core."""
+    """Have the result measured that endpoints with a capacity share. This one serves no client and takes no core."""
     Endpoint(installation, kubectl, "prepared").apply(**WITH_CAPACITY, replicas=0)
 
 

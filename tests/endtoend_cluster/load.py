@@ -78,7 +78,7 @@ class Load:
     _changed: threading.Condition = field(default_factory=threading.Condition)
 
     def more(self, count: int, *, seconds: float = 300) -> None:
-        """Wait until so many more are answered."""
+        """Wait until this number of further requests is answered."""
         with self._changed:
             goal = self.answered + count
             assert self._changed.wait_for(lambda: self.answered >= goal, seconds), f"no answers; {self.failures}"

@@ -51,11 +51,11 @@ class Prometheus:
         self.kubectl.wait("condition=Ready", f"pod/{NAME}")
 
     def kill(self) -> None:
-        """As a node's end kills it: at once, and nobody makes another."""
+        """As a node's end kills it: at once, and no controller makes another."""
         self.kubectl("delete", "pod", NAME, "--grace-period=0", "--force", "--ignore-not-found")
 
     def targets(self) -> list[Json]:
-        """What it scrapes, as it says itself."""
+        """What it scrapes, from its own API."""
         found: list[Json] = self._asked("targets?state=active")["activeTargets"]
         return found
 

@@ -29,12 +29,12 @@ class Request:
 
     asked_at: float | None = None
     """When the connection was asked for that it went on, which the kernel may take for a process that ends before the
-    request is written; None: nobody took one."""
+    request is written; None: no server accepted one."""
     done_at: float | None = None
     status: int = 0
     """0: no answer came."""
     refused: int = 0
-    """Connections that nobody took, before one was."""
+    """Connections that were refused before one was accepted."""
     problem: str = ""
     """Why it failed; empty when it did not."""
 
@@ -115,7 +115,7 @@ class Stream:
             request.done_at = time.monotonic()
 
     async def _connected(self, request: Request) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
-        """On a connection that somebody takes."""
+        """On a connection that a server accepts."""
         began = time.monotonic()
         while True:
             asked_at = time.monotonic()

@@ -55,7 +55,7 @@ def test_an_applied_endpoint_answers_is_optimised_and_owns_its_cores(endpoint: N
 
 
 def check_pinned(one: Endpoint, body: Json) -> None:
-    """What the pods report is what the kernel says of their processes: one core, nobody else's."""
+    """What the pods report equals the kernel's state of their processes: one core, not shared."""
     (pod,) = one.pods()
     (report,) = [entry for entry in body["status"]["pods"] if entry["name"] == pod["metadata"]["name"]]
 

@@ -83,7 +83,7 @@ class Scene:
         return found
 
     def until(self, is_it: Callable[[], object], what: str, *, seconds: float = 600) -> None:
-        """Wait until it is so. Whoever is asked for it may be about to start or to end, and not answer."""
+        """Wait until it is true. The pod that is asked may be about to start or to end, and not answer."""
 
         def now(_: Json) -> bool:
             with suppress(OSError, http.client.HTTPException):
@@ -92,8 +92,8 @@ class Scene:
 
         self.endpoint.until(now, what, seconds=seconds)
 
-    def told(self) -> Json:
-        """What the endpoint's status says of the last decision."""
+    def last_decision(self) -> Json:
+        """The last decision in the endpoint's status."""
         found: Json = self.endpoint.read()["status"].get("scaling", {})
         return found
 
@@ -116,7 +116,7 @@ class Scene:
         self.until(lambda: (self.p95() or 1e9) <= OBJECTIVE_MILLISECONDS, "within its objective")
 
     def done_with_all(self) -> None:
-        """Whoever has come until now has his answer."""
+        """All requests until now have their answers."""
         mark = self.stream.mark()
         self.until(lambda: self.stream.all_ended(mark), "done with those who came before")
 
@@ -184,10 +184,10 @@ def test_a_load_that_threatens_the_objective_gets_a_second_pod_and_the_p95_back(
     scene.at_peak()
 
     # The operator knew the load from Prometheus, and Prometheus the pods from the API server.
-    # The decision came while the load still rose: what is told at first is less than the peak.
-    scene.until(lambda: scene.told().get("requestsPerSecond", 0) > 0.5 * scene.capacity, "told the load at its peak")
-    assert scene.told()["desired"] == 2
-    assert "requests/s" in scene.told()["reason"]
+    # The decision came while the load still rose: the status at first is less than the peak.
+    scene.until(lambda: scene.last_decision().get("requestsPerSecond", 0) > 0.5 * scene.capacity, "status of the load at its peak")
+    assert scene.last_decision()["desired"] == 2
+    assert "requests/s" in scene.last_decision()["reason"]
     pods = scene.endpoint.pods()
     up = {pod["metadata"]["name"]: "up" for pod in pods}
 
@@ -208,14 +208,14 @@ def test_a_killed_process_takes_only_the_requests_with_it_that_it_was_answering(
     killed_at, gone_at = scene.lose_a_process()
 
     ended, failed = scene.stream.since(mark), scene.stream.failed(mark)
-    # Those who found nobody listening went to whom they were sent next.
+    # Requests that found no listening server went to the next replica.
     refused = sum(request.refused > 0 for request in ended)
-    print(f"of {len(ended)} requests {len(failed)} were lost with a process, and {refused} first found nobody")
+    print(f"of {len(ended)} requests {len(failed)} were lost with a process, and {refused} first found no server")
     assert [request for request in failed if not request.under_way_during(killed_at, gone_at)] == []
     assert len(failed) < len(ended)
 
 
-def test_behind_the_gateway_a_killed_process_costs_nobody_an_answer(scene: Scene) -> None:
+def test_behind_the_gateway_a_killed_process_costs_no_answer(scene: Scene) -> None:
     scene.at_peak()
     mark = scene.stream.mark()
 
@@ -225,13 +225,13 @@ def test_behind_the_gateway_a_killed_process_costs_nobody_an_answer(scene: Scene
         scene.lose_a_process()
 
     scene.done_with_all()
-    # What was cut off was sent again, and the gateway came and went without anybody's noticing.
+    # What was cut off was sent again, and the gateway came and went without a failed request.
     assert scene.stream.failed(mark) == []
     assert scene.stream.since(mark)
 
 
 def who_refuses(address: str) -> str:
-    """Whom what is no HTTP gets to: a replica says so in JSON, the gateway by a page of HAProxy's own."""
+    """Who answers invalid HTTP: a replica answers in JSON, the gateway by HAProxy's own page."""
     with socket.create_connection((address, 80), timeout=60) as connection:
         connection.sendall(b"nonsense\r\n\r\n")
         with http.client.HTTPResponse(connection) as answer:
@@ -247,7 +247,7 @@ def restarts_of(pod: Json) -> int:
 def killed(pod: Json) -> tuple[float, float]:
     """Kill what serves in a pod, as the kernel does when memory runs out; when, and when it was gone.
 
-    Its connections close before the last is heard of it, and take what comes until then.
+    Its connections close before its last event, and take what comes until then.
     """
     found = [process for pid in processes(pod) if (process := Process.of(pid))]
     assert found
@@ -265,10 +265,10 @@ def test_nothing_shrinks_while_prometheus_is_gone_nor_when_the_leading_operator_
 
     scene.prometheus.kill()
     scene.load(CALM)
-    # That it is told of after a minute is seen without a cluster, in tests/operator/scaling.
+    # That the status has it after a minute is tested without a cluster, in tests/operator/scaling.
     scene.until(lambda: load_known(installation) is False, "unwatched")
     begun = time.monotonic()
-    # Whoever comes next knows neither the load nor what it was.
+    # The next leader knows neither the load nor what it was.
     lost = installation.leader()
     installation.system("delete", "pod", lost, "--grace-period=0", "--force")
     scene.until(
@@ -276,7 +276,7 @@ def test_nothing_shrinks_while_prometheus_is_gone_nor_when_the_leading_operator_
     )
     scene.until(lambda: time.monotonic() - begun > 1.5 * WINDOW_SECONDS, "unwatched for longer than the window")
 
-    # Nobody has so much as touched it.
+    # No controller has changed it.
     assert scene.deployment()["metadata"]["generation"] == generation
     assert scene.replicas() == (2, 2)
 

@@ -47,7 +47,7 @@ def until_asleep(endpoint: Endpoint) -> Json:
 
 
 def crowd(address: str, count: int) -> list[Answer | Exception]:
-    """So many requests at once, each on a connection of its own; what became of each."""
+    """A number of requests at once, each on a separate connection; the outcome of each."""
     found: list[Answer | Exception] = []
 
     def one() -> None:
@@ -88,7 +88,7 @@ def test_a_crowd_at_zero_is_held_and_all_of_it_is_answered(endpoint: Endpoint) -
     assert "up from 0" in events
 
 
-def test_it_goes_back_to_sleep_when_nobody_asks_and_keeps_its_address(endpoint: Endpoint) -> None:
+def test_it_scales_to_zero_without_requests_and_keeps_its_address(endpoint: Endpoint) -> None:
     before = endpoint.address()
     answered(crowd(before, 1))
     until_asleep(endpoint)
@@ -127,5 +127,5 @@ def test_a_replica_that_is_killed_takes_no_more_than_its_own_requests_with_it(en
         )
         load.more(6)
 
-    # At most the ones under way, and the first that found nobody: one on each kind of connection.
+    # At most the ones under way, and the first that found no server: one on each kind of connection.
     assert len(load.failures) <= 3, load.failures

@@ -42,7 +42,7 @@ class Load:
             self._changed.notify_all()
 
     def more(self, count: int, *, seconds: float = 120) -> None:
-        """Wait for so many further answers."""
+        """Wait for this number of further answers."""
         with self._changed:
             wanted = self.answered + count
             assert self._changed.wait_for(lambda: self.answered >= wanted, seconds), self.failures

@@ -44,14 +44,14 @@ class Slow:
         return {}
 
 
-async def serve(seconds: float, flags: dict[str, Any], told: Connection) -> None:
+async def serve(seconds: float, flags: dict[str, Any], port_pipe: Connection) -> None:
     settings = Settings.load({}, {"port": 0, "drain_idle_seconds": 0.1, "drain_limit_seconds": 10.0, **flags})
     server = Server(ServerStatus("emotion", TaskName.FEATURE_EXTRACTION), settings, Slow(seconds))
     await server.start()
-    told.send(server.port)
+    port_pipe.send(server.port)
     await server.serve()
 
 
-def main(seconds: float, flags: dict[str, Any], told: Connection) -> None:
+def main(seconds: float, flags: dict[str, Any], port_pipe: Connection) -> None:
     """Tells its port, and ends on SIGTERM as the real one does."""
-    uvloop.run(serve(seconds, flags, told))
+    uvloop.run(serve(seconds, flags, port_pipe))

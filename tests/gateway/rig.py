@@ -117,20 +117,20 @@ class Rig:
     gateways: list[Gateway] = field(default_factory=list)
 
     def start(self, name: str, *, seconds: float = 0.01, announce: bool = True, **flags: Any) -> Replica:
-        """A replica; the API tells of it as soon as it answers."""
-        told, tells = PROCESSES.Pipe(duplex=False)
-        process = PROCESSES.Process(target=replica_process, args=(seconds, flags, tells), daemon=True)
+        """A replica; the API sender of it as soon as it answers."""
+        receiver, sender = PROCESSES.Pipe(duplex=False)
+        process = PROCESSES.Process(target=replica_process, args=(seconds, flags, sender), daemon=True)
         process.start()
-        tells.close()
-        with told:
-            assert told.poll(60), "the replica does not start"
-            replica = self.replicas[name] = Replica(name, int(told.recv()), process)
+        sender.close()
+        with receiver:
+            assert receiver.poll(60), "the replica does not start"
+            replica = self.replicas[name] = Replica(name, int(receiver.recv()), process)
         if announce:
             self.announce()
         return replica
 
     def announce(self, *, ending: tuple[str, ...] = (), without: tuple[str, ...] = ()) -> None:
-        """What the API says: all replicas that were started, but for those that are about to end, or gone."""
+        """The API's answer: all replicas that were started, but for those that are about to end, or gone."""
         there = {name: one.port for name, one in self.replicas.items() if name not in (*ending, *without)}
         self.api.put(there, {name: self.replicas[name].port for name in ending})
 

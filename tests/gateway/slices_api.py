@@ -14,7 +14,7 @@ Json = dict[str, Any]
 
 
 class SlicesApi:
-    """`put` changes what there is; every watch is told."""
+    """`put` changes the slices; every watch gets the event."""
 
     def __init__(self) -> None:
         self.changed = threading.Condition()
@@ -26,7 +26,7 @@ class SlicesApi:
         self.failing = False
         self.over = False
         self.expire = 0
-        """So many watches are answered that their version is too old."""
+        """This number of watches is answered that their version is too old."""
 
     def put(self, ready: dict[str, int], terminating: dict[str, int] | None = None) -> None:
         """Names and ports of the replicas, all on loopback."""
@@ -44,7 +44,7 @@ class SlicesApi:
             self.changed.notify_all()
 
     def fail(self, failing: bool) -> None:
-        """From now on nobody is answered, and who watches is cut off."""
+        """From now on no request is answered, and open watches are cut off."""
         with self.changed:
             self.failing = failing
             self.changed.notify_all()

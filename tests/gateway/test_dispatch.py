@@ -67,7 +67,7 @@ def test_requests_of_a_replica_that_is_killed_are_answered_by_another(rig: Rig) 
     assert gateway.metric("retries_total") >= 8
 
 
-def test_a_request_too_long_to_be_sent_again_fails_alone_and_says_so(rig: Rig) -> None:
+def test_a_request_too_long_to_be_sent_again_is_the_only_one_that_fails_and_has_the_reason(rig: Rig) -> None:
     doomed = rig.start("a", seconds=600)
     gateway = rig.gateway()
     gateway.until("replicas", 1)
@@ -96,7 +96,7 @@ def test_a_load_loses_nothing_when_replicas_come_and_drain(rig: Rig) -> None:
             running.more(50)
             rig.start(new, drain_delay_seconds=1)
             running.more(50)
-            # As in a cluster: the pod is told at the same moment as everybody else.
+            # As in a cluster: the pod gets the signal at the same moment as all watches.
             rig.announce(ending=(old,))
             rig.replicas[old].terminate()
             rig.replicas.pop(old).wait()
@@ -114,7 +114,7 @@ def test_a_load_loses_nothing_when_one_of_two_replicas_is_killed(rig: Rig) -> No
     with load(gateway.url, clients=6) as running:
         running.more(50)
         doomed.kill()
-        # Nobody has told the gateway yet: it finds out.
+        # The gateway has no event yet: it finds out by its connections.
         running.more(200)
         rig.announce(without=("a",))
         gateway.until("replicas", 1)
@@ -138,14 +138,14 @@ def test_when_the_last_replica_is_killed_requests_wait_for_the_next(rig: Rig) ->
     assert [answer.status_code for answer in crowd.finish()] == [200] * 3
 
 
-def test_what_comes_while_the_only_replica_restarts_waits_for_it(rig: Rig) -> None:
-    """A container that was killed comes back at the same address; nobody tells the gateway of either."""
+def test_requests_wait_while_the_only_replica_restarts(rig: Rig) -> None:
+    """A container that was killed comes back at the same address; the gateway gets no event of either."""
     doomed = rig.start("a")
     gateway = rig.gateway()
     gateway.until("replicas", 1)
     assert post(gateway.url).status_code == 200
     doomed.kill()
-    # The first one may find out, and then says so; whoever comes after it waits.
+    # The first request may find out, and then has an error; the later ones wait.
     first = post(gateway.url)
     assert first.status_code in {200, 503}
     crowd = Crowd(gateway.url, 5)
@@ -156,7 +156,7 @@ def test_what_comes_while_the_only_replica_restarts_waits_for_it(rig: Rig) -> No
     assert [answer.status_code for answer in crowd.finish()] == [200] * 5
 
 
-def test_what_busy_replicas_cannot_take_waits_here_and_beyond_the_bound_is_refused(rig: Rig) -> None:
+def test_requests_beyond_the_replicas_capacity_are_queued_up_to_the_bound(rig: Rig) -> None:
     busy = rig.start("a", seconds=600)
     gateway = rig.gateway(concurrency=2, max_held=3)
     gateway.until("replicas", 1)
@@ -199,7 +199,7 @@ def test_errors_of_a_replica_come_through_as_they_are(rig: Rig) -> None:
     assert too_long.json()["error_type"] == "too_large"
 
 
-def test_what_is_no_http_is_refused_by_haproxy_itself_and_goes_to_no_replica(rig: Rig) -> None:
+def test_haproxy_refuses_invalid_http_before_any_replica(rig: Rig) -> None:
     """Before there is a request, HAProxy knows only the pages that it was built with."""
     replica = rig.start("a")
     gateway = rig.gateway()
@@ -233,7 +233,7 @@ def cancelled(port: int) -> float:
 
 
 def until_busy(port: int, count: int = 1) -> None:
-    """Until a replica is at work on so many requests (the one that asks is in flight as well)."""
+    """Until a replica is at work on this number of requests (the one that asks is in flight as well)."""
     deadline = time.monotonic() + 60
     while sample(port, "penstock_in_flight_requests") != count + 1:
         assert time.monotonic() < deadline

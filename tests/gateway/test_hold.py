@@ -27,7 +27,7 @@ def test_a_request_is_held_until_a_replica_is_there_and_answered_then(rig: Rig) 
     gateway.until("held_requests", 0)
 
 
-def test_what_is_held_is_released_within_a_tenth_of_a_second_of_a_replica_being_known(rig: Rig) -> None:
+def test_held_requests_are_released_within_a_tenth_of_a_second_of_a_known_replica(rig: Rig) -> None:
     gateway = rig.gateway()
     rig.start("a", announce=False)
     seconds: list[float] = []
@@ -48,7 +48,7 @@ def test_what_is_held_is_released_within_a_tenth_of_a_second_of_a_replica_being_
     assert min(seconds) < 0.4
 
 
-def test_a_request_that_is_not_held_says_nothing_of_it(rig: Rig) -> None:
+def test_a_request_that_is_not_held_has_no_hold_header(rig: Rig) -> None:
     rig.start("a")
     gateway = rig.gateway()
     gateway.until("replicas", 1)
@@ -171,7 +171,7 @@ def test_a_client_that_goes_away_while_it_is_held_gives_its_place_back(rig: Rig,
     assert gateway.metric("requests_total") == 2
 
 
-def test_whoever_asks_for_demand_is_told_as_soon_as_there_is_any(rig: Rig) -> None:
+def test_a_poll_for_demand_is_answered_as_soon_as_there_is_any(rig: Rig) -> None:
     gateway = rig.gateway()
     with httpx.Client(trust_env=False, verify=False, timeout=120) as client:
         assert client.get(f"{gateway.status}/demand?seconds=0").text == "0\n"

@@ -79,7 +79,7 @@ def test_what_a_draining_gateway_holds_is_answered_when_a_replica_comes(rig: Rig
     assert gateway.process.wait(120) == 0
 
 
-def test_who_still_comes_to_a_gateway_that_is_taken_away_is_answered(rig: Rig) -> None:
+def test_new_requests_to_a_gateway_that_is_removed_are_answered(rig: Rig) -> None:
     rig.start("a")
     gateway = rig.gateway(drain_seconds=4)
     gateway.until("replicas", 1)
@@ -92,7 +92,7 @@ def test_who_still_comes_to_a_gateway_that_is_taken_away_is_answered(rig: Rig) -
     assert gateway.process.wait(120) == 0
 
 
-def test_who_reads_its_metrics_now_and_then_does_not_keep_a_gateway_that_is_to_go(rig: Rig) -> None:
+def test_scrapes_of_its_metrics_do_not_delay_the_end_of_a_gateway(rig: Rig) -> None:
     gateway = rig.gateway(finish_seconds=600)
     with httpx.Client(trust_env=False, verify=False) as reader:
         assert reader.get(f"{gateway.status}/metrics").status_code == 200

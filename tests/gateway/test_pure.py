@@ -56,7 +56,7 @@ def test_defaults_are_promised() -> None:
         ({"PENSTOCK_GATEWAY_HOST": "a${x}"}, "it must be a name without spaces or quotes"),
     ],
 )
-def test_what_cannot_be_meant_is_refused_by_name(changed: dict[str, str | None], message: str) -> None:
+def test_invalid_values_are_refused_by_name(changed: dict[str, str | None], message: str) -> None:
     environment = {key: value for key, value in {**NEEDED, **changed}.items() if value is not None}
     with pytest.raises(GatewayError, match=message.replace("(", r"\(")):
         GatewaySettings.from_environment(environment)
@@ -92,10 +92,10 @@ def test_haproxy_takes_the_configuration(tmp_path: Path, change: dict[str, Any])
     path.write_text(configuration(settings, socket=tmp_path / "s"))
     haproxy = shutil.which("haproxy")
     assert haproxy, "there is no haproxy: run dev/tools/install-system.sh"
-    told = subprocess.run([haproxy, "-c", "-f", str(path)], capture_output=True, text=True, check=False)
+    checked = subprocess.run([haproxy, "-c", "-f", str(path)], capture_output=True, text=True, check=False)
 
-    assert told.returncode == 0, told.stderr
-    assert "WARNING" not in told.stderr
+    assert checked.returncode == 0, checked.stderr
+    assert "WARNING" not in checked.stderr
 
 
 def slice_with(*endpoints: dict[str, Any], port: int | None = 8080) -> dict[str, Any]:
@@ -157,7 +157,7 @@ def test_a_slice_that_went_alone_is_forgotten() -> None:
     assert set(known.replicas()) == {"b_10.0.0.2"}
 
 
-def test_a_pod_that_moved_to_another_slice_is_what_that_one_says() -> None:
+def test_a_pod_that_moved_to_another_slice_has_the_state_of_that_slice() -> None:
     known = SliceHistory()
     known.update({"1": slice_with(endpoint("a", "10.0.0.1"))}, 100.0)
     known.update({"2": slice_with(endpoint("a", "10.0.0.1"))}, 100.1)
@@ -199,7 +199,7 @@ def test_each_server_is_led_to_where_it_should_be(
 
 
 class FakeHaproxy:
-    """Obeys, except when it is told to fail: then it says nothing, whether it has obeyed or not."""
+    """Obeys, except when it is set to fail: then it gives no answer, whether it has obeyed or not."""
 
     def __init__(self, failures: list[bool]) -> None:
         self.states: dict[str, ServerState] = {}
@@ -209,10 +209,10 @@ class FakeHaproxy:
         failing = next(self._failures, False)
         if failing and len(command) % 2:
             raise TimeoutError
-        said = self._obey(command)
+        answer = self._obey(command)
         if failing:
             raise TimeoutError
-        return said
+        return answer
 
     def _obey(self, command: str) -> str:
         words = command.split()
@@ -258,7 +258,7 @@ def test_whatever_fails_on_the_way_haproxy_ends_with_what_is_wanted(
     assert haproxy.states.keys() <= wanted.keys()
 
 
-def test_what_is_no_list_of_servers_is_said() -> None:
+def test_an_invalid_list_of_servers_is_an_error() -> None:
     with pytest.raises(ValueError, match="show servers state: 'Permission denied'"):
         read_states("Permission denied")
 

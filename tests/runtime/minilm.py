@@ -1,6 +1,6 @@
 """The real all-MiniLM-L6-v2 as the recipes serve it, each graph made once for a state of the code.
 
-Nobody may change them: they are kept for the next run.
+Tests must not change them: they are kept for the next run.
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ def folder() -> ModelFolder:
 
 @cache
 def task() -> Task:
-    """Texts to vectors, pooled and normalised as the model says."""
+    """Texts to vectors, pooled and normalised as the model's files state."""
     return make_task(TaskName.FEATURE_EXTRACTION, folder())
 
 

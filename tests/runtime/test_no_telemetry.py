@@ -24,9 +24,9 @@ DECIDED = {*REFUSALS, "CI", "TF_BUILD", "JENKINS_URL"}
         "penstock_optimizer.quantise.openvino",
     ],
 )
-def test_no_library_leaves_a_number_of_this_machine_at_home(module: str, tmp_path: Path) -> None:
+def test_no_library_writes_a_machine_id_to_the_home_folder(module: str, tmp_path: Path) -> None:
     environment = {name: value for name, value in os.environ.items() if name not in DECIDED}
-    said = subprocess.run(
+    process = subprocess.run(
         [sys.executable, "-c", f"import sys, {module}; print(bool(sys.modules.get('openvino_telemetry')))"],
         env={**environment, "HOME": str(tmp_path)},
         capture_output=True,
@@ -34,4 +34,4 @@ def test_no_library_leaves_a_number_of_this_machine_at_home(module: str, tmp_pat
         check=True,
     )
 
-    assert (said.stdout.strip(), list(tmp_path.rglob("*"))) == ("False", [])
+    assert (process.stdout.strip(), list(tmp_path.rglob("*"))) == ("False", [])

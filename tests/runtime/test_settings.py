@@ -59,7 +59,7 @@ def test_the_defaults_are_the_promised_ones() -> None:
 
 
 @pytest.mark.parametrize("setting", SETTINGS, ids=lambda setting: setting.name)
-def test_every_setting_says_what_it_is(setting: Any) -> None:
+def test_every_setting_has_a_description(setting: Any) -> None:
     assert setting.description.endswith(".")
     assert len(setting.description) > 30
     numeric = isinstance(setting.default, int | float) and not isinstance(setting.default, bool)
@@ -102,14 +102,14 @@ def test_the_largest_request_fits_into_the_queue() -> None:
     assert request_limits(Settings()) == DEFAULT_LIMITS
 
 
-def test_a_variable_with_the_command_in_its_name_says_which_one_is_meant() -> None:
+def test_the_error_for_a_variable_with_the_command_in_its_name_has_the_right_name() -> None:
     with pytest.raises(SettingError) as caught:
         Settings.load({"PENSTOCK_SERVE_DRAIN_LIMIT_SECONDS": "3"})
 
     assert caught.value.remedy == "Set PENSTOCK_DRAIN_LIMIT_SECONDS instead"
 
 
-def test_variables_of_flags_that_are_no_settings_are_none_of_ours() -> None:
+def test_variables_for_flags_that_are_not_settings_are_ignored() -> None:
     assert Settings.load({"PENSTOCK_SERVE_CORES": "2", "PENSTOCK_STORE": "s", "SERVE_PORT": "1"}) == Settings()
 
 
@@ -174,7 +174,7 @@ def test_tokens_come_from_both_places(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("flag", [False, True])
-def test_a_token_file_may_be_a_pipe_that_says_it_once(flag: bool) -> None:
+def test_a_token_file_may_be_a_pipe_that_is_read_once(flag: bool) -> None:
     reading, writing = os.pipe()
     os.write(writing, b"one\n")
     os.close(writing)

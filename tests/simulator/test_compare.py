@@ -82,7 +82,7 @@ def test_all_traces_together_are_added_up_by_setting(everything: tuple[Experimen
     lines = overall(experiment, [result, result])
     assert len(lines) == 8, "ours and ours on Prometheus, against four"
     assert all("ours" in line and "at" in line for line in lines)
-    assert overall(experiment, [result]) == [], "of one trace it says nothing new"
+    assert overall(experiment, [result]) == [], "one trace has no summary over all traces"
 
 
 def test_flips_are_turns_and_not_steps() -> None:
@@ -163,7 +163,7 @@ def test_a_report_has_every_policy_and_nothing_from_elsewhere(everything: tuple[
     assert headline([]) == "Nothing to compare with: name more policies."
 
 
-def test_the_outcome_says_where_ours_turned_more_often_than_the_load(
+def test_the_outcome_names_where_ours_turned_more_often_than_the_load(
     everything: tuple[Experiment, list[TraceResult]],
 ) -> None:
     experiment, (result,) = everything
@@ -178,7 +178,7 @@ def test_the_outcome_says_where_ours_turned_more_often_than_the_load(
 
 
 def test_as_many_is_neither_fewer_nor_more(everything: tuple[Experiment, list[TraceResult]]) -> None:
-    """An endpoint for which one replica is always enough: the same requests are late whoever scales."""
+    """An endpoint for which one replica is always enough: the same requests are late under every policy."""
     experiment, (result,) = everything
     (first, *others) = result.verdicts
     same = replace(first, our_late=7.0, rival_late=7.0, over=None)

@@ -53,8 +53,8 @@ def test_the_least_busy_replica_is_taken() -> None:
     assert latencies(found, [0.0, 0.1, 1.5], [10.0, 1.0, 1.0]) == [1.0, 1.0, 10.0]
 
 
-def test_a_gateway_keeps_the_queue_for_whoever_is_free_first() -> None:
-    """Nobody knows at dispatch that the first replica is stuck."""
+def test_a_gateway_keeps_the_queue_for_the_first_free_replica() -> None:
+    """It is not known at dispatch that the first replica is stuck."""
     arrivals, services = [0.0, 0.1, 0.2, 0.3], [10.0, 1.0, 1.0, 1.0]
 
     assert max(latencies(fleet(2, dispatch=Dispatch.GATEWAY_QUEUE), arrivals, services)[:-1]) == pytest.approx(2.8)
@@ -158,7 +158,7 @@ def test_every_request_is_answered_lost_or_refused_once(
     assert all(latency <= 5.0 + max(services) + 1e-9 for latency in served)
 
 
-def test_the_queue_is_the_one_that_theory_knows() -> None:
+def test_waiting_times_equal_queueing_theory() -> None:
     """M/M/1 at three quarters: a time in the system of 4 service times on average."""
     random = np.random.default_rng(5)
     count = 60_000

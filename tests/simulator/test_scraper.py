@@ -11,7 +11,7 @@ from penstock_simulator.scraper import Scraper
 
 
 def play(rates: list[int], *, interval: int = 10, latency: float = 0.05, born: float = 0.0) -> Scraper:
-    """Scrapes of one pod that answers so many requests between each two."""
+    """Scrapes of one pod that answers a given number of requests between each two."""
     fleet = Fleet(ReplicaModel(1, 0.01, 0.1), FleetSettings(start_up_seconds=born))
     fleet.resize(1, 0.0)
     scraper = Scraper(objective_seconds=0.08)

@@ -56,7 +56,7 @@ def test_noise_is_another_for_each_seed_and_has_the_stated_mean_and_spread() -> 
     assert np.log(one).std() == pytest.approx(0.2, rel=0.25)
 
 
-def test_the_one_change_of_noise_is_that_it_begins_after_a_warm_up_that_stands_still() -> None:
+def test_the_one_change_of_noise_is_its_begin_after_a_constant_warm_up() -> None:
     trace = built_in("noisy", 10, 2)
 
     counts = np.bincount(trace.arrivals(np.random.default_rng(2)).astype(int) // 10)
@@ -151,7 +151,7 @@ def test_mistakes_in_a_file_are_named_by_line(tmp_path: Path, text: str, message
         ("0,1\n60,0\n", "asks for 60 requests"),
     ],
 )
-def test_what_nobody_can_simulate_or_learn_from_is_refused_with_the_limit(
+def test_traces_that_are_too_long_or_too_large_are_refused_with_the_limit(
     tmp_path: Path, text: str, message: str
 ) -> None:
     path = tmp_path / "wrong.csv"

@@ -1,4 +1,4 @@
-"""Traffic that nobody tuned anything to: levels, times, start-ups and seeds drawn at random."""
+"""Traffic that no policy was tuned to: levels, times, start-ups and seeds drawn at random."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from penstock_simulator.run import RunResult, Traffic, simulate
 from penstock_simulator.traces import Trace
 
 AS_GOOD = 1.05
-"""What arrives during detection and start-up is late whoever scales: a few seconds of it are chance."""
+"""What arrives during detection and start-up is late under every policy: a few seconds of it are chance."""
 FEW = 0.0005
 """So is this share of all requests: some take longer than the objective on an idle replica."""
 KNOBS = {
@@ -90,9 +90,9 @@ def dipping(seed: int, **window: object) -> RunResult:
 
 @pytest.mark.extended
 def test_where_load_dips_for_minutes_a_configured_window_halves_the_late_requests() -> None:
-    """What the documents advise to whoever knows that his load comes back."""
+    """What the documents advise to users who know that their load comes back."""
     by_itself = [dipping(seed) for seed in range(8)]
-    told = [dipping(seed, shrink_window_seconds=300, strict_window=True) for seed in range(8)]
+    configured = [dipping(seed, shrink_window_seconds=300, strict_window=True) for seed in range(8)]
 
-    assert sum(run.late for run in told) < 0.55 * sum(run.late for run in by_itself)
-    assert sum(run.replica_hours for run in told) <= sum(run.replica_hours for run in by_itself)
+    assert sum(run.late for run in configured) < 0.55 * sum(run.late for run in by_itself)
+    assert sum(run.replica_hours for run in configured) <= sum(run.replica_hours for run in by_itself)

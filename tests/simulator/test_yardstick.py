@@ -66,7 +66,7 @@ def test_noise_of_a_fifth_turns_the_number_at_most_three_times_an_hour_by_one_re
 
 @pytest.mark.extended
 def test_with_one_setting_for_all_traces_fewer_are_late_at_any_replica_hours() -> None:
-    """Nobody knows tomorrow's traffic when he writes a target into a manifest."""
+    """Users do not know tomorrow's traffic when they write a target into a manifest."""
     service = Service.from_curve(reference_curve(), pooled=True)
     assert service is not None
     knobs = {

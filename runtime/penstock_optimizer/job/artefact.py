@@ -171,7 +171,7 @@ def _concluded(
             )
         return facts.settled(Outcome.CHOSEN, reason)
     if chosen.short is not None and facts.recipe == chosen.short.recipe:
-        reason = f"serves rows of up to {chosen.short.longest_tokens} tokens beside {chosen.recipe.name}"
+        reason = f"serves rows of up to {chosen.short.longest_tokens} tokens next to {chosen.recipe.name}"
         return facts.settled(facts.outcome, f"{reason}, which it is faster than there")
     if not _is_open(facts):
         return facts

@@ -1,4 +1,4 @@
-"""Requests of the experiment: so many texts of so many tokens, in a shape that the task takes."""
+"""Requests of the experiment: a given number of texts of a given number of tokens, in a shape that the task takes."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def payloads(task: TaskName, tokenizer: Tokenizer, tokens: int, batch: int) -> l
 
 
 @pytest.mark.parametrize("tokens", [3, 8, 128, 512])
-def test_texts_have_exactly_so_many_tokens(tokenizer: Tokenizer, tokens: int) -> None:
+def test_texts_have_exactly_the_requested_number_of_tokens(tokenizer: Tokenizer, tokens: int) -> None:
     for payload in payloads(TaskName.FEATURE_EXTRACTION, tokenizer, tokens, 4):
         assert [len(tokenizer.encode(text).ids) for text in payload["inputs"]] == [tokens] * 4
 
@@ -62,7 +62,7 @@ def test_a_ranking_batch_is_many_texts_for_one_query(tokenizer: Tokenizer) -> No
         (TaskName.TEXT_CLASSIFICATION, 3),
     ],
 )
-def test_the_shortest_input_of_a_task_has_exactly_so_many_tokens(
+def test_the_shortest_input_of_a_task_has_exactly_the_stated_number_of_tokens(
     tokenizer: Tokenizer, task: TaskName, fewest: int
 ) -> None:
     def tokens(inputs: Any) -> int:

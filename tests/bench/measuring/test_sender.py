@@ -87,7 +87,7 @@ def test_an_even_rate_is_kept_whatever_the_answers(start_stub: StartStub) -> Non
     assert [later - earlier for earlier, later in pairwise(due)] == pytest.approx([0.02] * (len(due) - 1), abs=1e-6)
 
 
-def test_failures_are_counted_by_status_and_end_a_hopeless_cell(start_stub: StartStub) -> None:
+def test_failures_are_counted_by_status_and_end_a_cell_without_answers(start_stub: StartStub) -> None:
     server = start_stub(status=422)
 
     # All within the warm-up, however busy the machine: it never ends.
@@ -135,7 +135,7 @@ def test_the_client_process_measures_cell_after_cell(start_stub: StartStub, clie
     time_slice_nanoseconds() is None, reason="this kernel has no time slices (Linux 6.12 and later have)"
 )
 @pytest.mark.skipif(len(os.sched_getaffinity(0)) < 2, reason="on one CPU client and server share it")
-def test_a_client_goes_first_on_cpus_of_its_own_and_waits_its_turn_on_the_servers(start_stub: StartStub) -> None:
+def test_a_client_has_priority_on_separate_cpus_but_not_on_the_servers(start_stub: StartStub) -> None:
     own, other = sorted(os.sched_getaffinity(0))[:2]
     server = start_stub()
     with Client((own,)) as one:
@@ -148,28 +148,28 @@ def test_a_client_goes_first_on_cpus_of_its_own_and_waits_its_turn_on_the_server
 
 
 @pytest.mark.skipif(len(os.sched_getaffinity(0)) < 2, reason="on one CPU client and server share it")
-def test_a_client_in_real_time_goes_first_on_cpus_of_its_own_and_stays_so(start_stub: StartStub) -> None:
+def test_a_real_time_client_keeps_its_priority_on_separate_cpus(start_stub: StartStub) -> None:
     own, other = sorted(os.sched_getaffinity(0))[:2]
     server = start_stub()
     with Client((own,)) as one:
         try:
             os.sched_setscheduler(one.pid, os.SCHED_RR, os.sched_param(1))
         except PermissionError:
-            pytest.skip("real time is for root (or whoever has CAP_SYS_NICE)")
+            pytest.skip("real time is for root (or a user with CAP_SYS_NICE)")
         found = [one.measure(spec(server.url, seconds=0.1, cpus=cpus)).client_goes_first for cpus in [(other,), (own,)]]
 
         assert found == [True, False]
         assert os.sched_getscheduler(one.pid) == os.SCHED_RR
 
 
-def test_nobody_listening_is_a_result_that_says_so(client: Client) -> None:
+def test_a_refused_connection_is_a_result_with_a_reason(client: Client) -> None:
     result = client.measure(spec(f"http://127.0.0.1:{free_port()}"))
 
     assert result.failures == {"unreachable": 1}
     assert "refused" in result.first_failure.lower() or "connect" in result.first_failure.lower()
 
 
-def test_a_client_that_dies_is_an_error_in_words() -> None:
+def test_a_client_that_dies_is_an_error_with_a_message() -> None:
     with Client() as one:
         os.kill(one.pid, signal.SIGKILL)
         with pytest.raises(MeasurementFailed, match=r"measuring client failed: killed by signal 9"):

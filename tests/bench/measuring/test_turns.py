@@ -86,7 +86,7 @@ def test_a_server_that_answers_nothing_is_not_asked_again() -> None:
     assert asked == [1, 2, 2, 2]
 
 
-def test_no_round_begins_when_patience_is_over() -> None:
+def test_no_round_begins_after_the_time_limit() -> None:
     times: Sequence[float] = (0.0, 50.0, 130.0)
     clock = iter(times)
 

@@ -1,4 +1,4 @@
-"""The rule by CPU, and the published table that it stands on."""
+"""The rule by CPU, and the published table that it is derived from."""
 
 from __future__ import annotations
 

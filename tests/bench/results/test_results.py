@@ -124,7 +124,7 @@ def test_failures_without_an_answer_do_not_hide_those_with_one() -> None:
     assert "Requests failed in 1 series; no answer came (disconnected, timeout)." in remarks(alone)
 
 
-def test_an_unfinished_run_says_that_it_is_one() -> None:
+def test_an_unfinished_run_is_marked_as_unfinished() -> None:
     measured = len(sample_results().settings)
     unfinished = sample_results().model_copy(update={"planned": 192})
 
@@ -137,7 +137,7 @@ def test_a_quiet_run_has_no_warning() -> None:
     assert remarks(quiet) == []
 
 
-def test_page_is_self_contained_and_says_what_was_found() -> None:
+def test_page_is_self_contained_and_has_the_results() -> None:
     page = render(sample_results())
 
     assert not re.findall(r"""(?:src|href)=["'](?!data:)[^"'#]""", page)

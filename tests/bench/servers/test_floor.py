@@ -51,7 +51,7 @@ def test_the_fastest_engine_with_right_answers_is_the_floor(
     assert fastest_ratio(manifest) == ratio
 
 
-def test_rows_that_have_a_graph_of_their_own_are_held_against_that_one() -> None:
+def test_short_rows_with_a_separate_graph_are_compared_with_that_graph() -> None:
     short = candidate(Outcome.SLOWER, {8: 0.5, 512: 50.0})
     manifest = sample_manifest()
     route = ShortRoute(longest_tokens=32, recipe=short.recipe, batching=Batching.SINGLE, max_batch_rows=1)
@@ -66,7 +66,7 @@ def test_rows_that_have_a_graph_of_their_own_are_held_against_that_one() -> None
     assert fastest_ratio(manifest.model_copy(update={"chosen": chosen, "candidates": candidates})) == {8: 1.0, 512: 1.0}
 
 
-def test_an_artefact_that_does_not_load_is_an_error_in_words(tmp_path: Path) -> None:
+def test_an_artefact_that_does_not_load_is_an_error_with_a_message(tmp_path: Path) -> None:
     with pytest.raises(MeasurementFailed, match=r"forward pass alone cannot be measured: .*manifest\.json"):
         Floor(tmp_path, everyday_tokenizer(), ())
 
@@ -126,7 +126,7 @@ time.sleep(600)
 """
 
 
-def test_the_floor_does_not_outlive_who_started_it(artefact: Path) -> None:
+def test_the_floor_process_ends_with_its_parent(artefact: Path) -> None:
     with subprocess.Popen([sys.executable, "-c", LEAVES, str(artefact)], stdout=subprocess.PIPE, text=True) as starter:
         assert starter.stdout is not None
         pid = int(starter.stdout.readline())

@@ -26,16 +26,16 @@ from tests.optimizer.report.sample import sample_manifest
 
 
 @contextmanager
-def answering(said: object, *, token: str = "") -> Iterator[str]:
-    """A server that says this at `/info` (None: 404), answers `/predict`, and has no other path; 401 to
-    whoever does not bring the token. Yields its URL."""
+def answering(info: object, *, token: str = "") -> Iterator[str]:
+    """A server that answers this at `/info` (None: 404), answers `/predict`, and has no other path; 401 to
+    clients without the token. Yields its URL."""
 
     class Handler(BaseHTTPRequestHandler):
         protocol_version = "HTTP/1.1"
 
         def do_GET(self) -> None:
-            found = self.path == "/info" and said is not None
-            self._answer(200 if found else 404, json.dumps(said if found else "not here"))
+            found = self.path == "/info" and info is not None
+            self._answer(200 if found else 404, json.dumps(info if found else "not here"))
 
         def do_POST(self) -> None:
             self.rfile.read(int(self.headers["content-length"]))
@@ -64,7 +64,7 @@ def answering(said: object, *, token: str = "") -> Iterator[str]:
 
 
 def ours() -> dict[str, object]:
-    """What one of ours says."""
+    """The answer of a Penstock server."""
     status = ServerStatus("emotion", TaskName.FEATURE_EXTRACTION, manifest=sample_manifest(), host=read_host())
     return info(Penstock(status, Settings()).service)
 
@@ -78,7 +78,7 @@ def measured(url: str, output: Path, **values: object) -> BenchResults:
     )
 
 
-def test_a_server_of_ours_is_known_by_what_it_says() -> None:
+def test_a_penstock_server_is_recognised_by_its_info() -> None:
     with answering(ours()) as url:
         found = read_info(url)
 
@@ -97,7 +97,7 @@ def test_a_task_that_is_not_that_of_the_server_is_refused(tmp_path: Path) -> Non
     assert f"{url}/info says that the task is feature-extraction" in caught.value.message
 
 
-def test_one_that_still_loads_is_known_as_well() -> None:
+def test_a_penstock_server_that_still_loads_is_recognised_too() -> None:
     with answering(info(Penstock(ServerStatus("emotion", TaskName.FILL_MASK), Settings()).service)) as url:
         found = read_info(url)
 
@@ -106,7 +106,7 @@ def test_one_that_still_loads_is_known_as_well() -> None:
 
 
 @pytest.mark.parametrize(
-    "said",
+    "info",
     [
         None,
         [],
@@ -117,8 +117,8 @@ def test_one_that_still_loads_is_known_as_well() -> None:
     ],
     ids=["none", "list", "tei", "plan", "host", "task"],
 )
-def test_servers_of_other_kinds_are_measured(said: object, tmp_path: Path) -> None:
-    with answering(said) as url:
+def test_servers_of_other_kinds_are_measured(info: object, tmp_path: Path) -> None:
+    with answering(info) as url:
         results = measured(url, tmp_path, task="feature-extraction")
 
     assert results.settings[0].ours.failed == 0
@@ -134,7 +134,7 @@ def test_a_token_that_is_asked_for_is_sent_and_not_kept(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(("token", "words"), [("", "asks for a token"), ("wrong", "refuses this token")])
-def test_a_token_that_is_missing_or_wrong_is_told(token: str, words: str, tmp_path: Path) -> None:
+def test_a_missing_or_wrong_token_is_reported(token: str, words: str, tmp_path: Path) -> None:
     with answering(None, token="open sesame") as url, pytest.raises(MeasurementFailed) as caught:
         measured(url, tmp_path, task="feature-extraction", auth_token=token)
 
@@ -142,6 +142,6 @@ def test_a_token_that_is_missing_or_wrong_is_told(token: str, words: str, tmp_pa
     assert "PENSTOCK_AUTH_TOKEN" in caught.value.remedy
 
 
-def test_a_server_elsewhere_that_is_not_ready_is_named_with_what_was_asked() -> None:
+def test_a_remote_server_that_is_not_ready_is_named_with_the_request() -> None:
     with answering(ours()) as url, pytest.raises(MeasurementFailed, match=f"{url}/readyz has not answered with 200"):
         MeasuredServer("penstock", url).wait_until_ready("/readyz", seconds=0.2)

@@ -29,7 +29,7 @@ def is_alive(pid: int) -> bool:
     return psutil.pid_exists(pid) and status(pid) != psutil.STATUS_ZOMBIE
 
 
-def test_a_paused_server_stands_still_and_goes_on(start_stub: StartStub) -> None:
+def test_a_paused_server_stops_and_resumes(start_stub: StartStub) -> None:
     server = start_stub(habit="child")
     assert len(server.pids) == 2
 
@@ -73,7 +73,7 @@ time.sleep(600)
 """
 
 
-def test_a_server_does_not_outlive_who_started_it_even_while_paused() -> None:
+def test_a_server_ends_with_its_parent_even_while_paused() -> None:
     words = [sys.executable, "-c", LEAVES, str(STUB)]
     with subprocess.Popen(words, stdout=subprocess.PIPE, text=True) as starter:
         assert starter.stdout is not None
@@ -83,7 +83,7 @@ def test_a_server_does_not_outlive_who_started_it_even_while_paused() -> None:
     assert ends(pid)
 
 
-def test_threads_that_escaped_are_brought_back(start_stub: StartStub) -> None:
+def test_threads_with_another_affinity_get_the_cpus_of_the_server(start_stub: StartStub) -> None:
     server = start_stub(habit="threads", cpus=(FIRST_CPU,))
     (pid,) = server.pids
 
@@ -94,7 +94,7 @@ def test_threads_that_escaped_are_brought_back(start_stub: StartStub) -> None:
     assert all(cpus == {FIRST_CPU} for cpus in allowed)
 
 
-def test_a_server_that_ends_while_starting_leaves_its_last_words() -> None:
+def test_the_error_of_a_server_that_ends_while_starting_has_its_last_output() -> None:
     port = free_port()
     server = MeasuredServer.start("broken", [sys.executable, "-c", "raise SystemExit('no model here')"], port=port)
     try:
@@ -120,7 +120,7 @@ def test_a_command_that_does_not_exist_is_named(tmp_path: Path) -> None:
         MeasuredServer.start("ghost", [str(tmp_path / "no-such-program")], port=free_port())
 
 
-def test_a_server_elsewhere_is_left_alone(start_stub: StartStub) -> None:
+def test_a_remote_server_is_not_paused_or_stopped(start_stub: StartStub) -> None:
     ours = start_stub()
     elsewhere = MeasuredServer("elsewhere", ours.url)
 

@@ -18,7 +18,7 @@ from tests.optimizer.end_to_end.small_model import write_small_bert
 
 @pytest.fixture
 def folder(tmp_path: Path) -> Path:
-    """A model whose mask token stands in tokenizer.json only."""
+    """A model whose mask token is in tokenizer.json only."""
     path = write_small_bert(tmp_path / "small")
     (path / "tokenizer_config.json").unlink()
     return path

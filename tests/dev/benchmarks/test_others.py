@@ -25,7 +25,7 @@ def other(began: float, ended: float, program: str = "agent") -> Span:
 @pytest.mark.parametrize(
     ("requests", "others", "expected"),
     [
-        pytest.param([(0.0, 1.0), (2.0, 3.0)], [], [False, False], id="nobody else"),
+        pytest.param([(0.0, 1.0), (2.0, 3.0)], [], [False, False], id="no other process"),
         pytest.param([(0.0, 1.0), (2.0, 3.0)], [other(2.5, 2.6)], [False, True], id="while it was under way"),
         pytest.param([(0.0, 1.0), (2.0, 3.0)], [other(1.2, 1.8)], [False, False], id="between two"),
         pytest.param([(0.0, 1.0)], [other(0.5, 0.50005)], [False], id="too short to count"),
@@ -38,14 +38,14 @@ def other(began: float, ended: float, program: str = "agent") -> Span:
         ),
     ],
 )
-def test_a_request_meets_what_runs_beside_it(
+def test_a_request_overlaps_what_runs_at_the_same_time(
     requests: list[tuple[float, float]], others: list[Span], expected: list[bool]
 ) -> None:
     due, ended = np.array(requests).T
     assert met(due, ended, others).tolist() == expected
 
 
-def test_a_cell_is_left_with_what_met_nobody() -> None:
+def test_a_cell_keeps_only_requests_without_overlap() -> None:
     cell = CellResult(seconds=4, latencies_milliseconds=(1000.0, 500.0), ended_seconds=(11.0, 13.0))
 
     left = without(cell, [other(10.2, 10.4)])
@@ -70,7 +70,7 @@ def test_the_kernels_lines_are_read() -> None:
 
 
 @pytest.mark.skipif(not MAY_TRACE, reason=f"only root may have the kernel's record ({TRACEFS})")
-def test_the_kernel_tells_who_else_ran(tmp_path: Path) -> None:
+def test_other_processes_are_read_from_the_kernel(tmp_path: Path) -> None:
     binary = shutil.which("yes")
     assert binary is not None
     programs = {}
@@ -96,7 +96,7 @@ def test_the_kernel_tells_who_else_ran(tmp_path: Path) -> None:
     assert not list((TRACEFS / "instances").glob(f"penstock-{os.getpid()}"))
 
 
-def test_without_the_right_to_it_an_error_says_what_is_missing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_without_the_permission_an_error_names_what_is_missing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("benchmarks.others.TRACEFS", tmp_path / "nothing")
 
     with pytest.raises(click.ClickException, match="--trace is for root"), record([os.getpid()]):

@@ -57,7 +57,7 @@ def test_every_peer_has_its_pins() -> None:
     assert all("==" in (REQUIREMENTS / f"{name}.txt").read_text() for name in NAMES)
 
 
-def test_every_peer_listens_where_it_is_told_to(tmp_path: Path) -> None:
+def test_every_peer_listens_at_the_given_address(tmp_path: Path) -> None:
     place = Place(model=Path("/models/minilm"), port=4321, cpus=(0, 1), scratch=tmp_path)
 
     for peer in (*PYPI_PEERS, TRANSFORMERS):
@@ -81,7 +81,7 @@ def test_a_command_without_a_name_is_refused(text: str) -> None:
         peer_of_command(text)
 
 
-def test_cells_are_those_that_are_aimed_at() -> None:
+def test_cells_are_those_of_the_aims() -> None:
     assert [cell.tokens for cell in SINGLE] == [8, 16, 32, 64, 128, 256, 384, 512]
     assert {(cell.clients, cell.tokens) for cell in CONCURRENT} == {(16, 32), (16, 128), (64, 32), (64, 128)}
     assert (Cell(clients=32, tokens=MIXED),) == TRAFFIC
@@ -120,7 +120,7 @@ def test_nothing_is_judged_on_a_busy_machine() -> None:
     assert aim.text == "10.00x the rate (ahead asked); others took 50% of the CPUs"
 
 
-def test_one_client_is_held_against_servers_with_our_graph_alone() -> None:
+def test_one_client_is_compared_with_servers_of_our_graph_only() -> None:
     found = aims(
         Cell(1, 128), {"penstock": figures(10), "other": figures(99)}, ours="penstock", same_graph=("tei",), cores=2
     )

@@ -18,7 +18,7 @@ def samples(*megabytes: float, every: float = 10.0) -> list[Sample]:
 @pytest.mark.parametrize(
     ("series", "passed"),
     [
-        # Fills up, then stands still.
+        # Fills up, then stays constant.
         ([100 + min(index, 50) for index in range(200)], True),
         # 0.1 MB every ten seconds are 36 MB an hour.
         ([100 + index * 0.1 for index in range(200)], False),

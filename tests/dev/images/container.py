@@ -57,12 +57,12 @@ class Container:
         """Its first process, as the machine counts them."""
         return int((self.folder / "pid").read_text())
 
-    def said(self) -> str:
+    def output(self) -> str:
         """Everything that it wrote so far."""
         return self.output.read_text(errors="replace")
 
     def ask(self, method: str, path: str, body: object = None) -> Answer:
-        """One request over its own loopback. OSError when nobody listens."""
+        """One request over its own loopback. OSError when no server listens."""
         if not (self.folder / "pid").is_file():
             raise OSError("it is not started yet")
         words = json.dumps([method, path, None if body is None else json.dumps(body)])
@@ -81,12 +81,12 @@ class Container:
         return Answer(status, kind, json.loads(text) if "json" in kind.get("content-type", "") else text)
 
     def until(self, method: str, path: str, *, is_it: Any, body: object = None) -> Answer:
-        """Ask until `is_it(answer)`; fails with what the container said when it ends before, or takes too long."""
+        """Ask until `is_it(answer)`; fails with the container's output when it ends before, or takes too long."""
         deadline = time.monotonic() + SECONDS
         last: object = None
         while time.monotonic() < deadline:
             if self.process.poll() is not None:
-                pytest.fail(f"the container ended with status {self.process.returncode}:\n{self.said()[-4000:]}")
+                pytest.fail(f"the container ended with status {self.process.returncode}:\n{self.output()[-4000:]}")
             try:
                 answer = self.ask(method, path, body)
             except (OSError, subprocess.TimeoutExpired) as error:
@@ -96,16 +96,16 @@ class Container:
                 if is_it(answer):
                     return answer
             time.sleep(0.2)
-        pytest.fail(f"{method} {path} did not come to that within {SECONDS:.0f} s; last: {last}\n{self.said()[-4000:]}")
+        pytest.fail(f"{method} {path} did not come to that within {SECONDS:.0f} s; last: {last}\n{self.output()[-4000:]}")
 
-    def until_said(self, what: re.Pattern[str]) -> None:
-        """Wait until it wrote this; fails with what it said when it ends before, or takes too long."""
+    def until_output(self, what: re.Pattern[str]) -> None:
+        """Wait until it wrote this; fails with its output when it ends before, or takes too long."""
         deadline = time.monotonic() + SECONDS
-        while not what.search(self.said()):
-            if self.process.poll() is not None and not what.search(self.said()):
-                pytest.fail(f"the container ended with status {self.process.returncode}:\n{self.said()[-4000:]}")
+        while not what.search(self.output()):
+            if self.process.poll() is not None and not what.search(self.output()):
+                pytest.fail(f"the container ended with status {self.process.returncode}:\n{self.output()[-4000:]}")
             if time.monotonic() > deadline:
-                pytest.fail(f"it did not say {what.pattern!r} within {SECONDS:.0f} s:\n{self.said()[-4000:]}")
+                pytest.fail(f"it did not say {what.pattern!r} within {SECONDS:.0f} s:\n{self.output()[-4000:]}")
             time.sleep(0.2)
 
     def end(self) -> int:

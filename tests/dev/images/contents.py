@@ -63,7 +63,7 @@ class Contents(Found):
 
 
 def clean(name: str) -> str:
-    """A path as a tar has it, without what stands before the first folder."""
+    """A path as a tar has it, without what precedes the first folder."""
     return name.removeprefix("./").strip("/")
 
 

@@ -14,7 +14,7 @@ from images.target import SOURCE_DATE_EPOCH, USUAL, project_version
 from tests.dev.images.contents import Contents, look_through, traces_of_the_machine
 
 MOST_MEGABYTES = {"operator": 300, "runtime": 500, "gateway": 150, "optimizer": 900, "optimizer-demo": 1000}
-"""Unpacked. docs/decisions/images.md says what they weigh."""
+"""Unpacked. docs/decisions/images.md lists their sizes."""
 
 WORDS = {
     "operator": ["penstock-operator"],
@@ -55,13 +55,13 @@ def test_it_runs_as_a_user_without_rights(contents: Contents) -> None:
     assert contents.settings["User"] == "65532:65532"
 
 
-def test_it_starts_what_it_is_for(contents: Contents, name: str) -> None:
+def test_its_entry_point_is_the_program_of_its_part(contents: Contents, name: str) -> None:
     assert contents.settings["Entrypoint"] == WORDS[name]
     assert not contents.settings.get("Cmd")
     assert contents.settings["WorkingDir"] == "/"
 
 
-def test_it_says_what_it_is(contents: Contents, name: str) -> None:
+def test_it_has_a_description(contents: Contents, name: str) -> None:
     labels = contents.settings["Labels"]
 
     assert labels["org.opencontainers.image.title"] == f"penstock-{name}"
@@ -70,13 +70,13 @@ def test_it_says_what_it_is(contents: Contents, name: str) -> None:
     assert labels["org.opencontainers.image.description"]
 
 
-def test_only_what_answers_requests_has_a_port_and_says_how_to_see_its_health(contents: Contents, name: str) -> None:
+def test_only_images_that_answer_requests_have_a_port_and_a_health_check(contents: Contents, name: str) -> None:
     serves = name != "operator"
 
     ports = [] if not serves else ["8080/tcp", "8404/tcp"] if name == "gateway" else ["8080/tcp"]
     assert sorted(contents.settings.get("ExposedPorts", {})) == ports
     assert ("dev.penstock.health.ready" in contents.settings["Labels"]) == serves
-    # The gateway listens everywhere unless it is told otherwise.
+    # The gateway listens everywhere unless it is configured otherwise.
     assert ("PENSTOCK_HOST=0.0.0.0" in contents.settings["Env"]) == (serves and name != "gateway")
 
 
@@ -104,7 +104,7 @@ def test_the_native_engine_is_compiled_and_its_compiler_left_behind(contents: Co
     assert not {path for path in contents.paths if re.fullmatch(r"usr/bin/(.*-)?(gcc|cc|ld|as)(-\d+)?", path)}
 
 
-def test_nobody_who_can_start_it_can_change_it(contents: Contents) -> None:
+def test_its_user_cannot_change_its_files(contents: Contents) -> None:
     """Everything belongs to root and only root may write, but for the folders that are meant for it."""
     ours = {path for path, entry in contents.paths.items() if entry.uid == 65532}
     open_to_all = {path for path, entry in contents.paths.items() if entry.mode & 0o002 and not entry.issym()}
@@ -113,7 +113,7 @@ def test_nobody_who_can_start_it_can_change_it(contents: Contents) -> None:
     assert open_to_all <= {"tmp", "var/tmp", "run/lock"}
 
 
-def test_every_compiled_module_holds_for_good(contents: Contents) -> None:
+def test_every_compiled_module_has_an_unchecked_hash(contents: Contents) -> None:
     """A .pyc that asks for its source's time would be stale in an image whose files have one time."""
     unchecked_hash = 0b01
 
@@ -132,7 +132,7 @@ def test_no_account_carries_the_day_of_the_build(contents: Contents) -> None:
     assert {int(account[2]) for account in accounts} == {SOURCE_DATE_EPOCH // 86_400}
 
 
-def test_what_building_leaves_behind_is_not_there(contents: Contents) -> None:
+def test_it_has_no_leftovers_of_the_build(contents: Contents) -> None:
     left = re.compile(
         r"(var/lib/apt/lists|var/cache/apt|var/log|root|tmp|var/tmp|mnt|media|build|opt/builder|run/secrets)/.+|"
         r"usr/share/(doc|man|locale)/.+|.*/pip/_internal/.*"
@@ -161,7 +161,7 @@ def test_nothing_of_the_building_machine_is_in_any_layer_or_in_the_configuration
     assert [one for one in contents.settings["Env"] if re.match(r"(?i)(pip_|uv_|\w*proxy|\w*ssl|\w*cert)", one)] == []
 
 
-def test_it_trusts_whom_debian_trusts_and_nobody_else(contents: Contents) -> None:
+def test_its_certificate_authorities_are_those_of_debian(contents: Contents) -> None:
     bundle = contents.texts["etc/ssl/certs/ca-certificates.crt"]
     trusted = set(re.findall(rb"-----BEGIN CERTIFICATE-----\n.*?-----END CERTIFICATE-----", bundle, re.DOTALL))
     debian_s = {text.strip() for path, text in contents.texts.items() if "/mozilla/" in path}

@@ -1,4 +1,4 @@
-"""What building leaves in the cache stays within bounds, and goes when it is told to."""
+"""What building leaves in the cache stays within bounds, and is deleted on request."""
 
 from __future__ import annotations
 
@@ -40,14 +40,14 @@ def test_an_archive_on_another_base_is_another_one(elsewhere: Builder) -> None:
     assert other.archive(TARGETS["runtime"]) != elsewhere.archive(TARGETS["runtime"])
 
 
-def test_without_the_tools_it_says_how_to_get_them(elsewhere: Builder, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_without_the_tools_the_error_names_how_to_get_them(elsewhere: Builder, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PATH", "/nowhere")
 
     with pytest.raises(ToolMissing, match=r"apt-get install buildah mmdebstrap.*docker build --target runtime"):
         elsewhere.build(TARGETS["operator"])
 
 
-def test_an_image_that_there_is_not_is_named_with_those_that_there_are() -> None:
+def test_an_unknown_image_is_an_error_with_the_known_names() -> None:
     with pytest.raises(ImageError, match="no image 'runtim': choose of operator, runtime, gateway, optimizer"):
         target_named("runtim")
 
@@ -65,7 +65,7 @@ def small(images: Builder, tmp_path: Path, checkout: Path) -> Iterator[Builder]:
     builder.clean()
 
 
-def test_of_an_image_that_was_built_anew_the_layers_go(small: Builder, checkout: Path) -> None:
+def test_the_layers_of_a_replaced_image_are_deleted(small: Builder, checkout: Path) -> None:
     for turn in range(3):
         (checkout / "penstock/a.py").write_text(f"changed {turn}")
         small.build(TARGETS["runtime"])
@@ -74,7 +74,7 @@ def test_of_an_image_that_was_built_anew_the_layers_go(small: Builder, checkout:
     assert len(list(small.cache.glob("*.oci.tar"))) == KEPT
 
 
-def test_what_builds_left_that_were_killed_goes_with_the_next_one(small: Builder, checkout: Path) -> None:
+def test_the_next_build_deletes_the_leftovers_of_killed_builds(small: Builder, checkout: Path) -> None:
     buildah = small.buildah
     before = small.archive(TARGETS["runtime"])
     buildah.run("from", "scratch")

@@ -36,7 +36,7 @@ def test_caches_that_were_there_are_replaced(tmp_path: Path) -> None:
     assert list(tmp_path.rglob("*.pyc")) == []
 
 
-def test_what_is_no_python_stays_as_it_is(tmp_path: Path) -> None:
+def test_files_that_are_not_python_stay_unchanged(tmp_path: Path) -> None:
     (tmp_path / "template.py").write_text("{{ this is a template }} def\n")
 
     assert compile_folder(tmp_path) == 0

@@ -1,4 +1,4 @@
-"""The key of an image stands for what it is made of, and for nothing else."""
+"""The key of an image depends on its contents, and on nothing else."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ def test_another_target_has_another_key(checkout: Path) -> None:
     assert len(keys) == len(TARGETS)
 
 
-def test_words_cannot_run_into_each_other(checkout: Path) -> None:
+def test_adjacent_parts_of_a_key_are_separated(checkout: Path) -> None:
     assert content_key(checkout, ["ab", "c"]) != content_key(checkout, ["a", "bc"])
 
 

@@ -1,4 +1,4 @@
-"""Two builds of the same sources give the same image, whoever builds."""
+"""Two builds of the same sources give the same image for every user."""
 
 from __future__ import annotations
 
@@ -62,7 +62,7 @@ def test_a_second_build_by_another_machine_gives_the_same_layers(
 
 
 @pytest.mark.extended
-def test_a_base_is_the_same_whoever_may_look_into_the_folder_that_it_is_made_in(images: Builder) -> None:
+def test_a_base_is_the_same_whatever_the_permissions_of_its_folder(images: Builder) -> None:
     require_tools()
     digests = set()
     for mode in (0o755, 0o700):

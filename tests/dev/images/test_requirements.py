@@ -51,7 +51,7 @@ def test_extras_become_requirements(extras: list[str], without: list[str], expec
     assert requirements(PROJECT, extras, without) == expected
 
 
-def test_an_extra_that_there_is_not_is_named_with_those_that_there_are() -> None:
+def test_an_unknown_extra_is_an_error_with_the_known_names() -> None:
     with pytest.raises(SystemExit, match="no extra 'runtim'; it has all, optimizer, runtime, torch"):
         requirements(PROJECT, ["runtim"])
 

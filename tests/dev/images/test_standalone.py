@@ -84,10 +84,10 @@ def test_a_model_is_served_while_it_is_optimised_and_its_artefact_by_the_smaller
         container.until("GET", "/readyz", is_it=ready)
         first = container.ask("POST", "/predict", QUESTION)
         check(first)
-        container.until("GET", "/info", is_it=lambda _: "took over in the running server" in container.said())
+        container.until("GET", "/info", is_it=lambda _: "took over in the running server" in container.output())
         check(container.ask("POST", "/predict", QUESTION))
         assert container.end() == 0
-    # Beside it lies the fp32 one that was served meanwhile.
+    # Next to it is the fp32 one that was served meanwhile.
     (finished,) = [path.parent for path in artefacts.glob("*/report.html") if path.parent.suffix != ".baseline"]
 
     with runtime.run("serve", "/artefact", mounts={"/artefact": finished}) as container:
@@ -99,7 +99,7 @@ def test_a_model_is_served_while_it_is_optimised_and_its_artefact_by_the_smaller
 
 
 @pytest.mark.timeout(600)
-def test_openvino_and_its_quantiser_work_with_what_was_left_of_them(
+def test_openvino_and_its_quantiser_work_after_the_trimming(
     optimizer: Engine, models: Path, tmp_path: Path
 ) -> None:
     artefacts = volume(tmp_path / "artefacts")
@@ -110,12 +110,12 @@ def test_openvino_and_its_quantiser_work_with_what_was_left_of_them(
     with optimizer.run(
         "optimize", "/models/openvino.yaml", mounts={"/models": models, "/var/lib/penstock/artefacts": artefacts}
     ) as container:
-        container.until_said(fine)
+        container.until_output(fine)
         # What comes after that is no other than for the image's other engine. `docker stop` ends it in order.
         assert container.end() == INTERRUPTED
 
-    assert "the same command goes on from there" in container.said()
-    assert "rror" not in container.said()
+    assert "the same command goes on from there" in container.output()
+    assert "rror" not in container.output()
 
 
 @pytest.mark.extended  # the one above sees OpenVINO at work, and the one before it a search that is through
@@ -128,22 +128,22 @@ def test_a_search_of_openvino_s_comes_to_its_end(optimizer: Engine, models: Path
     ) as container:
         status = container.process.wait(400)
 
-    assert status == 0, container.said()
+    assert status == 0, container.output()
     assert list(artefacts.glob("*/manifest.json"))
-    assert "rror" not in container.said()
+    assert "rror" not in container.output()
 
 
-def test_the_smaller_image_says_which_one_optimises(runtime: Engine, models: Path) -> None:
+def test_the_error_of_the_smaller_image_names_the_one_that_optimises(runtime: Engine, models: Path) -> None:
     with runtime.run("serve", "/models/endpoint.yaml", mounts={"/models": models}) as container:
         status = container.process.wait(240)
 
     assert status == 1
-    assert "penstock-optimizer" in container.said()
-    assert "Traceback" not in container.said()
+    assert "penstock-optimizer" in container.output()
+    assert "Traceback" not in container.output()
 
 
 @pytest.mark.parametrize("which", ["optimizer", "runtime"])
-def test_without_words_it_is_a_pod_s_process_and_says_what_it_is_not_told(
+def test_without_arguments_it_is_a_pod_s_process_and_names_missing_settings(
     which: str, request: pytest.FixtureRequest
 ) -> None:
     started: Engine = request.getfixturevalue(which)
@@ -152,8 +152,8 @@ def test_without_words_it_is_a_pod_s_process_and_says_what_it_is_not_told(
         status = container.process.wait(240)
 
     assert status != 0
-    assert "PENSTOCK_" in container.said()
-    assert "Traceback" not in container.said()
+    assert "PENSTOCK_" in container.output()
+    assert "Traceback" not in container.output()
 
 
 @pytest.mark.parametrize("which", ["optimizer", "runtime"])
@@ -163,4 +163,4 @@ def test_it_knows_its_version(which: str, request: pytest.FixtureRequest) -> Non
     with started.run("--version") as container:
         assert container.process.wait(240) == 0
 
-    assert container.said().startswith("penstock, version ")
+    assert container.output().startswith("penstock, version ")

@@ -72,7 +72,7 @@ def test_an_architecture_without_a_builder_is_exported_and_served(
 
 
 @pytest.mark.timeout(2400)  # with the building of an image of 1.8 GB
-def test_the_usual_optimiser_says_what_it_would_need(
+def test_the_error_of_the_usual_optimiser_names_what_is_missing(
     images: Builder,
     archive: Callable[[str], Archive],
     mounts: dict[str, Path],
@@ -85,5 +85,5 @@ def test_the_usual_optimiser_says_what_it_would_need(
         status = container.process.wait(120)
 
     assert status == 1
-    assert "torch" in container.said()
-    assert "Traceback" not in container.said()
+    assert "torch" in container.output()
+    assert "Traceback" not in container.output()

@@ -1,4 +1,4 @@
-"""What is asked directly is what kubectl would have said, and what goes wrong is said by kubectl."""
+"""Direct requests give the answers of kubectl, and errors come from kubectl."""
 
 from __future__ import annotations
 
@@ -52,14 +52,14 @@ def test_an_object_is_kubectl_s(kubectl: Kubectl) -> None:
     assert kubectl.get("cm", "one") == json.loads(kubectl("get", "configmap", "one", "--output", "json"))
 
 
-def test_a_field_belongs_to_whoever_would_have_applied_it(kubectl: Kubectl) -> None:
+def test_a_field_has_the_manager_that_kubectl_would_have_set(kubectl: Kubectl) -> None:
     kubectl.apply(CONFIG_MAP)
 
     shown = json.loads(kubectl("get", "configmap", "one", "--output", "json", "--show-managed-fields"))
     assert {(one["manager"], one["operation"]) for one in shown["metadata"]["managedFields"]} == {("kubectl", "Apply")}
 
 
-def test_what_goes_wrong_is_said_in_kubectl_s_words(kubectl: Kubectl) -> None:
+def test_errors_have_the_message_of_kubectl(kubectl: Kubectl) -> None:
     with pytest.raises(KubectlError, match=r'\(NotFound\): configmaps "none" not found'):
         kubectl.get("configmap", "none")
     with pytest.raises(KubectlError, match="the server doesn't have a resource type"):
@@ -89,7 +89,7 @@ def test_a_kind_that_is_defined_later_is_learnt(api: Api, control_plane: Cluster
         control_plane.kubectl.delete(definition)
 
 
-def test_who_signs_in_by_a_program_is_left_to_kubectl(tmp_path: Path) -> None:
+def test_a_user_with_a_credential_plugin_is_left_to_kubectl(tmp_path: Path) -> None:
     kubeconfig = tmp_path / "config"
     kubeconfig.write_text(
         "clusters: [{name: a, cluster: {server: 'https://example.invalid'}}]\n"

@@ -21,7 +21,7 @@ def _nothing_given(monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.delenv(name, raising=False)
 
 
-def test_without_a_name_there_is_none() -> None:
+def test_without_a_name_there_is_no_cluster() -> None:
     assert given_cluster() is None
 
 
@@ -67,7 +67,7 @@ def test_cluster_that_does_not_answer_is_named(
 
 
 @pytest.mark.parametrize(("annotations", "refused"), [({}, True), ({OF_TESTS: "yes"}, False)])
-def test_somebodys_penstock_is_neither_tested_nor_taken_away(
+def test_an_existing_penstock_is_neither_tested_nor_removed(
     private_control_plane: ControlPlane, annotations: dict[str, str], refused: bool
 ) -> None:
     cluster = Cluster(private_control_plane.kubeconfig, private_control_plane.kubectl)
@@ -92,16 +92,16 @@ def test_somebodys_penstock_is_neither_tested_nor_taken_away(
         cluster.kubectl.delete(deployment)
 
 
-def test_images_are_not_loaded_into_somebodys_cluster(tmp_path: Path) -> None:
+def test_images_are_not_loaded_into_a_cluster_of_the_user(tmp_path: Path) -> None:
     cluster = Cluster(tmp_path / "config", Kubectl(Path("kubectl"), tmp_path / "config"))
 
     with pytest.raises(BedError, match="Load it into its nodes yourself"):
         cluster.load_image(tmp_path / "image.tar")
 
 
-def test_error_of_kubectl_is_what_it_said(kubectl: Kubectl) -> None:
-    with pytest.raises(KubectlError, match=r'kubectl get pod nobody .*: .*pods "nobody" not found'):
-        kubectl.get("pod", "nobody")
+def test_error_of_kubectl_has_its_output(kubectl: Kubectl) -> None:
+    with pytest.raises(KubectlError, match=r'kubectl get pod missing .*: .*pods "missing" not found'):
+        kubectl.get("pod", "missing")
 
 
 def test_every_fixture_is_described() -> None:
@@ -112,7 +112,7 @@ def test_every_fixture_is_described() -> None:
     assert [name for name in names if not name.startswith("_") and f"\n    {name} " not in text] == []
 
 
-def test_command_line_says_what_helps_where_no_cluster_runs(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_command_line_names_the_remedy_where_no_cluster_runs(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setenv("PENSTOCK_TESTBED_STATE", str(tmp_path))
 
     result = subprocess.run(
@@ -126,7 +126,7 @@ def test_command_line_says_what_helps_where_no_cluster_runs(monkeypatch: pytest.
     assert result.stderr == "Error: no cluster runs on this machine. `make cluster` starts one\n"
 
 
-def test_command_line_ends_nothing_where_nothing_runs(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_command_line_down_does_nothing_where_no_cluster_runs(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setenv("PENSTOCK_TESTBED_STATE", str(tmp_path))
 
     result = subprocess.run([sys.executable, "-m", "testbed", "down"], capture_output=True, text=True, check=True)

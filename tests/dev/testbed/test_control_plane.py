@@ -60,7 +60,7 @@ def test_what_an_owner_leaves_is_collected(kubectl: Kubectl) -> None:
     kubectl.wait("delete", "configmap/owned", timeout_seconds=120)
 
 
-def test_rbac_refuses_who_was_granted_nothing(private_control_plane: ControlPlane) -> None:
+def test_rbac_refuses_a_user_without_rights(private_control_plane: ControlPlane) -> None:
     stranger = private_control_plane.kubectl.using(private_control_plane.user("stranger"))
 
     with pytest.raises(KubectlError, match='User "stranger" cannot list resource "pods"'):
@@ -75,7 +75,7 @@ def test_server_keeps_its_objects_over_a_kill(private_control_plane: ControlPlan
     assert private_control_plane.kubectl.get("configmap", "survivor")["data"] == {"kept": "yes"}
 
 
-def test_two_stand_side_by_side_and_know_nothing_of_each_other(
+def test_two_control_planes_run_independently(
     control_plane: Cluster, private_control_plane: ControlPlane
 ) -> None:
     private_control_plane.kubectl.apply(config_map("only-here"))
@@ -84,7 +84,7 @@ def test_two_stand_side_by_side_and_know_nothing_of_each_other(
         control_plane.kubectl.get("configmap", "only-here")
 
 
-def test_arguments_of_ones_own_reach_the_program() -> None:
+def test_extra_arguments_reach_the_program() -> None:
     with running_control_plane(extra={"kube-apiserver": ("--max-requests-inflight=77",)}) as plane:
         process = plane.daemon("kube-apiserver").process
         assert process is not None

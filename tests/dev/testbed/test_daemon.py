@@ -14,7 +14,7 @@ from testbed.errors import BedError
 
 PYTHON = Path(sys.executable)
 WAIT = "import signal; print('here', flush=True); signal.pause()"
-DEAF = """
+IGNORES_SIGTERM = """
 import signal
 signal.signal(signal.SIGTERM, signal.SIG_IGN)
 print("here", flush=True)
@@ -24,7 +24,7 @@ while True:
 
 
 def started(folder: Path, code: str, name: str = "program") -> Daemon:
-    """A daemon that runs Python code which says `here` once it is ready."""
+    """A daemon that runs Python code which prints `here` once it is ready."""
     daemon = Daemon(name, folder)
     daemon.start(PYTHON, [name, "-c", code])
     deadline = time.monotonic() + 60
@@ -47,8 +47,8 @@ def test_running_program_is_found_by_its_record(tmp_path: Path) -> None:
     assert daemons(tmp_path) == []
 
 
-def test_program_that_is_deaf_to_the_first_signal_is_killed(tmp_path: Path) -> None:
-    daemon = started(tmp_path, DEAF)
+def test_program_that_ignores_the_first_signal_is_killed(tmp_path: Path) -> None:
+    daemon = started(tmp_path, IGNORES_SIGTERM)
     process = daemon.process
 
     daemon.stop(grace_seconds=0.2)
@@ -66,7 +66,7 @@ def test_second_start_is_refused(tmp_path: Path) -> None:
         daemon.stop(grace_seconds=0)
 
 
-def test_program_that_has_ended_has_no_process_but_last_words(tmp_path: Path) -> None:
+def test_program_that_has_ended_has_no_process_but_its_last_output(tmp_path: Path) -> None:
     daemon = started(tmp_path, "print('here'); raise SystemExit('no room')")
     process = Process.read(daemon.record)
     assert process is not None
@@ -76,7 +76,7 @@ def test_program_that_has_ended_has_no_process_but_last_words(tmp_path: Path) ->
     assert daemon.last_words().endswith("no room")
 
 
-def test_id_that_another_process_has_by_now_is_let_alone(tmp_path: Path) -> None:
+def test_process_with_a_reused_id_is_not_stopped(tmp_path: Path) -> None:
     own = Process.current()
     stranger = Process(own.pid, own.started_ticks + 1)
     stranger.write(tmp_path / "pids" / "program.json")

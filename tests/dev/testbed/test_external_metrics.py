@@ -30,7 +30,7 @@ RULE: dict[str, Any] = {
         ({"externalRules": [{**RULE, "name": {"as": "wait"}}]}, 'unknown field "name"'),
     ],
 )
-def test_a_rule_that_it_would_not_obey_ends_it(configuration: dict[str, Any], why: str, tmp_path: Path) -> None:
+def test_an_unsupported_rule_is_an_error_at_start(configuration: dict[str, Any], why: str, tmp_path: Path) -> None:
     (tmp_path / "config.yaml").write_text(json.dumps(configuration))
 
     run = subprocess.run(

@@ -34,7 +34,7 @@ def test_every_blob_is_named_by_its_content_and_reached_from_the_index() -> None
     assert all(each["size"] == len(blobs[each["digest"].removeprefix("sha256:")]) for each in reached)
 
 
-def test_archive_says_what_the_image_is_called() -> None:
+def test_archive_has_the_name_of_the_image() -> None:
     (described,) = json.loads(members(IMAGE.archive())["index.json"])["manifests"]
 
     assert described["annotations"] == {

@@ -122,9 +122,9 @@ def test_pods_addresses_come_from_the_nodes_network() -> None:
     assert json.dumps(bridge)  # containerd reads JSON
 
 
-@pytest.mark.parametrize(("forward", "said"), [(True, "forward . /etc/resolv.conf"), (False, "rcode NXDOMAIN")])
-def test_other_names_are_asked_outside_only_where_pods_may_get_there(forward: bool, said: str) -> None:
-    assert said in services.corefile(kubeconfig=FOLDER / "admin.kubeconfig", ready_port=1234, forward=forward)
+@pytest.mark.parametrize(("forward", "line"), [(True, "forward . /etc/resolv.conf"), (False, "rcode NXDOMAIN")])
+def test_other_names_are_asked_outside_only_where_pods_may_get_there(forward: bool, line: str) -> None:
+    assert line in services.corefile(kubeconfig=FOLDER / "admin.kubeconfig", ready_port=1234, forward=forward)
 
 
 def test_addresses_inside_the_machine_are_not_rewritten() -> None:
@@ -132,7 +132,7 @@ def test_addresses_inside_the_machine_are_not_rewritten() -> None:
 
 
 @pytest.mark.parametrize(
-    ("facts", "said"),
+    ("facts", "expected"),
     [
         (replace(CAPABLE, root=False), ["nodes need root"]),
         (replace(CAPABLE, missing_commands=("runc", "nft")), ["runc, nft missing: `make system`"]),
@@ -144,11 +144,11 @@ def test_addresses_inside_the_machine_are_not_rewritten() -> None:
         (CAPABLE, []),
     ],
 )
-def test_machine_that_cannot_hold_nodes_is_told_all_that_is_missing(facts: Facts, said: list[str]) -> None:
+def test_machine_that_cannot_hold_nodes_gets_a_list_of_all_that_is_missing(facts: Facts, expected: list[str]) -> None:
     found = complaints(facts)
 
-    assert len(found) == len(said)
-    assert all(text.startswith(start) or start in text for text, start in zip(found, said, strict=True))
+    assert len(found) == len(expected)
+    assert all(text.startswith(start) or start in text for text, start in zip(found, expected, strict=True))
 
 
 def test_the_cluster_in_a_container_gives_whole_cores_away() -> None:

@@ -41,7 +41,7 @@ def service(name: str) -> dict[str, Any]:
 
 
 def allowed_cores(kubectl: Kubectl, name: str) -> frozenset[int]:
-    """The cores that the pod's first process may run on, as its kernel says."""
+    """The cores that the pod's first process may run on, from its kernel."""
     status = kubectl("exec", name, "--", "cat", "/proc/1/status")
     return parse_core_list(
         next(line.split()[1] for line in status.splitlines() if line.startswith("Cpus_allowed_list"))
@@ -68,12 +68,12 @@ def test_unpinned_pod_keeps_off_a_pinned_ones_core(full_kubectl: Kubectl) -> Non
     full_kubectl.apply(pod("pinned", "sleep 1000", cores=1))
     full_kubectl.wait("condition=Ready", "pod/pinned")
     node = full_kubectl.get("pod", "pinned")["spec"]["nodeName"]
-    beside = pod("beside", "sleep 1000")
-    beside["spec"]["nodeName"] = node
-    full_kubectl.apply(beside)
-    full_kubectl.wait("condition=Ready", "pod/beside")
+    unpinned = pod("unpinned", "sleep 1000")
+    unpinned["spec"]["nodeName"] = node
+    full_kubectl.apply(unpinned)
+    full_kubectl.wait("condition=Ready", "pod/unpinned")
 
-    assert not allowed_cores(full_kubectl, "pinned") & allowed_cores(full_kubectl, "beside")
+    assert not allowed_cores(full_kubectl, "pinned") & allowed_cores(full_kubectl, "unpinned")
 
 
 def test_service_is_found_by_its_name_and_answers(full_kubectl: Kubectl) -> None:
@@ -106,7 +106,7 @@ def test_pod_comes_up_in_seconds(full_kubectl: Kubectl) -> None:
     assert time.monotonic() - began < 120
 
 
-def test_nodes_say_which_cores_they_give_away(full_cluster: Cluster, full_kubectl: Kubectl) -> None:
+def test_nodes_report_which_cores_they_allocate(full_cluster: Cluster, full_kubectl: Kubectl) -> None:
     if full_cluster.machine is None:
         pytest.skip("only our nodes' files can be read")
     for node in full_cluster.machine.nodes:

@@ -28,9 +28,9 @@ with shared_machine() as machine:
 
 @pytest.fixture
 def ours(full_cluster: Cluster) -> Cluster:
-    """The machine's cluster, which these tests break, and which nobody has started for himself."""
+    """The machine's cluster, which these tests break, and which no user has started for other work."""
     if full_cluster.machine is None or not STARTED_BY_TESTS.exists():
-        pytest.skip("breaks the cluster, and this one is somebody's own")
+        pytest.skip("breaks the cluster, and this one is in use")
     return full_cluster
 
 
@@ -84,7 +84,7 @@ def test_cluster_that_broke_down_is_replaced_and_its_end_leaves_nothing(ours: Cl
 
     assert left() == []
     assert {name: Path("/proc/sys", name).read_text().strip() for name in before} == before
-    machine.up()  # for whoever comes after us
+    machine.up()  # for the tests that follow
 
 
 def left() -> list[str]:

@@ -1,4 +1,4 @@
-"""What the control plane's programs are told, and the keys that they get."""
+"""Arguments and keys of the control plane's programs."""
 
 from __future__ import annotations
 
@@ -28,17 +28,17 @@ def test_extra_arguments_of_no_program_are_refused() -> None:
         arguments(Settings(FOLDER, extra={"kubelet": ()}))
 
 
-def test_every_program_listens_where_it_was_told() -> None:
+def test_every_program_listens_at_its_configured_port() -> None:
     ports = Ports(etcd=1, etcd_peer=2, api=3, controller_manager=4, scheduler=5)
 
-    told = arguments(Settings(FOLDER, ports=ports))
+    by_program = arguments(Settings(FOLDER, ports=ports))
 
-    assert "--listen-client-urls=http://127.0.0.1:1" in told["etcd"]
-    assert "--listen-peer-urls=http://127.0.0.1:2" in told["etcd"]
-    assert "--secure-port=3" in told["kube-apiserver"]
-    assert "--etcd-servers=http://127.0.0.1:1" in told["kube-apiserver"]
-    assert "--secure-port=4" in told["kube-controller-manager"]
-    assert "--secure-port=5" in told["kube-scheduler"]
+    assert "--listen-client-urls=http://127.0.0.1:1" in by_program["etcd"]
+    assert "--listen-peer-urls=http://127.0.0.1:2" in by_program["etcd"]
+    assert "--secure-port=3" in by_program["kube-apiserver"]
+    assert "--etcd-servers=http://127.0.0.1:1" in by_program["kube-apiserver"]
+    assert "--secure-port=4" in by_program["kube-controller-manager"]
+    assert "--secure-port=5" in by_program["kube-scheduler"]
 
 
 @pytest.mark.parametrize(("address", "reconciler"), [("127.0.0.1", "none"), (HOST_ADDRESS, "lease")])

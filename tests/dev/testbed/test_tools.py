@@ -53,7 +53,7 @@ def test_compiler_target_and_flags_are_part_of_the_key() -> None:
     assert len(keys) == 5
 
 
-def test_kubernetes_says_the_version_that_its_module_pins() -> None:
+def test_kubernetes_reports_the_version_that_its_module_pins() -> None:
     pinned = re.search(r"k8s\.io/kubernetes v(\S+)", (KUBE.source / "go.mod").read_text())
 
     assert pinned is not None
@@ -70,17 +70,17 @@ def test_every_pin_has_its_checksum(tool: Tool) -> None:
 
 def test_built_binary_is_kept(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setattr(build, "CACHE", tmp_path)
-    said: list[str] = []
+    messages: list[str] = []
 
-    first = build.binary(PAUSE, report=said.append)
-    second = build.binary(PAUSE, report=said.append)
+    first = build.binary(PAUSE, report=messages.append)
+    second = build.binary(PAUSE, report=messages.append)
 
     assert first == second
     assert first.stat().st_mode & 0o111
-    assert [line.split(" in ")[0] for line in said if line.startswith("built")] == ["built pause"]
+    assert [line.split(" in ")[0] for line in messages if line.startswith("built")] == ["built pause"]
 
 
-def test_broken_source_is_no_binary_and_its_complaint_is_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_broken_source_gives_the_compiler_error_and_no_binary(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     tool = copied(PAUSE, tmp_path, monkeypatch)
     monkeypatch.setattr(build, "CACHE", tmp_path / "cache")
     (tmp_path / "pause" / "main.go").write_text("package main\n\nfunc main() { undefined() }\n")
@@ -91,7 +91,7 @@ def test_broken_source_is_no_binary_and_its_complaint_is_told(tmp_path: Path, mo
     assert not build.is_built(tool)
 
 
-def test_without_go_one_is_told_what_to_do(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_without_go_the_error_has_a_remedy(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setenv("PATH", str(tmp_path))
 
     with pytest.raises(BedError, match=r"Install Go 1\.24 or later .* PENSTOCK_TEST_KUBECONFIG"):

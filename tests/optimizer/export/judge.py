@@ -53,7 +53,7 @@ def torch_outputs(made: Made, batch: Arrays, io: GraphIO) -> Arrays:
 
 
 def _without_padding(array: NDArray[Any], batch: Arrays, head: Head) -> NDArray[Any]:
-    """Padding is nobody's answer."""
+    """Padding is not part of an answer."""
     if head in {Head.SEQUENCE, Head.MASKED_LM}:
         return array
     mask = batch["attention_mask"]

@@ -181,7 +181,7 @@ def test_a_batch_without_masks_has_no_logits(tmp_path: Path) -> None:
         assert engine(exported.path, exported.io)(batch)["logits"].shape == (0, SMALL["vocab_size"])
 
 
-def test_large_weights_stand_beside_the_graph(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_large_weights_are_in_a_separate_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(graph_module, "SINGLE_FILE_BYTES", 1000)
     made = make(tmp_path / "model", "RobertaConfig", Head.MASKED_LM, **ROBERTA)
 
@@ -191,7 +191,7 @@ def test_large_weights_stand_beside_the_graph(tmp_path: Path, monkeypatch: pytes
     assert graph.stat().st_size < data.stat().st_size
 
 
-def test_nothing_is_left_beside_a_smaller_graph(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_smaller_graph_leaves_no_old_weight_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     made = make(tmp_path / "model", "BertConfig", Head.ENCODER, **SMALL)
     with monkeypatch.context() as patch:
         patch.setattr(graph_module, "SINGLE_FILE_BYTES", 1000)

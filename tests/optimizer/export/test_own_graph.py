@@ -87,7 +87,7 @@ def test_other_names_of_outputs_become_ours(head: Head, names: dict[str, str], t
 
 
 @pytest.mark.parity
-def test_outputs_beside_the_wanted_one_are_no_obstacle(tmp_path: Path) -> None:
+def test_further_outputs_are_ignored(tmp_path: Path) -> None:
     made = with_own_graph(tmp_path, Head.ENCODER)
 
     def add_pooled(model: onnx.ModelProto) -> None:
@@ -112,9 +112,9 @@ def test_outputs_beside_the_wanted_one_are_no_obstacle(tmp_path: Path) -> None:
         (Head.SPAN, {}),
     ],
 )
-@pytest.mark.parametrize("beside", [False, True])
+@pytest.mark.parametrize("external", [False, True])
 def test_a_graph_of_half_precision_gets_float32_outputs(
-    head: Head, names: dict[str, str], tmp_path: Path, *, beside: bool
+    head: Head, names: dict[str, str], tmp_path: Path, *, external: bool
 ) -> None:
     made = with_own_graph(tmp_path, head)
     edit(made, lambda model: rename(model, names))
@@ -129,7 +129,7 @@ def test_a_graph_of_half_precision_gets_float32_outputs(
     for value in model.graph.output:
         value.type.tensor_type.elem_type = TensorProto.FLOAT16
     del model.graph.value_info[:]  # of float32
-    onnx.save(model, str(made.path / "model.onnx"), save_as_external_data=beside, location="model.onnx_data")
+    onnx.save(model, str(made.path / "model.onnx"), save_as_external_data=external, location="model.onnx_data")
 
     exported = export(made.folder, head, tmp_path / "out")
 
@@ -147,7 +147,7 @@ def test_inputs_are_those_that_the_graph_has(tmp_path: Path) -> None:
 
 @pytest.mark.parity
 @pytest.mark.parametrize("output", ["logits", "output_0"])
-def test_weights_beside_the_graph_come_along(output: str, tmp_path: Path) -> None:
+def test_external_weights_are_copied(output: str, tmp_path: Path) -> None:
     made = with_own_graph(tmp_path, Head.SEQUENCE)
     model = onnx.load(str(made.path / "model.onnx"))
     rename(model, {"logits": output})
@@ -162,7 +162,7 @@ def test_weights_beside_the_graph_come_along(output: str, tmp_path: Path) -> Non
 
 
 @pytest.mark.parametrize("names", [("model.onnx_data", "Constant_7_attr__value"), ("weights.bin", "onnx__MatMul_7")])
-def test_so_do_weights_under_other_names(names: tuple[str, str], tmp_path: Path) -> None:
+def test_external_weights_under_other_names_are_copied(names: tuple[str, str], tmp_path: Path) -> None:
     """Older exporters wrote one file for each tensor, named like it."""
     write_onnx_with_weights(bare_folder(tmp_path / "model") / "model.onnx", *names)
 
@@ -173,7 +173,7 @@ def test_so_do_weights_under_other_names(names: tuple[str, str], tmp_path: Path)
     assert np.array_equal(answer, np.full((1, 2, 4), 2, np.float32))
 
 
-def test_one_of_them_that_is_missing_is_told(tmp_path: Path) -> None:
+def test_a_missing_weight_file_is_an_error(tmp_path: Path) -> None:
     made = with_own_graph(tmp_path, Head.ENCODER)
     model = onnx.load(str(made.path / "model.onnx"))
     onnx.save(model, str(made.path / "model.onnx"), save_as_external_data=True, location="weights")

@@ -81,7 +81,7 @@ def test_what_is_derived_is_made_once_for_each_role() -> None:
     assert made == ["x", "y"]
 
 
-def test_nodes_of_one_name_are_told_apart() -> None:
+def test_nodes_of_one_name_get_different_names() -> None:
     graph = Graph("test")
     x = graph.input("x", ["batch"])
 

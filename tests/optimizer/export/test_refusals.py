@@ -24,7 +24,7 @@ def bert(tmp_path: Path) -> Made:
 
 
 def refusal(made: Made, head: Head = Head.SEQUENCE, kind: type[ModelError] = CorruptModel) -> ModelError:
-    """The error of an export; it always says what to do."""
+    """The error of an export; it always has a remedy."""
     with pytest.raises(kind) as caught:
         export(made.folder, head, made.path.parent / "out")
     assert caught.value.remedy

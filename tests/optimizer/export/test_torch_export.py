@@ -132,7 +132,7 @@ def built(path: Path, seed: int) -> bytes:
     return export(made.folder, Head.ENCODER, path / f"out-{seed}", flavour=Flavour.PLAIN).path.read_bytes()
 
 
-def test_a_graph_that_answers_otherwise_is_not_believed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_graph_with_other_answers_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     wrong = built(tmp_path, seed=5)
     for name in list(torch_export._EXPORTERS):
         monkeypatch.setitem(torch_export._EXPORTERS, name, lambda _answers, path: path.write_bytes(wrong))
@@ -180,7 +180,7 @@ def test_a_head_that_sees_padding_is_refused_with_the_reason(tmp_path: Path) -> 
         export(made.folder, Head.SEQUENCE, tmp_path / "out")
 
 
-def test_a_head_that_takes_no_texts_beside_pairs_is_refused_with_the_reason(tmp_path: Path) -> None:
+def test_a_head_that_takes_only_pairs_is_refused_with_the_reason(tmp_path: Path) -> None:
     """BART's reads the last end token, and only where all rows of a batch have as many."""
     sizes = {
         f"{part}_{size}": 1 for part in ("encoder", "decoder") for size in ("layers", "attention_heads", "ffn_dim")
@@ -218,7 +218,7 @@ def test_an_architecture_that_transformers_does_not_know(tmp_path: Path) -> None
         export(made.folder, Head.ENCODER, tmp_path / "out")
 
 
-def test_whatever_transformers_raises_for_a_configuration_is_told(tmp_path: Path) -> None:
+def test_errors_of_transformers_for_a_configuration_are_reported(tmp_path: Path) -> None:
     made = make(tmp_path / "model", "BertConfig", Head.ENCODER, **RELATIVE)
     made.rewrite_config(hidden_size="24")
 
@@ -230,7 +230,7 @@ def test_whatever_transformers_raises_for_a_configuration_is_told(tmp_path: Path
 
 @pytest.mark.parametrize("head", [Head.ENCODER, Head.SEQUENCE])
 @pytest.mark.parametrize("model_type", ["t5", "gpt2", "no-such-type"])
-def test_a_configuration_that_names_two_architectures_is_told(model_type: str, head: Head, tmp_path: Path) -> None:
+def test_a_configuration_that_names_two_architectures_is_an_error(model_type: str, head: Head, tmp_path: Path) -> None:
     made = make(tmp_path / "model", "BertConfig", head, **SMALL)
     made.rewrite_config(model_type=model_type)
 

@@ -266,7 +266,7 @@ def test_a_recipe_that_is_fastest_at_short_lengths_serves_short_rows(tmp_path: P
     assert any(step.promoted and step.challenger.short for step in steps)
     found = conclude([one.facts for one in screening.runs], chosen=plan, reference=FP32, expected=SHORTER, steps=steps)
     reason = next(one.reason for one in found if one.recipe == INT8)
-    assert reason.startswith(f"serves rows of up to 16 tokens beside {STATIC.name}")
+    assert reason.startswith(f"serves rows of up to 16 tokens next to {STATIC.name}")
     by_recipe = {one.recipe: one for one in found}
     assert speed_up(by_recipe[FP32], plan, by_recipe) == pytest.approx({8: 2.6, 16: 2.6, 32: 2, 128: 2, 512: 2})
 

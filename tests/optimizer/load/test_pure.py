@@ -98,7 +98,7 @@ def test_quantiles_lie_within_the_data_and_their_interval(values: list[float], s
     assert lower <= upper
 
 
-def test_the_interval_covers_the_true_quantile_as_often_as_it_says() -> None:
+def test_the_interval_covers_the_true_quantile_as_often_as_stated() -> None:
     hits = 0
     for seed in range(300):
         values = sorted(poisson_arrivals(200, 1.0, seed=seed))

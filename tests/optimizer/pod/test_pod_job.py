@@ -77,7 +77,7 @@ def done(model: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[tupl
     """A job that succeeded, and its folder."""
     work = tmp_path_factory.mktemp("job")
     with job(work, spec(model)) as pod:
-        assert pod.ended() == 0, pod.said
+        assert pod.ended() == 0, pod.output
         yield pod, work
 
 
@@ -108,7 +108,7 @@ class TestSuccess:
         assert [step for step in steps if step["of"]][-1]["done"] == [step for step in steps if step["of"]][-1]["of"]
         assert events[-1]["event"] == "summary"
         assert events[-1]["summary"]["succeeded"]
-        assert "Traceback" not in pod.said
+        assert "Traceback" not in pod.output
 
     def test_the_baseline_comes_first_and_can_be_served_by_a_pod(self, done: tuple[Pod, Path], tmp_path: Path) -> None:
         pod, work = done
@@ -136,7 +136,7 @@ class TestSuccess:
     def test_the_same_job_again_finds_all_of_it(self, done: tuple[Pod, Path], model: Path) -> None:
         pod, work = done
         with job(work, spec(model)) as again:
-            assert again.ended() == 0, again.said
+            assert again.ended() == 0, again.output
             found = summary(again)
 
         assert found.artefact == summary(pod).artefact
@@ -155,11 +155,11 @@ def test_an_interrupted_job_reports_it_at_once_and_the_next_one_continues(model:
         assert (reported.failure.reason, reported.failure.retryable) == ("Interrupted", True)
         assert reported.baseline is not None, "what was published counts"
         assert pod.events[-1]["event"] == "summary"
-        assert "Traceback" not in pod.said
+        assert "Traceback" not in pod.output
     (record,) = (tmp_path / "work").glob("*.work/candidates/onnxruntime-fp32.json")
     known = json.loads(record.read_text())["facts"]["build_seconds"]
     with job(tmp_path, given) as again:
-        assert again.ended() == 0, again.said
+        assert again.ended() == 0, again.output
     reported = summary(again)
     assert reported.artefact is not None
     store = open_store(StoreUri.parse(f"file://{tmp_path / 'store'}"))
@@ -172,12 +172,12 @@ def test_an_interrupted_job_reports_it_at_once_and_the_next_one_continues(model:
 def failure(pod: Pod, code: int = FAILED) -> tuple[str, str]:
     """Reason and message of a job that fails as expected."""
     with pod:
-        assert pod.ended() == code, pod.said
+        assert pod.ended() == code, pod.output
     reported = summary(pod).failure
     assert reported is not None
     assert reported.remedy
     assert reported.retryable is (code == TRY_AGAIN)
-    assert "Traceback" not in pod.said
+    assert "Traceback" not in pod.output
     return reported.reason, reported.message
 
 

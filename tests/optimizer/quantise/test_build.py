@@ -65,7 +65,7 @@ class Model:
         return build(recipe, source.path, source.io, self.rows, out)
 
     def outputs(self, recipe: Recipe, path: Path) -> list[Float]:
-        """Everything that the graph says of each judging row, flat."""
+        """All outputs of the graph for each judging row, flat."""
         engine = load_engine(path, self.exported[recipe.engine].io, recipe, Threads(1, 1))
         forward = forward_of(engine, self.exported[recipe.engine].io)
         found = [np.concatenate([value.ravel() for value in forward([row])[0].values()]) for row in self.judging]
@@ -176,7 +176,7 @@ def test_nncf_has_no_telemetry(model_of: ModelOf, tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("engine", list(EngineName))
-def test_an_option_that_nobody_obeys_is_refused(engine: EngineName, model_of: ModelOf, tmp_path: Path) -> None:
+def test_an_option_that_no_quantiser_uses_is_refused(engine: EngineName, model_of: ModelOf, tmp_path: Path) -> None:
     recipe = Recipe(engine=engine, precision=Precision.INT8_STATIC, options=("per-chanel",))
 
     with pytest.raises(OptimizationError, match="no option per-chanel"):
@@ -273,7 +273,7 @@ def test_a_graph_of_an_old_opset_is_quantised_too(name: str, opset: int, model_o
     assert float(np.sum((found - reference) ** 2) / np.sum(reference**2)) < 0.02
 
 
-def test_a_graph_that_onnx_cannot_bring_up_to_date_says_which_opset_it_wants(model_of: ModelOf, tmp_path: Path) -> None:
+def test_the_error_for_a_graph_that_onnx_cannot_convert_names_the_opset(model_of: ModelOf, tmp_path: Path) -> None:
     path = tmp_path / "old.onnx"
     io = old_graph(path, 11)
     old = onnx.load(str(path))
@@ -285,7 +285,7 @@ def test_a_graph_that_onnx_cannot_bring_up_to_date_says_which_opset_it_wants(mod
     assert "opset 13" in refused.value.remedy
 
 
-def test_the_fp32_graph_is_copied_with_its_weights_beside_it(model_of: ModelOf, tmp_path: Path) -> None:
+def test_the_fp32_graph_is_copied_with_its_external_weights(model_of: ModelOf, tmp_path: Path) -> None:
     source = model_of(BERT).exported[EngineName.ONNXRUNTIME]
     large = tmp_path / "large" / "model.onnx"
     large.parent.mkdir()
@@ -299,7 +299,7 @@ def test_the_fp32_graph_is_copied_with_its_weights_beside_it(model_of: ModelOf, 
 
 
 @pytest.mark.parametrize("name", [name for name in MADE if "onnxruntime int8" in name and "reduced" not in name])
-def test_a_large_graph_has_its_weights_beside_it(
+def test_a_large_graph_has_external_weights(
     name: str, model_of: ModelOf, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("penstock_optimizer.quantise.observe.LARGE", 1000)

@@ -1,4 +1,4 @@
-"""From whole models to the native engine: what it computes is what its ONNX graph says, in any policy."""
+"""From whole models to the native engine: its outputs are those of the ONNX graph, in any policy."""
 
 from __future__ import annotations
 
@@ -76,7 +76,7 @@ PAIRS = [
 
 
 @pytest.mark.parametrize(("kind", "task"), PAIRS)
-def test_the_engine_computes_what_the_graph_says(kind: Kind, task: TaskName, tmp_path: Path) -> None:
+def test_the_engine_has_the_outputs_of_the_graph(kind: Kind, task: TaskName, tmp_path: Path) -> None:
     graph, rows = exported(tmp_path, kind, task)
     written = tmp_path / "rowwise.onnx"
     quantise_graph(TUNED, graph.path, graph.io, rows, written, writer=RowwiseWriter, threads=2)
@@ -126,7 +126,7 @@ def test_a_head_of_one_label_answers_as_fp32(kind: Kind, tmp_path: Path) -> None
 
 @pytest.mark.parametrize("task", TASKS)
 @pytest.mark.parametrize("kind", [ROBERTA, MPNET], ids=lambda kind: kind.name)
-def test_a_row_has_the_same_bits_in_any_company(kind: Kind, task: TaskName, tmp_path: Path) -> None:
+def test_a_row_has_the_same_bits_in_any_batch(kind: Kind, task: TaskName, tmp_path: Path) -> None:
     graph, rows = exported(tmp_path, kind, task)
     built = build(PLAIN, graph.path, graph.io, rows, tmp_path / "native")
     engine = engine_of(built.path, graph)

@@ -33,7 +33,7 @@ WIDE: Mapping[str, Any] = {"hidden_size": 128, "num_attention_heads": 2, "interm
 NEAR = 0.03
 """Of an answer's size: what 8 bits in every product of a small random model may change."""
 ENOUGH = 40
-"""Numbers to judge that by. One label's logit is short in some random models, beside the same error."""
+"""Numbers to judge that by. One label's logit is small in some random models, compared with the same error."""
 
 
 class MaskedRow(Row):

@@ -1,4 +1,4 @@
-"""The report: what it says, and that a real browser shows it without asking anyone for anything."""
+"""The report: its contents, and that a real browser shows it without any request."""
 
 from __future__ import annotations
 
@@ -93,7 +93,7 @@ def test_the_result_in_a_status_has_the_times_of_short_rows_from_the_recipe_that
     assert {one.recipe for one in before.rejected} - {one.recipe for one in after.rejected} == {name}
 
 
-def test_the_first_lines_say_what_was_chosen_and_why() -> None:
+def test_the_first_lines_have_the_choice_and_its_reason() -> None:
     manifest = sample_manifest()
 
     assert headline(manifest) == (
@@ -125,7 +125,7 @@ SLOWER, REJECTED, FAILED, SKIPPED = Outcome.SLOWER, Outcome.REJECTED, Outcome.FA
         ((), "no other candidate was tried"),  # mode Disabled, and the artefact of before the search
     ],
 )
-def test_fp32_as_the_winner_is_said_plainly_with_what_became_of_the_others(
+def test_fp32_as_the_winner_is_stated_with_the_outcomes_of_the_others(
     others: tuple[Outcome, ...], reason: str
 ) -> None:
     first, *rest = sample_manifest().candidates
@@ -138,7 +138,7 @@ def test_fp32_as_the_winner_is_said_plainly_with_what_became_of_the_others(
 
 
 @pytest.mark.parametrize("reason", [code for code in ReasonCode if code.is_out_of_time])
-def test_fp32_that_is_served_for_want_of_time_is_not_said_to_have_won(reason: ReasonCode) -> None:
+def test_fp32_that_is_served_for_want_of_time_is_not_called_the_winner(reason: ReasonCode) -> None:
     first, slower, late, *_ = sample_manifest().candidates
     late = late.settled(SKIPPED, reason)
     slower = slower.model_copy(update={"outcome": SLOWER})
@@ -184,7 +184,7 @@ def test_every_chart_is_well_formed_and_loads_nothing(manifest: Manifest) -> Non
     assert "<script" not in page
 
 
-def test_every_candidate_stands_in_the_page_with_its_reason() -> None:
+def test_every_candidate_is_in_the_page_with_its_reason() -> None:
     manifest = sample_manifest()
     page = render_report(manifest)
 
@@ -273,7 +273,7 @@ def site(page: str) -> Iterator[tuple[str, list[str]]]:
 
 
 def browse(page: str, profile: Path) -> tuple[str, list[str], list[str]]:
-    """The document as the browser has it, what it said on its console, and what it asked the server for."""
+    """The document in the browser, its console output, and its requests to the server."""
     with site(page) as (url, asked):
         done = subprocess.run(
             [
@@ -337,7 +337,7 @@ def test_no_candidate_measured_still_makes_a_page() -> None:
     assert "killed by signal 9" in page
 
 
-def test_figures_of_another_moment_are_said_to_be_of_one() -> None:
+def test_figures_of_another_moment_are_marked_as_such() -> None:
     full = sample_manifest()
     glimpsed = tuple(
         one.model_copy(update={"latency": one.latency[:3]}) if one.outcome is Outcome.SLOWER else one

@@ -35,7 +35,7 @@ class EchoEngine:
     wide: list[int] = field(default_factory=list)
     """Lengths of the rows that ran wide."""
     widening: list[int] = field(default_factory=list)
-    """Lengths of the rows that ran beside others, and might have run wide once those were gone."""
+    """Lengths of the rows that ran together with others, and might have run wide once those were gone."""
     threads: set[str] = field(default_factory=set)
     """Names of those that ran it."""
     closed: bool = False

@@ -37,7 +37,7 @@ class Seen:
 
 
 class Bench:
-    """A batcher and what stands around it in a server: the loop is whoever calls `get`."""
+    """A batcher and its surroundings in a server: the loop is the caller of `get`."""
 
     def __init__(self, batcher: Batcher) -> None:
         self.batcher = batcher
@@ -147,11 +147,11 @@ def test_streams_run_at_once_and_one_request_spreads_over_them() -> None:
     [
         pytest.param(1e6, [8] * 4, [[8] * 4], id="32 tokens are done in a moment"),
         pytest.param(1e6, [8] * 6, [[8] * 2, [8] * 4], id="more are not"),
-        pytest.param(1e3, [8] * 4, [[8] * 2, [8] * 2], id="nor are so many where the engine is slow"),
+        pytest.param(1e3, [8] * 4, [[8] * 2, [8] * 2], id="nor are that many where the engine is slow"),
         pytest.param(1e6, [8, 9], [[8], [9]], id="what cannot run together is run at once all the same"),
     ],
 )
-def test_what_is_done_in_a_moment_is_left_to_one_stream(
+def test_short_work_is_left_to_one_stream(
     tokens_per_second: float, lengths: list[int], batches: list[list[int]]
 ) -> None:
     engine = EchoEngine(streams=2)
@@ -171,7 +171,7 @@ def test_what_is_done_in_a_moment_is_left_to_one_stream(
     ("lengths", "batches", "wide"),
     [
         pytest.param([64, 64], [[64, 64]], [128], id="a few long ones together, on all cores"),
-        pytest.param([63, 63], [[63], [63]], [], id="short ones beside each other"),
+        pytest.param([63, 63], [[63], [63]], [], id="short ones together"),
         pytest.param([64] * 3, [[64]] * 3, [], id="as many as there are cores, or nearly, too"),
         pytest.param([64, 100], [[64], [100]], [], id="and what cannot run together"),
     ],
@@ -187,7 +187,7 @@ def test_a_few_long_rows_of_an_idle_server_get_all_cores_together(
             assert engine.began.acquire(timeout=60)
         assert sorted(engine.batches) == batches
         assert engine.wide == wide
-        if wide:  # beside it, rows are shared as ever
+        if wide:  # during it, rows are shared as usual
             bench.push(*lengths)
             for _ in lengths:
                 assert engine.began.acquire(timeout=60)
@@ -235,7 +235,7 @@ def test_a_row_of_a_client_that_is_alone_gets_all_cores_from_a_length_of_its_own
 
 
 @pytest.mark.parametrize("routed", [False, True])
-def test_a_long_row_beside_others_keeps_to_its_stream_until_those_are_gone(routed: bool) -> None:
+def test_a_long_row_among_others_keeps_to_its_stream_until_those_have_ended(routed: bool) -> None:
     engine = EchoEngine(streams=2)
     engine.gate.clear()
     served = plan(Batching.EQUAL_LENGTH, streams=2, wide_from=64)
@@ -287,7 +287,7 @@ def test_a_crash_in_reduce_fails_one_row_and_the_worker_goes_on(caplog: pytest.L
     assert "ZeroDivisionError" in caplog.text
 
 
-def test_expired_rows_are_told_so_and_never_run() -> None:
+def test_expired_rows_get_an_error_and_never_run() -> None:
     engine = EchoEngine()
     engine.gate.clear()
     with working(engine, plan()) as bench:
@@ -338,7 +338,7 @@ def test_a_full_queue_refuses_and_leaves_what_waits() -> None:
 
 
 @pytest.mark.parametrize(("grid", "padded"), [(None, 12 * 2), (ShapeGrid(), 16 * 2)])
-def test_the_observer_hears_of_real_and_padded_tokens(grid: ShapeGrid | None, padded: int) -> None:
+def test_the_observer_gets_real_and_padded_tokens(grid: ShapeGrid | None, padded: int) -> None:
     engine, seen = EchoEngine(grid=grid), Seen()
     engine.gate.clear()
     with working(engine, plan(Batching.PADDED, padding=0.2), observer=seen) as bench:
@@ -380,7 +380,7 @@ def test_short_rows_run_on_their_own_engine_wide_from_their_own_length_and_count
     ]  # fmt: skip
 
 
-def test_a_brief_row_that_nobody_is_beside_runs_in_the_callers_thread_whoever_asks() -> None:
+def test_a_brief_row_without_others_runs_in_the_thread_of_any_caller() -> None:
     engine, here = EchoEngine(streams=2), threading.current_thread().name
     with working(engine, plan(Batching.EQUAL_LENGTH, streams=2, wide_alone=5), tokens_per_second=2_500) as bench:
         bench.push(5, owner="me")
@@ -395,7 +395,7 @@ def test_a_brief_row_that_nobody_is_beside_runs_in_the_callers_thread_whoever_as
         assert here not in engine.threads
         engine.gate.clear()
         bench.push(30)
-        bench.push(2)  # beside another
+        bench.push(2)  # together with another
         assert engine.began.acquire(timeout=60)
         engine.gate.set()
         bench.get()
@@ -428,7 +428,7 @@ def test_on_the_only_core_all_that_waits_runs_in_the_callers_thread_if_it_is_lit
         engine.gate.clear()
         bench.push(30)
         assert engine.began.acquire(timeout=60)
-        bench.push(1)  # beside another
+        bench.push(1)  # together with another
         assert not bench.ready
         engine.gate.set()
         for _ in range(2):
@@ -471,7 +471,7 @@ def test_one_batch_is_made_while_all_streams_are_busy_and_taken_without_the_loop
         engine.gate.set()
         for _ in range(2):
             assert engine.began.acquire(timeout=60)
-        assert not engine.began.acquire(timeout=0.05)  # nobody has looked at what has ended
+        assert not engine.began.acquire(timeout=0.05)  # the ended batch was not collected yet
         for _ in range(3):
             bench.get()
 
@@ -507,7 +507,7 @@ def test_what_expires_leaves_a_batch_that_has_not_begun_and_the_next_deadline_is
             bench.batcher.push(rows([4]), deadline, arrived=now, deadline=now + deadline)
         bench.dispatch()
         bench.push(9, owner=400, deadline=now + 400)
-        assert bench.batcher.expire(now) == ([], now + 100)  # nobody knows yet that it has begun
+        assert bench.batcher.expire(now) == ([], now + 100)  # its start is not known yet
         late, next_deadline = bench.batcher.expire(now + 250)
         assert ([entry.owner for entry in late], next_deadline) == ([200], now + 300)
         late, next_deadline = bench.batcher.expire(now + 500)

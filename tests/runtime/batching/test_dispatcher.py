@@ -129,7 +129,7 @@ def test_a_request_is_dropped_at_its_deadline_while_the_worker_is_busy() -> None
     assert 0.05 <= asyncio.run(main()) < 60
 
 
-def test_a_request_that_was_run_in_part_is_told_so_at_its_deadline() -> None:
+def test_a_request_that_was_run_in_part_gets_that_error_at_its_deadline() -> None:
     class Stuck(EchoEngine):
         def run(self, batch: Batch) -> Outputs:
             if self.batches:
@@ -180,7 +180,7 @@ def test_a_cancelled_request_costs_nothing() -> None:
 
 
 @pytest.mark.parametrize("streams", [1, 2])
-def test_whoever_waits_behind_clients_that_leave_before_a_stream_wakes_is_run_all_the_same(streams: int) -> None:
+def test_requests_behind_clients_that_leave_before_a_stream_wakes_are_run(streams: int) -> None:
     async def main() -> None:
         engine = SleepyEngine(streams=streams)
         async with lane_of(engine, plan(streams=streams)) as dispatcher:
@@ -198,7 +198,7 @@ def test_whoever_waits_behind_clients_that_leave_before_a_stream_wakes_is_run_al
     asyncio.run(main())
 
 
-def test_whoever_waits_behind_requests_that_expire_before_a_stream_wakes_is_run_all_the_same() -> None:
+def test_requests_behind_others_that_expire_before_a_stream_wakes_are_run() -> None:
     async def main() -> None:
         engine = SleepyEngine()
         async with lane_of(engine, plan()) as dispatcher:
@@ -213,7 +213,7 @@ def test_whoever_waits_behind_requests_that_expire_before_a_stream_wakes_is_run_
     asyncio.run(main())
 
 
-def test_a_request_cancelled_while_it_runs_disturbs_nobody() -> None:
+def test_a_request_cancelled_while_it_runs_disturbs_no_other() -> None:
     async def main() -> None:
         engine = EchoEngine()
         async with lane_of(engine, plan()) as dispatcher:
@@ -249,7 +249,7 @@ def test_thousands_of_requests_each_get_their_own() -> None:
 async def threads_of(
     engine: EchoEngine, dispatcher: Dispatcher, count: int, length: int = 3, *, caller: int = 0
 ) -> list[str]:
-    """Where each of so many requests ran, one after the other."""
+    """Where each of the requests ran, one after the other."""
     where: list[str] = []
     for _ in range(count):
         engine.threads.clear()
@@ -279,7 +279,7 @@ def test_one_client_after_the_other_is_answered_in_the_loops_thread_which_listen
     ]
 
 
-def test_company_ends_it() -> None:
+def test_other_requests_end_runs_in_the_loops_thread() -> None:
     async def main() -> list[str]:
         engine = EchoEngine(streams=2)
         async with lane_of(engine, plan(streams=2), tokens_per_second=BETWEEN) as dispatcher:
@@ -295,7 +295,7 @@ def test_company_ends_it() -> None:
     assert HERE not in where[2:]
 
 
-def test_another_caller_has_waited_for_a_loop_that_computed_and_ends_it() -> None:
+def test_a_caller_that_waited_for_a_computing_loop_ends_runs_in_its_thread() -> None:
     async def main() -> list[str]:
         engine = EchoEngine(streams=2)
         async with lane_of(engine, plan(streams=2), tokens_per_second=BETWEEN) as dispatcher:
@@ -340,7 +340,7 @@ def test_what_fails_in_the_loops_thread_fails_alone() -> None:
     assert asyncio.run(main()) == [HERE, HERE]
 
 
-def test_a_row_that_runs_in_the_loops_thread_has_all_cores_and_its_time_is_told() -> None:
+def test_a_row_that_runs_in_the_loops_thread_has_all_cores_and_its_time_is_reported() -> None:
     async def main() -> tuple[list[int], RequestResult, float]:
         engine = EchoEngine(streams=2)
         async with lane_of(engine, plan(streams=2, wide_from=3), tokens_per_second=BETWEEN) as dispatcher:

@@ -101,7 +101,7 @@ def test_the_rows_of_one_request_are_shared_evenly(lengths: list[int], workers: 
     [
         pytest.param([64, 64], 4, True, [0, 1], True, id="each would have one core of four"),
         pytest.param([70, 64], 4, True, [0, 1], True, id="near lengths may run together"),
-        pytest.param([70, 64], 4, False, [0], False, id="somebody else has a core"),
+        pytest.param([70, 64], 4, False, [0], False, id="another row has a core"),
         pytest.param([63, 63], 4, True, [0], False, id="too short to gain by it"),
         pytest.param([64, 64, 64], 4, True, [0], False, id="three use three of four"),
         pytest.param([64, 64, 64], 6, True, [0, 1, 2], True, id="and half of six"),
@@ -159,7 +159,7 @@ def test_what_did_not_fit_comes_in_the_next_batches_in_order() -> None:
     assert batches == [[0, 1], [2, 3], [4], []]
 
 
-def test_rows_left_out_by_a_power_of_two_keep_their_turn() -> None:
+def test_rows_left_out_by_a_power_of_two_keep_their_order() -> None:
     queue = queue_of(GRID, [8] * 7)
 
     batches = [owners(queue.take(streams=1, now=0.0).rows) for _ in range(4)]
@@ -285,7 +285,7 @@ steps = st.lists(
 
 @settings(max_examples=examples(400), deadline=None)
 @given(policy=companies, steps=steps)
-def test_every_row_leaves_once_in_turn_and_in_fitting_company(
+def test_every_row_leaves_once_in_order_and_in_a_valid_batch(
     policy: BatchPolicy, steps: list[tuple[object, ...]]
 ) -> None:
     queue = RowQueue(policy)
@@ -343,7 +343,7 @@ def _check_take(queue: RowQueue, model: _Model, workers: int, least: int, now: f
         assert policy.divided_from_tokens is not None
         assert policy.divided_from_tokens <= taken.rows[0].row.length
         assert 2 <= len(taken.rows) <= workers // 2
-        assert queue.rows == 0, "nobody runs beside it"
+        assert queue.rows == 0, "no other row runs"
     for length in set(lengths):
         place = (queue.policy.bucket(taken.rows[0].row)[0], length)
         ranks = [entry.rank for entry in taken.rows if queue.policy.bucket(entry.row) == place]

@@ -29,7 +29,7 @@ def test_the_rate_forgets_old_times() -> None:
 
 
 @pytest.mark.parametrize(("tokens", "seconds"), [(0, 1), (1, 1), (1000, 1), (1001, 2), (9500, 10), (10**9, 60)])
-def test_a_client_is_told_when_what_waits_will_be_served(tokens: int, seconds: int) -> None:
+def test_retry_after_is_the_time_that_the_queue_takes(tokens: int, seconds: int) -> None:
     rate = TokenRate(1)
     rate.add(1000, 1.0)
 

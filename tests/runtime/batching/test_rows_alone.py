@@ -23,7 +23,7 @@ def run_inline(engine: EchoEngine, wanted: Row) -> BatchResult:
     return outcome
 
 
-def test_a_row_goes_the_shorter_way_as_wide_as_a_batch_of_it_would_be() -> None:
+def test_a_single_row_run_uses_the_threads_of_a_batch_of_it() -> None:
     engine, observer = RowEchoEngine(streams=2), Seen()
     with working(engine, plan(streams=2, wide_alone=16), tokens_per_second=FAST, observer=observer) as bench:
         outcomes = [bench.batcher.run_inline(row(length)) for length in (15, 16)]
@@ -34,14 +34,14 @@ def test_a_row_goes_the_shorter_way_as_wide_as_a_batch_of_it_would_be() -> None:
     assert [observer.batches.get(timeout=60) for _ in range(2)] == [(1, 15, 15), (1, 16, 16)]
 
 
-def test_a_row_that_has_none_runs_as_a_batch() -> None:
+def test_a_row_without_a_single_row_run_runs_as_a_batch() -> None:
     engine = RowEchoEngine(longest_alone=2)
 
     assert run_inline(engine, row(3)).values == [21.0]
     assert (engine.alone, engine.batches) == ([], [[3]])
 
 
-def test_brief_rows_go_it_too_if_they_are_alone() -> None:
+def test_brief_rows_use_the_single_row_run_if_they_are_alone() -> None:
     engine = RowEchoEngine()
     with working(engine, plan(Batching.EQUAL_LENGTH), tokens_per_second=FAST, one_core=True) as bench:
         for lengths in ((3, 3), (4,), (5, 6)):
@@ -53,7 +53,7 @@ def test_brief_rows_go_it_too_if_they_are_alone() -> None:
     assert engine.batches == [[3, 3]]
 
 
-def test_rows_of_the_streams_do_not() -> None:
+def test_rows_of_the_streams_do_not_use_the_single_row_run() -> None:
     engine = RowEchoEngine()
     with working(engine, plan()) as bench:
         bench.push(5)
@@ -62,7 +62,7 @@ def test_rows_of_the_streams_do_not() -> None:
     assert (engine.alone, engine.batches) == ([], [[5]])
 
 
-def test_a_row_that_fails_on_it_fails_as_on_the_other_and_is_not_tried_again() -> None:
+def test_a_failure_of_a_single_row_run_is_that_of_a_batch_and_is_not_retried() -> None:
     engine = RowEchoEngine()
     ((error,), (expected,)) = (run_inline(one, row(4, POISON)).values for one in (engine, EchoEngine()))
 
@@ -72,7 +72,7 @@ def test_a_row_that_fails_on_it_fails_as_on_the_other_and_is_not_tried_again() -
     assert engine.batches == []
 
 
-def test_a_brief_row_that_fails_on_it_fails_alone() -> None:
+def test_a_brief_row_that_fails_in_a_single_row_run_fails_alone() -> None:
     engine = RowEchoEngine()
     with working(engine, plan(), tokens_per_second=FAST) as bench:
         (failed,) = bench.push_rows([row(4, POISON)], owner="me")
@@ -85,7 +85,7 @@ def test_a_brief_row_that_fails_on_it_fails_alone() -> None:
     assert engine.batches == []
 
 
-def test_a_crash_on_it_fails_the_row_and_names_what_it_was(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_crash_of_a_single_row_run_fails_the_row_with_its_cause(monkeypatch: pytest.MonkeyPatch) -> None:
     def crash(row: Row, parallelism: Parallelism) -> Outputs | None:
         raise ZeroDivisionError
 

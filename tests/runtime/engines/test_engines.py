@@ -103,7 +103,7 @@ def test_a_wide_run_gives_the_same(recipe: Recipe, streams: int) -> None:
         (OPENVINO_FP32, 2, True, 2),
     ],
 )
-def test_facts_tell_of_a_second_copy_of_the_weights(recipe: Recipe, streams: int, wide: bool, copies: int) -> None:
+def test_facts_report_a_second_copy_of_the_weights(recipe: Recipe, streams: int, wide: bool, copies: int) -> None:
     engine = load(recipe, Threads(streams, 1), wide=wide)
 
     assert engine.facts.weight_copies == copies

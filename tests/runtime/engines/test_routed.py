@@ -57,7 +57,7 @@ def test_a_row_alone_has_a_shorter_way_if_its_own_engine_has_one() -> None:
         assert (long.batches, short.batches) == ([], [])
 
 
-def test_closing_closes_both_and_facts_tell_of_both() -> None:
+def test_closing_closes_both_and_facts_cover_both() -> None:
     long, short = EchoEngine(streams=2), EchoEngine(streams=2)
     engine = RoutedEngine(long, short, LONGEST)
 

@@ -96,7 +96,7 @@ class Browser:
     def _read(self) -> dict[str, Any]:
         while b"\0" not in self._buffer:
             ready, _, _ = select.select([self._from], [], [], 30)
-            assert ready, "the browser says nothing"
+            assert ready, "the browser prints nothing"
             self._buffer += os.read(self._from, 1 << 20)
         message, _, self._buffer = self._buffer.partition(b"\0")
         value: dict[str, Any] = json.loads(message)

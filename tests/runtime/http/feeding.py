@@ -108,7 +108,7 @@ async def feed(pieces: list[bytes], *, opens_at: int = 0, **flags: Any) -> Fed:
         connection.data_received(piece)
         await asyncio.sleep(0)
     gate.open()
-    while connection.active is not None:  # noqa: ASYNC110 - nobody tells when
+    while connection.active is not None:  # noqa: ASYNC110 - there is no event to wait for
         await asyncio.sleep(0)
     held_bytes = listener.held_bytes
     connection.connection_lost(None)

@@ -383,7 +383,7 @@ class TestWeights:
             ModelFolder.open(tmp_path)
         assert "all weights in model.onnx_data (docs/how-to/convert-a-model.md#onnx-weights)" in caught.value.remedy
 
-    def test_which_does_not_matter_with_safetensors(self, tmp_path: Path) -> None:
+    def test_a_graph_without_its_weights_does_not_matter_with_safetensors(self, tmp_path: Path) -> None:
         """A fetch of the graph that broke off left it in the hub's cache."""
         write_onnx_with_weights(model_folder(tmp_path) / "model.onnx", "model.onnx_data")
         (tmp_path / "model.onnx_data").unlink()

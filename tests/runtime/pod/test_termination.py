@@ -16,12 +16,12 @@ from penstock_runtime.pod.termination import LIMIT_BYTES, exit_code, failure_mes
 @given(st.text(max_size=5000), st.text(max_size=5000))
 def test_a_failure_of_any_length_fits(message: str, remedy: str) -> None:
     text = failure_message(ArtefactError(message, remedy=remedy))
-    told = json.loads(text)
+    written = json.loads(text)
 
     assert len(text.encode()) <= LIMIT_BYTES
-    assert told["reason"] == "ArtefactDamaged"
-    assert told["message"][:100] == message[:100]
-    assert told["remedy"][:50] == remedy[:50]
+    assert written["reason"] == "ArtefactDamaged"
+    assert written["message"][:100] == message[:100]
+    assert written["remedy"][:50] == remedy[:50]
 
 
 @pytest.mark.parametrize("character", ["\x00", "\U0001f40c", '"'])
@@ -43,7 +43,7 @@ def test_the_longest_of_the_widest_characters_fits(character: str) -> None:
         (RuntimeError("a defect"), 75),
     ],
 )
-def test_the_exit_code_says_whether_to_try_again(error: Exception, code: int) -> None:
+def test_the_exit_code_states_whether_to_try_again(error: Exception, code: int) -> None:
     assert exit_code(error) == code
 
 

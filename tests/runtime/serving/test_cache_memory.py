@@ -39,7 +39,7 @@ LIMIT = 10_000_000
 JUDGED_BYTES = 300_000
 """Of what is remembered: enough for differences between single requests to level out."""
 ENOUGH, TOO_MUCH = 0.6, 1.2
-"""Of what a cache says that it holds. Less than all where values share what each is counted with."""
+"""Of the size that a cache reports. Less than all where values share what each is counted with."""
 
 FEATURES, CLASSES = TaskName.FEATURE_EXTRACTION, TaskName.TEXT_CLASSIFICATION
 ENTITIES, ANSWERS, MASKS = TaskName.TOKEN_CLASSIFICATION, TaskName.QUESTION_ANSWERING, TaskName.FILL_MASK
@@ -105,7 +105,7 @@ def words(chance: random.Random, count: int) -> str:
 
 
 async def share_held(predictor: Predictor, cache: str, asked: Sequence[bytes], parameters: Mapping[str, Any]) -> float:
-    """Of what the cache says that it holds, after these requests one by one; it stays under its limit."""
+    """Of the size that the cache reports, after these requests one by one; it stays under its limit."""
     wanted = orjson.dumps(parameters)
     for body in asked[:3]:
         await predictor.predict(orjson.loads(body), orjson.loads(wanted))

@@ -193,7 +193,7 @@ def test_a_file_that_was_added_and_would_change_answers_is_named(artefact: Path,
         load_artefact(artefact, "chosen", HOST)
 
 
-def test_what_lies_in_an_artefact_and_is_not_read_is_no_matter(artefact: Path) -> None:
+def test_files_of_an_artefact_that_are_not_read_are_ignored(artefact: Path) -> None:
     (artefact / "report.html").touch()
     (artefact / "lost+found").mkdir(mode=0o700)
     (artefact / ".config.json.swp").touch()
@@ -234,7 +234,7 @@ def test_a_graph_without_a_digest_is_refused(artefact: Path) -> None:
         load_artefact(artefact, "chosen", HOST)
 
 
-def test_too_little_memory_is_said_before_loading(artefact: Path) -> None:
+def test_too_little_memory_is_an_error_before_loading(artefact: Path) -> None:
     tight = replace(HOST, memory=HostMemory(total=2**34, limit=2**27, available=2**26))
 
     with pytest.raises(HostError, match="serving onnxruntime-int8-dynamic"):
@@ -282,7 +282,7 @@ def test_a_plan_is_fitted_to_the_cores(streams: int, threads: int, cores: int | 
     assert (found.wide_from_tokens, found.wide_alone_from_tokens) == wide
 
 
-def test_a_manifest_that_says_nothing_of_clients_alone_serves_them_like_all_others(artefact: Path) -> None:
+def test_a_manifest_without_a_wide_length_for_a_lone_client_uses_the_one_for_all(artefact: Path) -> None:
     routed(artefact)
     file = artefact / MANIFEST_NAME
     value = json.loads(file.read_text())

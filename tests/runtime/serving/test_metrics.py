@@ -145,7 +145,7 @@ def full_metrics() -> ServerMetrics:
     return metrics
 
 
-def test_batches_caches_and_the_machine_are_told() -> None:
+def test_batches_caches_and_the_machine_are_reported() -> None:
     metrics = full_metrics()
     metrics.queue_depth = lambda: (5, 70)
     text = metrics.exposition("")[0].decode()

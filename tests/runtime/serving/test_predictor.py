@@ -281,7 +281,7 @@ def test_draining_answers_everything_accepted_and_refuses_the_rest() -> None:
     assert threading.active_count() == before
 
 
-def test_long_texts_are_tokenised_beside_the_loop() -> None:
+def test_long_texts_are_tokenised_in_another_thread() -> None:
     async def main() -> SumTask:
         task = SumTask()
         predictor = Predictor(small_model(task=task))
@@ -319,7 +319,7 @@ def test_texts_that_wait_to_be_tokenised_are_bounded() -> None:
     asyncio.run(main())
 
 
-def test_large_answers_are_assembled_beside_the_loop() -> None:
+def test_large_answers_are_assembled_in_another_thread() -> None:
     class Where(SumTask):
         def assemble(self, prepared: Any, reduced: Any) -> Any:
             return threading.current_thread() is threading.main_thread()
@@ -333,7 +333,7 @@ def test_large_answers_are_assembled_beside_the_loop() -> None:
     assert asyncio.run(main()) == [True, False]
 
 
-def test_long_answers_are_assembled_and_measured_beside_the_loop(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_long_answers_are_assembled_and_measured_in_another_thread(monkeypatch: pytest.MonkeyPatch) -> None:
     measured: list[bool] = []
 
     def measure(answer: Answer) -> int:
@@ -389,7 +389,7 @@ def test_remembered_answers_cost_no_run_and_tell_parameters_apart() -> None:
         assert [answer.value["sums"] for answer in answers] == [[4.0], [4.0], [4.0], [5.0], [4.0]]
         assert [answer.remembered for answer in answers] == [False, True, False, False, True]
         assert [answer.computed_tokens for answer in answers] == [4, 0, 4, 5, 0]
-        # What it says of the texts stays true: bills and warnings are made from it.
+        # The counts of the texts stay true: bills and warnings are made from it.
         assert [(answer.tokens, answer.truncated) for answer in answers] == [(4, 1), (4, 1), (4, 1), (5, 1), (4, 1)]
         assert all(answer.timings.inference_milliseconds == 0 for answer in answers if answer.remembered)
         assert seen.caches == {("answers", True): 2, ("answers", False): 3}
@@ -449,7 +449,7 @@ def test_the_warm_up_uses_every_stream_and_tells_the_rate() -> None:
     asyncio.run(main())
 
 
-def test_facts_are_json_and_say_what_is_served() -> None:
+def test_facts_are_json_and_describe_what_is_served() -> None:
     async def main() -> dict[str, Any]:
         predictor = Predictor(small_model())
         facts = predictor.facts()
@@ -467,5 +467,5 @@ def test_facts_are_json_and_say_what_is_served() -> None:
 @pytest.mark.parametrize(
     ("value", "count"), [("abc", 3), (["ab", {"x": "c", "y": ["d"]}], 4), (7, 0), (None, 0), ({}, 0), (("a", "b"), 2)]
 )
-def test_characters_are_counted_wherever_they_stand(value: Any, count: int) -> None:
+def test_characters_are_counted_in_every_field(value: Any, count: int) -> None:
     assert characters(value) == count

@@ -90,7 +90,7 @@ def serving_engine(
         yield endpoint
 
 
-def test_before_there_is_a_model_requests_are_told_to_wait() -> None:
+def test_before_there_is_a_model_requests_get_503_with_retry_after() -> None:
     with serving(None) as endpoint, httpx.Client(base_url=endpoint.url) as client:
         alive, ready = client.get("/healthz"), client.get("/readyz")
         answer = client.post("/predict", json="a text")
@@ -168,7 +168,7 @@ def test_a_full_queue_refuses_singles_and_batches_alike(task: Task, inputs: Any)
     assert [answer.status_code for answer in answers] == [200, 200, 200]
 
 
-def test_a_deadline_that_passes_in_the_queue_is_told(task: Task) -> None:
+def test_a_deadline_that_passes_in_the_queue_is_an_error(task: Task) -> None:
     engine = Arithmetic()
     engine.go.clear()
     with serving_engine(task, engine) as endpoint, ThreadPoolExecutor(2) as pool:

@@ -63,7 +63,7 @@ def alone(recipe: Recipe, *, longer_than: int = 0) -> dict[str, Float]:
 def served(
     recipe: Recipe, batching: Batching, requests: int, *, short: ShortRoute | None = None, **options: float
 ) -> tuple[list[tuple[str, Float]], Batches]:
-    """What each text of so many requests, of one to three texts each and many at once, was answered."""
+    """The answer to each text of `count` requests, of one to three texts each and many at once."""
     path, io = graph(recipe)
     plan = Plan.model_validate(
         {
@@ -80,8 +80,8 @@ def served(
     seen = Batches()
 
     async def main() -> list[tuple[str, Float]]:
-        beside = graph(short.recipe) if short is not None else None
-        model = load_graph(task(), path, io, plan, short=beside, max_tokens=256)
+        short_graph = graph(short.recipe) if short is not None else None
+        model = load_graph(task(), path, io, plan, short=short_graph, max_tokens=256)
         predictor = Predictor(model, seen)
         chance = random.Random(5)
         answers: list[tuple[str, Float]] = []

@@ -1,4 +1,4 @@
-"""The server as a whole: where it listens, what it logs, what it says of itself."""
+"""The server as a whole: where it listens, what it logs, its info."""
 
 from __future__ import annotations
 
@@ -107,7 +107,7 @@ def test_it_listens_on_either_kind_of_address(host: str, url: str) -> None:
         assert httpx.get(f"{endpoint.url}/healthz").text == "ok\n"
 
 
-def test_the_kernel_holds_as_many_connections_as_it_is_told() -> None:
+def test_the_kernel_holds_as_many_connections_as_are_configured() -> None:
     with serving(Gate(), backlog=173) as endpoint:
         listening = endpoint.server._listener._socket  # type: ignore[union-attr]
         assert listening is not None
@@ -117,7 +117,7 @@ def test_the_kernel_holds_as_many_connections_as_it_is_told() -> None:
     assert backlog == 173
 
 
-def test_the_log_says_that_the_model_is_loading_before_it_says_that_it_is_ready(
+def test_the_log_has_the_loading_of_the_model_before_its_readiness(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     gate = Gate()
@@ -132,7 +132,7 @@ def test_the_log_says_that_the_model_is_loading_before_it_says_that_it_is_ready(
     ]
 
 
-def test_a_server_that_starts_with_its_model_only_says_where_it_listens(caplog: pytest.LogCaptureFixture) -> None:
+def test_a_server_that_starts_with_its_model_only_logs_where_it_listens(caplog: pytest.LogCaptureFixture) -> None:
     with caplog.at_level(logging.INFO, "penstock.server"), serving(Gate()) as endpoint:
         pass
 

@@ -116,7 +116,7 @@ def test_a_broken_upload_is_tried_again(bucket: Bucket, artefact: Path, tmp_path
     assert fault(bucket.store.fetch(digest, tmp_path / "cache"), digest) == ""
 
 
-def test_one_that_breaks_every_time_leaves_nothing_whole(bucket: Bucket, artefact: Path) -> None:
+def test_an_upload_that_breaks_every_time_leaves_no_complete_artefact(bucket: Bucket, artefact: Path) -> None:
     def break_off(path: str) -> None:
         if path.endswith("tokenizer.json"):
             raise ConnectionResetError("reset")

@@ -258,7 +258,7 @@ class TestFetching:
         assert not (tmp_path / "cache" / published.digest.hexadecimal).exists()
 
     @pytest.mark.parametrize("name", [*(name for name, size in FILES.items() if size), MANIFEST_NAME])
-    def test_nor_is_a_truncated_one(
+    def test_a_truncated_file_of_the_store_is_never_served(
         self, name: str, artefact: Path, store: ArtefactStore, root: Path, tmp_path: Path
     ) -> None:
         published = store.publish(artefact)
@@ -361,7 +361,7 @@ class TestFetching:
         assert not [path for path in folder.rglob("*") if path.is_symlink()]
         assert {path.name: path.stat().st_size for path in others.iterdir()} == {"empty": 0, "tokenizer.json": 0}
 
-    def test_nor_is_anything_written_where_a_link_in_its_place_leads(
+    def test_nothing_is_written_through_a_link_in_the_cache(
         self, artefact: Path, store: ArtefactStore, tmp_path: Path
     ) -> None:
         published = store.publish(artefact)

@@ -102,7 +102,7 @@ def in_their_order(found: dict[str, Any], expected: dict[str, Any], *, within: f
     return {**found, "labels": list(theirs), "scores": [ours[label] for label in theirs]}
 
 
-def test_labels_of_ones_own(family: Family, built: Build, serve: Any) -> None:
+def test_labels_of_the_request(family: Family, built: Build, serve: Any) -> None:
     name = TaskName.ZERO_SHOT_CLASSIFICATION
     model = built(name, family)
     expected = model.pipeline(name)(TEXTS, **LABELS)

@@ -90,7 +90,7 @@ def body(limits: RequestLimits) -> Object:
         notes={
             "model": "Not used: an endpoint has one model.",
             "top_n": "Only this many documents, the best first. Default: all.",
-            "return_documents": "Repeat each document beside its score, with all its fields.",
+            "return_documents": "Repeat each document with its score and all its fields.",
             "max_tokens_per_doc": UNUSED_LIMIT,
             "max_chunks_per_doc": UNUSED_LIMIT,
             "priority": "Not used: requests are answered in their order.",

@@ -91,7 +91,7 @@ class Envelope:
                 f"'{name}' is a parameter", field=name, remedy=f"Put it into 'parameters': {{\"{name}\": …}}"
             )
         if name in parameters:
-            raise InvalidInput(f"'{name}' is both beside 'inputs' and in 'parameters'", field=name, remedy="Give one")
+            raise InvalidInput(f"'{name}' is both next to 'inputs' and in 'parameters'", field=name, remedy="Give one")
 
 
 def _accepts_text(schema: JsonSchema) -> bool:

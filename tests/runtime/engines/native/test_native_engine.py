@@ -107,7 +107,7 @@ def _parts(batch: Batch) -> tuple[Int, Int, Int]:
 
 
 @pytest.mark.parametrize("padding", [-1, 0])
-def test_a_row_has_the_same_bits_alone_and_in_company(padding: int) -> None:
+def test_a_row_has_the_same_bits_alone_and_in_a_batch(padding: int) -> None:
     engine = opened(encoder(padding=padding), Threads(1, 1))
     batch = rows(5, 17, 33, 1, 8, 36)
 
@@ -424,7 +424,7 @@ def test_a_batch_longer_than_its_bias_on_the_scores_is_an_error_even_where_that_
     engine.close()
 
 
-def test_a_row_has_the_same_bits_alone_and_in_company_with_a_bias_on_the_scores() -> None:
+def test_a_row_has_the_same_bits_alone_and_in_a_batch_with_a_bias_on_the_scores() -> None:
     engine = opened(biased(39), Threads(1, 2))
     batch = rows(5, 17, 33, 1, 8, 36)
 

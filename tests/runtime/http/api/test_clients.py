@@ -265,7 +265,7 @@ class TestTriton:
 
     @pytest.mark.parametrize("binary", [True, False])
     @pytest.mark.parametrize("algorithm", ["gzip", "deflate"])
-    def test_a_compressed_request_is_told_so(self, client_of: Any, binary: bool, algorithm: str) -> None:
+    def test_a_compressed_request_gets_an_error(self, client_of: Any, binary: bool, algorithm: str) -> None:
         client = client_of(TaskName.FEATURE_EXTRACTION)
         tensors = [self.tensor("text", ["i like you " * 50], binary=binary)]
 
@@ -311,7 +311,7 @@ class TestTriton:
         assert (answer.status_code, answer.json()["field"]) == (422, "inputs[0]")
         assert answer.json()["error"].startswith("inputs[0] has 100000 entries; at most")
 
-    def test_an_error_says_what_to_send(self, client_of: Any) -> None:
+    def test_an_error_names_what_to_send(self, client_of: Any) -> None:
         client = client_of(TaskName.QUESTION_ANSWERING)
 
         with pytest.raises(InferenceServerException, match="no tensor 'context'"):
@@ -362,7 +362,7 @@ class TestShapes:
         np.testing.assert_allclose(of_vectors, of_task, atol=1e-6)
 
     @pytest.mark.parametrize("task", [TaskName.FEATURE_EXTRACTION, TaskName.SENTENCE_SIMILARITY])
-    def test_similarity_takes_as_many_sentences_as_it_says(self, endpoint_of: EndpointOf, task: TaskName) -> None:
+    def test_similarity_takes_the_documented_number_of_sentences(self, endpoint_of: EndpointOf, task: TaskName) -> None:
         endpoint = endpoint_of(task)
         document = httpx.get(f"{endpoint.url}/openapi.json").json()
         content = document["paths"]["/similarity"]["post"]["requestBody"]["content"]["application/json"]

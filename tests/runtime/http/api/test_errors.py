@@ -1,4 +1,4 @@
-"""What a client is told when it is wrong, or when we are: status, shape, field, remedy. And who may ask at all."""
+"""Errors of requests and of the server: status, shape, field, remedy. And access by token."""
 
 from __future__ import annotations
 
@@ -58,7 +58,7 @@ def client(tmp_path_factory: pytest.TempPathFactory) -> Iterator[httpx.Client]:
         (b'{"inputs": "x", "normalize": 1}', 422, "parameters.normalize must be true or false", "parameters.norm", ""),
         (
             b'{"inputs": "x", "normalize": true, "parameters": {"normalize": true}}', 422,
-            "'normalize' is both beside 'inputs' and in 'parameters'", "normalize", "Give one",
+            "'normalize' is both next to 'inputs' and in 'parameters'", "normalize", "Give one",
         ),
         (b'{"inputs": ""}', 422, "inputs is empty", "inputs", "Send a text with at least one character"),
         (b'{"inputs": ["a", ""]}', 422, "inputs[1] is empty", "inputs[1]", "Send a text"),
@@ -95,7 +95,7 @@ def test_a_wrong_body_is_explained(  # noqa: PLR0917 - the columns of the table
         (b'{"inputs": "x", "inputs": ["y", "z"]}', 2),
         (b'\n {"inputs": ["x"]}\n', 1),
     ],
-    ids=["bare text", "the hosted API's options", "a parameter beside inputs", "the last of two keys", "white space"],
+    ids=["bare text", "the hosted API's options", "a parameter next to inputs", "the last of two keys", "white space"],
 )
 def test_a_tolerable_body_is_answered(client: httpx.Client, body: bytes, answer_count: int) -> None:
     answer = client.post("/predict", content=body, headers=JSON)
@@ -142,7 +142,7 @@ class TestRoutes:
             ("/%2e%2e/etc/passwd", "there is no /%2e%2e/etc/passwd"),
         ],
     )
-    def test_a_missing_route_says_what_there_is(self, client: httpx.Client, path: str, message: str) -> None:
+    def test_the_error_for_a_missing_route_lists_the_routes(self, client: httpx.Client, path: str, message: str) -> None:
         answer = client.post(path, json={})
 
         assert answer.status_code == 404
@@ -160,7 +160,7 @@ class TestRoutes:
             ("PUT", "/v2/models/emotion/infer", "OPTIONS, POST"),
         ],
     )
-    def test_a_wrong_method_says_which_there_are(
+    def test_the_error_for_a_wrong_method_lists_the_allowed_ones(
         self, client: httpx.Client, method: str, path: str, allow: str
     ) -> None:
         answer = client.request(method, path)
@@ -242,7 +242,7 @@ class TestFailures:
             (errors.InferenceFailed("the engine failed"), 500, None),
         ],
     )
-    def test_what_the_predictor_raises_is_told(self, error: RequestError, status: int, retry_after: str | None) -> None:
+    def test_errors_of_the_predictor_become_responses(self, error: RequestError, status: int, retry_after: str | None) -> None:
         gate = Gate()
         gate.error = error
         gate.open()
@@ -337,7 +337,7 @@ class TestAccess:
         assert guarded.get(path).status_code == 200
 
     @pytest.mark.parametrize("path", ["/info", "/openapi.json", "/v1/models", "/v2/models/emotion"])
-    def test_the_rest_is_not(self, guarded: httpx.Client, path: str) -> None:
+    def test_other_routes_need_a_token(self, guarded: httpx.Client, path: str) -> None:
         answer = guarded.get(path)
 
         assert answer.status_code == 401
@@ -354,7 +354,7 @@ class TestAccess:
             ("Basic bmV3LXRva2Vu", 401),
         ],
     )
-    def test_a_token_opens(self, guarded: httpx.Client, header: str, status: int) -> None:
+    def test_a_token_gives_access(self, guarded: httpx.Client, header: str, status: int) -> None:
         answer = guarded.post("/predict", json="x", headers={"authorization": header})
 
         assert answer.status_code == status

@@ -100,7 +100,7 @@ def test_any_binary_tensor_is_read_or_explained(data: bytes, shape: list[int]) -
 @pytest.mark.parametrize(
     ("shape", "words"),
     [([1] * 33, "must be a list of sizes"), ([2**31 - 1] * 100_000, "must be a list of sizes"), ([3], "more than 3")],
-    ids=["33 dimensions", "a hundred thousand", "more texts than it says"],
+    ids=["33 dimensions", "a hundred thousand", "more texts than it states"],
 )
 def test_a_tensor_that_would_take_seconds_is_refused_at_once(shape: list[int], words: str) -> None:
     empty_texts = bytes(4) * 1_000_000

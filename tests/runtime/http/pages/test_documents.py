@@ -59,7 +59,7 @@ def test_the_openapi_document_describes_a_good_exchange(endpoint_of: EndpointOf,
                 Draft202012Validator(response["schema"]).validate(answer.json())
                 assert set(operation["responses"]["200"]["headers"]) <= set(answer.headers)
             else:
-                # The example does not fit this model (another mask token, no such prompt), and is told so.
+                # The example does not fit this model (another mask token, no such prompt), and gets an error.
                 assert answer.status_code == 422
                 assert str(answer.status_code) in operation["responses"]
 

@@ -334,7 +334,7 @@ class TestLimits:
         ],
         ids=["TLS", "two lengths"],
     )
-    def test_only_who_speaks_tls_is_told_not_to(self, endpoint: Endpoint, data: bytes, remedy: str) -> None:
+    def test_the_error_for_tls_is_only_for_tls_clients(self, endpoint: Endpoint, data: bytes, remedy: str) -> None:
         (answer,) = exchange(endpoint, data)
 
         assert json.loads(answer.partition(b"\r\n\r\n")[2])["remedy"] == remedy
@@ -399,7 +399,7 @@ class TestLimits:
         assert (status(answer), error_type(answer)) == (400, "bad_request")
         assert about in json.loads(answer.partition(b"\r\n\r\n")[2])["error"]
 
-    def test_too_many_connections_are_told_so(self) -> None:
+    def test_connections_over_the_limit_get_an_error(self) -> None:
         gate = Gate()
         with serving(gate, max_connections=1) as endpoint, endpoint.connect() as first:
             first.sendall(b"GET /healthz HTTP/1.1\r\nhost: x\r\n\r\n")
@@ -458,7 +458,7 @@ class TestDeadlines:
         ],
         ids=["headers", "body"],
     )
-    def test_a_request_that_does_not_end_is_told_so(self, sent: bytes, setting: str) -> None:
+    def test_an_incomplete_request_gets_a_timeout_error(self, sent: bytes, setting: str) -> None:
         flags: Any = {setting: 1.0}
         with serving(Gate(), **flags) as endpoint, endpoint.connect() as client:
             client.sendall(sent)
@@ -524,7 +524,7 @@ class TestDeadlines:
             assert read > 0
             assert client.recv(65536)
 
-    def test_answers_that_nobody_reads_take_their_part_of_the_memory(self) -> None:
+    def test_unread_answers_count_for_the_memory_limit(self) -> None:
         gate = Gate()
         gate.open()
         large = post("/predict", b'"' + b"x" * 90_000 + b'"')
@@ -537,7 +537,7 @@ class TestDeadlines:
 
 
 class TestAnswersThatAreNotRead:
-    """Of a client that does not read, a rest that fits into the transport's buffer: nothing says that it is stuck."""
+    """Of a client that does not read, a rest that fits into the transport's buffer: no event shows that it is stuck."""
 
     def connect(self, endpoint: Endpoint) -> socket.socket:
         """A client with such a rest."""
@@ -575,7 +575,7 @@ class TestAnswersThatAreNotRead:
 
             assert listener.held_bytes == 0
 
-    def test_one_that_closes_its_side_is_too_and_its_request_is_cancelled(self) -> None:
+    def test_a_client_that_closes_its_side_is_cut_off_too_and_its_request_is_cancelled(self) -> None:
         gate = Gate()
         with serving(gate, write_timeout_seconds=0.1) as endpoint, self.connect(endpoint) as client:
             listener = endpoint.server._listener
@@ -587,7 +587,7 @@ class TestAnswersThatAreNotRead:
             gate.wait_for("cancelled", 1)
             until(lambda: not listener.connections)
 
-    def test_one_is_cut_off_in_its_time_while_the_server_drains(self) -> None:
+    def test_an_unread_answer_is_cut_off_in_time_while_the_server_drains(self) -> None:
         with (
             serving(Gate(), drain_limit_seconds=60.0, write_timeout_seconds=0.1) as endpoint,
             self.connect(endpoint),
@@ -599,7 +599,7 @@ class TestAnswersThatAreNotRead:
 
 
 class TestClientsThatLeave:
-    """Work that nobody waits for is not done."""
+    """Work for clients that have left is not done."""
 
     def test_a_closed_connection_cancels_its_request(self) -> None:
         gate = Gate()
@@ -615,7 +615,7 @@ class TestClientsThatLeave:
         assert b"penstock_in_flight_requests 1.0" in counted  # this one
 
     @pytest.mark.parametrize("behind", [1, 50])
-    def test_one_that_has_sent_ahead_is_missed_as_soon(self, behind: int) -> None:
+    def test_a_closed_connection_with_requests_sent_ahead_is_noticed_as_soon(self, behind: int) -> None:
         gate = Gate()
         with serving(gate) as endpoint:
             with endpoint.connect() as client:

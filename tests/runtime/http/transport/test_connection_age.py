@@ -26,7 +26,7 @@ def served(endpoint: Endpoint) -> int:
     return len(endpoint.model.deadlines)
 
 
-def test_an_old_connection_says_that_it_ends_with_its_answer(tmp_path: Path) -> None:
+def test_an_old_connection_announces_its_end_with_its_answer(tmp_path: Path) -> None:
     model = make_model(tmp_path, TaskName.FEATURE_EXTRACTION)
     request = post("/predict", b'{"inputs": "i like you"}', "content-type: application/json")
     with serving(model, connection_age_seconds=600) as endpoint, endpoint.connect() as client:
@@ -148,7 +148,7 @@ def test_without_an_end_of_connections_the_new_replica_would_get_nothing(tmp_pat
 
 
 async def by_httpx(url: str, least: int) -> tuple[int, list[str]]:
-    """Ask until so many answers have ended their connection: how many did, and what went wrong."""
+    """Ask until this number of answers has ended the connection: how many did, and what went wrong."""
     ends, deadline = 0, time.monotonic() + 60
     failures: list[str] = []
     limits = httpx.Limits(max_connections=4)

@@ -183,7 +183,7 @@ def test_a_request_under_way_on_an_idle_connection_is_answered() -> None:
     assert endpoint.cut == [0]
 
 
-def test_a_port_that_is_taken_is_said_at_start() -> None:
+def test_a_port_that_is_taken_is_an_error_at_start() -> None:
     async def start(port: int) -> None:
         server = Server(ServerStatus("other", TaskName.FEATURE_EXTRACTION), Settings.load({}, {"port": port}))
         await server.start()

@@ -30,7 +30,7 @@ async def waiting(rest: Suspended[Any]) -> Any:
 
 
 @on_the_loop
-async def test_what_waits_for_nothing_is_done_at_once() -> None:
+async def test_a_coroutine_that_does_not_wait_is_done_at_once() -> None:
     async def nested() -> int:
         return 7
 
@@ -41,7 +41,7 @@ async def test_what_waits_for_nothing_is_done_at_once() -> None:
 
 
 @on_the_loop
-async def test_what_waits_goes_on_in_a_task_with_what_it_waited_for() -> None:
+async def test_a_coroutine_that_waits_continues_in_a_task_with_the_result() -> None:
     loop = asyncio.get_running_loop()
     steps: list[Any] = []
 

@@ -38,7 +38,7 @@ CHECKS: list[Any] = [
 THE_SAME = {"/", "/v2/rerank", "/v2/models/{name}/versions/{version}/infer"}
 """Routes with the handler and the schema of another one."""
 BEYOND_THE_SCHEMA = re.compile(
-    r"is both beside 'inputs' and in 'parameters'"
+    r"is both next to 'inputs' and in 'parameters'"
     r"|elements, but its shape"
     r"|is given twice|has no tensor|fit into a tensor|not one|questions and \d+ contexts"
     r"|has no prompt|this model's tokens are|this model's vectors have|is for pooled vectors|; this model takes"
@@ -55,7 +55,7 @@ def refused_for_a_reason(context: Any, response: Any, case: Any) -> None:
 
 @pytest.mark.parametrize("mode", [GenerationMode.POSITIVE, GenerationMode.NEGATIVE])
 @pytest.mark.parametrize("task", list(TaskName))
-def test_no_request_surprises_the_server(endpoint_of: EndpointOf, task: TaskName, mode: GenerationMode) -> None:
+def test_no_request_causes_an_internal_error(endpoint_of: EndpointOf, task: TaskName, mode: GenerationMode) -> None:
     endpoint = endpoint_of(task)
     checks = [*CHECKS, negative_data_rejection if mode is GenerationMode.NEGATIVE else refused_for_a_reason]
     schema = schemathesis.openapi.from_url(f"{endpoint.url}/openapi.json")

@@ -23,7 +23,7 @@ def with_length(length: bytes, body: bytes) -> bytes:
     return START + b"content-length: %b\r\n\r\n" % length + body
 
 
-def familiar() -> CachedHead:
+def filled_cache() -> CachedHead:
     head = CachedHead.of(with_length(b"20", GOOD), admitted(b"20"))
     assert head is not None
     return head
@@ -43,11 +43,11 @@ def familiar() -> CachedHead:
         pytest.param(START + b"content-length: 33\r\n\r\n", b"3", id="another length"),
     ],
 )
-def test_what_another_parser_might_let_pass_is_not_remembered(head: bytes, length: bytes) -> None:
+def test_a_head_that_other_parsers_might_read_differently_is_not_cached(head: bytes, length: bytes) -> None:
     assert CachedHead.of(head, admitted(length)) is None
 
 
-def test_nor_is_a_length_beside_chunks() -> None:
+def test_a_head_with_a_length_and_chunks_is_not_cached() -> None:
     request = admitted(b"20")
     request.headers[b"transfer-encoding"] = b"chunked"
 
@@ -65,7 +65,7 @@ def test_nor_is_a_length_beside_chunks() -> None:
         b"content-length: \t<length>\r\na: <alike>\r\n",
     ],
 )
-def test_only_the_length_may_differ_and_nothing_like_it(lines: bytes) -> None:
+def test_only_the_content_length_may_differ(lines: bytes) -> None:
     def request(length: bytes, alike: bytes, body: bytes) -> bytes:
         return START + lines.replace(b"<length>", length).replace(b"<alike>", alike) + b"\r\n" + body
 
@@ -92,7 +92,7 @@ def test_only_the_length_may_differ_and_nothing_like_it(lines: bytes) -> None:
     ],
 )
 def test_a_request_of_any_length_is_read(length: bytes, body: bytes) -> None:
-    read = familiar().read(with_length(length, body))
+    read = filled_cache().read(with_length(length, body))
 
     assert read is not None
     request, found = read
@@ -129,7 +129,7 @@ def test_a_request_of_any_length_is_read(length: bytes, body: bytes) -> None:
     ],
 )
 def test_a_body_that_is_not_of_its_length_or_of_no_plain_one_is_not_read(length: bytes, body: bytes) -> None:
-    assert familiar().read(with_length(length, body)) is None
+    assert filled_cache().read(with_length(length, body)) is None
 
 
 @pytest.mark.parametrize(
@@ -155,11 +155,11 @@ def test_a_head_that_is_not_the_same_to_the_byte_is_not_read(this: bytes, that: 
     data = with_length(b"20", GOOD).replace(this, that)
 
     assert data != with_length(b"20", GOOD)
-    assert familiar().read(data) is None
+    assert filled_cache().read(data) is None
 
 
 def test_requests_of_one_head_have_headers_of_their_own() -> None:
-    head = familiar()
+    head = filled_cache()
     first, second = (head.read(with_length(b"20", GOOD)) for _ in range(2))
 
     assert first is not None

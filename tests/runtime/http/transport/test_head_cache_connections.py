@@ -96,11 +96,11 @@ def assert_same(found: Fed, expected: Fed) -> None:
     assert (found.held_bytes, found.connection.state) == (expected.held_bytes, expected.connection.state)
 
 
-def filled(head: bytes, body: bytes, said: bytes = b"<n>") -> bytes:
-    """`said`: what is said of the length."""
+def filled(head: bytes, body: bytes, length: bytes = b"<n>") -> bytes:
+    """`length`: the value of Content-Length; `<n>` is the true one."""
     if b"<n>" not in head:
         return head
-    return head.replace(b"<n>", said.replace(b"<n>", b"%d" % len(body))) + body
+    return head.replace(b"<n>", length.replace(b"<n>", b"%d" % len(body))) + body
 
 
 @pytest.mark.parametrize(
@@ -110,7 +110,7 @@ def filled(head: bytes, body: bytes, said: bytes = b"<n>") -> bytes:
         pytest.param(TOKENS["right token"], WITH_TOKEN, id="right token"),
     ],
 )
-def test_what_comes_again_is_not_parsed_again(head: bytes, flags: dict[str, str]) -> None:
+def test_a_repeated_head_is_not_parsed_again(head: bytes, flags: dict[str, str]) -> None:
     pieces = [filled(head, body) for body in (b'"x"', b'"y"', b'"z"')]
 
     found, unparsed = fed(pieces, **flags)
@@ -135,7 +135,7 @@ def test_the_length_alone_may_differ() -> None:
         *(pytest.param(TOKENS[name], WITH_TOKEN, id=name) for name in ("wrong token", "no token")),
     ],
 )
-def test_of_what_may_differ_the_next_time_nothing_is_remembered(head: bytes, flags: dict[str, str]) -> None:
+def test_values_that_may_differ_the_next_time_are_not_cached(head: bytes, flags: dict[str, str]) -> None:
     found, _ = fed([filled(TOKENS["right token"], b'"x"'), filled(head, b'"x"')], **flags)
 
     assert len(found.requests) == 2
