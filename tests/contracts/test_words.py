@@ -30,17 +30,15 @@ ALLOWED = (
     ("penstock/manifest.py", r"0[._]1"),  # the value that version 0.1 wrote
     ("tests/contracts/test_names.py", r'"Lane"'),
     ("tests/penstock/test_manifest.py", r'"teacher"'),
+    ("", r"teacher\.zip|`teacher`"),  # file formats: a file of the work folder, and an old value
+    ("dev/testbed/images.py", r"nobody:x:"),  # /etc/passwd
+    ("runtime/penstock_runtime/http/pages/playground.html", r"examples: "),
+    ("tests/optimizer/export/test_minilm.py", r"^    \".+\",$"),  # sentences for a model
     ("runtime/penstock_optimizer/guard/texts", r".*"),
     ("tests/golden/answers", r".*"),
 )
 """Path prefix and a pattern of lines: texts of other authors, inputs of models, the lists of words themselves."""
-PENDING = (
-    "CHANGELOG.md", "CONTRIBUTING.md", "Dockerfile", "Makefile", "README.md", "bench/", "charts/", "dev/benchmarks/",
-    "dev/images/", "dev/testbed/", "dev/tools/operator_tables.py", "docs/", "examples/", "operator/", "pyproject.toml",
-    "runtime/", "simulator/", "tests/bench/", "tests/charts/", "tests/dev/", "tests/docs/", "tests/endtoend/",
-    "tests/endtoend_cluster/", "tests/examples.py", "tests/gateway/", "tests/kept.py", "tests/operator/",
-    "tests/optimizer/", "tests/runtime/", "tests/simulator/",
-)  # fmt: skip
+PENDING = ("tests/operator/",)
 """Path prefixes of files that are not clean yet."""
 
 

@@ -49,7 +49,6 @@ GROUPS: dict[str, tuple[str, ...]] = {
         "numpy/**/tests",
         "scipy/**/tests",
         "sklearn/**/tests",
-        "sympy/**/tests",
         "networkx/**/tests",
         "onnx/backend/test",
         "onnx/**/*.h",

@@ -1,4 +1,4 @@
-"""From the values of an encoder and what stands on it to an ONNX graph.
+"""Builds the ONNX graph of an encoder and its head.
 
 Node and weight names tell where they belong: `embeddings`, `layer.N.attention`, `layer.N.output`, `layer.N.up`,
 `layer.N.down`, `head`. Quantisers may leave `head` alone by that name.

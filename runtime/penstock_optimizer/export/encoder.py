@@ -2,7 +2,7 @@
 
 All of them are the same machine: embeddings, then layers of attention and feed-forward network, each followed by a
 residual sum and a normalisation ("post-norm"). The families differ in names, in how positions are counted, and in
-what stands on top.
+the head.
 """
 
 from __future__ import annotations
@@ -143,4 +143,4 @@ class MaskFiller:
 
 
 Top = Classifier | TokenClassifier | SpanClassifier | MaskFiller | None
-"""What stands on the encoder; None: nothing."""
+"""The head on the encoder; None: none."""

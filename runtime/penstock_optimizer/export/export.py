@@ -24,7 +24,7 @@ def export(folder: ModelFolder, head: Head, out: Path, *, flavour: Flavour = Fla
     """Write the graph into the folder `out`, which is made; what stood there under its name is replaced.
 
     The builder takes known families; else the model's own ONNX file is taken, whatever the flavour; else torch.
-    CorruptModel names the file and the tensor or field that is missing or does not fit. UnsupportedModel says what no
+    CorruptModel names the file and the tensor or field that is missing or does not fit. UnsupportedModel names what no
     way here can take, and what to install where that helps.
     """
     out.mkdir(parents=True, exist_ok=True)

@@ -14,7 +14,7 @@ class Exported:
     """The fp32 graph on disk."""
 
     path: Path
-    """`model.onnx`; large weights stand beside it in `model.onnx.data`."""
+    """`model.onnx`; large weights are next to it in `model.onnx.data`."""
     io: GraphIO
     fused_nodes: dict[str, int]
     """How many nodes the graph has of each operator that does in one what several do: `Attention`,

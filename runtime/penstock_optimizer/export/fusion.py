@@ -11,7 +11,7 @@ from typing import Any
 def fuse(path: Path, config: Any, check: Callable[[Path], None], *, large: bool) -> None:
     """Fuse in place; a graph in which nothing is found, or whose answers `check` does not accept, stays as it was.
 
-    `config` is transformers' configuration; `large` weights go to a file beside the graph.
+    `config` is transformers' configuration; `large` weights go to a file next to the graph.
     """
     from onnxruntime.transformers import optimizer
     from onnxruntime.transformers.fusion_options import FusionOptions
@@ -20,7 +20,7 @@ def fuse(path: Path, config: Any, check: Callable[[Path], None], *, large: bool)
     # As `operators.Fused` has it, for the reasons given there.
     options.enable_skip_layer_norm = options.enable_bias_skip_layer_norm = options.enable_bias_gelu = False
     with TemporaryDirectory(dir=path.parent) as scratch:
-        fused = Path(scratch) / path.name  # weights beside a graph are found by its name
+        fused = Path(scratch) / path.name  # the weights file of a graph is found by its name
         try:
             found = optimizer.optimize_model(
                 str(path),
@@ -33,7 +33,7 @@ def fuse(path: Path, config: Any, check: Callable[[Path], None], *, large: bool)
             _keep_sums(found.model.graph)
             found.save_model_to_file(str(fused), use_external_data_format=large)
             check(fused)
-        except Exception:  # an optimiser that fails or changes answers has found nothing: the graph stands without it
+        except Exception:  # an optimiser that fails or changes answers has found nothing: the graph is used without it
             return
         for file in fused.parent.iterdir():
             file.replace(path.with_name(file.name))

@@ -18,7 +18,7 @@ IR_VERSION = 8
 MICROSOFT = "com.microsoft"
 """The domain of ONNX Runtime's fused operators; OpenVINO reads those used here."""
 SINGLE_FILE_BYTES = 1_000_000_000
-"""Larger weights stand in `model.onnx.data` beside the graph: protobuf ends at 2 GB, and copies what it writes."""
+"""Larger weights go to `model.onnx.data` next to the graph: protobuf ends at 2 GB, and copies what it writes."""
 SMALL_BYTES = 1024
 """Shapes and indices stay in the graph all the same: shape inference wants to see them."""
 PAGE_BYTES = 4096
@@ -109,7 +109,7 @@ class Graph:
         return fused_nodes(self._nodes)
 
     def save(self, path: Path) -> None:
-        """Write the graph, its weights within the file or, when they are large, beside it as `<name>.data`.
+        """Write the graph, its weights within the file or, when they are large, next to it as `<name>.data`.
 
         Once: each weight is let go as soon as it is written, so that a model is not held three times over.
         """
@@ -120,17 +120,17 @@ class Graph:
             ir_version=IR_VERSION,
             producer_name="penstock",
         )
-        beside = path.with_name(f"{path.name}.data")
+        weights = path.with_name(f"{path.name}.data")
         if sum(array.nbytes for array in self._constants.values()) > SINGLE_FILE_BYTES:
-            self._write_beside(beside, model.graph)
+            self._write_weights(weights, model.graph)
         else:
-            beside.unlink(missing_ok=True)  # of an earlier graph
+            weights.unlink(missing_ok=True)  # of an earlier graph
             for name in list(self._constants):
                 array = self._constants.pop(name)
                 _add_tensor(model.graph, name, array).raw_data = array.tobytes()
         path.write_bytes(model.SerializeToString())
 
-    def _write_beside(self, path: Path, graph: Any) -> None:
+    def _write_weights(self, path: Path, graph: Any) -> None:
         with path.open("wb") as stream:
             for name in list(self._constants):
                 array = self._constants.pop(name)

@@ -31,7 +31,7 @@ def check_head(folder: ModelFolder, head: Head) -> None:
 
 
 def no_head(folder: ModelFolder, head: Head, own: Head | None = None) -> UnsupportedModel:
-    """The error that says so, and which tasks the model does fit."""
+    """The error for a missing head, with the tasks that the model fits."""
     tasks = ", ".join(task.value for task, needed in HEAD_OF_TASK.items() if needed is own)
     fits = f"; this one fits {tasks}" if tasks else ""
     return UnsupportedModel(

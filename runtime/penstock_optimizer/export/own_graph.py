@@ -35,7 +35,7 @@ PROBE = (2, 7)
 
 
 def take_own_graph(folder: ModelFolder, head: Head, path: Path) -> Exported:
-    """Copy the graph to `path`; weights that stand beside it, under whatever names, to `<path>.data`.
+    """Copy the graph to `path`; its external weights, under any names, to `<path>.data`.
 
     Outputs under other names than ours are renamed, by rank and order; those of another float type become float32.
     CorruptModel when it does not load, or lacks a file with weights; UnsupportedModel when it wants inputs or gives
@@ -77,7 +77,7 @@ def _inputs(source: Path, model: Any) -> tuple[str, ...]:
     weights = {tensor.name for tensor in model.graph.initializer}
     found = {value.name: value.type.tensor_type for value in model.graph.input if value.name not in weights}
     unknown = sorted(set(found) - set(INPUTS))
-    remedy = f"Export it with the inputs {', '.join(INPUTS)} (int64), or put the safetensors weights beside it"
+    remedy = f"Export it with the inputs {', '.join(INPUTS)} (int64), or put the safetensors weights next to it"
     if unknown or "input_ids" not in found:
         what = f"wants the inputs {', '.join(unknown)}" if unknown else "has no input input_ids"
         raise UnsupportedModel(f"{source} {what}", remedy=remedy)
@@ -109,7 +109,7 @@ def _outputs(source: Path, head: Head, shapes: Shapes, labels: int) -> dict[str,
         raise UnsupportedModel(
             f"{source} answers {PROBE[0]} rows of {PROBE[1]} tokens with {described}, "
             f"of which nothing is {' and '.join(wanted)} of a {head.value} model with {labels} labels",
-            remedy="Export it for this task, or put the safetensors weights beside it",
+            remedy="Export it for this task, or put the safetensors weights next to it",
         )
     return dict(zip(wanted, fitting, strict=True))
 
@@ -156,7 +156,7 @@ def _save(model: Any, source: Path, path: Path) -> None:
     if not graph_data(source):
         path.write_bytes(model.SerializeToString())
         return
-    beside = path.with_name(f"{path.name}.data")
-    beside.unlink(missing_ok=True)  # onnx appends
+    weights = path.with_name(f"{path.name}.data")
+    weights.unlink(missing_ok=True)  # onnx appends
     onnx.load_external_data_for_model(model, str(source.parent))
-    onnx.save_model(model, str(path), save_as_external_data=True, location=beside.name)
+    onnx.save_model(model, str(path), save_as_external_data=True, location=weights.name)

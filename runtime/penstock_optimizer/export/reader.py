@@ -13,7 +13,7 @@ from penstock_runtime.rows import Float
 
 
 class NotBuildable(Exception):
-    """The builder does not know this model: the message says what about it. The general way may still take it."""
+    """The builder does not know this model: the message has the reason. The export through torch may still work."""
 
 
 class Reader:
@@ -33,9 +33,9 @@ class Reader:
         if not known and len(prefixes) > 1:
             raise NotBuildable(f"its weights hold several encoders ({', '.join(prefixes)})")
         self.body = (known or prefixes or [""])[0]
-        """What stands before the names of the encoder's tensors."""
+        """Prefix of the names of the encoder's tensors."""
         self.top = self.body.removesuffix(f"{base}.") if self.body.endswith(f"{base}.") else ""
-        """What stands before the names of the head's tensors."""
+        """Prefix of the names of the head's tensors."""
 
     def integer(self, key: str, default: int | None = None, *, least: int = 1) -> int:
         """A whole number of config.json."""

@@ -53,7 +53,7 @@ Arrays = Mapping[str, NDArray[np.int64]]
 def export_with_torch(folder: ModelFolder, head: Head, path: Path, flavour: Flavour, why: str) -> Exported:
     """Export to `path`; with `Flavour.FUSED`, what ONNX Runtime's fusion finds in the graph is then fused.
 
-    `why` says why the builder did not take it, for the errors: UnsupportedModel when the extra is missing, when
+    `why`: the reason why the builder did not take it, for the errors: UnsupportedModel when the extra is missing, when
     transformers does not know the model, or when no exporter gives a graph that answers like it.
     """
     missing = [name for name in ("torch", "transformers") if importlib.util.find_spec(name) is None]
@@ -104,7 +104,7 @@ def _load(folder: ModelFolder, head: Head) -> Any:
             trust_remote_code=False,
             local_files_only=True,
             use_safetensors=True,
-            ignore_mismatched_sizes=True,  # they are told below, by name
+            ignore_mismatched_sizes=True,  # they are reported below, by name
             attn_implementation="eager",  # the form that fusion knows
             output_loading_info=True,
         )
@@ -150,7 +150,7 @@ class _Answers:
     def __init__(
         self, model: Any, inputs: tuple[str, ...], outputs: tuple[str, ...], longest: int, templates: Sequence[Template]
     ) -> None:
-        """`templates`: what stands around the texts of the rows, in turns."""
+        """`templates`: the special tokens around the texts of the rows, in turns."""
         import torch
 
         class Named(torch.nn.Module):  # type: ignore[misc] # torch is optional and has no types here
@@ -214,7 +214,7 @@ class _Answers:
         return False
 
     def check(self, path: Path) -> None:
-        """ValueError says how far the graph's answers are off, where they are."""
+        """ValueError if the graph's answers differ, with the difference."""
         session = open_session(path)
         for batch, expected in zip(self.batches, self._expected, strict=True):
             mask = batch["attention_mask"]

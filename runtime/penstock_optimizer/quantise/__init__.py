@@ -22,7 +22,7 @@ def build(
 
     `graph` is the fused fp32 graph for ONNX Runtime and the native engine, the plain one for OpenVINO. `calibration`
     are rows of texts that the guard does not judge with; recipes that need none ignore them.
-    OptimizationError says why a recipe cannot be made; whatever else the libraries raise is theirs.
+    OptimizationError if a recipe cannot be made; other errors of the libraries are not caught.
     """
     unknown = set(recipe.options) - OPTIONS.get((recipe.engine, recipe.precision), frozenset())
     if unknown:

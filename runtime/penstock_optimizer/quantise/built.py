@@ -1,4 +1,4 @@
-"""What a quantiser returns, and copying a graph with the weights beside it."""
+"""What a quantiser returns, and copies of a graph with its weights file."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ class Built:
     """A candidate on disk."""
 
     path: Path
-    """`model.onnx`, `model.xml` with `model.bin` beside it, or `model.native`."""
+    """`model.onnx`, `model.xml` with `model.bin` next to it, or `model.native`."""
     io: GraphIO
     fused_nodes: dict[str, int] = field(default_factory=dict)
     """Fused and quantised operators by type: what was done, as evidence."""
@@ -28,7 +28,7 @@ class Built:
 
 
 def copy_graph(graph: Path, path: Path) -> None:
-    """Copy `graph` to `path`, and the weights that stand beside it under their own names (the graph refers to them)."""
+    """Copy `graph` to `path`, and its weights files under their own names (the graph refers to them)."""
     shutil.copyfile(graph, path)
     data = graph.with_name(f"{graph.name}.data")
     if data.exists():

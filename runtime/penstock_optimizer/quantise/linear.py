@@ -111,7 +111,7 @@ class LinearGraph:
         return readers[0] if fits else None
 
     def replace(self, before: Mapping[int, Sequence[Any]], instead: Mapping[int, Sequence[Any]]) -> None:
-        """Put nodes in front of others, or in their place, by `id(node)`; constants that nobody reads any more go."""
+        """Put nodes in front of others, or in their place, by `id(node)`; unused constants are removed."""
         graph = self.model.graph
         nodes = [new for node in graph.node for new in (*before.get(id(node), ()), *instead.get(id(node), (node,)))]
         del graph.node[:]

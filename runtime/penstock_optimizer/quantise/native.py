@@ -12,7 +12,7 @@ from penstock.recipe import Precision, Recipe
 from penstock_optimizer.quantise.built import Built
 from penstock_optimizer.quantise.calibrated import quantise_graph
 from penstock_optimizer.quantise.native_steps import native_graph
-from penstock_optimizer.quantise.observe import beside
+from penstock_optimizer.quantise.observe import weights_file
 from penstock_optimizer.quantise.rowwise import RowwiseWriter
 from penstock_runtime.engines.native import library_path
 from penstock_runtime.engines.native.graph_file import SUFFIX, write
@@ -40,7 +40,7 @@ def build(
         model, notes = quantise_graph(recipe, graph, io, calibration, written, writer=RowwiseWriter, threads=threads)
         made = native_graph(model)
     finally:
-        for file in (written, beside(written)):
+        for file in (written, weights_file(written)):
             file.unlink(missing_ok=True)
     write(path, made)
     return Built(path, io, dict(sorted(Counter(step.operator for step in made.steps).items())), notes)

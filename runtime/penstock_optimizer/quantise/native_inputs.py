@@ -17,7 +17,7 @@ INPUTS = {"input_ids": "ids", "attention_mask": Mask(), "token_type_ids": "types
 
 
 def of_inputs(node: Any, values: Sequence[Any], constant: Callable[[str], Any]) -> Any | None:
-    """What a node's result stands for, by what its inputs stand for (None: a constant, or something else). None where
+    """The meaning of a node's result, from the meanings of its inputs (None: a constant, or something else). None where
     the node makes nothing known of them."""
     match node.op_type, list(values):
         case "Shape", ["ids"] if attributes(node) == {"start": 1, "end": 2}:

@@ -339,7 +339,7 @@ class _Reader:
         whole = value.whole if isinstance(value, Column) else self._buffer(node, 0)
         if whole.factors:
             raise _refuse(f"the operator Identity ({node.name})")
-        self._left[whole.buffer] += 1  # nobody writes over the result
+        self._left[whole.buffer] += 1  # the result is not overwritten
         self._results[node.output[0]] = whole if not isinstance(value, Column) else value
 
     # ---- what follows a product ----
@@ -389,7 +389,7 @@ class _Reader:
         return after is not None and after.op_type == "Identity"
 
     def _keep(self, name: str, columns: int = 0) -> str:
-        """Put a constant into the file, with zeros up to so many columns."""
+        """Put a constant into the file, with zeros up to this number of columns."""
         array = self._array(name)
         missing = max(columns - array.shape[-1], 0)
         name = f"{name}/{columns}" if missing else name

@@ -16,7 +16,7 @@ from penstock_runtime.engines.grid import feed as graph_feed
 from penstock_runtime.rows import Float, Row
 
 LARGE = 1_500_000_000
-"""Bytes of a graph beyond which its weights go to a file beside it: protobuf ends at 2 GB."""
+"""Bytes of a graph beyond which its weights go to a separate file: protobuf ends at 2 GB."""
 SAMPLE_TOKENS = 2048
 """Of each activation: enough to know how its channels vary together, for layers of up to some 4,000 inputs."""
 PASS_BYTES = 400_000_000
@@ -63,7 +63,7 @@ def observe(
                     watch.add(array)
             result |= {value: watch.seen() for value, watch in watches.items()}
     finally:
-        for path in (scratch, beside(scratch)):
+        for path in (scratch, weights_file(scratch)):
             path.unlink(missing_ok=True)
     return result
 
@@ -100,14 +100,14 @@ def difference(expected: Sequence[Sequence[Float]], actual: Sequence[Sequence[Fl
     return total / len(expected) if np.isfinite(total) else float("inf")
 
 
-def beside(path: Path) -> Path:
+def weights_file(path: Path) -> Path:
     """Where the weights of a large graph stand."""
     return path.with_name(f"{path.name}.data")
 
 
 def save(model: Any, path: Path) -> None:
-    """Write a graph; weights beside it when protobuf's 2 GB would not hold them."""
+    """Write a graph; its weights to a separate file when protobuf's 2 GB would not hold them."""
     if model.ByteSize() > LARGE:
-        onnx.save_model(model, str(path), save_as_external_data=True, location=beside(path).name)
+        onnx.save_model(model, str(path), save_as_external_data=True, location=weights_file(path).name)
     else:
         path.write_bytes(model.SerializeToString())

@@ -1,7 +1,7 @@
 """Makes what OpenVINO serves: the fp32 graph as IR, bf16 by the engine's own rounding, int8 by our own quantiser or
 by NNCF.
 
-NNCF is told to be quiet: no progress bars (ours are shown).
+NNCF's progress bars and messages are switched off.
 """
 
 from __future__ import annotations
@@ -14,22 +14,27 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import openvino as ov
+from openvino import opset13 as opset
 
 from penstock.errors import OptimizationError
 from penstock.manifest import GraphIO
 from penstock.recipe import GROUP_32, NNCF, REDUCED_RANGE, SMOOTH, Precision, Recipe
 from penstock_optimizer.quantise.built import Built
 from penstock_optimizer.quantise.calibrated import quantise_graph
-from penstock_optimizer.quantise.observe import beside, feed
+from penstock_optimizer.quantise.observe import feed, weights_file
 from penstock_optimizer.quantise.qdq import QdqWriter
 from penstock_runtime.rows import Row
 
 SMOOTHING = 0.7
 """SmoothQuant's alpha in NNCF. Its own default, 0.95, is worse for MiniLM (minimum cosine 0.92, not 0.96)."""
+SMALLEST_SCALE = np.float32(1e-30)
+"""Of a channel of zeros."""
 GROUP_OPTION = "DYNAMIC_QUANTIZATION_GROUP_SIZE"
 GROUPS = {GROUP_32: 32}
-"""Activations that share a scale. The plugin takes only what divides every layer's inputs, and says nothing else."""
+"""Activations that share a scale. The plugin accepts only sizes that divide every layer's inputs, and ignores others
+without a message."""
 
 
 def build(
@@ -42,7 +47,7 @@ def build(
     notes: tuple[str, ...] = ()
     match recipe.precision:
         case Precision.FP32 | Precision.BF16:
-            model = _read(graph, threads)  # the engine is told the precision when it loads the graph
+            model = _read(graph, threads)  # the precision is set when the engine loads the graph
         case Precision.INT8_STATIC if NNCF in recipe.options:
             model = _by_nncf(_read(graph, threads), recipe, [feed(row, io.inputs) for row in calibration])
             _check_quantised(model, graph)
@@ -50,8 +55,8 @@ def build(
             model, notes = _by_ourselves(recipe, graph, io, calibration, out / "quantised.onnx", threads=threads)
             _check_quantised(model, graph)
         case Precision.INT8_ROWWISE:
-            with _quiet_nncf() as nncf:
-                model = nncf.compress_weights(_read(graph, threads), mode=nncf.CompressWeightsMode.INT8_SYM)
+            model = _read(graph, threads)
+            _compress_weights(model)
             group = next((size for option, size in GROUPS.items() if option in recipe.options), 32)
             model.set_rt_info(str(group), ["runtime_options", GROUP_OPTION])
             _check_quantised(model, graph)
@@ -79,7 +84,7 @@ def _by_ourselves(
         # Read whole: its weights may still be mapped from the file that goes now.
         return model.clone(), notes
     finally:
-        for path in (written, beside(written)):
+        for path in (written, weights_file(written)):
             path.unlink(missing_ok=True)
 
 
@@ -100,6 +105,50 @@ def _by_nncf(model: Any, recipe: Recipe, samples: list[dict[str, Any]]) -> Any:
                 smooth_quant_alphas=nncf.AdvancedSmoothQuantParameters(matmul=alpha),
             ),
         )
+
+
+def _compress_weights(model: Any) -> None:
+    """Store the weights of matrix products and embedding tables in int8, in place, with a scale for each output channel
+    or row of the table.
+
+    The CPU plugin recognises Constant, Convert, Multiply before a product: it keeps the int8 values and quantises the
+    activations at run time. The largest number of a channel becomes -128, so that the whole range is used.
+    """
+    for constant in [node for node in model.get_ops() if node.get_type_name() == "Constant"]:
+        axis = _summed_axis(constant)
+        if axis is None:
+            continue
+        weight = constant.get_data()
+        highest, lowest = weight.max(axis=axis, keepdims=True), weight.min(axis=axis, keepdims=True)
+        scale = np.where(-lowest >= highest, -lowest, -highest) / np.float32(128)
+        scale[np.abs(scale) < SMALLEST_SCALE] = SMALLEST_SCALE
+        values = np.clip(np.rint(weight / scale), -128, 127).astype(np.int8)
+        name = constant.get_friendly_name()
+        users = constant.output(0).get_target_inputs()
+        stored = opset.constant(values, name=name)
+        restored = opset.multiply(
+            opset.convert(stored, "f32"), opset.constant(scale, name=f"{name}/scale"), name=f"{name}/restored"
+        )
+        for user in users:
+            user.replace_source_output(restored.output(0))
+
+
+def _summed_axis(constant: Any) -> int | None:
+    """The axis with one scale: the one that the products sum over, or the values of a table's row. None if the constant
+    is neither weight nor table, or if its users differ in the axis."""
+    if len(constant.get_output_shape(0)) != 2 or constant.get_element_type() != ov.Type.f32:
+        return None
+    axes = set()
+    for user in constant.output(0).get_target_inputs():
+        node = user.get_node()
+        match node.get_type_name(), user.get_index():
+            case "MatMul", 1:
+                axes.add(1 if node.get_attributes()["transpose_b"] else 0)
+            case "Gather", 0:
+                axes.add(1)
+            case _:
+                return None
+    return axes.pop() if len(axes) == 1 else None
 
 
 def _check_quantised(model: Any, graph: Path) -> None:

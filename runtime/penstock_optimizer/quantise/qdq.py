@@ -1,6 +1,6 @@
 """Writes 8-bit products in standard operators: both sides quantised and dequantised, then multiplied in float.
 
-Nobody computes it so: OpenVINO reads the pairs as the grids that they are, and multiplies integers.
+It is not computed this way: OpenVINO recognises the pairs as quantisation, and multiplies integers.
 """
 
 from __future__ import annotations

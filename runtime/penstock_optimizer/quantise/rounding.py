@@ -46,7 +46,7 @@ class QuantisedWeight:
     """[out] per channel, or [] for the whole matrix."""
 
     def float(self) -> Float:
-        """What it stands for, [in, out]."""
+        """The dequantised weights, [in, out]."""
         return np.asarray(self.values * self.scale, np.float32)
 
 
@@ -93,7 +93,7 @@ def _nearest(weight: Float, scale: Float, rule: _Rule) -> Float:
         first, second = steps[:even:2], steps[1:even:2]
         first -= _excess(first, second) / 2
         first[:] = np.rint(first)
-        second[:] = np.clip(np.rint(second), *_beside(first))
+        second[:] = np.clip(np.rint(second), *_pair_range(first))
     return np.clip(np.rint(steps), -rule.largest, rule.largest)
 
 
@@ -103,8 +103,8 @@ def _excess(first: Float, second: Float) -> Float:
     return np.asarray(np.sign(together) * np.maximum(np.abs(together) - PAIR, 0), np.float32)
 
 
-def _beside(first: Float) -> tuple[Float, Float]:
-    """The least and the largest weight that may stand beside `first` in a pair."""
+def _pair_range(first: Float) -> tuple[Float, Float]:
+    """The least and the largest weight that may be paired with `first`."""
     return np.maximum(-first, 0) - PAIR, PAIR - np.maximum(first, 0)
 
 
@@ -141,7 +141,7 @@ def _compensated(weight: Float, scale: Float, samples: Float, rule: _Rule) -> Fl
                 steps -= _excess(steps, left[row + 1] / scale) / 2
             steps = np.clip(np.rint(steps), -rule.largest, rule.largest)
             if rule.limit_pairs and row % 2:
-                steps = np.clip(steps, *_beside(rounded[row - 1]))
+                steps = np.clip(steps, *_pair_range(rounded[row - 1]))
             rounded[row] = steps
             errors[row - start] = (left[row] - steps * scale) / spread[row, row]
             left[row + 1 : stop] -= np.outer(spread[row, row + 1 : stop], errors[row - start])

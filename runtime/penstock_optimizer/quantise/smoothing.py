@@ -40,7 +40,7 @@ class Smoothed:
     by: Float
     """[in]"""
     names: Mapping[str, str]
-    """The name under which each activation stands, divided."""
+    """The name of each activation after division."""
     nodes: tuple[tuple[Any, Any], ...]
     """A node that divides, and the node that it is to stand in front of."""
 

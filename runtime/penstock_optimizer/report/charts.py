@@ -134,7 +134,7 @@ def capacity_chart(curve: CapacityCurve) -> str:
         return ""
     limit = curve.p95_objective_milliseconds
     values = [max(value, 0.01) for point in points for value in (point.p50_milliseconds, point.p95_milliseconds)]
-    # An overloaded point is drawn at the upper edge: its value says how long the measurement was, not the server.
+    # An overloaded point is drawn at the upper edge: its value depends on how long was measured.
     ceiling = max(limit * 4, *(point.p50_milliseconds for point in points[:-1])) if limit else max(values)
     highest = max(min(max(values), ceiling), limit or 0.0)
     x = linear_scale(0, max(point.arrivals_per_second for point in points) * 1.04, LEFT, WIDTH - RIGHT)

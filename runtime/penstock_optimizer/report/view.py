@@ -1,4 +1,4 @@
-"""What the report says, in words and rows: everything that the template prints. Pure, from the manifest alone."""
+"""The content of the report, from the manifest alone: all texts and rows that the template prints. Pure."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from penstock_optimizer.report.charts import Series
 from penstock_optimizer.report.scales import short
 
 HEADLINE_LENGTHS = (32, 128)
-"""The lengths whose speed-up stands at the top, as far as they were measured."""
+"""The lengths whose speed-up is shown at the top, if they were measured."""
 TABLE_LENGTHS = (8, 32, 128, 512)
 OUTCOME_WORDS = {
     Outcome.CHOSEN: "chosen",
@@ -75,7 +75,7 @@ def lengths_shown(manifest: Manifest) -> tuple[int, ...]:
     usual = tuple(length for length in TABLE_LENGTHS if length in measured)
     if len(usual) >= 3 or len(measured) <= len(usual):
         return usual
-    # A model with a lower limit: its own longest length stands for 512.
+    # A model with a lower limit: its longest length replaces 512.
     return tuple(sorted({*usual, measured[-1]}))
 
 

@@ -27,7 +27,7 @@ class Albert(Bert):
         return replace(super().embeddings(), projection=projection)
 
     def encoder(self) -> Encoder:
-        """Each group stands for an equal share of the layers."""
+        """Each group is used for an equal share of the layers."""
         reader = self.reader
         layers, groups = reader.integer("num_hidden_layers", 12), reader.integer("num_hidden_groups", 1)
         inner_layers = range(reader.integer("inner_group_num", 1))

@@ -62,7 +62,7 @@ class Family(ABC):
         """What a masked language model computes from a mask token."""
 
     def top(self, head: Head, encoder: Encoder) -> Top:
-        """What stands on the encoder for this head."""
+        """The layers of this head."""
         if head is Head.ENCODER:
             return None
         if head is Head.SEQUENCE:
