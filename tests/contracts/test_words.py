@@ -31,15 +31,17 @@ ALLOWED = (
     ("tests/contracts/test_names.py", r'"Lane"'),
     ("tests/penstock/test_manifest.py", r'"teacher"'),
     ("runtime/penstock_optimizer/guard/texts", r".*"),
+    ("runtime/penstock_optimizer/candidate/work_folder.py", r"teacher\.zip"),
+    ("tests/optimizer/candidate/", r"teacher\.zip"),
+    ("runtime/penstock_runtime/http/pages/playground.html", r"I waited for an hour"),
+    ("tests/optimizer/export/test_minilm.py", r"A quick brown fox|the bank said"),
+    ("dev/testbed/images.py", r"nobody:x:65534"),  # /etc/passwd
     ("tests/golden/answers", r".*"),
 )
 """Path prefix and a pattern of lines: texts of other authors, inputs of models, the lists of words themselves."""
 PENDING = (
-    "CHANGELOG.md", "CONTRIBUTING.md", "Dockerfile", "Makefile", "README.md", "bench/", "charts/", "dev/benchmarks/",
-    "dev/images/", "dev/testbed/", "dev/tools/operator_tables.py", "docs/", "examples/", "operator/", "pyproject.toml",
-    "runtime/", "simulator/", "tests/bench/", "tests/charts/", "tests/dev/", "tests/docs/", "tests/endtoend/",
-    "tests/endtoend_cluster/", "tests/examples.py", "tests/gateway/", "tests/kept.py", "tests/operator/",
-    "tests/optimizer/", "tests/runtime/", "tests/simulator/",
+    "runtime/penstock_optimizer/export/", "runtime/penstock_optimizer/quantise/", "runtime/penstock_optimizer/report/",
+    "tests/operator/",
 )  # fmt: skip
 """Path prefixes of files that are not clean yet."""
 

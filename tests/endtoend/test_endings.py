@@ -213,7 +213,9 @@ FAILING = {
 
 
 @pytest.mark.parametrize("case", FAILING)
-def test_a_failed_optimisation_leaves_fp32_in_service_and_reports_the_reason(case: str, tiny: Path, tmp_path: Path) -> None:
+def test_a_failed_optimisation_leaves_fp32_in_service_and_reports_the_reason(
+    case: str, tiny: Path, tmp_path: Path
+) -> None:
     optimization, reason = FAILING[case]
     file = write_endpoint(tmp_path / "tiny.yaml", tiny, optimization=optimization)
     with Served(file, "--store", tmp_path / "store") as server:

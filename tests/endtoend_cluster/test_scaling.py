@@ -185,7 +185,10 @@ def test_a_load_that_threatens_the_objective_gets_a_second_pod_and_the_p95_back(
 
     # The operator knew the load from Prometheus, and Prometheus the pods from the API server.
     # The decision came while the load still rose: the status at first is less than the peak.
-    scene.until(lambda: scene.last_decision().get("requestsPerSecond", 0) > 0.5 * scene.capacity, "status of the load at its peak")
+    scene.until(
+        lambda: scene.last_decision().get("requestsPerSecond", 0) > 0.5 * scene.capacity,
+        "status of the load at its peak",
+    )
     assert scene.last_decision()["desired"] == 2
     assert "requests/s" in scene.last_decision()["reason"]
     pods = scene.endpoint.pods()

@@ -96,7 +96,9 @@ class Container:
                 if is_it(answer):
                     return answer
             time.sleep(0.2)
-        pytest.fail(f"{method} {path} did not come to that within {SECONDS:.0f} s; last: {last}\n{self.output()[-4000:]}")
+        pytest.fail(
+            f"{method} {path} did not come to that within {SECONDS:.0f} s; last: {last}\n{self.output()[-4000:]}"
+        )
 
     def until_output(self, what: re.Pattern[str]) -> None:
         """Wait until it wrote this; fails with its output when it ends before, or takes too long."""

@@ -99,9 +99,7 @@ def test_a_model_is_served_while_it_is_optimised_and_its_artefact_by_the_smaller
 
 
 @pytest.mark.timeout(600)
-def test_openvino_and_its_quantiser_work_after_the_trimming(
-    optimizer: Engine, models: Path, tmp_path: Path
-) -> None:
+def test_openvino_and_its_quantiser_work_after_the_trimming(optimizer: Engine, models: Path, tmp_path: Path) -> None:
     artefacts = volume(tmp_path / "artefacts")
     # It was quantised, run and judged, whatever came of that, or was on its way for as long as a busy machine had.
     late = r"failed, \w+ did not end within|skipped, .* while it was tried"

@@ -75,9 +75,7 @@ def test_server_keeps_its_objects_over_a_kill(private_control_plane: ControlPlan
     assert private_control_plane.kubectl.get("configmap", "survivor")["data"] == {"kept": "yes"}
 
 
-def test_two_control_planes_run_independently(
-    control_plane: Cluster, private_control_plane: ControlPlane
-) -> None:
+def test_two_control_planes_run_independently(control_plane: Cluster, private_control_plane: ControlPlane) -> None:
     private_control_plane.kubectl.apply(config_map("only-here"))
 
     with pytest.raises(KubectlError, match="not found"):

@@ -28,7 +28,9 @@ def test_pod_runs_on_the_node_that_has_its_device(kubectl: Kubectl, fake_nodes: 
     assert kubectl.get("pod", "neuron")["spec"]["nodeName"] == "inferentia"
 
 
-def test_pod_without_a_node_for_its_device_stays_pending_with_the_reason(kubectl: Kubectl, fake_nodes: FakeNodes) -> None:
+def test_pod_without_a_node_for_its_device_stays_pending_with_the_reason(
+    kubectl: Kubectl, fake_nodes: FakeNodes
+) -> None:
     fake_nodes.add([FakeNode("plain")])
 
     kubectl.apply(pod("neuron", limits={"aws.amazon.com/neuron": "64"}))

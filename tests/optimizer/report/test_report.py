@@ -125,9 +125,7 @@ SLOWER, REJECTED, FAILED, SKIPPED = Outcome.SLOWER, Outcome.REJECTED, Outcome.FA
         ((), "no other candidate was tried"),  # mode Disabled, and the artefact of before the search
     ],
 )
-def test_fp32_as_the_winner_is_stated_with_the_outcomes_of_the_others(
-    others: tuple[Outcome, ...], reason: str
-) -> None:
+def test_fp32_as_the_winner_is_stated_with_the_outcomes_of_the_others(others: tuple[Outcome, ...], reason: str) -> None:
     first, *rest = sample_manifest().candidates
     candidates = [one.model_copy(update={"outcome": outcome}) for one, outcome in zip(rest, others, strict=False)]
     manifest = changed(chosen=sample_manifest().baseline, candidates=(first, *candidates))

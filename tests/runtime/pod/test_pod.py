@@ -126,9 +126,7 @@ class TestS3:
                 pod.wait_for("serving onnxruntime")
             assert pod.ask("POST", "/predict", INPUT)[0] == 200
 
-    def test_a_signal_ends_it_while_it_waits(
-        self, s3: S3, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-    ) -> None:
+    def test_a_signal_ends_it_while_it_waits(self, s3: S3, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         for name, value in s3.environment().items():
             monkeypatch.setenv(name, value)
         with Pod(
@@ -261,9 +259,7 @@ class TestFailures:
             ({"model": "hf://a/b"}, "PENSTOCK_MODEL is 'hf://a/b', and this process serves artefacts only"),
         ],
     )
-    def test_wrong_settings_are_errors(
-        self, variables: dict[str, str], words: str, tmp_path: Path
-    ) -> None:
+    def test_wrong_settings_are_errors(self, variables: dict[str, str], words: str, tmp_path: Path) -> None:
         with Pod(tmp_path, **variables) as pod:
             assert pod.ended() == 1
         assert words in pod.output
@@ -295,7 +291,9 @@ class TestChecks:
         assert not checked.pinned
         assert f"1 cores x {threads + 1} threads are {threads + 1}" in checked.findings[0]
 
-    def test_a_model_without_an_artefact_is_refused_with_the_optimiser_as_remedy(self, monkeypatch: pytest.MonkeyPatch) -> None:
+    def test_a_model_without_an_artefact_is_refused_with_the_optimiser_as_remedy(
+        self, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
         variables = PodVariables.read({"PENSTOCK_MODEL": "hf://a/b"})
         with pytest.raises(SettingError, match="Run `penstock serve FILE`"):
             require_artefact(variables)

@@ -47,7 +47,9 @@ SPLIT_WORD = tokens(
         (Aggregation.MAX, [("LOC", 0.9, "microsoft"), ("O", 1.0, "is")]),
     ],
 )
-def test_each_strategy_resolves_a_word_whose_tokens_disagree(aggregation: Aggregation, expected: list[tuple[Any, ...]]) -> None:
+def test_each_strategy_resolves_a_word_whose_tokens_disagree(
+    aggregation: Aggregation, expected: list[tuple[Any, ...]]
+) -> None:
     assert found(SPLIT_WORD, aggregation) == expected
 
 

@@ -142,7 +142,9 @@ class TestRoutes:
             ("/%2e%2e/etc/passwd", "there is no /%2e%2e/etc/passwd"),
         ],
     )
-    def test_the_error_for_a_missing_route_lists_the_routes(self, client: httpx.Client, path: str, message: str) -> None:
+    def test_the_error_for_a_missing_route_lists_the_routes(
+        self, client: httpx.Client, path: str, message: str
+    ) -> None:
         answer = client.post(path, json={})
 
         assert answer.status_code == 404
@@ -242,7 +244,9 @@ class TestFailures:
             (errors.InferenceFailed("the engine failed"), 500, None),
         ],
     )
-    def test_errors_of_the_predictor_become_responses(self, error: RequestError, status: int, retry_after: str | None) -> None:
+    def test_errors_of_the_predictor_become_responses(
+        self, error: RequestError, status: int, retry_after: str | None
+    ) -> None:
         gate = Gate()
         gate.error = error
         gate.open()
