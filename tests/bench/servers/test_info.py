@@ -91,10 +91,10 @@ def test_a_penstock_server_is_recognised_by_its_info() -> None:
 
 
 def test_a_task_that_is_not_that_of_the_server_is_refused(tmp_path: Path) -> None:
-    with answering(ours()) as url, pytest.raises(SpecError, match="--task says fill-mask") as caught:
+    with answering(ours()) as url, pytest.raises(SpecError, match="--task is fill-mask") as caught:
         measured(url, tmp_path, task="fill-mask")
 
-    assert f"{url}/info says that the task is feature-extraction" in caught.value.message
+    assert f"{url}/info has the task feature-extraction" in caught.value.message
 
 
 def test_a_penstock_server_that_still_loads_is_recognised_too() -> None:
