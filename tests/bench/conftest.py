@@ -20,7 +20,7 @@ StartStub = Callable[..., MeasuredServer]
 
 
 def ends(pid: int, *, seconds: float = 60.0) -> bool:
-    """Whether a process that is not our child ends within that time. A zombie has ended, too."""
+    """Whether a process that is not our child ends in time. A zombie has ended: its parent may not collect it."""
     until = time.monotonic() + seconds
     while time.monotonic() < until:
         try:

@@ -1,4 +1,4 @@
-"""The whole experiment: on a server given by URL, and on an endpoint's file compared with plain transformers."""
+"""The experiment end to end: on a server given by URL, and on an endpoint's file compared with plain transformers."""
 
 from __future__ import annotations
 

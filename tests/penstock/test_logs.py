@@ -17,7 +17,7 @@ from penstock.logs import OBJECT, JsonFormatter, TextFormatter, fields, log_even
 LAYOUT = "%(levelname)s %(name)s: %(message)s"
 
 
-def record(message: str, *arguments: object, error: bool = False, **extra: Any) -> logging.LogRecord:
+def record(message: str, *arguments: object, error: Any = False, **extra: Any) -> logging.LogRecord:
     problem = ValueError("inner")
     information = (ValueError, problem, None) if error else None
     made = logging.LogRecord("penstock_operator.x", logging.WARNING, __file__, 1, message, arguments, information)

@@ -151,9 +151,7 @@ def test_mistakes_in_a_file_are_named_by_line(tmp_path: Path, text: str, message
         ("0,1\n60,0\n", "asks for 60 requests"),
     ],
 )
-def test_traces_that_are_too_long_or_too_large_are_refused_with_the_limit(
-    tmp_path: Path, text: str, message: str
-) -> None:
+def test_traces_outside_the_limits_are_refused_with_the_limit(tmp_path: Path, text: str, message: str) -> None:
     path = tmp_path / "wrong.csv"
     path.write_text(text)
 

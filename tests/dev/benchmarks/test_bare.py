@@ -58,7 +58,7 @@ def test_a_request_that_comes_in_parts_is_answered_once_it_is_there(
 
 
 @pytest.mark.slow
-def test_an_artefact_that_does_not_load_is_an_error_in_words(tmp_path: Path) -> None:
+def test_an_artefact_that_does_not_load_is_an_error_with_a_message(tmp_path: Path) -> None:
     with (
         pytest.raises(MeasurementFailed, match=r"bare ended while starting \(1\): .*manifest\.json"),
         bare_server(tmp_path, [8], ()),

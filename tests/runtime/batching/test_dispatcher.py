@@ -284,7 +284,7 @@ def test_other_requests_end_runs_in_the_loops_thread() -> None:
         engine = EchoEngine(streams=2)
         async with lane_of(engine, plan(streams=2), tokens_per_second=BETWEEN) as dispatcher:
             before = await threads_of(engine, dispatcher, STREAM_EVERY - 1)
-            # The loop listens now: of three that come together the second hears of the first.
+            # The loop listens now: of three that come together the second sees the first.
             await soon(asyncio.gather(*(run(dispatcher, [row(3)]) for _ in range(3))))
             after = await threads_of(engine, dispatcher, SINGLE_CLIENT_REQUESTS)
             return before[-2:] + after

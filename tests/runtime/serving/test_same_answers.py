@@ -112,7 +112,7 @@ def served(
         pytest.param(ORT_DYNAMIC, Batching.SINGLE, 0.0, 0.0, 800, id="onnxruntime int8 dynamic, single"),
     ],
 )
-def test_answers_do_not_depend_on_strangers(
+def test_answers_do_not_depend_on_other_requests(
     recipe: Recipe, batching: Batching, padding: float, tolerance: float, requests: int
 ) -> None:
     expected = alone(recipe)
@@ -151,7 +151,7 @@ def test_answers_do_not_depend_on_strangers(
         ),
     ],
 )
-def test_answers_do_not_depend_on_strangers_where_short_rows_have_a_graph_of_their_own(
+def test_answers_do_not_depend_on_other_requests_where_short_rows_have_a_separate_graph(
     recipe: Recipe, batching: Batching, padding: float, short: ShortRoute
 ) -> None:
     expected = {**alone(short.recipe), **alone(recipe, longer_than=short.longest_tokens)}
@@ -166,7 +166,7 @@ def test_answers_do_not_depend_on_strangers_where_short_rows_have_a_graph_of_the
 
 
 @pytest.mark.slow
-def test_dynamic_int8_depends_on_strangers_and_may_only_run_alone() -> None:
+def test_dynamic_int8_depends_on_other_rows_and_may_only_run_alone() -> None:
     """Its activations are scaled over the whole batch: why the guard holds it to `Batching.SINGLE`."""
     expected = alone(ORT_DYNAMIC)
 

@@ -84,7 +84,7 @@ def test_a_store_without_conditional_writes_gets_plain_ones(bucket: Bucket, arte
     assert fault(bucket.store.fetch(digest, tmp_path / "cache"), digest) == ""
 
 
-def test_who_comes_second_leaves_the_manifest_of_the_first(bucket: Bucket, artefact: Path) -> None:
+def test_the_second_publisher_keeps_the_manifest_of_the_first(bucket: Bucket, artefact: Path) -> None:
     def first(path: str) -> None:
         bucket.files.pipe_file(path, (artefact / MANIFEST_NAME).read_bytes())
 
@@ -94,7 +94,7 @@ def test_who_comes_second_leaves_the_manifest_of_the_first(bucket: Bucket, artef
     assert bucket.modes == ["create"]
 
 
-def test_but_a_manifest_that_is_wrong_is_replaced(bucket: Bucket, artefact: Path, tmp_path: Path) -> None:
+def test_a_wrong_manifest_is_replaced(bucket: Bucket, artefact: Path, tmp_path: Path) -> None:
     bucket.before_create = lambda path: bucket.files.pipe_file(path, b"garbage")
     digest = bucket.store.publish(artefact).digest
 

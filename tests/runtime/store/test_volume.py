@@ -164,7 +164,7 @@ class TestPublishing:
         with pytest.raises(ArtefactError, match=r"has no manifest\.json"):
             store.publish(artefact)
 
-    def test_everybody_may_read_and_the_group_may_delete_whatever_the_umask(
+    def test_all_users_may_read_and_the_group_may_delete_whatever_the_umask(
         self, artefact: Path, store: ArtefactStore, root: Path
     ) -> None:
         root.mkdir()
@@ -336,7 +336,7 @@ class TestFetching:
         assert fault(folder, published.digest) == ""
         assert not partial.exists()
 
-    def test_of_what_a_broken_fetch_left_only_its_own_files_stay(
+    def test_only_files_of_the_artefact_stay_from_a_broken_fetch(
         self, artefact: Path, store: ArtefactStore, tmp_path: Path
     ) -> None:
         published = store.publish(artefact)
@@ -550,7 +550,7 @@ class TestCommand:
         assert "does not say what to keep" in self.capture.readouterr().err
         assert len(store.entries()) == 1
 
-    def test_a_wrong_store_is_one_sentence(self) -> None:
+    def test_the_error_for_a_wrong_store_is_one_sentence(self) -> None:
         assert main(["--store", "nowhere", "list"]) == 1
         assert self.capture.readouterr().err.startswith("error: PENSTOCK_STORE_URI: 'nowhere' is no artefact store")
 

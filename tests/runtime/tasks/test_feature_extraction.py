@@ -198,7 +198,7 @@ def test_vectors_have_memory_of_their_own(built: Build) -> None:
         assert not np.shares_memory(task.reduce(row, outputs), outputs["last_hidden_state"])
 
 
-def test_a_folder_may_stand_without_what_the_task_does_not_need(built: Build, tmp_path: Path) -> None:
+def test_files_that_the_task_does_not_need_may_be_missing(built: Build, tmp_path: Path) -> None:
     model = build_for(NAME, BERT, tmp_path / "made")
     for name in ("special_tokens_map.json", "vocab.txt", "tokenizer_config.json"):
         (tmp_path / "made" / name).unlink(missing_ok=True)

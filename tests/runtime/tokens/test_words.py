@@ -120,7 +120,7 @@ def test_added_words_are_the_librarys_however_they_are_written() -> None:
     assert table.ids("pen stock") == asked(backend, "pen stock")
 
 
-def test_strangers_words_are_learnt_up_to_a_bound(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_unknown_words_are_learnt_up_to_a_bound(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(words, "MOST_LEARNT", 100)
     backend = backend_of(BERT)
     table = table_of(backend)

@@ -14,7 +14,7 @@ from penstock_operator.scaling.decide.settings import ScalingSettings
 from penstock_operator.scaling.decide.state import KEPT_START_UPS, Peak, Started, State
 
 SLICES = 10
-"""Slices of the shrink window: the state takes some hundred bytes, and the window is a tenth too long at most."""
+"""The number of slices of the shrink window: a state of some hundred bytes, and a window a tenth too long at most."""
 LONGEST_GAP_SECONDS = 60.0
 """After a longer time without a decision the shrink window starts again: demand in between is unknown."""
 CLOCK_SLACK_SECONDS = 2.0

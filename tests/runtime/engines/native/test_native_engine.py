@@ -175,7 +175,7 @@ def test_a_helper_keeps_off_the_cpu_that_the_caller_computes_on() -> None:
 
 
 @pytest.mark.skipif(len(os.sched_getaffinity(0)) < 2, reason="on one CPU there is nothing to choose")
-def test_helpers_are_the_kernels_to_place_where_there_is_not_a_thread_for_each_cpu() -> None:
+def test_the_kernel_places_helpers_where_there_is_not_a_thread_for_each_cpu() -> None:
     cpus = sorted(os.sched_getaffinity(0))
     found: list[list[int]] = []
 
@@ -347,7 +347,7 @@ def test_the_tokens_of_one_id_are_lines_row_by_row(lengths: tuple[int, ...]) -> 
     whole.close()
 
 
-def test_runs_choose_as_many_tokens_as_there_are_none_and_all_among_them() -> None:
+def test_runs_choose_any_number_of_tokens_including_none_and_all() -> None:
     engine, whole = opened(choosing(7), Threads(1, 2)), opened(every(choosing(7)), Threads(1, 1))
     for every_nth in (50, 1, 5, 50, 2):
         batch = rows(20, 20)

@@ -147,7 +147,7 @@ def test_stopping_runs_what_was_submitted_and_ends_the_threads(start: Callable[[
     engine.close()
 
 
-def test_of_the_streams_that_sleep_the_first_is_woken(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_first_sleeping_stream_is_woken(monkeypatch: pytest.MonkeyPatch) -> None:
     numbers: dict[int, int] = {}
 
     def placed(thread: int, stream: int, streams: int) -> None:

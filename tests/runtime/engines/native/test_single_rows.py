@@ -145,7 +145,7 @@ def test_a_row_is_as_long_as_there_is_mask_for_it() -> None:
         ),
     ],
 )
-def test_what_gives_more_than_a_line_is_left_to_batches(
+def test_outputs_of_several_lines_are_left_to_batches(
     make: Callable[[], NativeGraph], poolings: list[Pooling | None]
 ) -> None:
     engine = opened(make(), Threads(1, 1))

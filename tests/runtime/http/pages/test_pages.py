@@ -1,4 +1,4 @@
-"""The pages in a real browser: they work for every task, log no errors, and send no requests to other hosts."""
+"""The pages in a real browser: they work for every task, log nothing, and send no requests to other hosts."""
 
 from __future__ import annotations
 

@@ -32,7 +32,7 @@ def test_the_limit_is_raised_to_what_connections_take(capfd: pytest.CaptureFixtu
     assert capfd.readouterr().err == ""
 
 
-def test_where_it_cannot_be_raised_clients_are_refused_and_not_hung_up_on(capfd: pytest.CaptureFixture[str]) -> None:
+def test_where_the_limit_cannot_be_raised_clients_get_an_error_response(capfd: pytest.CaptureFixture[str]) -> None:
     with process(0.0, ulimit="-n 100") as server:
         answered = statuses(server, 60)
 
