@@ -57,7 +57,7 @@ class Container:
         """Its first process, as the machine counts them."""
         return int((self.folder / "pid").read_text())
 
-    def printed(self) -> str:
+    def read_output(self) -> str:
         """Everything that it wrote so far."""
         return self.output.read_text(errors="replace")
 
@@ -86,7 +86,7 @@ class Container:
         last: object = None
         while time.monotonic() < deadline:
             if self.process.poll() is not None:
-                pytest.fail(f"the container ended with status {self.process.returncode}:\n{self.printed()[-4000:]}")
+                pytest.fail(f"the container ended with status {self.process.returncode}:\n{self.read_output()[-4000:]}")
             try:
                 answer = self.ask(method, path, body)
             except (OSError, subprocess.TimeoutExpired) as error:
@@ -97,17 +97,17 @@ class Container:
                     return answer
             time.sleep(0.2)
         pytest.fail(
-            f"{method} {path} did not come to that within {SECONDS:.0f} s; last: {last}\n{self.printed()[-4000:]}"
+            f"{method} {path} did not come to that within {SECONDS:.0f} s; last: {last}\n{self.read_output()[-4000:]}"
         )
 
     def until_output(self, what: re.Pattern[str]) -> None:
         """Wait until it wrote this; fails with its output when it ends before, or takes too long."""
         deadline = time.monotonic() + SECONDS
-        while not what.search(self.printed()):
-            if self.process.poll() is not None and not what.search(self.printed()):
-                pytest.fail(f"the container ended with status {self.process.returncode}:\n{self.printed()[-4000:]}")
+        while not what.search(self.read_output()):
+            if self.process.poll() is not None and not what.search(self.read_output()):
+                pytest.fail(f"the container ended with status {self.process.returncode}:\n{self.read_output()[-4000:]}")
             if time.monotonic() > deadline:
-                pytest.fail(f"it did not say {what.pattern!r} within {SECONDS:.0f} s:\n{self.printed()[-4000:]}")
+                pytest.fail(f"it did not say {what.pattern!r} within {SECONDS:.0f} s:\n{self.read_output()[-4000:]}")
             time.sleep(0.2)
 
     def end(self) -> int:

@@ -84,7 +84,7 @@ def test_a_model_is_served_while_it_is_optimised_and_its_artefact_by_the_smaller
         container.until("GET", "/readyz", is_it=ready)
         first = container.ask("POST", "/predict", QUESTION)
         check(first)
-        container.until("GET", "/info", is_it=lambda _: "took over in the running server" in container.printed())
+        container.until("GET", "/info", is_it=lambda _: "took over in the running server" in container.read_output())
         check(container.ask("POST", "/predict", QUESTION))
         assert container.end() == 0
     # Next to it is the fp32 one that was served meanwhile.
@@ -112,8 +112,8 @@ def test_openvino_and_its_quantiser_work_after_the_trimming(optimizer: Engine, m
         # What comes after that is no other than for the image's other engine. `docker stop` ends it in order.
         assert container.end() == INTERRUPTED
 
-    assert "the same command goes on from there" in container.printed()
-    assert "rror" not in container.printed()
+    assert "the same command goes on from there" in container.read_output()
+    assert "rror" not in container.read_output()
 
 
 @pytest.mark.extended  # the one above sees OpenVINO at work, and the one before it a search that is through
@@ -126,9 +126,9 @@ def test_a_search_of_openvino_s_comes_to_its_end(optimizer: Engine, models: Path
     ) as container:
         status = container.process.wait(400)
 
-    assert status == 0, container.printed()
+    assert status == 0, container.read_output()
     assert list(artefacts.glob("*/manifest.json"))
-    assert "rror" not in container.printed()
+    assert "rror" not in container.read_output()
 
 
 def test_the_error_of_the_smaller_image_names_the_one_that_optimises(runtime: Engine, models: Path) -> None:
@@ -136,8 +136,8 @@ def test_the_error_of_the_smaller_image_names_the_one_that_optimises(runtime: En
         status = container.process.wait(240)
 
     assert status == 1
-    assert "penstock-optimizer" in container.printed()
-    assert "Traceback" not in container.printed()
+    assert "penstock-optimizer" in container.read_output()
+    assert "Traceback" not in container.read_output()
 
 
 @pytest.mark.parametrize("which", ["optimizer", "runtime"])
@@ -150,8 +150,8 @@ def test_without_arguments_it_is_a_pod_s_process_and_names_missing_settings(
         status = container.process.wait(240)
 
     assert status != 0
-    assert "PENSTOCK_" in container.printed()
-    assert "Traceback" not in container.printed()
+    assert "PENSTOCK_" in container.read_output()
+    assert "Traceback" not in container.read_output()
 
 
 @pytest.mark.parametrize("which", ["optimizer", "runtime"])
@@ -161,4 +161,4 @@ def test_it_knows_its_version(which: str, request: pytest.FixtureRequest) -> Non
     with started.run("--version") as container:
         assert container.process.wait(240) == 0
 
-    assert container.printed().startswith("penstock, version ")
+    assert container.read_output().startswith("penstock, version ")

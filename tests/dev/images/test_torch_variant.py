@@ -85,5 +85,5 @@ def test_the_error_of_the_usual_optimiser_names_what_is_missing(
         status = container.process.wait(120)
 
     assert status == 1
-    assert "torch" in container.printed()
-    assert "Traceback" not in container.printed()
+    assert "torch" in container.read_output()
+    assert "Traceback" not in container.read_output()
