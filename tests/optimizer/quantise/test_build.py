@@ -169,7 +169,7 @@ def test_nncf_is_quiet_and_leaves_no_trace(
 
 
 def test_nncf_has_no_telemetry(model_of: ModelOf, tmp_path: Path) -> None:
-    model_of(BERT).build(MADE["openvino int8-rowwise group-32"], tmp_path)
+    model_of(BERT).build(MADE["openvino int8-static nncf smooth"], tmp_path)
     from nncf.telemetry.wrapper import NNCFTelemetryStub, telemetry
 
     assert isinstance(telemetry, NNCFTelemetryStub)
