@@ -23,10 +23,10 @@ from penstock_optimizer.quantise.native_values import (
     Column,
     Counted,
     Distances,
+    GraphValue,
     Mask,
     Part,
     TableSum,
-    Value,
     Where,
 )
 from penstock_optimizer.quantise.rowwise import OPERATOR
@@ -56,7 +56,7 @@ class _Reader:
         self._buffers = Buffers()
         self._tensors: dict[str, Any] = {}
         self._steps: list[GraphStep] = []
-        self._results: dict[str, Value | Column] = {}
+        self._results: dict[str, GraphValue | Column] = {}
         self._chosen = -1
 
     def read(self) -> NativeGraph:
@@ -87,7 +87,7 @@ class _Reader:
         names = [output.name for output in self._graph.output]
         found = [self._results.get(name) for name in names]
         match found:
-            case [Value() as value]:
+            case [GraphValue() as value]:
                 return GraphOutput(
                     name=names[0], buffer=value.buffer, width=value.used or value.width, per_row=value.per == "row",
                     chosen_id=self._chosen if value.per == "chosen" else -1,
@@ -162,7 +162,7 @@ class _Reader:
         value = self._find(node, 0)
         if isinstance(value, TableSum):
             value = self._embed(node, value)
-        elif not isinstance(value, Value):
+        elif not isinstance(value, GraphValue):
             raise _refuse(f"{node.name}, which normalises what is no sum")
         target = self._buffers.take(value.width, value.per)
         epsilon = attributes(node).get("epsilon", 1e-5)
@@ -173,7 +173,7 @@ class _Reader:
         )  # fmt: skip
         self._write(node, target, value)
 
-    def _embed(self, node: Any, tables: TableSum) -> Value:
+    def _embed(self, node: Any, tables: TableSum) -> GraphValue:
         if not tables.words or not tables.positions:
             raise _refuse(f"{node.name}, embeddings without words or positions")
         words = self._array(tables.words)
@@ -251,7 +251,7 @@ class _Reader:
         if all(isinstance(part, Part) and (part.index, part.count) == (at, 3) for at, part in enumerate(parts)):
             queries = keys = values = parts[0].whole
             width = queries.width // 3
-        elif all(isinstance(part, Value) and not part.factors for part in parts):
+        elif all(isinstance(part, GraphValue) and not part.factors for part in parts):
             if node.input[3]:
                 bias = self._array(node.input[3])
                 spread_bias(self._steps, self._tensors, [part.buffer for part in parts], bias, node.input[3])
@@ -274,7 +274,7 @@ class _Reader:
         )  # fmt: skip
         self._write(node, target, *dict.fromkeys((queries, keys, values)))
 
-    def _bias_of(self, node: Any, heads: int, queries: Value) -> Distances | None:
+    def _bias_of(self, node: Any, heads: int, queries: GraphValue) -> Distances | None:
         """What the attention adds to its scores."""
         if not any(node.input[5:]):
             return None
@@ -285,7 +285,7 @@ class _Reader:
             raise _refuse(f"{node.name}, whose bias on the scores is for other queries")
         return value
 
-    def _together(self, values: Sequence[Value]) -> Sequence[Value]:
+    def _together(self, values: Sequence[GraphValue]) -> Sequence[GraphValue]:
         """Three products of one source as one product that has all three results side by side."""
         steps = self._steps[-3:]
         made = side_by_side(steps, self._tensors)
@@ -350,13 +350,13 @@ class _Reader:
             return node, "none"
         return self._take(after), _ACTIVATIONS[after.op_type]
 
-    def _residual_after(self, node: Any) -> tuple[Any, Value | None]:
+    def _residual_after(self, node: Any) -> tuple[Any, GraphValue | None]:
         after = self._only_reader(node)
         if after is None or after.op_type not in {"Sum", "Add"} or len(after.input) != 2:
             return node, None
         (other,) = [name for name in after.input if name != node.output[0]] or [""]
         value = self._known.get(other)
-        if not isinstance(value, Value) or value.factors:
+        if not isinstance(value, GraphValue) or value.factors:
             raise _refuse(f"the sum {after.name}")
         return self._take(after), value
 
@@ -372,9 +372,9 @@ class _Reader:
     def _find(self, node: Any, index: int) -> Any:
         return self._known.get(node.input[index])
 
-    def _buffer(self, node: Any, index: int) -> Value:
+    def _buffer(self, node: Any, index: int) -> GraphValue:
         value = self._find(node, index)
-        if not isinstance(value, Value):
+        if not isinstance(value, GraphValue):
             raise _refuse(f"{node.name}, which reads what is no hidden state")
         return value
 
@@ -401,7 +401,7 @@ class _Reader:
     def _set(self, node: Any, value: Any) -> None:
         self._known[node.output[0]] = value
 
-    def _write(self, node: Any, target: Value, *read: Value) -> None:
+    def _write(self, node: Any, target: GraphValue, *read: GraphValue) -> None:
         """The node's result is there, and what was read has a reader less."""
         self._known[node.output[0]] = target
         self._left[target.buffer] = self._readers[node.output[0]]

@@ -10,7 +10,7 @@ Per = Literal["token", "row", "chosen"]
 
 
 @dataclass(frozen=True, eq=False)
-class Value:
+class GraphValue:
     """A buffer, times factors for each of its channels."""
 
     buffer: int
@@ -72,7 +72,7 @@ class Distances:
 class Part:
     """One of the equal parts of a buffer's lines: queries, keys or values, or one of the numbers."""
 
-    whole: Value
+    whole: GraphValue
     index: int
     count: int
 
@@ -81,7 +81,7 @@ class Part:
 class Column:
     """One number of each line of a buffer."""
 
-    whole: Value
+    whole: GraphValue
     index: int
 
 
@@ -92,15 +92,15 @@ class Buffers:
         self._free: list[tuple[int, int, Per]] = []
         self.count = 0
 
-    def take(self, width: int, per: Per) -> Value:
+    def take(self, width: int, per: Per) -> GraphValue:
         """One with lines of `width` numbers."""
         for index, (buffer, *shape) in enumerate(self._free):
             if shape == [width, per]:
                 del self._free[index]
-                return Value(buffer, width, per)
+                return GraphValue(buffer, width, per)
         self.count += 1
-        return Value(self.count - 1, width, per)
+        return GraphValue(self.count - 1, width, per)
 
-    def give(self, value: Value) -> None:
+    def give(self, value: GraphValue) -> None:
         """What it holds is not needed any more."""
         self._free.append((value.buffer, value.width, value.per))

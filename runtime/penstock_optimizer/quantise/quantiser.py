@@ -12,7 +12,7 @@ import numpy as np
 from threadpoolctl import threadpool_limits
 
 from penstock_optimizer.quantise.linear import LinearGraph
-from penstock_optimizer.quantise.rounding import BITS, Grid, QuantisedWeight, grid, quantise_weight
+from penstock_optimizer.quantise.rounding import BITS, QuantisationGrid, QuantisedWeight, grid, quantise_weight
 from penstock_optimizer.quantise.seen import Seen, together
 from penstock_optimizer.quantise.smoothing import Smoothed, smooth
 from penstock_runtime.rows import Float
@@ -51,7 +51,7 @@ class Product:
     """The float activation, smoothed."""
     alone: bool
     """No other linear node reads the activation."""
-    grid: Grid | None
+    grid: QuantisationGrid | None
     """Of the activation; None: found at run time."""
     name: str
     """For the weight's constants: the same for nodes that share it."""
@@ -119,7 +119,7 @@ def _bias(graph: LinearGraph, node: Any, addition: Any | None, correction: Float
     return graph.constant(np.asarray(total, np.float32), f"{name}.bias{f' of {own[0]}' if own else ''}")
 
 
-def _grid(span: Seen, by: Float) -> Grid:
+def _grid(span: Seen, by: Float) -> QuantisationGrid:
     return grid(float((span.low / by).min()), float((span.high / by).max()))
 
 

@@ -163,15 +163,15 @@ def _inverse(upper: NDArray[np.float64]) -> NDArray[np.float64]:
 
 
 @dataclass(frozen=True)
-class Grid:
+class QuantisationGrid:
     """An unsigned 8-bit grid of a whole tensor: value = (stored - zero) * step."""
 
     step: float
     zero: int
 
 
-def grid(low: float, high: float) -> Grid:
+def grid(low: float, high: float) -> QuantisationGrid:
     """The grid of 256 steps that covers low..high and has an exact zero."""
     low, high = min(low, 0.0), max(high, 0.0)
     step = (high - low) / 255 or 1.0
-    return Grid(step, int(np.clip(np.rint(-low / step), 0, 255)))
+    return QuantisationGrid(step, int(np.clip(np.rint(-low / step), 0, 255)))
