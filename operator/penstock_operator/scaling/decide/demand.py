@@ -92,7 +92,7 @@ class Demand:
     planned: float = 0.0
     """Requests/s that get the whole reserve: the forecast; of a stationary demand its longer average, if less."""
     stationary: bool = False
-    """It differs from its longer average by no more than noise."""
+    """It is over its longer average by no more than noise; False before that average has settled."""
     falling: bool = False
     """The load has been falling for a while: it is not expected to come back at once."""
     to_keep: float = 0.0
@@ -127,8 +127,10 @@ def demand_of(
     ahead = min(capacity.start_up_seconds, settings.furthest_seconds)
     chance = SIGNIFICANT * math.hypot(deviation(level), math.sqrt(base / (2 * BASE_SECONDS)))
     falling = surge is None and base - level > max(FALLING * chance, FALLING_SHARE * base)
-    stationary = surge is None and not falling and settings.headroom < NO_NOISE_HEADROOM
-    stationary = stationary and level - base <= STATIONARY / SIGNIFICANT * chance
+    # The longer average of a new leader starts at a reading of a few seconds, which may be off by chance.
+    settled = state.began_at is not None and now - state.began_at >= 2 * BASE_SECONDS
+    noise_only = settled and level - base <= STATIONARY / SIGNIFICANT * chance
+    stationary = noise_only and surge is None and not falling and settings.headroom < NO_NOISE_HEADROOM
     if surge is not None:
         slope = max(0.0, level - surge.from_rate) / max(now - surge.since, 1.0)
         forecast = min(level + slope * ahead, level * settings.surge_factor)
