@@ -17,9 +17,13 @@ from typing import Any
 from penstock_runtime.host.cores import pin_process
 from penstock_runtime.no_telemetry import REFUSALS
 
-SET_FOR_LIBRARIES = frozenset({*REFUSALS, "TOKENIZERS_PARALLELISM", "KMP_DUPLICATE_LIB_OK", "KMP_INIT_AT_FORK"})
-"""Environment variables that our code sets for the rest of a process, always to the same value, and those (KMP) that
-scikit-learn sets while it is imported."""
+SET_FOR_LIBRARIES = frozenset(
+    {*REFUSALS, "TOKENIZERS_PARALLELISM", "KMP_DUPLICATE_LIB_OK", "KMP_INIT_AT_FORK", "TORCHINDUCTOR_CACHE_DIR"}
+)
+"""Environment variables that our code sets for the rest of a process, always to the same value, and those that
+scikit-learn (KMP) and torch set while they are imported."""
+VENDORED = "setuptools/_vendor"
+"""What setuptools appends to sys.path while it is imported."""
 SET_BY_PYTEST = frozenset({"PYTEST_CURRENT_TEST"})
 LIMITS = {
     name: getattr(resource, name) for name in dir(resource) if name.startswith("RLIMIT_") and name != "RLIMIT_OFILE"
@@ -59,7 +63,7 @@ class ProcessState:
             niceness=os.getpriority(os.PRIO_PROCESS, 0),
             signal_handlers={number: signal.getsignal(number) for number in SIGNALS},
             limits={name: resource.getrlimit(number) for name, number in LIMITS.items()},
-            module_search_path=list(sys.path),
+            module_search_path=_own_search_path(),
             recursion_limit=sys.getrecursionlimit(),
             logging=_logging(),
             excepthook=sys.excepthook,
@@ -96,7 +100,7 @@ class ProcessState:
         for name, limit in self.limits.items():
             if limit != present.limits[name]:
                 resource.setrlimit(LIMITS[name], limit)
-        sys.path[:] = self.module_search_path
+        sys.path[:] = [*self.module_search_path, *(path for path in sys.path if path.endswith(VENDORED))]
         sys.setrecursionlimit(self.recursion_limit)
         sys.excepthook = self.excepthook
         for name in present.logging.keys() | self.logging.keys():
@@ -111,6 +115,10 @@ class ProcessState:
 
 
 _LEVEL = "level of "
+
+
+def _own_search_path() -> list[str]:
+    return [path for path in sys.path if not path.endswith(VENDORED)]
 
 
 def _logging() -> dict[str, Any]:
