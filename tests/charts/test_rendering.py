@@ -314,6 +314,6 @@ def test_the_generator_notices_what_is_stale(tmp_path: Path) -> None:
     (tmp_path / make_chart.CHART / "crds/gone.yaml").write_text("kind: CustomResourceDefinition\n")
 
     assert make_chart.differences(wanted, tmp_path) == [
-        "charts/penstock/files/rbac.yaml differs from the code: make crds writes it",
+        "charts/penstock/files/rbac.yaml differs from what the code generates: run make crds",
         "charts/penstock/crds/gone.yaml is no longer in crds/: remove it",
     ]
