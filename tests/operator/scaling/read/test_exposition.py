@@ -60,10 +60,10 @@ def test_the_client_library_reads_the_same() -> None:
         ("penstock_request_seconds_count 7.0\n", "", "lacks one of"),
         ('penstock_request_seconds_bucket{le="+Inf"} 7.0\n', "", "no infinite bound"),
         ('le="0.02"', 'lower="0.02"', "without a bound"),
-        ("count 7.0", "count NaN", "is no count"),
-        ("count 7.0", "count -1", "is no count"),
-        ("requests 3.0", "requests +Inf", "is no count"),
-        ("count 7.0", "count seven", "is no number"),
+        ("count 7.0", "count NaN", "is not a count"),
+        ("count 7.0", "count -1", "is not a count"),
+        ("requests 3.0", "requests +Inf", "is not a count"),
+        ("count 7.0", "count seven", "is not a number"),
     ],
 )
 def test_what_is_no_statement_of_a_runtime_is_refused(old: str, new: str, why: str) -> None:
