@@ -70,7 +70,11 @@ class Api:
                 for plural, kind in KINDS.items()
             ]
             return {"resources": served}
-        return {"versions": ["v1"], "resources": [], "groups": []}
+        if path == "/api/v1":
+            # Kopf waits for this kind before it watches any.
+            namespaces = {"name": "namespaces", "singularName": "namespace", "kind": "Namespace", "namespaced": False}
+            return {"resources": [{**namespaces, "verbs": ["get", "list", "watch"]}]}
+        return {"versions": ["v1"]}
 
     async def _watch(self, request: web.Request, plural: str) -> web.StreamResponse:
         response = web.StreamResponse(headers={"Content-Type": "application/json"})
