@@ -168,7 +168,7 @@ async def _lead(
             ):
                 tasks.add(asyncio.create_task(work, name=name))
             # Kopf starts last: when it ends it cancels every task that was started after it.
-            watch = _kopf(configuration, settings, controller, cache, stop=stop, stop_kopf=stop_kopf)
+            watch = run_kopf(configuration, settings, controller, cache, stop=stop, stop_kopf=stop_kopf)
             tasks.add(asyncio.create_task(watch, name="Kopf"))
             done, _ = await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
             return _ended(done, stop)
@@ -236,7 +236,7 @@ def make_informers(port: ClusterPort, cache: ClusterCache, namespaces: tuple[str
     return (Informer(port, cache.nodes), *made)
 
 
-async def _kopf(
+async def run_kopf(
     configuration: Configuration,
     settings: Settings,
     controller: Controller,

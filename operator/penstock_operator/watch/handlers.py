@@ -14,7 +14,7 @@ from typing import Any
 import kopf
 from kubernetes.aio.client import Configuration
 
-from penstock_operator.cluster.errors import NotLeading
+from penstock_operator.cluster.errors import ClusterError, NotLeading
 from penstock_operator.cluster.store import Store, key_of, version_of
 
 SILENCE_SECONDS = 75.0
@@ -39,12 +39,14 @@ def registry(
     async def _login(**_: Any) -> kopf.ConnectionInfo:
         return await login()
 
-    @kopf.on.startup(registry=handlers, errors=kopf.ErrorsMode.TEMPORARY, backoff=START_RETRY_SECONDS)
+    @kopf.on.startup(registry=handlers, errors=kopf.ErrorsMode.PERMANENT)
     async def _start(**_: Any) -> None:
         try:
             await start()
         except NotLeading as error:
             raise kopf.PermanentError(str(error)) from error
+        except ClusterError as error:
+            raise kopf.TemporaryError(str(error), delay=START_RETRY_SECONDS) from error
 
     for store in stores:
         kind = store.kind
