@@ -73,7 +73,7 @@ def explained(kube: Kubectl, path: str) -> str:
     [
         (
             "mep",
-            "One model and one task as one HTTP service: Penstock optimises the model on the hardware that will serve it",
+            "One model and one task as one HTTP service: Penstock optimises the model on the hardware that will serve",
         ),
         ("mep.spec.model", "Where the model comes from: `hf://organisation/name@revision`"),
         ("mep.spec", "cores <integer> Physical cores of one replica; NeuronCores on a class that has them."),
