@@ -1,5 +1,5 @@
-"""The stub servers of the tests of `penstock bench`, for the tests of the benchmarks."""
+"""The fixtures of the tests of `penstock bench`, for the tests of the benchmarks."""
 
-from tests.bench.conftest import StartStub, client, start_stub, tiny_model
+from tests.bench.conftest import StartStub, artefact, client, start_stub, tiny_endpoint, tiny_model
 
-__all__ = ["StartStub", "client", "start_stub", "tiny_model"]
+__all__ = ["StartStub", "artefact", "client", "start_stub", "tiny_endpoint", "tiny_model"]
