@@ -8,8 +8,8 @@ from __future__ import annotations
 import signal
 import sys
 
-from penstock.errors import MissingPackage
 from penstock.process import exit_on_signal, open_closed_streams, print_error
+from penstock_cli.packages import PACKAGES_OF_THE_COMMAND, missing_package
 
 
 def main() -> None:
@@ -22,12 +22,9 @@ def main() -> None:
         from penstock_cli.main import main as run
     except ModuleNotFoundError as error:
         package = (error.name or "").partition(".")[0]
-        if package not in {"click", "rich"}:
+        if package not in PACKAGES_OF_THE_COMMAND:
             raise
-        remedy = "Run pip install 'penstock[cli]', with [optimizer] or [runtime] as well to optimise or serve"
-        print_error(
-            MissingPackage(f"{package} is not installed here, and the penstock command needs it", remedy=remedy)
-        )
+        print_error(missing_package(package, None))
         sys.exit(1)
 
     # The commands install their own handlers: some print how to resume.

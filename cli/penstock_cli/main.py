@@ -46,7 +46,10 @@ class LazyGroup(click.Group):
         """The command of that name, or None."""
         if cmd_name not in COMMANDS:
             return None
-        command = importlib.import_module(f"penstock_cli.{cmd_name}").command
+        try:
+            command = importlib.import_module(f"penstock_cli.{cmd_name}").command
+        except ModuleNotFoundError as error:
+            raise (_not_installed(error, cmd_name) or error) from error
         assert isinstance(command, click.Command)  # noqa: S101 - true for every module in COMMANDS
         return command
 
@@ -66,11 +69,16 @@ class LazyGroup(click.Group):
             print_error(error)
             ctx.exit(1)
         except ModuleNotFoundError as error:
-            package = (error.name or "").partition(".")[0]
-            if not package or package.startswith("penstock"):
+            missing = _not_installed(error, ctx.invoked_subcommand)
+            if missing is None:
                 raise
-            print_error(missing_package(package, ctx.invoked_subcommand))
+            print_error(missing)
             ctx.exit(1)
+
+
+def _not_installed(error: ModuleNotFoundError, command: str | None) -> PenstockError | None:
+    package = (error.name or "").partition(".")[0]
+    return missing_package(package, command) if package and not package.startswith("penstock") else None
 
 
 def _variable(error: click.BadParameter) -> str:

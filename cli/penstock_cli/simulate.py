@@ -12,7 +12,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 from rich.table import Table
 
 from penstock.capacity import CapacityCurve
-from penstock.errors import MissingPackage, SettingError
+from penstock.errors import SettingError
 from penstock_cli.options import FiniteRange, read_artefact
 from penstock_cli.screen import NAME_WIDTH, PLAIN_SECONDS, console, fact
 from penstock_runtime.host.disk import prepare_folder, translate_write_errors
@@ -102,13 +102,9 @@ def command(artefact: Path | None, **options: Any) -> None:
     an example endpoint is used. Penstock's policy is compared with HPA on p95, HPA on requests in flight, KEDA on the
     request rate and Knative's KPA, each over a range of its knob, at equal replica-hours.
     """
-    try:
-        from penstock_simulator.compare import compare
-        from penstock_simulator.report import figures_csv, flips_text, headline, overall, page
-    except ModuleNotFoundError as error:
-        raise MissingPackage(
-            f"penstock simulate needs {error.name}", remedy="Install it: pip install 'penstock[runtime]'"
-        ) from error
+    from penstock_simulator.compare import compare
+    from penstock_simulator.report import figures_csv, flips_text, headline, overall, page
+
     experiment = _experiment(artefact, options)
     output: Path = options["output"]
     prepare_folder(output, what=OUTPUT, option="--output")

@@ -441,7 +441,7 @@ def test_an_output_that_the_steps_do_not_give_is_an_error(wrong: dict[str, Any])
     graph = encoder()
     engine = opened(NativeGraph(graph.steps, graph.output.model_copy(update=wrong), graph.tensors), Threads(1, 1))
 
-    with pytest.raises(InferenceFailed, match="not as many lines"):
+    with pytest.raises(InferenceFailed, match="does not have the number of lines"):
         engine.run(rows(6))
 
     engine.close()
