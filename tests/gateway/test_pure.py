@@ -216,7 +216,7 @@ class FakeHaproxy:
 
     def _obey(self, command: str) -> str:
         words = command.split()
-        if words[:2] == ["show", "replicas"]:
+        if words[:2] == ["show", "servers"]:
             bits = {ServerState.READY: 0, ServerState.DRAIN: 8, ServerState.LEAVING: 1}
             rows = "".join(f"3 replicas 1 {name} 10.0.0.1 2 {bits[state]}\n" for name, state in self.states.items())
             return f"1\n# be_id be_name srv_id srv_name srv_addr srv_op_state srv_admin_state\n{rows}"

@@ -153,7 +153,7 @@ def test_machine_that_cannot_hold_nodes_gets_a_list_of_all_that_is_missing(facts
 
 def test_the_cluster_in_a_container_gives_whole_cores_away() -> None:
     """`dev/testbed/kind.yaml`, for machines that these nodes do not run on."""
-    (node,) = yaml.safe_load((ROOT / "testbed" / "kind.yaml").read_text())["nodes"]
+    (node,) = yaml.safe_load((ROOT / "dev" / "testbed" / "kind.yaml").read_text())["nodes"]
     (kubelet,) = map(yaml.safe_load, node["kubeadmConfigPatches"])
 
     assert kubelet["kind"] == "KubeletConfiguration"

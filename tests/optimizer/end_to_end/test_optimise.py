@@ -14,7 +14,7 @@ import pytest
 
 from penstock.errors import CorruptModel, HostError, ModelNotFound, SpecError, UnsupportedModel
 from penstock.manifest import Manifest, Outcome
-from penstock.recipe import Batching
+from penstock.recipe import Batching, EngineName, Precision, Recipe
 from penstock_optimizer.candidate.work_folder import digests, locked
 from penstock_optimizer.capacity.curve import CapacityFailed, ReplicaBroken, serve_replica
 from penstock_optimizer.job.optimise import optimise, prepare
@@ -26,7 +26,7 @@ from penstock_runtime.serving.loaded_model import load_artefact
 from tests.optimizer.end_to_end.optimising import QUICK, Made, endpoint
 from tests.optimizer.end_to_end.small_model import HIDDEN
 
-BROKEN = "onnxruntime-int8-dynamic-plain"
+BROKEN = Recipe(engine=EngineName.ONNXRUNTIME, precision=Precision.INT8_DYNAMIC)
 
 pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("short_points")]
 
@@ -39,7 +39,7 @@ def made(model: Path, tmp_path_factory: pytest.TempPathFactory) -> Made:
     baseline = prepare(wanted, store=store, models=store).artefact
     folder = store / f"{baseline.name.removesuffix('.baseline')}.work" / "candidates"
     folder.mkdir(parents=True)
-    (folder / BROKEN.replace(" ", "-")).write_text("a file where its folder would be")
+    (folder / BROKEN.slug).write_text("a file where its folder would be")
     return Made(wanted, store)
 
 
@@ -207,7 +207,7 @@ def test_fp32_can_be_served_within_seconds(model: Path, tmp_path: Path) -> None:
 
 
 def test_a_candidate_that_cannot_be_built_is_recorded_and_the_others_continue(made: Made) -> None:
-    failed = next(one for one in made.manifest.candidates if one.recipe.name == BROKEN)
+    failed = next(one for one in made.manifest.candidates if one.recipe == BROKEN)
 
     assert failed.outcome is Outcome.FAILED
     assert "Exists" in failed.reason or "Directory" in failed.reason
