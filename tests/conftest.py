@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import resource
+import signal
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -32,11 +33,18 @@ OPEN_FILES = 16_384
 
 
 def pytest_configure() -> None:
-    """Allow as many open files as servers need, and leave each of several test processes another lowest CPU.
+    """Allow as many open files as servers need, take signals, and leave each of several test processes another lowest
+    CPU.
+
+    A shell that starts the tests in the background, or `nohup`, makes every process below it ignore SIGINT or SIGHUP,
+    which tests send.
 
     What asks for one core of a machine takes its first: candidates, replicas and servers of all test processes would
     queue for that one, with the others idle.
     """
+    for number, handler in ((signal.SIGINT, signal.default_int_handler), (signal.SIGHUP, signal.SIG_DFL)):
+        if signal.getsignal(number) is signal.SIG_IGN:
+            signal.signal(number, handler)
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     if resource.RLIM_INFINITY != soft < OPEN_FILES:
         allowed = OPEN_FILES if hard == resource.RLIM_INFINITY else min(hard, OPEN_FILES)
