@@ -33,7 +33,7 @@ class Seen:
 
 @dataclass
 class ScriptedApi:
-    """Answers in their order; the last one for ever."""
+    """Gives the answers in their order; the last one repeatedly."""
 
     answers: list[Answer]
     seen: list[Seen] = field(default_factory=list)
@@ -41,7 +41,7 @@ class ScriptedApi:
     _asked: asyncio.Condition = field(default_factory=asyncio.Condition)
 
     async def requests(self, count: int) -> None:
-        """Wait until so many have come."""
+        """Wait until `count` requests have arrived."""
         async with self._asked:
             await self._asked.wait_for(lambda: len(self.seen) >= count)
 

@@ -56,8 +56,8 @@ class Operator:
     def lines(self) -> list[dict[str, Any]]:
         return [json.loads(line) for line in self.log.read_text().splitlines() if line.startswith("{")]
 
-    def says(self, words: str) -> bool:
-        return any(words in line["message"] for line in self.lines())
+    def logged_message(self, part: str) -> bool:
+        return any(part in line["message"] for line in self.lines())
 
     def logged(self, event: str) -> bool:
         return any(line.get("event") == event for line in self.lines())
@@ -162,44 +162,44 @@ def endpoint(name: str, **spec: Any) -> dict[str, Any]:
     return {"apiVersion": API_VERSION, "kind": "ModelEndpoint", "metadata": {"name": name}, "spec": {**base, **spec}}
 
 
-def is_said(kubectl: Kubectl, name: str) -> bool:
-    """Whether the operator has said anything of this endpoint."""
+def has_conditions(kubectl: Kubectl, name: str) -> bool:
+    """Whether the operator has written conditions of this endpoint."""
     return bool((kubectl.get("modelendpoint", name).get("status") or {}).get("conditions"))
 
 
-def test_one_leads_the_other_takes_over_after_a_kill_and_a_third_at_once_after_an_orderly_end(
+def test_a_standby_takes_over_after_a_kill_and_at_once_after_a_clean_exit(
     user: Path, space: Kubectl, tmp_path: Path
 ) -> None:
     first = Operator(user, tmp_path / "first.log")
     with started(first):
-        until(first.leads, what="nobody leads")
-        # The first states its own time, which is that of the chart.
+        until(first.leads, what="no operator leads")
+        # The first operator has the lease duration of the chart.
         second = Operator(user, tmp_path / "second.log", LEASE_DURATION_SECONDS=f"{LONG_SECONDS}")
         with started(second):
-            until(lambda: second.says("standing by: first leads"))
+            until(lambda: second.logged_message("standing by: first leads"))
             assert second.get("/readyz") == "ok\n"
             space.apply(endpoint("before"))
-            until(lambda: is_said(space, "before"))
+            until(lambda: has_conditions(space, "before"))
 
             first.kill()
             space.apply(endpoint("after"))
-            until(lambda: is_said(space, "after"))
+            until(lambda: has_conditions(space, "after"))
 
             third = Operator(user, tmp_path / "third.log")
             with started(third):
-                until(lambda: third.says("standing by: second leads"))
+                until(lambda: third.logged_message("standing by: second leads"))
                 assert second.end() == 0
                 # Not when the lease runs out.
                 until(third.leads, within=LONG_SECONDS / 2)
                 assert third.end() == 0
 
 
-def test_whatever_it_may_do_it_does_and_nothing_else_is_allowed(
+def test_the_operator_uses_every_right_that_it_has_and_needs_no_other(
     cluster: Cluster, user: Path, space: Kubectl, tmp_path: Path
 ) -> None:
     # Texts of a ConfigMap, an optimisation that ends, a budget that comes and goes, an unused result.
     space.apply({"apiVersion": "v1", "kind": "ConfigMap", "metadata": {"name": "texts"}, "data": {"t": "one\ntwo\n"}})
-    # A Lease of its own, which nobody has made yet.
+    # A Lease of its own, which does not exist yet.
     settings = {"UNUSED_GRACE_SECONDS": "0", "PROGRESS_SECONDS": "0.2", "LEASE_NAME": "rights", **LONG_LEASE}
     operator = Operator(user, tmp_path / "operator.log", **settings)
     with started(operator):
@@ -330,20 +330,20 @@ def test_what_it_need_not_do_it_may_not(cluster: Cluster, user: Path, space: Kub
     assert answer.stdout.strip() == "no", answer.stderr
 
 
-def test_an_api_server_that_restarts_is_lived_through(
+def test_the_operator_continues_after_a_restart_of_the_api_server(
     private_control_plane: ControlPlane, user: Path, space: Kubectl, tmp_path: Path
 ) -> None:
     operator = Operator(user, tmp_path / "operator.log", **LONG_LEASE)
     with started(operator):
         until(operator.leads)
         space.apply(endpoint("before"))
-        until(lambda: is_said(space, "before"))
+        until(lambda: has_conditions(space, "before"))
 
         private_control_plane.restart("kube-apiserver", grace_seconds=0)
         space.apply(endpoint("after"))
         space("delete", "service", "before")
 
-        until(lambda: is_said(space, "after"))
+        until(lambda: has_conditions(space, "after"))
         until(lambda: "before" in {item["metadata"]["name"] for item in space.items("services")})
         assert operator.process.poll() is None
         assert operator.get("/healthz") == "ok\n"

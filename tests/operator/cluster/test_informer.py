@@ -119,7 +119,7 @@ def test_only_what_is_ours_is_ever_asked_for() -> None:
     assert {seen.query.get("labelSelector") for seen in api.seen} == {"ours=yes"}
 
 
-def test_a_kind_that_need_not_be_there_is_missed_and_looked_for_until_it_is() -> None:
+def test_an_optional_kind_that_is_not_installed_is_looked_for_until_it_is() -> None:
     async def scenario() -> tuple[list[bool], set[str]]:
         answers = (
             problem(404, "no such kind"),
@@ -129,23 +129,23 @@ def test_a_kind_that_need_not_be_there_is_missed_and_looked_for_until_it_is() ->
         )
         async with scripted(*answers) as api, api.port() as port:
             store: Store[None] = Store(POD, lambda _: None)
-            told: list[bool] = []
-            store.listen_served(lambda: told.append(store.served))
-            there = asyncio.Event()
-            store.listen(lambda _: there.set())
+            served: list[bool] = []
+            store.listen_served(lambda: served.append(store.served))
+            arrived = asyncio.Event()
+            store.listen(lambda _: arrived.set())
             informer = Informer(port, store, optional=True)
             task = asyncio.create_task(informer.run())
             async with asyncio.timeout(60):
                 await informer.synced.wait()
-                await there.wait()
+                await arrived.wait()
             task.cancel()
             await asyncio.gather(task, return_exceptions=True)
-            return told, {key.name for key in store}
+            return served, {key.name for key in store}
 
     assert asyncio.run(scenario()) == ([False, True], {"x"})
 
 
-def test_a_kind_that_goes_takes_its_objects_along() -> None:
+def test_objects_are_removed_when_their_kind_is_uninstalled() -> None:
     async def scenario() -> tuple[bool, int]:
         answers = (listing(10, thing("x", 1)), problem(404, "no such kind"), problem(404, "no such kind"))
         async with scripted(*answers) as api, api.port() as port:

@@ -139,7 +139,7 @@ def test_one_that_hangs_gives_the_lease_up_and_may_not_write_when_it_wakes(serve
             await asyncio.sleep(0)
             block(1.5, until=lambda: server.holder == "")
             holder, held = server.holder, election.held
-            await asyncio.wait_for(hold, 60.0)  # the caller is told, and ends
+            await asyncio.wait_for(hold, 60.0)  # `hold` returns, so the caller can end
             return holder, held
 
     assert asyncio.run(body()) == ("", False)

@@ -211,27 +211,29 @@ def test_one_lost_renewal_does_not_cost_the_lease() -> None:
     assert scenario(body)
 
 
-def slow(server: LeaseServer) -> None:
+def slow_answers(server: LeaseServer) -> None:
     server.seconds = 0.7 * TIMES.deadline_seconds
 
 
-def dark(server: LeaseServer) -> None:
+def lost_requests(server: LeaseServer) -> None:
     server.cut_off.add("a")
 
 
-def deaf(server: LeaseServer) -> None:
+def lost_answers(server: LeaseServer) -> None:
     server.lost_answers = True
 
 
-@pytest.mark.parametrize("trouble", [slow, dark, deaf])
+@pytest.mark.parametrize("outage", [slow_answers, lost_requests, lost_answers])
 @pytest.mark.parametrize("begin", [0.0, 0.3, 0.6, 0.9])
-def test_trouble_of_nearly_the_deadline_is_lived_through(trouble: Callable[[LeaseServer], None], begin: float) -> None:
-    """Answers that are slow, requests that vanish, answers that vanish; it may write all the time."""
+def test_an_outage_shorter_than_the_deadline_does_not_cost_the_lease(
+    outage: Callable[[LeaseServer], None], begin: float
+) -> None:
+    """Slow answers, lost requests, lost answers: the replica stays leader throughout, so it may write."""
 
     async def body(server: LeaseServer) -> bool:
         first = Replica(server, "a")
         await asyncio.sleep(10 + begin * TIMES.interval_seconds)
-        trouble(server)
+        outage(server)
         # The last renewal may have begun an interval ago, and the next one has a way to go as well.
         end = asyncio.get_running_loop().time() + TIMES.deadline_seconds - 2 * TIMES.interval_seconds - 0.3
         led = []

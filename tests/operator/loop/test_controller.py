@@ -74,7 +74,7 @@ def of(name: str) -> dict[str, Any]:
         (lambda w: w.jobs.put(objects.job("m", 1, 9)), ["e1"]),
         (lambda w: w.pods.put(objects.job_pod("j", "m", 1, 9)), ["e1"]),
         (lambda w: w.services.put(of("e2")), ["e2"]),
-        (lambda w: w.services.put(of("nobody")), []),
+        (lambda w: w.services.put(of("unknown")), []),
         (lambda w: w.pods.remove(ObjectKey("a", "p")), ["e1"]),
         (lambda w: w.put_report(ObjectKey("a", "p"), "uid-p", (HostReport(), "")), ["e1"]),
         (lambda w: w.classes.put({"metadata": {"name": "icelake", "resourceVersion": "9"}}), ["e2"]),
@@ -185,8 +185,8 @@ def test_texts_that_were_missing_are_read_once_they_are_there() -> None:
     assert looked_at(waits, lambda w: w.text_sources.put(config_map("texts", 6))) == ["e"]
 
 
-def test_of_many_that_are_due_at_once_and_need_nothing_the_loop_gets_its_turns(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A renewal of the lease, a change that somebody makes, a probe: all wait for the loop to turn."""
+def test_many_due_objects_that_need_no_write_do_not_block_the_event_loop(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Lease renewals, watch events and probes all wait for the next iteration of the event loop."""
     reconciled: list[ReconcileRequest] = []
 
     async def nothing_to_write(self: Reconciler, subject: ReconcileRequest) -> None:
@@ -212,7 +212,7 @@ def test_of_many_that_are_due_at_once_and_need_nothing_the_loop_gets_its_turns(m
 
     monkeypatch.setattr(Reconciler, "reconcile", nothing_to_write)
 
-    # A virtual machine that stands still adds to the thread's clock as well: who never gives way is slow at every try.
+    # A pause of the virtual machine counts in the thread's clock too. Code that never yields is slow at every try.
     for _ in range(3):
         reconciled.clear()
         turns, longest = asyncio.run(scenario())

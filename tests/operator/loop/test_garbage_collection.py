@@ -35,7 +35,7 @@ def settings() -> Settings:
 
 
 class Recording:
-    """A cluster that takes everything and says what it took."""
+    """A cluster that accepts every object and records it."""
 
     def __init__(self) -> None:
         self.applied: list[Json] = []

@@ -1,7 +1,7 @@
-"""A cluster of one endpoint, as far as plans look at it: objects as JSON, and what controllers and kubelets would do.
+"""A fake cluster with one endpoint, for tests of plans: objects as JSON, and the work of controllers and kubelets.
 
-It does what a plan says (`act`), and lets tests make things happen (`job_runs`, `pods_serve`, ...). Nothing here
-decides: what is seen goes through the same `from_object` as in the operator.
+`act` carries out a plan. Tests make things happen with `job_runs`, `pods_serve`, ... Objects are parsed with the same
+`from_object` as in the operator.
 """
 
 from __future__ import annotations
@@ -299,7 +299,7 @@ class Kube:
         return max(jobs, key=lambda name: int(name.rpartition("-")[2]))
 
     def job_runs(self, done: int = 7, of: int = 23, *, baseline: bool = False) -> None:
-        """Its pod runs and has said how far it is."""
+        """Its pod runs and has logged its progress."""
         lines = [f'{{"event": "progress", "done": {done}, "of": {of}, "stage": "candidates", "message": "int8"}}']
         if baseline:
             uri = reference(BASELINE).uri
@@ -328,7 +328,7 @@ class Kube:
         self._job_condition("Complete" if code == 0 else "Failed", "" if code == 0 else "BackoffLimitExceeded")
 
     def job_pod_fails(self, reason: str, message: str = "", **pod: Any) -> None:
-        """The pod ends without its process having said anything."""
+        """The pod ends, and its process has left no message."""
         self.job_pod(phase="Failed", reason=reason, message=message, **pod)
         self._job_condition("Failed", "BackoffLimitExceeded")
 
@@ -471,7 +471,7 @@ def info(
     quota: float | None = None,
     findings: tuple[str, ...] = (),
 ) -> Json:
-    """What a runtime says at /info."""
+    """The body that a runtime answers at /info."""
     numbers = list(cpus)
     return {
         "plan": {"summary": "openvino-int8, 2x1 threads"},

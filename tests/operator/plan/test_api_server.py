@@ -45,7 +45,7 @@ def pods_of(kube: Kube) -> Iterator[Json]:
 
 
 def rich() -> Kube:
-    """An endpoint that says all that can be said of pods."""
+    """An endpoint that sets every field that has an effect on pods."""
     kube = Kube(
         settings=replace(SETTINGS, store_uri="s3://models/here", store_secret="s3", image_pull_secrets=("ours",)),
         hardwareClass="special",
@@ -193,7 +193,7 @@ def test_an_applied_deployment_gives_its_replicas_back_when_they_are_no_longer_o
 
     assert applied() == 1
     restricted("scale", "deployment/emotion", "--replicas=3")
-    assert applied() == 3, "the number is somebody else's"
+    assert applied() == 3, "another field manager owns the number"
     kube.edit(suspend=True)
     assert applied() == 0
     kube.edit(suspend=False)

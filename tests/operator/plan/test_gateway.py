@@ -121,7 +121,7 @@ def test_its_pods_are_restricted_and_may_read_one_thing() -> None:
     binding = kube.objects["RoleBinding", "emotion-gateway"]
     assert binding["subjects"] == [{"kind": "ServiceAccount", "name": "emotion-gateway", "namespace": "a"}]
     assert pod["serviceAccountName"] == "emotion-gateway"
-    # Nobody else has a token.
+    # The pods of the runtime have no token.
     assert kube.deployment["spec"]["template"]["spec"]["automountServiceAccountToken"] is False
 
 
@@ -189,7 +189,7 @@ def at_zero(**spec: Any) -> Kube:
     kube.pods_serve()
     kube.reconcile()
     gateway_up(kube)
-    kube.scale = DesiredScale(replicas=0, reason="0 replicas, down from 1: nobody asks.")
+    kube.scale = DesiredScale(replicas=0, reason="0 replicas, down from 1: no requests.")
     kube.reconcile()
     kube.pods_serve()
     kube.reconcile()

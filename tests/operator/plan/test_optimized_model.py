@@ -186,7 +186,7 @@ def test_a_result_without_figures_of_another_version_is_replaced() -> None:
     assert kube.artefact == "sha256:" + "c" * 64
 
 
-def _as_the_api_server_tells(number: str) -> int | float:
+def _as_the_api_server_returns(number: str) -> int | float:
     return int(float(number)) if float(number).is_integer() else float(number)
 
 
@@ -197,9 +197,9 @@ def test_a_spec_is_applied_as_it_was_at_first_or_as_another_version_has_written_
     spec = wanted_spec(endpoint.spec, kube.settings, kube.texts)
     assert spec is not None
     first = optimized_model_object(None, spec, endpoint, ready=False)
-    told = json.loads(json.dumps({**first["spec"], **more}), parse_float=_as_the_api_server_tells)
-    assert json.dumps(told) != json.dumps(first["spec"])
+    stored = json.loads(json.dumps({**first["spec"], **more}), parse_float=_as_the_api_server_returns)
+    assert json.dumps(stored) != json.dumps(first["spec"])
 
-    again = optimized_model_object(OptimizedModelFacts(name_of(kube), spec=told), spec, endpoint, ready=False)
+    again = optimized_model_object(OptimizedModelFacts(name_of(kube), spec=stored), spec, endpoint, ready=False)
 
-    assert json.dumps(again["spec"]) == json.dumps(told if more else first["spec"])
+    assert json.dumps(again["spec"]) == json.dumps(stored if more else first["spec"])

@@ -76,9 +76,9 @@ def upgrade(kube: Kube, dice: random.Random) -> None:
     kube.settings = replace(kube.settings, toolchain=f"0.{dice.randrange(4)}.0")
 
 
-def speak(kube: Kube, dice: random.Random) -> None:
-    said = [info(range(4, 8)), info(range(64), pinned=False), info(range(4, 8), cpu=ZEN3), info((4,))]
-    kube.infos = {name: dice.choice(said) for name in kube.infos if dice.random() < 0.8}
+def report(kube: Kube, dice: random.Random) -> None:
+    reports = [info(range(4, 8)), info(range(64), pinned=False), info(range(4, 8), cpu=ZEN3), info((4,))]
+    kube.infos = {name: dice.choice(reports) for name in kube.infos if dice.random() < 0.8}
 
 
 def succeed(kube: Kube, dice: random.Random) -> None:
@@ -113,7 +113,7 @@ HAPPENINGS: dict[str, Callable[..., None]] = {
     "pods serve": on(deployed, lambda kube, _: kube.pods_serve()),
     "a pod crashes": on(deployed, crash),
     "a pod is pending": on(deployed, pending),
-    "pods say": speak,
+    "pods report": report,
     "a neighbour": lambda kube, _: setattr(kube, "neighbours", [Neighbour("n", "b", "node-1", (5,))]),
     "no neighbour": lambda kube, _: setattr(kube, "neighbours", []),
     "time": lambda kube, dice: kube.pass_by(dice.choice([1, 10, 600, 90_000])),

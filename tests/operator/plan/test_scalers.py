@@ -1,4 +1,4 @@
-"""What scales instead of the operator: what it says of itself, its bounds, and that there is one at a time."""
+"""HPAs and ScaledObjects that scale instead of the operator: their conditions, their bounds, and one at a time."""
 
 from __future__ import annotations
 
@@ -196,9 +196,9 @@ def test_the_condition_has_the_message_of_a_scaler_that_cannot_scale(
     kube = Kube(settings=KEDA, scaling={"mode": mode}).optimised()
     kube.scale = DesiredScale(2)
     kind = HPA if mode == "HPA" else SCALED_OBJECT
-    said = {"status": "False", "reason": "FailedGetExternalMetric", "message": "no metrics returned"}
+    failing = {"status": "False", "reason": "FailedGetExternalMetric", "message": "no metrics returned"}
     kind_of_condition = "ScalingActive" if mode == "HPA" else "Ready"
-    kube.objects[kind, "emotion"]["status"] = {"conditions": [{"type": kind_of_condition, **said}]}
+    kube.objects[kind, "emotion"]["status"] = {"conditions": [{"type": kind_of_condition, **failing}]}
 
     kube.reconcile()
 
@@ -207,7 +207,7 @@ def test_the_condition_has_the_message_of_a_scaler_that_cannot_scale(
     assert all(word in message for word in words)
     kube.scale = DesiredScale(2, metrics=no("MetricsMissing", "the load cannot be read"))
     kube.reconcile()
-    assert condition(kube)[1] == "MetricsMissing", "what comes first is said first"
+    assert condition(kube)[1] == "MetricsMissing", "a load that cannot be read is reported before the scaler's failure"
 
 
 def test_an_hpa_that_rests_at_no_replicas_is_not_broken() -> None:

@@ -1,4 +1,4 @@
-"""Who scales in which mode, and what is said of it."""
+"""Which program scales in which mode, and the conditions and events about it."""
 
 from __future__ import annotations
 
@@ -173,18 +173,18 @@ def test_replicas_slower_than_their_curve_make_curve_current_false(
 def test_a_change_of_the_number_is_an_event_with_the_decision_and_the_same_number_is_none() -> None:
     kube = Kube(scaling={"maxReplicas": 8}).optimised()
 
-    def said(scale: DesiredScale) -> list[tuple[str, str]]:
+    def scaled(scale: DesiredScale) -> list[tuple[str, str]]:
         kube.scale = scale
         events = kube.plan().events
         kube.reconcile()
         return [(event.reason, event.message) for event in events if event.reason in {"ScaledUp", "ScaledDown"}]
 
-    assert said(DesiredScale(2, "2 replicas: 120 requests/s.")) == [], "nobody knows what was before"
-    assert said(DesiredScale(5, "5 replicas, up from 2: 300 requests/s.")) == [
+    assert scaled(DesiredScale(2, "2 replicas: 120 requests/s.")) == [], "the previous number is not known"
+    assert scaled(DesiredScale(5, "5 replicas, up from 2: 300 requests/s.")) == [
         ("ScaledUp", "5 replicas, up from 2: 300 requests/s.")
     ]
-    assert said(DesiredScale(5, "5 replicas: 310 requests/s.")) == []
-    assert said(DesiredScale(3, "3 replicas, down from 5: 100 requests/s.")) == [
+    assert scaled(DesiredScale(5, "5 replicas: 310 requests/s.")) == []
+    assert scaled(DesiredScale(3, "3 replicas, down from 5: 100 requests/s.")) == [
         ("ScaledDown", "3 replicas, down from 5: 100 requests/s.")
     ]
 

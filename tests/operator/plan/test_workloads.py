@@ -44,9 +44,9 @@ def test_new_objects_without_a_status_are_understood() -> None:
     assert DeploymentFacts.from_object({"metadata": metadata, "spec": {"replicas": 0, "template": {}}}).wanted == 0
 
 
-def test_the_newest_progress_counts_and_chatter_is_passed_over() -> None:
+def test_the_newest_progress_line_counts_and_other_lines_are_ignored() -> None:
     lines = [
-        "Some library says hello",
+        "Some library prints hello",
         '{"event": "progress", "done": 1, "of": 23}',
         '{"event": "baseline", "digest": "sha256:b", "uri": "file:///b", "bytes": 12}',
         "[1, 2]",

@@ -16,7 +16,7 @@ ROUTE = "/predict"
 
 
 class ServingPod:
-    """Counts what tests say that it has answered."""
+    """Counts the answers that a test states with `answer` and `refuse`."""
 
     def __init__(self, *, objective_milliseconds: float | None = 20.0) -> None:
         status = ServerStatus("emotion", TaskName.TEXT_CLASSIFICATION, phase=ServerPhase.READY)
@@ -25,17 +25,17 @@ class ServingPod:
         self.scrapes = 0
 
     def answer(self, count: int, *, seconds: float = 0.008, late: int = 0, late_seconds: float = 0.2) -> None:
-        """So many requests, `late` of them late."""
+        """Count `count` answered requests; `late` of them took `late_seconds`."""
         for index in range(count):
             self.metrics.finished(ROUTE, 200, late_seconds if index < late else seconds, inference=True)
 
     def refuse(self, count: int) -> None:
-        """With 429."""
+        """Count requests refused with 429."""
         for _ in range(count):
             self.metrics.finished(ROUTE, 429, 0.001, inference=True)
 
     def text(self) -> str:
-        """What /metrics says: the request that asks is itself being answered."""
+        """The text of /metrics, which counts its own request as in flight."""
         self.metrics.in_flight += 1
         try:
             return self.metrics.exposition("text/plain")[0].decode()

@@ -1,4 +1,4 @@
-"""A real Prometheus finds the pods through a real API server, and the operator scales by what it says."""
+"""A real Prometheus finds the pods through a real API server, and the operator scales by its answers."""
 
 from __future__ import annotations
 

@@ -1,4 +1,5 @@
-"""The operator killed at the peak, on a real API server: whoever takes over shrinks nothing, and turns nothing.
+"""The operator killed at the peak, on a real API server: its successor neither scales down nor changes
+the direction.
 
 Time is an argument of a tick, as in test_operator.py.
 """
@@ -35,7 +36,7 @@ async def lowest(scene: Scene, seconds: float) -> int:
 
 
 @pytest.mark.slow
-def test_killed_again_and_again_at_the_peak_it_neither_shrinks_nor_flaps(
+def test_an_operator_killed_repeatedly_at_the_peak_neither_scales_down_nor_flaps(
     classes: Cluster, kubectl: Kubectl, kubeconfig: Path
 ) -> None:
     async def play(scene: Scene) -> None:
@@ -73,7 +74,7 @@ def test_killed_again_and_again_at_the_peak_it_neither_shrinks_nor_flaps(
 
 
 @pytest.mark.slow
-def test_what_was_learnt_of_bouts_outlives_the_leader(classes: Cluster, kubectl: Kubectl, kubeconfig: Path) -> None:
+def test_a_learnt_window_survives_a_failover(classes: Cluster, kubectl: Kubectl, kubeconfig: Path) -> None:
     async def play(scene: Scene) -> None:
         async with scene.operating():
             await scene.optimised()
@@ -85,7 +86,7 @@ def test_what_was_learnt_of_bouts_outlives_the_leader(classes: Cluster, kubectl:
             learnt = (await memory(scene))["windowFactor"]
             assert learnt >= 2, "the second bout took back what the pause before had taken away"
 
-        # Killed at the peak; the bout ends while nobody looks.
+        # Killed at the peak; the load falls while no operator runs.
         scene.load = CALM
         async with scene.operating():
             assert await lowest(scene, (learnt - 0.5) * WINDOW) == peak
@@ -93,7 +94,7 @@ def test_what_was_learnt_of_bouts_outlives_the_leader(classes: Cluster, kubectl:
             await scene.settles(900)
             assert await scene.replicas() == 1, "it is a longer window, not none"
 
-        # What was decided, in kubectl's words.
+        # The decisions as `kubectl describe` shows them.
         described = await scene.call(kubectl, "describe", "modelendpoint", "emotion")
         assert "requests/s now" in described
         assert "per replica at p95" in described

@@ -40,7 +40,8 @@ class Chronicle:
 
     @property
     def writers(self) -> list[frozenset[Writer]]:
-        """The writers, one after the other, without repetitions; a version whose number nobody owns has none."""
+        """The writers, one after the other, without repetitions; a version without an owner of the number is
+        left out."""
         found = [writers for _, writers in self.seen if writers]
         return [one for index, one in enumerate(found) if not index or found[index - 1] != one]
 

@@ -128,14 +128,14 @@ def test_a_finished_endpoint_no_longer_waits_for_nodes(cache: ClusterCache) -> N
 
 
 def test_an_unchanged_report_calls_no_listener(cache: ClusterCache) -> None:
-    heard: list[object] = []
-    cache.listen_reports(heard.append)
+    changes: list[object] = []
+    cache.listen_reports(changes.append)
     cache.pods.put(objects.runtime_pod("mine", "emotion", ip="10.0.0.1", node="n1"))
 
     for _ in range(2):
         cache.put_report(ObjectKey("a", "mine"), "uid-mine", (None, "is not up yet"))
 
-    assert heard == [(("endpoint", "a", "emotion"), ("node", "n1"))]
+    assert changes == [(("endpoint", "a", "emotion"), ("node", "n1"))]
 
 
 def test_texts_are_those_of_the_config_map_once_it_was_read(cache: ClusterCache) -> None:

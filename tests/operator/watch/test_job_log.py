@@ -27,25 +27,25 @@ def progress(done: int) -> dict[str, object]:
 
 
 def followed(until: int, *answers: Answer, phase: str = "Running") -> tuple[JobLog | None, ScriptedApi]:
-    """What is known of a job's log when it is so far."""
+    """The parsed log of a job, and the API, once its progress is `until`."""
 
     async def scenario() -> tuple[JobLog | None, ScriptedApi]:
         async with scripted(*answers) as api, api.port() as port:
             cache = ClusterCache(Settings().plan_settings())
             logs = JobLogReader(port, cache, interval_seconds=0.01)
-            there = asyncio.Event()
+            arrived = asyncio.Event()
 
-            def heard(_: object) -> None:
+            def check(_: object) -> None:
                 known = cache.logs.get("uid-j")
                 if known is not None and known.progress is not None and known.progress.done == until:
-                    there.set()
+                    arrived.set()
 
-            cache.listen_reports(heard)
+            cache.listen_reports(check)
             task = asyncio.create_task(logs.run())
             cache.pods.put(objects.job_pod("j", "m", phase=phase))
             try:
                 async with asyncio.timeout(60 if phase == "Running" else 0.2):
-                    await there.wait()
+                    await arrived.wait()
             except TimeoutError:
                 assert phase != "Running"
             task.cancel()

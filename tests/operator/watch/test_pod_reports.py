@@ -28,7 +28,7 @@ def _quick(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 class Pod:
-    """A pod's HTTP server: answers what it is told to, and counts."""
+    """A pod's HTTP server: gives the answers of a test, and counts its requests."""
 
     def __init__(self, *answers: Any) -> None:
         self.answers = list(answers)
@@ -67,19 +67,19 @@ async def serving(pods: dict[str, Pod]) -> AsyncIterator[int]:
 
 
 def probed(pods: dict[str, Pod], until: Callable[[ClusterCache], bool], *, timeout: float = 30.0) -> ClusterCache:
-    """The world once the pods have been asked."""
+    """The cache once `until` holds."""
 
     async def scenario() -> ClusterCache:
         cache = ClusterCache(Settings().plan_settings())
         async with serving(pods) as port:
             probes = PodInfoReader(cache, timeout_seconds=timeout, concurrency=4, port=port)
-            said = asyncio.Event()
-            cache.listen_reports(lambda _: said.set() if until(cache) else None)
+            reached = asyncio.Event()
+            cache.listen_reports(lambda _: reached.set() if until(cache) else None)
             task = asyncio.create_task(probes.run())
             for number, address in enumerate(pods):
                 cache.pods.put(objects.runtime_pod(f"p{number}", "e", ip=address, node="n"))
             async with asyncio.timeout(60):
-                await said.wait()
+                await reached.wait()
             task.cancel()
             await asyncio.gather(task, return_exceptions=True)
             return cache

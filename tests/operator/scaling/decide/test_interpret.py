@@ -60,7 +60,7 @@ def test_finite_values_of_fresh_targets_are_values() -> None:
     assert (found.coverage, found.fast_seconds, found.slow_seconds) == (1, 60, 120)
 
 
-def test_zero_is_idle_when_every_target_says_so() -> None:
+def test_zero_of_all_targets_is_idle() -> None:
     found = metrics_of(QUIET, TARGETS)
 
     assert found.arrivals_fast == found.arrivals_slow == found.good_share == found.p95_milliseconds == Idle()
@@ -146,7 +146,7 @@ def test_without_ready_pods_nothing_is_missing() -> None:
         (histogram(("0.02", math.nan), ("+Inf", 1)), "prometheus gave nan for the latency histogram"),
     ],
 )
-def test_a_broken_histogram_says_what_is_wrong(answer: Answer, reason: str) -> None:
+def test_a_broken_histogram_is_an_error_message(answer: Answer, reason: str) -> None:
     assert bucket_rates(answer) == reason
     assert quantile(bucket_rates(answer), 0.95) == reason
     assert good_share(bucket_rates(answer), 0.02) == reason

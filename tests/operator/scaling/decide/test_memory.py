@@ -294,4 +294,4 @@ def test_unknown_metrics_change_nothing_after_a_failover() -> None:
     replay = Replay(replicas=5)
     failed_over(replay)
 
-    assert replay.play(Metrics.unknown("nobody answers"), 600) == [5] * 120
+    assert replay.play(Metrics.unknown("no pod answers"), 600) == [5] * 120

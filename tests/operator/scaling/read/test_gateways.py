@@ -66,11 +66,11 @@ def test_the_latency_of_replicas_that_were_not_asked_is_not_known() -> None:
 
 def test_without_replicas_there_is_no_latency() -> None:
     gateway = Metrics(Idle(), Idle(), Value(0), Unknown("none"), Unknown("none"))
-    nobody = Metrics.unknown("no replica is ready")
+    no_replica = Metrics.unknown("no replica is ready")
 
-    assert combined(gateway, nobody, ready=0, coverage_least=0.8).p95_milliseconds == Idle()
+    assert combined(gateway, no_replica, ready=0, coverage_least=0.8).p95_milliseconds == Idle()
     busy = Metrics(Value(1), Value(1), Value(3), Unknown("none"), Unknown("none"))
-    assert combined(busy, nobody, ready=0, coverage_least=0.8).p95_milliseconds == Unknown("no replica is ready")
+    assert combined(busy, no_replica, ready=0, coverage_least=0.8).p95_milliseconds == Unknown("no replica is ready")
 
 
 def gateway_pod(name: str, *, ready: bool = True, deleting: bool = False, version: int = 5) -> dict[str, Any]:
@@ -87,7 +87,7 @@ def gateway_pod(name: str, *, ready: bool = True, deleting: bool = False, versio
     }
 
 
-def sleeping_world(replicas: int = 0, **spec: Any) -> ClusterCache:
+def cluster_at_zero(replicas: int = 0, **spec: Any) -> ClusterCache:
     cache = ClusterCache(Settings().plan_settings())
     cache.endpoints.put(objects.endpoint("e", **{"scaling": {"minReplicas": 0}, **spec}))
     cache.deployments.put(
@@ -116,7 +116,7 @@ def sleeping_world(replicas: int = 0, **spec: Any) -> ClusterCache:
 def test_zero_is_possible_only_behind_a_gateway_that_is_up(
     spec: dict[str, Any], pods: list[tuple[str, bool, bool]], least: int, pooled_by: tuple[str, ...]
 ) -> None:
-    cache = sleeping_world(1, **spec)
+    cache = cluster_at_zero(1, **spec)
     for name, ready, deleting in pods:
         cache.pods.put(gateway_pod(name, ready=ready, deleting=deleting))
     target = ScalingTargets(cache).find(KEY)
@@ -158,7 +158,7 @@ async def until(condition: Any, *, seconds: float = 60) -> None:
 
 def test_a_request_that_is_held_wakes_the_endpoint_long_before_the_next_look(rig: Rig) -> None:
     gateway = rig.gateway()
-    cache = sleeping_world()
+    cache = cluster_at_zero()
     cache.pods.put(gateway_pod("g"))
 
     async def play() -> None:
@@ -189,7 +189,7 @@ def is_asked(gateway: Gateway) -> bool:
 
 def test_an_endpoint_without_requests_stays_at_zero(rig: Rig) -> None:
     gateway = rig.gateway()
-    cache = sleeping_world()
+    cache = cluster_at_zero()
     cache.pods.put(gateway_pod("g"))
 
     async def play() -> None:
