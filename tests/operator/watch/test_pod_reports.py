@@ -17,6 +17,7 @@ from penstock_operator.settings import Settings
 from penstock_operator.watch import pod_reports as module
 from penstock_operator.watch.cluster_cache import ClusterCache
 from penstock_operator.watch.pod_reports import PodInfoReader
+from testbed.ports import some_free_ports
 from tests.operator import objects
 
 INFO = {"host": {"cpus_allowed": [1, 2], "cores": {"granted": 1, "pinned": True}, "cpu": {"isa": "AVX2"}}}
@@ -50,14 +51,13 @@ class Pod:
 async def serving(pods: dict[str, Pod]) -> AsyncIterator[int]:
     """Pods by address, on one port: as in a cluster."""
     runners = []
-    port = 0
+    (port,) = some_free_ports(1)
     for address, pod in pods.items():
         app = web.Application()
         app.router.add_get("/info", pod.info)
         runner = web.AppRunner(app, shutdown_timeout=0.1)
         await runner.setup()
         await web.TCPSite(runner, address, port).start()
-        port = runner.addresses[0][1]
         runners.append(runner)
     try:
         yield port
