@@ -42,7 +42,7 @@ def monitoring(chart: Helm, **values: Any) -> list[Manifest]:
 
 
 @pytest.mark.parametrize("namespaces", [[], ["team-a", "team-b"]])
-def test_the_prometheus_operators_definitions_take_every_field(
+def test_the_prometheus_operators_definitions_accept_every_field(
     namespaces: list[str], chart: Helm, kubectl: Kubectl
 ) -> None:
     objects = monitoring(chart, watchNamespaces=namespaces)

@@ -74,7 +74,7 @@ def test_flags_and_variables(
         (["--tokenizer", "/none"], "does not exist"),
     ],
 )
-def test_what_makes_no_sense_is_a_usage_error(words: list[str], complaint: str, benched: Benched) -> None:
+def test_contradicting_flags_are_a_usage_error(words: list[str], complaint: str, benched: Benched) -> None:
     result = invoke("bench", "x.yaml", *words)
 
     assert result.exit_code == 2

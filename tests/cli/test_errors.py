@@ -136,7 +136,7 @@ def test_optimize_prints_the_problem_and_its_remedy(case: str, tiny: Path, tmp_p
 
 
 @pytest.mark.parametrize("case", ["missing file", "unknown field", "pickled weights", "more cores than there are"])
-def test_serve_prints_it_too(case: str, tiny: Path, tmp_path: Path) -> None:
+def test_serve_prints_the_problem_and_its_remedy(case: str, tiny: Path, tmp_path: Path) -> None:
     prepare, problem, remedy = WRONG[case]
     result = run("serve", prepare(tiny, tmp_path), "--port", 0, "--store", tmp_path / "store")
 
@@ -307,7 +307,7 @@ def test_a_wrong_flag_is_a_usage_error(words: list[str], complaint: str) -> None
     assert complaint in result.stderr
 
 
-def test_what_is_fetched_is_shown(file: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_progress_of_a_fetch_is_shown(file: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def fetch(*_: object, on_transfer: OnProgress, **__: object) -> None:
         on_transfer(FetchProgress("hf://a/b@main", "", 0, 0, "using the cached revision"))
         raise KeyboardInterrupt

@@ -26,7 +26,7 @@ def modules_after(code: str) -> set[str]:
     return set(done.stdout.splitlines()[-1].split())
 
 
-def test_help_imports_no_command_and_none_of_what_they_need() -> None:
+def test_help_imports_no_command_and_no_dependency_of_one() -> None:
     loaded = modules_after(
         "from penstock_cli.main import main\ntry:\n    main(['--help'])\nexcept SystemExit as end:\n"
         "    assert end.code == 0"
@@ -69,7 +69,7 @@ def test_every_flag_has_help(command: str) -> None:
 
 
 @pytest.mark.parametrize("command", COMMANDS)
-def test_no_flag_takes_what_is_no_finite_number(command: str) -> None:
+def test_every_number_flag_refuses_nan_and_infinity(command: str) -> None:
     """click's own types of numbers with a point take `nan`."""
     found = cli.get_command(cli.make_context("penstock", ["--help"], resilient_parsing=True), command)
 
@@ -78,7 +78,7 @@ def test_no_flag_takes_what_is_no_finite_number(command: str) -> None:
     assert [one.name for one in numbers if not isinstance(one.type, FiniteRange)] == []
 
 
-def test_the_version_is_the_package_s() -> None:
+def test_the_version_is_that_of_the_package() -> None:
     assert invoke("--version").output == f"penstock, version {__version__}\n"
 
 

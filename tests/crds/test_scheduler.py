@@ -112,7 +112,7 @@ def named(node: NodeFacts, name: str, **labels: str) -> NodeFacts:
 
 
 @pytest.mark.slow
-def test_every_class_gets_the_nodes_that_it_should(scheduler: ApiServer) -> None:
+def test_the_scheduler_places_pods_of_each_class_on_its_nodes(scheduler: ApiServer) -> None:
     dedicated = (Taint("penstock.dev/dedicated", "NoSchedule", "x"),)
     neuron = (Taint("aws.amazon.com/neuron", "NoSchedule", "present"),)
     room = {**ROOM, "cpu": Fraction(1000)}
@@ -158,7 +158,7 @@ def test_every_class_gets_the_nodes_that_it_should(scheduler: ApiServer) -> None
     remove(scheduler, pods=order, nodes=list(nodes))
 
 
-def test_a_pod_that_finds_the_class_full_is_refused_as_we_say(scheduler: ApiServer) -> None:
+def test_the_scheduler_refuses_a_pod_of_a_full_class_as_the_explanation_states(scheduler: ApiServer) -> None:
     room = {"cpu": Fraction(5), "memory": Fraction(2**33), "pods": Fraction(110)}
     node = NodeFacts("small", on("c7g.2xlarge").labels, allocatable=room)
     add(scheduler, node)
@@ -220,7 +220,7 @@ CLASSES = st.builds(
 
 @settings(max_examples=examples(40), suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(CANDIDATES, CLASSES, LABELS)
-def test_any_pod_goes_to_a_node_that_we_name_or_to_none(
+def test_the_scheduler_agrees_with_the_predicted_nodes_of_any_pod(
     scheduler: ApiServer, candidates: list[NodeFacts], hardware: HardwareClassSpec, selector: dict[str, str]
 ) -> None:
     number = next(NUMBERS)

@@ -63,7 +63,7 @@ def test_a_killed_optimisation_is_reported(endless: Path, tmp_path: Path) -> Non
 
 
 @pytest.mark.extended  # tests/optimizer/end_to_end/test_budgets.py and pod/test_pod_job.py test continued runs
-def test_what_a_killed_server_had_found_is_not_done_again(tiny: Path, tmp_path: Path) -> None:
+def test_results_of_a_killed_server_are_reused(tiny: Path, tmp_path: Path) -> None:
     store = tmp_path / "store"
     file = write_endpoint(
         tmp_path / "tiny.yaml", tiny, workload={"sequenceLengths": [8, 32]}, optimization={"budgetSeconds": 300, **FEW}
@@ -129,7 +129,7 @@ def hub_that_never_ends_its_answer() -> Iterator[tuple[str, threading.Event]]:
         server.shutdown()
 
 
-def test_it_ends_while_the_model_is_still_fetched(tmp_path: Path) -> None:
+def test_a_signal_ends_the_server_during_the_fetch_of_the_model(tmp_path: Path) -> None:
     file = write_endpoint(tmp_path / "far.yaml", "hf://an-owner/far-away")
     with hub_that_never_ends_its_answer() as (url, asked):
         environment = {"HF_ENDPOINT": url, "HF_HOME": str(tmp_path / "hub")}
@@ -189,7 +189,7 @@ def test_a_model_whose_answers_are_no_numbers_is_never_ready(tiny: Path, tmp_pat
     assert "Traceback" not in done.stderr
 
 
-def test_a_disabled_optimisation_is_as_good_as_none(tiny: Path, tmp_path: Path) -> None:
+def test_a_disabled_optimisation_searches_nothing(tiny: Path, tmp_path: Path) -> None:
     file = write_endpoint(tmp_path / "tiny.yaml", tiny, optimization={"mode": "Disabled"})
     with Served(file, "--store", tmp_path / "store") as server:
         server.ready()
@@ -254,7 +254,7 @@ def test_the_command_that_optimize_ends_with_serves_what_it_made(tiny: Path, tmp
 
 
 @pytest.mark.parametrize("closed", ["<&-", "<&- >&-"], ids=["input", "input and output"])
-def test_without_standard_input_it_ends_in_order(closed: str, tiny: Path, tmp_path: Path) -> None:
+def test_without_standard_input_the_server_ends_cleanly(closed: str, tiny: Path, tmp_path: Path) -> None:
     file = write_endpoint(tmp_path / "tiny.yaml", tiny)
     # As the `penstock` script starts.
     start = "import sys; from penstock_cli.entry import main; sys.argv[0] = 'penstock'; main()"

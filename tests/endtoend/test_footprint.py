@@ -62,13 +62,13 @@ def served(minilm: Path) -> Iterator[dict[str, Any]]:
         }  # fmt: skip
 
 
-def test_what_serves_an_artefact_imports_nothing_that_only_optimises(served: dict[str, Any]) -> None:
+def test_serving_an_artefact_imports_no_optimiser_package(served: dict[str, Any]) -> None:
     assert "onnxruntime" in served["modules"], "it served nothing"
     assert served["modules"] & (OPTIMISERS | {"penstock_optimizer.job.optimise"}) == set()
 
 
 @pytest.mark.parametrize("library", ["torch", "onnx/onnx_cpp2py", "/nncf/", "/scipy/", "openvino"])
-def test_no_such_library_is_mapped(library: str, served: dict[str, Any]) -> None:
+def test_serving_maps_no_optimiser_library(library: str, served: dict[str, Any]) -> None:
     assert "onnxruntime" in served["maps"]
     assert [line for line in served["maps"].splitlines() if library in line] == []
 

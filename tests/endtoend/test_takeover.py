@@ -110,12 +110,12 @@ def test_fp32_answers_while_the_optimisation_runs(story: Story) -> None:
     assert sum(one.answered < story.took_over for one in story.exchanges) > 100
 
 
-def test_not_one_request_fails(story: Story) -> None:
+def test_no_request_fails(story: Story) -> None:
     assert [one for one in story.exchanges if one.status != 200] == []
     assert sum(one.sent > story.took_over for one in story.exchanges) >= 100
 
 
-def test_every_answer_is_within_the_guard_s_budget_of_fp32(story: Story) -> None:
+def test_every_answer_is_within_the_accuracy_budget_of_fp32(story: Story) -> None:
     far = [(one.text, cosine(one.answer, story.fp32[one.text])) for one in story.exchanges]
 
     assert [(text, found) for text, found in far if found < MIN_COSINE] == []
@@ -157,7 +157,7 @@ def test_the_screen_has_the_result(story: Story) -> None:
     assert "Traceback" not in story.output
 
 
-def test_a_signal_under_load_loses_nothing(story: Story) -> None:
+def test_a_signal_under_load_loses_no_request(story: Story) -> None:
     assert story.status == 0
     late = [one for one in story.exchanges if one.answered > story.signalled]
     assert late, "no request was under way: the test proves nothing"

@@ -114,7 +114,7 @@ def test_a_deleted_endpoint_leaves_nothing_behind(endpoint: New, shared_kubectl:
     until_gone(shared_kubectl, "doomed")
 
 
-def test_without_an_operator_endpoints_go_on_answering_and_can_be_deleted(
+def test_without_an_operator_endpoints_still_answer_and_can_be_deleted(
     endpoint: New, installation: Installation, shared_kubectl: Kubectl
 ) -> None:
     orphan = endpoint("orphan")

@@ -177,7 +177,7 @@ def scene(
     remove_endpoints(shared_kubectl, NAME)
 
 
-def test_a_load_that_threatens_the_objective_gets_a_second_pod_and_the_p95_back(scene: Scene) -> None:
+def test_a_load_near_the_objective_gets_a_second_pod_that_restores_the_p95(scene: Scene) -> None:
     scene.watched()
     assert scene.replicas() == (1, 1)
 
@@ -204,7 +204,7 @@ def test_a_load_that_threatens_the_objective_gets_a_second_pod_and_the_p95_back(
     assert scene.stream.failed() == []
 
 
-def test_a_killed_process_takes_only_the_requests_with_it_that_it_was_answering(scene: Scene) -> None:
+def test_a_killed_process_fails_only_the_requests_in_progress(scene: Scene) -> None:
     scene.at_peak()
     mark = scene.stream.mark()
 
@@ -218,7 +218,7 @@ def test_a_killed_process_takes_only_the_requests_with_it_that_it_was_answering(
     assert len(failed) < len(ended)
 
 
-def test_behind_the_gateway_a_killed_process_costs_no_answer(scene: Scene) -> None:
+def test_behind_the_gateway_a_killed_process_fails_no_request(scene: Scene) -> None:
     scene.at_peak()
     mark = scene.stream.mark()
 
@@ -260,7 +260,7 @@ def killed(pod: Json) -> tuple[float, float]:
     return killed_at, time.monotonic()
 
 
-def test_nothing_shrinks_while_prometheus_is_gone_nor_when_the_leading_operator_is_lost_meanwhile(
+def test_without_prometheus_the_number_stays_also_after_the_loss_of_the_leading_operator(
     scene: Scene, installation: Installation
 ) -> None:
     scene.at_peak()
@@ -296,7 +296,7 @@ def load_known(installation: Installation) -> bool | None:
     return None if found is None else float(found.group(1)) == 1
 
 
-def test_shrinking_after_the_window_costs_no_request(scene: Scene) -> None:
+def test_scaling_down_after_the_window_fails_no_request(scene: Scene) -> None:
     if scene.replicas() != (2, 2):
         scene.at_peak()
     scene.watched()

@@ -70,7 +70,7 @@ def answered(answers: list[Answer | Exception]) -> list[Answer]:
     return good
 
 
-def test_a_crowd_at_zero_is_held_and_all_of_it_is_answered(endpoint: Endpoint) -> None:
+def test_simultaneous_requests_at_zero_replicas_are_held_and_all_answered(endpoint: Endpoint) -> None:
     body = until_asleep(endpoint)
 
     assert endpoint.condition("Available", body)["reason"] == "ScaledToZero"
@@ -88,7 +88,7 @@ def test_a_crowd_at_zero_is_held_and_all_of_it_is_answered(endpoint: Endpoint) -
     assert "up from 0" in events
 
 
-def test_it_scales_to_zero_without_requests_and_keeps_its_address(endpoint: Endpoint) -> None:
+def test_an_endpoint_without_requests_scales_to_zero_and_keeps_its_address(endpoint: Endpoint) -> None:
     before = endpoint.address()
     answered(crowd(before, 1))
     until_asleep(endpoint)
@@ -110,7 +110,7 @@ def test_one_of_two_gateways_is_replaced_under_load_and_nothing_is_lost(endpoint
     assert load.failures == []
 
 
-def test_a_replica_that_is_killed_takes_no_more_than_its_own_requests_with_it(endpoint: Endpoint) -> None:
+def test_a_killed_replica_fails_only_its_own_requests(endpoint: Endpoint) -> None:
     answered(crowd(endpoint.address(), 1))
     (pod,) = endpoint.pods()
     with constant_load(endpoint.address(), per_second=4) as load:

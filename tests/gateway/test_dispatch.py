@@ -25,7 +25,7 @@ def test_requests_go_to_the_replica_that_has_the_fewest(rig: Rig) -> None:
         until_busy(replica.port, 6)
 
 
-def test_a_slow_replica_gets_less(rig: Rig) -> None:
+def test_a_slow_replica_gets_fewer_requests(rig: Rig) -> None:
     slow, fast = rig.start("slow", seconds=2.0), rig.start("fast", seconds=0.02)
     gateway = rig.gateway()
     gateway.until("replicas", 2)
@@ -37,7 +37,7 @@ def test_a_slow_replica_gets_less(rig: Rig) -> None:
     assert counts[1] > 4 * counts[0]
 
 
-def test_a_kept_connection_finds_a_replica_that_came_later(rig: Rig) -> None:
+def test_requests_of_a_persistent_connection_reach_a_new_replica(rig: Rig) -> None:
     rig.start("a")
     gateway = rig.gateway()
     gateway.until("replicas", 1)
@@ -87,7 +87,7 @@ def test_a_request_too_long_to_be_sent_again_is_the_only_one_that_fails_and_has_
     assert post(gateway.url).status_code == 200
 
 
-def test_a_load_loses_nothing_when_replicas_come_and_drain(rig: Rig) -> None:
+def test_no_request_is_lost_when_replicas_start_and_drain(rig: Rig) -> None:
     rig.start("a", drain_delay_seconds=1)
     gateway = rig.gateway()
     gateway.until("replicas", 1)
@@ -107,7 +107,7 @@ def test_a_load_loses_nothing_when_replicas_come_and_drain(rig: Rig) -> None:
     gateway.until("replicas", 1)
 
 
-def test_a_load_loses_nothing_when_one_of_two_replicas_is_killed(rig: Rig) -> None:
+def test_no_request_is_lost_when_one_of_two_replicas_is_killed(rig: Rig) -> None:
     doomed, _ = rig.start("a"), rig.start("b")
     gateway = rig.gateway()
     gateway.until("replicas", 2)
@@ -174,7 +174,7 @@ def test_requests_beyond_the_replicas_capacity_are_queued_up_to_the_bound(rig: R
     assert [answer.status_code for answer in crowd.finish()] == [200] * 5
 
 
-def test_a_request_that_its_client_gave_up_is_not_computed(rig: Rig) -> None:
+def test_a_request_whose_client_has_disconnected_is_not_computed(rig: Rig) -> None:
     replica = rig.start("a", seconds=600)
     gateway = rig.gateway()
     gateway.until("replicas", 1)

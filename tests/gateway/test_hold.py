@@ -57,7 +57,7 @@ def test_a_request_that_is_not_held_has_no_hold_header(rig: Rig) -> None:
 
 
 @pytest.mark.parametrize("characters", [1, 1_000, 60_000, OVER_A_BUFFER, 1_900_000])
-def test_bodies_of_all_sizes_arrive_whole_after_being_held(rig: Rig, characters: int) -> None:
+def test_held_requests_of_all_body_sizes_arrive_complete(rig: Rig, characters: int) -> None:
     gateway = rig.gateway()
     crowd = Crowd(gateway.url, 2, body=json.dumps({"inputs": "x" * characters}).encode())
     gateway.until("held_requests", 2)
@@ -66,7 +66,7 @@ def test_bodies_of_all_sizes_arrive_whole_after_being_held(rig: Rig, characters:
     assert [characters, characters] == [answer.json()[0][0] for answer in crowd.finish()]
 
 
-def test_a_chunked_body_arrives_whole_after_being_held(rig: Rig) -> None:
+def test_a_held_chunked_body_arrives_complete(rig: Rig) -> None:
     gateway = rig.gateway()
     text = b'{"inputs": "%b"}' % (b"x" * OVER_A_BUFFER)
     with socket.create_connection(("127.0.0.1", gateway.port), timeout=120) as client:
@@ -119,7 +119,7 @@ def test_hundreds_are_held_at_once_and_all_are_answered(rig: Rig) -> None:
     assert max(answer.json()[0][1] for answer in answers) <= 8
 
 
-def test_beyond_the_bound_requests_are_refused_with_when_to_come_back(rig: Rig) -> None:
+def test_requests_beyond_the_bound_are_refused_with_retry_after(rig: Rig) -> None:
     gateway = rig.gateway(max_held=3)
     crowd = Crowd(gateway.url, 3)
     gateway.until("held_requests", 3)
@@ -138,7 +138,7 @@ def test_beyond_the_bound_requests_are_refused_with_when_to_come_back(rig: Rig) 
     assert [answer.status_code for answer in crowd.finish()] == [200] * 3
 
 
-def test_a_request_is_not_held_for_ever(rig: Rig) -> None:
+def test_a_request_is_held_for_a_limited_time(rig: Rig) -> None:
     gateway = rig.gateway(hold_seconds=1)
     begin = time.monotonic()
     answer = post(gateway.url)
@@ -155,7 +155,7 @@ def test_a_request_is_not_held_for_ever(rig: Rig) -> None:
 
 
 @pytest.mark.parametrize("characters", [10, 1_000])
-def test_a_client_that_goes_away_while_it_is_held_gives_its_place_back(rig: Rig, characters: int) -> None:
+def test_a_held_client_that_disconnects_frees_its_place(rig: Rig, characters: int) -> None:
     gateway = rig.gateway(max_held=1)
     body = json.dumps({"inputs": "x" * characters}).encode()
     with sent(gateway, body):

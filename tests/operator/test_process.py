@@ -254,7 +254,7 @@ def test_the_operator_uses_every_right_that_it_has_and_needs_no_other(
     assert refused == []
 
 
-def test_an_edit_of_the_texts_is_optimised_for_at_once(user: Path, space: Kubectl, tmp_path: Path) -> None:
+def test_an_edit_of_the_texts_starts_a_new_optimisation(user: Path, space: Kubectl, tmp_path: Path) -> None:
     def texts(name: str, text: str) -> dict[str, Any]:
         return {"apiVersion": "v1", "kind": "ConfigMap", "metadata": {"name": name}, "data": {"t": text}}
 
@@ -319,7 +319,9 @@ def used(metrics: str, kind: str) -> set[str]:
         ("impersonate", "users"),
     ],
 )
-def test_what_it_need_not_do_it_may_not(cluster: Cluster, user: Path, space: Kubectl, verb: str, resource: str) -> None:
+def test_rights_that_the_operator_does_not_need_are_denied(
+    cluster: Cluster, user: Path, space: Kubectl, verb: str, resource: str
+) -> None:
     answer = subprocess.run(
         [str(space.executable), "--kubeconfig", str(user), "auth", "can-i", verb, resource, "-n", space.namespace],
         capture_output=True,
@@ -367,7 +369,9 @@ def test_a_leader_that_cannot_renew_ends_itself(
     assert operator.logged("LeaseLost")
 
 
-def test_deleting_needs_no_operator_and_leaves_nothing(user: Path, space: Kubectl, tmp_path: Path) -> None:
+def test_an_endpoint_can_be_deleted_without_an_operator_and_leaves_no_objects(
+    user: Path, space: Kubectl, tmp_path: Path
+) -> None:
     operator = Operator(user, tmp_path / "operator.log", **LONG_LEASE)
     with started(operator):
         until(operator.leads)

@@ -28,7 +28,7 @@ def test_no_grant_has_a_wildcard() -> None:
     assert "secrets" not in {grant.kind.plural for grant in ALL}
 
 
-def test_whatever_has_a_store_is_listed_and_watched() -> None:
+def test_every_cached_kind_may_be_listed_and_watched() -> None:
     seen = {grant.kind for grant in ALL if {"list", "watch"} <= set(grant.verbs)}
 
     assert set(ClusterCache(Settings().plan_settings()).stores) <= seen

@@ -45,7 +45,7 @@ def test_one_client_measures_the_servers_time(start_stub: StartStub) -> None:
     assert result.header_means == {"x-inference-time": 1.5}
 
 
-def test_many_clients_are_answered_side_by_side(start_stub: StartStub) -> None:
+def test_many_clients_are_answered_concurrently(start_stub: StartStub) -> None:
     server = start_stub(delay_ms=300)
 
     result = send(spec(server.url, clients=20, seconds=1.2))

@@ -41,7 +41,7 @@ def test_rule_follows_the_instruction_set(isa: Isa, rule: SpeedRule) -> None:
         (SpeedRule.NO_INT8_PRODUCTS, 64, None),
     ],
 )
-def test_ratio_asked_for(rule: SpeedRule, tokens: int, asked: float | None) -> None:
+def test_the_required_ratio_depends_on_the_length(rule: SpeedRule, tokens: int, asked: float | None) -> None:
     assert asked_ratio(rule, tokens) == asked
 
 

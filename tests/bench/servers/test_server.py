@@ -131,7 +131,7 @@ def test_a_remote_server_is_not_paused_or_stopped(start_stub: StartStub) -> None
     elsewhere.wait_until_ready("/health", seconds=60)
 
 
-def test_affinity_is_given_to_children_and_taken_back() -> None:
+def test_children_inherit_the_affinity_and_the_parent_gets_its_own_back() -> None:
     before = os.sched_getaffinity(0)
 
     with on_cpus((FIRST_CPU,)):

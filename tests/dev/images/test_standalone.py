@@ -118,7 +118,7 @@ def test_openvino_and_its_quantiser_work_after_the_trimming(optimizer: Engine, m
 
 @pytest.mark.extended  # the one above sees OpenVINO at work, and the one before it a search that is through
 @pytest.mark.timeout(600)
-def test_a_search_of_openvino_s_comes_to_its_end(optimizer: Engine, models: Path, tmp_path: Path) -> None:
+def test_a_search_with_openvino_ends(optimizer: Engine, models: Path, tmp_path: Path) -> None:
     artefacts = volume(tmp_path / "artefacts")
 
     with optimizer.run(
@@ -141,7 +141,7 @@ def test_the_error_of_the_smaller_image_names_the_one_that_optimises(runtime: En
 
 
 @pytest.mark.parametrize("which", ["optimizer", "runtime"])
-def test_without_arguments_it_is_a_pod_s_process_and_names_missing_settings(
+def test_without_arguments_the_image_runs_the_pods_process_and_names_missing_settings(
     which: str, request: pytest.FixtureRequest
 ) -> None:
     started: Engine = request.getfixturevalue(which)
@@ -155,7 +155,7 @@ def test_without_arguments_it_is_a_pod_s_process_and_names_missing_settings(
 
 
 @pytest.mark.parametrize("which", ["optimizer", "runtime"])
-def test_it_knows_its_version(which: str, request: pytest.FixtureRequest) -> None:
+def test_the_image_prints_its_version(which: str, request: pytest.FixtureRequest) -> None:
     started: Engine = request.getfixturevalue(which)
 
     with started.run("--version") as container:

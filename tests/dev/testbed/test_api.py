@@ -36,7 +36,7 @@ def api(control_plane: Cluster) -> Api:
         ("namespaces", "kubernetes.io/metadata.name=default"),
     ],
 )
-def test_lists_are_kubectl_s(api: Api, kubectl: Kubectl, kinds: str, selector: str) -> None:
+def test_lists_are_those_of_kubectl(api: Api, kubectl: Kubectl, kinds: str, selector: str) -> None:
     kubectl.apply(CONFIG_MAP)
     # A new namespace gets one from the cluster, too, which must not come between the two lists.
     kubectl.wait("create", "configmap/kube-root-ca.crt")
@@ -46,7 +46,7 @@ def test_lists_are_kubectl_s(api: Api, kubectl: Kubectl, kinds: str, selector: s
     assert found == json.loads(kubectl("get", kinds, "--selector", selector, "--output", "json"))["items"]
 
 
-def test_an_object_is_kubectl_s(kubectl: Kubectl) -> None:
+def test_an_object_is_that_of_kubectl(kubectl: Kubectl) -> None:
     kubectl.apply(CONFIG_MAP)
 
     assert kubectl.get("cm", "one") == json.loads(kubectl("get", "configmap", "one", "--output", "json"))

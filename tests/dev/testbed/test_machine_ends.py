@@ -57,7 +57,7 @@ def test_user_that_was_killed_does_not_count(ours: Cluster) -> None:
 
 
 @pytest.mark.extended
-def test_cluster_that_broke_down_is_replaced_and_its_end_leaves_nothing(ours: Cluster) -> None:
+def test_a_broken_cluster_is_replaced_and_removed_without_leftovers(ours: Cluster) -> None:
     ours.kubectl.apply(
         {
             "apiVersion": "v1",

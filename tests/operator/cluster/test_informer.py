@@ -46,7 +46,7 @@ def event(kind: str, name: str, version: int) -> dict[str, object]:
     return {"type": kind, "object": thing(name, version)}
 
 
-def test_it_lists_once_and_then_follows_from_there() -> None:
+def test_an_informer_lists_once_and_watches_from_that_version() -> None:
     found, api = follow(
         names("y", "z"),
         listing(10, thing("x", 1), thing("y", 2)),
@@ -58,7 +58,7 @@ def test_it_lists_once_and_then_follows_from_there() -> None:
     assert api.seen[1].query["resourceVersion"] == "10"
 
 
-def test_it_goes_on_from_the_last_event_when_the_stream_ends() -> None:
+def test_an_informer_resumes_from_the_last_event_when_the_stream_ends() -> None:
     _, api = follow(
         names("x", "y"),
         listing(10, thing("x", 1)),
@@ -69,7 +69,7 @@ def test_it_goes_on_from_the_last_event_when_the_stream_ends() -> None:
     assert [seen.query.get("resourceVersion") for seen in api.seen] == [None, "10", "25"]
 
 
-def test_what_was_deleted_in_a_gap_of_the_watch_is_noticed() -> None:
+def test_an_object_deleted_during_a_gap_of_the_watch_is_removed() -> None:
     expired = {"type": "ERROR", "object": {"code": 410, "message": "too old resource version"}}
 
     found, _ = follow(
@@ -83,7 +83,7 @@ def test_what_was_deleted_in_a_gap_of_the_watch_is_noticed() -> None:
     assert found == {"y"}
 
 
-def test_an_api_server_that_restarts_is_waited_for() -> None:
+def test_an_informer_waits_for_a_restarting_api_server() -> None:
     found, _ = follow(
         names("x", "y"),
         listing(10, thing("x", 1)),
@@ -113,7 +113,7 @@ def test_a_list_that_fails_half_way_removes_nothing() -> None:
     assert asyncio.run(scenario()) == {ObjectKey("a", "x")}
 
 
-def test_only_what_is_ours_is_ever_asked_for() -> None:
+def test_every_request_has_the_label_selector() -> None:
     _, api = follow(names("x"), listing(10, thing("x", 1)), stream(end="hang"))
 
     assert {seen.query.get("labelSelector") for seen in api.seen} == {"ours=yes"}

@@ -62,7 +62,7 @@ def test_without_a_generation_every_version_counts_as_an_edit() -> None:
     assert [(change.old is not None, change.new is not None) for change in changes] == [(True, True)]
 
 
-def test_old_news_is_passed_over() -> None:
+def test_an_older_version_is_ignored() -> None:
     store, _ = make()
     store.put(pod("x", 5, phase="Running"))
 
@@ -83,7 +83,7 @@ def test_an_object_made_again_under_its_name_is_a_change() -> None:
     ]
 
 
-def test_the_end_of_a_predecessor_does_not_remove_its_successor() -> None:
+def test_the_deletion_of_a_predecessor_does_not_remove_its_successor() -> None:
     store, _ = make()
     store.put(pod("x", 9, uid="second"))
 
@@ -92,7 +92,7 @@ def test_the_end_of_a_predecessor_does_not_remove_its_successor() -> None:
     assert store.facts(ObjectKey("a", "x")) == "Running"
 
 
-def test_an_object_that_moves_is_found_at_its_new_place_only() -> None:
+def test_an_object_whose_index_changes_is_found_under_the_new_index_only() -> None:
     store, changes = make()
     store.put(pod("x", 1, node="n"))
     store.put(pod("x", 2, node="m"))
@@ -102,7 +102,7 @@ def test_an_object_that_moves_is_found_at_its_new_place_only() -> None:
     assert changes[-1].indexes == {("node", "n"), ("node", "m")}
 
 
-def test_what_a_whole_list_lacks_is_gone_but_not_what_came_after_it() -> None:
+def test_objects_missing_from_a_list_are_removed_unless_they_are_newer() -> None:
     store, changes = make()
     store.put(pod("stays", 1))
     store.put(pod("missed", 2))
@@ -123,7 +123,7 @@ def test_a_list_of_one_namespace_does_not_affect_others() -> None:
 
 
 @pytest.mark.parametrize("missing", [{}, {"namespace": None}])
-def test_objects_without_a_namespace_have_a_place_too(missing: dict[str, Any]) -> None:
+def test_cluster_scoped_objects_are_stored(missing: dict[str, Any]) -> None:
     store, _ = make()
     value = pod("x", 1)
     del value["metadata"]["namespace"]

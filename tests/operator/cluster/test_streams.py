@@ -53,7 +53,7 @@ def busy_server(tmp_path: Path) -> Iterator[Configuration]:
         thread.join()
 
 
-def test_a_watch_that_is_cancelled_leaves_no_connection_behind(busy_server: Configuration) -> None:
+def test_a_cancelled_watch_leaves_no_open_connection(busy_server: Configuration) -> None:
     async def scenario() -> None:
         async with KubernetesPort(busy_server) as port:
             begun = asyncio.Event()

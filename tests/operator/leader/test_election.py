@@ -113,7 +113,7 @@ def block(seconds: float, *, until: Callable[[], bool] = lambda: True) -> None:
         json.dumps(list(range(1000)))
 
 
-def test_a_loop_that_does_not_turn_for_longer_than_the_deadline_still_leads(server: LeaseServer) -> None:
+def test_a_leader_whose_event_loop_is_blocked_longer_than_the_deadline_still_leads(server: LeaseServer) -> None:
     async def body() -> tuple[bool, bool]:
         async with server.election("a") as election:
             await election.acquire()
@@ -131,7 +131,7 @@ def test_a_loop_that_does_not_turn_for_longer_than_the_deadline_still_leads(serv
     assert server.longest_gap_seconds < TIMES.deadline_seconds
 
 
-def test_one_that_hangs_gives_the_lease_up_and_may_not_write_when_it_wakes(server: LeaseServer) -> None:
+def test_a_hung_leader_releases_the_lease_and_may_not_write_afterwards(server: LeaseServer) -> None:
     async def body() -> tuple[str, bool]:
         async with server.election("a", hung_seconds=1.5) as election:
             await election.acquire()
@@ -145,7 +145,7 @@ def test_one_that_hangs_gives_the_lease_up_and_may_not_write_when_it_wakes(serve
     assert asyncio.run(body()) == ("", False)
 
 
-def test_at_its_end_the_lease_is_handed_over(server: LeaseServer) -> None:
+def test_a_leader_that_ends_releases_the_lease(server: LeaseServer) -> None:
     async def body() -> None:
         async with server.election("a") as election:
             await election.acquire()

@@ -135,7 +135,7 @@ def test_after_a_kill_the_other_leads_within_fifteen_seconds_and_not_before_the_
     assert TIMES.duration_seconds - TIMES.interval_seconds - 1 < scenario(body) < 15.0
 
 
-def test_one_that_ends_in_order_hands_over_at_once() -> None:
+def test_a_leader_that_ends_cleanly_releases_the_lease_at_once() -> None:
     async def body(server: LeaseServer) -> float:
         first = Replica(server, "a")
         await asyncio.sleep(1)
@@ -177,7 +177,7 @@ def test_a_leader_that_ends_without_an_api_server_does_not_wait_for_the_hand_ove
     assert scenario(body) <= HAND_OVER_SECONDS
 
 
-def test_one_that_is_cut_off_stops_writing_before_the_other_begins() -> None:
+def test_a_leader_that_is_cut_off_stops_writing_before_the_other_begins() -> None:
     async def body(server: LeaseServer) -> tuple[float, float]:
         loop = asyncio.get_running_loop()
         first = Replica(server, "a")
@@ -261,7 +261,7 @@ def test_an_edited_lease_is_still_held() -> None:
     assert scenario(body)
 
 
-def test_a_holder_with_a_longer_lease_is_given_its_time() -> None:
+def test_the_lease_duration_of_the_holder_is_respected() -> None:
     async def body(server: LeaseServer) -> float:
         loop = asyncio.get_running_loop()
         server.store(
@@ -290,7 +290,7 @@ def test_transitions_are_counted() -> None:
     assert (spec["holderIdentity"], spec["leaseTransitions"], spec["leaseDurationSeconds"]) == ("b", 1, 10)
 
 
-def test_times_that_let_two_lead_are_refused() -> None:
+def test_settings_that_would_allow_two_leaders_are_refused() -> None:
     with pytest.raises(ValueError, match="two could lead"):
         LeaseTimes(duration_seconds=7.0)
 
@@ -301,7 +301,9 @@ def test_times_that_let_two_lead_are_refused() -> None:
         max_size=12,
     )
 )
-def test_whatever_happens_two_never_lead_and_in_the_end_one_does(events: list[tuple[str, str, float]]) -> None:
+def test_after_any_sequence_of_events_there_is_at_most_one_leader_and_finally_one(
+    events: list[tuple[str, str, float]],
+) -> None:
     async def body(server: LeaseServer) -> None:
         replicas: dict[str, Replica] = {name: Replica(server, name) for name in "ab"}
         generation = 0

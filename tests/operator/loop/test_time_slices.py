@@ -53,7 +53,7 @@ def test_an_iteration_of_the_loop_has_one_slice_for_all_tasks(tasks: int) -> Non
     assert any(asyncio.run(longest_turn(tasks, pieces=400)) < 0.1 for _ in range(3))
 
 
-def test_what_is_left_of_a_slice_is_used_without_a_turn() -> None:
+def test_the_rest_of_a_slice_is_used_without_yielding() -> None:
     async def body() -> bool:
         slices, turned = TimeSlices(seconds=60.0), False
 

@@ -96,7 +96,9 @@ MADE: dict[str, Callable[[], Kube]] = {
 
 
 @pytest.mark.parametrize("name", sorted(MADE))
-def test_every_desired_object_is_taken_and_its_pods_are_restricted(name: str, restricted: Kubectl) -> None:
+def test_the_api_server_accepts_every_desired_object_under_restricted_pod_security(
+    name: str, restricted: Kubectl
+) -> None:
     kube = MADE[name]().optimised()
     sent_kinds = set()
     for (kind, _), value in kube.objects.items():
@@ -164,7 +166,7 @@ def lives() -> Iterator[Kube]:
     yield kube
 
 
-def test_every_status_is_taken_as_it_is_written_and_nothing_of_it_is_pruned(restricted: Kubectl) -> None:
+def test_the_api_server_accepts_every_status_and_prunes_nothing(restricted: Kubectl) -> None:
     for kube in lives():
         value = {"apiVersion": names.API_VERSION, "kind": "ModelEndpoint", "metadata": {"name": kube.name}}
         sent(restricted, placed({**value, "spec": kube.spec}, restricted))
@@ -180,7 +182,7 @@ def test_every_status_is_taken_as_it_is_written_and_nothing_of_it_is_pruned(rest
             assert restricted.get("optimizedmodel", name)["status"] == found["status"]
 
 
-def test_an_applied_deployment_gives_its_replicas_back_when_they_are_no_longer_ours(restricted: Kubectl) -> None:
+def test_an_applied_deployment_keeps_replicas_that_another_manager_has_set(restricted: Kubectl) -> None:
     kube = Kube(
         scaling={"mode": "HPA"}, settings=replace(SETTINGS, store_volume=StoreVolume(claim="store"))
     ).optimised()
@@ -200,7 +202,7 @@ def test_an_applied_deployment_gives_its_replicas_back_when_they_are_no_longer_o
     assert applied() == 1
 
 
-def test_what_is_applied_twice_changes_nothing(restricted: Kubectl) -> None:
+def test_a_repeated_apply_changes_nothing(restricted: Kubectl) -> None:
     kube = Kube(
         settings=replace(SETTINGS, store_volume=StoreVolume(claim="store")), scaling={"mode": "None"}, replicas=2
     )

@@ -101,7 +101,7 @@ BELONGS: list[tuple[NodeFacts, set[str]]] = [
 
 
 @pytest.mark.parametrize(("candidate", "classes"), BELONGS)
-def test_a_node_belongs_to_the_classes_that_its_labels_say(candidate: NodeFacts, classes: set[str]) -> None:
+def test_the_labels_of_a_node_decide_its_classes(candidate: NodeFacts, classes: set[str]) -> None:
     assert {name for name in HARDWARE_CLASSES if place(needs(name), [candidate]).placeable} == classes | {"any"}
 
 
@@ -322,9 +322,7 @@ NEEDS = st.builds(
 
 
 @given(NEEDS, st.lists(NODES, max_size=6))
-def test_either_there_are_nodes_or_there_are_words_that_name_them(
-    asked: PodRequirements, nodes: list[NodeFacts]
-) -> None:
+def test_a_placement_has_either_nodes_or_an_explanation(asked: PodRequirements, nodes: list[NodeFacts]) -> None:
     placement = place(asked, nodes)
     assert bool(placement.nodes) != bool(placement.explanation)
     assert len(placement.nodes) + len(placement.misses) == len(nodes)
@@ -334,14 +332,16 @@ def test_either_there_are_nodes_or_there_are_words_that_name_them(
 
 
 @given(NEEDS, NODES)
-def test_a_pod_that_asks_for_less_finds_a_node_as_well(asked: PodRequirements, candidate: NodeFacts) -> None:
+def test_a_smaller_pod_fits_wherever_a_larger_one_fits(asked: PodRequirements, candidate: NodeFacts) -> None:
     if mismatch(asked, candidate) is None:
         less = PodRequirements("mine", asked.terms, {}, asked.tolerations, {"cpu": asked.requests["cpu"] / 2})
         assert mismatch(less, candidate) is None
 
 
 @given(NEEDS, st.lists(NODES, max_size=4), NODES)
-def test_another_node_takes_none_away(asked: PodRequirements, nodes: list[NodeFacts], another: NodeFacts) -> None:
+def test_an_additional_node_removes_no_candidate(
+    asked: PodRequirements, nodes: list[NodeFacts], another: NodeFacts
+) -> None:
     assert set(place(asked, nodes).nodes) <= set(place(asked, [*nodes, another]).nodes)
 
 

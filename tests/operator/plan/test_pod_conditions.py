@@ -131,7 +131,7 @@ def test_a_rollout_over_its_deadline_is_stuck() -> None:
     assert condition(kube.reconcile(), "Progressing")[:2] == ("False", "RolloutStuck")
 
 
-def test_scaling_is_progress() -> None:
+def test_scaling_is_reported_in_the_condition_progressing() -> None:
     kube = Kube(scaling={"mode": "None"}, replicas=1).optimised()
     kube.edit(replicas=3)
     kube.reconcile()
@@ -236,7 +236,7 @@ def test_figures_of_a_job_that_did_not_own_its_cores_are_not_shown() -> None:
         ),
     ],
 )
-def test_the_objective_is_held_against_the_measured_capacity(
+def test_the_objective_is_compared_with_the_measured_capacity(
     objective: Json, capacity: Json, expected: tuple[str, str]
 ) -> None:
     kube = Kube(objective=objective)
@@ -275,7 +275,7 @@ def test_a_spec_that_cannot_be_acted_upon_is_not_accepted_and_leaves_what_serves
     assert made.status["observedGeneration"] == 2
 
 
-def test_another_programs_service_is_not_taken_over() -> None:
+def test_a_service_of_another_program_is_not_taken_over() -> None:
     kube = Kube()
     kube.conflicting = {Ref("Service", "emotion"), Ref("Service", "other")}
     made = kube.reconcile()
@@ -394,7 +394,7 @@ def test_pods_that_are_being_deleted_are_no_problem() -> None:
     assert [pod["name"] for pod in made.status["pods"]] != ["emotion-old"]
 
 
-def test_a_report_that_no_version_of_ours_wrote_names_no_processor() -> None:
+def test_an_invalid_report_has_no_processor() -> None:
     kube = Kube().optimised()
     kube.infos = dict.fromkeys(kube.infos, info(range(4, 8), cpu={"isa": "z80"}))
     made = kube.reconcile()

@@ -164,7 +164,9 @@ def vouched(kube: Kube) -> set[str]:
 
 @settings(max_examples=examples(60), deadline=None)
 @given(LIVES, st.randoms(use_true_random=False))
-def test_whatever_happens_plans_settle_and_hold_what_they_promise(life: list[str], dice: random.Random) -> None:
+def test_after_any_sequence_of_events_plans_settle_and_keep_their_invariants(
+    life: list[str], dice: random.Random
+) -> None:
     kube = Kube(settings=replace(SETTINGS, max_attempts=3))
     kube.reconcile()
     for name in life:
@@ -182,7 +184,7 @@ def test_whatever_happens_plans_settle_and_hold_what_they_promise(life: list[str
 
 @settings(max_examples=examples(25), deadline=None)
 @given(LIVES, st.randoms(use_true_random=False))
-def test_a_plan_that_has_been_acted_upon_asks_for_nothing_more(life: list[str], dice: random.Random) -> None:
+def test_an_applied_plan_is_followed_by_an_empty_one(life: list[str], dice: random.Random) -> None:
     kube = Kube()
     kube.reconcile()
     for name in life:

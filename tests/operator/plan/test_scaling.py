@@ -49,7 +49,7 @@ def test_the_owner_of_the_replica_count_is_read_from_the_managed_fields(managed:
 
 
 @pytest.mark.parametrize("mode", ["HPA", "KEDA"])
-def test_a_number_that_is_ours_alone_stays_ours_until_the_hpa_has_written_its_own(mode: str) -> None:
+def test_the_operator_keeps_the_number_until_the_hpa_has_written_it(mode: str) -> None:
     kube = Kube().optimised()
     kube.deployment["spec"]["replicas"] = 5
     kube.deployment["metadata"]["managedFields"] = [OURS]
@@ -84,7 +84,7 @@ def test_an_hpa_scales_to_the_operators_number_without_its_tolerance() -> None:
 
 @pytest.mark.parametrize("change", [{"scaling": {"mode": "Internal"}}, {"suspend": True}])
 @pytest.mark.parametrize(("mode", "kind"), [("HPA", "HorizontalPodAutoscaler"), ("KEDA", "ScaledObject")])
-def test_what_scales_goes_with_its_mode_and_while_suspended(mode: str, kind: str, change: Json) -> None:
+def test_a_scaler_is_deleted_when_the_mode_changes_and_while_suspended(mode: str, kind: str, change: Json) -> None:
     kube = Kube(settings=KEDA, scaling={"mode": mode}).optimised()
     assert (kind, "emotion") in kube.objects
     kube.edit(**change)
@@ -189,7 +189,7 @@ def test_a_change_of_the_number_is_an_event_with_the_decision_and_the_same_numbe
     ]
 
 
-def test_that_the_maximum_holds_the_number_down_is_a_warning_once() -> None:
+def test_a_number_limited_by_the_maximum_is_one_warning() -> None:
     kube = Kube(scaling={"maxReplicas": 5}).optimised()
 
     def warned(scale: DesiredScale) -> list[tuple[str, str]]:
@@ -204,7 +204,7 @@ def test_that_the_maximum_holds_the_number_down_is_a_warning_once() -> None:
     assert warned(limited) == []
 
 
-def test_where_an_hpa_writes_the_count_the_event_has_the_decision_and_its_reason() -> None:
+def test_in_the_mode_hpa_the_event_has_the_decision_and_its_reason() -> None:
     kube = Kube(scaling={"mode": "HPA", "maxReplicas": 8}).optimised()
     reasons = []
     for scale in (

@@ -21,7 +21,7 @@ ANYTHING = st.recursive(
 )
 
 
-def test_an_empty_pod_is_a_pending_one() -> None:
+def test_a_pod_without_a_status_is_pending() -> None:
     facts = PodFacts.from_object({"metadata": {"name": "p"}})
     assert (facts.phase, facts.ready, facts.deleting, facts.cpus) == ("Pending", False, False, 0)
 

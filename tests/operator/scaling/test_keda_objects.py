@@ -37,7 +37,7 @@ def kubectl(plane: ControlPlane) -> Any:
 
 @pytest.mark.slow
 @pytest.mark.timeout(900)
-def test_keda_may_come_later_and_its_definitions_take_our_object(plane: ControlPlane, kubectl: Kubectl) -> None:
+def test_keda_may_be_installed_later_and_accepts_the_scaled_object(plane: ControlPlane, kubectl: Kubectl) -> None:
     async def play(scene: Scene) -> None:
         async with scene.operating(keda=True, prometheus_url=PROMETHEUS):
             await scene.optimised(mode="KEDA", minReplicas=2, maxReplicas=9)
@@ -82,9 +82,7 @@ def contains(found: Any, wanted: Any) -> bool:
 
 
 @pytest.mark.slow
-def test_a_scaled_object_with_a_mistake_is_one_that_the_definition_refuses(
-    plane: ControlPlane, kubectl: Kubectl
-) -> None:
+def test_kedas_definition_refuses_a_scaled_object_with_a_mistake(plane: ControlPlane, kubectl: Kubectl) -> None:
     keda.install_definitions(kubectl)
     value = ParsedEndpoint.from_object({**endpoint(mode="KEDA"), "metadata": {"name": "emotion", "uid": "u"}})
     made = json.loads(json.dumps(scaled_object(value, PROMETHEUS, HpaBounds(1, 4))))

@@ -106,7 +106,7 @@ def test_a_secret_without_a_url_is_reported() -> None:
     assert "no url" in metrics.message
 
 
-def test_the_fall_back_is_gone_up_to_and_never_down() -> None:
+def test_the_fallback_scales_up_and_never_down() -> None:
     missing = {"whenMetricsMissing": "Fallback", "fallbackReplicas": 3}
     low, high = cluster_with(2, scaling=missing), cluster_with(4, scaling=missing)
     for cache in (low, high):
@@ -158,7 +158,7 @@ def test_a_decision_is_withdrawn_when_another_scaler_scales_or_the_endpoint_is_d
     assert asyncio.run(scenario(lambda cache: cache.endpoints.remove(ObjectKey("a", "e")))) == {}
 
 
-def test_one_endpoint_that_cannot_be_decided_upon_does_not_keep_the_others_from_it(
+def test_an_error_of_one_endpoint_does_not_stop_the_decisions_of_others(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     cache = cluster_with(2)

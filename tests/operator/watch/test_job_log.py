@@ -62,7 +62,7 @@ def test_progress_is_read_as_it_grows() -> None:
     assert api.seen[0].path == "/api/v1/namespaces/a/pods/j/log"
 
 
-def test_the_baseline_is_remembered_when_it_has_scrolled_away() -> None:
+def test_the_baseline_is_kept_when_it_is_no_longer_in_the_tail_of_the_log() -> None:
     baseline: dict[str, object] = {"event": "baseline", "digest": "sha256:" + "0" * 64, "uri": "file:///x"}
 
     found, _ = followed(9, log(baseline, progress(1)), log(progress(9)))

@@ -58,7 +58,7 @@ def test_runs_fill_the_time_and_are_at_least_three(run_seconds: float, seconds: 
     assert times == pytest.approx([run_seconds * 1e3] * len(times))
 
 
-def test_the_first_run_is_not_counted_and_the_collector_is_off_meanwhile() -> None:
+def test_the_first_run_is_not_counted_and_garbage_collection_is_off() -> None:
     clock = Clock()
     states: list[bool] = []
 
@@ -85,7 +85,7 @@ def test_the_first_run_is_not_counted_and_the_collector_is_off_meanwhile() -> No
         ({}, (None, None)),
     ],
 )
-def test_lone_rows_run_wide_from_where_it_pays(
+def test_single_rows_run_wide_from_the_length_at_which_it_is_faster(
     ratios: Mapping[int, float], expected: tuple[int | None, int | None]
 ) -> None:
     assert wide_thresholds(list(ratios), lambda _: 10.0, lambda tokens: 10.0 * ratios[tokens]) == expected
@@ -190,7 +190,7 @@ def test_few_refusals_leave_the_p95_of_the_answers() -> None:
     assert run(measure.loaded_p95(Refuses(cores=4), requests([0.005]), 100)) < 20
 
 
-def test_a_model_that_is_far_too_slow_for_the_rate_is_not_waited_for() -> None:
+def test_a_measurement_of_a_model_far_too_slow_for_the_rate_ends_early() -> None:
     predictor = FakePredictor(cores=1)
 
     async def timed() -> tuple[float, float]:
@@ -205,7 +205,7 @@ def test_a_model_that_is_far_too_slow_for_the_rate_is_not_waited_for() -> None:
     assert found > 1e3 * measure.DRAIN_SECONDS
 
 
-def test_an_extreme_rate_takes_no_longer_than_another() -> None:
+def test_an_extreme_rate_is_measured_in_limited_time() -> None:
     predictor = FullPredictor(cores=1)
     found = run(measure.loaded_p95(predictor, requests([0.05]), 1_000_000))
 

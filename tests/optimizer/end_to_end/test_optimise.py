@@ -43,7 +43,7 @@ def made(model: Path, tmp_path_factory: pytest.TempPathFactory) -> Made:
     return Made(wanted, store)
 
 
-def test_the_artefact_is_whole_and_serves(made: Made) -> None:
+def test_the_artefact_is_complete_and_can_be_served(made: Made) -> None:
     assert digests(made.artefact) == made.manifest.files
     loaded = load_artefact(made.artefact, "chosen", read_host())
     try:
@@ -57,7 +57,7 @@ def test_the_artefact_is_whole_and_serves(made: Made) -> None:
     assert np.isfinite(np.asarray(answer)).all()
 
 
-def test_what_is_chosen_may_serve_and_every_candidate_has_its_reason(made: Made) -> None:
+def test_the_chosen_recipe_passed_the_guard_and_every_candidate_has_a_reason(made: Made) -> None:
     by_outcome: dict[Outcome, list[str]] = {}
     for candidate in made.manifest.candidates:
         assert candidate.reason
@@ -105,13 +105,13 @@ def test_events_count_up_and_end_with_the_artefact(made: Made) -> None:
         json.loads(event.to_json_line())
 
 
-def test_nothing_but_the_results_stays_in_the_store(made: Made) -> None:
+def test_the_store_has_only_the_results(made: Made) -> None:
     kinds = sorted(path.name.partition(".")[2] for path in made.store.iterdir())
 
     assert kinds == ["", "baseline", "baseline.lock", "lock"]
 
 
-def test_the_second_time_it_is_found_by_its_key(made: Made) -> None:
+def test_a_second_optimisation_finds_the_artefact_by_its_key(made: Made) -> None:
     again = Made(made.endpoint, made.store)
 
     assert again.artefact == made.artefact

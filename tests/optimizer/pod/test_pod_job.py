@@ -110,7 +110,9 @@ class TestSuccess:
         assert events[-1]["summary"]["succeeded"]
         assert "Traceback" not in pod.output
 
-    def test_the_baseline_comes_first_and_can_be_served_by_a_pod(self, done: tuple[Pod, Path], tmp_path: Path) -> None:
+    def test_the_baseline_is_published_first_and_can_be_served_by_a_pod(
+        self, done: tuple[Pod, Path], tmp_path: Path
+    ) -> None:
         pod, work = done
         order = [event["event"] for event in pod.events]
         baseline = next(event for event in pod.events if event["event"] == "baseline")
@@ -133,7 +135,7 @@ class TestSuccess:
                 assert status == 200
                 assert len(answer[0]) == HIDDEN
 
-    def test_the_same_job_again_finds_all_of_it(self, done: tuple[Pod, Path], model: Path) -> None:
+    def test_a_repeated_job_finds_the_artefact(self, done: tuple[Pod, Path], model: Path) -> None:
         pod, work = done
         with job(work, spec(model)) as again:
             assert again.ended() == 0, again.output
@@ -323,7 +325,7 @@ class TestSettings:
         with pytest.raises(SettingError, match="holds no texts"):
             read_endpoint(JobVariables.read({"PENSTOCK_SPEC": given, "PENSTOCK_TEXTS": str(texts)}))
 
-    def test_everything_of_the_spec_arrives(self) -> None:
+    def test_every_field_of_the_spec_reaches_the_job(self) -> None:
         given = spec("hf://a/b@v1", serving={"maxInputTokens": 64}, workload={"sequenceLengths": [8]})
         endpoint = read_endpoint(JobVariables.read({"PENSTOCK_SPEC": json.dumps(given)})).spec
 
@@ -333,7 +335,7 @@ class TestSettings:
 
 
 class TestLines:
-    def test_steps_are_kept_in_events_between_them(self) -> None:
+    def test_progress_between_reports_repeats_the_last_step(self) -> None:
         written: list[dict[str, Any]] = []
         lines = JobEvents(lambda line: written.append(json.loads(line)))
         lines.stage("download", "looking")

@@ -227,7 +227,7 @@ def test_widths_that_the_kernels_have_no_tails_for_are_refused_with_the_reason(t
 
 
 @pytest.mark.parametrize("task", [TaskName.TEXT_CLASSIFICATION, TaskName.TOKEN_CLASSIFICATION])
-def test_as_many_labels_as_make_an_8_bit_product_are_filled_up_and_cut_off(
+def test_many_labels_are_padded_to_an_8_bit_product_and_the_padding_is_removed(
     task: TaskName, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setitem(LABELS, task, tuple(f"LABEL_{index}" for index in range(150)))

@@ -56,7 +56,7 @@ def test_first_and_last_token_are_always_among_the_samples() -> None:
     assert watch.seen().samples[[0, -1], 0].tolist() == [50, 100]
 
 
-def test_activations_that_meet_one_weight_count_as_one() -> None:
+def test_activations_of_a_shared_weight_are_merged() -> None:
     one, other = Watch(texts=1, tokens=9), Watch(texts=1, tokens=9)
     one.add(np.array([[1.0, -2.0]], np.float32))
     other.add(np.array([[3.0, 0.0]], np.float32))

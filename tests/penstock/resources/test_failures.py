@@ -14,7 +14,7 @@ OURS = [kind for _, kind in inspect.getmembers(errors, inspect.isclass) if issub
 
 
 @pytest.mark.parametrize("kind", OURS)
-def test_each_of_our_errors_keeps_its_words_and_whether_it_may_pass(kind: type[errors.PenstockError]) -> None:
+def test_a_failure_has_the_message_remedy_and_retryability_of_its_error(kind: type[errors.PenstockError]) -> None:
     failure = Failure.of(kind("x is wrong", remedy="Write y"))
     assert (failure.message, failure.remedy, failure.retryable) == ("x is wrong", "Write y", kind.temporary)
 
@@ -45,6 +45,6 @@ def test_other_errors_have_a_reason_and_their_message(error: BaseException, reas
     assert failure.remedy
 
 
-def test_words_without_end_are_cut() -> None:
+def test_long_messages_and_remedies_are_cut() -> None:
     failure = Failure.of(errors.CorruptModel("x" * 10_000, remedy="y" * 10_000))
     assert (len(failure.message), len(failure.remedy)) == (2048, 1024)

@@ -127,7 +127,7 @@ def test_a_few_long_rows_get_all_cores_together_when_nothing_else_runs(
 @pytest.mark.parametrize(
     ("engine_divides", "wide_from", "divides"), [(True, 64, True), (False, 64, False), (True, None, False)]
 )
-def test_rows_are_divided_where_the_engine_does_it_and_from_where_one_row_gains(
+def test_a_few_long_rows_run_on_all_cores_if_the_engine_divides_batches_or_one_row_gains(
     engine_divides: bool, wide_from: int | None, divides: bool
 ) -> None:
     facts = EchoEngine(streams=4, divides_batches=engine_divides).facts
@@ -140,7 +140,7 @@ def test_rows_are_divided_where_the_engine_does_it_and_from_where_one_row_gains(
     assert not policy.divides(row(64), 9, 18), "more rows than the plan allows"
 
 
-def test_singles_behind_a_large_request_are_shared_as_ever() -> None:
+def test_single_rows_behind_a_large_request_are_shared_as_usual() -> None:
     queue = RowQueue(EQUAL)
     queue.push(rows([8] * 8), "large", arrived=0.0, deadline=math.inf, tokens_per_second=math.inf)
     for arrived in (1.0, 2.0, 3.0):
@@ -151,7 +151,7 @@ def test_singles_behind_a_large_request_are_shared_as_ever() -> None:
     assert taken == [["large"] * 5, ["large"] * 3 + [1.0], [2.0], [3.0]]
 
 
-def test_what_did_not_fit_comes_in_the_next_batches_in_order() -> None:
+def test_rows_that_did_not_fit_are_in_the_next_batches_in_order() -> None:
     queue = queue_of(EQUAL, [200] * 5)
 
     batches = [owners(queue.take(streams=1, now=0.0).rows) for _ in range(4)]
@@ -206,7 +206,7 @@ def test_expired_rows_are_handed_back_and_not_run() -> None:
     assert (queue.rows, queue.tokens) == (0, 0)
 
 
-def test_the_deadlines_of_all_that_wait_are_known() -> None:
+def test_the_queue_has_the_deadlines_of_all_waiting_rows() -> None:
     queue = RowQueue(EQUAL)
     assert queue.next_deadline() == math.inf
     queue.push(rows([8, 9]), "a", arrived=0.0, deadline=5.0, tokens_per_second=100.0)
@@ -219,7 +219,7 @@ def test_the_deadlines_of_all_that_wait_are_known() -> None:
     assert queue.rows == 2
 
 
-def test_cancelled_rows_cost_nothing_and_leave_nothing_behind() -> None:
+def test_cancelled_rows_are_not_run_and_are_removed() -> None:
     queue = RowQueue(EQUAL)
     for _ in range(1000):
         for entry in queue.push(rows([8, 9]), "gone", arrived=0.0, deadline=math.inf, tokens_per_second=100.0):

@@ -67,7 +67,7 @@ def slug(recipe: Recipe) -> str:
 
 
 @pytest.mark.parametrize("recipe", [ORT_FP32, OPENVINO_FP32], ids=slug)
-def test_first_runs_at_once_end(recipe: Recipe) -> None:
+def test_simultaneous_first_runs_end(recipe: Recipe) -> None:
     found = measure(
         recipe,
         """

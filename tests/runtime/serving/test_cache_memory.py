@@ -168,7 +168,7 @@ def judged(loaded: LoadedModel, caches: CacheSettings, ask: Ask, parameters: Map
         (MASKS, SENTIMENTS, lambda chance: f"{words(chance, 8)} 大きな町 [MASK]", {"top_k": 20}),
     ],
 )
-def test_answers_take_what_is_counted(
+def test_the_counted_size_of_answers_covers_their_memory(
     name: TaskName, labels: Sequence[str], ask: Ask, parameters: Mapping[str, Any], tmp_path: Path
 ) -> None:
     share = judged(model(name, labels, tmp_path), CacheSettings(answer_cache_bytes=LIMIT), ask, parameters, count=900)
@@ -187,7 +187,7 @@ def test_answers_take_what_is_counted(
         (ANSWERS, SENTIMENTS, lambda chance: {"question": words(chance, 5), "context": words(chance, 800)}, {}),
     ],
 )
-def test_tokens_of_spans_take_what_is_counted(
+def test_the_counted_size_of_tokens_with_spans_covers_their_memory(
     name: TaskName, labels: Sequence[str], ask: Ask, parameters: Mapping[str, Any], tmp_path: Path
 ) -> None:
     share = judged(model(name, labels, tmp_path), CacheSettings(token_cache_bytes=LIMIT), ask, parameters, count=150)
@@ -205,7 +205,7 @@ def test_tokens_of_spans_take_what_is_counted(
         (MASKS, lambda chance: f"{words(chance, 3)} [MASK]", {"targets": minilm.WORDS}),
     ],
 )
-def test_other_tokens_take_no_more_than_is_counted(
+def test_the_counted_size_of_other_tokens_covers_their_memory(
     name: TaskName, ask: Ask, parameters: Mapping[str, Any], tmp_path: Path
 ) -> None:
     share = judged(model(name, SENTIMENTS, tmp_path), CacheSettings(token_cache_bytes=LIMIT), ask, parameters, count=60)
@@ -263,7 +263,7 @@ def test_answers_of_many_rows_are_measured_in_another_thread() -> None:
         lambda one: [f"{one} " + text for text in ("größer " * 20, "町" * 50, "🚰" * 30)],
     ],
 )
-def test_a_value_is_as_large_as_what_was_allocated_for_it(make: Callable[[int], Any]) -> None:
+def test_the_estimated_size_of_a_value_is_its_allocated_memory(make: Callable[[int], Any]) -> None:
     make(1000)
     gc.collect()
     tracemalloc.start()

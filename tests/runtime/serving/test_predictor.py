@@ -74,7 +74,7 @@ def test_an_answer_comes_with_its_timings() -> None:
     assert timings.compute_milliseconds + timings.queue_milliseconds <= passed
 
 
-def test_what_the_task_refuses_is_refused() -> None:
+def test_an_input_that_the_task_refuses_is_an_error() -> None:
     async def main() -> None:
         predictor = Predictor(small_model())
         with pytest.raises(InvalidInput):
@@ -149,7 +149,7 @@ def test_a_full_queue_refuses_before_the_text_is_tokenised() -> None:
     asyncio.run(main())
 
 
-def test_a_request_over_the_whole_queue_is_refused_for_good() -> None:
+def test_a_request_larger_than_the_queue_is_refused_permanently() -> None:
     async def main() -> None:
         predictor = Predictor(small_model(), queue=QueueSettings(max_queue_rows=3))
         with pytest.raises(InvalidInput, match="at most 3 may wait"):
@@ -207,7 +207,7 @@ def test_a_swap_under_load_fails_no_request_and_closes_the_old_model_after_its_l
     asyncio.run(main())
 
 
-def test_what_an_old_model_has_accepted_it_finishes() -> None:
+def test_a_replaced_model_finishes_its_accepted_requests() -> None:
     async def main() -> None:
         engine = EchoEngine()
         predictor = Predictor(small_model(engine, SumTask("old")))
@@ -363,7 +363,7 @@ def test_long_answers_are_assembled_and_measured_in_another_thread(monkeypatch: 
     assert measured == [True, False]
 
 
-def test_caches_are_off_unless_asked_for() -> None:
+def test_caches_are_off_by_default() -> None:
     async def main() -> Seen:
         engine, seen = EchoEngine(), Seen()
         predictor = Predictor(small_model(engine), observer=seen)
@@ -380,7 +380,7 @@ def test_caches_are_off_unless_asked_for() -> None:
     assert seen.batches == [(1, 4, 4)] * 3
 
 
-def test_remembered_answers_cost_no_run_and_tell_parameters_apart() -> None:
+def test_cached_answers_need_no_run_and_depend_on_the_parameters() -> None:
     async def main() -> None:
         engine, seen = EchoEngine(), Seen()
         predictor = Predictor(small_model(engine), seen, caches=CacheSettings(answer_cache_bytes=10_000))
@@ -403,7 +403,7 @@ def test_remembered_answers_cost_no_run_and_tell_parameters_apart() -> None:
     asyncio.run(main())
 
 
-def test_remembered_tokens_save_the_tokenizer() -> None:
+def test_cached_tokens_are_not_tokenised_again() -> None:
     async def main() -> None:
         task, seen = SumTask(), Seen()
         predictor = Predictor(small_model(task=task), seen, caches=CacheSettings(token_cache_bytes=10_000))
@@ -436,7 +436,7 @@ def test_a_cancelled_client_is_skipped() -> None:
     asyncio.run(main())
 
 
-def test_the_warm_up_uses_every_stream_and_tells_the_rate() -> None:
+def test_the_warm_up_uses_every_stream_and_measures_the_rate() -> None:
     async def main() -> None:
         engine = EchoEngine(streams=2)
         predictor = Predictor(small_model(engine))

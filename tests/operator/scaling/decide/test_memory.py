@@ -36,7 +36,7 @@ from tests.operator.scaling.decide.test_properties import steps
 @pytest.mark.parametrize(
     ("below", "above", "longer"), [(3, 2, True), (2, 1, True), (1, 0, False), (3, 0, False), (3, 3, False)]
 )
-def test_growing_back_makes_the_window_longer_but_waking_from_zero_does_not(
+def test_scaling_up_again_makes_the_window_longer_but_scaling_up_from_zero_does_not(
     below: int, above: int, longer: bool
 ) -> None:
     chosen = ScalingSettings(shrink_window_seconds=120)
@@ -98,7 +98,7 @@ def test_the_expected_start_up_time_is_an_observed_one_or_the_setting(seconds: l
     assert expected_start_up_seconds(known, setting) in {setting, *seconds}
 
 
-def test_a_rise_is_met_earlier_where_replicas_start_slowly() -> None:
+def test_a_rising_load_scales_up_earlier_where_replicas_start_slowly() -> None:
     """The line of a surge is followed to when a new replica would serve."""
 
     def grown(start_up: float) -> int:
@@ -227,7 +227,7 @@ def test_a_new_leader_removes_nothing_for_a_window_after_any_history(
     st.lists(st.integers(20, 200), min_size=1, max_size=4),
     st.integers(0, 2**32 - 1),
 )
-def test_failovers_at_a_steady_peak_do_not_turn_the_number(rate: float, waits: list[int], seed: int) -> None:
+def test_failovers_at_a_steady_peak_do_not_change_the_number(rate: float, waits: list[int], seed: int) -> None:
     """Poisson arrivals counted over five seconds; leaders that come after one another. The number may grow once, by
     one, where the peak lies on the edge between two numbers: as without any failover."""
     random = np.random.default_rng(seed)

@@ -14,7 +14,7 @@ from tests.operator.scaling.decide.cases import SETTINGS, TICK, Replay, flips, s
 OUTAGE = Metrics.unknown("prometheus answered 503")
 
 
-def test_a_step_is_answered_at_the_first_tick_that_proves_it() -> None:
+def test_a_step_scales_up_at_the_first_tick_that_shows_it() -> None:
     replay = Replay().settled(6)
     assert replay.replicas == 1
 
@@ -40,7 +40,7 @@ def test_surplus_replicas_of_a_surge_are_removed_before_they_have_started() -> N
     assert replay.play(traffic(60), 900)[-1] == 9
 
 
-def test_a_step_down_waits_for_half_the_window_and_then_comes_in_steps() -> None:
+def test_a_fall_of_the_load_scales_down_in_steps_after_half_the_window() -> None:
     replay = Replay().settled(60)
     peak = replay.replicas
     least, interval = replay.settings.shrink_window_seconds / 2, replay.settings.shrink_interval_seconds
@@ -80,7 +80,7 @@ def test_a_load_that_dips_a_little_keeps_the_margin_between_growing_and_shrinkin
     assert replay.play(traffic(6.2), 1200)[-1] == 1
 
 
-def test_a_ramp_is_met_ahead_of_time() -> None:
+def test_a_ramp_is_scaled_ahead_of_the_load() -> None:
     """Whatever the ramp needs has been asked for a start-up time before; it doubles in 200 s."""
     replay = Replay().settled(20)
     slope, lead = 0.1, replay.settings.start_up_seconds
@@ -91,7 +91,7 @@ def test_a_ramp_is_met_ahead_of_time() -> None:
     assert all(number >= load for number, load in zip(numbers, needed, strict=True))
 
 
-def test_a_spike_comes_and_goes_with_one_turn() -> None:
+def test_a_spike_changes_the_direction_once() -> None:
     replay = Replay().settled(15)
     before = replay.replicas
 
@@ -102,7 +102,7 @@ def test_a_spike_comes_and_goes_with_one_turn() -> None:
     assert flips(numbers) == 1
 
 
-def test_two_days_turn_once_at_each_noon_and_night() -> None:
+def test_a_daily_load_changes_the_direction_once_at_each_peak_and_trough() -> None:
     replay = Replay().settled(10)
 
     numbers = replay.play(lambda seconds: traffic(60 - 50 * math.cos(2 * math.pi * seconds / 14_400)), 28_800)
@@ -111,7 +111,7 @@ def test_two_days_turn_once_at_each_noon_and_night() -> None:
     assert max(numbers) >= 14
 
 
-def test_an_outage_at_the_peak_shrinks_nothing_and_the_window_begins_again_after_it() -> None:
+def test_an_outage_at_the_peak_does_not_scale_down_and_restarts_the_window() -> None:
     replay = Replay().settled(60)
     peak = replay.replicas
 
@@ -126,7 +126,7 @@ def test_an_outage_at_the_peak_shrinks_nothing_and_the_window_begins_again_after
     assert replay.play(traffic(6), 1200)[-1] == 1
 
 
-def test_while_the_load_falls_replicas_follow_it_with_one_turn_and_a_dip_takes_none_away() -> None:
+def test_a_falling_load_changes_the_direction_once_and_a_dip_removes_no_replica() -> None:
     falling, dipping = Replay().settled(80), Replay().settled(80)
     before = dipping.replicas
 
@@ -140,7 +140,7 @@ def test_while_the_load_falls_replicas_follow_it_with_one_turn_and_a_dip_takes_n
     assert set(dipping.play(traffic(72), 30) + dipping.play(traffic(80), 600)) == {before}
 
 
-def test_a_short_outage_is_not_reported_and_costs_no_window() -> None:
+def test_a_short_outage_is_not_reported_and_does_not_restart_the_window() -> None:
     replay = Replay().settled(60)
     peak = replay.replicas
     replay.play(traffic(6), replay.settings.shrink_window_seconds / 2 - 20)
@@ -315,7 +315,7 @@ def test_a_new_leader_without_state_holds_for_a_window() -> None:
 @pytest.mark.parametrize(
     ("jump", "words"), [(-3600, "the clock went back by"), (3600, "the load was not observed for 36")]
 )
-def test_a_clock_that_jumps_shrinks_nothing(jump: float, words: str) -> None:
+def test_a_clock_that_jumps_does_not_scale_down(jump: float, words: str) -> None:
     replay = Replay().settled(60)
     peak = replay.replicas
     replay.play(traffic(6), replay.settings.shrink_window_seconds / 2 - 20)

@@ -31,7 +31,7 @@ penstock_gateway_held_requests 2
 """
 
 
-def test_what_has_ended_and_what_is_under_way_is_read() -> None:
+def test_finished_and_in_flight_requests_are_read() -> None:
     reading = parse_gateway_metrics(TEXT)
 
     assert (reading.arrivals, reading.in_flight) == (7, 5)
@@ -41,7 +41,7 @@ def test_what_has_ended_and_what_is_under_way_is_read() -> None:
     "text",
     ["", "up 1\n", TEXT.replace("12", "NaN"), TEXT.replace("12", "-1"), TEXT.replace("in_flight", "other")],
 )
-def test_what_is_no_gateways_is_refused(text: str) -> None:
+def test_metrics_that_are_not_a_gateways_are_refused(text: str) -> None:
     with pytest.raises(UnreadableMetrics):
         parse_gateway_metrics(text)
 
@@ -55,7 +55,7 @@ def test_rates_are_the_gateways_and_latency_is_the_replicas() -> None:
     )
 
 
-def test_the_latency_of_replicas_that_were_not_asked_is_not_known() -> None:
+def test_the_latency_is_unknown_if_too_few_replicas_were_scraped() -> None:
     gateway = Metrics(Value(9), Value(8), Value(40), Unknown("none"), Unknown("none"))
     replicas = Metrics(Value(1), Value(1), Value(2), Value(0.9), Value(120), coverage=0.5)
     found = combined(gateway, replicas, ready=2, coverage_least=0.8)
@@ -156,7 +156,7 @@ async def until(condition: Any, *, seconds: float = 60) -> None:
         await asyncio.sleep(0.01)
 
 
-def test_a_request_that_is_held_wakes_the_endpoint_long_before_the_next_look(rig: Rig) -> None:
+def test_a_held_request_scales_up_long_before_the_next_tick(rig: Rig) -> None:
     gateway = rig.gateway()
     cache = cluster_at_zero()
     cache.pods.put(gateway_pod("g"))

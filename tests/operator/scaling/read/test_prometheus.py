@@ -134,13 +134,13 @@ def test_a_secret_without_usable_credentials_is_refused_with_the_reason(data: di
         PrometheusAccess.from_secret(data)
 
 
-def test_certificates_that_are_none_are_refused() -> None:
+def test_invalid_certificates_are_refused() -> None:
     access = PrometheusAccess.from_secret({"ca.crt": base64.b64encode(b"x").decode()})
     with pytest.raises(ValueError, match="no certificate"):
         access.trust()
 
 
-def test_secrets_are_in_no_representation() -> None:
+def test_secrets_do_not_appear_in_repr() -> None:
     assert "secret" not in repr(
         PrometheusSource("http://x", PrometheusAccess(token="secret", username="u", password="secret"))
     )

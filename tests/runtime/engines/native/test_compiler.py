@@ -20,7 +20,7 @@ TESTS = ("test_native_engine.py", "test_kernels.py", "test_native_streams.py")
 
 
 @needs_compiler
-def test_it_compiles_without_a_warning_and_reproducibly(tmp_path: Path) -> None:
+def test_the_library_compiles_without_warnings_and_reproducibly(tmp_path: Path) -> None:
     (tmp_path / "elsewhere").mkdir()
     sources = shutil.copytree(compiler.SOURCES, tmp_path / "other sources")
 

@@ -132,7 +132,7 @@ def test_any_number_of_threads_gives_the_same_bits(lengths: tuple[int, ...]) -> 
         engine.close()
 
 
-def test_many_callers_at_once_get_their_own_answers() -> None:
+def test_concurrent_callers_get_their_own_answers() -> None:
     engine = opened(encoder(), Threads(8, 1))
     batches = [rows(*range(1 + n, 2 + 3 * n, 3), seed=n) for n in range(1, 9)]
     expected = [engine.run(batch)["last_hidden_state"] for batch in batches]
@@ -154,7 +154,7 @@ def test_many_callers_at_once_get_their_own_answers() -> None:
 
 
 @needs_two_cpus
-def test_a_helper_keeps_off_the_cpu_that_the_caller_computes_on() -> None:
+def test_a_helper_thread_does_not_run_on_the_callers_cpu() -> None:
     cpus = sorted(os.sched_getaffinity(0))[:2]
     found: list[list[int]] = []
 
@@ -263,7 +263,7 @@ def _in_thread(call: Callable[[], None]) -> None:
         pool.submit(call).result()
 
 
-def test_the_first_token_of_each_row_is_one_line() -> None:
+def test_a_graph_of_first_tokens_gives_one_line_for_each_row() -> None:
     whole, first = opened(encoder(), Threads(1, 1)), opened(encoder(first=True), Threads(1, 1))
     batch = rows(4, 9, 2)
 
@@ -291,7 +291,7 @@ def test_token_vectors_are_pooled_to_the_bits_of_numpy(pooling: Pooling, lengths
 
 
 @pytest.mark.parametrize("pooling", [Pooling.MAX, Pooling.LAST])
-def test_what_it_cannot_pool_is_left_as_it_is(pooling: Pooling) -> None:
+def test_outputs_that_cannot_be_pooled_are_returned_unchanged(pooling: Pooling) -> None:
     engine = opened(encoder(), Threads(1, 1))
     batch = rows(7, 4)
 
@@ -332,7 +332,7 @@ def every(graph: NativeGraph) -> NativeGraph:
 
 
 @pytest.mark.parametrize("lengths", [(9,), (40, 3, 17), (33,) * 6])
-def test_the_tokens_of_one_id_are_lines_row_by_row(lengths: tuple[int, ...]) -> None:
+def test_a_graph_of_one_token_id_gives_its_tokens_row_by_row(lengths: tuple[int, ...]) -> None:
     batch = rows(*lengths)
     batch.input_ids[:, ::3] = 7
     chosen, whole = opened(choosing(7), Threads(1, 3)), opened(every(choosing(7)), Threads(1, 1))
@@ -362,7 +362,7 @@ def test_runs_choose_any_number_of_tokens_including_none_and_all() -> None:
     whole.close()
 
 
-def test_columns_are_outputs_of_their_own() -> None:
+def test_columns_are_separate_outputs() -> None:
     whole, graph = encoder(), encoder()
     names = tuple(f"column {index}" for index in range(WIDTH))
     one = opened(whole, Threads(1, 1))
@@ -382,7 +382,7 @@ def test_columns_are_outputs_of_their_own() -> None:
 
 
 @pytest.mark.parametrize("wrong", [-1, WORDS, 2**40])
-def test_an_id_that_the_model_has_not_is_an_error_and_the_next_run_is_fine(wrong: int) -> None:
+def test_an_unknown_token_id_is_an_error_and_the_next_run_succeeds(wrong: int) -> None:
     engine = opened(encoder(), Threads(1, 2))
     good = rows(6)
     expected = engine.run(good)["last_hidden_state"]
@@ -437,7 +437,7 @@ def test_a_row_has_the_same_bits_alone_and_in_a_batch_with_a_bias_on_the_scores(
 
 
 @pytest.mark.parametrize("wrong", [{"per_row": True}, {"chosen_id": 7}])
-def test_an_output_that_the_steps_do_not_give_is_an_error(wrong: dict[str, Any]) -> None:
+def test_an_output_that_no_step_writes_is_an_error(wrong: dict[str, Any]) -> None:
     graph = encoder()
     engine = opened(NativeGraph(graph.steps, graph.output.model_copy(update=wrong), graph.tensors), Threads(1, 1))
 
@@ -455,7 +455,7 @@ def test_a_row_of_padding_alone_is_finite() -> None:
     engine.close()
 
 
-def test_it_loads_by_its_recipe_and_reports_its_facts(tmp_path: Path) -> None:
+def test_the_engine_is_loaded_by_its_recipe_and_reports_its_facts(tmp_path: Path) -> None:
     write(tmp_path / "model.native", encoder())
 
     engine = load_engine(tmp_path / "model.native", IO, RECIPE, Threads(2, 1), wide=True)
@@ -519,7 +519,7 @@ def test_steps_that_do_not_fit_together_are_refused(what: str) -> None:
         opened(NativeGraph(steps, graph.output, graph.tensors), Threads(1, 1))
 
 
-def test_it_may_be_closed_twice_and_while_helpers_sleep() -> None:
+def test_the_engine_may_be_closed_twice_and_while_helpers_sleep() -> None:
     engine = opened(encoder(), Threads(1, 4))
     engine.run_wide(rows(12))
 

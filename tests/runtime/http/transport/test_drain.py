@@ -124,7 +124,7 @@ def test_a_second_signal_ends_at_once() -> None:
     assert code == -signal.SIGTERM
 
 
-def test_what_takes_longer_than_the_limit_is_cut_off() -> None:
+def test_requests_longer_than_the_drain_limit_are_cut_off() -> None:
     gate = Gate()
     with serving(gate, drain_limit_seconds=0.2) as endpoint, endpoint.connect() as client:
         client.sendall(post("/predict", GOOD))
@@ -153,7 +153,7 @@ def test_requests_sent_ahead_are_answered_before_the_connection_is_closed() -> N
 
 
 @pytest.mark.parametrize("first", ["/predict", "/nowhere"])
-def test_requests_of_one_piece_are_answered_by_a_model_that_is_quick(tmp_path: Path, first: str) -> None:
+def test_requests_that_arrive_in_one_segment_are_answered_during_a_drain(tmp_path: Path, first: str) -> None:
     model = make_model(tmp_path, TaskName.FEATURE_EXTRACTION)
     good = b'{"inputs": "i like you"}'
     with serving(model, drain_idle_seconds=2.0) as endpoint, endpoint.connect() as client:

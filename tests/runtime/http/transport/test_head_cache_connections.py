@@ -119,7 +119,7 @@ def test_a_repeated_head_is_not_parsed_again(head: bytes, flags: dict[str, str])
     assert_same(found, parsed(pieces, **flags))
 
 
-def test_the_length_alone_may_differ() -> None:
+def test_only_the_content_length_of_a_cached_head_may_differ() -> None:
     pieces = [post("/predict", b"x" * count) for count in (9, 10, MOST_BYTES, 0, 100, 1)]
 
     found, unparsed = fed(pieces)
@@ -153,7 +153,7 @@ def test_values_that_may_differ_the_next_time_are_not_cached(head: bytes, flags:
         pytest.param(-1, True, id="within the body"),
     ],
 )
-def test_a_head_is_remembered_if_it_came_in_one_piece(cut: int, *, remembered: bool) -> None:
+def test_a_head_is_cached_if_it_arrived_in_one_segment(cut: int, *, remembered: bool) -> None:
     whole = post("/predict", b'"xxxxxxxx"')
 
     found, unparsed = fed([whole[:cut], whole[cut:], whole])
@@ -161,7 +161,7 @@ def test_a_head_is_remembered_if_it_came_in_one_piece(cut: int, *, remembered: b
     assert (len(found.requests), unparsed) == (2, int(remembered))
 
 
-def test_requests_that_come_together_are_parsed() -> None:
+def test_pipelined_requests_are_parsed() -> None:
     one = post("/predict", GOOD)
 
     found, unparsed = fed([one, one * 2, one, one])
@@ -211,7 +211,7 @@ def after_a_good_one(last: bytes, flags: dict[str, Any]) -> tuple[list[bytes], d
 @example(after_a_good_one(b"nonsense\r\n\r\n", {}), 0)
 @example(([filled(with_room(2), b'"x"'), filled(with_room(2), b"x" * 100)], {}), 0)
 @settings(max_examples=examples(400))
-def test_any_conversation_is_as_if_all_of_it_had_been_parsed(
+def test_any_sequence_of_requests_is_answered_as_without_the_cache(
     conversation: tuple[list[bytes], dict[str, Any]], opens_at: int
 ) -> None:
     pieces, flags = conversation
@@ -221,7 +221,7 @@ def test_any_conversation_is_as_if_all_of_it_had_been_parsed(
     assert_same(found, parsed(pieces, opens_at=opens_at, **flags))
 
 
-def test_what_is_remembered_of_a_large_request_is_small() -> None:
+def test_the_cached_head_of_a_large_request_is_small() -> None:
     def converse() -> Fed:
         return fed([post("/predict", b"x" * 1_000_000)] * 2, max_body_bytes=2_000_000)[0]
 
