@@ -232,16 +232,16 @@ def test_a_run_during_others_does_not_get_the_pool_until_they_have_ended() -> No
     outlasted = False
     with ThreadPoolExecutor(1) as pool:
         other = pool.submit(threading.get_native_id).result()
-        while not outlasted and time.monotonic() < deadline:  # the company is gone first where another program is here
-            company = pool.submit(engine.run, rows(*[40] * 3000))
+        while not outlasted and time.monotonic() < deadline:  # it ends first if another program uses the CPUs
+            long_run = pool.submit(engine.run, rows(*[40] * 3000))
             begun = _processor_seconds(other)
-            while _processor_seconds(other) - begun < 0.002 and not company.done():
+            while _processor_seconds(other) - begun < 0.002 and not long_run.done():
                 pass
             rested = _processor_seconds(helper)
             engine.run_widening(rows(*[40] * 300))
             had = _processor_seconds(helper) - rested
-            outlasted = not company.done()
-            company.result()
+            outlasted = not long_run.done()
+            long_run.result()
 
     assert outlasted
     assert had < 0.001  # it may still have been on its way to sleep
