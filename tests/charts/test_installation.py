@@ -1,4 +1,4 @@
-"""A real helm installs the chart on a real control plane, upgrades it, and takes it away."""
+"""A real helm installs the chart on a real control plane, upgrades it and uninstalls it."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def installed(chart: Helm, private_control_plane: ControlPlane) -> Helm:
 
 
 def can(kubectl: Kubectl, verb: str, resource: str, namespace: str = "default") -> bool:
-    """Whether the operator's account may."""
+    """Whether the operator's service account has this right."""
     try:
         name, _, part = resource.partition("/")
         only = [f"--subresource={part}"] if part else []

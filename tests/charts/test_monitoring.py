@@ -1,4 +1,4 @@
-"""Monitors and rules are what the prometheus-operator and Prometheus take: by their own definitions and tool."""
+"""The prometheus-operator's definitions accept the monitors, and promtool accepts the rules."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What the chart makes of its values, seen by a real helm."""
+"""The objects that helm renders from the chart's values."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ ROOT = Path(__file__).parents[2]
 
 
 def environment(manifests: list[Manifest]) -> dict[str, str]:
-    """The operator's environment, without what the kubelet fills in."""
+    """The operator's environment variables, without those that the kubelet fills in."""
     (container,) = of_kind(manifests, "Deployment")["spec"]["template"]["spec"]["containers"]
     return {entry["name"]: entry["value"] for entry in container["env"] if "value" in entry}
 

@@ -1,4 +1,4 @@
-"""`penstock bench` turns its flags into what is measured."""
+"""The flags of `penstock bench` become the experiment that is measured."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ Benched = list[BenchOptions]
 
 @pytest.fixture
 def benched(monkeypatch: pytest.MonkeyPatch) -> Benched:
-    """What would have been measured."""
+    """Records the experiment instead of measuring it."""
     found: Benched = []
 
     def record(options: BenchOptions, _: Any) -> Any:

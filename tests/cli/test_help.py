@@ -1,4 +1,4 @@
-"""What can be asked of `penstock` without a model."""
+"""Commands of `penstock` that need no model: help, version, usage errors."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ HEAVY = {
 
 
 def modules_after(code: str) -> set[str]:
-    """Top-level modules that a fresh interpreter has after some code."""
+    """Top-level modules that a fresh interpreter has imported after running some code."""
     program = f"import sys\n{code}\nprint('\\n' + ' '.join({{name.partition('.')[0] for name in sys.modules}}))"
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
     return set(done.stdout.splitlines()[-1].split())
@@ -37,7 +37,7 @@ def test_help_imports_no_command_and_no_dependency_of_one() -> None:
 
 @pytest.mark.parametrize("command", ["serve", "host", "optimize"])
 def test_a_command_imports_no_engine_and_nothing_that_optimises(command: str) -> None:
-    """What serves an artefact starts from here: `pip install penstock[runtime]` is enough for it."""
+    """`penstock serve ARTEFACT` must work with `pip install penstock[runtime]` alone."""
     allowed = {"numpy", "tokenizers"} if command == "serve" else set()
 
     assert not modules_after(f"import penstock_cli.{command}") & (HEAVY - allowed)

@@ -1,4 +1,4 @@
-"""How an optimisation looks: the same facts in a terminal of any width and in a log."""
+"""The output of an optimisation: the same facts on a terminal of any width and in a log."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from tests.optimizer.report.sample import sample_manifest
 
 @pytest.fixture
 def shown(monkeypatch: pytest.MonkeyPatch) -> io.StringIO:
-    """What is printed into a pipe."""
+    """The output into a pipe."""
     written = io.StringIO()
     console = Console(file=written, soft_wrap=True, width=200, highlight=False)
     monkeypatch.setattr(progress, "console", console)
@@ -28,7 +28,7 @@ def shown(monkeypatch: pytest.MonkeyPatch) -> io.StringIO:
 
 @pytest.fixture
 def terminal(monkeypatch: pytest.MonkeyPatch) -> io.StringIO:
-    """What is sent to a terminal of 100 columns."""
+    """The output to a terminal of 100 columns."""
     written = io.StringIO()
     console = Console(file=written, soft_wrap=True, width=100, highlight=False, force_terminal=True)
     monkeypatch.setattr(progress, "console", console)
@@ -37,12 +37,12 @@ def terminal(monkeypatch: pytest.MonkeyPatch) -> io.StringIO:
 
 
 def plain(sent: str) -> str:
-    """Without colours and movements of the cursor."""
+    """The text without colours and cursor movements."""
     return re.sub(r"\x1b\[[0-9;?]*[A-Za-z]", "", sent)
 
 
 def table(width: int) -> str:
-    """The candidates as a screen of that width has them."""
+    """The table of candidates on a screen of that width."""
     written = io.StringIO()
     Console(file=written, soft_wrap=True, width=width).print(candidates_table(sample_manifest().candidates))
     return written.getvalue()

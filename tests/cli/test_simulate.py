@@ -1,4 +1,4 @@
-"""`penstock simulate`, from the outside."""
+"""`penstock simulate`, run as a command."""
 
 from __future__ import annotations
 

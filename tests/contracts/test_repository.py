@@ -1,4 +1,4 @@
-"""The repository keeps the habits that CONTRIBUTING.md states."""
+"""The repository follows the rules of CONTRIBUTING.md."""
 
 import re
 import subprocess

@@ -1,4 +1,4 @@
-"""`make unit` works without what it must not need."""
+"""`make unit` works without the packages that it must not need."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The API server and our own reader take the same objects, refuse the same ones, and say so in the same words."""
+"""The API server and the reader of files accept the same objects, and refuse others with the same messages."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ def resource(kind: str, path: str = "", value: object = None) -> dict[str, Any]:
 
 
 def read(kind: str, value: dict[str, Any]) -> tuple[Any, str]:
-    """What our own reader makes of it."""
+    """The object as the reader of files parses it, or its error."""
     try:
         return KINDS[kind].from_object(value), ""
     except SpecError as error:

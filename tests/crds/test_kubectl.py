@@ -44,7 +44,7 @@ STATUS: dict[str, Any] = {
 
 @pytest.fixture(scope="module")
 def discovered(crds: Cluster) -> Cluster:
-    """Once short names and explanations are published, which is a moment after a CRD is established."""
+    """Wait until short names and explanations are published, a moment after a CRD is established."""
     deadline = time.monotonic() + 60
     for short in ("mep", "om", "hwc"):
         while True:

@@ -1,4 +1,4 @@
-"""The generated files: up to date, and within what an API server asks of a schema."""
+"""The generated files are up to date, and keep to the API server's limits for schemas."""
 
 from __future__ import annotations
 

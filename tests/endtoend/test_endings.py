@@ -1,4 +1,4 @@
-"""How it ends, and what goes on afterwards."""
+"""How a serving process ends, and what remains for the next start."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ DRAIN_SECONDS = 240
 
 
 def optimising(server: Served) -> list[psutil.Process]:
-    """Until the search is under way; its processes."""
+    """Wait until the search runs; returns its processes."""
     server.wait_until(lambda info: info["optimization"] is not None and info["optimization"]["stage"] == "candidates")
     found = server.family()
     assert any("optimize" in process.cmdline() for process in found)
@@ -50,7 +50,7 @@ def test_the_optimisation_ends_with_the_server(endless: Path, tmp_path: Path) ->
 
 
 def test_a_killed_optimisation_is_reported(endless: Path, tmp_path: Path) -> None:
-    """As the kernel does it that is out of memory."""
+    """Kill it as the kernel does when memory runs out."""
     with Served(endless, "--store", tmp_path / "store") as server:
         server.ready()
         optimizer = next(process for process in optimising(server) if "optimize" in process.cmdline())
@@ -107,7 +107,8 @@ def test_a_second_signal_ends_at_once(endless: Path, tmp_path: Path) -> None:
 
 @contextmanager
 def hub_that_never_ends_its_answer() -> Iterator[tuple[str, threading.Event]]:
-    """Its URL, and whether it has a request: another byte now and then, so that no time-out ends it."""
+    """A slow server: its URL, and an event for its first request. It sends a byte now and then, so that no time-out
+    ends it."""
     asked, over = threading.Event(), threading.Event()
 
     class Handler(BaseHTTPRequestHandler):

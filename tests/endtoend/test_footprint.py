@@ -1,4 +1,4 @@
-"""What a serving process holds: no libraries that only optimise, the weights once, a bounded amount of memory."""
+"""A serving process imports no library that only optimises, holds the weights once, and uses bounded memory."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ def minilm(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def served(minilm: Path) -> Iterator[dict[str, Any]]:
-    """What was seen of a process that serves it."""
+    """Observations of a process that serves it."""
     texts = [f"{'word ' * count}and more" for count in (1, 4, 9, 20, 44, 90, 180, 400)]
     with Served(minilm, program=("-c", PRINTS_ITS_MODULES)) as server:
         server.ready()

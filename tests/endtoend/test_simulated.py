@@ -1,4 +1,4 @@
-"""The autoscaler's simulator, held against real replicas under a real load (dev/benchmarks/simulated.py)."""
+"""The autoscaler's simulator compared with real replicas under a real load (dev/benchmarks/simulated.py)."""
 
 from __future__ import annotations
 

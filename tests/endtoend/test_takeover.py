@@ -1,4 +1,4 @@
-"""One endpoint from its first start to its end: fp32 at once, under load throughout, the chosen plan takes over."""
+"""One endpoint from start to end: fp32 serves at once, and the chosen plan takes over under load."""
 
 from __future__ import annotations
 
@@ -34,18 +34,18 @@ TEXTS = (
     "Tokenization splits unbelievably long words into subword pieces!",
 )
 READY_SECONDS = 5.0
-"""What a second start may take."""
+"""Seconds that a second start may take."""
 
 
 @dataclass(frozen=True)
 class Story:
-    """What was seen."""
+    """Observations of the run."""
 
     file: Path
     store: Path
     ready_seconds: float
     fp32: dict[str, Any]
-    """Answers by text, before the optimisation was through."""
+    """Answers by text, before the end of the optimisation."""
     before: dict[str, Any]
     """`/info`"""
     after: dict[str, Any]
@@ -74,7 +74,7 @@ MINILM: dict[str, Any] = {
 
 @pytest.fixture(scope="module", params=["tiny", pytest.param("minilm", marks=[pytest.mark.extended, pytest.mark.slow])])
 def story(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Story]:
-    """The whole of it, once for each model; the tests below look at its parts."""
+    """The whole run, once for each model; each test checks a part of it."""
     place = tmp_path_factory.mktemp("takeover")
     spec, program = (TINY, SHORTENED) if request.param == "tiny" else (MINILM, PROGRAM)
     file = write_endpoint(place / "endpoint.yaml", **{"model": write_tiny(place / "model"), **spec})

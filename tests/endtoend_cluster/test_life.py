@@ -19,14 +19,14 @@ CHILDREN = "pods,deployments,replicasets,services,endpointslices,poddisruptionbu
 
 
 def children(kubectl: Kubectl, name: str) -> list[str]:
-    """What there is of an endpoint, as `kind/name`."""
+    """The objects of an endpoint, as `kind/name`."""
     return [
         f"{one['kind']}/{one['metadata']['name']}" for one in kubectl.items(CHILDREN, f"penstock.dev/endpoint={name}")
     ]
 
 
 def until_gone(kubectl: Kubectl, name: str, *, seconds: float = 300) -> None:
-    """Wait until nothing is left of an endpoint: seconds, and the end of its pods."""
+    """Wait until all objects of an endpoint are deleted; returns the seconds, and the time at which its pods ended."""
     began = time.monotonic()
     while left := children(kubectl, name):
         assert time.monotonic() - began < seconds, f"{left} are still there after {seconds:g} s"

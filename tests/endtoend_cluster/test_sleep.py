@@ -1,6 +1,5 @@
-"""An endpoint that goes to sleep behind its gateway, is woken by requests, and loses none of them.
-
-The tests share one endpoint. Each makes what it starts from, which costs nothing in their order.
+"""An endpoint scales to zero behind its gateway, and scales up for requests without losing one.
+The tests share one endpoint. Each test establishes the state that it needs, which is quick in this order.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Each request goes to the replica with the fewest, whatever connection it came on, and survives what it can."""
+"""Each request goes to the replica with the fewest requests, and is retried on another one if it fails."""
 
 from __future__ import annotations
 
@@ -139,7 +139,7 @@ def test_when_the_last_replica_is_killed_requests_wait_for_the_next(rig: Rig) ->
 
 
 def test_requests_wait_while_the_only_replica_restarts(rig: Rig) -> None:
-    """A container that was killed comes back at the same address; the gateway gets no event of either."""
+    """A killed container restarts at the same address; the gateway gets no event of either."""
     doomed = rig.start("a")
     gateway = rig.gateway()
     gateway.until("replicas", 1)
@@ -226,14 +226,14 @@ def served(port: int) -> float:
 
 
 def cancelled(port: int) -> float:
-    """Requests whose clients went away."""
+    """Requests whose clients disconnected."""
     text = httpx.get(f"http://127.0.0.1:{port}/metrics", trust_env=False, verify=False).text
     lines = [line for line in text.splitlines() if line.startswith("penstock_requests_total") and 'code="499"' in line]
     return sum(float(line.rsplit(" ", 1)[1]) for line in lines)
 
 
 def until_busy(port: int, count: int = 1) -> None:
-    """Until a replica is at work on this number of requests (the one that asks is in flight as well)."""
+    """Wait until a replica has this number of requests in progress (the scrape itself is one of them)."""
     deadline = time.monotonic() + 60
     while sample(port, "penstock_in_flight_requests") != count + 1:
         assert time.monotonic() < deadline

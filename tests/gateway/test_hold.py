@@ -1,4 +1,4 @@
-"""Requests wait at the gateway while no replica is up, and are let go at once when there is one."""
+"""Requests wait at the gateway while no replica is ready, and are released at once when there is one."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The gateway's own life: it starts, is replaced, is killed, loses the API server."""
+"""The gateway starts, is replaced, is killed, and loses the API server."""
 
 from __future__ import annotations
 

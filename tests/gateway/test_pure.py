@@ -1,4 +1,4 @@
-"""The parts without IO: settings, configuration, slices, and what to tell HAProxy."""
+"""Parts of the gateway without input and output: settings, configuration, slices, commands for HAProxy."""
 
 from __future__ import annotations
 
@@ -199,7 +199,7 @@ def test_commands_bring_a_server_to_its_wanted_state(
 
 
 class FakeHaproxy:
-    """Obeys, except when it is set to fail: then it gives no answer, whether it has obeyed or not."""
+    """Executes commands, except when set to fail: then it gives no answer, whether it executed the command or not."""
 
     def __init__(self, failures: list[bool]) -> None:
         self.states: dict[str, ServerState] = {}

@@ -1,6 +1,5 @@
-"""Answers are those that were reviewed: of each task, with each kind of model.
-
-After a change that is meant: `python -m tests.golden.snapshots`, and read the difference.
+"""The answers of each task and each kind of model equal the reviewed ones.
+After an intended change: `python -m tests.golden.snapshots`, and review the difference.
 """
 
 from __future__ import annotations

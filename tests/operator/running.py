@@ -1,4 +1,4 @@
-"""An operator within the test process: everything but Kopf, the lease and the signals, on a real API server."""
+"""An operator within the test process: everything except Kopf, the lease and the signals, on a real API server."""
 
 from __future__ import annotations
 
@@ -104,7 +104,7 @@ class Running:
         self._last = (*self._last[-4:], what)
 
     async def rest(self, *, within: float = 180.0) -> bool:
-        """Wait until there is nothing to do; False when it was killed meanwhile."""
+        """Wait until it is idle; False if it was killed meanwhile."""
         loop = asyncio.get_running_loop()
         begin = loop.time()
         self._note()

@@ -1,4 +1,4 @@
-"""Liveness tells whether work gets done, not whether a server answers."""
+"""Liveness depends on the progress of work, not on whether a server answers."""
 
 from __future__ import annotations
 

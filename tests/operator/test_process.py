@@ -31,8 +31,8 @@ USER = "penstock-operator"
 NAMESPACE = "penstock-system"
 LONG_SECONDS = 180
 LONG_LEASE = {"LEASE_DURATION_SECONDS": "60", "LEASE_DEADLINE_SECONDS": "50"}
-"""For tests of other things than the Lease: on a busy machine an API server may not answer for longer than a leader
-may wait by default."""
+"""Lease times for tests that are not about the Lease: on a busy machine an API server may take longer than the default
+deadline."""
 
 
 class Operator:
@@ -84,8 +84,8 @@ class Operator:
 
 
 def until(condition: Callable[[], Any], *, within: float = 90.0, what: str = "") -> None:
-    """Wait until it is so. The bound only ends what hangs: what is promised in seconds, test_lease.py holds in virtual
-    time."""
+    """Wait until the condition holds. The limit only ends tests that hang; test_lease.py tests the guarantees in
+    seconds, in virtual time."""
     begin = time.monotonic()
     while not condition():
         assert time.monotonic() - begin < within, what or "it does not come to that"
@@ -136,7 +136,7 @@ def cluster(private_control_plane: ControlPlane) -> Cluster:
 
 @pytest.fixture
 def user(private_control_plane: ControlPlane, cluster: Cluster) -> Path:
-    """The operator's way in."""
+    """The kubeconfig of the operator's user."""
     return private_control_plane.user(USER)
 
 

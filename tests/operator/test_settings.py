@@ -1,4 +1,4 @@
-"""Settings: promised defaults, and mistakes that are named."""
+"""Settings: documented defaults, and errors that name the setting."""
 
 from __future__ import annotations
 

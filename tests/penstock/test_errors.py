@@ -1,4 +1,4 @@
-"""The exception tree: drawn as it is, with a remedy in its words, and what is temporary."""
+"""The exception tree: it matches the drawing in the docstring; messages have remedies; which errors are temporary."""
 
 from __future__ import annotations
 

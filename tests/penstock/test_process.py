@@ -1,4 +1,4 @@
-"""A process ends on a signal, also as the first one of a container and during its imports."""
+"""A process ends on a signal, also as process 1 of a container and during its imports."""
 
 from __future__ import annotations
 
@@ -22,8 +22,8 @@ sys.stdout.flush()
 while True:
     time.sleep(0.05)  # busy with something else
 """
-"""In short steps: Python looks for signals before each, and not once a wait has begun that the signal came just before.
-The event loops that our processes wait in are woken."""
+"""Waits in short steps: Python checks for signals before each step, and would miss one that arrives just before a long
+wait. Event loops of real processes are woken."""
 
 
 @contextmanager
@@ -86,7 +86,7 @@ def test_a_hangup_that_is_ignored_as_by_nohup_does_not_interrupt() -> None:
 
 
 def test_without_exit_on_signal_the_kernel_ignores_a_signal_to_process_1() -> None:
-    """What it is for: the day this fails, it is no longer needed."""
+    """The reason for exit_on_signal: when this test fails, it is no longer needed."""
     with first_of_a_container(BEGINS.format(first="")) as process:
         os.kill(inner(process), signal.SIGTERM)
 

@@ -1,4 +1,4 @@
-"""Settings: promised defaults, three sources, and errors that name the key, the value and the remedy."""
+"""Settings: documented defaults, three sources, and errors that name the key, the value and the remedy."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Cells sent to real sockets: what is counted, when it ends, what failure looks like."""
+"""Cells sent to real sockets: what is counted, when a cell ends, how failures are reported."""
 
 from __future__ import annotations
 

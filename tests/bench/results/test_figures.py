@@ -1,4 +1,4 @@
-"""Rounds put together."""
+"""Figures over several rounds."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Servers given by URL: what is known as ours, and that others are measured all the same."""
+"""Servers given by URL: Penstock servers are recognised, and others are measured too."""
 
 from __future__ import annotations
 

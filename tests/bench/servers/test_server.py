@@ -1,4 +1,4 @@
-"""Server processes: started on CPUs, stopped and let go on, ended with everything that they started."""
+"""Server processes: started on given CPUs, paused and resumed, ended with all their children."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ def status(pid: int) -> str:
 
 
 def is_alive(pid: int) -> bool:
-    """Zombies of children whose parent has ended are the business of process 1, which in a container may not care."""
+    """Process 1 collects zombies whose parent has ended; in a container it may not do so."""
     return psutil.pid_exists(pid) and status(pid) != psutil.STATUS_ZOMBIE
 
 

@@ -1,4 +1,4 @@
-"""Which requests met another program, and the kernel's record of who ran."""
+"""Which requests overlapped with other programs, from the kernel's scheduling records."""
 
 from __future__ import annotations
 

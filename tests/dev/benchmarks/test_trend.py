@@ -1,4 +1,4 @@
-"""Does memory grow? Judged on samples that are known to grow, to settle, or to jump."""
+"""Growth of memory, judged on samples that are known to grow, to settle, or to jump."""
 
 from __future__ import annotations
 

@@ -1,5 +1,5 @@
-"""An image's root file system, started by runc as a container engine starts it: no rights, a root that is read-only, a
-network of its own."""
+"""An image's root file system, started by runc as a container engine does: unprivileged, with a read-only root and its
+own network."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from images.archive import Archive
 from images.build import Builder
 
 SECONDS = 240.0
-"""Nothing here takes longer, however busy the machine."""
+"""No operation of these tests takes longer, even on a busy machine."""
 
 ASK = """
 import http.client, json, sys

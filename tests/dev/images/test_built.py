@@ -1,4 +1,4 @@
-"""What is in the images that were built: no more than is needed, nothing of the machine that built them."""
+"""The built images contain what they need, and nothing of the machine that built them."""
 
 from __future__ import annotations
 
@@ -145,7 +145,7 @@ def test_an_image_has_no_build_files(contents: Contents) -> None:
 
 
 def test_no_layer_replaces_or_deletes_files_of_a_lower_one(contents: Contents) -> None:
-    """What is hidden is still carried about by everybody who pulls the image."""
+    """Hidden files are still downloaded by everyone who pulls the image."""
     hidden = {entry.name for entry in contents.entries if entry.name.rpartition("/")[2].startswith(WHITEOUT)}
 
     # buildah takes the empty folders that it mounted on away with the mounts; dpkg and ldconfig write their state anew.

@@ -1,4 +1,4 @@
-"""What building leaves in the cache stays within bounds, and is deleted on request."""
+"""The build cache stays within bounds, and is deleted on request."""
 
 from __future__ import annotations
 

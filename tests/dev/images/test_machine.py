@@ -1,4 +1,4 @@
-"""How the building machine reaches packages: found out, handed to the build, and to nothing else."""
+"""How the build reaches package servers: found on the machine, passed to the build, and stored nowhere else."""
 
 from __future__ import annotations
 

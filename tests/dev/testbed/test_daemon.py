@@ -1,4 +1,4 @@
-"""Processes are started, found again, ended, and never mistaken for others."""
+"""Processes are started, found again and ended, and are not mistaken for others."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Cores are shared out among nodes without overlap, and all that nodes read names them."""
+"""Cores are divided among nodes without overlap, and all configuration files of the nodes name them."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Clusters that broke down, and users that were killed, are cleaned up after; nothing is left on the machine."""
+"""Broken clusters and killed users are cleaned up; nothing is left on the machine."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Builds are known by what decides them."""
+"""The cache key of a build depends on everything that decides it."""
 
 from __future__ import annotations
 

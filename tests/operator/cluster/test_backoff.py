@@ -1,4 +1,4 @@
-"""Waits between tries."""
+"""Waiting times between attempts."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A store that follows the cluster through whatever happens to the watch."""
+"""An informer keeps a store up to date through failures of its watch."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ def _quick(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def follow(until: Callable[[Store[None]], bool], *answers: Answer) -> tuple[set[str], ScriptedApi]:
-    """Run an informer until the store is so; the names in it, and what the server saw."""
+    """Run an informer until the condition holds; the names in the store, and the requests that the server got."""
 
     async def scenario() -> tuple[set[str], ScriptedApi]:
         async with scripted(*answers) as api, api.port() as port:

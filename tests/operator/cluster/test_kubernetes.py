@@ -1,4 +1,4 @@
-"""The port over real HTTP, with an API server that has a bad day."""
+"""The Kubernetes port over real HTTP, with an API server that fails in various ways."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ WANTED = {"apiVersion": "v1", "kind": "ConfigMap", "metadata": {"name": "x", "na
 
 
 def ask(act: Callable[[KubernetesPort], Awaitable[Any]], *answers: Answer, **more: Any) -> tuple[Any, ScriptedApi]:
-    """What a call gives, and what the server saw."""
+    """The result of a call, and the requests that the server got."""
 
     async def scenario() -> tuple[Any, ScriptedApi]:
         async with scripted(*answers) as api, api.port(**more) as port:

@@ -1,4 +1,4 @@
-"""A stream that is left is closed at once, whatever the server does: over TLS there is a goodbye to wait for."""
+"""A cancelled stream is closed at once, although TLS would wait for the server's closing message."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ HEAD = b"HTTP/1.1 200 OK\r\ncontent-type: application/json\r\ntransfer-encoding:
 
 @pytest.fixture
 def busy_server(tmp_path: Path) -> Iterator[Configuration]:
-    """One that begins a watch, and then has no time for anything: neither more events nor a goodbye."""
+    """A server that begins a watch, and then sends neither events nor TLS's closing message."""
     authority = Authority.create()
     identity = authority.server("kube-apiserver", ["127.0.0.1"])
     (tmp_path / "ca").write_bytes(authority.certificate)

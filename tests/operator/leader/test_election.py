@@ -1,5 +1,4 @@
-"""The lease is renewed whatever the operator's loop is busy with, unless that is nothing at all. In real time, over
-real HTTP."""
+"""The lease is renewed while the operator's loop is busy, and released when the loop hangs. Real time, real HTTP."""
 
 from __future__ import annotations
 
@@ -106,8 +105,8 @@ def server() -> Iterator[LeaseServer]:
 
 
 def block(seconds: float, *, until: Callable[[], bool] = lambda: True) -> None:
-    """Keep this thread's event loop from turning, as a long piece of Python does: for so long, and then until it is so,
-    or for a minute."""
+    """Block this thread's event loop, as a long piece of Python does: for `seconds`, then until `until` holds (one
+    minute at most)."""
     begin = time.monotonic()
     while (passed := time.monotonic() - begin) < seconds or (passed < 60.0 and not until()):
         json.dumps(list(range(1000)))

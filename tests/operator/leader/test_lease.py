@@ -1,4 +1,4 @@
-"""Never two leaders, and never long without one. In virtual time, with a lease that behaves as the API server's."""
+"""There are never two leaders, and never none for long. Virtual time; the lease behaves as the API server's."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ TIMES = LeaseTimes()
 
 @dataclass
 class LeaseServer:
-    """One lease with optimistic concurrency, and a network that can be taken away from some."""
+    """A Lease with optimistic concurrency, on a network that can be cut off for some replicas."""
 
     value: Json | None = None
     version: int = 0
@@ -41,7 +41,7 @@ class LeaseServer:
 
 
 class Network:
-    """One replica's way to it."""
+    """The connection of one replica to the lease server."""
 
     def __init__(self, server: LeaseServer, name: str) -> None:
         self._server = server
@@ -94,7 +94,7 @@ class Replica:
         return self.leadership.held
 
     async def kill(self) -> None:
-        """As kill -9 does: no goodbye."""
+        """End it as kill -9 does: without releasing the lease."""
         self.task.cancel()
         await asyncio.gather(self.task, return_exceptions=True)
 

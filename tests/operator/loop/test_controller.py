@@ -1,4 +1,4 @@
-"""What is looked at when something happens."""
+"""Which objects the controller queues after a change."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ class Empty:
 
 
 def looked_at(before: Change, change: Change, *, wait: float = 0.0) -> list[str]:
-    """Who is looked at after a change, in their order."""
+    """The objects that are queued after a change, in order."""
 
     async def scenario() -> list[str]:
         cache = ClusterCache(replace(Settings().plan_settings(), keda=True))

@@ -1,4 +1,4 @@
-"""Clearing the artefact store: once in a period, and never of what anything refers to."""
+"""Collection of the artefact store: once in a period, and never of a referenced artefact."""
 
 from __future__ import annotations
 
@@ -137,7 +137,7 @@ def test_a_failed_job_is_logged_and_not_repeated_at_once(caplog: pytest.LogCaptu
 
 
 def world_of_references() -> ClusterCache:
-    """Everything that may refer to an artefact refers to one."""
+    """A cluster in which each kind of reference names another artefact."""
     cache = ClusterCache(settings().plan_settings())
     cache.endpoints.put(objects.endpoint("pinned", optimization={"mode": "Pinned", "artefact": DIGESTS["pinned"]}))
     cache.endpoints.put(objects.endpoint("emotion", status={"plan": {"artefact": DIGESTS["shown"]}}))

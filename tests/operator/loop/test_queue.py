@@ -1,4 +1,4 @@
-"""Each key once at a time, urgent ones first, failures later and later. In virtual time."""
+"""The work queue: each key once at a time, urgent ones first, growing delays after failures. Virtual time."""
 
 from __future__ import annotations
 

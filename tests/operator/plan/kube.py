@@ -233,7 +233,7 @@ class Kube:
         return plan(self.observed())
 
     def act(self, made: ReconcilePlan) -> None:
-        """As the operator: delete, apply, write."""
+        """Act as the operator: delete, apply, write."""
         for ref in made.delete:
             assert (ref.kind, ref.name) in self.objects, f"{ref} is not there to be deleted"
             self.delete(ref)
@@ -274,7 +274,7 @@ class Kube:
         self.pods.pop(f"{ref.name}-pod", None)
 
     def reconcile(self) -> ReconcilePlan:
-        """Plan and act until nothing changes any more; the last plan."""
+        """Plan and act until nothing changes; returns the last plan."""
         for _ in range(8):
             before = self.picture()
             made = self.plan()
@@ -293,7 +293,7 @@ class Kube:
 
     @property
     def job(self) -> str:
-        """The name of the newest job of the present spec."""
+        """The name of the newest job of the current spec."""
         model = self.endpoint["status"]["optimizedModel"]
         jobs = [name for kind, name in self.objects if kind == "Job" and name.startswith(f"{model}-")]
         return max(jobs, key=lambda name: int(name.rpartition("-")[2]))
@@ -383,7 +383,7 @@ class Kube:
         return pod
 
     def pods_serve(self, *, first_cpu: int = 4, pinned: bool = True, cpu: Json | None = None) -> None:
-        """The Deployment's controller and the kubelet are through: all replicas are new, ready, and have reported."""
+        """The Deployment's controller and the kubelet have finished: all replicas are new, ready, and have reported."""
         runtime = [n for n, pod in self.pods.items() if pod["metadata"]["labels"][names.NAME] == names.RUNTIME]
         for name in runtime:
             del self.pods[name]
@@ -429,7 +429,7 @@ class Kube:
     # shortcuts
 
     def optimised(self) -> Kube:
-        """An endpoint whose job is through and whose pods serve."""
+        """An endpoint whose job has ended and whose pods serve."""
         self.reconcile()
         self.job_succeeds()
         self.reconcile()

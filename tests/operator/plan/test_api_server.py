@@ -1,4 +1,4 @@
-"""A real API server takes everything that plans make, in a namespace with restricted pod security."""
+"""A real API server accepts everything that plans make, in a namespace with restricted pod security."""
 
 from __future__ import annotations
 
@@ -127,7 +127,7 @@ def test_a_store_in_a_folder_of_the_nodes_is_refused_by_restricted_security(rest
 
 
 def lives() -> Iterator[Kube]:
-    """An endpoint at each turn of its life."""
+    """An endpoint at each stage of its life."""
     kube = Kube(objective={"latency": {"p95Milliseconds": 20.0}})
     kube.reconcile()
     yield kube

@@ -1,4 +1,4 @@
-"""The jobs that clear the artefact store: where they run, what they may touch, what they must keep."""
+"""The jobs that collect the artefact store: where they run, what they may write, which artefacts they keep."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The course of an endpoint, from its first apply to its second thoughts."""
+"""The plans of an endpoint, from its first apply to later changes."""
 
 from __future__ import annotations
 

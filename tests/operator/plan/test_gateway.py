@@ -1,4 +1,4 @@
-"""The gateway: there when it is asked for, in the way only when it is up, and gone without a trace."""
+"""The plan of the gateway: it is deployed if needed, used only while it is available, and deleted completely."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def gateway_of(kube: Kube) -> set[Ref]:
 
 
 def gateway_up(kube: Kube, available: int = 2) -> None:
-    """Its Deployment's controller and its pods are through."""
+    """The Deployment of the gateway is complete and its pods are ready."""
     deployment = kube.objects["Deployment", "emotion-gateway"]
     deployment["status"] = {
         "observedGeneration": deployment["metadata"]["generation"],

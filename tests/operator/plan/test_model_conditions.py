@@ -15,7 +15,7 @@ from tests.operator.plan.kube import BASELINE, SETTINGS, Kube, condition, contai
 
 @dataclass(frozen=True)
 class Case:
-    """What happens to a job, and what is made of it."""
+    """An event of a job, and the condition that follows."""
 
     name: str
     happens: Callable[[Kube], None]

@@ -1,4 +1,4 @@
-"""OptimizedModels: their keys, who shares them, when they are swept."""
+"""OptimizedModels: their keys, the endpoints that share them, their deletion."""
 
 from __future__ import annotations
 

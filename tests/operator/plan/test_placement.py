@@ -1,4 +1,5 @@
-"""Placement: which nodes take a pod, and the words when none does. tests/crds/test_scheduler.py asks the real one."""
+"""Placement: the nodes that fit a pod, and the explanation if none fits. tests/crds/test_scheduler.py compares it with
+the real scheduler."""
 
 from __future__ import annotations
 

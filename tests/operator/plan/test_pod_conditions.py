@@ -1,4 +1,4 @@
-"""What pods do, and what Available, CoresPinned, ObjectiveMet and Ready say of it."""
+"""The states of pods, and the conditions Available, CoresPinned, ObjectiveMet and Ready."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ UNSCHEDULABLE = {
 
 
 def deployed() -> Kube:
-    """The result is there; no pod is, yet."""
+    """An endpoint with a result and without pods."""
     kube = Kube()
     kube.reconcile()
     kube.job_succeeds()

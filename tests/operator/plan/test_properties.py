@@ -1,4 +1,4 @@
-"""What holds whatever happens, in whatever order: random lives of an endpoint."""
+"""Invariants of plans after random sequences of events."""
 
 from __future__ import annotations
 
@@ -125,7 +125,7 @@ LIVES = st.lists(st.sampled_from(sorted(HAPPENINGS)), max_size=16)
 
 
 def check(made: ReconcilePlan) -> None:
-    """What holds of every plan."""
+    """Check the invariants of every plan."""
     EndpointStatus.model_validate(made.status)
     found = made.status["conditions"]
     assert sorted(entry["type"] for entry in found) == sorted(kind.value for kind in ConditionType)

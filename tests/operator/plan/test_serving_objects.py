@@ -1,4 +1,4 @@
-"""The objects that are applied: Guaranteed, restricted, on the right nodes, drained in time."""
+"""The applied objects: Guaranteed, restricted, on the right nodes, with time to drain."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def env_of(value: Json) -> dict[str, str]:
 
 
 def mounts_of(value: Json) -> dict[str, Json]:
-    """What is mounted where: path to volume, with readOnly as it takes effect."""
+    """The mounts of a container: path to volume, with the effective readOnly."""
     volumes = {volume["name"]: volume for volume in value["spec"]["template"]["spec"]["volumes"]}
     mounts = container_of(value)["volumeMounts"]
     assert {mount["name"] for mount in mounts} == set(volumes)

@@ -1,4 +1,4 @@
-"""What is distilled from objects of the API, from logs, and from what pods say of themselves."""
+"""Facts parsed from objects of the API, from logs and from reports of pods."""
 
 from __future__ import annotations
 

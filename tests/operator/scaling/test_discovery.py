@@ -19,7 +19,7 @@ WITHIN_SECONDS = 240.0
 
 
 def discovery(kubeconfig: Path, namespace: str, port: int) -> dict[str, object]:
-    """As a PodMonitor of the serving pods becomes, but for their port: here it is the tests'."""
+    """The scrape configuration of a PodMonitor of the serving pods, except for the port, which is the tests'."""
     meta = "__meta_kubernetes_pod"
     return {
         "job_name": "penstock",

@@ -1,5 +1,4 @@
-"""The operator killed at the peak, on a real API server: its successor neither scales down nor changes
-the direction.
+"""The operator killed at the peak, on a real API server: its successor does not scale down and does not flap.
 
 Time is an argument of a tick, as in test_operator.py.
 """
@@ -21,13 +20,13 @@ PEAK, CALM = 150, 10
 
 
 async def memory(scene: Scene) -> dict[str, Any]:
-    """What the status has for the next leader."""
+    """The snapshot that the status has for the next leader."""
     found: dict[str, Any] = json.loads((await scene.found())["status"]["scaling"]["memory"])
     return found
 
 
 async def lowest(scene: Scene, seconds: float) -> int:
-    """Time passes; the fewest replicas of it."""
+    """Let time pass; returns the fewest replicas during that time."""
     fewest = await scene.replicas()
     for _ in range(int(seconds / (2 * TICK))):
         await scene.settles(2 * TICK)

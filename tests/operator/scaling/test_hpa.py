@@ -31,7 +31,7 @@ from tests.operator.scaling.telemetry import external_metrics, registry_of, scra
 from tests.operator.scaling.writers import HPA, OPERATOR, chronicle
 
 WITHIN_SECONDS = 120.0
-"""For what takes a scrape, a query and a look of the controller: some three seconds on a quiet machine."""
+"""Enough for a scrape, a query and a sync of the controller: some three seconds on a quiet machine."""
 PAUSE_SECONDS = 0.2
 """Between two reads of state that has no watch."""
 QUICK = {**ROUTING_OFF, "kube-controller-manager": ("--horizontal-pod-autoscaler-sync-period=1s",)}
@@ -51,7 +51,7 @@ PLAIN, TOLERANT = "as Kubernetes 1.34 is", "with HPAConfigurableTolerance"
 
 @pytest.fixture(scope="module")
 def plane(request: pytest.FixtureRequest) -> Iterator[ControlPlane]:
-    """A control plane whose HPA controller looks every second."""
+    """A control plane whose HPA controller syncs every second."""
     with running_control_plane(extra=EXACT if request.param == TOLERANT else QUICK) as plane:
         install_crds(Cluster(plane.kubeconfig, plane.kubectl))
         any_class = {"apiVersion": "penstock.dev/v1alpha1", "kind": "HardwareClass"}
@@ -83,7 +83,7 @@ async def followed(scene: Scene, number: int) -> None:
 
 
 async def decided(scene: Scene, number: int, *, seconds: float = 900.0) -> None:
-    """The autoscaler comes to the number, in its own time, with the replicas that there are."""
+    """Let the autoscaler's time pass until it decides on the number, with an unchanged number of replicas."""
     for _ in range(int(seconds / TICK)):
         await scene.passes(TICK)
         if decision(scene).replicas == number:
@@ -92,7 +92,7 @@ async def decided(scene: Scene, number: int, *, seconds: float = 900.0) -> None:
 
 
 async def scaled(scene: Scene, number: int, *, seconds: float = 900.0) -> None:
-    """The same, with the steps on the way there: the HPA follows each."""
+    """The same, with the HPA following each step."""
     for _ in range(int(seconds / TICK)):
         await scene.passes(TICK)
         step = decision(scene).replicas
@@ -194,7 +194,7 @@ CONTROL: dict[str, Any] = {
 
 
 def hpa_over(metric: dict[str, Any], average: str, target: dict[str, Any]) -> dict[str, Any]:
-    """As one would write it: with the tolerance of 10 %."""
+    """An HPA as a user would write it: with the tolerance of 10 %."""
     wanted = {"type": "AverageValue", "averageValue": average}
     return {
         "apiVersion": "autoscaling/v2",
@@ -210,7 +210,7 @@ def hpa_over(metric: dict[str, Any], average: str, target: dict[str, Any]) -> di
 
 
 def plain_hpa(namespace: str) -> dict[str, Any]:
-    """Over the operator's number, for another Deployment."""
+    """An HPA over the operator's number, for another Deployment."""
     labels = {"model_endpoint": "emotion", "model_endpoint_namespace": namespace}
     metric = {"name": "penstock_operator_desired_replicas", "selector": {"matchLabels": labels}}
     return hpa_over(metric, "1", {"apiVersion": "apps/v1", "kind": "Deployment", "name": "control"})

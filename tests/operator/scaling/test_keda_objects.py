@@ -1,4 +1,4 @@
-"""KEDA's own definitions, on a real API server: it takes our ScaledObject, and what happens where there is no KEDA."""
+"""A real API server with KEDA's definitions accepts the ScaledObject; and the behaviour without KEDA."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ PROMETHEUS = "http://127.0.0.1:9"
 
 @pytest.fixture(scope="module")
 def plane(private_control_plane: ControlPlane) -> ControlPlane:
-    """Without KEDA, to begin with."""
+    """At first without KEDA."""
     install_crds(Cluster(private_control_plane.kubeconfig, private_control_plane.kubectl))
     any_class = {"apiVersion": "penstock.dev/v1alpha1", "kind": "HardwareClass"}
     private_control_plane.kubectl.apply({**any_class, "metadata": {"name": "any"}, "spec": {}})

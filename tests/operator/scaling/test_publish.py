@@ -1,4 +1,4 @@
-"""At rest nothing is written; what changes is."""
+"""A decision is written only if it differs from the published one."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Who has written the number of replicas, at any time: from every version of a Deployment that there was."""
+"""The writers of the number of replicas over time, from every version of a Deployment."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def writers_of(value: dict[str, Any]) -> frozenset[Writer]:
 
 @dataclass
 class Chronicle:
-    """What was seen of one object."""
+    """The history of one object."""
 
     seen: list[tuple[int, frozenset[Writer]]] = field(default_factory=list)
     """Number and writers, of each version in turn."""

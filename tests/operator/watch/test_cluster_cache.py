@@ -1,4 +1,4 @@
-"""What belongs to an endpoint, from what is known of the cluster."""
+"""The snapshot of an endpoint from the cluster cache."""
 
 from __future__ import annotations
 

@@ -87,7 +87,7 @@ class Api:
 
 
 class Began:
-    """In place of the controller: fails once, then begins."""
+    """In place of the controller: fails once, then starts."""
 
     def __init__(self) -> None:
         self.attempts = 0

@@ -1,4 +1,4 @@
-"""Asking pods where they run, over real HTTP on loopback addresses."""
+"""Reading /info of pods, over real HTTP on loopback addresses."""
 
 from __future__ import annotations
 

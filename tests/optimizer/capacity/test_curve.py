@@ -34,7 +34,7 @@ def _short_tries(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def measured(answer: Answer, *, seconds_left: float = 600.0) -> CapacityMeasurement:
-    """Measure a server with these answers; the objective is out of its reach, so that the curve is short."""
+    """Measure a server with these answers. It cannot meet the objective, so the curve is short."""
     with serving(answer) as url:
         return measure_capacity(
             ReplicaServer(url, os.getpid()),

@@ -1,4 +1,4 @@
-"""The chosen plan is proved with the real server: a plan that breaks it is not served."""
+"""The chosen plan is verified with the real server: a plan that breaks it is not served."""
 
 from __future__ import annotations
 

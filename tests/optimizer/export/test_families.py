@@ -1,4 +1,4 @@
-"""Every family with every head equals transformers' own model, in both flavours, each in the engine it is for."""
+"""Every family with every head equals transformers' own model, in both flavours, each in its engine."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The real all-MiniLM-L6-v2: exact, whole, and fit for the quantisers."""
+"""The export of the real all-MiniLM-L6-v2: exact, complete, and suitable for the quantisers."""
 
 from __future__ import annotations
 

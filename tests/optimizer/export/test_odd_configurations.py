@@ -1,4 +1,4 @@
-"""What real checkpoints depart in from the usual: each still equals transformers' model."""
+"""Unusual settings of real checkpoints: the export still equals transformers' model."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A model's own ONNX file is taken as it is when it runs and answers in a form that the tasks know."""
+"""A model's own ONNX file is used if it runs and its outputs have a form that the tasks know."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What cannot be exported is refused with the file, the tensor or field, and what to do next."""
+"""A model that cannot be exported is refused with the file, the tensor or field, and a remedy."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Architectures that the builder does not know go through torch, and are believed only when they answer alike."""
+"""Architectures without a builder are exported with torch, and accepted only if the graph equals the model."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The texts that calibrate and judge."""
+"""The calibration and judging texts."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The guard with real tasks and engines: small models of every task, and a candidate that is wrong on purpose."""
+"""The guard with real tasks and engines: small models of every task, and a candidate with wrong answers."""
 
 from __future__ import annotations
 

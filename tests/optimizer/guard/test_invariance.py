@@ -1,4 +1,4 @@
-"""How far rows may be batched: forward passes that depend on the batch in known ways."""
+"""Which batches of rows are allowed: forward passes that depend on the batch in known ways."""
 
 from __future__ import annotations
 
@@ -134,7 +134,7 @@ def test_rows_at_one_point_of_an_engine_s_grid_are_of_equal_length() -> None:
 def test_engines_that_round_are_never_padded_to_another_grid_length(
     rounds: bool, grid: ShapeGrid | None, widest: Batching
 ) -> None:
-    """Not even when no sample shows a difference: it is too rare for samples."""
+    """Even if no sample shows a difference: it is too rare for samples."""
     found = measure_invariance(alone, rows(range(2, 60)) * 2, arithmetic=Arithmetic(rounds=rounds), grid=grid)
 
     assert found.batching is widest

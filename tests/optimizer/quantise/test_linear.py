@@ -1,4 +1,4 @@
-"""Which layers of a graph are quantised, and which are bound together."""
+"""Which layers of a graph are quantised, and which are quantised together."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""From whole models to the native engine: its outputs are those of the ONNX graph, in any policy."""
+"""Whole models on the native engine: its outputs are near those of the ONNX graph, with every batch policy."""
 
 from __future__ import annotations
 

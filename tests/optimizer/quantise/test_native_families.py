@@ -1,4 +1,4 @@
-"""Every family that the builder knows, with every head, on the native engine: near to fp32, the same in any policy."""
+"""Every family of the builder with every head on the native engine: near fp32, with the same bits in any batch."""
 
 from __future__ import annotations
 

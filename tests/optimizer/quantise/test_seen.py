@@ -1,4 +1,4 @@
-"""What calibration keeps of an activation."""
+"""The statistics of an activation that calibration collects."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ def test_with_room_for_all_tokens_samples_give_the_second_moments() -> None:
 
 
 def test_first_and_last_token_are_always_among_the_samples() -> None:
-    """Special tokens stand there, and they reach the largest values."""
+    """Special tokens are at both ends, and have the largest values."""
     activation = np.zeros((1, 50, 1), np.float32)
     activation[0, 0], activation[0, -1] = 100, 200
     watch = Watch(texts=1, tokens=4)

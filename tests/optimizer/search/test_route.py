@@ -1,4 +1,4 @@
-"""Whether a second graph for short rows pays."""
+"""Whether a second graph for short rows is worthwhile."""
 
 from __future__ import annotations
 

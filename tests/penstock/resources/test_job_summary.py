@@ -1,4 +1,4 @@
-"""The job's report: what it holds of a manifest, and that it always fits into a termination message."""
+"""The summary of a job: its content from the manifest, and that it always fits into a termination message."""
 
 from __future__ import annotations
 

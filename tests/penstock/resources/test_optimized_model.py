@@ -1,4 +1,4 @@
-"""OptimizedModels: what they depend on, and the key that finds them."""
+"""OptimizedModels: the fields that the key depends on."""
 
 from __future__ import annotations
 

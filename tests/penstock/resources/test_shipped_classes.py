@@ -1,4 +1,4 @@
-"""Hardware classes: what they promise, what they ask for, and whom they let in."""
+"""The hardware classes that the chart installs: resources of their pods, and the nodes that they accept."""
 
 from __future__ import annotations
 

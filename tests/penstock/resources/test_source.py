@@ -1,4 +1,4 @@
-"""Source URLs: which are understood, and what is offered instead of those that are not."""
+"""Source URLs: valid ones are parsed, and errors suggest the right form."""
 
 from __future__ import annotations
 

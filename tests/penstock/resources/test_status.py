@@ -1,4 +1,4 @@
-"""Conditions: the time of a change is the time of a change."""
+"""Updates of conditions: the transition time changes only with the status."""
 
 from __future__ import annotations
 

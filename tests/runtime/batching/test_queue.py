@@ -26,7 +26,7 @@ BOTH_ON_GRIDS = replace(GRID, short=GRID, short_tokens=12)
 
 
 def queue_of(policy: BatchPolicy, lengths: list[int]) -> RowQueue:
-    """Single requests that came one after the other."""
+    """Single requests that arrived one after the other."""
     queue = RowQueue(policy)
     for at, length in enumerate(lengths):
         queue.push([row(length)], at, arrived=float(at), deadline=math.inf, tokens_per_second=1000.0)
@@ -245,7 +245,7 @@ def test_a_busy_queue_does_not_grow() -> None:
 
 @dataclass
 class _Model:
-    """What must hold, kept in the plainest way."""
+    """A plain model of the queue that states its invariants."""
 
     waiting: list[QueuedRow] = field(default_factory=list)
     seen: list[QueuedRow] = field(default_factory=list)

@@ -1,4 +1,4 @@
-"""Kernel file formats: what is read, and that damage is never an error."""
+"""Kernel file formats: values are parsed, and damaged files are never an error."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""How much memory there is, and the error when it is not enough."""
+"""The available memory, and the error when it is not enough."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Keeping this process on its cores, on the real kernel (in a child: the test run itself stays where it is)."""
+"""Pinning of a process to its cores, on the real kernel, in a child process."""
 
 from __future__ import annotations
 

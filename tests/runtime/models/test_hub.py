@@ -58,7 +58,7 @@ def hub(monkeypatch: pytest.MonkeyPatch) -> Iterator[Hub]:
 
 
 class Waits:
-    """Instead of sleeping, remembers for how long."""
+    """Records the waiting times instead of sleeping."""
 
     def __init__(self) -> None:
         self.seconds: list[float] = []
@@ -152,7 +152,7 @@ def test_a_second_fetch_of_a_branch_makes_one_request_and_downloads_nothing(
 
 
 def test_a_folder_that_was_filled_elsewhere_may_be_read_only(hub: Hub, tmp_path: Path) -> None:
-    """In a mount namespace of its own: permissions do not bind root, which the tests may run as."""
+    """In a separate mount namespace: permissions do not restrict root, which the tests may run as."""
     if os.geteuid() != 0:
         pytest.skip("mounts take root here")
     hub.add("org/model", model_folder(tmp_path / "original"))
@@ -395,7 +395,7 @@ class TestFailures:
 
 
 class TestFolders:
-    """That cannot be written: not even root may make one in /proc, or below a file."""
+    """A folder that cannot be written, even by root: in /proc, or below a file."""
 
     @pytest.mark.parametrize("folder", ["/proc/models", "/dev/null/models"])
     def test_an_unusable_models_folder_is_named_and_not_retried(
@@ -469,7 +469,7 @@ class TestOffline:
     def test_an_incomplete_copy_does_not_serve_without_the_hub(
         self, hub: Hub, tmp_path: Path, waits: Waits, monkeypatch: pytest.MonkeyPatch
     ) -> None:
-        """The library alone would hand out such a snapshot, without its pooling for example."""
+        """The library alone would return such a snapshot, for example without its pooling."""
         hub.add("org/model", sentence_folder(tmp_path / "original", {}))
         folder = fetch(tmp_path / "cache", waits)
         (folder.path / "1_Pooling" / "config.json").unlink()

@@ -1,4 +1,4 @@
-"""Fetching from object stores: resuming, atomicity, changes on the way, and what errors mean. In memory."""
+"""Fetching from object stores, in memory: resuming, atomicity, changes during a fetch, meaning of errors."""
 
 from __future__ import annotations
 
@@ -125,7 +125,7 @@ def test_a_models_folder_that_cannot_be_written_is_an_error_about_it(cache: str,
 
 
 def test_a_file_in_place_of_the_models_folder_is_a_host_error(store: Store, tmp_path: Path) -> None:
-    """What the store's library calls denied is denied by the store; here it is the folder."""
+    """The library calls a permission error a denial of the store, but here the local folder is the cause."""
     store.upload(model_folder(tmp_path / "original"))
     (tmp_path / "cache").mkdir()
     (tmp_path / "cache" / "objects").touch()

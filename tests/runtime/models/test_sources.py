@@ -1,4 +1,4 @@
-"""Local sources, read in place: packages that are never imported, files, claims. And how often is tried again."""
+"""Local sources, read in place: packages that are never imported, files, claims; and retries."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Safetensors headers: what the format's own library writes is read, what it would refuse is refused."""
+"""Safetensors headers: files of the format's own library are read, and files that it would refuse are refused."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The last words of a process: they fit, they can be read, and they appear nowhere else."""
+"""The termination message of a process: it fits, can be parsed, and is written nowhere else."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What the caches say that they hold, against what the allocator gave: MiniLM's tokenizer, made-up outputs."""
+"""The sizes that the caches report, compared with the allocated memory: MiniLM's tokenizer, made-up outputs."""
 
 from __future__ import annotations
 
@@ -227,7 +227,7 @@ def test_token_ids_beyond_the_models_limit_are_counted(tmp_path: Path) -> None:
 
 def test_answers_of_many_rows_are_measured_in_another_thread() -> None:
     class Watched(list[Any]):
-        """A list that knows who reads it."""
+        """A list that records its readers."""
 
         read_in_loop: bool | None = None
 

@@ -1,4 +1,4 @@
-"""What is counted: names, boundaries, and that each number is what happened."""
+"""Metrics: names, boundaries, and that each number counts the right events."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The server as a whole: where it listens, what it logs, its info."""
+"""The server as a whole: listening, logs, /info."""
 
 from __future__ import annotations
 
@@ -56,7 +56,7 @@ def manifest() -> Manifest:
 
 
 def in_loop(endpoint: Endpoint, function: Any, *arguments: Any) -> None:
-    """Call something in the server's loop, and wait until it has been."""
+    """Call a function in the server's loop, and wait for its end."""
     endpoint.loop.call_soon_threadsafe(function, *arguments)
     httpx.get(f"{endpoint.url}/healthz")
 

@@ -1,4 +1,4 @@
-"""What object stores do that versitygw does not, in memory."""
+"""Behaviour of object stores that versitygw does not have, in memory."""
 
 from __future__ import annotations
 

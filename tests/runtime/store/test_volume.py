@@ -60,7 +60,7 @@ def age(folder: Path) -> None:
 
 
 def damage(path: Path) -> None:
-    """Another byte in the middle: the size stays."""
+    """Change a byte in the middle: the size stays."""
     with path.open("r+b") as file:
         file.seek(path.stat().st_size // 2)
         byte = file.read(1)

@@ -1,4 +1,4 @@
-"""Requests that are short and ask for gigabytes: refused before they cost anything, by an estimate that is near."""
+"""Short requests that ask for gigabytes: refused before they cost anything, by an estimate of the answer's size."""
 
 from __future__ import annotations
 

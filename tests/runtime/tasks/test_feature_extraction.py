@@ -189,7 +189,7 @@ def test_parameters_that_the_model_does_not_support_are_refused(
 
 
 def test_vectors_share_no_memory_with_the_outputs_of_the_batch(built: Build) -> None:
-    """A view would keep the whole padded batch alive until its last answer has gone out."""
+    """A view would keep the whole padded batch in memory until its last answer has been sent."""
     model = built(NAME, BERT)
     task = model.task(NAME).task
     for pooling in ("none", "cls", "mean", "max", "last"):
@@ -208,7 +208,7 @@ def test_files_that_the_task_does_not_need_may_be_missing(built: Build, tmp_path
 
 
 def test_token_ids_give_the_same_vector_as_their_text(built: Build, tmp_path: Path) -> None:
-    """OpenAI's and text-embeddings-inference's shapes have them; that of HF does not."""
+    """OpenAI's and text-embeddings-inference's requests may have them; Hugging Face's may not."""
     model = built(NAME, BERT)
     sentence_model(model, tmp_path, "mean", normalize=True)
     ask = Built(BERT, tmp_path, model.model, model.tokenizer).task(NAME)

@@ -94,7 +94,7 @@ def test_a_list_has_the_same_answers_as_its_entries_alone(built: Build) -> None:
 def test_texts_are_decoded_after_reduce_outside_of_the_event_loop(
     built: Build, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """What `reduce` gives has no texts in it: of ten thousand words for each mask, these take seconds."""
+    """The result of `reduce` contains no texts: to decode ten thousand words for each mask takes seconds."""
     model = built(NAME, BERT).task(NAME)
     task = model.task
     prepared = task.prepare(task.parse("a [MASK] day for [MASK]", {"top_k": 300}))

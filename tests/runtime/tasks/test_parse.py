@@ -1,4 +1,4 @@
-"""What requests may hold: tables of refusals, and fuzzing by the schemas that the HTTP side publishes."""
+"""Requests of the tasks: tables of refusals, and fuzzing by the published schemas."""
 
 from __future__ import annotations
 
@@ -314,7 +314,7 @@ def parameter_names(name: TaskName) -> list[str]:
 
 
 def attempt(task: Task, inputs: Any, parameters: Any) -> Prepared | InvalidInput:
-    """What becomes of a request before any model runs; every other exception fails the test."""
+    """The outcome of a request before any model runs; every other exception fails the test."""
     try:
         return task.prepare(task.parse(inputs, parameters))
     except InvalidInput as refused:

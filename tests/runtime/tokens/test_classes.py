@@ -1,4 +1,4 @@
-"""What transformers' classes assume where a folder is silent, judged by the classes themselves.
+"""Defaults of transformers' tokenizer classes where a folder's files state nothing, compared with transformers.
 
 Each folder is opened by `AutoTokenizer`, and by us.
 """

@@ -1,4 +1,4 @@
-"""Counts of what stays, judged by the truncation of the tokenizers library itself."""
+"""Numbers of kept tokens, compared with the truncation of the tokenizers library itself."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The table of words, judged by the library that it is made of."""
+"""The table of words, compared with the library that it is made from."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Prometheus' answers -> metrics."""
+"""Metrics from Prometheus' answers."""
 
 from __future__ import annotations
 
@@ -123,7 +123,7 @@ def test_a_partial_scrape_shows_in_the_coverage_and_is_never_idle() -> None:
 
 
 def test_pods_that_are_not_ready_do_not_count_as_coverage() -> None:
-    """Surge pods and leavers are scraped as well."""
+    """Prometheus also scrapes surge pods and terminating pods."""
     assert metrics_of(replace(BUSY, scraped_at=scraped(a=1, old=1, older=1)), TARGETS).coverage == 0.5
 
 

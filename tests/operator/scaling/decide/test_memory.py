@@ -72,7 +72,7 @@ def times(*seconds: float) -> tuple[Started, ...]:
     ],
 )
 def test_the_setting_counts_as_one_observation(seen: tuple[float, ...], expected: float) -> None:
-    """A late replica costs requests and an early one seconds: the upper median."""
+    """A late replica costs requests, an early one only seconds: the upper median is used."""
     assert expected_start_up_seconds(times(*seen), 40) == expected
 
 
@@ -99,7 +99,7 @@ def test_the_expected_start_up_time_is_an_observed_one_or_the_setting(seconds: l
 
 
 def test_a_rising_load_scales_up_earlier_where_replicas_start_slowly() -> None:
-    """The line of a surge is followed to when a new replica would serve."""
+    """A surge is extrapolated to the time at which a new replica would serve."""
 
     def grown(start_up: float) -> int:
         replay = Replay(ScalingSettings(max_replicas=50), replicas=2)

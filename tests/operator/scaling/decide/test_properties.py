@@ -169,7 +169,8 @@ def test_a_new_leader_with_the_state_of_the_old_one_decides_the_same(
 def test_the_window_of_an_endpoint_is_respected_as_an_hpa_respects_its_own(
     course: list[tuple[float, float, int]], window: int
 ) -> None:
-    """Nothing shrinks before every number that was wanted within it was lower; and it is never learnt to be longer."""
+    """The number does not fall before every number wanted within the window was lower, and the window is not
+    lengthened."""
     replay = Replay(SETTINGS.model_copy(update={"shrink_window_seconds": float(window), "strict_window": True}))
     wanted: list[tuple[float, int]] = []
     for rate, in_flight, ticks in course:

@@ -1,4 +1,4 @@
-"""Decisions over a course of load, tick by tick. One replica takes 10 requests/s; headroom 0.75, window 300 s."""
+"""Decisions over a course of load, tick by tick. One replica handles 10 requests/s; headroom 0.75, window 300 s."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def test_a_step_scales_up_at_the_first_tick_that_shows_it() -> None:
 
 
 def test_surplus_replicas_of_a_surge_are_removed_before_they_have_started() -> None:
-    """How far a sudden rise goes is not known at once; replicas that have not started are given back when it is."""
+    """The height of a sudden rise is not known at once; replicas that have not started are removed when it is."""
     replay = Replay().settled(6)
     replay.ready = 1
 
@@ -81,7 +81,7 @@ def test_a_load_that_dips_a_little_keeps_the_margin_between_growing_and_shrinkin
 
 
 def test_a_ramp_is_scaled_ahead_of_the_load() -> None:
-    """Whatever the ramp needs has been asked for a start-up time before; it doubles in 200 s."""
+    """Each replica that the ramp needs was requested a start-up time before; the load doubles in 200 s."""
     replay = Replay().settled(20)
     slope, lead = 0.1, replay.settings.start_up_seconds
 
@@ -205,7 +205,7 @@ def test_a_partial_scrape_is_extrapolated_and_forbids_a_scale_down() -> None:
 
 
 def test_surge_pods_of_a_rollout_are_no_reason_to_change() -> None:
-    """Twice the pods, the same traffic; start-up work makes p95 rise."""
+    """Twice the pods with the same traffic; the work of starting raises p95."""
     replay = Replay().settled(40)
     before = replay.replicas
     replay.rolling_out, replay.ready = True, 2 * before
@@ -375,7 +375,7 @@ def test_the_status_stays_small() -> None:
 
 
 def test_replicas_for_a_backlog_are_removed_when_it_is_gone() -> None:
-    """Late answers of earlier requests do not keep them: no later demand needed them."""
+    """Late answers of earlier requests do not keep the replicas: no later demand needed them."""
     replay = Replay().settled(10)
     replay.play(traffic(10), 300)
     late = traffic(40, in_flight=600, p95=3000, good=0.5)

@@ -1,4 +1,4 @@
-"""What one replica can take, and how much slower it is than its curve."""
+"""The capacity of one replica, and how much slower it is than its curve."""
 
 from __future__ import annotations
 

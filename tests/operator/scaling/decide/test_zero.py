@@ -1,4 +1,4 @@
-"""From zero replicas and to zero."""
+"""Scaling to zero replicas and from zero."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The runtime's own exposition, read without the client library."""
+"""The runtime's metrics are parsed without the client library."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The load as the gateway tells it: read, put together with what the replicas say, and waited for."""
+"""The load from the gateway's metrics: parsed, combined with the replicas' metrics, and awaited at zero replicas."""
 
 from __future__ import annotations
 
@@ -136,7 +136,7 @@ def rig() -> Iterator[Rig]:
 
 @asynccontextmanager
 async def operating(cache: ClusterCache, gateway: Gateway, **settings: Any) -> AsyncIterator[None]:
-    """The autoscaler at work on this world, with a real gateway."""
+    """The autoscaler on this cluster cache, with a real gateway."""
     chosen = LoadSettings(**settings)
     port = cast("ClusterPort", object())
     autoscaler = make_autoscaler(port, cache, chosen, pod_port=1, gateway_port=gateway.status_port)
@@ -183,7 +183,7 @@ def test_a_held_request_scales_up_long_before_the_next_tick(rig: Rig) -> None:
 
 
 def is_asked(gateway: Gateway) -> bool:
-    """Whether the operator's question is open."""
+    """Whether the operator's request to /demand is open."""
     return "fe=status" in HAProxySocket(gateway.log.parent / "haproxy.sock").send("show sess")
 
 

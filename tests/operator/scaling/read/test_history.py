@@ -1,4 +1,4 @@
-"""From readings to metrics: values, proven quiet, and nothing known."""
+"""Readings become metrics: values, idle, or unknown."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A real Prometheus: over TLS, with a password, and killed."""
+"""A real Prometheus with TLS and a password, which is killed."""
 
 from __future__ import annotations
 
@@ -55,7 +55,7 @@ async def serving(program: Path, folder: Path) -> AsyncIterator[tuple[Server, Fl
 
 
 class Busy:
-    """Ten requests in each second, one in ten late, however long a second takes here."""
+    """Ten requests in each second of the metrics' own time, one in ten late."""
 
     def __init__(self, pods: list[ServingPod]) -> None:
         self._pods = pods

@@ -1,4 +1,4 @@
-"""What a Prometheus is asked, and what its answers mean; the real one is asked in test_prometheus.py."""
+"""Queries for Prometheus, and the meaning of its answers. test_prometheus.py uses a real one."""
 
 from __future__ import annotations
 

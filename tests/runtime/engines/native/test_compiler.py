@@ -1,4 +1,4 @@
-"""The C sources compile without a warning, to the same file each time, and stand up to the sanitisers."""
+"""The C sources compile without a warning, to the same file each time, and pass the sanitisers."""
 
 from __future__ import annotations
 
@@ -63,7 +63,7 @@ def test_an_installation_without_the_library_names_the_remedy(tmp_path: Path, mo
 @needs_compiler
 @pytest.mark.slow
 def test_the_sanitisers_find_nothing(tmp_path: Path) -> None:
-    """Out of bounds, undefined behaviour: the other tests again, with a library that watches itself."""
+    """Memory errors and undefined behaviour: the other tests run again with an instrumented library."""
     flags = tuple(flag for flag in FLAGS if flag != "-O3")
     sanitised = ("-O1", "-fsanitize=address,undefined", "-fno-sanitize-recover=all", "-fno-omit-frame-pointer")
     made = compile_library(tmp_path / LIBRARY.name, flags=(*flags, *sanitised))

@@ -1,4 +1,4 @@
-"""What is written is what is read; what is not whole or does not fit is refused before the C code sees it."""
+"""A written graph is read back; incomplete or inconsistent files are refused before the C code reads them."""
 
 from __future__ import annotations
 

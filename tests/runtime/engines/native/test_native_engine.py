@@ -1,4 +1,4 @@
-"""The engine as the server uses it: many callers, one with helpers, numbers that no tokenizer gives."""
+"""The engine as the server uses it: several callers, helper threads, and unusual token ids."""
 
 from __future__ import annotations
 
@@ -249,7 +249,7 @@ def test_a_run_during_others_does_not_get_the_pool_until_they_have_ended() -> No
 
 
 def _processor_seconds(thread: int) -> float:
-    """That it has had so far."""
+    """CPU seconds that it has used so far."""
     return float(Path(f"/proc/self/task/{thread}/schedstat").read_text().split()[0]) / 1e9
 
 
@@ -258,7 +258,7 @@ def _threads() -> set[int]:
 
 
 def _in_thread(call: Callable[[], None]) -> None:
-    """Affinity is a thread's own: that of the tests stays as it is."""
+    """Affinity belongs to a thread: that of the test's thread does not change."""
     with ThreadPoolExecutor(1) as pool:
         pool.submit(call).result()
 

@@ -1,4 +1,4 @@
-"""A row by itself, without a batch around it: the same to the bit, or not at all."""
+"""A single-row run gives the same bits as a batch of that row, or does not exist."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Clients that people have already: huggingface_hub, openai, tritonclient."""
+"""Existing clients of other projects: huggingface_hub, openai, tritonclient."""
 
 from __future__ import annotations
 

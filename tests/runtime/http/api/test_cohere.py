@@ -1,4 +1,4 @@
-"""`/v1/rerank` and `/v2/rerank`, as Cohere's clients ask them."""
+"""`/v1/rerank` and `/v2/rerank`, with requests of Cohere's clients."""
 
 from __future__ import annotations
 

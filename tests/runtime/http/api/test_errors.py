@@ -130,7 +130,7 @@ def test_headers_of_a_request(client: httpx.Client, headers: dict[str, str], sta
 
 
 class TestRoutes:
-    """What there is, and what there is not."""
+    """Existing and missing routes."""
 
     @pytest.mark.parametrize(
         ("path", "message"),
@@ -233,7 +233,7 @@ class TestRoutes:
 
 
 class TestFailures:
-    """When we are the ones."""
+    """Errors of the server."""
 
     @pytest.mark.parametrize(
         ("error", "status", "retry_after"),
@@ -288,7 +288,7 @@ class TestFailures:
 
 
 class TestHeaders:
-    """What every answer brings."""
+    """Headers of every answer."""
 
     def test_timings_are_milliseconds_with_three_decimals(self, client: httpx.Client) -> None:
         headers = client.post("/predict", json={"inputs": ["a text", "of words"]}).headers
@@ -319,7 +319,7 @@ class TestHeaders:
 
 @pytest.fixture(scope="module")
 def guarded(tmp_path_factory: pytest.TempPathFactory) -> Iterator[httpx.Client]:
-    """Of an endpoint that wants a token."""
+    """A client of an endpoint that requires a token."""
     tokens = tmp_path_factory.mktemp("secret") / "tokens"
     tokens.write_text("new-token\n\nold-token\n")
     gate = Gate()

@@ -1,4 +1,4 @@
-"""The parsers by themselves: whatever comes, a value or a RequestError that explains."""
+"""The parsers alone: any input gives a value or a RequestError with a reason."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ def request(body: bytes) -> Request:
 
 
 def tried(parse: Callable[..., Any], *arguments: Any) -> Any:
-    """What it returns, or the RequestError that it raises."""
+    """The result of a call, or the RequestError that it raises."""
     try:
         return parse(*arguments)
     except RequestError as error:

@@ -1,4 +1,4 @@
-"""What is written down is what is there: routes, metrics, labels, the OpenAPI document."""
+"""The documents match the code: routes, metrics, labels, the OpenAPI document."""
 
 from __future__ import annotations
 

@@ -26,7 +26,7 @@ def tab(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Browser]:
 
 @pytest.fixture
 def fresh(tab: Browser) -> Iterator[Browser]:
-    """The browser, with nothing remembered of the last test."""
+    """The browser, with an empty profile for each test."""
     tab.complaints.clear()
     tab.asked.clear()
     yield tab

@@ -1,4 +1,4 @@
-"""HTTP/1.1 on real sockets: framing, order, limits, deadlines, clients that behave oddly or leave."""
+"""HTTP/1.1 on real sockets: framing, order, limits, deadlines, and clients that misbehave or disconnect."""
 
 from __future__ import annotations
 
@@ -57,7 +57,7 @@ def is_closed(client: socket.socket) -> bool:
 
 
 class TestFraming:
-    """Where requests begin and end."""
+    """The boundaries of requests."""
 
     def test_a_body_may_arrive_byte_by_byte(self, endpoint: Endpoint) -> None:
         with endpoint.connect() as client:
@@ -242,7 +242,7 @@ class TestFraming:
 
 
 class TestLimits:
-    """What is refused for its size or form, without being read."""
+    """Requests that are refused for their size or form, without being read."""
 
     def test_a_declared_body_over_the_limit_is_refused_at_once(self, endpoint: Endpoint) -> None:
         with endpoint.connect() as client:
@@ -537,10 +537,10 @@ class TestDeadlines:
 
 
 class TestAnswersThatAreNotRead:
-    """Of a client that does not read, a rest that fits into the transport's buffer: no event shows that it is stuck."""
+    """The size of an unread answer that fits into the transport's buffer: no event shows that the client is stuck."""
 
     def connect(self, endpoint: Endpoint) -> socket.socket:
-        """A client with such a rest."""
+        """A client with such an unread answer."""
         client = socket.socket()
         client.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 2048)
         client.connect(("127.0.0.1", endpoint.server.port))
@@ -599,7 +599,7 @@ class TestAnswersThatAreNotRead:
 
 
 class TestClientsThatLeave:
-    """Work for clients that have left is not done."""
+    """Requests of disconnected clients are not run."""
 
     def test_a_closed_connection_cancels_its_request(self) -> None:
         gate = Gate()

@@ -1,4 +1,4 @@
-"""A connection ends with an answer when it is old, so that clients that keep theirs find replicas that came later."""
+"""An old connection closes with an answer, so that clients with persistent connections reach new replicas."""
 
 from __future__ import annotations
 
@@ -105,7 +105,7 @@ def test_maximum_ages_differ_between_connections() -> None:
 
 
 def test_clients_with_persistent_connections_reach_a_new_replica(tmp_path: Path) -> None:
-    """As behind a Service: each connection goes by lot to one of the replicas there are, and stays."""
+    """A balancer as behind a Service: each connection goes to a random replica, and stays there."""
     with ExitStack() as stack:
         old = stack.enter_context(
             serving(make_model(tmp_path / "a", TaskName.FEATURE_EXTRACTION), connection_age_seconds=AGE)
@@ -130,7 +130,7 @@ def test_clients_with_persistent_connections_reach_a_new_replica(tmp_path: Path)
 
 
 def test_without_a_maximum_age_a_new_replica_gets_no_requests(tmp_path: Path) -> None:
-    """What the limit is for."""
+    """The purpose of the limit."""
     with ExitStack() as stack:
         old = stack.enter_context(
             serving(make_model(tmp_path / "a", TaskName.FEATURE_EXTRACTION), connection_age_seconds=0)
@@ -150,7 +150,8 @@ def test_without_a_maximum_age_a_new_replica_gets_no_requests(tmp_path: Path) ->
 
 
 async def by_httpx(url: str, least: int) -> tuple[int, list[str]]:
-    """Ask until this number of answers has ended the connection: how many did, and what went wrong."""
+    """Send requests until this number of connections was closed by an answer; returns how many were, and the
+    failures."""
     ends, deadline = 0, time.monotonic() + 60
     failures: list[str] = []
     limits = httpx.Limits(max_connections=4)

@@ -1,4 +1,4 @@
-"""The end of a serving process: nothing that was accepted is lost."""
+"""The end of a serving process: no accepted request is lost."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ GOOD = b'{"inputs": "a text"}'
 
 @dataclass
 class Tally:
-    """What clients saw."""
+    """The observations of the clients."""
 
     answered: int = 0
     refused: int = 0
@@ -36,7 +36,7 @@ class Tally:
 
 
 async def ask_forever(port: int, tally: Tally, *, keep: bool) -> None:
-    """Ask again and again, until no connection can be made any more."""
+    """Send requests repeatedly, until no connection can be made."""
     while True:
         try:
             reader, writer = await asyncio.open_connection("127.0.0.1", port)

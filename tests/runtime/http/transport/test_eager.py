@@ -20,7 +20,7 @@ def on_the_loop(test: Callable[..., Coroutine[Any, Any, None]]) -> Callable[...,
 
 
 async def in_a_task(coroutine: Any) -> Any:
-    """What a connection does with it."""
+    """The use of a coroutine by a connection."""
     found = run_eagerly(coroutine)
     return await asyncio.create_task(waiting(found)) if isinstance(found, Suspended) else found
 

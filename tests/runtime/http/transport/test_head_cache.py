@@ -1,4 +1,4 @@
-"""A head by itself: of which requests it is remembered, and which are read by it."""
+"""The head cache alone: which heads are cached, and which requests are found in it."""
 
 from __future__ import annotations
 

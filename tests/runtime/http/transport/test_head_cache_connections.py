@@ -1,5 +1,4 @@
-"""Connections whose clients send the same head again: it is not parsed, and nothing else comes of it than by the
-parser."""
+"""Connections whose clients repeat a head: it is not parsed again, and the answers are the same as with the parser."""
 
 from __future__ import annotations
 
@@ -75,7 +74,7 @@ WITH_TOKEN = {"auth_token": "right"}
 
 
 def fed(pieces: list[bytes], **flags: Any) -> tuple[Fed, int]:
-    """What comes of the pieces, and how many requests were not parsed."""
+    """The answers to the pieces, and how many requests were not parsed."""
     flags = {"max_body_bytes": MOST_BYTES, "max_header_bytes": MOST_BYTES, **flags}
     original = Connection._begin_cached
     with mock.patch.object(Connection, "_begin_cached", autospec=True, side_effect=original) as again:
@@ -83,7 +82,7 @@ def fed(pieces: list[bytes], **flags: Any) -> tuple[Fed, int]:
 
 
 def parsed(pieces: list[bytes], **flags: Any) -> Fed:
-    """What comes of them where all are."""
+    """The answers if all requests are parsed."""
     with mock.patch.object(CachedHead, "of", return_value=None):
         made, unparsed = fed(pieces, **flags)
     assert unparsed == 0
