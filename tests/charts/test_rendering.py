@@ -120,7 +120,7 @@ def test_values_become_settings_that_the_operator_accepts(
     given = environment(chart.template(values))
 
     assert expected.items() <= given.items()
-    Settings.load(given)  # refuses names that are none, and values that do not go together
+    Settings.load(given)  # refuses unknown names, and values that contradict each other
 
 
 WATCHED: Manifest = {"watchNamespaces": ["team-a"]}

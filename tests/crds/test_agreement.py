@@ -116,7 +116,7 @@ def test_a_valid_spec_is_accepted_by_file_and_api_server_with_the_same_meaning(
     ours, refusal = read(kind, sent)
     stored, message = api_server.verdict(sent, kind=kind)
     assert (refusal, message) == ("", "")
-    # What the API server has filled in is what we would have taken.
+    # The defaults of the API server are those of the reader of files.
     assert stored is not None
     assert read(kind, {**stored, "metadata": sent["metadata"]})[0] == ours
 

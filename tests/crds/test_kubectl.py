@@ -117,7 +117,7 @@ def test_the_example_is_accepted_and_gets_its_defaults(kube: Kubectl) -> None:
         "metrics": {"prometheus": {"queries": {}}},
         "whenMetricsMissing": "Hold",
     }
-    # What was not written is what our own reader would have taken.
+    # Omitted fields have the defaults of the reader of files.
     assert ModelEndpoint.from_object(stored).spec == ModelEndpoint.from_file(EXAMPLE).spec
 
 

@@ -65,7 +65,7 @@ def add(server: ApiServer, node: NodeFacts) -> None:
         }},
     )  # fmt: skip
     assert status == 200, body["message"]
-    # Admission has tainted it as not ready; what a controller would take away, we do.
+    # Admission has tainted it as not ready; no controller runs here that removes the taint.
     taints = [{"key": taint.key, "value": taint.value, "effect": taint.effect} for taint in node.taints]
     status, body = server.call("PATCH", f"/api/v1/nodes/{node.name}", {"spec": {"taints": taints}})
     assert status == 200, body["message"]
@@ -93,7 +93,7 @@ def decisions(server: ApiServer, expected: dict[str, bool]) -> dict[str, str]:
             refused = any(one.get("reason") == "Unschedulable" for one in conditions) and not expected[name]
             if value["spec"].get("nodeName") or refused:
                 decided[name] = value["spec"].get("nodeName", "")
-        time.sleep(0.02)  # a poll: the list is what is looked at
+        time.sleep(0.02)  # poll the list
     return decided
 
 
@@ -128,7 +128,7 @@ def test_the_scheduler_places_pods_of_each_class_on_its_nodes(scheduler: ApiServ
         NodeFacts("", on("inf1.24xlarge").labels, neuron, {**ROOM, "aws.amazon.com/neuron": Fraction(16)}),
         NodeFacts("", on("inf2.24xlarge").labels, neuron, {**ROOM, "aws.amazon.com/neuron": Fraction(6)}),
     ]
-    # Each node takes one pod of each class, so that none is in another's way.
+    # Each node has room for one pod of each class.
     nodes = {
         f"node-{index}": named(
             NodeFacts("", node.labels, node.taints,
@@ -145,7 +145,7 @@ def test_the_scheduler_places_pods_of_each_class_on_its_nodes(scheduler: ApiServ
         name = f"{class_name}-{node_name}"
         needs = PodRequirements.of(class_name, hardware, pod, cores=4, memory_bytes=MEMORY)
         expected[name] = "".join(place(needs, nodes.values()).nodes)
-    # `any` last: it fits nearly everywhere, and would be in the way of the small nodes' own.
+    # `any` last: its pod fits nearly everywhere, and would take the room of a small node.
     order = sorted(expected, key=lambda name: name.startswith("any-"))
     for name in order:
         class_name = next(

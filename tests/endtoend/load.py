@@ -67,7 +67,7 @@ class Load:
                 try:
                     connection.connect()
                 except OSError:
-                    return  # no server listens: nothing was accepted
+                    return  # no server listens, so no request was accepted
             text = self._texts[turn % len(self._texts)]
             turn += 7  # another order for each client
             exchange, keeps = self._ask(connection, text)

@@ -45,7 +45,7 @@ def test_the_optimisation_ends_with_the_server(endless: Path, tmp_path: Path) ->
         family = optimising(server)
 
         assert server.end() == 0
-        assert gone([*family, *server.family()]), "an orphan optimises on"
+        assert gone([*family, *server.family()]), "an orphaned process continues the optimisation"
         assert "Traceback" not in server.output
 
 
@@ -73,7 +73,7 @@ def test_results_of_a_killed_server_are_reused(tiny: Path, tmp_path: Path) -> No
         family = optimising(server)
         server.wait_until(lambda _: bool(list(store.glob("*.work/candidates/onnxruntime-fp32.json"))))
         assert server.end(signal.SIGKILL) == -signal.SIGKILL
-        assert gone(family), "an orphan optimises on, and has the lock"
+        assert gone(family), "an orphaned process continues the optimisation, and holds the lock"
     (record,) = store.glob("*.work/candidates/onnxruntime-fp32.json")
     known = json.loads(record.read_text())["facts"]
     assert not [path for path in store.glob(f"*/{MANIFEST_NAME}") if "." not in path.parent.name]
@@ -83,7 +83,7 @@ def test_results_of_a_killed_server_are_reused(tiny: Path, tmp_path: Path) -> No
     assert done.returncode == 0, done.stderr
     (artefact,) = [path.parent for path in store.glob(f"*/{MANIFEST_NAME}") if "." not in path.parent.name]
     reference = next(one for one in Manifest.load(artefact).candidates if one.recipe.name == "onnxruntime-fp32")
-    # To the last digit: it was read, not measured again.
+    # Equal to the last digit: it was read, not measured again.
     assert reference.build_seconds == known["build_seconds"]
 
 

@@ -61,7 +61,7 @@ class Story:
 
 TINY: dict[str, Any] = {
     "workload": {"sequenceLengths": [8, 32], "texts": list(TEXTS)},
-    # Time enough on any machine: it ends by itself.
+    # Enough time on any machine; the search ends by itself.
     "optimization": {"budgetSeconds": 400, "engines": ["onnxruntime"], "precisions": ["fp32", "int8-dynamic"]},
 }
 MINILM: dict[str, Any] = {
@@ -160,7 +160,7 @@ def test_the_screen_has_the_result(story: Story) -> None:
 def test_a_signal_under_load_loses_no_request(story: Story) -> None:
     assert story.status == 0
     late = [one for one in story.exchanges if one.answered > story.signalled]
-    assert late, "no request was under way: the test proves nothing"
+    assert late, "no request was in progress: the test proves nothing"
     assert {one.status for one in late} == {200}
 
 

@@ -38,7 +38,7 @@ def test_an_applied_endpoint_answers_is_optimised_and_owns_its_cores(endpoint: N
     first = endpoint("first")
     first.apply()
 
-    # The fp32 graph answers while the search is under way.
+    # The fp32 graph answers during the search.
     body = first.until(lambda body: first.condition("Available", body).get("status") == "True", "available")
     address = first.address()
     answer = until_answered(address, seconds=300)

@@ -49,7 +49,7 @@ def spec(prometheus: Prometheus) -> Json:
     """What differs from the example."""
     return {
         **WITH_CAPACITY,
-        # No pods before the result is there: they would take the cores that it is measured on.
+        # No pods before the result exists: they would take the cores that it is measured on.
         "optimization": {**WITH_CAPACITY["optimization"], "serveWhileOptimizing": False},
         "scaling": {
             "mode": "Internal",
@@ -123,7 +123,7 @@ class Scene:
 
     def lose_a_process(self) -> tuple[float, float]:
         """Kill the server in a pod, and wait until it serves again; returns the times of the kill and of its end."""
-        # One that has not been killed yet: the kubelet lets those wait that end again and again.
+        # Choose one that was not killed yet: the kubelet delays the restart of containers that end repeatedly.
         name = min(self.endpoint.pods(), key=restarts_of)["metadata"]["name"]
 
         def restarts() -> int:
@@ -224,12 +224,12 @@ def test_behind_the_gateway_a_killed_process_fails_no_request(scene: Scene) -> N
     mark = scene.stream.mark()
 
     with scene.gateway():
-        # Those who came before it are with a replica, and would go with that.
+        # Earlier connections lead to a replica directly, and would fail with it.
         scene.done_with_all()
         scene.lose_a_process()
 
     scene.done_with_all()
-    # What was cut off was sent again, and the gateway came and went without a failed request.
+    # Interrupted requests were sent again, and no request failed when the gateway was added and removed.
     assert scene.stream.failed(mark) == []
     assert scene.stream.since(mark)
 
@@ -272,7 +272,7 @@ def test_without_prometheus_the_number_stays_also_after_the_loss_of_the_leading_
     # That the status has it after a minute is tested without a cluster, in tests/operator/scaling.
     scene.until(lambda: load_known(installation) is False, "unwatched")
     begun = time.monotonic()
-    # The next leader knows neither the load nor what it was.
+    # The next leader knows neither the present load nor the earlier one.
     lost = installation.leader()
     installation.system("delete", "pod", lost, "--grace-period=0", "--force")
     scene.until(

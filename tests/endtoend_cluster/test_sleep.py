@@ -1,4 +1,5 @@
 """An endpoint scales to zero behind its gateway, and scales up for requests without losing one.
+
 The tests share one endpoint. Each test establishes the state that it needs, which is quick in this order.
 """
 
@@ -80,7 +81,7 @@ def test_simultaneous_requests_at_zero_replicas_are_held_and_all_answered(endpoi
 
     assert len(answers) == CROWD
     assert len({tuple(answer.vector) for answer in answers}) == 1
-    # They came before there was a replica, and one came for them.
+    # They arrived before there was a replica, and one was started for them.
     assert all(int(answer.headers["x-held-time"]) > 0 for answer in answers)
     assert len(endpoint.pods()) == 1
     events = endpoint.kubectl("get", "events", f"--field-selector=involvedObject.name={NAME},reason=ScaledUp")
@@ -126,5 +127,5 @@ def test_a_killed_replica_fails_only_its_own_requests(endpoint: Endpoint) -> Non
         )
         load.more(6)
 
-    # At most the ones under way, and the first that found no server: one on each kind of connection.
+    # At most the requests in progress, and the first one on each kind of connection that found no server.
     assert len(load.failures) <= 3, load.failures

@@ -201,7 +201,7 @@ def running_rig() -> Iterator[Rig]:
                 # pytest shows it when the test has failed.
                 print(gateway.log.read_text()[-8000:])
             for gateway in rig.gateways:
-                # What it still has under way is of no interest any more.
+                # Its requests in progress do not matter any more.
                 gateway.kill()
             for replica in rig.replicas.values():
                 replica.kill()

@@ -20,7 +20,7 @@ def test_requests_go_to_the_replica_that_has_the_fewest(rig: Rig) -> None:
     Crowd(gateway.url, 12)
     gateway.until("in_flight_requests", 12)
 
-    # By lot, one of them would have had eight or more every third time.
+    # With a random choice, one of them would get eight or more every third time.
     for replica in replicas:
         until_busy(replica.port, 6)
 
@@ -114,7 +114,7 @@ def test_no_request_is_lost_when_one_of_two_replicas_is_killed(rig: Rig) -> None
     with load(gateway.url, clients=6) as running:
         running.more(50)
         doomed.kill()
-        # The gateway has no event yet: it finds out by its connections.
+        # The gateway has no event yet: its connections fail.
         running.more(200)
         rig.announce(without=("a",))
         gateway.until("replicas", 1)
@@ -145,7 +145,7 @@ def test_requests_wait_while_the_only_replica_restarts(rig: Rig) -> None:
     gateway.until("replicas", 1)
     assert post(gateway.url).status_code == 200
     doomed.kill()
-    # The first request may find out, and then has an error; the later ones wait.
+    # The first request may meet the ended replica and fail; the later ones wait.
     first = post(gateway.url)
     assert first.status_code in {200, 503}
     crowd = Crowd(gateway.url, 5)

@@ -31,7 +31,7 @@ def test_held_requests_are_released_within_a_tenth_of_a_second_of_a_known_replic
     gateway = rig.gateway()
     rig.start("a", announce=False)
     seconds: list[float] = []
-    # The best of some: a busy machine has moments in which it is not, and a gateway that looks seldom has none.
+    # The best of several: even a busy machine has quiet moments, but a gateway that polls seldom is always slow.
     while min(seconds, default=1.0) > 0.1 and len(seconds) < 30:
         rig.announce(without=("a",))
         gateway.until("replicas", 0)
@@ -115,7 +115,7 @@ def test_hundreds_are_held_at_once_and_all_are_answered(rig: Rig) -> None:
     answers = crowd.finish()
 
     assert [answer.status_code for answer in answers] == [200] * 300
-    # The replica was not buried: it had eight at a time, and the others waited here.
+    # The replica had at most eight requests at a time; the others waited in the gateway.
     assert max(answer.json()[0][1] for answer in answers) <= 8
 
 
@@ -160,14 +160,14 @@ def test_a_held_client_that_disconnects_frees_its_place(rig: Rig, characters: in
     body = json.dumps({"inputs": "x" * characters}).encode()
     with sent(gateway, body):
         gateway.until("held_requests", 1)
-    # A waiter that does not look any more is forgotten after a second.
+    # A waiting request that no longer polls is removed after a second.
     gateway.until("held_requests", 0)
     crowd = Crowd(gateway.url, 1)
     gateway.until("held_requests", 1)
     rig.start("a")
 
     assert [answer.status_code for answer in crowd.finish()] == [200]
-    # What its client did not wait for was not computed.
+    # The request of the disconnected client was not computed.
     assert gateway.metric("requests_total") == 2
 
 
@@ -176,7 +176,7 @@ def test_a_poll_for_demand_is_answered_as_soon_as_there_is_any(rig: Rig) -> None
     with httpx.Client(trust_env=False, verify=False, timeout=120) as client:
         assert client.get(f"{gateway.status}/demand?seconds=0").text == "0\n"
         crowd = Crowd(gateway.url, 1)
-        # The client would not wait so long.
+        # A client would not wait that long.
         assert client.get(f"{gateway.status}/demand?seconds=60").text == "1\n"
     rig.start("a")
     crowd.finish()

@@ -51,7 +51,7 @@ def test_one_of_two_gateways_is_replaced_under_load_and_nothing_is_lost(rig: Rig
         gateway.until("replicas", 1)
     with balancing([first.port, second.port]) as balancer, load(balancer.url, clients=6) as running:
         running.more(100)
-        # The Service forgets it, and the kubelet tells it to end.
+        # The Service removes it, and the kubelet sends it SIGTERM.
         balancer.backends = [second.port]
         first.terminate()
         assert first.process.wait(120) == 0
@@ -83,7 +83,7 @@ def test_new_requests_to_a_gateway_that_is_removed_are_answered(rig: Rig) -> Non
     rig.start("a")
     gateway = rig.gateway(drain_seconds=4)
     gateway.until("replicas", 1)
-    # The list of replicas goes with the gateway, before its pods have ended and before the Service leads elsewhere.
+    # The slices are deleted before the pods of the gateway have ended and before the Service selects other pods.
     rig.api.remove()
     gateway.until_logged("was deleted")
     gateway.terminate()
@@ -127,7 +127,7 @@ def test_a_connection_is_closed_at_its_maximum_age(rig: Rig) -> None:
                 ends.append(time.monotonic() - begin)
             assert time.monotonic() - begin < 60
 
-    # From three quarters of a second on; not with every answer.
+    # From three quarters of the maximum age on; not with every answer.
     assert ends[2] > 3 * 0.7
 
 

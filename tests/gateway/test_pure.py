@@ -163,7 +163,7 @@ def test_a_pod_that_moved_to_another_slice_has_the_state_of_that_slice() -> None
     known.update({"2": slice_with(endpoint("a", "10.0.0.1"))}, 100.1)
 
     assert [server.takes_requests for server in known.replicas().values()] == [True]
-    assert not SliceHistory().service_removed, "who has never seen a slice waits for the first"
+    assert not SliceHistory().service_removed, "a new history waits for its first slice"
 
 
 UP, ENDING = (
@@ -296,5 +296,5 @@ def test_every_error_that_haproxy_answers_a_request_with_is_in_the_runtimes_shap
     assert len(bodies) == 10
     for body in bodies:
         assert body.keys() == {"error", "error_type", "remedy"}
-        # A clause without a full stop, as the runtime's.
+        # A clause without a full stop, as in the runtime's errors.
         assert not body["error"].endswith(".")

@@ -1,4 +1,5 @@
 """The answers of each task and each kind of model equal the reviewed ones.
+
 After an intended change: `python -m tests.golden.snapshots`, and review the difference.
 """
 

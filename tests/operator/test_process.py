@@ -88,7 +88,7 @@ def until(condition: Callable[[], Any], *, within: float = 90.0, what: str = "")
     seconds, in virtual time."""
     begin = time.monotonic()
     while not condition():
-        assert time.monotonic() - begin < within, what or "it does not come to that"
+        assert time.monotonic() - begin < within, what or "the condition did not hold within the limit"
         time.sleep(0.05)
 
 
@@ -189,7 +189,7 @@ def test_a_standby_takes_over_after_a_kill_and_at_once_after_a_clean_exit(
             with started(third):
                 until(lambda: third.logged_message("standing by: second leads"))
                 assert second.end() == 0
-                # Not when the lease runs out.
+                # Before the lease expires.
                 until(third.leads, within=LONG_SECONDS / 2)
                 assert third.end() == 0
 
@@ -225,13 +225,13 @@ def test_the_operator_uses_every_right_that_it_has_and_needs_no_other(
         left = "deployments,services,networkpolicies,serviceaccounts,roles,rolebindings,poddisruptionbudgets"
         ours = "app.kubernetes.io/name=penstock-gateway"
         until(lambda: not space.items(left, ours), what="something of a gateway stays")
-        # Another key, suspended while its job is to run.
+        # Another key, suspended while its job is pending.
         space.apply(endpoint("paused", cores=2))
         until(lambda: len(space.items("jobs")) == 2)
         space.apply(endpoint("paused", cores=2, suspend=True))
         until(lambda: len(space.items("jobs")) == 1, what="the job of a suspended endpoint stays")
         space("delete", "modelendpoint", "emotion")
-        # The suspended one keeps its own.
+        # The suspended endpoint keeps its own.
         until(lambda: len(space.items("optimizedmodels")) == 1, what="an unused OptimizedModel stays")
 
         unused = {
@@ -242,7 +242,7 @@ def test_the_operator_uses_every_right_that_it_has_and_needs_no_other(
             not in used(operator.get("/metrics"), f"{grant.kind}{'/' if grant.subresource else ''}{grant.subresource}")
         }
         refused = [line["message"] for line in operator.lines() if "HTTP 403" in line["message"]]
-        # Of the namespaces of other tests, which are on their way out.
+        # Except those about namespaces of other tests, which are being deleted.
         refused = [message for message in refused if "being terminated" not in message]
         assert operator.end() == 0
 
@@ -282,7 +282,7 @@ VERBS = {
     "GET": {"get"},
     "LIST": {"list"},
     "WATCH": {"watch"},
-    # Whether an apply made an object or changed it is the API server's business: it asks for both rights.
+    # An apply creates or changes an object; the API server requires both rights for it.
     "APPLY": {"create", "patch"},
     "POST": {"create"},
     "PUT": {"update"},

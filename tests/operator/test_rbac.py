@@ -12,7 +12,7 @@ ALL = (*rbac.CLUSTER, *rbac.NAMESPACED, *rbac.KEDA, *rbac.OWN)
 
 
 def test_every_kind_that_is_touched_is_granted_and_no_other() -> None:
-    # Gateways read EndpointSlices; the operator only hands that on.
+    # Gateways read EndpointSlices; the operator needs the right in order to grant it.
     assert {grant.kind.name for grant in ALL} - {"EndpointSlice"} == set(KINDS)
 
 

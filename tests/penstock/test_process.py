@@ -30,7 +30,7 @@ wait. Event loops of real processes are woken."""
 def first_of_a_container(code: str) -> Iterator[subprocess.Popen[str]]:
     """Run it as process 1 of a PID namespace, until the block ends."""
     if os.geteuid() != 0:
-        pytest.skip("a PID namespace takes root here")
+        pytest.skip("a PID namespace needs root here")
     words = ["unshare", "--pid", "--fork", "--kill-child", sys.executable, "-c", code]
     with subprocess.Popen(words, stdout=subprocess.PIPE, text=True) as process:
         try:

@@ -63,9 +63,9 @@ def test_a_noise_trace_changes_once_after_its_constant_warm_up() -> None:
 
     still, moving = counts[: WARM_UP_SECONDS // 10], counts[WARM_UP_SECONDS // 10 :]
     assert trace.changes == 1
-    assert still.var() == pytest.approx(still.mean(), rel=0.4), "a Poisson count's"
+    assert still.var() == pytest.approx(still.mean(), rel=0.4), "the variance of a Poisson count"
     assert moving.var() > 3 * moving.mean()
-    assert still.mean() > 1.1 * moving.mean(), "of this seed: the level changes as well"
+    assert still.mean() > 1.1 * moving.mean(), "with this seed the level changes as well"
 
 
 def test_arrivals_follow_the_rates_after_the_warm_up() -> None:

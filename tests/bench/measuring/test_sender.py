@@ -38,7 +38,7 @@ def test_one_client_measures_the_servers_time(start_stub: StartStub) -> None:
     count, busy = len(result.latencies_milliseconds), sum(result.latencies_milliseconds) / 1e3
     assert min(result.latencies_milliseconds) >= 10
     assert result.completed_per_second == pytest.approx(count / result.seconds)
-    # What is over is the client's own, between an answer and the next request.
+    # The rest is the client's own time between an answer and the next request.
     assert result.seconds >= 0.99 * busy
     assert result.failed == 0
     assert set(result.groups) == {8, 16}

@@ -18,7 +18,7 @@ CONFIG_MAP = {"apiVersion": "v1", "kind": "ConfigMap", "metadata": {"name": "one
 def api(control_plane: Cluster) -> Api:
     found = api_of(control_plane.kubeconfig)
     if found is None:
-        pytest.skip("a given cluster is signed in to in another way, and asked by kubectl")
+        pytest.skip("a cluster of the user has another authentication, and kubectl is used for it")
     return found
 
 

@@ -88,7 +88,7 @@ def test_service_is_found_by_its_name_and_answers(full_kubectl: Kubectl) -> None
 
 def test_name_that_no_service_has_is_not_found(full_cluster: Cluster, full_kubectl: Kubectl) -> None:
     if full_cluster.machine is None:
-        pytest.skip("a given cluster resolves what it likes")
+        pytest.skip("a cluster of the user has its own DNS")
     full_kubectl.apply(pod("client", "sleep 1000"))
     full_kubectl.wait("condition=Ready", "pod/client")
 

@@ -30,7 +30,7 @@ with shared_machine() as machine:
 def ours(full_cluster: Cluster) -> Cluster:
     """The machine's cluster, which these tests break, and which no user has started for other work."""
     if full_cluster.machine is None or not STARTED_BY_TESTS.exists():
-        pytest.skip("breaks the cluster, and this one is in use")
+        pytest.skip("the test breaks the cluster, and this one is in use")
     return full_cluster
 
 

@@ -132,7 +132,7 @@ def test_kinds_that_need_only_metadata_are_listed_as_metadata(kind: ResourceKind
 
     asked = [seen.accept.partition(";as=")[2].partition(";")[0] for seen in api.seen]
     assert set(asked[:2]) == expected
-    assert asked[2] == ""  # by name all of it is wanted
+    assert asked[2] == ""  # a get by name reads the whole object
 
 
 def test_an_object_that_is_not_there_is_none() -> None:

@@ -69,8 +69,8 @@ def test_a_cancelled_watch_leaves_no_open_connection(busy_server: Configuration)
             await asyncio.gather(task, return_exceptions=True)
 
     with warnings.catch_warnings():
-        # Of tests before: a request that is cancelled under way takes leave of a server that may be busy, and the
-        # loop ends first.
+        # From earlier tests: a cancelled request closes its connection to a server that may be busy, and the loop ends
+        # first.
         warnings.simplefilter("ignore", ResourceWarning)
         gc.collect()
     with warnings.catch_warnings(record=True) as found:

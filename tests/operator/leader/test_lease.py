@@ -80,7 +80,7 @@ class Replica:
     def __init__(self, server: LeaseServer, name: str) -> None:
         self.name = name
         clock = asyncio.get_running_loop().time
-        # Of a port, the lease uses three methods.
+        # The lease uses three methods of the port.
         port = cast("ClusterPort", Network(server, name))
         self.leadership = Leadership(port, namespace="a", name="l", identity=name, times=TIMES, clock=clock)
         self.task = asyncio.create_task(self._live())
@@ -107,7 +107,7 @@ async def seconds_until(condition: Callable[[], bool], limit: float = 60.0) -> f
     loop = asyncio.get_running_loop()
     begin = loop.time()
     while not condition():
-        assert loop.time() - begin < limit, "it does not come to that"
+        assert loop.time() - begin < limit, "the condition did not hold within the limit"
         await asyncio.sleep(0.05)
     return loop.time() - begin
 
@@ -234,7 +234,7 @@ def test_an_outage_shorter_than_the_deadline_does_not_cost_the_lease(
         first = Replica(server, "a")
         await asyncio.sleep(10 + begin * TIMES.interval_seconds)
         outage(server)
-        # The last renewal may have begun an interval ago, and the next one has a way to go as well.
+        # The last renewal may have begun an interval ago, and the next one takes time as well.
         end = asyncio.get_running_loop().time() + TIMES.deadline_seconds - 2 * TIMES.interval_seconds - 0.3
         led = []
         while asyncio.get_running_loop().time() < end + 30:
@@ -323,7 +323,7 @@ def test_after_any_sequence_of_events_there_is_at_most_one_leader_and_finally_on
                 server.cut_off.clear()
             elif what == "kill" and replica is not None:
                 await replica.kill()
-                # It is dead: what it thinks does not matter any more.
+                # A killed replica: its own view of the lease does not count.
                 del replicas[name]
             elif what == "start" and replica is None:
                 generation += 1

@@ -174,7 +174,7 @@ def test_the_api_server_accepts_the_job_and_its_controllers_delete_it(crds: Clus
             there = asyncio.Event()
             cache.pods.listen(lambda _: there.set())
             assert await collector.collect() is False
-            # The Job controller makes its pod, so admission has nothing against it.
+            # The Job controller has created its pod, so admission accepts it.
             async with asyncio.timeout(120):
                 await there.wait()
             watch.cancel()

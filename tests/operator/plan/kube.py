@@ -164,7 +164,7 @@ class Kube:
         self._made = 0
         self._replicas_ours: set[tuple[str, str]] = set()
 
-    # what is seen
+    # The observed state
 
     @property
     def name(self) -> str:
@@ -227,7 +227,7 @@ class Kube:
             users.append(ModelUser(self.name, self.endpoint["metadata"]["uid"]))
         return OptimizedModelFacts.from_object(self.objects["OptimizedModel", name], tuple(jobs), tuple(users))
 
-    # what is done
+    # The actions of a plan
 
     def plan(self) -> ReconcilePlan:
         return plan(self.observed())
@@ -235,7 +235,7 @@ class Kube:
     def act(self, made: ReconcilePlan) -> None:
         """Act as the operator: delete, apply, write."""
         for ref in made.delete:
-            assert (ref.kind, ref.name) in self.objects, f"{ref} is not there to be deleted"
+            assert (ref.kind, ref.name) in self.objects, f"{ref} does not exist and cannot be deleted"
             self.delete(ref)
         for value in made.apply:
             self.apply(value)
@@ -248,7 +248,7 @@ class Kube:
         made = copy.deepcopy(value)
         present = self.objects.get(key)
         if value["kind"] == "Deployment" and "replicas" not in value["spec"]:
-            # Whose the number is stays, and one that was ours until now falls back to the default.
+            # Another owner of the number keeps it; without one it falls back to the default.
             ours = present is None or key in self._replicas_ours
             made["spec"]["replicas"] = 1 if ours or present is None else present["spec"]["replicas"]
         self._replicas_ours.discard(key)
@@ -281,7 +281,7 @@ class Kube:
             self.act(made)
             if self.picture() == before:
                 return made
-        raise AssertionError("no end of changes: a plan is not idempotent")
+        raise AssertionError("the plans do not settle: a plan is not idempotent")
 
     def picture(self) -> Json:
         return copy.deepcopy({"objects": self.objects, "status": self.endpoint["status"]})
@@ -289,7 +289,7 @@ class Kube:
     def pass_by(self, seconds: float) -> None:
         self.now += timedelta(seconds=seconds)
 
-    # what happens: the job
+    # Events of the job
 
     @property
     def job(self) -> str:
@@ -357,7 +357,7 @@ class Kube:
         failure = Failure(reason=reason, message=message, remedy=remedy, retryable=retryable)
         self.job_ends(Summary(succeeded=False, failure=failure).to_message(), code=75 if retryable else 1)
 
-    # what happens: the pods
+    # Events of the pods
 
     @property
     def deployment(self) -> Json:
@@ -426,7 +426,7 @@ class Kube:
         spec = self.deployment["spec"]["template"]["spec"]
         return int(spec["containers"][0]["resources"]["requests"]["cpu"])
 
-    # shortcuts
+    # Shortcuts
 
     def optimised(self) -> Kube:
         """An endpoint whose job has ended and whose pods serve."""

@@ -103,13 +103,13 @@ def test_the_api_server_accepts_every_desired_object_under_restricted_pod_securi
     sent_kinds = set()
     for (kind, _), value in kube.objects.items():
         desired = {part: value[part] for part in value if part != "status"}
-        # What the tests' cluster added as an API server does is not the operator's to apply.
+        # The operator does not apply fields that the API server has added.
         metadata = {
             part: value["metadata"][part]
             for part in ("name", "labels", "annotations", "ownerReferences")
             if part in value["metadata"]
         }
-        # No pod is taken before the account that it names.
+        # The API server accepts a pod only after its service account.
         really = [] if kind == "ServiceAccount" else ["--dry-run=server"]
         if not really:
             del metadata["ownerReferences"]
@@ -221,6 +221,6 @@ def test_a_repeated_apply_changes_nothing(restricted: Kubectl) -> None:
         for _ in range(3):
             sent(restricted, placed({**desired, "metadata": metadata}, restricted))
             found = restricted.get(value["kind"].lower(), metadata["name"])["metadata"]
-            # Controllers write the status of some meanwhile; what the operator applies is counted by the generation.
+            # Controllers may write a status meanwhile; the generation counts changes of the spec only.
             versions.append(found.get("generation") or found["resourceVersion"])
         assert versions == versions[:1] * 3, value["kind"]

@@ -73,7 +73,7 @@ def test_the_result_takes_over_from_the_fp32_graph_by_a_rolling_update() -> None
     made = kube.reconcile()
     assert kube.artefact == RESULT
     assert condition(made, "Ready")[1] == "RollingOut"
-    assert made.status["plan"]["digest"] == BASELINE, "what serves is still the old one"
+    assert made.status["plan"]["digest"] == BASELINE, "the old artefact still serves"
     kube.pods_serve()
     made = kube.reconcile()
     assert condition(made, "Ready")[:2] == ("True", "Serving")

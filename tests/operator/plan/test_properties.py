@@ -142,7 +142,7 @@ def check(made: ReconcilePlan) -> None:
         assert not made.status.get("speedUp")
     for event in made.events:
         assert event.message.strip()
-    assert all(ref.kind in {"PodDisruptionBudget", "Job"} for ref in made.delete), "nothing that serves is deleted"
+    assert all(ref.kind in {"PodDisruptionBudget", "Job"} for ref in made.delete), "no serving object is deleted"
     for value in made.apply:
         assert len(value["metadata"]["name"]) <= 63
         if value["kind"] in {"Deployment", "Job"}:
@@ -178,7 +178,7 @@ def test_after_any_sequence_of_events_plans_settle_and_keep_their_invariants(
         check(first)
         check(kube.reconcile())
         if serving:
-            assert deployed(kube), "what serves is never taken away"
+            assert deployed(kube), "a serving Deployment is never deleted"
             assert kube.artefact == serving or kube.artefact in vouched(kube)
 
 

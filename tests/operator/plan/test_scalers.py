@@ -237,7 +237,7 @@ def test_a_former_scaler_is_removed_from_the_owners_when_the_operator_takes_over
     theirs = {"manager": "kube-controller-manager", "subresource": "scale", "fieldsV1": {"f:spec": {"f:replicas": {}}}}
     kube = Kube(scaling={"mode": "HPA"}).optimised()
     kube.deployment["metadata"]["managedFields"] = [theirs]
-    assert kube.plan().taken_over == frozenset(), "it is the HPA's"
+    assert kube.plan().taken_over == frozenset(), "the HPA owns the number"
 
     kube.edit(scaling={"mode": "Internal"})
     kube.act(kube.plan())

@@ -30,7 +30,7 @@ def container_of(value: Json) -> Json:
 def env_of(value: Json) -> dict[str, str]:
     entries = container_of(value)["env"]
     found = {entry["name"]: entry["value"] for entry in entries}
-    assert len(found) == len(entries), "a variable twice is refused by the API server"
+    assert len(found) == len(entries), "the API server refuses a repeated variable"
     return found
 
 
@@ -306,7 +306,9 @@ def test_a_job_is_run_once_by_kubernetes_and_ends_a_while_after_its_budget() -> 
     assert job["spec"]["backoffLimit"] == 0
     assert job["spec"]["template"]["spec"]["restartPolicy"] == "Never"
     assert job["spec"]["template"]["spec"]["activeDeadlineSeconds"] == 1000
-    assert "activeDeadlineSeconds" not in job["spec"], "that one would count the time without a node"
+    assert "activeDeadlineSeconds" not in job["spec"], (
+        "activeDeadlineSeconds of the Job would count the time without a node"
+    )
 
 
 def test_variables_of_the_installation_reach_the_pods_and_override_none_of_the_operators() -> None:

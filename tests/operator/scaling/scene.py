@@ -110,7 +110,7 @@ class Scene:
     async def until(self, condition: Callable[[], Any], *, within: float = 120.0) -> None:
         deadline = time.monotonic() + within
         while not condition():
-            assert time.monotonic() < deadline, "it does not come to that"
+            assert time.monotonic() < deadline, "the condition did not hold within the limit"
             await asyncio.sleep(0.05)
 
     async def pods_serve(self) -> None:

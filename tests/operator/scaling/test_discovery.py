@@ -68,7 +68,7 @@ def test_replicas_follow_prometheus_and_stay_when_it_is_killed(
                 deadline, scene.now = time.monotonic() + WITHIN_SECONDS, time.time()
                 while scene.deployment.wanted < 3:
                     await asyncio.sleep(1)
-                    # Prometheus has no time but the real one: what would have come since the last look.
+                    # Prometheus uses real time: send the requests of the time since the last tick.
                     scene.fleet.share(round(150 * (time.time() - scene.now)), scene.addresses.values())
                     scene.now = time.time()
                     await scene.autoscaler.tick(scene.now)

@@ -44,7 +44,7 @@ def test_an_operator_killed_repeatedly_at_the_peak_neither_scales_down_nor_flaps
             scene.load = 40
             await scene.settles(150)
             scene.load = PEAK
-            # Killed in the surge: what was asked for has not started, and who asked is gone.
+            # Killed in the surge, before the requested replicas have started.
             await scene.passes(15)
             await scene.operator.rest()
             asked = await scene.replicas()
@@ -56,7 +56,7 @@ def test_an_operator_killed_repeatedly_at_the_peak_neither_scales_down_nor_flaps
                 assert await lowest(scene, WINDOW - 2 * TICK) == asked, f"life {life}"
                 assert await scene.replicas() == asked, f"life {life}"
 
-        # Garbage in the place of what is remembered is nothing, and is put right.
+        # An invalid snapshot counts as an empty one, and is replaced.
         for garbage in ("{{{", json.dumps({"v": 1, "windowFactor": -3})):
             patch = json.dumps({"status": {"scaling": {"memory": garbage}}})
             await scene.call(
@@ -83,7 +83,7 @@ def test_a_learnt_window_survives_a_failover(classes: Cluster, kubectl: Kubectl,
             peak = await scene.replicas()
             assert peak >= 3
             learnt = (await memory(scene))["windowFactor"]
-            assert learnt >= 2, "the second bout took back what the pause before had taken away"
+            assert learnt >= 2, "the second rise needed the replicas that the pause had removed"
 
         # Killed at the peak; the load falls while no operator runs.
         scene.load = CALM
@@ -91,7 +91,7 @@ def test_a_learnt_window_survives_a_failover(classes: Cluster, kubectl: Kubectl,
             assert await lowest(scene, (learnt - 0.5) * WINDOW) == peak
             assert (await memory(scene))["windowFactor"] == learnt
             await scene.settles(900)
-            assert await scene.replicas() == 1, "it is a longer window, not none"
+            assert await scene.replicas() == 1, "a longer window ends as well"
 
         # The decisions as `kubectl describe` shows them.
         described = await scene.call(kubectl, "describe", "modelendpoint", "emotion")
@@ -115,7 +115,7 @@ def test_how_long_pods_take_to_start_is_read_from_the_pods(
             started = (await memory(scene))["started"]
 
         assert len(started) == len(scene.addresses)
-        assert all(0 <= one["seconds"] < 60 for one in started), "made until ready, as the API server has it"
+        assert all(0 <= one["seconds"] < 60 for one in started), "from creation until ready, by the API server's times"
         decision = scene.autoscaler.decisions()[ObjectKey(kubectl.namespace, "emotion")]
         assert decision.demand is not None
         assert decision.demand.ahead_seconds < 40, "three pods are more than the setting"

@@ -171,7 +171,7 @@ def test_an_hpa_follows_the_decision_as_the_only_writer_and_keeps_the_number_wit
             assert await wait_for_reason(scene, "Read")
             assert await scene.call(kubectl.items, "horizontalpodautoscalers") == []
             assert history.writers == [frozenset({OPERATOR}), frozenset({HPA}), frozenset({OPERATOR})]
-            # From mode to mode the number has never gone anywhere but where it was decided to go.
+            # During the changes of mode the number only took decided values.
             first, second, *down, last = history.numbers[history.numbers.index(2) :]
             assert (first, second, down, last) == (2, 4, sorted(down, reverse=True), 4)
 
@@ -264,7 +264,7 @@ def test_an_hpa_scales_from_ten_to_eleven_in_spite_of_its_tolerance_of_ten_perce
 def _read(status: dict[str, Any]) -> str:
     """The whole number behind an average of an HPA over ten replicas."""
     for metric in status.get("currentMetrics") or []:
-        if "external" not in metric:  # before it has read anything
+        if "external" not in metric:  # it has not read a metric yet
             continue
         average = metric["external"]["current"]["averageValue"]
         return f"{round(10 * (int(average[:-1]) / 1000 if average.endswith('m') else int(average)))}"

@@ -123,7 +123,7 @@ def test_keda_follows_the_decision_as_the_only_writer_and_stops_when_the_mode_ch
             assert [one["metadata"]["name"] for one in hpas] == ["keda-hpa-emotion"]
             assert stage.history.writers == [frozenset({OPERATOR}), frozenset({HPA})]
             await stage.wait_for_reason("Read")
-            # One step down suffices: the window that it waits for is as long in real time.
+            # One step down is enough: the test waits for the window in real time.
             await stage.scaled(2, load=10)
 
             stage.prometheus.kill()

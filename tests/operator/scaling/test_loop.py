@@ -95,7 +95,7 @@ def test_a_secret_is_used_only_with_the_consent_label_and_other_problems_are_rep
     assert scale.metrics is not None
     assert (scale.replicas, scale.metrics.true, scale.metrics.reason) == (2, False, "MetricsMissing")
     assert why in scale.metrics.message
-    assert port.asked <= 3, "it is not read with every tick"
+    assert port.asked <= 3, "the Secret is not read at every tick"
 
 
 def test_a_secret_without_a_url_is_reported() -> None:
@@ -112,7 +112,7 @@ def test_the_fallback_scales_up_and_never_down() -> None:
     for cache in (low, high):
         cache.models.put(objects.optimized_model("m"))
         asyncio.run(ticked(Secrets(None), cache, 200))
-    # Nothing is known of what a replica takes either: then the number stays in any case.
+    # The capacity of a replica is unknown as well: then the number stays in any case.
     assert (scale_of(low).cause, scale_of(high).replicas) == ("NoCapacityCurve", 4)
 
 

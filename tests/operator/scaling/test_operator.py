@@ -29,7 +29,7 @@ def test_replicas_follow_the_load_with_one_writer_and_events_have_the_reason(
 
             scene.load = 150
             await scene.settles(30)
-            assert await scene.replicas() >= 3, "150 requests/s over 79.7 each with a quarter to spare"
+            assert await scene.replicas() >= 3, "150 requests/s over 79.7 per replica, with a quarter as headroom"
             await scene.settles(240)
             assert await scene.replicas() == 3
             assert await scene.call(writers, kubectl) == {("penstock-operator", "")}
@@ -54,7 +54,7 @@ def test_replicas_follow_the_load_with_one_writer_and_events_have_the_reason(
 
             scene.load = 10
             await scene.settles(45)
-            assert await scene.replicas() == 3, "not before the window is over"
+            assert await scene.replicas() == 3, "no scale-down before the end of the window"
             await scene.settles(480)
             assert await scene.replicas() == 1
 
@@ -119,7 +119,7 @@ def test_the_count_survives_the_change_to_an_hpa_and_the_scaler_owns_it(
 
             await scene.call(kubectl.apply, endpoint(mode="HPA", maxReplicas=6))
             await scene.settles(60)
-            assert await scene.replicas() == 2, "what only the operator has written would go back to 1"
+            assert await scene.replicas() == 2, "without a handover the number would fall back to the default of 1"
 
             # As an HPA does.
             await scene.call(lambda: kubectl("scale", "deployment/emotion", "--replicas=4"))

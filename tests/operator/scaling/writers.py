@@ -68,7 +68,7 @@ async def chronicle(
     task = asyncio.create_task(follow())
     try:
         yield kept
-        assert not task.done(), "the chronicle has broken off"
+        assert not task.done(), "the watch of the writers has ended"
     finally:
         task.cancel()
         await asyncio.gather(task, return_exceptions=True)

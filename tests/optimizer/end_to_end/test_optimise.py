@@ -279,7 +279,7 @@ def test_a_server_that_cannot_start_is_an_error_with_the_reason(made: Made, tmp_
         pytest.raises(ReplicaBroken, match="is not the file that was optimised"),
         serve_replica(broken, cores=1, cpus=(), log=tmp_path / "log", start_seconds=60),
     ):
-        pytest.fail("it started")
+        pytest.fail("the server was started")
 
 
 def test_a_server_without_time_to_start_is_not_started(tmp_path: Path) -> None:
@@ -287,6 +287,6 @@ def test_a_server_without_time_to_start_is_not_started(tmp_path: Path) -> None:
         pytest.raises(CapacityFailed, match="time budget"),
         serve_replica(tmp_path, cores=1, cpus=(), log=tmp_path / "log", start_seconds=0.5),
     ):
-        pytest.fail("it started")
+        pytest.fail("the server was started")
 
     assert not (tmp_path / "log").exists()

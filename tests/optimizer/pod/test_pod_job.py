@@ -155,7 +155,7 @@ def test_an_interrupted_job_reports_it_at_once_and_the_next_one_continues(model:
 
         assert reported.failure is not None
         assert (reported.failure.reason, reported.failure.retryable) == ("Interrupted", True)
-        assert reported.baseline is not None, "what was published counts"
+        assert reported.baseline is not None, "the published artefact counts"
         assert pod.events[-1]["event"] == "summary"
         assert "Traceback" not in pod.output
     (record,) = (tmp_path / "work").glob("*.work/candidates/onnxruntime-fp32.json")
@@ -256,7 +256,7 @@ class TestMachineAndStore:
         reason, message = failure(pod)
         assert reason == "NoCandidateWithinBudget"
         assert "onnxruntime-int8-dynamic-plain" in message
-        assert summary(pod).baseline is not None, "the fp32 artefact can be served all the same"
+        assert summary(pod).baseline is not None, "the fp32 artefact can still be served"
 
     def test_more_cores_than_there_are(self, model: Path, tmp_path: Path) -> None:
         reason, message = failure(job(tmp_path, spec(model, cores=200)))

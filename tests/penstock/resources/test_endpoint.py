@@ -80,7 +80,7 @@ def test_the_example_is_an_endpoint() -> None:
 
 
 FULL = """
-# Other resources may stand in the same file, as kubectl has it.
+# Other resources may be in the same file, as for kubectl.
 apiVersion: v1
 kind: ConfigMap
 metadata: {name: texts}

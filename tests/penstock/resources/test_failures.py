@@ -21,7 +21,7 @@ def test_a_failure_has_the_message_remedy_and_retryability_of_its_error(kind: ty
 
 def test_errors_of_different_kinds_have_different_reasons() -> None:
     reasons = {kind: Failure.of(kind("x")).reason for kind in OURS}
-    # The bases say what an error of no particular kind means; nothing else may hide behind another's reason.
+    # Base classes have the reason of their default kind; all other classes have different reasons.
     assert len(set(reasons.values())) == len(OURS) - 1
     assert reasons[errors.PenstockError] == reasons[errors.OptimizationError] == "OptimizationFailed"
     assert not [reason for reason in reasons.values() if reason.endswith("Error")]

@@ -121,7 +121,7 @@ def test_a_few_long_rows_get_all_cores_together_when_nothing_else_runs(
     assert owners(taken.rows) == batch
     assert taken.divided is divided
     rest = [owners(queue.take(streams=workers, now=100.0).rows) for _ in range(queue.rows)]
-    assert sum(rest, batch) == list(range(len(lengths))), "what was not taken keeps its turn"
+    assert sum(rest, batch) == list(range(len(lengths))), "rows that were not taken keep their order"
 
 
 @pytest.mark.parametrize(
@@ -325,7 +325,9 @@ def _check_take(queue: RowQueue, model: _Model, workers: int, least: int, now: f
         return
     assert taken.rows[0].rank == lowest, "the row that has waited longest goes first"
     assert all(entry.deadline >= now for entry in taken.rows)
-    assert len({queue.policy.bucket(entry.row)[0] for entry in taken.rows}) == 1, "never across the sides"
+    assert len({queue.policy.bucket(entry.row)[0] for entry in taken.rows}) == 1, (
+        "rows of the two graphs never share a batch"
+    )
     policy = policy.for_tokens(taken.rows[0].row.length)
     lengths = [policy.length(entry.row) for entry in taken.rows]
     padded = max(lengths) * len(lengths)

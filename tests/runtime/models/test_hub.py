@@ -154,7 +154,7 @@ def test_a_second_fetch_of_a_branch_makes_one_request_and_downloads_nothing(
 def test_a_folder_that_was_filled_elsewhere_may_be_read_only(hub: Hub, tmp_path: Path) -> None:
     """In a separate mount namespace: permissions do not restrict root, which the tests may run as."""
     if os.geteuid() != 0:
-        pytest.skip("mounts take root here")
+        pytest.skip("mounts need root here")
     hub.add("org/model", model_folder(tmp_path / "original"))
     program = (
         "import sys; from pathlib import Path; from penstock.resources.source import ModelSource\n"

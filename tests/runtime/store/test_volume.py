@@ -179,7 +179,7 @@ class TestPublishing:
         for path in (folder, *folder.rglob("*")):
             mode = path.stat().st_mode & 0o7777
             assert mode & 0o775 == 0o775 if path.is_dir() else mode & 0o644 == 0o644, (path, oct(mode))
-        assert folder.stat().st_mode & 0o2000, "the volume's group is handed on"
+        assert folder.stat().st_mode & 0o2000, "new folders have the group of the volume"
 
 
 class TestFetching:

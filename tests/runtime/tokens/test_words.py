@@ -154,7 +154,7 @@ def test_many_texts_together_are_left_to_the_library(monkeypatch: pytest.MonkeyP
     expected = [piece.ids for text in texts for piece in tokenizer.split([text])]
 
     def never(*_: Any) -> None:
-        raise AssertionError("the table was asked")
+        raise AssertionError("the table was used")
 
     monkeypatch.setattr(WordTable, "ids", never)
 

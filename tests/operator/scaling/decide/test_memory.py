@@ -141,7 +141,7 @@ def test_a_snapshot_restores_what_it_was_made_from() -> None:
     assert (found.factor_at, found.shrunk_from, found.shrinking_since) == (START - 100, 7, START - 50)
     assert [one.seconds for one in found.started] == pytest.approx([one.seconds for one in LEARNT.started], abs=0.06)
     assert found.slowdown == 1.25
-    assert found.at is None, "it has not observed anything yet"
+    assert found.at is None, "the new leader has not observed anything yet"
 
 
 def test_a_snapshot_is_small_and_has_a_version() -> None:
@@ -264,7 +264,7 @@ def test_a_new_leader_keeps_the_learnt_window() -> None:
     failed_over(replay)
 
     assert window_seconds(replay.state, replay.settings) >= learnt
-    assert min(replay.play(traffic(5), 400)) == peak, "the next bout comes within the window"
+    assert min(replay.play(traffic(5), 400)) == peak, "the next rise comes within the window"
 
 
 def test_growing_back_after_a_failover_makes_the_window_longer_too() -> None:

@@ -216,7 +216,7 @@ def test_replicas_for_a_rise_stay_for_a_window_even_if_it_was_noise() -> None:
             before = replay.replicas
             decision = replay.tick(traffic(rate), seconds=2.0)
             if decision.replicas > before:
-                # The surplus of a surge is given back before it has started.
+                # The surplus of a surge is removed before it has started.
                 surge = decision.demand is not None and decision.demand.surge is not None
                 grown_at = None if surge else replay.now
             if decision.replicas < before and grown_at is not None:

@@ -33,7 +33,7 @@ def test_surplus_replicas_of_a_surge_are_removed_before_they_have_started() -> N
     numbers = replay.play(traffic(60), 35)
 
     assert max(numbers) > 15
-    # Nine for the demand; the others for the backlog that grows until they are there.
+    # Nine for the demand; the others for the backlog that grows until they serve.
     assert 9 <= numbers[-1] <= 13
     assert replay.now - (replay.state.grown_at or 0) < 40
     replay.ready = None
@@ -133,7 +133,7 @@ def test_a_falling_load_changes_the_direction_once_and_a_dip_removes_no_replica(
     course = falling.play(lambda since: traffic(max(10.0, 80 - since / 10)), 1800)
 
     for minute in range(4, 12):
-        # Smoothed over half a minute, half a window of peaks in slices, and one step a minute.
+        # Smoothing of half a minute, half a window of peaks, and one step per minute.
         a_while_ago = 80 - (60 * minute - 150) / 10
         assert course[int(60 * minute / TICK)] <= math.ceil(a_while_ago / SETTINGS.headroom / 10), minute
     assert flips([before, *course]) == 0
@@ -283,7 +283,7 @@ def test_a_scale_down_that_was_taken_back_makes_the_window_long_enough_and_time_
         replay.play(traffic(60), 300)
         peak = replay.replicas
         numbers = replay.play(traffic(10), pause)
-        # The first pause ends in a regret; the replicas stay through the others.
+        # After the first pause the number rises again, which lengthens the window; the replicas stay during the others.
         assert (min(numbers) == replay.replicas == peak) == (bout > 0)
 
     assert replay.settings.shrink_window_seconds * replay.state.window_factor > pause
@@ -389,4 +389,4 @@ def test_replicas_for_a_backlog_are_removed_when_it_is_gone() -> None:
 
     assert replay.replicas < precaution
     assert replay.replicas * 10 >= 40 / 0.75
-    assert replay.state.shrinking_since is None, "to grow again is no regret"
+    assert replay.state.shrinking_since is None, "growing again does not lengthen the window"

@@ -72,7 +72,7 @@ def test_a_slow_down_is_recovered_from_its_p95(rate: float, replicas: int, slowd
 
 def test_a_replica_twice_as_slow_takes_less_than_half() -> None:
     assert service().capacity(1.0) == 10
-    assert service().capacity(2.0) == pytest.approx(1.0)  # 200 ms is what its idle p95 has become: a tenth at least
+    assert service().capacity(2.0) == pytest.approx(1.0)  # its idle p95 has become 200 ms: at least a tenth
     assert service().capacity(1.25) == pytest.approx(8 / 1.25)
 
 

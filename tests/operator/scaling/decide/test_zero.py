@@ -56,7 +56,7 @@ def asleep(replay: ZeroReplay) -> ZeroReplay:
 def test_the_number_goes_to_zero_after_a_window_without_requests_and_not_before(replay: ZeroReplay) -> None:
     numbers = replay.play(NOTHING, 200)
 
-    # A window of watching, and one of quiet, by tenths.
+    # A window of observation, and one without requests, in tenths.
     assert numbers[: int(60 / TICK) - 1] == [1] * (int(60 / TICK) - 1)
     assert numbers[-1] == 0
     assert sorted(numbers, reverse=True) == numbers
@@ -90,19 +90,19 @@ def test_the_number_returns_to_zero_a_window_after_the_last_request(replay: Zero
     numbers = replay.play(NOTHING, 55)
 
     assert set(numbers) == {1}
-    # The window has learnt from having been too short; it never grows beyond eight times its length.
+    # The window was too short and became longer; it never grows beyond eight times its length.
     assert replay.play(NOTHING, 8 * 60 + 100)[-1] == 0
 
 
 @pytest.mark.parametrize("rate", [0.02, 1, 5])
 def test_earlier_load_does_not_make_the_window_longer(replay: ZeroReplay, rate: float) -> None:
     replay.play(traffic(rate), 600)
-    # Metrics of two minutes: nothing comes any more, and the last requests were answered late.
+    # Metrics of two minutes: no more requests arrive, and the last ones were answered late.
     ended = replace(traffic(rate, in_flight=0, p95=900, good=0.5), arrivals_fast=Idle())
     numbers = replay.play(ended, 80)
 
     assert set(numbers[: int(60 / TICK) - 1]) == {1}
-    # A window and a tenth of one, and the tick that sees it.
+    # A window and a tenth, and one more tick.
     assert numbers[int(66 / TICK) + 1] == 0
 
 

@@ -124,7 +124,7 @@ def test_zero_is_possible_only_behind_a_gateway_that_is_up(
     assert target is not None
     assert target.settings.min_replicas == least
     assert tuple(pod.name for pod in target.gateways) == pooled_by
-    # The gateway's pods are none that serve.
+    # The gateway's pods do not count as serving pods.
     assert (target.ready, target.pods) == ((), ())
 
 
@@ -162,7 +162,7 @@ def test_a_held_request_scales_up_long_before_the_next_tick(rig: Rig) -> None:
     cache.pods.put(gateway_pod("g"))
 
     async def play() -> None:
-        # Looks come twenty seconds apart, which is the most that may be set.
+        # Ticks are twenty seconds apart, the longest interval that may be set.
         async with operating(cache, gateway, scaling_interval_seconds=20.0):
             deadline = time.monotonic() + 60
             while not await asyncio.to_thread(is_asked, gateway):

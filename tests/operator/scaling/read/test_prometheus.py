@@ -83,7 +83,7 @@ def test_the_load_comes_from_a_real_prometheus_and_is_unknown_without_it(prometh
                 await asyncio.sleep(1)
                 busy.catch_up()
                 found = await ask(client, server.source)
-                # Of a machine that stood still for a moment the rate is another one for some seconds.
+                # After a pause of the machine the rate differs for some seconds.
                 fast, slow = known(found.arrivals_fast), known(found.arrivals_slow) or 0.0
                 if found.coverage == 1 and slow > 15 and fast == pytest.approx(20, rel=0.35):
                     break
