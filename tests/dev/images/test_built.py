@@ -37,7 +37,7 @@ PACKAGES = {
 pytestmark = pytest.mark.slow
 
 
-# All that is in `optimizer` is in the demonstration's, too, which is that one and the example's model.
+# The demonstration's image is `optimizer` and the example's model.
 @pytest.fixture(
     scope="module",
     params=[pytest.param(name, marks=pytest.mark.extended) if name == "optimizer" else name for name in USUAL],
@@ -98,7 +98,7 @@ def test_an_image_has_exactly_the_packages_of_its_extras(contents: Contents, nam
 def test_the_native_engine_is_compiled_and_the_compiler_is_not_in_the_image(contents: Contents, name: str) -> None:
     compiled = {path for path in contents.paths if path.endswith("/libpenstock_native.so")}
 
-    # The code is one layer, the same for all that have more of it than the gateway.
+    # The code is one layer, shared by all images except the gateway's.
     folder = "opt/penstock-code/penstock_runtime/engines/native"
     assert compiled == (set() if name == "gateway" else {f"{folder}/libpenstock_native.so"})
     assert not {path for path in contents.paths if re.fullmatch(r"usr/bin/(.*-)?(gcc|cc|ld|as)(-\d+)?", path)}

@@ -82,7 +82,7 @@ def test_the_next_build_deletes_the_leftovers_of_killed_builds(small: Builder, c
     (checkout / "penstock/a.py").write_text("changed")
     with buildah.mounted(before) as root:
         small.build(TARGETS["runtime"])
-        assert (root / "penstock/a.py").is_file()  # what a running process has mounted stays
+        assert (root / "penstock/a.py").is_file()  # files that a running process has mounted are kept
 
     assert buildah.run("containers", "--json") in {"", "null", "[]"}
 

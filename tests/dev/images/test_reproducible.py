@@ -26,7 +26,7 @@ CANARY = "canary.invalid"
 @pytest.mark.parametrize(
     "name",
     [
-        # Each is built from the first line, compiler and all: a minute and a half of CPU.
+        # Each is built completely, with the compiler's stage: a minute and a half of CPU.
         pytest.param("operator", marks=pytest.mark.extended),
         pytest.param("runtime", marks=pytest.mark.extended),
         pytest.param("gateway", marks=pytest.mark.extended),

@@ -38,7 +38,7 @@ def api(control_plane: Cluster) -> Api:
 )
 def test_lists_are_those_of_kubectl(api: Api, kubectl: Kubectl, kinds: str, selector: str) -> None:
     kubectl.apply(CONFIG_MAP)
-    # A new namespace gets one from the cluster, too, which must not come between the two lists.
+    # The cluster creates one in a new namespace too, which must not happen between the two lists.
     kubectl.wait("create", "configmap/kube-root-ca.crt")
 
     found = api.items(kinds, kubectl.namespace, selector)

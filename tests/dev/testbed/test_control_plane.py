@@ -40,7 +40,7 @@ def test_objects_are_kept_as_they_were_applied(kubectl: Kubectl) -> None:
 def test_controllers_work(kubectl: Kubectl) -> None:
     kubectl.apply(deployment("web", replicas=2))
 
-    # Without nodes a pod is as far as it gets.
+    # Without nodes the pod is not started.
     kubectl.wait("jsonpath={.status.unavailableReplicas}=2", "deployment/web")
     assert [pod["status"]["phase"] for pod in kubectl.items("pods", "app=web")] == ["Pending", "Pending"]
 

@@ -78,7 +78,7 @@ def test_the_first_run_is_not_counted_and_garbage_collection_is_off() -> None:
         ({8: 0.8, 16: 0.7}, (8, 8)),
         ({8: 1.2, 16: 1.1}, (None, None)),
         ({8: 1.2, 16: 0.8, 32: 1.1, 64: 0.7, 128: 0.6}, (16, 16)),  # one disturbance among gains
-        ({8: 0.8, 16: 1.2, 32: 1.2, 64: 0.6}, (64, 64)),  # one lucky run among losses
+        ({8: 0.8, 16: 1.2, 32: 1.2, 64: 0.6}, (64, 64)),  # one fast run among losses
         ({8: 0.9, 16: 0.9}, (None, 8)),  # twice the processor time, which no other client needs
         ({8: 0.98, 16: 0.98}, (None, None)),  # noise
         ({8: 1.0, 16: 0.95, 32: 0.9, 64: 0.8}, (64, 16)),

@@ -80,7 +80,7 @@ def test_the_evidence_is_complete(made: Made) -> None:
     assert [point.tokens for point in reference.latency] == [8, 16, 32, 64]
     assert reference.fused_nodes["Attention"] == 2
     assert set(manifest.speed_up) == {8, 16, 32, 64}
-    # Below one, where the machine was as busy while the one was measured as while the other was.
+    # Below one, if the machine was equally busy during both measurements.
     assert all(share.share > 0 for share in manifest.gemm)
     assert manifest.capacity.p95_objective_milliseconds in {100, None}
     assert not manifest.cut_short

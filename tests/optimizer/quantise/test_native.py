@@ -100,8 +100,8 @@ def test_the_engine_has_the_outputs_of_the_graph(kind: Kind, task: TaskName, tmp
         pairs = ((found, expected), (found, true), (expected, true))
         off.append(tuple(float(np.linalg.norm(a - b) / np.linalg.norm(b)) for a, b in pairs))
     engine.close()
-    # The last bit of a sum decides now and then which step of the grid a number falls on, which later layers make
-    # larger: the two are about as far from each other as from fp32, and the engine is no further from it.
+    # The last bit of a sum sometimes decides which step of the grid a number falls on, and later layers amplify that:
+    # the two are about as far from each other as from fp32, and the engine is no further from fp32.
     from_each_other, from_fp32, reference_from_fp32 = np.mean(off, axis=0)
     assert from_each_other <= 1.5 * reference_from_fp32
     assert from_fp32 <= 1.25 * reference_from_fp32

@@ -80,7 +80,7 @@ def test_queue_and_inference_make_up_the_time_until_the_last_row() -> None:
             asked = asyncio.create_task(run(dispatcher, rows([5, 6, 7])))
             await asyncio.sleep(0)  # lets it come into the queue
             assert dispatcher.depth[0] == 3
-            await asyncio.sleep(0.05)  # is to be seen as time in the queue
+            await asyncio.sleep(0.05)  # counts as time in the queue
             engine.gate.set()
             ran = await soon(asked)
             await soon(asyncio.gather(*busy))
@@ -187,7 +187,7 @@ def test_requests_behind_clients_that_leave_before_a_stream_wakes_are_run(stream
             ahead = [asyncio.create_task(run(dispatcher, [row(2)])) for _ in range(streams + 1)]
             stays = asyncio.create_task(run(dispatcher, [row(3)]))
             await asyncio.sleep(0.01)
-            assert dispatcher.depth == (2, 5)  # one is made ahead, and behind it nothing but the queue
+            assert dispatcher.depth == (2, 5)  # one batch is prepared ahead; the other rows wait in the queue
             for gone in ahead:
                 gone.cancel()
             await asyncio.gather(*ahead, return_exceptions=True)
@@ -284,7 +284,7 @@ def test_concurrent_requests_end_the_runs_in_the_loops_thread() -> None:
         engine = EchoEngine(streams=2)
         async with lane_of(engine, plan(streams=2), tokens_per_second=BETWEEN) as dispatcher:
             before = await threads_of(engine, dispatcher, STREAM_EVERY - 1)
-            # The loop listens now: of three that come together the second sees the first.
+            # The loop accepts requests now: of three simultaneous requests the second finds the first one waiting.
             await soon(asyncio.gather(*(run(dispatcher, [row(3)]) for _ in range(3))))
             after = await threads_of(engine, dispatcher, SINGLE_CLIENT_REQUESTS)
             return before[-2:] + after
@@ -301,7 +301,7 @@ def test_another_waiting_caller_ends_the_runs_in_the_loops_thread() -> None:
         async with lane_of(engine, plan(streams=2), tokens_per_second=BETWEEN) as dispatcher:
             await threads_of(engine, dispatcher, SINGLE_CLIENT_REQUESTS)
             same = await threads_of(engine, dispatcher, 1)
-            # None meets another: each comes when the one before is answered.
+            # No request overlaps with another: each is sent when the previous one is answered.
             return same + await threads_of(engine, dispatcher, 2, caller=1)
 
     same, *others = asyncio.run(main())

@@ -183,7 +183,7 @@ def test_single_requests_do_not_starve_a_large_one() -> None:
     queue = RowQueue(SINGLE)
     queue.push(rows([10] * 10), "large", arrived=0.0, deadline=math.inf, tokens_per_second=100.0)
     order = []
-    # Singles alone would keep the server busy: each turn takes 0.1 s, and one more comes in that time.
+    # Single requests alone would keep the server busy: each run takes 0.1 s, and one more arrives in that time.
     for turn in range(40):
         now = turn / 10
         queue.push([row(10)], "single", arrived=now, deadline=math.inf, tokens_per_second=100.0)

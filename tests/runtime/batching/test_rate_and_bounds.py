@@ -43,7 +43,7 @@ def test_retry_after_is_the_time_that_the_queue_takes(tokens: int, seconds: int)
         (10, 100, 0, 0),
         (1, 10, 9, 90),
         (5, 10, 5, 90),
-        (1, 500, 0, 0),  # one row over the bound is let in when nothing waits: no splitting could help it
+        (1, 500, 0, 0),  # one row over the bound is accepted when no other waits: it cannot be split
     ],
 )
 def test_requests_that_fit_into_the_queue_are_accepted(

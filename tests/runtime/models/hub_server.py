@@ -102,7 +102,7 @@ class _Handler(BaseHTTPRequestHandler):
         repository = self.state.repositories.get(name)
         given = (self.headers.get("Authorization") or "").removeprefix("Bearer ")
         if match is None or repository is None:
-            # The hub hides what it has: without a token everything unknown is a 401.
+            # The hub does not reveal private repositories: without a token every unknown one is a 401.
             self._error(404 if given else 401, "RepoNotFound")
         elif repository.gated and given != repository.token:
             self._error(403, "GatedRepo")

@@ -121,7 +121,7 @@ class TestLongestSequence:
                 384,
             ),
             ({"model_type": "bert", "max_position_embeddings": 512}, {}, {"max_seq_length": 9999}, 512),
-            # What its tokenizer is called with wins over what it is loaded with, and that over its limit.
+            # An argument of the tokenizer's call overrides the one of its loading, which overrides its own limit.
             (BERT_512, {}, {"processing_kwargs": {"text": {"max_length": 8}}}, 8),
             (BERT_512, {}, {"processing_kwargs": {"text": {"max_length": 8}, "common": {"max_length": 9}}}, 9),
             (BERT_512, {}, {"processing_kwargs": None, "processor_kwargs": {"model_max_length": 10}}, 10),

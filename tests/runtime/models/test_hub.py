@@ -348,7 +348,9 @@ class TestFailures:
     def test_a_download_that_breaks_off_goes_on_where_it_ended(
         self, hub: Hub, tmp_path: Path, waits: Waits, monkeypatch: pytest.MonkeyPatch
     ) -> None:
-        monkeypatch.setattr(constants, "DOWNLOAD_CHUNK_SIZE", 10_000)  # 10 MB: what the library loses at most
+        monkeypatch.setattr(
+            constants, "DOWNLOAD_CHUNK_SIZE", 10_000
+        )  # the default of 10 MB is the most that the library downloads again
         original = model_folder(tmp_path / "original")
         (original / "vocab.txt").write_bytes(bytes(range(256)) * 400)
         hub.add("org/model", original)
@@ -437,7 +439,7 @@ class TestFolders:
 
 class TestRecords:
     def test_processes_that_share_the_folder_do_not_take_each_others_unfinished_files(self, tmp_path: Path) -> None:
-        # Threads, which have the number of their process in common as the first processes of containers do.
+        # Threads share a process id, as the first processes of two containers do.
         records = SnapshotRecords(tmp_path)
         snapshot = tmp_path / "snapshot"
         snapshot.mkdir()

@@ -138,7 +138,7 @@ class TestS3:
             task="feature-extraction",
             cores=1,
             AWS_ENDPOINT_URL="http://127.0.0.1:9",
-            # It was never ready: no Service sends it anything.
+            # It was never ready, so no Service sends it requests.
             drain_delay_seconds=600,
             drain_limit_seconds=700,
         ) as pod:

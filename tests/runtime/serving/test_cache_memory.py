@@ -115,12 +115,12 @@ async def share_held(predictor: Predictor, cache: str, asked: Sequence[bytes], p
         before: int = predictor.facts()["caches"][cache]["bytes"]
         counted = before
         for body in asked[3:]:
-            # Read here, as from a request: the cache alone keeps what it keeps of it.
+            # Parsed here, as from a request, so that only the cache holds references to it.
             await predictor.predict(orjson.loads(body), orjson.loads(wanted))
             counted = predictor.facts()["caches"][cache]["bytes"]
             if counted - before > JUDGED_BYTES:
                 break
-        # So that no thread holds on to what it ran last.
+        # So that no thread holds a reference to its last batch.
         await predictor.drain()
         gc.collect()
         return tracemalloc.get_traced_memory()[0] / (counted - before)
@@ -268,7 +268,7 @@ def test_the_estimated_size_of_a_value_is_its_allocated_memory(make: Callable[[i
     gc.collect()
     tracemalloc.start()
     try:
-        # Written once, as answers are.
+        # Serialised once, as answers are.
         value = [make(1000 + number) for number in range(50)]
         orjson.dumps(value, option=orjson.OPT_SERIALIZE_NUMPY)
         held = tracemalloc.get_traced_memory()[0]

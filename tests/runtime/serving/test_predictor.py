@@ -192,7 +192,7 @@ def test_a_swap_under_load_fails_no_request_and_closes_the_old_model_after_its_l
 
         clients = [asyncio.create_task(client(number)) for number in range(20)]
         for model in models[1:]:
-            await asyncio.sleep(0.05)  # lets the clients get on with the present one
+            await asyncio.sleep(0.05)  # lets the clients use the present model
             await soon(predictor.replace(model))
             counted = len(marks)
             while len(marks) < counted + 50:
@@ -219,7 +219,7 @@ def test_a_replaced_model_finishes_its_accepted_requests() -> None:
         swap = asyncio.create_task(predictor.replace(new))
         while predictor.facts()["which"] == "chosen":
             await asyncio.wait([swap], timeout=0.01)
-        # New requests are answered by the new model while the old one is still at work.
+        # New requests are answered by the new model while the old one still runs.
         assert (await soon(predictor.predict([5], {}))).value["mark"] == "new"
         assert not swap.done()
         assert not is_closed(engine)
@@ -389,7 +389,7 @@ def test_cached_answers_need_no_run_and_depend_on_the_parameters() -> None:
         assert [answer.value["sums"] for answer in answers] == [[4.0], [4.0], [4.0], [5.0], [4.0]]
         assert [answer.remembered for answer in answers] == [False, True, False, False, True]
         assert [answer.computed_tokens for answer in answers] == [4, 0, 4, 5, 0]
-        # The counts of the texts stay true: bills and warnings are made from it.
+        # The token counts of the texts stay correct: bills and warnings depend on them.
         assert [(answer.tokens, answer.truncated) for answer in answers] == [(4, 1), (4, 1), (4, 1), (5, 1), (4, 1)]
         assert all(answer.timings.inference_milliseconds == 0 for answer in answers if answer.remembered)
         assert seen.caches == {("answers", True): 2, ("answers", False): 3}

@@ -577,7 +577,7 @@ from pathlib import Path
 from penstock.artefact_store import Digest, StoreUri
 from penstock.errors import PenstockError
 from penstock_runtime.store import open_store
-# After the imports: this interpreter may lie where only root may look.
+# After the imports: the interpreter may be in a folder that only root may read.
 os.setgroups([{gid}]); os.setgid({gid}); os.setuid({uid}); os.umask(0o022)
 store = open_store(StoreUri.parse(sys.argv[2]))
 try:
@@ -618,7 +618,7 @@ class TestUsersAndMounts:
         artefact = write_artefact(place / "artefact")
         root = place / "store"
         root.mkdir()
-        # What the kubelet does for fsGroup.
+        # As the kubelet does for fsGroup.
         os.chown(root, 0, UNPRIVILEGED)
         root.chmod(0o2775)
         (place / "cache").mkdir()
@@ -629,7 +629,7 @@ class TestUsersAndMounts:
         assert output == str(digest_of(artefact))
         folder = root / digest_of(artefact).hexadecimal
         assert {path.stat().st_gid for path in (folder, *folder.rglob("*"))} == {UNPRIVILEGED}
-        # Another user, of no group of the volume's: reading takes no rights, and writes nothing.
+        # Another user outside the volume's group: reading needs no further rights, and writes nothing.
         with mounted(root, "--bind", str(root)):
             subprocess.run(["mount", "-o", "remount,bind,ro", str(root)], check=True)
             output = as_unprivileged("fetch", f"file://{root}", place / "cache", output, uid=4242, gid=4242)

@@ -200,7 +200,7 @@ def test_tokens_are_those_of_transformers_for_any_settings_in_the_files(  # noqa
     family: Family, name: str, config: dict[str, Any], files: dict[str, Any], change: Any, tmp_path: Path
 ) -> None:
     last = (files["special_tokens_map"].get("additional_special_tokens") or [None])[-1]
-    # There a slip of transformers takes the last of these for one of added_tokens.json.
+    # There a defect of transformers takes the last of these for one of added_tokens.json.
     assume(not files["added_tokens"] or content(last) not in {*map(content, config.values()), "[SEP]"})
     settings = {"tokenizer_class": f"{name}Tokenizer"} | config
     check(write(family, tmp_path, settings, normalised, *change, **files))

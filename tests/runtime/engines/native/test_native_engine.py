@@ -141,7 +141,7 @@ def test_concurrent_callers_get_their_own_answers() -> None:
     def call(number: int) -> None:
         start.wait()
         for turn in range(150):
-            # One of them with all the helpers, and now and then a second one that finds them taken.
+            # One run with all helpers, and sometimes a second one that finds them busy.
             run = engine.run_wide if number == 0 or (number == 1 and turn % 3 == 0) else engine.run
             if number == 2 or number == turn % 8:
                 run = engine.run_widening
@@ -211,7 +211,7 @@ def test_a_run_that_starts_during_others_gets_the_pool_when_they_have_ended(grap
     expected = engine.run(batch)["last_hidden_state"]
     rested = _processor_seconds(helper)
 
-    # A helper that finds its CPU taken by another program may come after the run has ended: then it is for the next.
+    # If another program uses its CPU, a helper may wake after the end of the run; it then helps the next one.
     deadline = time.monotonic() + 60
     helped = False
     while not helped and time.monotonic() < deadline:
@@ -244,7 +244,7 @@ def test_a_run_during_others_does_not_get_the_pool_until_they_have_ended() -> No
             long_run.result()
 
     assert outlasted
-    assert had < 0.001  # it may still have been on its way to sleep
+    assert had < 0.001  # it may still have been falling asleep
     engine.close()
 
 

@@ -138,7 +138,7 @@ def test_stopping_runs_submitted_batches_and_ends_the_threads(start: Callable[[N
     streams.stop()
     if isinstance(streams, ThreadStreams):
         assert len(streams.collect()) == 20
-    else:  # the library's list of them is gone with its threads; what it wrote is ours
+    else:  # the library's list of batches ends with its threads; the outputs belong to the caller
         assert isinstance(streams, NativeStreams)
         assert [job.record.ended > 0 for job in streams._runs.values()] == [True] * 20
     # The kernel removes a thread from its list a moment after the join has returned.

@@ -217,7 +217,7 @@ def test_a_tensor_whose_name_is_not_a_string_is_refused_with_a_reason(name: Any)
     assert (refused.status, refused.field) == (422, "inputs[0].name")
 
 
-@pytest.mark.timeout(60)  # what hangs is the loop itself
+@pytest.mark.timeout(60)  # a failure would block the event loop
 @pytest.mark.parametrize(
     ("behind", "codes"),
     [

@@ -30,7 +30,7 @@ def fresh(tab: Browser) -> Iterator[Browser]:
     tab.complaints.clear()
     tab.asked.clear()
     yield tab
-    tab.open("about:blank")  # or the page would go on asking a server that has ended
+    tab.open("about:blank")  # otherwise the page would continue to send requests to a server that has ended
 
 
 def click_run(tab: Browser) -> None:

@@ -484,7 +484,7 @@ class TestDeadlines:
         with serving(Gate(), header_timeout_seconds=0.1) as endpoint, endpoint.connect() as client:
             with endpoint.connect() as slow:
                 slow.sendall(b"GET")
-                assert status(read_answer(slow)) == 408  # the sweep has been by, and later than 0.1 s
+                assert status(read_answer(slow)) == 408  # a sweep has run, more than 0.1 s later
             client.sendall(b"GET /healthz HTTP/1.1\r\nhost: x\r\n\r\n")
 
             assert status(read_answer(client)) == 200
@@ -496,7 +496,7 @@ class TestDeadlines:
             client.sendall(post("/predict", GOOD))
             gate.wait_for("waiting", 1)
             with endpoint.connect() as idle:
-                assert is_closed(idle)  # the sweep has been by, in time for that one
+                assert is_closed(idle)  # a sweep has run, after the idle timeout of that one
             gate.open()
 
             assert status(read_answer(client)) == 200
@@ -511,7 +511,7 @@ class TestDeadlines:
                 client.sendall(requests)
 
     def test_a_client_that_reads_slowly_is_not_cut_off(self) -> None:
-        # The sweep comes twice a second: some of what is read in between is read in each of these.
+        # A sweep runs twice a second: some of the answer is read in each interval.
         with serving(Gate(), write_timeout_seconds=0.6) as endpoint, endpoint.connect() as client:
             client.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
             client.sendall(b"GET /openapi.json HTTP/1.1\r\nhost: x\r\n\r\n" * 400)
@@ -550,11 +550,11 @@ class TestAnswersThatAreNotRead:
         (connection,) = open_connections(endpoint)
         transport = connection.transport
         assert transport is not None
-        # 64 KB otherwise, which this would sometimes be over at once.
+        # The default is 64 KB, which a single answer may exceed at once.
         transport.set_write_buffer_limits(high=2**24)
 
         def is_stuck() -> bool:
-            # Twice: what has just been written is there for a moment as well.
+            # Twice the size: the bytes just written count for a moment as well.
             sizes = []
             for _ in range(2):
                 sizes.append(transport.get_write_buffer_size())

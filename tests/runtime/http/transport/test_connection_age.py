@@ -33,7 +33,7 @@ def test_an_old_connection_announces_its_end_with_its_answer(tmp_path: Path) -> 
         client.sendall(request)
         first = read_answer(client)
         (connection,) = open_connections(endpoint)
-        # Of a second's age the first answer might have been the last, on a machine that stood still meanwhile.
+        # With a maximum age of a second, a pause of the machine could make the first answer the last one.
         connection.expires = 0.0
         until(lambda: connection.expired)
         client.sendall(request)
@@ -125,7 +125,7 @@ def test_clients_with_persistent_connections_reach_a_new_replica(tmp_path: Path)
 
     share = (after[1] - before[1]) / (sum(after) - sum(before))
     assert not running.failures
-    # By lot over eight clients, which draw again every second.
+    # Eight clients choose at random, again every second.
     assert 0.1 < share < 0.9
 
 

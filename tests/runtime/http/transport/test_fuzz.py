@@ -64,7 +64,7 @@ def test_no_request_causes_an_internal_error(endpoint_of: EndpointOf, task: Task
         if operation.path in THE_SAME:
             continue
         if operation.method != "post" and (task is not TaskName.FEATURE_EXTRACTION or mode is GenerationMode.NEGATIVE):
-            continue  # the same for every task, and without a body to be wrong about
+            continue  # the same for every task, and without a body
         count = EXAMPLES if operation.method == "post" else 5
 
         @settings(

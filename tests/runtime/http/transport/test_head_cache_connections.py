@@ -123,7 +123,7 @@ def test_only_the_content_length_of_a_cached_head_may_differ() -> None:
 
     found, unparsed = fed(pieces)
 
-    assert (len(found.requests), unparsed) == (6, 4)  # one without a body is read by the parser
+    assert (len(found.requests), unparsed) == (6, 4)  # a request without a body is parsed
     assert_same(found, parsed(pieces))
 
 
@@ -224,7 +224,7 @@ def test_the_cached_head_of_a_large_request_is_small() -> None:
     def converse() -> Fed:
         return fed([post("/predict", b"x" * 1_000_000)] * 2, max_body_bytes=2_000_000)[0]
 
-    converse()  # what is made once for all is not of interest
+    converse()  # warm up: memory that is allocated once does not count
     gc.collect()
     tracemalloc.start()
     try:
