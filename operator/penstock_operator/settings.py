@@ -6,6 +6,7 @@ A setting is a field of one of the groups below. Its name gives the flag (`--sto
 
 from __future__ import annotations
 
+import posixpath
 import re
 import socket
 import uuid
@@ -18,7 +19,7 @@ from pydantic import model_validator
 import penstock
 from penstock.errors import SettingError, closest
 from penstock.settings import Setting, SettingsGroup, described, load, setting
-from penstock_operator.plan.installation import PlanSettings, StoreVolume
+from penstock_operator.plan.installation import AllowList, PlanSettings, StoreVolume
 
 PREFIX = "PENSTOCK_OPERATOR_"
 DOCUMENT = "docs/reference/operator.md"
@@ -152,6 +153,49 @@ class StoreSettings(SettingsGroup):
         return self
 
 
+class PolicySettings(SettingsGroup):
+    """What ModelEndpoints may ask for. An endpoint that asks for something else is not accepted.
+
+    Names may end in `*`. `*` alone does not match names that Kubernetes gives a meaning: keys in the domains
+    kubernetes.io and k8s.io, labels such as `app`, and priority classes that begin with `system-`.
+    """
+
+    allowed_file_prefixes: tuple[str, ...] = setting(
+        (), "Folders of the nodes whose models file:// sources may name, comma-separated. Empty: no file:// sources."
+    )
+    allowed_tolerations: tuple[str, ...] = setting(
+        (),
+        "Keys of the taints in spec.pod.tolerations, comma-separated. Tolerations of hardware classes need no entry.",
+    )
+    allowed_node_selectors: tuple[str, ...] = setting(
+        AllowList.node_selectors, "Keys of the node labels in spec.pod.nodeSelector, comma-separated."
+    )
+    allowed_labels: tuple[str, ...] = setting((), "Keys in spec.pod.labels, comma-separated, such as `team,cost/*`.")
+    allowed_annotations: tuple[str, ...] = setting((), "Keys in spec.pod.annotations, comma-separated.")
+    allowed_priority_classes: tuple[str, ...] = setting((), "Names in spec.pod.priorityClassName, comma-separated.")
+    allowed_service_accounts: tuple[str, ...] = setting(
+        (), "Names in spec.pod.serviceAccountName in addition to `default`, comma-separated."
+    )
+
+    @model_validator(mode="after")
+    def _patterns(self) -> Self:
+        for prefix in self.allowed_file_prefixes:
+            if prefix == "/" or posixpath.normpath("/" + prefix.lstrip("/")) != prefix:
+                raise ValueError(
+                    f"allowed_file_prefixes has {prefix!r}: write the absolute path of a folder below /, without `.`, "
+                    "`..` and a slash at its end"
+                )
+        for name, patterns in self:
+            for pattern in patterns:
+                if "*" in pattern[:-1]:
+                    raise ValueError(f"{name} has {pattern!r}: * may only be the last character")
+        return self
+
+    def allow_list(self) -> AllowList:
+        """The lists as plans take them."""
+        return AllowList(**{name.removeprefix("allowed_"): patterns for name, patterns in self})
+
+
 class JobSettings(SettingsGroup):
     """Retries, time limits and memory of optimisation jobs."""
 
@@ -270,6 +314,7 @@ class Settings(SettingsGroup):
     leader: LeaderSettings = LeaderSettings()
     images: ImageSettings = ImageSettings()
     store: StoreSettings = StoreSettings()
+    policy: PolicySettings = PolicySettings()
     jobs: JobSettings = JobSettings()
     work: WorkSettings = WorkSettings()
     scaling: LoadSettings = LoadSettings()
@@ -329,6 +374,7 @@ class Settings(SettingsGroup):
             resync_seconds=self.work.resync_seconds,
             keda=self.scaling.keda,
             prometheus_url=self.scaling.prometheus_url,
+            allowed=self.policy.allow_list(),
             extra_env=tuple((name, value) for name, _, value in pairs),
         )
 

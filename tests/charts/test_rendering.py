@@ -102,6 +102,10 @@ def test_the_operator_is_kept_to_the_restricted_pod_security_standard(chart: Hel
                 },
                 "extraEnv": {"HF_ENDPOINT": "https://hub.example/", "NO_PROXY": "cluster.local"},
                 "operator": {"settings": {"WORKERS": 16}},
+                "policy": {
+                    "fileSources": ["/srv/models", "/data"],
+                    "pod": {"labels": ["team", "cost/*"], "nodeSelectors": [], "serviceAccounts": ["reader"]},
+                },
             },
             {
                 "PENSTOCK_OPERATOR_OPTIMIZER_IMAGE": "registry.example:5000/team/optimizer:2.0",
@@ -110,6 +114,10 @@ def test_the_operator_is_kept_to_the_restricted_pod_security_standard(chart: Hel
                 "PENSTOCK_OPERATOR_IMAGE_PULL_POLICY": "Always",
                 "PENSTOCK_OPERATOR_EXTRA_ENV": "HF_ENDPOINT=https://hub.example/,NO_PROXY=cluster.local",
                 "PENSTOCK_OPERATOR_WORKERS": "16",
+                "PENSTOCK_OPERATOR_ALLOWED_FILE_PREFIXES": "/srv/models,/data",
+                "PENSTOCK_OPERATOR_ALLOWED_LABELS": "team,cost/*",
+                "PENSTOCK_OPERATOR_ALLOWED_NODE_SELECTORS": "",
+                "PENSTOCK_OPERATOR_ALLOWED_SERVICE_ACCOUNTS": "reader",
             },
         ),
     ],
@@ -153,7 +161,14 @@ def test_the_defaults_of_the_chart_are_those_of_the_operator(chart: Helm) -> Non
 
     assert {
         name: (getattr(ours, name), getattr(its, name))
-        for name in ("max_attempts", "job_overtime_seconds", "unused_grace_seconds", "image_pull_policy", "store_uri")
+        for name in (
+            "max_attempts",
+            "job_overtime_seconds",
+            "unused_grace_seconds",
+            "image_pull_policy",
+            "store_uri",
+            "allowed",
+        )
         if getattr(ours, name) != getattr(its, name)
     } == {}
 
@@ -251,6 +266,9 @@ BAD: list[tuple[Manifest, str]] = [
     ({"operator": {"logLevel": "loud"}}, "logLevel"),
     ({"operator": {"resources": {"limits": {"memory": "plenty"}}}}, "memory"),
     ({"podMonitor": {"interval": "often"}}, "interval"),
+    ({"policy": {"fileSources": ["/"]}}, "fileSources"),
+    ({"policy": {"pod": {"labels": ["a,b"]}}}, "labels"),
+    ({"policy": {"pod": {"tolerations": ["a*b"]}}}, "tolerations"),
 ]
 
 

@@ -20,6 +20,28 @@ class StoreVolume:
 
 
 @dataclass(frozen=True)
+class AllowList:
+    """What endpoints may ask for (`penstock_operator.plan.allowed`). Names may end in `*`."""
+
+    file_prefixes: tuple[str, ...] = ()
+    """Folders of the nodes whose models `file://` sources may name: absolute paths without `.` and `..`."""
+    tolerations: tuple[str, ...] = ()
+    """Keys of taints."""
+    node_selectors: tuple[str, ...] = (
+        "kubernetes.io/arch",
+        "node.kubernetes.io/instance-type",
+        "topology.kubernetes.io/region",
+        "topology.kubernetes.io/zone",
+    )
+    """Keys of node labels."""
+    labels: tuple[str, ...] = ()
+    annotations: tuple[str, ...] = ()
+    priority_classes: tuple[str, ...] = ()
+    service_accounts: tuple[str, ...] = ()
+    """Service accounts in addition to `default`."""
+
+
+@dataclass(frozen=True)
 class PlanSettings:
     """The settings that plans depend on."""
 
@@ -64,6 +86,7 @@ class PlanSettings:
     """KEDA is installed: the operator creates ScaledObjects for endpoints in the mode KEDA."""
     prometheus_url: str = ""
     """The Prometheus that KEDA queries when an endpoint names none."""
+    allowed: AllowList = AllowList()
     extra_env: tuple[tuple[str, str], ...] = ()
     """Environment of job and runtime pods (proxies, HF_ENDPOINT): name and value."""
 

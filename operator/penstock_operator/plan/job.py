@@ -5,9 +5,9 @@ from __future__ import annotations
 import json
 from collections.abc import Sequence
 
-from penstock.artefact_store import StoreScheme, StoreUri
 from penstock.resources.hardware_class import HardwareClassSpec
 from penstock.resources.source import ModelSource, Scheme
+from penstock_operator.plan.allowed import allowed_folder
 from penstock_operator.plan.endpoint import ParsedEndpoint
 from penstock_operator.plan.installation import Json, PlanSettings
 from penstock_operator.plan.names import API_VERSION, job_labels, job_name, model_labels
@@ -21,6 +21,8 @@ TEXTS_KEY = "texts.txt"
 WORK = "/var/lib/penstock/work"
 CLAIMS = "/var/run/penstock/claims"
 """Where the job looks for `pvc://claim/path` (`penstock_runtime.models.sources`)."""
+FILES = "/var/run/penstock/files"
+"""Where the allowed folder of a `file://` source is mounted."""
 KEPT_SECONDS = 86_400
 """A finished job stays for a day, for its log."""
 GRACE_SECONDS = 30
@@ -101,8 +103,9 @@ def _pod(
     spec_mount: Json = {"name": "spec", "mountPath": SPEC_FOLDER, "readOnly": True}
     work_volume, work_mount = scratch("work", WORK)
     tmp_volume, tmp_mount = scratch("tmp", TMP)
-    volumes, mounts = _model_volume(spec.source, settings)
+    volumes, mounts, model_values = _model_volume(spec.source, settings)
     values = {
+        **model_values,
         "PENSTOCK_SPEC": f"{SPEC_FOLDER}/{SPEC_KEY}",
         "PENSTOCK_WORK": WORK,
         "HOME": WORK,
@@ -138,19 +141,20 @@ def _pod(
     return pod
 
 
-def _model_volume(source: ModelSource, settings: PlanSettings) -> tuple[list[Json], list[Json]]:
-    """The volume and mount of a model in a PersistentVolumeClaim or in a folder of the nodes."""
+def _model_volume(source: ModelSource, settings: PlanSettings) -> tuple[list[Json], list[Json], dict[str, str]]:
+    """The volume, mount and variables for a model in a PersistentVolumeClaim or in a folder of the nodes."""
     if source.scheme is Scheme.PVC:
         claim = source.location.partition("/")[0]
         volume: Json = {"name": "model", "persistentVolumeClaim": {"claimName": claim, "readOnly": True}}
-        return [volume], [{"name": "model", "mountPath": f"{CLAIMS}/{claim}", "readOnly": True}]
-    if source.scheme is Scheme.FILE:
-        store = StoreUri.parse(settings.store_uri)
-        if store.scheme is StoreScheme.FILE and f"{source.location}/".startswith(f"{store.location}/"):
-            return [], []
-        volume = {"name": "model", "hostPath": {"path": source.location, "type": "Directory"}}
-        return [volume], [{"name": "model", "mountPath": source.location, "readOnly": True}]
-    return [], []
+        return [volume], [{"name": "model", "mountPath": f"{CLAIMS}/{claim}", "readOnly": True}], {}
+    folder = allowed_folder(source, settings.allowed) if source.scheme is Scheme.FILE else None
+    if folder is not None:
+        # The allowed folder as a whole: the kubelet would follow a link below it to any folder of the node.
+        prefix, _ = folder
+        volume = {"name": "model", "hostPath": {"path": prefix, "type": "Directory"}}
+        values = {"PENSTOCK_FILE_PREFIX": prefix, "PENSTOCK_FILE_ROOT": FILES}
+        return [volume], [{"name": "model", "mountPath": FILES, "readOnly": True}], values
+    return [], [], {}
 
 
 def _owner(facts: OptimizedModelFacts) -> Json:

@@ -262,7 +262,7 @@ def test_with_a_mounted_store_runtime_pods_have_no_egress() -> None:
     ("model", "path", "volume"),
     [
         ("pvc://models/bert", "/var/run/penstock/claims/models", "persistentVolumeClaim"),
-        ("file:///models/bert", "/models/bert", "hostPath"),
+        ("file:///models/bert", "/var/run/penstock/files", "hostPath"),
     ],
 )
 def test_a_model_in_a_volume_is_mounted_read_only_into_the_job(model: str, path: str, volume: str) -> None:
@@ -273,9 +273,13 @@ def test_a_model_in_a_volume_is_mounted_read_only_into_the_job(model: str, path:
     assert path not in mounts_of(kube.deployment)
 
 
-def test_a_model_below_the_store_needs_no_separate_mount() -> None:
-    kube = Kube(model="file:///var/lib/penstock/artefacts/models/bert").optimised()
-    assert "/var/lib/penstock/artefacts/models/bert" not in mounts_of(job_of(kube))
+def test_the_allowed_folder_of_a_node_is_mounted_at_a_fixed_place_and_the_job_gets_both_names() -> None:
+    job = job_of(Kube(model="file:///models/team/bert").optimised())
+    mounts = mounts_of(job)
+    assert mounts["/var/run/penstock/files"]["hostPath"] == {"path": "/models", "type": "Directory"}
+    assert "/models" not in mounts
+    assert env_of(job)["PENSTOCK_FILE_PREFIX"] == "/models"
+    assert env_of(job)["PENSTOCK_FILE_ROOT"] == "/var/run/penstock/files"
 
 
 def test_the_job_reads_the_spec_and_the_texts_as_the_key_has_them() -> None:
