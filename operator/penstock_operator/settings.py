@@ -130,8 +130,11 @@ class StoreSettings(SettingsGroup):
     )
     store_secret: str = setting(
         "",
-        "Secret in the endpoint's namespace whose keys become environment variables of job and serving pods: "
-        "AWS_ACCESS_KEY_ID, AWS_SECRET_ACCESS_KEY, AWS_ENDPOINT_URL and the like.",
+        "Secret in the endpoint's namespace with the credentials of the store for job and serving pods: "
+        "AWS_ACCESS_KEY_ID, AWS_SECRET_ACCESS_KEY and the like (docs/how-to/private-models.md lists the keys).",
+    )
+    store_endpoint_url: str = setting(
+        "", "URL of the S3 server, for s3:// stores and s3:// models. Empty: AWS, or AWS_ENDPOINT_URL in extra_env."
     )
     store_collect_seconds: float = setting(
         0.0,
@@ -150,6 +153,8 @@ class StoreSettings(SettingsGroup):
             raise ValueError("store_host_path and store_claim are both set: keep one")
         if (self.store_host_path or self.store_claim) and not self.store_uri.startswith("file:"):
             raise ValueError(f"a volume is set for the store {self.store_uri}, which needs none: leave it out")
+        if self.store_endpoint_url and not self.store_uri.startswith("s3:"):
+            raise ValueError(f"store_endpoint_url is for s3:// stores, and store_uri is {self.store_uri}: leave it out")
         return self
 
 
@@ -359,6 +364,7 @@ class Settings(SettingsGroup):
             store_uri=self.store.store_uri,
             store_volume=volume,
             store_secret=self.store.store_secret,
+            store_endpoint_url=self.store.store_endpoint_url,
             store_collect_seconds=self.store.store_collect_seconds,
             store_unused_seconds=self.store.store_unused_seconds,
             image_pull_policy=self.images.image_pull_policy,

@@ -88,10 +88,19 @@ def test_the_operator_is_kept_to_the_restricted_pod_security_standard(chart: Hel
             {
                 "store": {
                     "hostPath": {"enabled": False},
-                    "s3": {"enabled": True, "uri": "s3://models/penstock", "secretName": "s3"},
+                    "s3": {
+                        "enabled": True,
+                        "uri": "s3://models/penstock",
+                        "endpointUrl": "https://s3.example",
+                        "secretName": "s3",
+                    },
                 }
             },
-            {"PENSTOCK_OPERATOR_STORE_URI": "s3://models/penstock", "PENSTOCK_OPERATOR_STORE_SECRET": "s3"},
+            {
+                "PENSTOCK_OPERATOR_STORE_URI": "s3://models/penstock",
+                "PENSTOCK_OPERATOR_STORE_SECRET": "s3",
+                "PENSTOCK_OPERATOR_STORE_ENDPOINT_URL": "https://s3.example",
+            },
         ),
         (
             {

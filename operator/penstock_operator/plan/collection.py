@@ -19,6 +19,7 @@ from penstock_operator.plan.names import CONTAINER, INSTANCE, MANAGED_BY, MANAGE
 from penstock_operator.plan.pod_template import (
     CONTAINER_SECURITY,
     POD_SECURITY,
+    PYTHON,
     TMP,
     environment,
     scratch,
@@ -93,21 +94,19 @@ def job(target: CollectionTarget, period: int, settings: PlanSettings) -> Json:
         "name": CONTAINER,
         "image": settings.runtime_image,
         "imagePullPolicy": settings.image_pull_policy,
-        "command": ["python", "-m", "penstock_runtime.store", "collect"],
+        "command": [*PYTHON, "penstock_runtime.store", "collect"],
         "args": [
             "--keep-file",
             f"{KEEP_FOLDER}/{KEEP_KEY}",
             "--older-than-seconds",
             f"{settings.store_unused_seconds:g}",
         ],
-        "env": environment(settings, store.env, {}),
+        "env": environment(settings, store.env, {}, secrets=store.secrets),
         "securityContext": CONTAINER_SECURITY,
         # No CPU request: even 1m would keep the node's last whole core from being allocated.
         "resources": {"requests": {"memory": MEMORY}, "limits": {"memory": MEMORY}},
         "volumeMounts": [*store.mounts, {"name": "keep", "mountPath": KEEP_FOLDER, "readOnly": True}, tmp_mount],
     }
-    if store.env_from:
-        container["envFrom"] = list(store.env_from)
     pod: Json = {
         "restartPolicy": "Never",
         "automountServiceAccountToken": False,

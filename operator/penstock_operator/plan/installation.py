@@ -53,8 +53,10 @@ class PlanSettings:
     store_volume: StoreVolume | None = None
     """None with a `file://` store: a hostPath at the path of the store."""
     store_secret: str = ""
-    """A Secret in the endpoint's namespace whose keys become environment variables of job and runtime pods (S3
-    credentials and endpoint). Empty: none."""
+    """A Secret in the endpoint's namespace with the credentials of the store (`penstock_operator.plan.credentials`),
+    for job and runtime pods. Empty: none."""
+    store_endpoint_url: str = ""
+    """URL of the S3 server. Empty: AWS."""
     store_collect_seconds: float = 0.0
     """Interval between removals of unreferenced artefacts from the store; 0: never."""
     store_unused_seconds: float = 604_800.0

@@ -8,12 +8,22 @@ from collections.abc import Sequence
 from penstock.resources.hardware_class import HardwareClassSpec
 from penstock.resources.source import ModelSource, Scheme
 from penstock_operator.plan.allowed import allowed_folder
+from penstock_operator.plan.credentials import secret_variables
 from penstock_operator.plan.endpoint import ParsedEndpoint
 from penstock_operator.plan.installation import Json, PlanSettings
 from penstock_operator.plan.names import API_VERSION, job_labels, job_name, model_labels
 from penstock_operator.plan.observed import OptimizedModelFacts
 from penstock_operator.plan.optimized_model import OptimizationState, texts_file
-from penstock_operator.plan.pod_template import TMP, environment, job_memory, pod_spec, resources, scratch, store_access
+from penstock_operator.plan.pod_template import (
+    PYTHON,
+    TMP,
+    environment,
+    job_memory,
+    pod_spec,
+    resources,
+    scratch,
+    store_access,
+)
 
 SPEC_FOLDER = "/etc/penstock"
 SPEC_KEY = "spec.json"
@@ -112,21 +122,19 @@ def _pod(
     }
     if spec.texts_digest is not None:
         values["PENSTOCK_TEXTS"] = f"{SPEC_FOLDER}/{TEXTS_KEY}"
+    secrets = list(store.secrets)
+    if spec.model_credentials is not None:
+        # They come last and win: in this pod the variables of a store are for the download.
+        secrets += secret_variables(spec.model_credentials.secret_name, spec.source.scheme)
     container: Json = {
         "image": settings.optimizer_image,
-        "command": ["python", "-m", "penstock_optimizer.pod"],
-        "env": environment(settings, store.env, values),
+        "command": [*PYTHON, "penstock_optimizer.pod"],
+        "env": environment(settings, store.env, values, secrets=secrets),
         "resources": resources(
             hardware, spec.cores, job_memory(endpoint.spec.pod, settings, factor=model.memory_factor)
         ),
         "volumeMounts": [*store.mounts, spec_mount, work_mount, tmp_mount, *mounts],
     }
-    # The model's credentials come last and win: in this pod they are for the download.
-    sources = list(store.env_from)
-    if spec.model_credentials is not None:
-        sources.append({"secretRef": {"name": spec.model_credentials.secret_name}})
-    if sources:
-        container["envFrom"] = sources
     pod = pod_spec(
         container,
         hardware=hardware,

@@ -22,6 +22,7 @@ from penstock_operator.plan.names import (
     runtime_selector,
 )
 from penstock_operator.plan.pod_template import (
+    PYTHON,
     TMP,
     environment,
     pod_spec,
@@ -155,15 +156,13 @@ def template(
     memory = runtime_memory(pod, settings, result=serving.result, artefact=serving.artefact)
     container: Json = {
         "image": settings.runtime_image,
-        "command": ["python", "-m", "penstock_runtime.pod"],
-        "env": environment(settings, store.env, _environment(endpoint, serving, hardware)),
+        "command": [*PYTHON, "penstock_runtime.pod"],
+        "env": environment(settings, store.env, _environment(endpoint, serving, hardware), secrets=store.secrets),
         "ports": [{"name": "http", "containerPort": HTTP_PORT, "protocol": "TCP"}],
         "resources": resources(hardware, serving.cores, memory),
         "volumeMounts": [*store.mounts, cache_mount, tmp_mount],
         **PROBES,
     }
-    if store.env_from:
-        container["envFrom"] = list(store.env_from)
     spec = pod_spec(
         container,
         hardware=hardware,

@@ -17,7 +17,6 @@ import queue
 import select
 import signal
 import subprocess
-import sys
 import threading
 import time
 import traceback
@@ -30,6 +29,7 @@ from pydantic import BaseModel
 
 from penstock import errors
 from penstock.errors import OptimizationError, OutOfDisk, OutOfMemory, PenstockError
+from penstock.process import python_module
 from penstock_runtime.host.disk import FULL
 
 CLOSE_SECONDS = 3.0
@@ -99,7 +99,7 @@ class Worker:
 
     def __init__(self, target: str, *, log: Path, cpus: Sequence[int] = ()) -> None:
         """`target`: `package.module:Class`, made without arguments in the worker. `log`: receives all its output."""
-        command = [sys.executable, "-m", "penstock_optimizer.candidate.isolation", target]
+        command = [*python_module("penstock_optimizer.candidate.isolation"), target]
         if cpus:
             command += ["--cpus", ",".join(map(str, cpus))]
         self._log = log

@@ -197,8 +197,8 @@ def test_the_command_of_the_job_is_one_that_the_image_has(tmp_path: Path, capsys
     keep.write_text('{"keep": []}')
     (tmp_path / "store").mkdir()
     words = [
-        str(keep) if word.startswith("/etc/") else word for word in (*container["command"][3:], *container["args"])
+        str(keep) if word.startswith("/etc/") else word for word in (*container["command"][5:], *container["args"])
     ]
 
-    assert container["command"][:3] == ["python", "-m", "penstock_runtime.store"]
+    assert container["command"][:5] == ["python", "-I", "-u", "-m", "penstock_runtime.store"]
     assert main(["--store", f"file://{tmp_path / 'store'}", *words]) == 0

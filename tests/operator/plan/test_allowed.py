@@ -20,10 +20,12 @@ from tests.operator.plan.kube import SETTINGS, Kube
 DEFAULTS = AllowList()
 EVERYTHING = AllowList(
     file_prefixes=("/models",),
-    **{
-        name: ("*",)
-        for name in ("tolerations", "node_selectors", "labels", "annotations", "priority_classes", "service_accounts")
-    },
+    tolerations=("*",),
+    node_selectors=("*",),
+    labels=("*",),
+    annotations=("*",),
+    priority_classes=("*",),
+    service_accounts=("*",),
 )
 CONTROL_PLANE = "node-role.kubernetes.io/control-plane"
 
@@ -75,7 +77,7 @@ def test_no_spelling_of_a_path_leads_out_of_the_allowed_folder(parts: list[str])
         return
     if found is None:
         return
-    assert [part for part in parts if part not in {"", "."}][0] == "models"
+    assert next(part for part in parts if part not in {"", "."}) == "models"
     assert ".." not in parts
 
 

@@ -104,7 +104,9 @@ def test_it_comes_at_the_store_as_the_endpoint_does() -> None:
     (container,) = pod["containers"]
 
     assert pod["serviceAccountName"] == "reader"
-    assert container["envFrom"] == [{"secretRef": {"name": "s3"}}]
+    assert "envFrom" not in container
+    secrets = {entry["valueFrom"]["secretKeyRef"]["name"] for entry in container["env"] if "valueFrom" in entry}
+    assert secrets == {"s3"}
     assert {"name": "PENSTOCK_STORE_URI", "value": "s3://models/here"} in container["env"]
 
 
