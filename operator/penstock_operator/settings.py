@@ -220,6 +220,11 @@ class JobSettings(SettingsGroup):
     unused_grace_seconds: float = setting(
         3600.0, "An OptimizedModel that no endpoint uses is deleted after this time.", unit="s", ge=0
     )
+    metadata_for_accounts: bool = setting(
+        False,
+        "Pods of endpoints that name a service account may reach the metadata service of their node, which other pods "
+        "may not: for identities that are handed out there.",
+    )
     job_memory: str = setting(
         "4Gi", "Memory of an optimisation pod when the endpoint does not set it.", unit="quantity"
     )
@@ -381,6 +386,7 @@ class Settings(SettingsGroup):
             keda=self.scaling.keda,
             prometheus_url=self.scaling.prometheus_url,
             allowed=self.policy.allow_list(),
+            metadata_for_accounts=self.jobs.metadata_for_accounts,
             extra_env=tuple((name, value) for name, _, value in pairs),
         )
 

@@ -113,6 +113,7 @@ def test_the_operator_is_kept_to_the_restricted_pod_security_standard(chart: Hel
                 "operator": {"settings": {"WORKERS": 16}},
                 "policy": {
                     "fileSources": ["/srv/models", "/data"],
+                    "metadataForServiceAccounts": True,
                     "pod": {"labels": ["team", "cost/*"], "nodeSelectors": [], "serviceAccounts": ["reader"]},
                 },
             },
@@ -124,6 +125,7 @@ def test_the_operator_is_kept_to_the_restricted_pod_security_standard(chart: Hel
                 "PENSTOCK_OPERATOR_EXTRA_ENV": "HF_ENDPOINT=https://hub.example/,NO_PROXY=cluster.local",
                 "PENSTOCK_OPERATOR_WORKERS": "16",
                 "PENSTOCK_OPERATOR_ALLOWED_FILE_PREFIXES": "/srv/models,/data",
+                "PENSTOCK_OPERATOR_METADATA_FOR_ACCOUNTS": "true",
                 "PENSTOCK_OPERATOR_ALLOWED_LABELS": "team,cost/*",
                 "PENSTOCK_OPERATOR_ALLOWED_NODE_SELECTORS": "",
                 "PENSTOCK_OPERATOR_ALLOWED_SERVICE_ACCOUNTS": "reader",
@@ -177,6 +179,7 @@ def test_the_defaults_of_the_chart_are_those_of_the_operator(chart: Helm) -> Non
             "image_pull_policy",
             "store_uri",
             "allowed",
+            "metadata_for_accounts",
         )
         if getattr(ours, name) != getattr(its, name)
     } == {}
@@ -210,6 +213,15 @@ def test_only_the_store_of_one_node_is_prepared_as_root(chart: Helm) -> None:
     (prepare,) = with_folder["spec"]["template"]["spec"]["initContainers"]
     assert prepare["securityContext"]["capabilities"] == {"drop": ["ALL"], "add": ["CHOWN", "FOWNER"]}
     assert [one for one in chart.template(s3) if one["kind"] == "DaemonSet"] == []
+
+
+def test_the_pods_that_prepare_the_store_have_no_network(chart: Helm) -> None:
+    made = chart.template()
+    (policy,) = [one for one in made if one["kind"] == "NetworkPolicy" and one["metadata"]["name"].endswith("-store")]
+
+    assert policy["spec"]["podSelector"] == of_kind(made, "DaemonSet")["spec"]["selector"]
+    assert {name for name in policy["spec"] if name != "podSelector"} == {"policyTypes"}
+    assert policy["spec"]["policyTypes"] == ["Ingress", "Egress"]
 
 
 def test_a_pod_monitor_is_made_where_it_is_asked_for(chart: Helm) -> None:

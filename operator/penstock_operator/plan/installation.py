@@ -89,6 +89,8 @@ class PlanSettings:
     prometheus_url: str = ""
     """The Prometheus that KEDA queries when an endpoint names none."""
     allowed: AllowList = AllowList()
+    metadata_for_accounts: bool = False
+    """Pods with a service account of their own may reach the metadata service of their node."""
     extra_env: tuple[tuple[str, str], ...] = ()
     """Environment of job and runtime pods (proxies, HF_ENDPOINT): name and value."""
 

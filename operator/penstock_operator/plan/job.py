@@ -11,6 +11,7 @@ from penstock_operator.plan.allowed import allowed_folder
 from penstock_operator.plan.credentials import secret_variables
 from penstock_operator.plan.endpoint import ParsedEndpoint
 from penstock_operator.plan.installation import Json, PlanSettings
+from penstock_operator.plan.job_network import identity_variables, network_policy, reaches_metadata
 from penstock_operator.plan.names import API_VERSION, job_labels, job_name, model_labels
 from penstock_operator.plan.observed import OptimizedModelFacts
 from penstock_operator.plan.optimized_model import OptimizationState, texts_file
@@ -57,6 +58,19 @@ def config_map(
         },
         "data": data,
     }
+
+
+def job_policy(
+    model: OptimizationState, facts: OptimizedModelFacts, endpoint: ParsedEndpoint, settings: PlanSettings
+) -> Json:
+    """The NetworkPolicy of the job's pods."""
+    return network_policy(
+        f"{model.name}-job",
+        endpoint.namespace,
+        model_labels(model.name),
+        _owner(facts),
+        metadata=reaches_metadata(endpoint.spec.pod, settings),
+    )
 
 
 def job(
@@ -116,6 +130,7 @@ def _pod(
     volumes, mounts, model_values = _model_volume(spec.source, settings)
     values = {
         **model_values,
+        **identity_variables(endpoint.spec.pod),
         "PENSTOCK_SPEC": f"{SPEC_FOLDER}/{SPEC_KEY}",
         "PENSTOCK_WORK": WORK,
         "HOME": WORK,

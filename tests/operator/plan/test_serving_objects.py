@@ -256,7 +256,6 @@ def test_a_store_that_is_a_service_is_reached_with_the_credentials_of_its_secret
         assert secrets_of(value) == dict.fromkeys(KEYS["s3"], "s3")
         assert env_of(value)["PENSTOCK_STORE_URI"] == "s3://models/here"
         assert env_of(value)["AWS_ENDPOINT_URL"] == "https://s3.example"
-    assert kube.objects["NetworkPolicy", "emotion"]["spec"]["policyTypes"] == ["Ingress"]
 
 
 def test_the_models_credentials_reach_the_job_and_no_runtime_pod() -> None:
