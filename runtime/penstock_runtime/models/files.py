@@ -7,8 +7,9 @@ import os
 import shutil
 import stat
 from collections.abc import Iterable, Mapping
+from io import BufferedReader
 from pathlib import Path, PurePosixPath
-from typing import Any, BinaryIO
+from typing import Any
 
 from penstock.errors import CorruptModel, UnsafeModel, UnsupportedModel
 
@@ -25,7 +26,7 @@ def is_inner(name: str) -> bool:
     return not pure.is_absolute() and not any(part.startswith(".") for part in pure.parts)
 
 
-def open_within(folder: Path, path: Path) -> BinaryIO:
+def open_within(folder: Path, path: Path) -> BufferedReader:
     """Open a file of a model folder to read it. UnsafeModel unless the file that was opened is below the folder.
 
     The open file is checked, not its name: a link may be replaced between a check and the opening. OSError if it cannot
