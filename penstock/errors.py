@@ -32,20 +32,41 @@ Request errors of the HTTP server are another tree: `penstock_runtime.errors`.
 from __future__ import annotations
 
 import difflib
+import re
 from collections.abc import Iterable, Sequence
 from typing import ClassVar
 
+_UNPRINTABLE = re.compile("[\x00-\x1f\x7f-\x9f\u200e\u200f\u2028-\u202e\u2066-\u2069\ud800-\udfff]")
+"""Control characters, line separators, characters that change the direction of text, and halves of characters."""
+
+
+def printable(text: str, *, keep_newlines: bool = False) -> str:
+    r"""The text with control characters as escapes, such as `\n` and `\x1b`.
+
+    Texts of models, files and servers go through it before they are logged or shown: a line break in them would begin a
+    log line that looks like one of ours, and an escape sequence would control the terminal.
+    """
+
+    def escape(found: re.Match[str]) -> str:
+        character = found[0]
+        return character if keep_newlines and character == "\n" else character.encode("unicode_escape").decode()
+
+    return _UNPRINTABLE.sub(escape, text)
+
 
 class PenstockError(Exception):
-    """A problem that the user can solve. `message`: what is wrong and where; `remedy`: what to do next."""
+    """A problem that the user can solve. `message`: what is wrong and where; `remedy`: what to do next.
+
+    Both are `printable`.
+    """
 
     temporary: ClassVar[bool] = False
     """True when the same call may succeed later without any change."""
 
     def __init__(self, message: str, *, remedy: str = "") -> None:
         super().__init__(message)
-        self.message = message
-        self.remedy = remedy
+        self.message = printable(message)
+        self.remedy = printable(remedy)
 
     def __str__(self) -> str:
         return f"{self.message}. {self.remedy}" if self.remedy else self.message
@@ -59,6 +80,9 @@ class SpecError(PenstockError):
 
     def __init__(self, message: str, *, field: str = "", remedy: str = "", problems: Sequence[SpecError] = ()) -> None:
         super().__init__(message, remedy=remedy)
+        if problems:
+            # One line for each problem, whose texts are escaped already.
+            self.message = printable(message, keep_newlines=True)
         self.field = field
         self.problems: tuple[SpecError, ...] = tuple(problems) or (self,)
 

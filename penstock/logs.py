@@ -9,11 +9,14 @@ from __future__ import annotations
 
 import json
 import logging
+import re
 import traceback
 from contextvars import ContextVar
 from dataclasses import dataclass
 from datetime import UTC, datetime
-from typing import Literal
+from typing import Any, Literal
+
+from penstock.errors import printable
 
 FIELDS = ("event", "object", "reason")
 OBJECT: ContextVar[str] = ContextVar("object", default="")
@@ -50,6 +53,16 @@ def fields(record: logging.LogRecord) -> dict[str, str]:
     return {name: value for name, value in values.items() if value}
 
 
+_IN_JSON = re.compile("[\x7f-\x9f\u200e\u200f\u2028-\u202e\u2066-\u2069\ud800-\udfff]")
+"""Characters that `printable` escapes and JSON does not have to."""
+
+
+def json_line(value: object) -> str:
+    """The value as JSON on one line, without control characters."""
+    text = json.dumps(value, ensure_ascii=False)
+    return _IN_JSON.sub(lambda found: f"\\u{ord(found[0]):04x}", text)
+
+
 class JsonFormatter(logging.Formatter):
     """One JSON object a line: time, level, logger, the fields, message, and the traceback of an error."""
 
@@ -67,13 +80,14 @@ class JsonFormatter(logging.Formatter):
             line["endpoint"] = endpoint
         if record.exc_info and record.exc_info[1] is not None:
             line["error"] = "".join(traceback.format_exception(record.exc_info[1]))
-        return json.dumps(line, ensure_ascii=False)
+        return json_line(line)
 
 
 class TextFormatter(logging.Formatter):
     """Lines for a terminal: `layout` as in the standard library, the fields, and then the lines of a traceback.
 
-    Without a layout: time with time zone, level in small letters, message.
+    Without a layout: time with time zone, level in small letters, message. Control characters are escaped, and lines of
+    a traceback begin with `| `: no text in a message can make a line of its own.
     """
 
     def __init__(self, layout: str | None = None) -> None:
@@ -87,10 +101,18 @@ class TextFormatter(logging.Formatter):
             text = f"{time} {record.levelname.lower():7} {record.getMessage()}"
         else:
             text = super().formatMessage(record)
-        return " ".join([text, *(f"{name}={_quoted(value)}" for name, value in fields(record).items())])
+        return " ".join([printable(text), *(f"{name}={_quoted(value)}" for name, value in fields(record).items())])
+
+    def formatException(self, ei: Any) -> str:  # noqa: N802 - the standard library's name
+        """The lines of the traceback."""
+        return "\n".join(f"| {printable(line)}" for line in super().formatException(ei).split("\n"))
+
+    def formatStack(self, stack_info: str) -> str:  # noqa: N802 - the standard library's name
+        """The lines of a stack."""
+        return "\n".join(f"| {printable(line)}" for line in stack_info.split("\n"))
 
 
 def _quoted(value: str) -> str:
     """As it is, or as a JSON string if a program that splits the line at spaces would misread it."""
     plain = value.isprintable() and not set(value) & set(' "=')
-    return value if plain else json.dumps(value, ensure_ascii=False)
+    return value if plain else json_line(value)

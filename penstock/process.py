@@ -35,6 +35,15 @@ def open_closed_streams() -> None:
             setattr(sys, name, open(number, mode, encoding="utf-8", closefd=False))  # noqa: SIM115 - stays open
 
 
+def python_module(name: str) -> list[str]:
+    """The command of a child process that runs this module with the interpreter of this process.
+
+    The child imports nothing from the current folder, which may be a model's; in an isolated process (`python -I`)
+    nothing from PYTHON* variables either.
+    """
+    return [sys.executable, "-I" if sys.flags.isolated else "-P", "-m", name]
+
+
 def exit_on_signal(*numbers: signal.Signals) -> None:
     """Exit at once on these signals until other handlers are installed. Default: SIGTERM and SIGINT.
 

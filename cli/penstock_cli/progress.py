@@ -13,7 +13,9 @@ from typing import Any, Self
 
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 from rich.table import Column, Table
+from rich.text import Text
 
+from penstock.errors import printable
 from penstock.manifest import CandidateFacts, Manifest, Outcome
 from penstock_cli.screen import NAME_WIDTH, PLAIN_SECONDS, bytes_text, console, fact
 from penstock_optimizer.job.progress import ProgressEvent as Event
@@ -139,7 +141,8 @@ def candidates_table(candidates: Sequence[CandidateFacts], *, verbose: bool = Fa
             candidate.recipe.name,
             _agreement(candidate),
             *(f"{times[tokens]:.3g}" if tokens in times else "-" for tokens in lengths),
-            f"{candidate.outcome.value}: {candidate.reason}",
+            # Not a plain string, in which rich would read markup.
+            Text(printable(f"{candidate.outcome.value}: {candidate.reason}")),
             *((" ".join((candidate.recipe.precision.value, *candidate.recipe.options)),) if verbose else ()),
             style=_STYLE.get(candidate.outcome, ""),
         )

@@ -12,6 +12,8 @@ from rich.console import Console
 from rich.highlighter import NullHighlighter
 from rich.text import Text
 
+from penstock.errors import printable
+
 console = Console(highlighter=NullHighlighter(), soft_wrap=True)
 if not console.is_terminal:
     # A file or a pipe has no width to cut lines to.
@@ -39,7 +41,7 @@ def fact(name: str, value: str, *, style: str = "") -> None:
 
 def _lines(value: str) -> list[str]:
     """The value's lines; in a terminal, long ones are broken between words."""
-    lines = value.splitlines() or [""]
+    lines = [printable(line) for line in value.splitlines()] or [""]
     if not console.is_terminal:
         return lines
     width = max(console.width - NAME_WIDTH, NARROWEST_VALUE)

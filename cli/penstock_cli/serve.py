@@ -27,6 +27,7 @@ import click
 from penstock.errors import PenstockError
 from penstock.logs import log_event
 from penstock.manifest import Manifest
+from penstock.process import python_module
 from penstock.resources.endpoint import ModelEndpoint, OptimizationMode
 from penstock.settings import hugging_face_token
 from penstock.tasks import TaskName
@@ -224,7 +225,7 @@ class ServeSession:
         """Run `penstock optimize` in another process, show its progress, and return its artefact."""
         words = ["optimize", str(file), "--json", "--store", str(self._options.store)]
         words += ["--models", str(self._options.models), "--cores", str(grant.cores)]
-        command = ["nice", "-n", str(OPTIMIZER_NICENESS), sys.executable, "-m", *PROGRAM, *words]
+        command = ["nice", "-n", str(OPTIMIZER_NICENESS), *python_module(PROGRAM[0]), *PROGRAM[1:], *words]
         # A child inherits the CPU affinity of the thread that starts it. This process is pinned; the search chooses its
         # own cores, and its load generator uses other ones where there are some.
         pinned = os.sched_getaffinity(0)

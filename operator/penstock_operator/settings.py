@@ -6,6 +6,7 @@ A setting is a field of one of the groups below. Its name gives the flag (`--sto
 
 from __future__ import annotations
 
+import posixpath
 import re
 import socket
 import uuid
@@ -18,7 +19,7 @@ from pydantic import model_validator
 import penstock
 from penstock.errors import SettingError, closest
 from penstock.settings import Setting, SettingsGroup, described, load, setting
-from penstock_operator.plan.installation import PlanSettings, StoreVolume
+from penstock_operator.plan.installation import AllowList, PlanSettings, StoreVolume
 
 PREFIX = "PENSTOCK_OPERATOR_"
 DOCUMENT = "docs/reference/operator.md"
@@ -129,8 +130,11 @@ class StoreSettings(SettingsGroup):
     )
     store_secret: str = setting(
         "",
-        "Secret in the endpoint's namespace whose keys become environment variables of job and serving pods: "
-        "AWS_ACCESS_KEY_ID, AWS_SECRET_ACCESS_KEY, AWS_ENDPOINT_URL and the like.",
+        "Secret in the endpoint's namespace with the credentials of the store for job and serving pods: "
+        "AWS_ACCESS_KEY_ID, AWS_SECRET_ACCESS_KEY and the like (docs/how-to/private-models.md lists the keys).",
+    )
+    store_endpoint_url: str = setting(
+        "", "URL of the S3 server, for s3:// stores and s3:// models. Empty: AWS, or AWS_ENDPOINT_URL in extra_env."
     )
     store_collect_seconds: float = setting(
         0.0,
@@ -149,7 +153,52 @@ class StoreSettings(SettingsGroup):
             raise ValueError("store_host_path and store_claim are both set: keep one")
         if (self.store_host_path or self.store_claim) and not self.store_uri.startswith("file:"):
             raise ValueError(f"a volume is set for the store {self.store_uri}, which needs none: leave it out")
+        if self.store_endpoint_url and not self.store_uri.startswith("s3:"):
+            raise ValueError(f"store_endpoint_url is for s3:// stores, and store_uri is {self.store_uri}: leave it out")
         return self
+
+
+class PolicySettings(SettingsGroup):
+    """What ModelEndpoints may ask for. An endpoint that asks for something else is not accepted.
+
+    Names may end in `*`. `*` alone does not match names that Kubernetes gives a meaning: keys in the domains
+    kubernetes.io and k8s.io, labels such as `app`, and priority classes that begin with `system-`.
+    """
+
+    allowed_file_prefixes: tuple[str, ...] = setting(
+        (), "Folders of the nodes whose models file:// sources may name, comma-separated. Empty: no file:// sources."
+    )
+    allowed_tolerations: tuple[str, ...] = setting(
+        (),
+        "Keys of the taints in spec.pod.tolerations, comma-separated. Tolerations of hardware classes need no entry.",
+    )
+    allowed_node_selectors: tuple[str, ...] = setting(
+        AllowList.node_selectors, "Keys of the node labels in spec.pod.nodeSelector, comma-separated."
+    )
+    allowed_labels: tuple[str, ...] = setting((), "Keys in spec.pod.labels, comma-separated, such as `team,cost/*`.")
+    allowed_annotations: tuple[str, ...] = setting((), "Keys in spec.pod.annotations, comma-separated.")
+    allowed_priority_classes: tuple[str, ...] = setting((), "Names in spec.pod.priorityClassName, comma-separated.")
+    allowed_service_accounts: tuple[str, ...] = setting(
+        (), "Names in spec.pod.serviceAccountName in addition to `default`, comma-separated."
+    )
+
+    @model_validator(mode="after")
+    def _patterns(self) -> Self:
+        for prefix in self.allowed_file_prefixes:
+            if prefix == "/" or posixpath.normpath("/" + prefix.lstrip("/")) != prefix:
+                raise ValueError(
+                    f"allowed_file_prefixes has {prefix!r}: write the absolute path of a folder below /, without `.`, "
+                    "`..` and a slash at its end"
+                )
+        for name, patterns in self:
+            for pattern in patterns:
+                if "*" in pattern[:-1]:
+                    raise ValueError(f"{name} has {pattern!r}: * may only be the last character")
+        return self
+
+    def allow_list(self) -> AllowList:
+        """The lists as plans take them."""
+        return AllowList(**{name.removeprefix("allowed_"): patterns for name, patterns in self})
 
 
 class JobSettings(SettingsGroup):
@@ -170,6 +219,11 @@ class JobSettings(SettingsGroup):
     )
     unused_grace_seconds: float = setting(
         3600.0, "An OptimizedModel that no endpoint uses is deleted after this time.", unit="s", ge=0
+    )
+    metadata_for_accounts: bool = setting(
+        False,
+        "Pods of endpoints that name a service account may reach the metadata service of their node, which other pods "
+        "may not: for identities that are handed out there.",
     )
     job_memory: str = setting(
         "4Gi", "Memory of an optimisation pod when the endpoint does not set it.", unit="quantity"
@@ -270,6 +324,7 @@ class Settings(SettingsGroup):
     leader: LeaderSettings = LeaderSettings()
     images: ImageSettings = ImageSettings()
     store: StoreSettings = StoreSettings()
+    policy: PolicySettings = PolicySettings()
     jobs: JobSettings = JobSettings()
     work: WorkSettings = WorkSettings()
     scaling: LoadSettings = LoadSettings()
@@ -314,6 +369,7 @@ class Settings(SettingsGroup):
             store_uri=self.store.store_uri,
             store_volume=volume,
             store_secret=self.store.store_secret,
+            store_endpoint_url=self.store.store_endpoint_url,
             store_collect_seconds=self.store.store_collect_seconds,
             store_unused_seconds=self.store.store_unused_seconds,
             image_pull_policy=self.images.image_pull_policy,
@@ -329,6 +385,8 @@ class Settings(SettingsGroup):
             resync_seconds=self.work.resync_seconds,
             keda=self.scaling.keda,
             prometheus_url=self.scaling.prometheus_url,
+            allowed=self.policy.allow_list(),
+            metadata_for_accounts=self.jobs.metadata_for_accounts,
             extra_env=tuple((name, value) for name, _, value in pairs),
         )
 

@@ -221,8 +221,8 @@ class ModelCredentials(Spec):
     """Credentials of the download."""
 
     secret_name: ObjectName = Field(
-        description="A Secret of this namespace. Each of its keys becomes an environment variable of the download, "
-        "such as HF_TOKEN, AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY."
+        description="A Secret of this namespace with the credentials that the source's client reads, such as HF_TOKEN, "
+        "or AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY. Other keys are ignored (docs/how-to/private-models.md)."
     )
 
 

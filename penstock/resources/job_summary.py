@@ -63,7 +63,7 @@ class Failure(Facts):
         if isinstance(error, OSError) and error.errno in {errno.ENOSPC, errno.EDQUOT}:
             place = f" ({error.filename})" if error.filename else ""
             return cls.of(errors.OutOfDisk(f"a disk is full{place}", remedy="Make room on it, or use a larger volume"))
-        text = str(error).strip()
+        text = errors.printable(str(error).strip())
         return cls(
             reason=INTERNAL,
             message=cut(f"{type(error).__name__}: {text}" if text else type(error).__name__, 2048),

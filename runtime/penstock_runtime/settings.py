@@ -322,7 +322,9 @@ class Settings(SettingsGroup):
         return loaded
 
 
-OF_THE_COMMAND = (f"{PREFIX}STORE", f"{PREFIX}MODELS", f"{PREFIX}PVC_ROOT", f"{PREFIX}STATE")
+OF_THE_COMMAND = tuple(
+    f"{PREFIX}{name}" for name in ("STORE", "MODELS", "PVC_ROOT", "FILE_PREFIX", "FILE_ROOT", "STATE")
+)
 """Variables of the `penstock` command that a container image may set."""
 
 SETTINGS: tuple[Setting, ...] = described(Settings, PREFIX)

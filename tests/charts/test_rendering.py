@@ -88,10 +88,19 @@ def test_the_operators_pod_meets_the_restricted_pod_security_standard(chart: Hel
             {
                 "store": {
                     "hostPath": {"enabled": False},
-                    "s3": {"enabled": True, "uri": "s3://models/penstock", "secretName": "s3"},
+                    "s3": {
+                        "enabled": True,
+                        "uri": "s3://models/penstock",
+                        "endpointUrl": "https://s3.example",
+                        "secretName": "s3",
+                    },
                 }
             },
-            {"PENSTOCK_OPERATOR_STORE_URI": "s3://models/penstock", "PENSTOCK_OPERATOR_STORE_SECRET": "s3"},
+            {
+                "PENSTOCK_OPERATOR_STORE_URI": "s3://models/penstock",
+                "PENSTOCK_OPERATOR_STORE_SECRET": "s3",
+                "PENSTOCK_OPERATOR_STORE_ENDPOINT_URL": "https://s3.example",
+            },
         ),
         (
             {
@@ -102,6 +111,11 @@ def test_the_operators_pod_meets_the_restricted_pod_security_standard(chart: Hel
                 },
                 "extraEnv": {"HF_ENDPOINT": "https://hub.example/", "NO_PROXY": "cluster.local"},
                 "operator": {"settings": {"WORKERS": 16}},
+                "policy": {
+                    "fileSources": ["/srv/models", "/data"],
+                    "metadataForServiceAccounts": True,
+                    "pod": {"labels": ["team", "cost/*"], "nodeSelectors": [], "serviceAccounts": ["reader"]},
+                },
             },
             {
                 "PENSTOCK_OPERATOR_OPTIMIZER_IMAGE": "registry.example:5000/team/optimizer:2.0",
@@ -110,6 +124,11 @@ def test_the_operators_pod_meets_the_restricted_pod_security_standard(chart: Hel
                 "PENSTOCK_OPERATOR_IMAGE_PULL_POLICY": "Always",
                 "PENSTOCK_OPERATOR_EXTRA_ENV": "HF_ENDPOINT=https://hub.example/,NO_PROXY=cluster.local",
                 "PENSTOCK_OPERATOR_WORKERS": "16",
+                "PENSTOCK_OPERATOR_ALLOWED_FILE_PREFIXES": "/srv/models,/data",
+                "PENSTOCK_OPERATOR_METADATA_FOR_ACCOUNTS": "true",
+                "PENSTOCK_OPERATOR_ALLOWED_LABELS": "team,cost/*",
+                "PENSTOCK_OPERATOR_ALLOWED_NODE_SELECTORS": "",
+                "PENSTOCK_OPERATOR_ALLOWED_SERVICE_ACCOUNTS": "reader",
             },
         ),
     ],
@@ -153,7 +172,15 @@ def test_the_defaults_of_the_chart_are_those_of_the_operator(chart: Helm) -> Non
 
     assert {
         name: (getattr(ours, name), getattr(its, name))
-        for name in ("max_attempts", "job_overtime_seconds", "unused_grace_seconds", "image_pull_policy", "store_uri")
+        for name in (
+            "max_attempts",
+            "job_overtime_seconds",
+            "unused_grace_seconds",
+            "image_pull_policy",
+            "store_uri",
+            "allowed",
+            "metadata_for_accounts",
+        )
         if getattr(ours, name) != getattr(its, name)
     } == {}
 
@@ -186,6 +213,15 @@ def test_only_the_store_of_one_node_is_prepared_as_root(chart: Helm) -> None:
     (prepare,) = with_folder["spec"]["template"]["spec"]["initContainers"]
     assert prepare["securityContext"]["capabilities"] == {"drop": ["ALL"], "add": ["CHOWN", "FOWNER"]}
     assert [one for one in chart.template(s3) if one["kind"] == "DaemonSet"] == []
+
+
+def test_the_pods_that_prepare_the_store_have_no_network(chart: Helm) -> None:
+    made = chart.template()
+    (policy,) = [one for one in made if one["kind"] == "NetworkPolicy" and one["metadata"]["name"].endswith("-store")]
+
+    assert policy["spec"]["podSelector"] == of_kind(made, "DaemonSet")["spec"]["selector"]
+    assert {name for name in policy["spec"] if name != "podSelector"} == {"policyTypes"}
+    assert policy["spec"]["policyTypes"] == ["Ingress", "Egress"]
 
 
 def test_a_pod_monitor_is_rendered_if_the_value_is_set(chart: Helm) -> None:
@@ -251,6 +287,9 @@ BAD: list[tuple[Manifest, str]] = [
     ({"operator": {"logLevel": "loud"}}, "logLevel"),
     ({"operator": {"resources": {"limits": {"memory": "plenty"}}}}, "memory"),
     ({"podMonitor": {"interval": "often"}}, "interval"),
+    ({"policy": {"fileSources": ["/"]}}, "fileSources"),
+    ({"policy": {"pod": {"labels": ["a,b"]}}}, "labels"),
+    ({"policy": {"pod": {"tolerations": ["a*b"]}}}, "tolerations"),
 ]
 
 

@@ -65,6 +65,13 @@ def want_code(model: Path) -> None:
     (model / "config.json").write_text(json.dumps(config | {"auto_map": {"AutoModel": "modeling_own.Own"}}))
 
 
+def forge(model: Path) -> None:
+    """A text with a line break and an escape sequence, which clears a terminal."""
+    path = "../\nall is well\x1b[2J"
+    modules = [{"path": path, "type": "sentence_transformers.models.Transformer"}]
+    (model / "modules.json").write_text(json.dumps(modules))
+
+
 WRONG: dict[str, tuple[Prepare, str, str]] = {
     "missing file": (
         lambda _, folder: folder / "none.yaml",
@@ -111,6 +118,11 @@ WRONG: dict[str, tuple[Prepare, str, str]] = {
         damaged(want_code),
         "wants code of the model's own",
         "docs/how-to/convert-a-model.md#remote-code",
+    ),
+    "control characters in a text of the model": (
+        damaged(forge),
+        r"modules.json points to ../\nall is well\x1b[2J, outside the folder",
+        "Use a model from a source you trust",
     ),
     "no configuration": (damaged(lambda model: (model / "config.json").unlink()), "config.json", ". "),
     "no tokenizer": (damaged(lambda model: (model / "tokenizer.json").unlink()), "tokenizer.json", ". "),

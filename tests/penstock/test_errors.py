@@ -4,11 +4,22 @@ from __future__ import annotations
 
 import inspect
 import re
+import unicodedata
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from penstock import errors
-from penstock.errors import Interrupted, ModelUnavailable, OutOfDisk, PenstockError, SpecError, StoreUnavailable
+from penstock.errors import (
+    Interrupted,
+    ModelUnavailable,
+    OutOfDisk,
+    PenstockError,
+    SpecError,
+    StoreUnavailable,
+    printable,
+)
 
 CLASSES = [kind for _, kind in inspect.getmembers(errors, inspect.isclass) if issubclass(kind, PenstockError)]
 
@@ -41,3 +52,23 @@ def test_temporary_errors_are_those_that_a_retry_can_fix() -> None:
 def test_an_error_with_one_problem_lists_itself() -> None:
     error = SpecError("a", field="spec.a")
     assert error.problems == (error,)
+
+
+@given(st.text())
+def test_no_error_has_control_characters_or_line_breaks(text: str) -> None:
+    for error in (PenstockError(text, remedy=text), SpecError(text, field="spec.model", remedy=text)):
+        shown = str(error)
+        assert len(shown.splitlines()) <= 1
+        assert not any(unicodedata.category(character) in {"Cc", "Cs", "Zl", "Zp"} for character in shown)
+
+
+def test_ordinary_texts_stay_as_they_are() -> None:
+    text = 'the model "é 漢字 👩\u200d💻" of /srv/models costs 3 €'
+    assert printable(text) == str(PenstockError(text)) == text
+    assert printable("a\nb\x1b[31m\u2028") == r"a\nb\x1b[31m\u2028"
+
+
+def test_an_error_of_several_problems_has_a_line_for_each() -> None:
+    problems = [SpecError("a\nb", field="spec.a"), SpecError("c", field="spec.c")]
+    error = SpecError(f"x.yaml has 2 problems:\n  {problems[0]}\n  {problems[1]}", problems=problems)
+    assert str(error).split("\n") == ["x.yaml has 2 problems:", r"  a\nb", "  c"]

@@ -10,9 +10,11 @@ from contextlib import contextmanager
 from typing import Any
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
-from penstock.errors import StoreUnavailable
-from penstock.logs import OBJECT, JsonFormatter, TextFormatter, fields, log_event
+from penstock.errors import StoreUnavailable, printable
+from penstock.logs import OBJECT, JsonFormatter, TextFormatter, fields, json_line, log_event
 
 LAYOUT = "%(levelname)s %(name)s: %(message)s"
 
@@ -96,7 +98,7 @@ def test_a_layout_is_followed_by_the_fields_and_then_the_traceback() -> None:
 
     assert text.splitlines() == [
         "WARNING penstock_operator.x: no answer event=PodFailed object=m",
-        "ValueError: inner",
+        "| ValueError: inner",
     ]
 
 
@@ -129,3 +131,31 @@ def test_the_fields_arrive_through_the_standard_logging_calls(formatter: logging
         logger.removeHandler(handler)
 
     assert all(word in stream.getvalue() for word in ("the lease a/b is lost", "LeaseLost", "NotRenewed"))
+
+
+FORGED = 'x\n{"event": "baseline", "digest": "sha256:0"}\r\n\x1b[2J\u2028\x85{"event": "summary"}\ud800\u202e'
+"""A text of a model: lines that look like a job's, and characters that control a terminal."""
+
+
+def raised(text: str) -> logging.LogRecord:
+    made = record("failed: %s", text, **log_event("PodFailed", object=text))
+    made.exc_info = (ValueError, ValueError(text), None)
+    return made
+
+
+@pytest.mark.parametrize("formatter", [JsonFormatter(), TextFormatter(), TextFormatter(LAYOUT)])
+@given(text=st.one_of(st.just(FORGED), st.text()))
+def test_no_text_makes_a_line_of_its_own_or_controls_the_terminal(formatter: logging.Formatter, text: str) -> None:
+    lines = formatter.format(raised(text)).split("\n")
+
+    assert [line for line in lines if printable(line) != line] == []
+    assert [line for line in lines[1:] if not line.startswith("| ")] == []
+    assert "".join(lines).encode()
+
+
+@given(st.dictionaries(st.text(), st.one_of(st.text(), st.lists(st.text(), max_size=3)), max_size=3))
+def test_json_is_one_line_without_control_characters_and_keeps_its_value(value: Any) -> None:
+    line = json_line(value)
+
+    assert printable(line) == line
+    assert json.loads(line) == value

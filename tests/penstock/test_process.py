@@ -6,13 +6,14 @@ import os
 import signal
 import subprocess
 import sys
+import zipfile
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
 
-from penstock.process import sigterm_interrupts
+from penstock.process import python_module, sigterm_interrupts
 
 BEGINS = """
 import os, sys, time
@@ -102,3 +103,33 @@ def test_pods_listen_before_their_slow_imports(module: str) -> None:
     output = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout
 
     assert output.strip() == "[]"
+
+
+HOSTILE_MODULE = "raise SystemExit('code of another folder was run')"
+
+
+def test_a_child_process_imports_nothing_from_the_current_folder(tmp_path: Path) -> None:
+    (tmp_path / "json.py").write_text(HOSTILE_MODULE)
+
+    done = subprocess.run(
+        [*python_module("json.tool"), "--help"], cwd=tmp_path, capture_output=True, text=True, check=False
+    )
+
+    assert (done.returncode, done.stderr) == (0, "")
+
+
+def test_a_child_of_an_isolated_process_takes_no_code_from_variables(tmp_path: Path) -> None:
+    """A `vocab.txt` that is a zip with sitecustomize.py, named in PYTHONPATH: the start of Python would run it."""
+    with zipfile.ZipFile(tmp_path / "vocab.txt", "w") as archive:
+        archive.writestr("sitecustomize.py", HOSTILE_MODULE)
+    environment = {**os.environ, "PYTHONPATH": str(tmp_path / "vocab.txt")}
+    program = "import subprocess\nfrom penstock.process import python_module\n"
+    program += "raise SystemExit(subprocess.run([*python_module('json.tool'), '--help']).returncode)"
+
+    def run(*words: str) -> str:
+        return subprocess.run(
+            [sys.executable, *words], env=environment, capture_output=True, text=True, check=False
+        ).stderr
+
+    assert "code of another folder was run" in run("-c", "pass")
+    assert run("-I", "-c", program) == ""

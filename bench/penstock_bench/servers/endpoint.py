@@ -4,10 +4,10 @@
 from __future__ import annotations
 
 import os
-import sys
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
+from penstock.process import python_module
 from penstock.resources.endpoint import ModelEndpoint
 from penstock.settings import hugging_face_token
 from penstock_bench.results.results import OURS
@@ -15,7 +15,7 @@ from penstock_bench.servers.server import MeasuredServer, free_port
 from penstock_optimizer.job.optimise import optimise
 from penstock_optimizer.job.progress import DownloadReporter, ProgressEvent, Stage
 
-COMMAND = (sys.executable, "-m", "penstock_cli.main")
+COMMAND = tuple(python_module("penstock_cli.main"))
 READY_PATH = "/readyz"
 READY_SECONDS = 120.0
 TRANSFER_SECONDS = 10.0

@@ -26,6 +26,7 @@ from penstock_operator.plan.collection import (
     job,
     keep_list,
     name_of,
+    policy,
     targets,
 )
 from penstock_operator.plan.endpoint import ParsedEndpoint
@@ -95,6 +96,7 @@ class StoreCollection:
         for target in due[: max(0, room)]:
             made = await self._port.apply(job(target, period, settings))
             self._cache.jobs.put(made)
+            await self._port.apply(policy(made, target, settings))
             # After the job: a later list misses less. The job's pod waits for the list.
             await self._port.apply(keep_list(made, referred(self._cache)))
             COLLECTIONS.labels("begun").inc()

@@ -15,10 +15,12 @@ from dataclasses import dataclass
 from penstock.artefact_store import ALGORITHM, DIGITS_KEPT, StoreScheme, StoreUri
 from penstock.resources.pod import Pod
 from penstock_operator.plan.installation import Json, PlanSettings
+from penstock_operator.plan.job_network import identity_variables, network_policy, reaches_metadata
 from penstock_operator.plan.names import CONTAINER, INSTANCE, MANAGED_BY, MANAGER, NAME
 from penstock_operator.plan.pod_template import (
     CONTAINER_SECURITY,
     POD_SECURITY,
+    PYTHON,
     TMP,
     environment,
     scratch,
@@ -93,21 +95,19 @@ def job(target: CollectionTarget, period: int, settings: PlanSettings) -> Json:
         "name": CONTAINER,
         "image": settings.runtime_image,
         "imagePullPolicy": settings.image_pull_policy,
-        "command": ["python", "-m", "penstock_runtime.store", "collect"],
+        "command": [*PYTHON, "penstock_runtime.store", "collect"],
         "args": [
             "--keep-file",
             f"{KEEP_FOLDER}/{KEEP_KEY}",
             "--older-than-seconds",
             f"{settings.store_unused_seconds:g}",
         ],
-        "env": environment(settings, store.env, {}),
+        "env": environment(settings, store.env, identity_variables(target.home.pod), secrets=store.secrets),
         "securityContext": CONTAINER_SECURITY,
         # No CPU request: even 1m would keep the node's last whole core from being allocated.
         "resources": {"requests": {"memory": MEMORY}, "limits": {"memory": MEMORY}},
         "volumeMounts": [*store.mounts, {"name": "keep", "mountPath": KEEP_FOLDER, "readOnly": True}, tmp_mount],
     }
-    if store.env_from:
-        container["envFrom"] = list(store.env_from)
     pod: Json = {
         "restartPolicy": "Never",
         "automountServiceAccountToken": False,
@@ -143,6 +143,13 @@ def job(target: CollectionTarget, period: int, settings: PlanSettings) -> Json:
     }
 
 
+def policy(made: Json, target: CollectionTarget, settings: PlanSettings) -> Json:
+    """The NetworkPolicy of the job's pod, which waits for the list of what it must keep."""
+    name = made["metadata"]["name"]
+    metadata = reaches_metadata(target.home.pod, settings)
+    return network_policy(name, target.home.namespace, _labels(name), _owner(made), metadata=metadata)
+
+
 def keep_list(made: Json, digests: Iterable[str]) -> Json:
     """The ConfigMap of what the job must keep; the job's pod waits for it."""
     metadata = made["metadata"]
@@ -155,12 +162,14 @@ def keep_list(made: Json, digests: Iterable[str]) -> Json:
             "name": metadata["name"],
             "namespace": metadata["namespace"],
             "labels": _labels(metadata["name"]),
-            "ownerReferences": [
-                {"apiVersion": "batch/v1", "kind": "Job", "name": metadata["name"], "uid": metadata["uid"]}
-            ],
+            "ownerReferences": [_owner(made)],
         },
         "data": {KEEP_KEY: json.dumps({"keep": kept}, separators=(",", ":"))},
     }
+
+
+def _owner(made: Json) -> Json:
+    return {"apiVersion": "batch/v1", "kind": "Job", "name": made["metadata"]["name"], "uid": made["metadata"]["uid"]}
 
 
 def _labels(name: str) -> dict[str, str]:

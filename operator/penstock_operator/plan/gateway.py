@@ -170,7 +170,7 @@ def _template(endpoint: ParsedEndpoint, settings: PlanSettings) -> Json:
         "name": CONTAINER,
         "image": settings.gateway_image,
         "imagePullPolicy": settings.image_pull_policy,
-        "command": ["python3", "-m", "penstock_gateway"],
+        "command": ["python3", "-P", "-m", "penstock_gateway"],
         "env": environment(settings, [], {f"PENSTOCK_GATEWAY_{key}": text for key, text in values.items()}),
         "ports": [
             {"name": "http", "containerPort": HTTP_PORT, "protocol": "TCP"},

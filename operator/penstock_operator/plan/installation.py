@@ -20,6 +20,28 @@ class StoreVolume:
 
 
 @dataclass(frozen=True)
+class AllowList:
+    """What endpoints may ask for (`penstock_operator.plan.allowed`). Names may end in `*`."""
+
+    file_prefixes: tuple[str, ...] = ()
+    """Folders of the nodes whose models `file://` sources may name: absolute paths without `.` and `..`."""
+    tolerations: tuple[str, ...] = ()
+    """Keys of taints."""
+    node_selectors: tuple[str, ...] = (
+        "kubernetes.io/arch",
+        "node.kubernetes.io/instance-type",
+        "topology.kubernetes.io/region",
+        "topology.kubernetes.io/zone",
+    )
+    """Keys of node labels."""
+    labels: tuple[str, ...] = ()
+    annotations: tuple[str, ...] = ()
+    priority_classes: tuple[str, ...] = ()
+    service_accounts: tuple[str, ...] = ()
+    """Service accounts in addition to `default`."""
+
+
+@dataclass(frozen=True)
 class PlanSettings:
     """The settings that plans depend on."""
 
@@ -31,8 +53,10 @@ class PlanSettings:
     store_volume: StoreVolume | None = None
     """None with a `file://` store: a hostPath at the path of the store."""
     store_secret: str = ""
-    """A Secret in the endpoint's namespace whose keys become environment variables of job and runtime pods (S3
-    credentials and endpoint). Empty: none."""
+    """A Secret in the endpoint's namespace with the credentials of the store (`penstock_operator.plan.credentials`),
+    for job and runtime pods. Empty: none."""
+    store_endpoint_url: str = ""
+    """URL of the S3 server. Empty: AWS."""
     store_collect_seconds: float = 0.0
     """Interval between removals of unreferenced artefacts from the store; 0: never."""
     store_unused_seconds: float = 604_800.0
@@ -64,6 +88,9 @@ class PlanSettings:
     """KEDA is installed: the operator creates ScaledObjects for endpoints in the mode KEDA."""
     prometheus_url: str = ""
     """The Prometheus that KEDA queries when an endpoint names none."""
+    allowed: AllowList = AllowList()
+    metadata_for_accounts: bool = False
+    """Pods with a service account of their own may reach the metadata service of their node."""
     extra_env: tuple[tuple[str, str], ...] = ()
     """Environment of job and runtime pods (proxies, HF_ENDPOINT): name and value."""
 

@@ -5,15 +5,26 @@ from __future__ import annotations
 import json
 from collections.abc import Sequence
 
-from penstock.artefact_store import StoreScheme, StoreUri
 from penstock.resources.hardware_class import HardwareClassSpec
 from penstock.resources.source import ModelSource, Scheme
+from penstock_operator.plan.allowed import allowed_folder
+from penstock_operator.plan.credentials import secret_variables
 from penstock_operator.plan.endpoint import ParsedEndpoint
 from penstock_operator.plan.installation import Json, PlanSettings
+from penstock_operator.plan.job_network import identity_variables, network_policy, reaches_metadata
 from penstock_operator.plan.names import API_VERSION, job_labels, job_name, model_labels
 from penstock_operator.plan.observed import OptimizedModelFacts
 from penstock_operator.plan.optimized_model import OptimizationState, texts_file
-from penstock_operator.plan.pod_template import TMP, environment, job_memory, pod_spec, resources, scratch, store_access
+from penstock_operator.plan.pod_template import (
+    PYTHON,
+    TMP,
+    environment,
+    job_memory,
+    pod_spec,
+    resources,
+    scratch,
+    store_access,
+)
 
 SPEC_FOLDER = "/etc/penstock"
 SPEC_KEY = "spec.json"
@@ -21,6 +32,8 @@ TEXTS_KEY = "texts.txt"
 WORK = "/var/lib/penstock/work"
 CLAIMS = "/var/run/penstock/claims"
 """Where the job looks for `pvc://claim/path` (`penstock_runtime.models.sources`)."""
+FILES = "/var/run/penstock/files"
+"""Where the allowed folder of a `file://` source is mounted."""
 KEPT_SECONDS = 86_400
 """A finished job stays for a day, for its log."""
 GRACE_SECONDS = 30
@@ -45,6 +58,19 @@ def config_map(
         },
         "data": data,
     }
+
+
+def job_policy(
+    model: OptimizationState, facts: OptimizedModelFacts, endpoint: ParsedEndpoint, settings: PlanSettings
+) -> Json:
+    """The NetworkPolicy of the job's pods."""
+    return network_policy(
+        f"{model.name}-job",
+        endpoint.namespace,
+        model_labels(model.name),
+        _owner(facts),
+        metadata=reaches_metadata(endpoint.spec.pod, settings),
+    )
 
 
 def job(
@@ -101,29 +127,29 @@ def _pod(
     spec_mount: Json = {"name": "spec", "mountPath": SPEC_FOLDER, "readOnly": True}
     work_volume, work_mount = scratch("work", WORK)
     tmp_volume, tmp_mount = scratch("tmp", TMP)
-    volumes, mounts = _model_volume(spec.source, settings)
+    volumes, mounts, model_values = _model_volume(spec.source, settings)
     values = {
+        **model_values,
+        **identity_variables(endpoint.spec.pod),
         "PENSTOCK_SPEC": f"{SPEC_FOLDER}/{SPEC_KEY}",
         "PENSTOCK_WORK": WORK,
         "HOME": WORK,
     }
     if spec.texts_digest is not None:
         values["PENSTOCK_TEXTS"] = f"{SPEC_FOLDER}/{TEXTS_KEY}"
+    secrets = list(store.secrets)
+    if spec.model_credentials is not None:
+        # They come last and win: in this pod the variables of a store are for the download.
+        secrets += secret_variables(spec.model_credentials.secret_name, spec.source.scheme)
     container: Json = {
         "image": settings.optimizer_image,
-        "command": ["python", "-m", "penstock_optimizer.pod"],
-        "env": environment(settings, store.env, values),
+        "command": [*PYTHON, "penstock_optimizer.pod"],
+        "env": environment(settings, store.env, values, secrets=secrets),
         "resources": resources(
             hardware, spec.cores, job_memory(endpoint.spec.pod, settings, factor=model.memory_factor)
         ),
         "volumeMounts": [*store.mounts, spec_mount, work_mount, tmp_mount, *mounts],
     }
-    # The model's credentials come last and win: in this pod they are for the download.
-    sources = list(store.env_from)
-    if spec.model_credentials is not None:
-        sources.append({"secretRef": {"name": spec.model_credentials.secret_name}})
-    if sources:
-        container["envFrom"] = sources
     pod = pod_spec(
         container,
         hardware=hardware,
@@ -138,19 +164,20 @@ def _pod(
     return pod
 
 
-def _model_volume(source: ModelSource, settings: PlanSettings) -> tuple[list[Json], list[Json]]:
-    """The volume and mount of a model in a PersistentVolumeClaim or in a folder of the nodes."""
+def _model_volume(source: ModelSource, settings: PlanSettings) -> tuple[list[Json], list[Json], dict[str, str]]:
+    """The volume, mount and variables for a model in a PersistentVolumeClaim or in a folder of the nodes."""
     if source.scheme is Scheme.PVC:
         claim = source.location.partition("/")[0]
         volume: Json = {"name": "model", "persistentVolumeClaim": {"claimName": claim, "readOnly": True}}
-        return [volume], [{"name": "model", "mountPath": f"{CLAIMS}/{claim}", "readOnly": True}]
-    if source.scheme is Scheme.FILE:
-        store = StoreUri.parse(settings.store_uri)
-        if store.scheme is StoreScheme.FILE and f"{source.location}/".startswith(f"{store.location}/"):
-            return [], []
-        volume = {"name": "model", "hostPath": {"path": source.location, "type": "Directory"}}
-        return [volume], [{"name": "model", "mountPath": source.location, "readOnly": True}]
-    return [], []
+        return [volume], [{"name": "model", "mountPath": f"{CLAIMS}/{claim}", "readOnly": True}], {}
+    folder = allowed_folder(source, settings.allowed) if source.scheme is Scheme.FILE else None
+    if folder is not None:
+        # The allowed folder as a whole: the kubelet would follow a link below it to any folder of the node.
+        prefix, _ = folder
+        volume = {"name": "model", "hostPath": {"path": prefix, "type": "Directory"}}
+        values = {"PENSTOCK_FILE_PREFIX": prefix, "PENSTOCK_FILE_ROOT": FILES}
+        return [volume], [{"name": "model", "mountPath": FILES, "readOnly": True}], values
+    return [], [], {}
 
 
 def _owner(facts: OptimizedModelFacts) -> Json:

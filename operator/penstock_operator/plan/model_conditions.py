@@ -10,6 +10,7 @@ from penstock.resources.endpoint import OptimizationMode
 from penstock.resources.hardware_class import HardwareClassSpec
 from penstock.resources.optimized_model import Phase
 from penstock.resources.result import CapacityFacts, Result
+from penstock_operator.plan.allowed import refusal
 from penstock_operator.plan.conditions import Finding, Reason, no, sentence, stopped, unknown, yes
 from penstock_operator.plan.endpoint import ParsedEndpoint
 from penstock_operator.plan.names import gateway_name, pods_service_name
@@ -23,7 +24,7 @@ NAMED_KINDS = ("Deployment", "Service", "PodDisruptionBudget", "NetworkPolicy", 
 
 
 def accepted(endpoint: ParsedEndpoint, observed: EndpointSnapshot, hardware: HardwareClassSpec | Finding) -> Finding:
-    """The condition Accepted: the spec is valid, and what it names exists."""
+    """The condition Accepted: the spec is valid and allowed, and what it names exists."""
     spec = endpoint.spec
     if isinstance(hardware, Finding):
         return hardware
@@ -31,6 +32,9 @@ def accepted(endpoint: ParsedEndpoint, observed: EndpointSnapshot, hardware: Har
         hardware.requests(spec.cores)
     except SpecError as error:
         return no(Reason.INVALID_CORES, sentence(str(error)))
+    refused = refusal(spec, observed.settings.allowed)
+    if refused is not None:
+        return refused
     taken = _taken_names(endpoint, observed.conflicting)
     if taken:
         objects = " and ".join(f"a {ref.kind} named {ref.name}" for ref in taken)

@@ -16,6 +16,7 @@ from penstock.resources.hardware_class import HardwareClassSpec, SelectorOperato
 from penstock.resources.pod import Pod
 from penstock.resources.result import ArtefactReference, Result
 from penstock.resources.text_fields import parse_quantity
+from penstock_operator.plan.credentials import secret_variables
 from penstock_operator.plan.installation import Json, PlanSettings, StoreVolume
 from penstock_operator.plan.names import CONTAINER
 
@@ -70,7 +71,8 @@ class StoreAccess:
     """How a pod reaches the artefact store: a volume for a folder, variables of a Secret for a service."""
 
     env: tuple[Json, ...]
-    env_from: tuple[Json, ...] = ()
+    secrets: tuple[Json, ...] = ()
+    """Variables whose values are keys of the store's Secret."""
     volumes: tuple[Json, ...] = ()
     mounts: tuple[Json, ...] = ()
 
@@ -79,10 +81,11 @@ def store_access(settings: PlanSettings, *, writes: bool) -> StoreAccess:
     """For a job (`writes`), or for a runtime pod, which only reads."""
     uri = StoreUri.parse(settings.store_uri)
     env: tuple[Json, ...] = ({"name": "PENSTOCK_STORE_URI", "value": str(uri)},)
-    secret = settings.store_secret
-    env_from: tuple[Json, ...] = ({"secretRef": {"name": secret}},) if secret else ()
     if uri.scheme is not StoreScheme.FILE:
-        return StoreAccess(env, env_from)
+        if settings.store_endpoint_url:
+            env += ({"name": "AWS_ENDPOINT_URL", "value": settings.store_endpoint_url},)
+        secret = settings.store_secret
+        return StoreAccess(env, tuple(secret_variables(secret, uri.scheme)) if secret else ())
     where = settings.store_volume or StoreVolume(host_path=uri.location)
     volume: Json = {"name": VOLUME}
     if where.claim:
@@ -91,9 +94,11 @@ def store_access(settings: PlanSettings, *, writes: bool) -> StoreAccess:
         # Not DirectoryOrCreate: the kubelet would create it for root, and no job could write to it.
         volume["hostPath"] = {"path": where.host_path, "type": "Directory"}
     mount: Json = {"name": VOLUME, "mountPath": uri.location, "readOnly": not writes}
-    return StoreAccess(env, env_from, (volume,), (mount,))
+    return StoreAccess(env, volumes=(volume,), mounts=(mount,))
 
 
+PYTHON = ("python", "-I", "-u", "-m")
+"""Start of the command of pods: no module comes from the current folder or from PYTHON* variables."""
 UID = 65_532
 """User id of the images; set in the pod, so that a namespace with restricted pod security accepts any image."""
 TMP = "/tmp"  # noqa: S108 - an emptyDir of the pod
@@ -127,12 +132,15 @@ def scratch(name: str, path: str, *, bytes_limit: int | None = None) -> tuple[Js
     return {"name": name, "emptyDir": empty}, {"name": name, "mountPath": path}
 
 
-def environment(settings: PlanSettings, given: Sequence[Json], values: Mapping[str, str]) -> list[Json]:
-    """Environment variables: the installation's, overridden by the operator's. Each name once, or the API server
-    refuses it."""
+def environment(
+    settings: PlanSettings, given: Sequence[Json], values: Mapping[str, str], *, secrets: Sequence[Json] = ()
+) -> list[Json]:
+    """Environment variables: keys of Secrets, overridden by the installation's, overridden by the operator's. Each name
+    once, or the API server refuses it."""
     ours = {entry["name"]: entry for entry in (*given, *({"name": key, "value": text} for key, text in values.items()))}
     extra = {name: {"name": name, "value": value} for name, value in settings.extra_env if name not in ours}
-    return [*extra.values(), *ours.values()]
+    from_secrets = {entry["name"]: entry for entry in secrets if entry["name"] not in {*extra, *ours}}
+    return [*extra.values(), *from_secrets.values(), *ours.values()]
 
 
 def pod_spec(

@@ -11,6 +11,7 @@ from penstock.artefact_store import StoreScheme, StoreUri
 from penstock.resources.hardware_class import HardwareClassSpec
 from penstock_operator.plan.endpoint import ParsedEndpoint
 from penstock_operator.plan.installation import Json, PlanSettings
+from penstock_operator.plan.job_network import egress, identity_variables, reaches_metadata
 from penstock_operator.plan.names import (
     ARTEFACT,
     HTTP_PORT,
@@ -22,6 +23,7 @@ from penstock_operator.plan.names import (
     runtime_selector,
 )
 from penstock_operator.plan.pod_template import (
+    PYTHON,
     TMP,
     environment,
     pod_spec,
@@ -55,17 +57,17 @@ def network_policy(endpoint: ParsedEndpoint, settings: PlanSettings) -> Json:
     """The desired NetworkPolicy of the runtime pods.
 
     All pods of the cluster may send requests; users may add narrower policies. A runtime makes no outgoing connections
-    when its artefact comes from a mounted volume, so egress is closed then.
+    when its artefact comes from a mounted volume, so egress is closed then; else it is closed to metadata services.
     """
     spec: Json = {
         "podSelector": {"matchLabels": runtime_selector(endpoint.name)},
-        "policyTypes": ["Ingress"],
-        "ingress": [{"ports": [{"port": HTTP_PORT, "protocol": "TCP"}]}],
-    }
-    if StoreUri.parse(settings.store_uri).scheme is StoreScheme.FILE:
         # Egress without rules denies all. An empty list means the same, but the API server drops it and then treats
         # each apply as a change.
-        spec["policyTypes"] = ["Ingress", "Egress"]
+        "policyTypes": ["Ingress", "Egress"],
+        "ingress": [{"ports": [{"port": HTTP_PORT, "protocol": "TCP"}]}],
+    }
+    if StoreUri.parse(settings.store_uri).scheme is not StoreScheme.FILE:
+        spec["egress"] = egress(metadata=reaches_metadata(endpoint.spec.pod, settings))
     return endpoint.owned("networking.k8s.io/v1", "NetworkPolicy", spec)
 
 
@@ -153,17 +155,18 @@ def template(
     cache_volume, cache_mount = scratch("cache", CACHE)
     tmp_volume, tmp_mount = scratch("tmp", TMP)
     memory = runtime_memory(pod, settings, result=serving.result, artefact=serving.artefact)
+    values = _environment(endpoint, serving, hardware)
+    if StoreUri.parse(settings.store_uri).scheme is not StoreScheme.FILE:
+        values |= identity_variables(pod)
     container: Json = {
         "image": settings.runtime_image,
-        "command": ["python", "-m", "penstock_runtime.pod"],
-        "env": environment(settings, store.env, _environment(endpoint, serving, hardware)),
+        "command": [*PYTHON, "penstock_runtime.pod"],
+        "env": environment(settings, store.env, values, secrets=store.secrets),
         "ports": [{"name": "http", "containerPort": HTTP_PORT, "protocol": "TCP"}],
         "resources": resources(hardware, serving.cores, memory),
         "volumeMounts": [*store.mounts, cache_mount, tmp_mount],
         **PROBES,
     }
-    if store.env_from:
-        container["envFrom"] = list(store.env_from)
     spec = pod_spec(
         container,
         hardware=hardware,

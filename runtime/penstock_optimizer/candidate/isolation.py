@@ -17,7 +17,6 @@ import queue
 import select
 import signal
 import subprocess
-import sys
 import threading
 import time
 import traceback
@@ -29,7 +28,8 @@ from typing import Any, BinaryIO, Self
 from pydantic import BaseModel
 
 from penstock import errors
-from penstock.errors import OptimizationError, OutOfDisk, OutOfMemory, PenstockError
+from penstock.errors import OptimizationError, OutOfDisk, OutOfMemory, PenstockError, printable
+from penstock.process import python_module
 from penstock_runtime.host.disk import FULL
 
 CLOSE_SECONDS = 3.0
@@ -99,7 +99,7 @@ class Worker:
 
     def __init__(self, target: str, *, log: Path, cpus: Sequence[int] = ()) -> None:
         """`target`: `package.module:Class`, made without arguments in the worker. `log`: receives all its output."""
-        command = [sys.executable, "-m", "penstock_optimizer.candidate.isolation", target]
+        command = [*python_module("penstock_optimizer.candidate.isolation"), target]
         if cpus:
             command += ["--cpus", ",".join(map(str, cpus))]
         self._log = log
@@ -191,7 +191,7 @@ def death_reason(return_code: int, log_tail: str) -> str:
             hint = ", out of memory in all likelihood" if number == signal.SIGKILL else ""
             return f"killed by signal {number} ({name}{hint})"
         return f"killed by signal {number}"
-    last = log_tail.splitlines()[-1].strip() if log_tail else "no output"
+    last = printable(log_tail.splitlines()[-1].strip()) if log_tail else "no output"
     return f"ended with exit code {return_code}: {last}"
 
 
@@ -212,7 +212,7 @@ def error_answer(error: Exception) -> dict[str, str]:
         return {"error": error.message, "remedy": error.remedy, "kind": type(error).__name__}
     if isinstance(error, OSError) and error.errno in FULL:
         return {"error": os.strerror(error.errno), "remedy": "", "kind": OutOfDisk.__name__}
-    text = " ".join(str(error).split()) or "no message"
+    text = printable(" ".join(str(error).split())) or "no message"
     return {"error": f"{type(error).__name__}: {text}", "remedy": "", "kind": ""}
 
 

@@ -12,7 +12,6 @@ import json
 import math
 import select
 import subprocess
-import sys
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
@@ -21,6 +20,7 @@ from pathlib import Path
 
 from penstock.capacity import CapacityCurve, CapacityPoint
 from penstock.errors import PenstockError
+from penstock.process import python_module
 from penstock_optimizer.candidate.isolation import death_reason
 from penstock_optimizer.load.client import RequestBody
 from penstock_optimizer.load.generator import ClosedLoop, LoadFailed, LoadResult, LoadSpec, OpenLoop, run_load
@@ -171,7 +171,7 @@ def serve_replica(
     """Serve an artefact on these CPUs within the context; CapacityFailed when it does not start in time."""
     if start_seconds < LEAST_START_SECONDS:
         raise CapacityFailed(NO_TIME, remedy="Allow more time")
-    command = [sys.executable, "-m", "penstock_optimizer.capacity.replica", str(artefact), "--cores", str(cores)]
+    command = [*python_module("penstock_optimizer.capacity.replica"), str(artefact), "--cores", str(cores)]
     if cpus:
         command += ["--cpus", ",".join(map(str, cpus))]
     if max_tokens is not None:

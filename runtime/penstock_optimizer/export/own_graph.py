@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import math
-import shutil
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any
 
 import numpy as np
@@ -17,6 +17,7 @@ from penstock.tasks import Head
 from penstock_optimizer.export.exported import Exported
 from penstock_optimizer.export.graph import fused_nodes
 from penstock_optimizer.export.session import open_session
+from penstock_runtime.models.files import copy_within
 from penstock_runtime.models.folder import ModelFolder
 from penstock_runtime.models.graph import check_data, graph_data
 
@@ -44,19 +45,25 @@ def take_own_graph(folder: ModelFolder, head: Head, path: Path) -> Exported:
     source = folder.onnx
     if source is None:
         raise CorruptModel(f"{folder.path} has no model.onnx", remedy="Fetch the model again")
-    check_data(source)
-    model = _load(source)
-    inputs = _inputs(source, model)
-    shapes = _probe(source, inputs)
-    chosen = _outputs(source, head, shapes, len(folder.labels))
-    kinds = {ours: shapes[theirs][1] for ours, theirs in chosen.items()}
-    as_ours = all(ours == theirs and kinds[ours] == np.float32 for ours, theirs in chosen.items())
-    if as_ours and not graph_data(source):
-        shutil.copyfile(source, path)
-    else:
-        if not as_ours:
-            _rename(model, chosen, kinds)
-        _save(model, source, path)
+    check_data(folder.path, source)
+    data = graph_data(folder.path, source)
+    with TemporaryDirectory(prefix="own-", dir=path.parent) as place:
+        # A copy: the libraries open files by name, and a link of the folder may be replaced after it was checked.
+        copy = Path(place, source.name)
+        for file in (source, *data):
+            copy_within(folder.path, file, Path(place, file.relative_to(source.parent)))
+        model = _load(source, copy)
+        inputs = _inputs(source, model)
+        shapes = _probe(source, copy, inputs)
+        chosen = _outputs(source, head, shapes, len(folder.labels))
+        kinds = {ours: shapes[theirs][1] for ours, theirs in chosen.items()}
+        as_ours = all(ours == theirs and kinds[ours] == np.float32 for ours, theirs in chosen.items())
+        if as_ours and not data:
+            copy.replace(path)
+        else:
+            if not as_ours:
+                _rename(model, chosen, kinds)
+            _save(model, copy, path, external=bool(data))
     return Exported(
         path=path,
         io=GraphIO(inputs=inputs, outputs=OUTPUTS[head]),
@@ -66,9 +73,9 @@ def take_own_graph(folder: ModelFolder, head: Head, path: Path) -> Exported:
     )
 
 
-def _load(source: Path) -> Any:
+def _load(source: Path, copy: Path) -> Any:
     try:
-        return onnx.load(str(source), load_external_data=False)
+        return onnx.load(str(copy), load_external_data=False)
     except Exception as error:  # protobuf's errors have no common class that is public
         raise CorruptModel(f"{source} is not an ONNX model: {error}", remedy="Fetch the model again") from error
 
@@ -114,12 +121,12 @@ def _outputs(source: Path, head: Head, shapes: Shapes, labels: int) -> dict[str,
     return dict(zip(wanted, fitting, strict=True))
 
 
-def _probe(source: Path, inputs: tuple[str, ...]) -> Shapes:
+def _probe(source: Path, copy: Path, inputs: tuple[str, ...]) -> Shapes:
     feed = {
         name: np.zeros(PROBE, np.int64) if name == "token_type_ids" else np.ones(PROBE, np.int64) for name in inputs
     }
     try:
-        session = open_session(source)
+        session = open_session(copy)
         names = [node.name for node in session.get_outputs()]
         answers = session.run(names, feed)
     except Exception as error:  # its errors derive from Exception only
@@ -151,12 +158,12 @@ def _rename(model: Any, chosen: dict[str, str], kinds: dict[str, np.dtype[Any]])
         value.type.tensor_type.elem_type = TensorProto.FLOAT
 
 
-def _save(model: Any, source: Path, path: Path) -> None:
+def _save(model: Any, copy: Path, path: Path, *, external: bool) -> None:
     """Weights that stand in files of their own go into one that is named like the graph."""
-    if not graph_data(source):
+    if not external:
         path.write_bytes(model.SerializeToString())
         return
     weights = path.with_name(f"{path.name}.data")
     weights.unlink(missing_ok=True)  # onnx appends
-    onnx.load_external_data_for_model(model, str(source.parent))
+    onnx.load_external_data_for_model(model, str(copy.parent))
     onnx.save_model(model, str(path), save_as_external_data=True, location=weights.name)

@@ -8,11 +8,13 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 
 from penstock.errors import CorruptModel, UnsupportedModel
+from penstock_runtime.models.files import open_within
 from penstock_runtime.models.folder import ModelFolder
 from penstock_runtime.models.safetensors import TensorInfo
 from penstock_runtime.rows import Float
@@ -68,7 +70,7 @@ class Weights(Mapping[str, TensorInfo]):
                 remedy="Take config.json and the weights from the same revision of the model",
             )
         if name not in self._taken:
-            self._taken[name] = _as_float32(info, self._stored_names[name])
+            self._taken[name] = _as_float32(self.folder.path, info, self._stored_names[name])
         return self._taken[name]
 
 
@@ -77,7 +79,7 @@ def _renewed(name: str) -> str:
     return stem + dot + _RENEWED.get(last, last)
 
 
-def _as_float32(info: TensorInfo, stored_name: str) -> Float:
+def _as_float32(folder: Path, info: TensorInfo, stored_name: str) -> Float:
     stored = _STORED.get(info.dtype)
     if stored is None:
         raise UnsupportedModel(
@@ -87,7 +89,8 @@ def _as_float32(info: TensorInfo, stored_name: str) -> Float:
     count = math.prod(info.shape)
     if count == 0:
         return np.zeros(info.shape, np.float32)
-    raw = np.memmap(info.file, dtype=stored, mode="r", offset=info.start, shape=(count,))
+    with open_within(folder, info.file) as file:
+        raw = np.memmap(file, dtype=stored, mode="r", offset=info.start, shape=(count,))
     array: Float
     if info.dtype == "BF16":
         array = (raw.astype(np.uint32) << 16).view(np.float32)

@@ -19,6 +19,7 @@ from penstock_optimizer.report import render_report
 from penstock_optimizer.report.view import why_fp32
 from penstock_optimizer.search.climb import SearchStep
 from penstock_optimizer.search.space import expected_milliseconds
+from penstock_runtime.models.files import copy_within
 from penstock_runtime.models.folder import ModelFolder
 
 MODEL_FOLDER = "model"
@@ -49,7 +50,7 @@ def write_artefact(
         # mkdtemp makes a folder for its owner only; the server may run as another user.
         draft.chmod(0o755)
         for path in folder.settings:
-            _copy(path, draft / path.relative_to(folder.path))
+            copy_within(folder.path, path, draft / path.relative_to(folder.path))
         for recipe, graph in graphs.items():
             for path in sorted(graph.parent.iterdir()):
                 if path.is_file():

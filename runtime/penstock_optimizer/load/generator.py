@@ -21,6 +21,7 @@ from pydantic import Field
 
 from penstock.errors import PenstockError
 from penstock.manifest import Frozen
+from penstock.process import python_module
 from penstock_optimizer.load.client import SWEEP_SECONDS, UNREACHABLE, LoadClient, RequestBody, is_good, status_name
 from penstock_optimizer.load.summary import LatencySummary, quantile
 from penstock_optimizer.load.timing import PreciseTimer, ResourceUsage, process_tree
@@ -130,7 +131,7 @@ def run_load(spec: LoadSpec) -> LoadResult:
     limit = START_UP_SECONDS + spec.warm_up_seconds + spec.seconds + 2 * spec.timeout_seconds
     try:
         done = subprocess.run(
-            [sys.executable, "-m", "penstock_optimizer.load.generator"],
+            python_module("penstock_optimizer.load.generator"),
             input=spec.model_dump_json().encode(),
             capture_output=True,
             timeout=limit,

@@ -29,6 +29,7 @@ from pydantic import ValidationError
 
 from penstock.artefact_store import StoreUri
 from penstock.errors import HostError, SettingError
+from penstock.logs import json_line
 from penstock.manifest import Manifest
 from penstock.resources.base import API_VERSION
 from penstock.resources.endpoint import ModelEndpoint
@@ -123,7 +124,7 @@ class JobEvents:
         self._write_event("summary", summary=json.loads(summary.to_message()))
 
     def _write_event(self, event: str, **fields: Any) -> None:
-        self._write(json.dumps({"event": event, **fields}, ensure_ascii=False).encode() + b"\n")
+        self._write(json_line({"event": event, **fields}).encode() + b"\n")
 
 
 ATTEMPTS = 8

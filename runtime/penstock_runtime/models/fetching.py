@@ -10,7 +10,7 @@ from pathlib import Path
 
 from penstock_runtime.host.disk import translate_write_errors
 from penstock_runtime.models.files import missing_weights
-from penstock_runtime.models.folder import SETTINGS_FILES
+from penstock_runtime.models.folder import SETTINGS_FILES, SLOW_FILES
 from penstock_runtime.models.safetensors import INDEX, SINGLE
 
 
@@ -60,7 +60,7 @@ def choose_files(origin: str, names: Iterable[str], *, graph: bool) -> list[str]
     the model in errors: UnsafeModel, UnsupportedModel or CorruptModel if there is nothing that can be served.
     """
     names = set(names)
-    settings = sorted(name for name in names if name in SETTINGS_FILES or _MODULE.fullmatch(name))
+    settings = sorted(name for name in names if name in SETTINGS_FILES or name in SLOW_FILES or _MODULE.fullmatch(name))
     if SINGLE in names:
         tensors = [SINGLE]
     elif INDEX in names:

@@ -4,8 +4,11 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
+import stat
 from collections.abc import Iterable, Mapping
-from pathlib import Path
+from io import BufferedReader
+from pathlib import Path, PurePosixPath
 from typing import Any
 
 from penstock.errors import CorruptModel, UnsafeModel, UnsupportedModel
@@ -14,11 +17,50 @@ LFS_POINTER = b"version https://git-lfs.github.com/spec/"
 """The first bytes of a file of a repository that was cloned without git-lfs: 130 bytes instead of the content."""
 
 
-def check_pointer(path: Path) -> None:
-    """CorruptModel if `path` is empty, or a git-lfs pointer instead of the content."""
-    with path.open("rb") as file:
-        start = file.read(len(LFS_POINTER))
-    if start == LFS_POINTER:
+def is_inner(name: str) -> bool:
+    """Whether a path that a model's file names is below the model's folder, without hidden folders and files.
+
+    Hidden ones are what clones and volumes add (.git, .cache, ..data): their links are not checked.
+    """
+    pure = PurePosixPath(name)
+    return not pure.is_absolute() and not any(part.startswith(".") for part in pure.parts)
+
+
+def open_within(folder: Path, path: Path) -> BufferedReader:
+    """Open a file of a model folder to read it. UnsafeModel unless the file that was opened is below the folder.
+
+    The open file is checked, not its name: a link may be replaced between a check and the opening. OSError if it cannot
+    be opened.
+    """
+    # A named pipe would block the opening.
+    file = os.fdopen(os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK), "rb")
+    where = Path(f"/proc/self/fd/{file.fileno()}").readlink()
+    if not any(where.is_relative_to(place) for place in _places(folder)):
+        problem = f"is a link to {where}, outside the model's folder"
+    elif not stat.S_ISREG(os.fstat(file.fileno()).st_mode):
+        problem = "is not a regular file"
+    else:
+        return file
+    file.close()
+    raise UnsafeModel(f"{path} {problem}", remedy="Copy the file into the folder instead")
+
+
+def copy_within(folder: Path, path: Path, target: Path) -> None:
+    """Copy the contents of a file of a model folder, opened as by `open_within`, to `target`."""
+    target.parent.mkdir(parents=True, exist_ok=True)
+    with open_within(folder, path) as file, target.open("wb") as copy:
+        shutil.copyfileobj(file, copy, 2**20)
+
+
+def _places(folder: Path) -> tuple[Path, ...]:
+    """The real folders that files of a model folder may be in: itself, and the `blobs` of the hub's cache."""
+    root = Path(os.path.realpath(folder))
+    return (root, root.parent.parent / "blobs") if root.parent.name == "snapshots" else (root,)
+
+
+def check_pointer(path: Path, start: bytes) -> None:
+    """CorruptModel if a file is empty, or a git-lfs pointer instead of the content. `start`: its first bytes."""
+    if start.startswith(LFS_POINTER):
         raise CorruptModel(
             f"{path} is a git-lfs pointer, not the file itself", remedy="Run git lfs pull in the clone, then try again"
         )
@@ -29,11 +71,7 @@ def check_pointer(path: Path) -> None:
 def read_object(folder: Path, name: str) -> dict[str, Any]:
     """The JSON object in `folder/name`; CorruptModel if it is anything else."""
     path = folder / name
-    check_pointer(path)
-    try:
-        value = json.loads(path.read_bytes())
-    except (ValueError, RecursionError) as error:
-        raise CorruptModel(f"{path} is not JSON: {error}", remedy="Fetch the model again") from error
+    value = _read_json(folder, path)
     if not isinstance(value, dict):
         raise CorruptModel(f"{path} holds a JSON {type(value).__name__}, not an object", remedy="Fetch the model again")
     return value
@@ -49,14 +87,33 @@ def read_list(folder: Path, name: str) -> list[dict[str, Any]]:
     path = folder / name
     if not path.is_file():
         return []
-    check_pointer(path)
-    try:
-        value = json.loads(path.read_bytes())
-    except (ValueError, RecursionError) as error:
-        raise CorruptModel(f"{path} is not JSON: {error}", remedy="Fetch the model again") from error
+    value = _read_json(folder, path)
     if not isinstance(value, list) or not all(isinstance(entry, dict) for entry in value):
         raise CorruptModel(f"{path} is not a list of objects", remedy="Fetch the model again")
     return value
+
+
+def _read_json(folder: Path, path: Path) -> Any:
+    with open_within(folder, path) as file:
+        content = file.read()
+    check_pointer(path, content)
+    try:
+        # UTF-8 only: what json would guess to be another encoding can be an archive with code.
+        return json.loads(content.decode("utf-8"))
+    except (ValueError, RecursionError) as error:
+        raise CorruptModel(f"{path} is not JSON in UTF-8: {error}", remedy="Fetch the model again") from error
+
+
+def check_text(folder: Path, path: Path) -> None:
+    """CorruptModel if the file is not text in UTF-8, but an archive, for example."""
+    with open_within(folder, path) as file:
+        content = file.read()
+    try:
+        is_text = "\0" not in content.decode("utf-8")
+    except UnicodeDecodeError:
+        is_text = False
+    if not is_text:
+        raise CorruptModel(f"{path} is not text in UTF-8", remedy="Fetch the model again, or remove the file")
 
 
 def positive_number(path: Path, values: dict[str, Any], key: str) -> int | None:
@@ -131,13 +188,10 @@ def check_code(origin: Path | str, config: Mapping[str, Any], *, has_graph: bool
 
 def check_links(folder: Path) -> None:
     """UnsafeModel for symbolic links that lead out of the folder, except to the `blobs` folder of the hub's cache."""
-    root = Path(os.path.realpath(folder))
-    allowed = [root]
-    if root.parent.name == "snapshots":
-        allowed.append(root.parent.parent / "blobs")
+    root, allowed = Path(os.path.realpath(folder)), _places(folder)
     for parent, folders, files in os.walk(root):
         links = [path for name in (*folders, *files) if (path := Path(parent, name)).is_symlink()]
-        folders[:] = [name for name in folders if not name.startswith(".")]  # .git, .cache: never read
+        folders[:] = [name for name in folders if not name.startswith(".")]  # .git, .cache: never read (`is_inner`)
         for path in links:
             # realpath rather than Path.resolve, which fails on loops.
             target = Path(os.path.realpath(path))

@@ -18,7 +18,9 @@ from penstock.errors import CorruptModel, ModelAccessDenied, ModelNotFound, Unsu
 from penstock_runtime.models.files import (
     check_code,
     check_links,
+    check_text,
     missing_weights,
+    open_within,
     read_object,
     read_optional,
     remote_code_classes,
@@ -40,14 +42,10 @@ TOKENIZER_FILES = (
     "tokenizer_config.json",
     "special_tokens_map.json",
     "added_tokens.json",
-    "vocab.txt",
-    "vocab.json",
-    "merges.txt",
-    "sentencepiece.bpe.model",
-    "spiece.model",
-    "spm.model",
-    "tokenizer.model",
 )
+SLOW_TEXT_FILES = ("vocab.txt", "vocab.json", "merges.txt")
+SLOW_FILES = (*SLOW_TEXT_FILES, "sentencepiece.bpe.model", "spiece.model", "spm.model", "tokenizer.model")
+"""Files of tokenizers without a tokenizer.json. They are not read, and not copied into artefacts."""
 MODEL_FILES = ("config.json", "modules.json", SETTINGS)
 """Together with the tokenizer's files, the weights and the modules' `config.json`, all files that affect an answer."""
 SETTINGS_FILES = frozenset({*MODEL_FILES, *TOKENIZER_FILES, *LIMIT_FILES})
@@ -93,6 +91,9 @@ class ModelFolder:
         check_links(path)
         if weights:
             folder._check_weights()
+            for name in SLOW_TEXT_FILES:
+                if (path / name).is_file():
+                    check_text(path, path / name)
         for name in ("tokenizer.json", "tokenizer_config.json", "special_tokens_map.json", "added_tokens.json"):
             read_optional(path, name)
         _ = folder.labels, folder.max_tokens, folder._sentence
@@ -103,10 +104,10 @@ class ModelFolder:
         if self.onnx is None and not self.safetensors:
             raise missing_weights(self.path, _names(self.path))
         if self.onnx is not None:
-            check_graph(self.onnx)
-            _ = graph_data(self.onnx)
+            check_graph(self.path, self.onnx)
+            _ = graph_data(self.path, self.onnx)
             if not self.safetensors:  # otherwise the graph may not be used at all
-                check_data(self.onnx)
+                check_data(self.path, self.onnx)
         _ = self.tensors
 
     @cached_property
@@ -218,7 +219,7 @@ class ModelFolder:
         path = self.path / "tokenizer.json"
         if path.is_file():
             return path
-        slow = [name for name in TOKENIZER_FILES if (self.path / name).is_file()]
+        slow = [name for name in (*TOKENIZER_FILES, *SLOW_FILES) if (self.path / name).is_file()]
         found = f"only {', '.join(slow)}" if slow else "no tokenizer at all"
         raise CorruptModel(
             f"{self.path} has no tokenizer.json ({found})",
@@ -242,7 +243,7 @@ class ModelFolder:
         if self.safetensors and self.safetensors[0].name != SINGLE:
             weights.append(self.path / INDEX)
         if self.onnx is not None:
-            weights += [self.onnx, *graph_data(self.onnx)]
+            weights += [self.onnx, *graph_data(self.path, self.onnx)]
         return self._sorted([*self.settings, *weights])
 
     def _sorted(self, paths: Iterable[Path]) -> tuple[Path, ...]:
@@ -253,7 +254,7 @@ class ModelFolder:
         """sha256 (hexadecimal) over relative names and contents of `files`; independent of the folder's path."""
         whole = hashlib.sha256()
         for path in self.files:
-            with path.open("rb") as file:
+            with open_within(self.path, path) as file:
                 content = hashlib.file_digest(file, "sha256").hexdigest()
             whole.update(f"{path.relative_to(self.path).as_posix()}\0{content}\n".encode())
         return whole.hexdigest()

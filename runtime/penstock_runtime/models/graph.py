@@ -7,13 +7,14 @@ package could do this too, but is not a dependency of the runtime.
 
 from __future__ import annotations
 
+import os
 from collections import Counter
 from collections.abc import Iterator, Mapping
-from pathlib import Path, PurePosixPath
+from pathlib import Path
 from typing import BinaryIO, NamedTuple
 
 from penstock.errors import CorruptModel, UnsafeModel
-from penstock_runtime.models.files import check_pointer
+from penstock_runtime.models.files import LFS_POINTER, check_pointer, is_inner, open_within
 
 GRAPH_FIELD = 7
 """`ModelProto.graph`."""
@@ -52,23 +53,23 @@ class _Field(NamedTuple):
     """Start and end of the contents in the file."""
 
 
-def check_graph(path: Path) -> None:
-    """CorruptModel if the file is a git-lfs pointer, truncated, or not an ONNX model."""
-    check_pointer(path)
-    with path.open("rb") as file:
-        fields = {field.number for field in _fields(path, file, 0, path.stat().st_size)}
+def check_graph(folder: Path, path: Path) -> None:
+    """CorruptModel if the file of a model folder is a git-lfs pointer, truncated, or not an ONNX model."""
+    with open_within(folder, path) as file:
+        check_pointer(path, file.read(len(LFS_POINTER)))
+        fields = {field.number for field in _fields(path, file, 0, _size(file))}
     if GRAPH_FIELD not in fields:
         raise _corrupt(path)
 
 
-def graph_data(path: Path) -> tuple[Path, ...]:
-    """The external data files that the graph refers to: `model.onnx_data`, or one for each tensor.
+def graph_data(folder: Path, path: Path) -> tuple[Path, ...]:
+    """The external data files that the graph of a model folder refers to: `model.onnx_data`, or one for each tensor.
 
-    They need not exist (`check_data`). UnsafeModel if one is outside of the graph's folder.
+    They need not exist (`check_data`). UnsafeModel if one is outside of the graph's folder, or hidden.
     """
     names: set[str] = set()
-    with path.open("rb") as file:
-        waiting = [("model", 0, path.stat().st_size)]
+    with open_within(folder, path) as file:
+        waiting = [("model", 0, _size(file))]
         while waiting:
             kind, start, end = waiting.pop()
             if kind == "tensor":
@@ -79,17 +80,21 @@ def graph_data(path: Path) -> tuple[Path, ...]:
                 if inner is not None and field.wire == _BYTES:
                     waiting.append((inner, field.start, field.end))
     for name in sorted(names):
-        pure = PurePosixPath(name)
-        if pure.is_absolute() or ".." in pure.parts:
+        if not is_inner(name):
             raise UnsafeModel(
-                f"{path} keeps weights in {name}, outside its folder", remedy="Use a model from a source you trust"
+                f"{path} keeps weights in {name}, outside its folder or in a hidden one",
+                remedy="Use a model from a source you trust",
             )
     return tuple(sorted(path.parent / name for name in names))
 
 
-def check_data(path: Path) -> None:
-    """CorruptModel if an external data file is missing; it names the first one."""
-    missing = next((file for file in graph_data(path) if not file.is_file()), None)
+def check_data(folder: Path, path: Path) -> None:
+    """CorruptModel if an external data file is missing; it names the first one. UnsafeModel if one is a link out of the
+    model folder."""
+    data = graph_data(folder, path)
+    missing = next((file for file in data if not file.is_file()), None)
+    for file in data if missing is None else ():
+        open_within(folder, file).close()
     if missing is not None:
         raise CorruptModel(
             f"{path} keeps weights in {missing.relative_to(path.parent)}, which is not in its folder",
@@ -159,6 +164,10 @@ def _fields(path: Path, file: BinaryIO, start: int, end: int) -> Iterator[_Field
         if number == 0 or wire not in {_VARINT, _FIXED64, _BYTES, _FIXED32} or place > end:
             raise _corrupt(path)
         yield _Field(number, wire, value, contents, place)
+
+
+def _size(file: BinaryIO) -> int:
+    return os.fstat(file.fileno()).st_size
 
 
 def _varint(path: Path, file: BinaryIO) -> int:

@@ -8,13 +8,14 @@ from __future__ import annotations
 
 import json
 import math
+import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
 from typing import Any
 
 from penstock.errors import CorruptModel, UnsafeModel
-from penstock_runtime.models.files import check_pointer, read_object
+from penstock_runtime.models.files import LFS_POINTER, check_pointer, is_inner, open_within, read_object
 
 SINGLE = "model.safetensors"
 INDEX = "model.safetensors.index.json"
@@ -57,7 +58,7 @@ def shard_files(folder: Path) -> tuple[Path, ...]:
     names = sorted(set(_weight_map(folder).values()))
     for name in names:
         pure = PurePosixPath(name)
-        if pure.is_absolute() or ".." in pure.parts or pure.suffix != ".safetensors":
+        if not is_inner(name) or pure.suffix != ".safetensors":
             raise UnsafeModel(
                 f"{folder / INDEX} names {name!r}, which is not a safetensors file of this folder",
                 remedy="Use a model from a source you trust",
@@ -74,7 +75,7 @@ def check_shards(folder: Path, shards: Sequence[Path]) -> Mapping[str, TensorInf
                 f"{folder} lacks {shard.name}, part {number} of {len(shards)} that {INDEX} names",
                 remedy="Fetch the model again",
             )
-        tensors.update(read_header(shard))
+        tensors.update(read_header(folder, shard))
     if shards and shards[0].name != SINGLE:
         for name, shard_name in _weight_map(folder).items():
             if name not in tensors or tensors[name].file.name != PurePosixPath(shard_name).name:
@@ -85,11 +86,15 @@ def check_shards(folder: Path, shards: Sequence[Path]) -> Mapping[str, TensorInf
     return tensors
 
 
-def read_header(path: Path) -> dict[str, TensorInfo]:
-    """The tensors of one file, after checking that they fill it exactly; CorruptModel names the inconsistency."""
-    check_pointer(path)
-    size = path.stat().st_size
-    with path.open("rb") as file:
+def read_header(folder: Path, path: Path) -> dict[str, TensorInfo]:
+    """The tensors of one file of a model folder, after checking that they fill it exactly.
+
+    CorruptModel names the inconsistency; UnsafeModel for a link out of the folder.
+    """
+    with open_within(folder, path) as file:
+        size = os.fstat(file.fileno()).st_size
+        check_pointer(path, file.read(len(LFS_POINTER)))
+        file.seek(0)
         length = int.from_bytes(file.read(8), "little")
         if size < 8 or length > LONGEST_HEADER or 8 + length > size:
             raise _corrupt(path, f"its header of {length} bytes does not fit into {size} bytes")

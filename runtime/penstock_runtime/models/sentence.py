@@ -8,7 +8,7 @@ from pathlib import Path, PurePosixPath
 from typing import Any
 
 from penstock.errors import CorruptModel, UnsafeModel, UnsupportedModel
-from penstock_runtime.models.files import positive_number, read_list, read_object, read_optional
+from penstock_runtime.models.files import is_inner, positive_number, read_list, read_object, read_optional
 from penstock_runtime.models.limits import text_limit
 from penstock_runtime.rows import Pooling
 
@@ -80,7 +80,7 @@ class SentenceModules:
         files = [path / limit_file] if limit_file else []
         for module in modules:
             if module.folder and (path / module.folder / "config.json").is_file():
-                _ = read_object(path / module.folder, "config.json")
+                _ = read_object(path, f"{module.folder}/config.json")
                 files.append(path / module.folder / "config.json")
         return cls(
             path=path,
@@ -105,10 +105,11 @@ class SentenceModules:
                 f"{self.path}/modules.json has {len(pooling)} Pooling modules",
                 remedy="Serve a model with exactly one",
             )
-        origin = self.path / pooling[0].folder / "config.json"
+        name = f"{pooling[0].folder}/config.json".lstrip("/")
+        origin = self.path / name
         if not origin.is_file():
             raise CorruptModel(f"{self.path} lacks {pooling[0].folder}/config.json", remedy="Fetch the model again")
-        values = read_object(origin.parent, origin.name)
+        values = read_object(self.path, name)
         modes = _modes(origin, values)
         if values.get("include_prompt") is False and any(self.prompts.values()):
             raise UnsupportedModel(
@@ -158,9 +159,10 @@ def _module(path: Path, entry: dict[str, Any]) -> Module:
     if not isinstance(kind, str) or not isinstance(folder, str):
         raise CorruptModel(f"{path}/modules.json: an entry has no type or path", remedy="Fetch the model again")
     pure = PurePosixPath(folder)
-    if pure.is_absolute() or ".." in pure.parts:
+    if not is_inner(folder):
         raise UnsafeModel(
-            f"{path}/modules.json points to {folder}, outside the folder", remedy="Use a model from a source you trust"
+            f"{path}/modules.json points to {folder}, outside the folder or in a hidden one",
+            remedy="Use a model from a source you trust",
         )
     package, _, name = kind.rpartition(".")
     if package.partition(".")[0] != "sentence_transformers":

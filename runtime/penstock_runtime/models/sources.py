@@ -18,6 +18,8 @@ from penstock_runtime.store.remote import DEFAULT_RETRIES, Retries
 PVC_ROOT_VARIABLE = "PENSTOCK_PVC_ROOT"
 DEFAULT_PVC_ROOT = "/var/run/penstock/claims"
 """Where the operator mounts persistent volume claims, each under its name."""
+FILE_PREFIX_VARIABLE, FILE_ROOT_VARIABLE = "PENSTOCK_FILE_PREFIX", "PENSTOCK_FILE_ROOT"
+"""`file://` sources are below the prefix, which is mounted at the root. Not set: they are read where they are."""
 
 
 def fetch_model(
@@ -40,7 +42,7 @@ def fetch_model(
     retries = _reporting(retries, source, on_progress)
     match source.scheme:
         case Scheme.FILE:
-            folder = Path(source.location)
+            folder = _file_folder(source, os.environ.get(FILE_PREFIX_VARIABLE), os.environ.get(FILE_ROOT_VARIABLE))
         case Scheme.PKG:
             folder = _package_folder(source)
         case Scheme.PVC:
@@ -82,6 +84,20 @@ def _package_folder(source: ModelSource) -> Path:
     if folder is None:
         where = f"the package {name} has no folder {rest}" if rest else f"{name} is no package with files"
         raise ModelNotFound(f"{source}: {where}", remedy="Write pkg://import_name/folder as the package lays it out")
+    return folder
+
+
+def _file_folder(source: ModelSource, prefix: str | None, root: str | None) -> Path:
+    if not prefix or not root:
+        return Path(source.location)
+    path = Path("/" + source.location.lstrip("/"))
+    if not path.is_relative_to(prefix):
+        raise ModelNotFound(
+            f"{source} is not below {prefix}, which is mounted here", remedy=f"Name a folder of {prefix}"
+        )
+    folder = Path(root, path.relative_to(prefix))
+    if not Path(os.path.realpath(folder)).is_relative_to(os.path.realpath(root)):
+        raise UnsafeModel(f"{source} leads out of {prefix} by a link", remedy=f"Copy the model into {prefix}")
     return folder
 
 

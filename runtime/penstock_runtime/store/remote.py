@@ -7,6 +7,7 @@ errors. fsspec and the packages of the object stores are optional and imported h
 from __future__ import annotations
 
 import errno
+import os
 import random
 import re
 import time
@@ -15,7 +16,7 @@ from dataclasses import dataclass
 from enum import StrEnum
 from typing import Any, Protocol, TypeVar
 
-from penstock.errors import HostError, MissingPackage, PenstockError
+from penstock.errors import HostError, MissingPackage, PenstockError, SettingError
 from penstock_runtime.host.disk import FULL
 
 PACKAGES = {"s3": "s3fs", "gs": "gcsfs", "az": "adlfs"}
@@ -26,6 +27,8 @@ _OPTIONS: Mapping[str, Mapping[str, Any]] = {
     "gs": {},
     "az": {"anon": False},
 }
+_ACCOUNT = re.compile(r"[a-z0-9]{3,24}")
+"""An Azure storage account. adlfs makes a host name of it: with other characters, another server could be named."""
 _DENIED = {
     "ClientAuthenticationError", "CredentialRetrievalError", "CredentialUnavailableError", "DefaultCredentialsError",
     "NoAuthTokenError", "NoCredentialsError", "PartialCredentialsError", "ProfileNotFound", "RefreshError",
@@ -86,10 +89,17 @@ class FailureKind(StrEnum):
 def open_filesystem(scheme: str) -> Any:
     """The file system of a scheme, with the credentials that its library finds (environment, files, workload identity).
 
-    MissingPackage names the package to install. Also raises errors of the library, some of which look for credentials
-    here (`classify_failure`).
+    MissingPackage names the package to install; SettingError for a malformed account. Also raises errors of the
+    library, some of which look for credentials here (`classify_failure`).
     """
     package = PACKAGES[scheme]
+    account = os.environ.get("AZURE_STORAGE_ACCOUNT_NAME", "")
+    if scheme == "az" and account and _ACCOUNT.fullmatch(account) is None:
+        raise SettingError(
+            f"AZURE_STORAGE_ACCOUNT_NAME is {account[:40]!r}, which is not the name of a storage account",
+            field="AZURE_STORAGE_ACCOUNT_NAME",
+            remedy="Write its 3 to 24 small letters and digits",
+        )
     try:
         import fsspec
 

@@ -15,7 +15,8 @@ from tokenizers import Tokenizer as Backend
 from tokenizers import normalizers, pre_tokenizers, processors
 from tokenizers.models import Unigram
 
-from penstock.errors import CorruptModel
+from penstock.errors import CorruptModel, PenstockError
+from penstock_runtime.models.files import open_within
 from penstock_runtime.tokens.classes import TokenizerClass, class_of
 from penstock_runtime.tokens.specials import TokenFiles, add_special_tokens
 
@@ -33,7 +34,11 @@ def open_backend(
     # Each worker thread has one core: the library's thread pool would use the cores of other threads.
     os.environ["TOKENIZERS_PARALLELISM"] = "false"
     try:
-        backend = Backend.from_buffer(path.read_bytes())
+        with open_within(files.path, path) as file:
+            content = file.read()
+        backend = Backend.from_buffer(content)
+    except PenstockError:
+        raise
     except Exception as error:  # the library raises plain Exception for all errors
         raise CorruptModel(
             f"{path} is not a tokenizer that tokenizers reads: {error}", remedy="Fetch the model again"

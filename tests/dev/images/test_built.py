@@ -17,9 +17,9 @@ MOST_MEGABYTES = {"operator": 300, "runtime": 500, "gateway": 150, "optimizer": 
 """Unpacked. docs/decisions/images.md lists their sizes."""
 
 WORDS = {
-    "operator": ["penstock-operator"],
+    "operator": ["python", "-I", "-u", "-m", "penstock_operator"],
     "runtime": ["penstock-container", "penstock_runtime.pod"],
-    "gateway": ["python3", "-m", "penstock_gateway"],
+    "gateway": ["python3", "-P", "-m", "penstock_gateway"],
     "optimizer": ["penstock-container", "penstock_optimizer.pod"],
     "optimizer-demo": ["penstock-container", "penstock_optimizer.pod"],
 }

@@ -197,8 +197,8 @@ def test_the_command_of_the_job_exists_in_the_image(tmp_path: Path, capsys: pyte
     keep.write_text('{"keep": []}')
     (tmp_path / "store").mkdir()
     words = [
-        str(keep) if word.startswith("/etc/") else word for word in (*container["command"][3:], *container["args"])
+        str(keep) if word.startswith("/etc/") else word for word in (*container["command"][5:], *container["args"])
     ]
 
-    assert container["command"][:3] == ["python", "-m", "penstock_runtime.store"]
+    assert container["command"][:5] == ["python", "-I", "-u", "-m", "penstock_runtime.store"]
     assert main(["--store", f"file://{tmp_path / 'store'}", *words]) == 0

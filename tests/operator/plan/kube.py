@@ -14,7 +14,7 @@ from penstock.resources.job_summary import Failure, Summary
 from penstock.resources.result import ArtefactReference, Result
 from penstock_operator.plan import names
 from penstock_operator.plan.endpoint_plan import ReconcilePlan, plan
-from penstock_operator.plan.installation import PlanSettings
+from penstock_operator.plan.installation import AllowList, PlanSettings
 from penstock_operator.plan.observed import (
     DeploymentFacts,
     DesiredScale,
@@ -35,6 +35,15 @@ SETTINGS = PlanSettings(
     runtime_image="localhost/penstock-runtime:0.2.0",
     optimizer_image="localhost/penstock-optimizer:0.2.0",
     toolchain="0.2.0",
+    allowed=AllowList(
+        file_prefixes=("/models",),
+        tolerations=("spot",),
+        node_selectors=("zone",),
+        labels=("team", "turn", "a"),
+        annotations=("note",),
+        priority_classes=("high",),
+        service_accounts=("reader",),
+    ),
 )
 ICE_LAKE = {
     "vendor": "GenuineIntel",

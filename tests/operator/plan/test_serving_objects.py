@@ -10,6 +10,7 @@ from dataclasses import replace
 import pytest
 
 from penstock_operator.plan import names
+from penstock_operator.plan.credentials import KEYS
 from penstock_operator.plan.installation import PlanSettings, StoreVolume
 from penstock_operator.plan.observed import DesiredScale, Ref
 from penstock_operator.plan.serving_objects import Drain
@@ -29,9 +30,8 @@ def container_of(value: Json) -> Json:
 
 def env_of(value: Json) -> dict[str, str]:
     entries = container_of(value)["env"]
-    found = {entry["name"]: entry["value"] for entry in entries}
-    assert len(found) == len(entries), "the API server refuses a repeated variable"
-    return found
+    assert len({entry["name"] for entry in entries}) == len(entries), "the API server refuses a repeated variable"
+    return {entry["name"]: entry["value"] for entry in entries if "value" in entry}
 
 
 def mounts_of(value: Json) -> dict[str, Json]:
@@ -236,18 +236,86 @@ def test_a_store_in_a_folder_is_mounted_and_only_jobs_write_it(settings: Json, v
         assert volume[kind].items() <= mounted[kind].items()
 
 
-def test_a_store_that_is_a_service_is_reached_with_the_variables_of_its_secret() -> None:
-    kube = Kube(settings=replace(SETTINGS, store_uri="s3://models/here", store_secret="s3")).optimised()
+def secrets_of(value: Json) -> dict[str, str]:
+    """Variable -> the Secret that it comes from. Each may lack its key."""
+    found = {}
+    for entry in container_of(value)["env"]:
+        if "valueFrom" in entry:
+            reference = entry["valueFrom"]["secretKeyRef"]
+            assert (reference["key"], reference["optional"]) == (entry["name"], True)
+            found[entry["name"]] = reference["name"]
+    return found
+
+
+def test_a_store_that_is_a_service_is_reached_with_the_credentials_of_its_secret() -> None:
+    settings = replace(
+        SETTINGS, store_uri="s3://models/here", store_secret="s3", store_endpoint_url="https://s3.example"
+    )
+    kube = Kube(settings=settings).optimised()
     for value in both(kube):
-        assert container_of(value)["envFrom"] == [{"secretRef": {"name": "s3"}}]
+        assert secrets_of(value) == dict.fromkeys(KEYS["s3"], "s3")
         assert env_of(value)["PENSTOCK_STORE_URI"] == "s3://models/here"
-    assert kube.objects["NetworkPolicy", "emotion"]["spec"]["policyTypes"] == ["Ingress"]
+        assert env_of(value)["AWS_ENDPOINT_URL"] == "https://s3.example"
 
 
 def test_the_models_credentials_reach_the_job_and_no_runtime_pod() -> None:
     kube = Kube(modelCredentials={"secretName": "hf-token"}).optimised()
-    assert {"secretRef": {"name": "hf-token"}} in container_of(job_of(kube))["envFrom"]
+    assert secrets_of(job_of(kube)) == {"HF_TOKEN": "hf-token"}
     assert "hf-token" not in json.dumps(kube.deployment)
+
+
+def test_for_a_download_from_the_kind_of_the_store_the_models_credentials_replace_the_stores() -> None:
+    kube = Kube(
+        model="s3://team/bert",
+        modelCredentials={"secretName": "team"},
+        settings=replace(SETTINGS, store_uri="s3://models/here", store_secret="s3"),
+    ).optimised()
+    assert set(secrets_of(job_of(kube)).values()) == {"team"}
+    assert set(secrets_of(kube.deployment).values()) == {"s3"}
+
+
+HOSTILE = (
+    "PYTHONPATH",
+    "PYTHONSTARTUP",
+    "LD_PRELOAD",
+    "PATH",
+    "HF_ENDPOINT",
+    "HTTPS_PROXY",
+    "https_proxy",
+    "AWS_ENDPOINT_URL",
+    "AWS_ENDPOINT_URL_S3",
+    "AWS_CONFIG_FILE",
+    "AWS_CA_BUNDLE",
+    "AZURE_STORAGE_CONNECTION_STRING",
+    "AZURE_AUTHORITY_HOST",
+    "GOOGLE_APPLICATION_CREDENTIALS",
+    "STORAGE_EMULATOR_HOST",
+    "FSSPEC_S3",
+    "PENSTOCK_FILE_ROOT",
+    "SSL_CERT_FILE",
+)
+"""Keys with which the author of a Secret would load code into the job or redirect its downloads."""
+
+
+@pytest.mark.parametrize("model", ["hf://org/emotion@main", "s3://bucket/x", "az://container/x", "gs://bucket/x"])
+def test_a_secret_cannot_load_code_into_a_pod_or_redirect_its_traffic(model: str) -> None:
+    """What a kubelet would set from Secrets that hold every hostile key."""
+    settings = replace(SETTINGS, store_uri="s3://models/here", store_secret="store")
+    kube = Kube(model=model, modelCredentials={"secretName": "mine"}, settings=settings).optimised()
+    for value in both(kube):
+        container = container_of(value)
+        assert "envFrom" not in container
+        assert not set(secrets_of(value)) & set(HOSTILE)
+        assert container["command"][:2] == ["python", "-I"]
+
+
+def test_the_installations_variables_go_over_the_keys_of_secrets() -> None:
+    settings = replace(
+        SETTINGS, store_uri="s3://models/here", store_secret="s3", extra_env=(("AWS_REGION", "eu-west-1"),)
+    )
+    for value in both(Kube(settings=settings).optimised()):
+        assert env_of(value)["AWS_REGION"] == "eu-west-1"
+        assert "AWS_REGION" not in secrets_of(value)
 
 
 def test_with_a_mounted_store_runtime_pods_have_no_egress() -> None:
@@ -262,7 +330,7 @@ def test_with_a_mounted_store_runtime_pods_have_no_egress() -> None:
     ("model", "path", "volume"),
     [
         ("pvc://models/bert", "/var/run/penstock/claims/models", "persistentVolumeClaim"),
-        ("file:///models/bert", "/models/bert", "hostPath"),
+        ("file:///models/bert", "/var/run/penstock/files", "hostPath"),
     ],
 )
 def test_a_model_in_a_volume_is_mounted_read_only_into_the_job(model: str, path: str, volume: str) -> None:
@@ -273,9 +341,13 @@ def test_a_model_in_a_volume_is_mounted_read_only_into_the_job(model: str, path:
     assert path not in mounts_of(kube.deployment)
 
 
-def test_a_model_below_the_store_needs_no_separate_mount() -> None:
-    kube = Kube(model="file:///var/lib/penstock/artefacts/models/bert").optimised()
-    assert "/var/lib/penstock/artefacts/models/bert" not in mounts_of(job_of(kube))
+def test_the_allowed_folder_of_a_node_is_mounted_at_a_fixed_place_and_the_job_gets_both_names() -> None:
+    job = job_of(Kube(model="file:///models/team/bert").optimised())
+    mounts = mounts_of(job)
+    assert mounts["/var/run/penstock/files"]["hostPath"] == {"path": "/models", "type": "Directory"}
+    assert "/models" not in mounts
+    assert env_of(job)["PENSTOCK_FILE_PREFIX"] == "/models"
+    assert env_of(job)["PENSTOCK_FILE_ROOT"] == "/var/run/penstock/files"
 
 
 def test_the_job_reads_the_spec_and_the_texts_as_the_key_has_them() -> None:

@@ -11,12 +11,13 @@ import onnx
 import pytest
 from onnx import TensorProto, helper, numpy_helper
 
-from penstock.errors import CorruptModel, UnsupportedModel
+from penstock.errors import CorruptModel, UnsafeModel, UnsupportedModel
 from penstock.manifest import Axes
 from penstock.tasks import Head
-from penstock_optimizer.export import Flavour, export
+from penstock_optimizer.export import Flavour, export, own_graph
 from penstock_optimizer.export.session import open_session
 from penstock_runtime.models.folder import ModelFolder
+from penstock_runtime.models.graph import graph_data
 from tests.optimizer.export.judge import assert_equals_torch, rows
 from tests.optimizer.export.models import FAMILIES, SMALL, Made, make
 from tests.runtime.models.folders import bare_folder, write_onnx_with_weights
@@ -266,3 +267,24 @@ def test_fused_operators_of_the_file_are_counted(tmp_path: Path) -> None:
     exported = export(made.folder, Head.ENCODER, tmp_path / "out")
 
     assert exported.fused_nodes == {"LayerNormalization": 5, "Attention": 2, "Gelu": 2}
+
+
+def test_external_weights_that_become_a_link_after_the_check_are_not_read(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    write_onnx_with_weights(bare_folder(tmp_path / "model") / "model.onnx", "model.onnx_data")
+    folder = ModelFolder.open(tmp_path / "model")
+    (tmp_path / "secret").write_bytes(bytes(4096))
+
+    def swap(model: Path, graph: Path) -> tuple[Path, ...]:
+        found = graph_data(model, graph)
+        for file in found:
+            file.unlink()
+            file.symlink_to(tmp_path / "secret")
+        return found
+
+    monkeypatch.setattr(own_graph, "graph_data", swap)
+    (tmp_path / "out").mkdir()
+    with pytest.raises(UnsafeModel, match=r"is a link to .*secret, outside the model's folder"):
+        own_graph.take_own_graph(folder, Head.ENCODER, tmp_path / "out" / "model.onnx")
+    assert list((tmp_path / "out").iterdir()) == []

@@ -203,6 +203,18 @@ class TestModels:
         os.truncate(weights, weights.stat().st_size // 2)
         assert failure(job(tmp_path / "job", spec(broken)))[0] == "CorruptModel"
 
+    def test_a_text_of_the_model_makes_no_event_of_the_job(self, tmp_path: Path) -> None:
+        forged = '../\n{"event": "baseline", "digest": "sha256:' + "0" * 64 + '", "uri": "file:///x"}\n\x1b[2J'
+        hostile = write_small_bert(tmp_path / "hostile")
+        modules = [{"idx": 0, "name": "0", "path": forged, "type": "sentence_transformers.models.Transformer"}]
+        (hostile / "modules.json").write_text(json.dumps(modules))
+        pod = job(tmp_path / "job", spec(hostile))
+        reason, message = failure(pod)
+        assert reason == "UnsafeModel"
+        assert "modules.json points to ../\\n{" in message
+        assert "baseline" not in {event["event"] for event in pod.events}
+        assert "\x1b" not in pod.output + message
+
     def test_an_unsupported_architecture(self, tmp_path: Path) -> None:
         odd = write_small_bert(tmp_path / "odd")
         config = json.loads((odd / "config.json").read_text())

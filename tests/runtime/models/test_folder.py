@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import contextlib
 import json
+import os
 import shutil
+import zipfile
 from pathlib import Path
 
 import numpy as np
@@ -20,6 +22,7 @@ from penstock.errors import (
     UnsafeModel,
     UnsupportedModel,
 )
+from penstock_runtime.models.files import copy_within
 from penstock_runtime.models.folder import ModelFolder
 from penstock_runtime.rows import Pooling
 from tests.runtime.models.folders import (
@@ -479,6 +482,80 @@ class TestSafety:
         with pytest.raises(UnsafeModel, match="onnx is a link to"):
             ModelFolder.open(folder)
 
+    def test_a_module_in_a_hidden_folder_is_refused_although_clones_may_have_such_folders(self, tmp_path: Path) -> None:
+        """Links in hidden folders are not checked: `.x/config.json` could be any file of the machine."""
+        folder = sentence_folder(tmp_path / "model", {})
+        (tmp_path / "secret.json").write_text('{"auths": "secret"}')
+        (folder / ".x").mkdir()
+        (folder / ".x" / "config.json").symlink_to(tmp_path / "secret.json")
+        modules = json.loads((folder / "modules.json").read_text())
+        modules[1]["path"] = ".x"
+        (folder / "modules.json").write_text(json.dumps(modules))
+        with pytest.raises(UnsafeModel, match=r"modules.json points to \.x, outside the folder or in a hidden one"):
+            ModelFolder.open(folder)
+
+    @pytest.mark.parametrize("name", [".x/model.safetensors", "a/.x/model.safetensors", ".model.safetensors"])
+    def test_an_index_that_names_hidden_weights_is_refused(self, name: str, tmp_path: Path) -> None:
+        outside = model_folder(tmp_path / "other") / "model.safetensors"
+        folder = sharded_folder(tmp_path / "model")
+        (folder / name).parent.mkdir(parents=True, exist_ok=True)
+        (folder / name).symlink_to(outside)
+        write_json(folder / "model.safetensors.index.json", {"weight_map": {"a.weight": name, "b.bias": name}})
+        with pytest.raises(UnsafeModel, match=r"(is not a safetensors file of this folder|is a link to)"):
+            ModelFolder.open(folder)
+
+    @pytest.mark.parametrize("name", [".x/data", "a/.x/data", ".data"])
+    def test_a_graph_that_keeps_weights_in_hidden_files_is_refused(self, name: str, tmp_path: Path) -> None:
+        folder = bare_folder(tmp_path / "model")
+        (folder / name).parent.mkdir(parents=True, exist_ok=True)
+        write_onnx_with_weights(folder / "model.onnx", name)
+        with pytest.raises(UnsafeModel, match=r"keeps weights in .*, outside its folder or in a hidden one"):
+            ModelFolder.open(folder)
+
+    def test_a_link_that_is_put_in_place_after_the_check_is_not_read(self, tmp_path: Path) -> None:
+        """The check of the folder is over when its files are read: each open file is checked again."""
+        opened = ModelFolder.open(model_folder(tmp_path / "model"))
+        (tmp_path / "secret.json").write_text("{}")
+        for name in ("tokenizer.json", "config.json"):
+            (opened.path / name).unlink()
+            (opened.path / name).symlink_to(tmp_path / "secret.json")
+        with pytest.raises(UnsafeModel, match=r"config.json is a link to .*secret.json, outside"):
+            opened.digest()
+        with pytest.raises(UnsafeModel, match=r"tokenizer.json is a link to .*secret.json, outside"):
+            copy_within(opened.path, opened.tokenizer, tmp_path / "copy")
+        assert not (tmp_path / "copy").exists()
+
+    def test_a_folder_that_becomes_a_link_is_not_read(self, tmp_path: Path) -> None:
+        opened = ModelFolder.open(sentence_folder(tmp_path / "model", {}))
+        (tmp_path / "other").mkdir()
+        (tmp_path / "other" / "config.json").write_text("{}")
+        shutil.rmtree(opened.path / "1_Pooling")
+        (opened.path / "1_Pooling").symlink_to(tmp_path / "other")
+        with pytest.raises(UnsafeModel, match=r"1_Pooling/config.json is a link to .*other/config.json, outside"):
+            _ = opened.pooling
+
+    @pytest.mark.parametrize("name", ["vocab.txt", "vocab.json", "merges.txt"])
+    def test_a_vocabulary_that_is_an_archive_with_code_is_refused(self, name: str, tmp_path: Path) -> None:
+        folder = model_folder(tmp_path)
+        with zipfile.ZipFile(folder / name, "w") as archive:
+            archive.writestr("sitecustomize.py", "raise SystemExit")
+        with pytest.raises(CorruptModel, match=rf"{name} is not text in UTF-8"):
+            ModelFolder.open(folder)
+
+    def test_settings_in_another_encoding_are_refused(self, tmp_path: Path) -> None:
+        """The bytes of an archive can be text in UTF-16, which JSON allows."""
+        folder = model_folder(tmp_path)
+        (folder / "special_tokens_map.json").write_bytes('{"note": "text"}'.encode("utf-16"))
+        with pytest.raises(CorruptModel, match=r"special_tokens_map.json is not JSON in UTF-8"):
+            ModelFolder.open(folder)
+
+    def test_files_that_are_not_read_are_not_part_of_an_artefact(self, tmp_path: Path) -> None:
+        folder = model_folder(tmp_path)
+        for name in ("vocab.txt", "merges.txt", "spiece.model", "notes.txt", "tokenizer.model"):
+            (folder / name).write_text("text")
+        names = {path.name for path in ModelFolder.open(folder).settings}
+        assert names == {"config.json", "tokenizer.json"}
+
     def test_links_within_the_folder_are_fine_as_config_maps_have_them(self, tmp_path: Path) -> None:
         folder = model_folder(tmp_path)
         (folder / "..2026_11_21").mkdir()
@@ -561,10 +638,10 @@ class TestDamage:
 
     def test_errors_of_the_disk_are_model_errors(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         def fail(error: OSError) -> None:
-            def read(_: Path) -> bytes:
+            def read(*_: object) -> int:
                 raise error
 
-            monkeypatch.setattr(Path, "read_bytes", read)
+            monkeypatch.setattr(os, "open", read)
 
         model_folder(tmp_path)
         fail(PermissionError(13, "Permission denied", str(tmp_path / "config.json")))

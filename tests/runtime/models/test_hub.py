@@ -233,7 +233,7 @@ def test_the_progress_of_a_file_is_reported_during_its_download(
     monkeypatch.setattr(constants, "DOWNLOAD_CHUNK_SIZE", 10_000)
     monkeypatch.setattr(hub_module, "POLL_SECONDS", 0.01)
     original = model_folder(tmp_path / "original")
-    (original / "vocab.txt").write_bytes(bytes(range(256)) * 400)
+    (original / "vocab.txt").write_bytes(b"0123456789abcdef" * 6400)
     hub.add("org/model", original)
     hub.pause_after = 60_000
     seen: list[FetchProgress] = []
@@ -352,7 +352,7 @@ class TestFailures:
             constants, "DOWNLOAD_CHUNK_SIZE", 10_000
         )  # the default of 10 MB is the most that the library downloads again
         original = model_folder(tmp_path / "original")
-        (original / "vocab.txt").write_bytes(bytes(range(256)) * 400)
+        (original / "vocab.txt").write_bytes(b"0123456789abcdef" * 6400)
         hub.add("org/model", original)
         hub.cut_after = 60_000
         folder = fetch(tmp_path / "cache", waits)

@@ -92,6 +92,32 @@ class TestClaims:
             fetch("pvc://claim/model", tmp_path / "cache")
 
 
+class TestMountedFolders:
+    """A `file://` source on a cluster: its allowed folder is mounted at another place."""
+
+    @pytest.fixture(autouse=True)
+    def _mounted(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+        (tmp_path / "mounted").mkdir()
+        monkeypatch.setenv("PENSTOCK_FILE_PREFIX", "/srv/models")
+        monkeypatch.setenv("PENSTOCK_FILE_ROOT", str(tmp_path / "mounted"))
+
+    @pytest.mark.parametrize("url", ["file:///srv/models/team/minilm", "file:////srv//models/./team/minilm/"])
+    def test_are_found_at_the_place_of_the_mount(self, url: str, tmp_path: Path) -> None:
+        model_folder(tmp_path / "mounted" / "team" / "minilm")
+        assert fetch(url, tmp_path / "cache").path == tmp_path / "mounted" / "team" / "minilm"
+
+    def test_do_not_give_access_to_other_folders(self, tmp_path: Path) -> None:
+        other = model_folder(tmp_path / "other")
+        with pytest.raises(ModelNotFound, match=r"is not below /srv/models, which is mounted here"):
+            fetch(f"file://{other}", tmp_path / "cache")
+
+    def test_cannot_be_left_by_a_link(self, tmp_path: Path) -> None:
+        model_folder(tmp_path / "other")
+        (tmp_path / "mounted" / "minilm").symlink_to(tmp_path / "other")
+        with pytest.raises(UnsafeModel, match=r"leads out of /srv/models by a link"):
+            fetch("file:///srv/models/minilm", tmp_path / "cache")
+
+
 def test_the_hub_without_its_package_names_the_installation(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "huggingface_hub", None)
     with pytest.raises(MissingPackage, match="Run pip install huggingface-hub"):

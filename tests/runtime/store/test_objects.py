@@ -11,9 +11,9 @@ from uuid import uuid4
 import pytest
 
 from penstock.artefact_store import StoreUri
-from penstock.errors import OutOfDisk, PenstockError, StoreAccessDenied, StoreError, StoreUnavailable
+from penstock.errors import OutOfDisk, PenstockError, SettingError, StoreAccessDenied, StoreError, StoreUnavailable
 from penstock.manifest import MANIFEST_NAME
-from penstock_runtime.store import ArtefactStore
+from penstock_runtime.store import ArtefactStore, open_store
 from penstock_runtime.store.fetch import digest_of, fault
 from penstock_runtime.store.object_store import ObjectStore, store_error
 from penstock_runtime.store.remote import Retries
@@ -156,3 +156,11 @@ def test_every_error_has_a_remedy(error: Exception, kind: type[PenstockError]) -
     assert known.remedy
     assert "\n" not in str(known)
     assert "s3://bucket/x" in known.message
+
+
+@pytest.mark.parametrize("account", ["evil.example/", "evil.example#", "a@evil.example", "A", "x" * 25])
+def test_an_account_name_cannot_name_another_server(account: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("AZURE_STORAGE_ACCOUNT_NAME", account)
+
+    with pytest.raises(SettingError, match="is not the name of a storage account"):
+        open_store(StoreUri.parse("az://artefacts/team"))
